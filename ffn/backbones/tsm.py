@@ -1,0 +1,167 @@
+"""TSM: a temporal shift inside the residual blocks of a 2-D CNN (Lin et al., ICCV 2019, 1811.08383).
+
+Offline, bidirectional shift of 1/8 + 1/8 of the channels before the first convolution of every
+residual block, logits averaged over the frames. The networks and their ImageNet weights are timm's.
+Left out: the online form, non-local blocks, and a shift in place of the residual one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+from timm.models.resnet import BasicBlock, ResNet
+from torch import Tensor, nn
+
+from ffn.backbones.registry import register, register_family
+from ffn.layers import ClipLength, PerFrame, ShiftConv2d
+
+
+class TSM(PerFrame):
+    """A 2-D CNN with temporal shifts, for clips of any length.
+
+    Args:
+        net: a timm CNN with residual blocks; changed in place. Its keys stay what they were.
+        shift_divisor: 8 shifts 1/8 of a block's input channels back and 1/8 forth.
+
+    Raises:
+        ValueError: ``net`` has no residual block that could be shifted.
+    """
+
+    def __init__(self, net: nn.Module, *, shift_divisor: int = 8) -> None:
+        super().__init__(net)
+        self.length = ClipLength()
+        names = shiftable_convs(net)
+        if not names:
+            raise ValueError(
+                f"{type(net).__name__} has no residual block of timm's kind with a plain convolution; "
+                "choose a CNN such as resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
+            )
+        for name in names:
+            shifted = ShiftConv2d(net.get_submodule(name), self.length, shift_divisor)
+            net.set_submodule(name, shifted)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        """Classify clips (B, C, T, H, W) of any T; returns logits (B, K)."""
+        self.length.frames = clip.shape[2] if clip.ndim == 5 else None
+        return super().forward(clip)
+
+
+def shiftable_convs(net: nn.Module) -> list[str]:
+    """Names of the first convolution in every residual block of a timm CNN, in order.
+
+    timm's residual blocks are the modules with a ``drop_path``. A block without a shortcut
+    (``has_skip`` false, as the strided ones of MobileNet) is not shifted: without the unshifted path
+    beside it the shift would destroy spatial features (TSM §3.2).
+    """
+    names: list[str] = []
+    blocks = [(n, m) for n, m in net.named_modules() if n and hasattr(m, "drop_path")]
+    outer = ""
+    for name, block in blocks:
+        if outer and name.startswith(f"{outer}."):
+            continue  # a block inside a block
+        outer = name
+        if not getattr(block, "has_skip", True):
+            continue
+        convs = (n for n, m in block.named_modules() if type(m) is nn.Conv2d)
+        first = next((n for n in convs if not n.startswith(("downsample", "shortcut"))), None)
+        if first is not None:
+            names.append(f"{name}.{first}")
+    return names
+
+
+def _tsm(net: nn.Module) -> TSM:
+    head = net.get_classifier()
+    if isinstance(head, nn.Linear):  # as in the reference: small enough that averaging starts even
+        nn.init.normal_(head.weight, std=1e-3)
+        nn.init.zeros_(head.bias)
+    return TSM(net)
+
+
+@register_family("tsm")
+def tsm_of(
+    timm_name: str,
+    *,
+    num_classes: int = 400,
+    pretrained: bool = False,
+    dropout: float = 0.5,
+    **kwargs: Any,
+) -> TSM:
+    """TSM inside a timm CNN.
+
+    Args:
+        timm_name: as in ``timm.list_models()``; a ``.tag`` chooses among pretrained weights.
+        num_classes: K.
+        pretrained: start from timm's ImageNet weights; the classifier starts anew.
+        dropout: probability before the classifier (0.5 in the paper's recipes).
+        kwargs: further arguments of ``timm.create_model``.
+    """
+    net = timm.create_model(
+        timm_name,
+        pretrained=pretrained,
+        num_classes=num_classes,
+        drop_rate=dropout,
+        **kwargs,
+    )
+    return _tsm(net)
+
+
+# TSM, tables 1 and 5; FFN, tables 1 and 3 (R50, and R18 / R101 on Something-Something V1).
+
+
+@register
+def tsm_r18(**kwargs: Any) -> TSM:
+    """TSM-ResNet18: 1.8 GMACs per frame at 224."""
+    return tsm_of("resnet18", **kwargs)
+
+
+@register
+def tsm_r50(**kwargs: Any) -> TSM:
+    """TSM-ResNet50: 4.1 GMACs per frame at 224."""
+    return tsm_of("resnet50", **kwargs)
+
+
+@register
+def tsm_r101(**kwargs: Any) -> TSM:
+    """TSM-ResNet101: 7.8 GMACs per frame at 224."""
+    return tsm_of("resnet101", **kwargs)
+
+
+@register
+def tsm_mobilenetv2(**kwargs: Any) -> TSM:
+    """TSM-MobileNetV2, the paper's network for edge devices: 0.3 GMACs per frame at 224."""
+    return tsm_of("mobilenetv2_100", **kwargs)
+
+
+@register
+def tsm_tiny(
+    *,
+    num_classes: int = 400,
+    pretrained: bool = False,
+    dropout: float = 0.0,
+    width: int = 24,
+) -> TSM:
+    """A TSM for CPUs and small frames (32 to 64 px), about 0.5 M parameters.
+
+    Args:
+        num_classes: K.
+        pretrained: not available, there are no ImageNet weights of it.
+        dropout: probability before the classifier.
+        width: channels of the first stage; later stages have 2, 4 and 6 times as many.
+
+    Raises:
+        ValueError: ``pretrained`` asked for.
+    """
+    if pretrained:
+        raise ValueError("tsm_tiny has no ImageNet weights; pass pretrained=False")
+    net = ResNet(
+        BasicBlock,
+        (1, 1, 1, 1),
+        num_classes=num_classes,
+        drop_rate=dropout,
+        stem_type="deep",
+        stem_width=8,
+        channels=(width, 2 * width, 4 * width, 6 * width),
+    )
+    net.maxpool = nn.Identity()  # frames are small already
+    return _tsm(net)

@@ -1,0 +1,38 @@
+"""Which sub-network answers: the selection rule of the paper (§3.4), in one place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+
+def nearest(frames: int, trained_frames: Iterable[int]) -> int:
+    """Return the trained frame count closest to ``frames``; of two equally close, the larger.
+
+    Trained at (4, 8, 16), a clip of 5 frames runs as 4, of 6 as 8, of 12 as 16, of 40 as 16.
+
+    Args:
+        frames: number of frames of the clip, at least 1.
+        trained_frames: the counts that were trained, in any order.
+
+    Raises:
+        ValueError: a clip without frames, or no trained count.
+    """
+    if frames < 1:
+        raise ValueError(f"the clip has {frames} frames; at least 1 is needed")
+    return min(check_trained_frames(trained_frames), key=lambda count: (abs(count - frames), -count))
+
+
+def check_trained_frames(trained_frames: Iterable[int]) -> tuple[int, ...]:
+    """Return the counts as an ascending tuple.
+
+    Raises:
+        ValueError: none given, one given twice, or one that is no positive integer.
+    """
+    counts = tuple(trained_frames)
+    if not counts or any(not isinstance(c, int) or isinstance(c, bool) or c < 1 for c in counts):
+        raise ValueError(
+            f"trained_frames is {counts}; expected one or more positive integers, as (4, 8, 16)"
+        )
+    if len(set(counts)) < len(counts):
+        raise ValueError(f"trained_frames {counts} names a count twice")
+    return tuple(sorted(counts))

@@ -1,0 +1,13 @@
+"""Small torch modules with no opinion about frame counts.
+
+The letters that shape comments use everywhere in ffn:
+
+    B  clips in a batch        T  frames of a clip       C  channels
+    H  height, W  width        K  classes                N  B * T, frames of all clips, clip-major
+"""
+
+from ffn.layers.alteration_site import AlterationSite
+from ffn.layers.per_frame import PerFrame
+from ffn.layers.temporal_shift import ClipLength, ShiftConv2d, temporal_shift
+
+__all__ = ["AlterationSite", "ClipLength", "PerFrame", "ShiftConv2d", "temporal_shift"]
