@@ -54,6 +54,6 @@ def build(name: str, **kwargs: Any) -> nn.Module:
         return _families[family](inner, **kwargs)
     close = difflib.get_close_matches(name, _models, n=3) or model_names()
     raise ValueError(
-        f'no model "{name}"; did you mean {", ".join(close)}? Any timm CNN with residual blocks runs '
-        f"as {', '.join(f'{f}.<timm name>' for f in families())}."
+        f'no model "{name}"; did you mean {", ".join(close)}? Any timm CNN with residual blocks '
+        f"runs as {', '.join(f'{f}.<timm name>' for f in families())}."
     )

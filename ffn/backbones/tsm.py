@@ -1,4 +1,4 @@
-"""TSM: a temporal shift inside the residual blocks of a 2-D CNN (Lin et al., ICCV 2019, 1811.08383).
+"""TSM: a temporal shift in the residual blocks of a 2-D CNN (Lin et al., ICCV 2019, 1811.08383).
 
 Offline, bidirectional shift of 1/8 + 1/8 of the channels before the first convolution of every
 residual block, logits averaged over the frames. The networks and their ImageNet weights are timm's.
@@ -34,7 +34,7 @@ class TSM(PerFrame):
         names = shiftable_convs(net)
         if not names:
             raise ValueError(
-                f"{type(net).__name__} has no residual block of timm's kind with a plain convolution; "
+                f"{type(net).__name__} has no residual block with a plain convolution; "
                 "choose a CNN such as resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
             )
         for name in names:
@@ -51,8 +51,8 @@ def shiftable_convs(net: nn.Module) -> list[str]:
     """Names of the first convolution in every residual block of a timm CNN, in order.
 
     timm's residual blocks are the modules with a ``drop_path``. A block without a shortcut
-    (``has_skip`` false, as the strided ones of MobileNet) is not shifted: without the unshifted path
-    beside it the shift would destroy spatial features (TSM §3.2).
+    (``has_skip`` false, as the strided ones of MobileNet) is not shifted: without the unshifted
+    path beside it the shift would destroy spatial features (TSM §3.2).
     """
     names: list[str] = []
     blocks = [(n, m) for n, m in net.named_modules() if n and hasattr(m, "drop_path")]

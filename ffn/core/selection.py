@@ -10,24 +10,18 @@ def nearest(frames: int, trained_frames: Iterable[int]) -> int:
 
     Trained at (4, 8, 16), a clip of 5 frames runs as 4, of 6 as 8, of 12 as 16, of 40 as 16.
 
-    Args:
-        frames: number of frames of the clip, at least 1.
-        trained_frames: the counts that were trained, in any order.
-
     Raises:
-        ValueError: a clip without frames, or no trained count.
+        ValueError: ``frames``, those of the clip, are fewer than 1, or no count was trained.
     """
     if frames < 1:
         raise ValueError(f"the clip has {frames} frames; at least 1 is needed")
-    return min(check_trained_frames(trained_frames), key=lambda count: (abs(count - frames), -count))
+    return min(
+        check_trained_frames(trained_frames), key=lambda count: (abs(count - frames), -count)
+    )
 
 
 def check_trained_frames(trained_frames: Iterable[int]) -> tuple[int, ...]:
-    """Return the counts as an ascending tuple.
-
-    Raises:
-        ValueError: none given, one given twice, or one that is no positive integer.
-    """
+    """Return the counts ascending; a ValueError if they are not distinct and positive."""
     counts = tuple(trained_frames)
     if not counts or any(not isinstance(c, int) or isinstance(c, bool) or c < 1 for c in counts):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The temporal shift of TSM (Lin et al., ICCV 2019, arXiv 1811.08383, §3) and a convolution with it.
+"""The temporal shift of TSM (Lin et al., ICCV 2019, 1811.08383, §3) and a convolution with it.
 
 Bidirectional, offline form only. The online (uni-directional, cached) form is left out.
 """
@@ -41,8 +41,8 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
 class ClipLength(threading.local):
     """The number of frames of the clip that a thread is running through a network.
 
-    A 2-D network sees B * T images and no T; the model that flattened the clip writes T here for the
-    layers inside. One value per thread, so one model may serve clips of several lengths at once.
+    A 2-D network sees B * T images and no T; the model that flattened the clip writes T here for
+    the layers inside. One value per thread: a model may serve clips of several lengths at once.
     """
 
     frames: int | None = None

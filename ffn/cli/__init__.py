@@ -1,0 +1,28 @@
+"""The commands: ``ffn train``, ``ffn test``, … and, from a checkout, ``tools/*.py``."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+COMMANDS = {
+    "train": "train a network from a config",
+    "test": "accuracy and cost at any frame counts",
+    "predict": "label video files",
+    "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
+    "benchmark": "throughput and memory as ratios from one run",
+}
+
+
+def main() -> int:
+    """Run the command that the first argument names; returns the exit status."""
+    name, *arguments = sys.argv[1:] or ["--help"]
+    name = name.replace("-", "_")
+    if name not in COMMANDS:
+        wide = max(map(len, COMMANDS))
+        print("usage: ffn COMMAND …\n")
+        for command, meaning in COMMANDS.items():
+            print(f"  {command:<{wide}}  {meaning}")
+        print("\nffn COMMAND --help tells more.")
+        return 0 if name in ("__help", "_h") else 2
+    return importlib.import_module(f"ffn.cli.{name}").main(arguments)

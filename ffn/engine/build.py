@@ -1,0 +1,240 @@
+"""Config in, objects out. Past this file nobody sees a config: constructors receive values."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader
+
+from ffn import core, data, zoo
+from ffn.engine import optim
+from ffn.engine.checkpoint import versions
+from ffn.engine.config import (
+    Config,
+    ConfigError,
+    DataConfig,
+    Flip,
+    Groups,
+    Optimiser,
+    Task,
+    config_to_dict,
+)
+from ffn.engine.distributed import World
+from ffn.engine.tasks import FlexibleTask, PlainTask
+
+
+@dataclass(frozen=True)
+class Videos:
+    """The labelled videos of a config.
+
+    Attributes:
+        train: training records; empty if they were not asked for.
+        val: validation records.
+        classes: class names in the order of their indices.
+    """
+
+    train: list[data.Record]
+    val: list[data.Record]
+    classes: list[str]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Counts and a hash of names and labels, to tell later what was trained on."""
+        lines = [f"{Path(r.path).name} {r.label}" for r in [*self.train, *self.val]]
+        digest = hashlib.sha256("\n".join([*self.classes, *lines]).encode()).hexdigest()
+        return {
+            "train_videos": len(self.train),
+            "val_videos": len(self.val),
+            "classes": len(self.classes),
+            "sha256": digest,
+        }
+
+
+def read_videos(
+    options: DataConfig, *, train: bool = True, classes: Sequence[str] | None = None
+) -> Videos:
+    """Read the annotations.
+
+    Args:
+        options: ``config.data``.
+        train: also read the training list; its class names then hold for validation.
+        classes: class names to use in place of the data's own, as those of a checkpoint.
+    """
+    root = Path(options.root)
+
+    def read(name: str, names: Sequence[str] | None) -> tuple[list[data.Record], list[str]]:
+        source = root / name
+        return data.read_annotations(source, root=None if source.is_dir() else root, classes=names)
+
+    names = list(classes) if classes is not None else None
+    if names is None and options.classes is not None:
+        names = data.read_classes(root / options.classes)
+    records: list[data.Record] = []
+    if train or names is None:
+        records, names = read(options.train, names)
+    val, names = read(options.val, names)
+    return Videos(records if train else [], val, names)
+
+
+def build_preprocessing(options: DataConfig) -> data.Preprocessing:
+    """What a clip goes through, as it will travel with the weights."""
+    return data.Preprocessing(
+        crop=options.crop,
+        resize=options.resize,
+        mean=tuple(options.mean),
+        std=tuple(options.std),
+    )
+
+
+def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoader:
+    """Training batches: one micro-batch of this process each.
+
+    Raises:
+        ConfigError: the batch size cannot be shared evenly.
+    """
+    options = config.data
+    share = world.size * config.train.accumulate
+    if config.train.batch_size % share:
+        raise ConfigError(
+            f"train.batch_size {config.train.batch_size} is not divisible by {world.size} "
+            f"processes x {config.train.accumulate} micro-batches; give a multiple of {share}"
+        )
+    dataset = data.VideoDataset(
+        videos.train,
+        views=config.task.frames,
+        preprocessing=build_preprocessing(options),
+        train=True,
+        scales=options.scales,
+        flip=options.flip.value,
+        flip_pairs=data.swap_pairs(options.flip_pairs, videos.classes)
+        if options.flip is Flip.swap
+        else (),
+        nested=options.nested,
+        seed=config.train.seed,
+        on_error=options.on_error.value,
+        **_pattern(options),
+    )
+    return data.make_loader(
+        dataset,
+        batch_size=config.train.batch_size // share,
+        workers=options.workers,
+        train=True,
+        seed=config.train.seed,
+        rank=world.rank,
+        world_size=world.size,
+    )
+
+
+def build_test_loader(
+    config: Config,
+    videos: Videos,
+    world: World,
+    *,
+    frames: Sequence[int],
+    preprocessing: data.Preprocessing,
+) -> DataLoader:
+    """Validation batches with a clip per frame count, each video on one process only."""
+    dataset = data.VideoDataset(
+        videos.val,
+        views=frames,
+        preprocessing=preprocessing,
+        on_error=config.data.on_error.value,
+        **_pattern(config.data),
+    )
+    share = world.size * config.train.accumulate
+    return data.make_loader(
+        dataset,
+        batch_size=max(1, config.train.batch_size // share),
+        workers=config.data.workers,
+        rank=world.rank,
+        world_size=world.size,
+    )
+
+
+def build_model(config: Config, num_classes: int) -> nn.Module:
+    """The network, frame-flexible if the task is."""
+    options, task = config.model, config.task
+    model = zoo.create_model(
+        options.name,
+        num_classes=num_classes,
+        pretrained=options.pretrained,
+        dropout=options.dropout,
+    )
+    if task.name is Task.flexible:
+        model = core.convert(
+            model,
+            task.frames,
+            private=task.private.value,
+            alter="sites" if task.alteration else "none",
+        )
+    if options.weights is not None:
+        zoo.load_start_weights(model, options.weights)
+    return model
+
+
+def build_task(config: Config, model: nn.Module) -> nn.Module:
+    """The model with its loss."""
+    task = config.task
+    if task.name is Task.plain:
+        return PlainTask(model, task.frames[0])
+    return FlexibleTask(
+        model,
+        tuple(task.frames),
+        distill_weight=task.distill_weight,
+        small_views=task.small_views.value,
+    )
+
+
+def build_optimiser(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """Optimiser over parameter groups that carry an ``lr_scale``."""
+    options = config.optim
+    make = optim.tsm_groups if options.groups is Groups.tsm else optim.standard_groups
+    groups = make(model, options.weight_decay)
+    if options.name is Optimiser.adamw:
+        return torch.optim.AdamW(groups, lr=options.lr)
+    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
+
+
+def learning_rate_at(config: Config, epoch: float) -> float:
+    """The schedule of a config, at ``epoch`` epochs done."""
+    options = config.optim
+    return optim.learning_rate(
+        epoch,
+        lr=options.lr,
+        epochs=config.train.epochs,
+        schedule=options.schedule.value,
+        milestones=options.milestones,
+        gamma=options.gamma,
+        final_lr=options.final_lr,
+        warmup_epochs=options.warmup_epochs,
+    )
+
+
+def describe(
+    config: Config, videos: Videos, metrics: dict[int, dict[str, float]]
+) -> dict[str, Any]:
+    """What a checkpoint says of itself: plain values only."""
+    flexible = config.task.name is Task.flexible
+    return {
+        "model": config.model.name,
+        "num_classes": len(videos.classes),
+        "trained_frames": sorted(config.task.frames),
+        "flexible": flexible,
+        "private": config.task.private.value if flexible else None,
+        "alter": ("sites" if config.task.alteration else "none") if flexible else None,
+        "classes": list(videos.classes),
+        "preprocessing": build_preprocessing(config.data).to_dict(),
+        "metrics": {str(frames): dict(values) for frames, values in metrics.items()},
+        "config": config_to_dict(config),
+        "versions": versions(),
+        "data": videos.fingerprint(),
+    }
+
+
+def _pattern(options: DataConfig) -> dict[str, str]:
+    return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}

@@ -1,0 +1,336 @@
+"""Every option of training and testing, with its default: the one place where they stand.
+
+A config file names only what differs. ``load_config`` merges defaults, file and ``key=value``
+overrides, and refuses unknown keys, wrong types and contradictions before anything is built.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+
+
+class Task(Enum):
+    """What is trained."""
+
+    flexible = "flexible"
+    plain = "plain"
+
+
+class SmallViews(Enum):
+    """What the views below the largest learn from."""
+
+    distill = "distill"
+    label = "label"
+    mixed = "mixed"
+
+
+class Private(Enum):
+    """What each trained count owns."""
+
+    norms = "norms"
+    none = "none"
+    all = "all"
+
+
+class Views(Enum):
+    """How the views of a batch share one optimiser step."""
+
+    together = "together"
+    sequential = "sequential"
+
+
+class Optimiser(Enum):
+    """Optimiser."""
+
+    sgd = "sgd"
+    adamw = "adamw"
+
+
+class Groups(Enum):
+    """Parameter groups."""
+
+    tsm = "tsm"
+    standard = "standard"
+
+
+class Schedule(Enum):
+    """Learning-rate schedule."""
+
+    step = "step"
+    cosine = "cosine"
+
+
+class Precision(Enum):
+    """Arithmetic of the forward pass."""
+
+    fp32 = "fp32"
+    bf16 = "bf16"
+    fp16 = "fp16"
+
+
+class OnError(Enum):
+    """What an unreadable video does."""
+
+    fail = "fail"
+    skip = "skip"
+
+
+class Flip(Enum):
+    """Horizontal flip in training."""
+
+    off = "off"
+    on = "on"
+    swap = "swap"
+
+
+class Wandb(Enum):
+    """Weights & Biases."""
+
+    auto = "auto"
+    online = "online"
+    offline = "offline"
+    disabled = "disabled"
+
+
+def _option(default: Any, meaning: str) -> Any:
+    make = {"default_factory": lambda: list(default)} if isinstance(default, list) else {}
+    make = make or {"default": default}
+    return field(**make, metadata={"help": meaning})
+
+
+@dataclass
+class ModelConfig:
+    """The network."""
+
+    name: str = _option("tsm_r50", "registered model, or tsm.<timm name>")
+    pretrained: bool = _option(False, "start from ImageNet weights through timm")
+    weights: str | None = _option(None, "start from these weights: a zoo name or a file")
+    dropout: float = _option(0.5, "dropout probability before the classifier, 0 to 1")
+
+
+@dataclass
+class TaskConfig:
+    """What is learned, and at which frame counts."""
+
+    name: Task = _option(Task.flexible, "flexible: all counts in one network; plain: one count")
+    frames: list[int] = _option([4, 8, 16], "trained frame counts; exactly one when plain")
+    private: Private = _option(Private.norms, "owned per count: norms (paper), none, all")
+    alteration: bool = _option(True, "weight alteration per count at the backbone's sites")
+    small_views: SmallViews = _option(
+        SmallViews.distill, "smaller views learn by KL from the largest, the label, or half of each"
+    )
+    distill_weight: float = _option(1.0, "weight of each smaller view's loss (lambda), >= 0")
+
+
+@dataclass
+class DataConfig:
+    """Videos, views and augmentation."""
+
+    train: str = _option(
+        "train.csv", "training annotations: list, csv or class folders, under root"
+    )
+    val: str = _option("val.csv", "validation annotations, likewise")
+    root: str = _option("data", "folder of the annotations and of the paths in them")
+    classes: str | None = _option(None, "file with one class name per line; default: from train")
+    frame_pattern: str | None = _option(None, "file names in a frame folder, as {:05d}.jpg")
+    test_frames: list[int] = _option(
+        [4, 6, 8, 12, 16], "frame counts of validation, trained and unseen"
+    )
+    nested: bool = _option(False, "smaller views are subsets of the largest: fewer decoded frames")
+    crop: int = _option(224, "side of the square network input in px")
+    resize: int = _option(256, "short side before the test crop in px")
+    scales: list[float] = _option([1.0, 0.875, 0.75, 0.66], "multi-scale crop sides / short side")
+    flip: Flip = _option(Flip.off, "horizontal flip: off, on, or swap (labels change sides too)")
+    flip_pairs: list[list[str]] = _option([], "class names that a flip exchanges, for flip=swap")
+    mean: list[float] = _option([0.485, 0.456, 0.406], "RGB mean of the normalisation, of 0..1")
+    std: list[float] = _option([0.229, 0.224, 0.225], "RGB standard deviation, of 0..1")
+    workers: int = _option(4, "loader processes per training process; 0 loads in the process")
+    on_error: OnError = _option(OnError.fail, "unreadable video: fail, or skip and count")
+
+
+@dataclass
+class TrainConfig:
+    """The loop."""
+
+    epochs: int = _option(50, "passes over the training videos")
+    batch_size: int = _option(32, "videos per optimiser step, over all processes and accumulation")
+    accumulate: int = _option(1, "micro-batches per optimiser step")
+    views: Views = _option(Views.together, "views in one pass, or sequential: less memory")
+    precision: Precision = _option(Precision.fp32, "fp32, bf16 or fp16 (autocast)")
+    clip_norm: float | None = _option(20.0, "largest gradient norm; null: no clipping")
+    freeze_norms: bool = _option(False, "normalisation layers keep statistics and affine as given")
+    validate_epochs: int = _option(1, "epochs between validations; the last one always validates")
+    save_steps: int = _option(0, "steps between checkpoints inside an epoch; 0: at epoch ends only")
+    seed: int = _option(0, "seed of initialisation, order, sampling and augmentation")
+
+
+@dataclass
+class OptimConfig:
+    """Optimiser and schedule."""
+
+    name: Optimiser = _option(Optimiser.sgd, "sgd (Nesterov off) or adamw")
+    lr: float = _option(0.01, "learning rate for batch_size videos per step")
+    momentum: float = _option(0.9, "momentum of sgd")
+    weight_decay: float = _option(5e-4, "weight decay of the tensors that have one")
+    groups: Groups = _option(
+        Groups.tsm, "tsm: head weight lr x5, head bias x10, biases x2; standard: one lr"
+    )
+    schedule: Schedule = _option(Schedule.step, "step or cosine")
+    milestones: list[float] = _option([20, 40], "epochs at which step multiplies the rate by gamma")
+    gamma: float = _option(0.1, "factor of the step schedule")
+    final_lr: float = _option(0.0, "rate at the end of the cosine schedule")
+    warmup_epochs: float = _option(0.0, "epochs of linear warm-up from lr / 100")
+
+
+@dataclass
+class LogConfig:
+    """Where a run writes, and what it shows."""
+
+    output: str = _option("runs/default", "folder of the run: config, checkpoints, log.jsonl")
+    interval: int = _option(50, "optimiser steps between log lines")
+    wandb: Wandb = _option(Wandb.auto, "auto: online with an account configured, else offline")
+    project: str = _option("ffn", "project name in wandb")
+
+
+@dataclass
+class Config:
+    """All options."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    task: TaskConfig = field(default_factory=TaskConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    train: TrainConfig = field(default_factory=TrainConfig)
+    optim: OptimConfig = field(default_factory=OptimConfig)
+    log: LogConfig = field(default_factory=LogConfig)
+
+
+class ConfigError(ValueError):
+    """A config that cannot be used; the message says what to change."""
+
+
+def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
+    """Merge defaults, a yaml file and ``key=value`` overrides into one checked config.
+
+    Raises:
+        ConfigError: no such file, an unknown key (the closest valid one is named), a value of the
+            wrong type, or options that contradict each other.
+    """
+    config = OmegaConf.structured(Config)
+    if path is not None:
+        if not Path(path).is_file():
+            raise ConfigError(f"no config file {path}; see configs/ for the ones that ship")
+        loaded = OmegaConf.load(path)
+        if not isinstance(loaded, DictConfig):
+            raise ConfigError(f"{path} holds no options; expected yaml with keys as train.epochs")
+        config = _merge(config, loaded, str(path))
+    wrong = [text for text in overrides if "=" not in text]
+    if wrong:
+        raise ConfigError(f"override {wrong[0]!r} is no key=value, as train.epochs=10")
+    config = _merge(config, OmegaConf.from_dotlist(list(overrides)), "command line")
+    result = OmegaConf.to_object(config)
+    _check(result)
+    return result
+
+
+def config_from_dict(values: dict[str, Any]) -> Config:
+    """Restore a config that :func:`config_to_dict` flattened into plain values."""
+    return OmegaConf.to_object(
+        _merge(OmegaConf.structured(Config), OmegaConf.create(values), "dict")
+    )
+
+
+def config_to_dict(config: Config) -> dict[str, Any]:
+    """The config as nested dicts of plain values, for yaml and checkpoints."""
+    container = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    return container
+
+
+def option_help() -> str:
+    """One line per option: key, type or choices, default, meaning."""
+    lines = []
+    for key, option in _options(Config):
+        default = option.default_factory() if option.default is _MISSING else option.default
+        shown = default.value if isinstance(default, Enum) else default
+        choices = (
+            f" ({'|'.join(e.value for e in type(default))})" if isinstance(default, Enum) else ""
+        )
+        shown = "null" if shown is None else shown
+        lines.append(f"  {f'{key}={shown}':<44} {option.metadata['help']}{choices}")
+    return "\n".join(lines)
+
+
+_MISSING = fields(Config)[0].default
+
+
+def _options(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for option in fields(cls):
+        factory = option.default_factory
+        if isinstance(factory, type) and is_dataclass(factory):
+            yield from _options(factory, f"{prefix}{option.name}.")
+        else:
+            yield f"{prefix}{option.name}", option
+
+
+def _merge(config: DictConfig, values: DictConfig, source: str) -> DictConfig:
+    valid = [key for key, _ in _options(Config)]
+    for key in _leaves(OmegaConf.to_container(values)):
+        if key not in valid:
+            close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+            same = [k for k in valid if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
+            hint = same[0] if same else close[0] if close else None
+            advice = f"did you mean {hint}?" if hint else "tools/train.py --help lists all."
+            raise ConfigError(f"{source}: unknown option {key}; {advice}")
+    try:
+        return OmegaConf.merge(config, values)
+    except (ConfigKeyError, OmegaConfBaseException) as error:
+        key = getattr(error, "full_key", "") or "?"
+        cause = str(error).splitlines()[0]
+        raise ConfigError(f"{source}: option {key}: {cause}") from error
+
+
+def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+    for key, value in values.items():
+        if isinstance(value, dict):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}"
+
+
+def _check(config: Config) -> None:
+    """Refuse contradictions between options."""
+    task, train, data, optim = config.task, config.train, config.data, config.optim
+    frames = task.frames
+    problems = {
+        f"task.frames is {frames}; give positive counts, none twice": not frames
+        or min(frames) < 1
+        or len(set(frames)) < len(frames),
+        f"task.frames is {frames}; task.name=plain trains exactly one": task.name is Task.plain
+        and len(frames) != 1,
+        f"data.test_frames is {data.test_frames}; give positive counts": not data.test_frames
+        or min(data.test_frames) < 1,
+        f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
+        f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,
+        f"train.epochs is {train.epochs}; at least 1": train.epochs < 1,
+        f"train.validate_epochs is {train.validate_epochs}; at least 1": train.validate_epochs < 1,
+        f"log.interval is {config.log.interval}; at least 1": config.log.interval < 1,
+        f"optim.lr is {optim.lr}; it must be positive": optim.lr <= 0,
+        f"model.dropout is {config.model.dropout}; 0 <= p < 1": not 0 <= config.model.dropout < 1,
+        f"task.distill_weight is {task.distill_weight}; at least 0": task.distill_weight < 0,
+        f"data.resize {data.resize} is smaller than data.crop {data.crop}": data.resize < data.crop,
+        "data.flip=swap needs data.flip_pairs": data.flip is Flip.swap and not data.flip_pairs,
+        "data.flip_pairs needs data.flip=swap": data.flip is not Flip.swap
+        and bool(data.flip_pairs),
+        "model.pretrained and model.weights exclude each other": config.model.pretrained
+        and config.model.weights is not None,
+    }
+    for message, wrong in problems.items():
+        if wrong:
+            raise ConfigError(message)

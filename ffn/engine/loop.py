@@ -1,0 +1,389 @@
+"""The training loop: learning rate, forward, backward, clip, step, log."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from ffn.core import NORMS
+from ffn.engine import build
+from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
+from ffn.engine.config import Config, ConfigError, Precision, Views, config_to_dict
+from ffn.engine.distributed import (
+    World,
+    average,
+    average_buffers,
+    average_gradients,
+    barrier,
+    gather,
+)
+from ffn.engine.log import RunLog
+from ffn.engine.optim import set_learning_rate
+from ffn.engine.tasks import backward_each_view, top1
+from ffn.evaluation import evaluate
+
+# Options that a continued run may change: they say where and how, not what is computed.
+_FREE = ("log", "data.root", "data.workers")
+
+
+class Trainer:
+    """A run: everything it needs, and where it stands.
+
+    Args:
+        config: a checked config.
+        world: the processes.
+
+    Raises:
+        ConfigError: the run's folder holds a run with other options.
+    """
+
+    def __init__(self, config: Config, world: World) -> None:
+        self.config, self.world = config, world
+        self.folder = Path(config.log.output)
+        self.videos = build.read_videos(config.data)
+        self.train_loader = build.build_train_loader(config, self.videos, world)
+        self.val_loader = build.build_test_loader(
+            config,
+            self.videos,
+            world,
+            frames=sorted({*config.task.frames, *config.data.test_frames}),
+            preprocessing=build.build_preprocessing(config.data),
+        )
+        torch.manual_seed(config.train.seed)  # the same start on every process
+        self.model = build.build_model(config, len(self.videos.classes)).to(world.device)
+        self.task = build.build_task(config, self.model)
+        if config.train.freeze_norms:
+            for norm in _norms(self.model):
+                norm.requires_grad_(False)
+        self.optimiser = build.build_optimiser(config, self.model)
+        fp16 = config.train.precision is Precision.fp16
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=fp16)
+        self.wrapped = self._wrap()
+        self.steps_per_epoch = len(self.train_loader) // config.train.accumulate
+        if self.steps_per_epoch < 1:
+            raise ConfigError(
+                f"{len(self.videos.train)} videos make no step of {config.train.batch_size}; "
+                "lower train.batch_size"
+            )
+        self.epoch = self.step = 0  # whole epochs done; steps done, over all epochs
+        self.best = -1.0
+        self.metrics: dict[int, dict[str, float]] = {}
+        torch.manual_seed(config.train.seed + 1 + world.rank)  # dropout differs between processes
+
+    def _wrap(self) -> nn.Module:
+        """The task, with gradients averaged during backward where one backward is the step."""
+        if self.world.size == 1 or self.config.train.views is Views.sequential:
+            return self.task
+        devices = [self.world.device] if self.world.device.type == "cuda" else None
+        return DistributedDataParallel(self.task, device_ids=devices, broadcast_buffers=False)
+
+    def run(self) -> Path:
+        """Train to the end, or on from the last checkpoint; returns the best checkpoint's path."""
+        self._resume()
+        done = self.epoch >= self.config.train.epochs
+        total = self.config.train.epochs * self.steps_per_epoch
+        with RunLog(
+            self.folder,
+            self.world,
+            total_steps=total,
+            wandb_mode="disabled" if done else self.config.log.wandb.value,
+            project=self.config.log.project,
+            config=config_to_dict(self.config),
+        ) as log:
+            self._say_start(log, done)
+            while self.epoch < self.config.train.epochs:
+                self._train_epoch(log)
+                self.epoch += 1
+                if self._validates():
+                    self._validate(log)
+                self._save("last.pt")
+        return self.folder / "best.pt"
+
+    def _train_epoch(self, log: RunLog) -> None:
+        """One pass over the videos, or what is left of it."""
+        train = self.config.train
+        first = self.step - self.epoch * self.steps_per_epoch
+        self.train_loader.sampler.set_epoch(self.epoch, skip_batches=first * train.accumulate)
+        self.task.train()
+        if train.freeze_norms:
+            for norm in _norms(self.model):
+                norm.eval()
+        meter = _Meter(self.world)
+        batches = meter.timed(iter(self.train_loader))
+
+        for _ in range(first, self.steps_per_epoch):
+            lr = build.learning_rate_at(self.config, self.step / self.steps_per_epoch)
+            set_learning_rate(self.optimiser, lr)
+            for micro in range(train.accumulate):
+                outputs = self._backward(next(batches), last=micro == train.accumulate - 1)
+                meter.add(outputs)
+            norm = self._clip()
+            self.scaler.step(self.optimiser)
+            self.scaler.update()
+            self.optimiser.zero_grad(set_to_none=True)
+            self.step += 1
+            log.step(self.step, meter.rate())
+            if self.step % self.config.log.interval == 0:
+                self._log_interval(log, meter, lr, norm)
+            if train.save_steps and self.step % train.save_steps == 0:
+                self._save("last.pt")
+        self._log_skipped(log, meter.skipped)
+
+    def _backward(self, batch: dict[str, Any], *, last: bool) -> dict[str, Any]:
+        """Forward and backward of one micro-batch; gradients are averaged after the last."""
+        train, world = self.config.train, self.world
+        skipped = batch["skipped"]
+        batch = _to_device(batch, world.device)
+        dtype = torch.float16 if train.precision is Precision.fp16 else torch.bfloat16
+        autocast = torch.autocast(world.device.type, dtype, train.precision is not Precision.fp32)
+        scale = 1 / train.accumulate
+        if train.views is Views.sequential:
+            with autocast:
+                outputs = backward_each_view(self.task, batch, scale, self.scaler)
+            if last:
+                average_gradients(self.model.parameters(), world)
+        else:
+            ddp = isinstance(self.wrapped, DistributedDataParallel)
+            with self.wrapped.no_sync() if ddp and not last else nullcontext():
+                with autocast:
+                    outputs = self.wrapped(batch)
+                self.scaler.scale(outputs["loss"] * scale).backward()
+        return {**outputs, "label": batch["label"], "skipped": skipped}
+
+    def _clip(self) -> Tensor:
+        """Clip the gradients' norm, in the units of the loss in every precision; return it."""
+        self.scaler.unscale_(self.optimiser)
+        largest = self.config.train.clip_norm
+        return nn.utils.clip_grad_norm_(
+            self.model.parameters(), float("inf") if largest is None else largest
+        )
+
+    def _validates(self) -> bool:
+        train = self.config.train
+        return self.epoch % train.validate_epochs == 0 or self.epoch == train.epochs
+
+    def _validate(self, log: RunLog) -> None:
+        """Accuracy at trained and unseen counts; keep the best network."""
+        average_buffers(self.model, self.world)
+        self.metrics = evaluate(
+            self.model, self.val_loader, precision=self.config.train.precision.value
+        )
+        score = sum(self.metrics[t]["top1"] for t in self.config.task.frames)
+        score /= len(self.config.task.frames)
+        shown = "  ".join(f"{t}f {m['top1']:.1f}" for t, m in self.metrics.items())
+        failed = next(iter(self.metrics.values()))["failed"]
+        note = f"  ({failed} unreadable videos counted as wrong)" if failed else ""
+        log.say(f"epoch {self.epoch:>3} validation top-1 %: {shown}  mean {score:.2f}{note}")
+        values = {f"top1/{t}": m["top1"] for t, m in self.metrics.items()}
+        log.record("val", self.step, {"epoch": self.epoch, **values, "mean": score})
+        if score > self.best:
+            self.best = score
+            self._save("best.pt", training=False)
+
+    def _log_interval(self, log: RunLog, meter: _Meter, lr: float, norm: Tensor) -> None:
+        values = meter.means()
+        if not all(torch.isfinite(torch.tensor(v)) for v in values.values()):
+            raise FloatingPointError(
+                f"the loss is not finite around step {self.step}: {values}; lower optim.lr, set "
+                "train.clip_norm, or train in bf16 or fp32"
+            )
+        epoch = self.step / self.steps_per_epoch
+        rate, waited = meter.speed()
+        shown = "  ".join(f"{key} {value:.3f}" for key, value in values.items())
+        log.say(
+            f"epoch {epoch:6.2f}  step {self.step}  lr {lr:.2e}  {shown}  "
+            f"grad {float(norm):.2f}  {rate:.0f} videos/s  data {waited:.0%}"
+        )
+        extra = {"lr": lr, "grad_norm": float(norm), "videos_per_s": rate, "data_wait": waited}
+        log.record("train", self.step, {"epoch": epoch, **values, **extra})
+        meter.restart()
+
+    def _log_skipped(self, log: RunLog, own: list[str]) -> None:
+        skipped = [text for texts in gather(own, self.world) for text in texts]
+        if skipped:
+            shown = "".join(f"\n  {text}" for text in sorted(set(skipped))[:10])
+            log.say(f"epoch {self.epoch + 1}: {len(skipped)} unreadable videos skipped{shown}")
+        log.record("skipped", self.step, {"epoch": self.epoch + 1, "videos": len(skipped)})
+
+    def _say_start(self, log: RunLog, done: bool) -> None:
+        config, train = self.config, self.config.train
+        report = getattr(self.model, "report", None)
+        if self.step:
+            state = "finished already" if done else "continued"
+            log.say(f"{self.folder}: {state}, {self.epoch} of {train.epochs} epochs done")
+        else:
+            log.say(
+                f"{config.model.name}, {config.task.name.value}: {len(self.videos.train)} training "
+                f"and {len(self.videos.val)} validation videos, {len(self.videos.classes)} classes"
+            )
+            if report is not None:
+                log.say(str(report))
+            log.say(
+                f"{train.epochs} epochs of {self.steps_per_epoch} steps; {train.batch_size} videos "
+                f"per step = {self.world.size} process(es) x {train.accumulate} micro-batch(es) x "
+                f"{self.train_loader.batch_size}; learning rate {config.optim.lr}, "
+                f"{train.precision.value} on {self.world.device.type}"
+            )
+
+    def _save(self, name: str, *, training: bool = True) -> None:
+        """Write a checkpoint; random states of all processes are in it."""
+        content: dict[str, Any] = {
+            "model": self.model.state_dict(),
+            "meta": build.describe(self.config, self.videos, self.metrics),
+        }
+        if training:
+            content["training"] = {
+                "optimiser": self.optimiser.state_dict(),
+                "scaler": self.scaler.state_dict(),
+                "random": gather(_random_state(self.world.device), self.world),
+                "buffers": gather(_buffers(self.model), self.world),
+                "epoch": self.epoch,
+                "step": self.step,
+                "best": self.best,
+            }
+        if self.world.is_main:
+            save_checkpoint(self.folder / name, content)
+        barrier(self.world)
+
+    def _resume(self) -> None:
+        """Continue from ``last.pt`` if the folder has one; else make the folder."""
+        path = self.folder / "last.pt"
+        exists = gather(path.is_file(), self.world)[0]
+        if not exists:
+            if self.world.is_main:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                OmegaConf.save(config_to_dict(self.config), self.folder / "config.yaml")
+            barrier(self.world)
+            return
+        content = load_checkpoint(path)
+        training = content.get("training")
+        if training is None:
+            raise CheckpointError(f"{path} has no training state to continue from")
+        self._check_same_run(content["meta"]["config"], path)
+        if len(training["random"]) != self.world.size:
+            raise ConfigError(
+                f"{path} was written by {len(training['random'])} processes, now "
+                f"{self.world.size} run; continue with as many, or start anew with another "
+                f"log.output and model.weights={path}"
+            )
+        self.model.load_state_dict(content["model"])
+        _load_buffers(self.model, training["buffers"][self.world.rank])
+        self.optimiser.load_state_dict(training["optimiser"])
+        self.scaler.load_state_dict(training["scaler"])
+        _set_random_state(training["random"][self.world.rank], self.world.device)
+        self.epoch, self.step, self.best = (training[key] for key in ("epoch", "step", "best"))
+        self.metrics = {int(t): m for t, m in content["meta"]["metrics"].items()}
+
+    def _check_same_run(self, before: dict[str, Any], path: Path) -> None:
+        old, new = _flat(before), _flat(config_to_dict(self.config))
+        changed = [
+            f"{key} {old.get(key)} -> {new.get(key)}"
+            for key in sorted({*old, *new})
+            if old.get(key) != new.get(key) and not key.startswith(_FREE)
+        ]
+        if changed:
+            raise ConfigError(
+                f"{path} belongs to a run with other options ({'; '.join(changed[:5])}). Choose "
+                "another log.output, or continue with the options it had."
+            )
+
+
+class _Meter:
+    """Sums what the steps of an interval report, and where the time went."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.skipped: list[str] = []
+        self.restart()
+
+    def restart(self) -> None:
+        self.sums: dict[str, Tensor] = {}
+        self.batches = self.videos = 0
+        self.waited = 0.0
+        self.started = time.perf_counter()
+
+    def timed(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+        while True:
+            begin = time.perf_counter()
+            batch = next(batches, None)
+            self.waited += time.perf_counter() - begin
+            if batch is None:
+                return
+            yield batch
+
+    def add(self, outputs: dict[str, Any]) -> None:
+        label = outputs["label"]
+        values = {k: v.detach() for k, v in outputs.items() if k.startswith("loss")}
+        for key, logits in outputs.items():
+            if key.startswith("logits/"):
+                values[f"top1/{key.removeprefix('logits/')}"] = 100 * top1(logits, label)
+        for key, value in values.items():
+            self.sums[key] = self.sums.get(key, 0) + value
+        self.batches += 1
+        self.videos += len(label)
+        self.skipped += outputs["skipped"]
+
+    def means(self) -> dict[str, float]:
+        """Means over the interval and all processes."""
+        sums = torch.stack([value.double() for value in self.sums.values()])
+        means = average(sums / self.batches, self.world)
+        return dict(zip(self.sums, means.tolist(), strict=True))
+
+    def speed(self) -> tuple[float, float]:
+        """Videos per second of all processes, and the share of time spent waiting for data."""
+        elapsed = time.perf_counter() - self.started
+        return self.videos * self.world.size / elapsed, self.waited / elapsed
+
+    def rate(self) -> str:
+        rate, waited = self.speed()
+        return f"{rate:.0f} videos/s, data {waited:.0%}"
+
+
+def _norms(model: nn.Module) -> list[nn.Module]:
+    return [module for module in model.modules() if isinstance(module, NORMS)]
+
+
+def _to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    clips = {t: clip.to(device, non_blocking=True) for t, clip in batch["clips"].items()}
+    return {"clips": clips, "label": batch["label"].to(device, non_blocking=True)}
+
+
+def _buffers(model: nn.Module) -> list[Tensor]:
+    """Buffers of this process: running statistics differ between processes until averaged."""
+    return [buffer.detach().cpu().clone() for buffer in model.buffers()]
+
+
+def _load_buffers(model: nn.Module, saved: list[Tensor]) -> None:
+    for buffer, value in zip(model.buffers(), saved, strict=True):
+        buffer.copy_(value)
+
+
+def _random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"])
+    if device.type == "cuda" and "cuda" in state:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[f"{prefix}{key}"] = value
+    return flat
