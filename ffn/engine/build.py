@@ -157,7 +157,7 @@ def build_test_loader(
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
-    """The network, frame-flexible if the task is."""
+    """The network, frame-flexible if the task is; 2-D convolutions in channels-last layout."""
     options, task = config.model, config.task
     model = zoo.create_model(
         options.name,
@@ -172,9 +172,7 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
             private=task.private.value,
             alter="sites" if task.alteration else "none",
         )
-    if options.weights is not None:
-        zoo.load_start_weights(model, options.weights)
-    return model
+    return model.to(memory_format=torch.channels_last)
 
 
 def build_task(config: Config, model: nn.Module) -> nn.Module:
@@ -223,10 +221,9 @@ def describe(
     return {
         "model": config.model.name,
         "num_classes": len(videos.classes),
-        "trained_frames": sorted(config.task.frames),
-        "flexible": flexible,
-        "private": config.task.private.value if flexible else None,
-        "alter": ("sites" if config.task.alteration else "none") if flexible else None,
+        "trained_frames": sorted(config.task.frames) if flexible else None,
+        "private": config.task.private.value if flexible else "none",
+        "alter": "sites" if flexible and config.task.alteration else "none",
         "classes": list(videos.classes),
         "preprocessing": build_preprocessing(config.data).to_dict(),
         "metrics": {str(frames): dict(values) for frames, values in metrics.items()},

@@ -13,6 +13,7 @@ from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ffn import zoo
 from ffn.core import NORMS
 from ffn.engine import build
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -59,6 +60,9 @@ class Trainer:
         )
         torch.manual_seed(config.train.seed)  # the same start on every process
         self.model = build.build_model(config, len(self.videos.classes)).to(world.device)
+        self.started_from = None
+        if config.model.weights is not None:
+            self.started_from = zoo.load_start(self.model, config.model.weights)
         self.task = build.build_task(config, self.model)
         if config.train.freeze_norms:
             for norm in _norms(self.model):
@@ -226,6 +230,8 @@ class Trainer:
             )
             if report is not None:
                 log.say(str(report))
+            if self.started_from is not None:
+                log.say(f"start from {config.model.weights}: {self.started_from}")
             log.say(
                 f"{train.epochs} epochs of {self.steps_per_epoch} steps; {train.batch_size} videos "
                 f"per step = {self.world.size} process(es) x {train.accumulate} micro-batch(es) x "
