@@ -159,6 +159,7 @@ def tsm_tiny(
         (1, 1, 1, 1),
         num_classes=num_classes,
         drop_rate=dropout,
+        zero_init_last=False,  # the branch that sees motion must speak from the start
         stem_type="deep",
         stem_width=width // 2,
         channels=(width, 2 * width, 4 * width, 8 * width),

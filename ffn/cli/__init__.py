@@ -10,6 +10,8 @@ COMMANDS = {
     "test": "accuracy and cost at any frame counts",
     "predict": "label video files",
     "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
+    "publish": "write a trained network as one file with its record",
+    "summarise": "mean and spread over the seeds of a run",
     "benchmark": "throughput and memory as ratios from one run",
 }
 

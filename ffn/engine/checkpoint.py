@@ -76,7 +76,7 @@ def versions() -> dict[str, str]:
 
     return {
         "python": platform.python_version(),
-        "torch": torch.__version__,
-        "torchvision": torchvision.__version__,
-        "timm": timm.__version__,
+        "torch": str(torch.__version__),
+        "torchvision": str(torchvision.__version__),
+        "timm": str(timm.__version__),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from einops import rearrange
 from torch import Tensor, nn
 
 
@@ -26,15 +27,15 @@ class PerFrame(nn.Module):
             Logits (B, K).
 
         Raises:
-            ValueError: the clip has not five dimensions.
+            ValueError: the clip has not five dimensions, or no frame.
         """
-        if clip.ndim != 5:
+        if clip.ndim != 5 or clip.shape[2] < 1:
             raise ValueError(
-                f"clip has {clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W). "
+                f"clip has {clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W), T >= 1. "
                 "One clip? Add a batch dimension with clip[None]."
             )
         frames = clip.shape[2]
-        x = clip.transpose(1, 2).flatten(0, 1)  # (N, C, H, W)
+        x = rearrange(clip, "b c t h w -> (b t) c h w")
 
         logits = self.net(x)  # (N, K)
 

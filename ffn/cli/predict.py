@@ -1,0 +1,66 @@
+"""``tools/predict.py FILE… --weights W --frames n``: labels of video files, with timing."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, label each file, print; returns 1 if a file could not be read, 2 if no weights."""
+    given = _parser().parse_args(arguments)
+
+    from ffn.data import VideoError
+    from ffn.serve import Predictor
+    from ffn.zoo import WeightsError
+
+    try:
+        predictor = Predictor(given.weights, device=given.device)
+        frames = given.frames or predictor.default_frames
+    except (ValueError, FileNotFoundError, WeightsError) as error:
+        print(f"predict.py: {error}", file=sys.stderr)
+        return 2
+
+    failed = 0
+    for path in given.files:
+        try:
+            prediction = predictor(path, frames=frames)
+        except VideoError as error:
+            print(f"predict.py: {error}", file=sys.stderr)
+            failed += 1
+            continue
+        network = f"sub-network {prediction.active}" if prediction.active else "plain network"
+        print(
+            f"{path}: {frames} frames, {network}, decode {prediction.decode_ms:.1f} ms, "
+            f"model {prediction.model_ms:.1f} ms"
+        )
+        for label, probability in prediction.top(given.top):
+            print(f"  {probability:7.2%}  {label}")
+    if failed:
+        print(f"predict.py: {failed} of {len(given.files)} files failed", file=sys.stderr)
+    return 1 if failed else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="predict.py", description="Label video files, with any number of frames."
+    )
+    parser.add_argument(
+        "files", nargs="+", metavar="FILE", help="video files, or folders of frames"
+    )
+    parser.add_argument(
+        "--weights", required=True, help="a name of the zoo, a .pt or a .safetensors file"
+    )
+    parser.add_argument(
+        "--frames", type=_positive, metavar="n", help="default: the largest trained count"
+    )
+    parser.add_argument("--top", type=_positive, default=5, metavar="k", help="labels per file")
+    parser.add_argument("--device", default="cpu", help="as torch names it: cpu, cuda, cuda:1")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)

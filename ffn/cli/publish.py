@@ -1,0 +1,59 @@
+"""``tools/publish.py CHECKPOINT NAME``: a trained network as one file, with its record, to ship."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, read, write; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="publish.py",
+        description="Write a training checkpoint as NAME.safetensors, with its record NAME.yaml: "
+        "model, classes, preprocessing, metrics per frame count, SHA-256. ffn.load takes the file.",
+    )
+    parser.add_argument("checkpoint", help="best.pt or last.pt of a run")
+    parser.add_argument("name", help="model.dataset_frames, as tsm_r50.sthv1_f4_8_16")
+    parser.add_argument("--output", default=".", help="folder; default: here")
+    parser.add_argument(
+        "--results", help="results.json of tools/test.py with this checkpoint alone"
+    )
+    parser.add_argument("--source", default="", help="where the weights come from, in a sentence")
+    parser.add_argument("--licence", default="", help="SPDX name, as Apache-2.0")
+    given = parser.parse_args(arguments)
+
+    from ffn.evaluation import load_table
+    from ffn.zoo import WeightsError, load_with_record, save_weights
+
+    try:
+        model, record = load_with_record(given.checkpoint)
+        metrics = record.metrics
+        if given.results:
+            sweeps = load_table(given.results)
+            if len(sweeps) != 1:
+                raise ValueError(f"{given.results} holds {len(sweeps)} networks; expected one")
+            metrics = {
+                row.frames: {
+                    "top1": round(row.top1, 2),
+                    "top5": round(row.top5, 2),
+                    "mean_class": round(row.mean_class, 2),
+                }
+                for row in sweeps[0].rows
+            }
+        meta = record.to_dict() | {
+            "name": given.name,
+            "metrics": metrics,
+            "origin": "measured" if metrics else None,
+            "source": given.source,
+            "licence": given.licence,
+        }
+        path = Path(given.output) / f"{given.name}.safetensors"
+        written = save_weights(model, path, meta)
+    except (ValueError, OSError, WeightsError) as error:
+        print(f"publish.py: {error}", file=sys.stderr)
+        return 2
+    print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
+    return 0

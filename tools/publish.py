@@ -1,0 +1,6 @@
+"""Ship a trained network: ``tools/publish.py CHECKPOINT NAME``; see ``--help``."""
+
+from ffn.cli.publish import main
+
+if __name__ == "__main__":
+    raise SystemExit(main())
