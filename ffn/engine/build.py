@@ -88,6 +88,7 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
         resize=options.resize,
         mean=tuple(options.mean),
         std=tuple(options.std),
+        sampling=options.sampling.value,
     )
 
 

@@ -83,11 +83,19 @@ class OnError(Enum):
     skip = "skip"
 
 
-class Flip(Enum):
-    """Horizontal flip in training."""
+class Sampling(Enum):
+    """Which frames make a clip; see ``ffn.data.sampling``."""
 
-    off = "off"
-    on = "on"
+    segment = "segment"
+    interval = "interval"
+    dense = "dense"
+
+
+class Flip(Enum):
+    """Horizontal flip in training; not off and on, which yaml reads as booleans."""
+
+    none = "none"
+    random = "random"
     swap = "swap"
 
 
@@ -144,11 +152,12 @@ class DataConfig:
     test_frames: list[int] = _option(
         [4, 6, 8, 12, 16], "frame counts of validation, trained and unseen"
     )
+    sampling: Sampling = _option(Sampling.segment, "which frames make a clip")
     nested: bool = _option(False, "smaller views are subsets of the largest: fewer decoded frames")
     crop: int = _option(224, "side of the square network input in px")
     resize: int = _option(256, "short side before the test crop in px")
     scales: list[float] = _option([1.0, 0.875, 0.75, 0.66], "multi-scale crop sides / short side")
-    flip: Flip = _option(Flip.off, "horizontal flip: off, on, or swap (labels change sides too)")
+    flip: Flip = _option(Flip.none, "horizontal flip; swap: labels change sides too")
     flip_pairs: list[list[str]] = _option([], "class names that a flip exchanges, for flip=swap")
     mean: list[float] = _option([0.485, 0.456, 0.406], "RGB mean of the normalisation, of 0..1")
     std: list[float] = _option([0.229, 0.224, 0.225], "RGB standard deviation, of 0..1")

@@ -1,0 +1,396 @@
+"""``tools/benchmark.py train|infer|data``: throughput and memory as ratios from one run."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # the rest is imported where it is used, so that --help is quick
+    import torch
+    from torch import Tensor, nn
+
+    from ffn.data import Record
+    from ffn.evaluation.benchmark import Comparison
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, measure, show and write; returns 2 on what cannot be done."""
+    given = _parser().parse_args(arguments)
+    # The profiler, asked for memory below, would report that a CPU-only machine has no GPU.
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+
+    import torch
+
+    from ffn.data import VideoError
+    from ffn.evaluation.benchmark import (
+        MEMORY,
+        describe_run,
+        print_comparisons,
+        save_comparisons,
+    )
+
+    try:
+        if given.output and given.output.exists() and not given.overwrite:
+            raise FileExistsError(f"{given.output} exists; name another file or add --overwrite")
+        torch.manual_seed(0)
+        if given.benchmark == "data":
+            device = torch.device("cpu")
+            measured = describe_run(device)
+        else:
+            device = _device(given.device)
+            measured = describe_run(device)
+            measured |= {"precision": given.precision, "memory": MEMORY[device.type]}
+        comparisons = given.measure(given, device)
+    except (ValueError, OSError, ModuleNotFoundError, VideoError) as error:
+        print(f"benchmark.py: {error}", file=sys.stderr)
+        return 2
+
+    print_comparisons(comparisons, items=given.items, measured=measured)
+    if given.output:
+        hidden = ("measure", "items", "output", "overwrite")
+        options = {key: value for key, value in vars(given).items() if key not in hidden}
+        save_comparisons(comparisons, given.output, measured=measured, options=options)
+        print(given.output)
+    return 0
+
+
+def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
+    """Steps of frame-flexible training, views together and in sequence, and of plain training.
+
+    A step is what the training loop does with a batch that lies ready: forward, backward, clipping
+    of gradients, optimiser.
+    """
+    import torch
+
+    from ffn.evaluation.benchmark import Variant, compare, in_sequence, interleave, peak_memory
+
+    counts = _views(given.frames)
+    side = given.size
+    clips = {
+        t: torch.randn(given.batch_size, 3, t, side, side, device=device)  # (B, C, T, H, W)
+        for t in counts
+    }
+    label = torch.randint(given.num_classes, (given.batch_size,), device=device)
+    batch = {"clips": clips, "label": label}
+
+    flexible = _Training(given, "flexible", counts, device)
+    plain = {t: _Training(given, "plain", [t], device) for t in counts}
+    calls = {
+        "together": lambda: flexible.step(batch),
+        "sequential": lambda: flexible.step(batch, sequential=True),
+        **{f"plain {t}": lambda t=t: plain[t].step(batch) for t in counts},
+    }
+    seconds = interleave(calls, rounds=given.rounds, device=device)
+    held = {name: flexible.held() + _bytes(clips.values()) for name in ("together", "sequential")}
+    held |= {f"plain {t}": plain[t].held() + _bytes([clips[t]]) for t in counts}
+    variants = [
+        Variant(name, given.batch_size, seconds[name], held[name] + peak_memory(call, device))
+        for name, call in calls.items()
+    ]
+    largest = f"plain {counts[-1]}"
+    every = f"plain {' + '.join(map(str, counts))}"
+    variants.append(in_sequence(every, variants[2:]))
+    pairs = [("together", "sequential"), ("together", largest), ("together", every)]
+    pairs += [("sequential", largest), ("sequential", every)]
+    title = f"{given.model}, views {_joined(counts)}, {given.batch_size} videos of {given.size} px"
+    return [compare(title, variants, pairs)]
+
+
+class _Training:
+    """One network in training, as ``ffn train`` builds it from a config."""
+
+    def __init__(
+        self, given: argparse.Namespace, task: str, frames: Sequence[int], device: torch.device
+    ) -> None:
+        import torch
+
+        from ffn.engine import build
+        from ffn.engine.config import load_config
+
+        options = [f"model.name={given.model}", f"task.name={task}", f"task.frames={list(frames)}"]
+        config = load_config(None, options)
+        self.device, self.precision = device, given.precision
+        self.model = build.build_model(config, given.num_classes).to(device).train()
+        self.task = build.build_task(config, self.model).train()
+        self.optimiser = build.build_optimiser(config, self.model)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=given.precision == "fp16")
+
+    def step(self, batch: dict[str, Any], *, sequential: bool = False) -> None:
+        """One optimiser step; the gradients are gone after it."""
+        from torch.nn.utils import clip_grad_norm_
+
+        from ffn.engine.tasks import backward_each_view
+
+        if sequential:
+            with self._autocast():
+                backward_each_view(self.task, batch, 1.0, self.scaler)
+        else:
+            with self._autocast():
+                loss = self.task(batch)["loss"]
+            self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimiser)
+        clip_grad_norm_(self.model.parameters(), 20.0)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def held(self) -> int:
+        """Bytes that stay between steps: weights, statistics, the optimiser's state."""
+        import torch
+
+        states = self.optimiser.state.values()
+        state = [v for values in states for v in values.values() if torch.is_tensor(v)]
+        return _model_bytes(self.model) + _bytes(state)
+
+    def _autocast(self) -> Any:
+        import torch
+
+        if self.precision == "fp32":
+            return nullcontext()
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        return torch.autocast(self.device.type, dtype)
+
+
+def _infer(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
+    """Forwards of a frame-flexible network, of its sub-network taken out, of a plain network."""
+    import torch
+
+    from ffn.core import convert, extract, nearest
+    from ffn.evaluation import inference
+    from ffn.evaluation.benchmark import Variant, compare, interleave, peak_memory
+    from ffn.zoo import create_model
+
+    plain = create_model(given.model, num_classes=given.num_classes).to(device).eval()
+    flexible = convert(plain, given.trained_frames)
+    comparisons = []
+    for frames in sorted(set(given.frames or given.trained_frames)):
+        active = nearest(frames, flexible.trained_frames)
+        clip = torch.randn(given.batch_size, 3, frames, given.size, given.size, device=device)
+        models = {"flexible": flexible, "extracted": extract(flexible, active), "plain": plain}
+        calls: dict[str, Callable[[], Tensor]] = {
+            name: lambda model=model, clip=clip: model(clip) for name, model in models.items()
+        }
+        with inference(device, given.precision):
+            seconds = interleave(calls, rounds=given.rounds, device=device)
+            peaks = {name: peak_memory(call, device) for name, call in calls.items()}
+        variants = [
+            Variant(
+                name,
+                given.batch_size,
+                seconds[name],
+                _model_bytes(model) + _bytes([clip]) + peaks[name],
+            )
+            for name, model in models.items()
+        ]
+        pairs = [("flexible", "extracted"), ("flexible", "plain"), ("extracted", "plain")]
+        title = f"{given.model}, {frames} frames on sub-network {active}, "
+        title += f"{given.batch_size} clip(s) of {given.size} px"
+        comparisons.append(compare(title, variants, pairs))
+    return comparisons
+
+
+def _data(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
+    """Samples with a clip per view: one decode for all, nested or not, against a decode each."""
+    from ffn.data import VideoDataset
+    from ffn.evaluation.benchmark import Variant, compare, interleave
+
+    views = _views(given.frames)
+    each = "a decode per view"
+    comparisons = []
+    for size in given.size:
+        with tempfile.TemporaryDirectory() as folder:
+            records = _records(given, Path(folder) / "films", size)
+
+            def dataset(
+                *views: int,
+                records: Sequence[Record] = records,
+                size: int = size,
+                nested: bool = False,
+            ) -> VideoDataset:
+                return VideoDataset(
+                    records,
+                    views=views,
+                    preprocessing=_preprocessing(size),
+                    train=True,
+                    nested=nested,
+                )
+
+            calls = {
+                "one decode": _reader([dataset(*views)]),
+                "one decode, nested": _reader([dataset(*views, nested=True)]),
+                each: _reader([dataset(view) for view in views]),
+            }
+            seconds = interleave(calls, rounds=given.rounds, device=device, warmup=1)
+        variants = [Variant(name, len(records), seconds[name]) for name in calls]
+        pairs = [
+            ("one decode", each),
+            ("one decode, nested", each),
+            ("one decode, nested", "one decode"),
+        ]
+        title = f"views {_joined(views)} of {size} px from {len(records)} videos"
+        comparisons.append(compare(title, variants, pairs))
+    return comparisons
+
+
+def _reader(datasets: Sequence[Any]) -> Callable[[], None]:
+    """A function that reads every sample once, with other random frames in each round."""
+    epochs = itertools.count()
+
+    def read() -> None:
+        epoch = next(epochs)
+        for index in range(len(datasets[0])):
+            for dataset in datasets:
+                dataset[epoch, index]
+
+    return read
+
+
+def _records(given: argparse.Namespace, folder: Path, size: int) -> list[Record]:
+    """The first videos of the given list, or films made for the purpose."""
+    from ffn.data import read_annotations
+    from ffn.data.synthetic import CLASSES, generate
+
+    if given.annotations is not None:
+        root = None if given.annotations.is_dir() else given.root
+        return read_annotations(given.annotations, root=root)[0][: given.videos]
+    per_class = -(-given.videos // len(CLASSES))
+    side = 2 * (_preprocessing(size).resize // 2)  # H.264 needs an even number
+    generate(folder, train_per_class=per_class, val_per_class=1, size=side)
+    return read_annotations(folder / "train.csv")[0][: given.videos]
+
+
+def _preprocessing(size: int) -> Any:
+    """As 224 px are cut from 256."""
+    from ffn.data import Preprocessing
+
+    return Preprocessing(crop=size, resize=round(size * 256 / 224))
+
+
+def _views(frames: Sequence[int]) -> list[int]:
+    counts = sorted(set(frames))
+    if len(counts) < 2:
+        raise ValueError(f"--frames is {_joined(counts)}; give two or more counts, as 4 8 16")
+    return counts
+
+
+def _device(name: str | None) -> torch.device:
+    import torch
+
+    if name is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ValueError(f"--device is {name!r}; allowed: cpu, cuda, cuda:1, …")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"no {name} here, torch finds {torch.cuda.device_count()} CUDA devices")
+    return device
+
+
+def _model_bytes(model: nn.Module) -> int:
+    return _bytes([*model.parameters(), *model.buffers()])
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _joined(counts: Iterable[int]) -> str:
+    return ", ".join(map(str, counts))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="benchmark.py",
+        description="Compare throughput and peak memory of variants that run in turn, A B C A B C, "
+        "so that their ratios hold on a busy machine too. The number of CPU threads is that of "
+        "OMP_NUM_THREADS.",
+    )
+    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="train|infer|data")
+    train = commands.add_parser(
+        "train", help="frame-flexible training, views together and sequential, against plain"
+    )
+    train.set_defaults(measure=_train, items="videos")
+    infer = commands.add_parser(
+        "infer", help="frame-flexible network, its extracted sub-network, plain network"
+    )
+    infer.set_defaults(measure=_infer, items="clips")
+    data = commands.add_parser("data", help="one decode for all views against a decode per view")
+    data.set_defaults(measure=_data, items="samples")
+
+    for command, batch_size in ((train, 8), (infer, 1)):
+        command.add_argument("--model", default="tsm_r50", help="default: tsm_r50")
+        command.add_argument("--num-classes", type=_positive, default=174, metavar="K")
+        command.add_argument(
+            "--batch-size",
+            type=_positive,
+            default=batch_size,
+            metavar="B",
+            help=f"default: {batch_size}",
+        )
+        command.add_argument(
+            "--size", type=_positive, default=224, metavar="PX", help="side of a frame"
+        )
+        command.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
+        command.add_argument("--device", help="cpu, cuda, cuda:1; default: cuda if there is one")
+    for command in (train, data):
+        command.add_argument(
+            "--frames",
+            nargs="+",
+            type=_positive,
+            default=[4, 8, 16],
+            metavar="T",
+            help="the views; default: 4 8 16",
+        )
+    infer.add_argument(
+        "--frames", nargs="+", type=_positive, metavar="T", help="default: the trained ones"
+    )
+    infer.add_argument(
+        "--trained-frames",
+        nargs="+",
+        type=_positive,
+        default=[4, 8, 16],
+        metavar="T",
+        help="default: 4 8 16",
+    )
+    data.add_argument(
+        "--size",
+        nargs="+",
+        type=_positive,
+        default=[224],
+        metavar="PX",
+        help="sides of a network's input, each measured; generated films are 256/224 of it",
+    )
+    data.add_argument(
+        "--annotations",
+        type=Path,
+        metavar="FILE",
+        help="list of videos, or folder per class; default: films are generated (needs the extra "
+        "'video')",
+    )
+    data.add_argument("--root", type=Path, help="folder of the paths in --annotations")
+    data.add_argument(
+        "--videos", type=_positive, default=14, metavar="N", help="how many at most; default: 14"
+    )
+    for command, rounds in ((train, 10), (infer, 20), (data, 5)):
+        command.add_argument(
+            "--rounds", type=_positive, default=rounds, metavar="N", help=f"default: {rounds}"
+        )
+        command.add_argument("--output", type=Path, metavar="FILE.json", help="also write it there")
+        command.add_argument("--overwrite", action="store_true", help="replace a file there")
+    return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
+    return int(text)

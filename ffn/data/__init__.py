@@ -1,0 +1,44 @@
+"""Videos in, batches of clips out: sampling rules, decoding, annotations, transforms, loading."""
+
+from __future__ import annotations
+
+from ffn.data.annotations import Record, read_annotations, read_classes
+from ffn.data.dataset import VideoDataset
+from ffn.data.decoding import VideoError, count_frames, decode, open_video
+from ffn.data.loader import ClipSampler, collate_eval, collate_train, make_loader
+from ffn.data.sampling import (
+    dense,
+    dense_clips,
+    dense_start,
+    sample_views,
+    segment_centre,
+    segment_random,
+    segment_views,
+)
+from ffn.data.transforms import EvalTransform, Preprocessing, TrainTransform, swap_pairs
+
+__all__ = [
+    "ClipSampler",
+    "EvalTransform",
+    "Preprocessing",
+    "Record",
+    "TrainTransform",
+    "VideoDataset",
+    "VideoError",
+    "collate_eval",
+    "collate_train",
+    "count_frames",
+    "decode",
+    "dense",
+    "dense_clips",
+    "dense_start",
+    "make_loader",
+    "open_video",
+    "read_annotations",
+    "read_classes",
+    "sample_views",
+    "segment_centre",
+    "segment_random",
+    "segment_views",
+    "swap_pairs",
+]

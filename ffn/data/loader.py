@@ -1,0 +1,189 @@
+"""Which rank sees which video when, and how samples become batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, Sampler
+
+from ffn.data.dataset import VideoDataset
+from ffn.data.decoding import VideoError
+
+
+class ClipSampler(Sampler[tuple[int, int]]):
+    """Keys `(epoch, index)` of one rank, in the order in which it sees them.
+
+    All ranks share one permutation per epoch, from (seed, epoch). Position p of it goes to rank
+    p mod world_size, so that batch b of all ranks together holds what batch b of one process with
+    the same global batch would hold.
+
+    Args:
+        size: Number of samples.
+        shuffle: True for training: a new order every epoch, and the same number of samples on every
+            rank. False for evaluation: rank r takes r, r + world_size, …, each sample exactly once
+            over all ranks, so that ranks may differ by one sample.
+        seed: Of the permutations.
+        rank: This process.
+        world_size: Number of processes.
+        batch_size: Samples per batch and rank.
+        drop_last: Training only. True leaves out what does not fill a batch on every rank. False
+            keeps the smaller last batch; if the ranks cannot share it evenly, the first few samples
+            of the epoch come again (at most world_size - 1).
+
+    Raises:
+        ValueError: if a number is outside its range, or less than one batch would remain.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        batch_size: int = 1,
+        drop_last: bool = False,
+    ) -> None:
+        if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"size {size}, batch_size {batch_size}, rank {rank} of {world_size}; "
+                "expected size and batch_size of at least 1 and 0 <= rank < world_size"
+            )
+        if drop_last and not shuffle:
+            raise ValueError("drop_last would leave samples out of an evaluation; set it False")
+        if drop_last and size < batch_size * world_size:
+            raise ValueError(
+                f"{size} samples do not fill one batch of {batch_size} on each of {world_size} "
+                "ranks; use a smaller batch, or drop_last=False"
+            )
+        self.size, self.shuffle, self.seed = size, shuffle, seed
+        self.rank, self.world_size = rank, world_size
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.epoch = self.skip_batches = 0
+
+    def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
+        """Choose the epoch that the next iteration runs through.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            skip_batches: Batches of this rank to leave out at its start, to continue an epoch that
+                was interrupted after so many.
+        """
+        self.epoch, self.skip_batches = epoch, skip_batches
+
+    def __len__(self) -> int:
+        """Samples that remain for this rank in this epoch."""
+        return len(self._indices())
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return ((self.epoch, index) for index in self._indices())
+
+    def _indices(self) -> list[int]:
+        order = np.arange(self.size)
+        if self.shuffle:
+            entropy = np.random.SeedSequence([self.seed, self.epoch])
+            np.random.default_rng(entropy).shuffle(order)
+            share = self.batch_size * self.world_size if self.drop_last else self.world_size
+            whole = self.size // share if self.drop_last else -(-self.size // share)
+            order = np.resize(order, whole * share)
+        return order[self.rank :: self.world_size][self.skip_batches * self.batch_size :].tolist()
+
+
+def make_loader(
+    dataset: VideoDataset,
+    *,
+    batch_size: int,
+    workers: int = 0,
+    train: bool = False,
+    seed: int = 0,
+    rank: int = 0,
+    world_size: int = 1,
+    drop_last: bool = True,
+) -> DataLoader:
+    """Load batches of a dataset; `loader.sampler.set_epoch(epoch)` starts an epoch.
+
+    The loader draws from a generator of its own: making or iterating it leaves torch's global
+    random state as it was. Workers live as long as the loader.
+
+    Args:
+        dataset: The samples.
+        batch_size: Samples per batch and rank.
+        workers: Processes that decode; 0 decodes in this one.
+        train: Shuffled and equal for all ranks, or in order and each sample once.
+        seed: Of the order.
+        rank: This process.
+        world_size: Number of processes.
+        drop_last: See `ClipSampler`; training only.
+
+    Returns:
+        Batches as `collate_train` or `collate_eval` make them.
+    """
+    sampler = ClipSampler(
+        len(dataset),
+        shuffle=train,
+        seed=seed,
+        rank=rank,
+        world_size=world_size,
+        batch_size=batch_size,
+        drop_last=train and drop_last,
+    )
+    return DataLoader(
+        dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        num_workers=workers,
+        collate_fn=collate_train if train else collate_eval,
+        generator=torch.Generator().manual_seed(seed),
+        persistent_workers=workers > 0,
+        pin_memory=torch.cuda.is_available(),
+        multiprocessing_context=_start_method() if workers > 0 else None,
+    )
+
+
+def collate_eval(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Stack samples; those that could not be read stay, as zeros with `ok` False.
+
+    Args:
+        samples: Items of `VideoDataset`.
+
+    Returns:
+        `clips`: for each view (B, C, T, H, W); `label` and `index`: (B,) int64; `ok`: (B,) bool;
+        `skipped`: the reasons of the videos that could not be read.
+    """
+    return {
+        "clips": {v: torch.stack([s["clips"][v] for s in samples]) for v in samples[0]["clips"]},
+        "label": torch.tensor([s["label"] for s in samples]),
+        "index": torch.tensor([s["index"] for s in samples]),
+        "ok": torch.tensor([s["ok"] for s in samples]),
+        "skipped": [s["error"] for s in samples if not s["ok"]],
+    }
+
+
+def collate_train(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Stack the samples that could be read; `skipped` names the others.
+
+    Args:
+        samples: Items of `VideoDataset`.
+
+    Returns:
+        As `collate_eval`, with a smaller B if videos were skipped.
+
+    Raises:
+        VideoError: if no video of the batch could be read.
+    """
+    good = [s for s in samples if s["ok"]]
+    skipped = [s["error"] for s in samples if not s["ok"]]
+    if not good:
+        raise VideoError(skipped[0], f"nor could any other of the {len(skipped)} of its batch")
+    return collate_eval(good) | {"skipped": skipped}
+
+
+def _start_method() -> str | None:
+    """How workers start: a fork after CUDA has started would break CUDA in the child."""
+    if "fork" not in torch.multiprocessing.get_all_start_methods():
+        return None
+    return "forkserver" if torch.cuda.is_initialized() else "fork"

@@ -1,0 +1,46 @@
+"""Accuracy and cost of a network at every frame count.
+
+One sweep gives, per frame count: the sub-network that answered, top-1, top-5 and mean-class
+accuracy, multiply-accumulates, parameters and latency. Exact under any number of processes.
+"""
+
+from ffn.evaluation.cost import (
+    count_macs,
+    count_parameters,
+    describe_device,
+    inference,
+    measure_latency,
+)
+from ffn.evaluation.metrics import accuracy, label_places
+from ffn.evaluation.plots import save_figure
+from ffn.evaluation.report import (
+    load_predictions,
+    load_table,
+    print_table,
+    save_predictions,
+    save_table,
+)
+from ffn.evaluation.state import evaluating
+from ffn.evaluation.sweep import Predictions, Row, Sweep, evaluate, sweep
+
+__all__ = [
+    "Predictions",
+    "Row",
+    "Sweep",
+    "accuracy",
+    "count_macs",
+    "count_parameters",
+    "describe_device",
+    "evaluate",
+    "evaluating",
+    "inference",
+    "label_places",
+    "load_predictions",
+    "load_table",
+    "measure_latency",
+    "print_table",
+    "save_figure",
+    "save_predictions",
+    "save_table",
+    "sweep",
+]

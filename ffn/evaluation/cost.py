@@ -1,0 +1,131 @@
+"""What a forward costs: multiply-accumulates, parameters, latency."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from ffn.core import PrivateModules
+from ffn.evaluation.state import evaluating
+
+PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
+    """Count the multiply-accumulates of one forward, by operator.
+
+    Convolutions, linear layers, matrix products and attention count; norms, activations, pooling
+    and weight alterations (which fold into the convolution behind them) do not. One
+    multiply-accumulate is two floating-point operations of torch's counter.
+
+    Args:
+        model: on the device of the clip; on "meta" nothing is computed.
+        clip: (B, C, T, H, W); the count is that of the whole batch.
+
+    Returns:
+        Operator name ("convolution", "addmm", ...) to multiply-accumulates.
+    """
+    fast = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)  # the counter does not see into fused attention
+    try:
+        with evaluating(model), torch.inference_mode(), FlopCounterMode(display=False) as counter:
+            model(clip)
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fast)
+    counts = counter.get_flop_counts().get("Global", {})
+    return {operator.__name__: flops // 2 for operator, flops in counts.items()}
+
+
+def count_parameters(model: nn.Module, active: int | None = None) -> int:
+    """Count the parameters of a network, each once however often it is used.
+
+    Args:
+        model: any network.
+        active: a trained count of a frame-flexible network: count the shared parameters and that
+            branch only, which is what ``ffn.extract(model, active)`` has.
+    """
+    inactive = {
+        id(parameter)
+        for private in model.modules()
+        if isinstance(private, PrivateModules) and active is not None
+        for count, branch in private.items()
+        if int(count) != active
+        for parameter in branch.parameters()
+    }
+    return sum(p.numel() for p in model.parameters() if id(p) not in inactive)
+
+
+def measure_latency(
+    model: nn.Module,
+    clip: Tensor,
+    *,
+    repeats: int = 20,
+    warmup: int = 3,
+    seconds: float = 3.0,
+    precision: str = "fp32",
+) -> float:
+    """Measure the median time of a forward in eval mode, in milliseconds.
+
+    Every forward is waited for, so this is latency, not throughput.
+
+    Args:
+        model: on the device of the clip.
+        clip: (B, C, T, H, W), usually B = 1.
+        repeats: timed forwards, at most.
+        warmup: forwards before them.
+        seconds: no new forward is timed after this long, once there are three.
+        precision: "fp32", "bf16" or "fp16".
+    """
+    times: list[float] = []
+    with evaluating(model), inference(clip.device, precision):
+        for _ in range(warmup):
+            model(clip)
+        while len(times) < repeats and (len(times) < 3 or sum(times) < seconds):
+            _wait(clip.device)
+            start = time.perf_counter()
+            model(clip)
+            _wait(clip.device)
+            times.append(time.perf_counter() - start)
+    return 1e3 * statistics.median(times)
+
+
+@contextmanager
+def inference(device: torch.device, precision: str) -> Iterator[None]:
+    """Run without gradients, and in mixed precision unless ``precision`` is "fp32".
+
+    Raises:
+        ValueError: an unknown precision.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f'precision is "{precision}"; allowed: {", ".join(PRECISIONS)}')
+    dtype = PRECISIONS[precision]
+    mixed = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
+    with torch.inference_mode(), mixed:
+        yield
+
+
+def describe_device(device: torch.device) -> str:
+    """Name the hardware: "NVIDIA H200", or a CPU with its number of threads."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    if device.type != "cpu":
+        return device.type
+    name = platform.processor() or platform.machine()
+    if os.path.exists("/proc/cpuinfo"):  # Linux, where platform knows the architecture only
+        with open("/proc/cpuinfo", encoding="utf-8") as lines:
+            entries = (line.partition(":") for line in lines)
+            name = next((value.strip() for key, _, value in entries if "model name" in key), name)
+    return f"{name}, {torch.get_num_threads()} threads"
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

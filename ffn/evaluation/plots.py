@@ -1,0 +1,86 @@
+"""The figure of a sweep: accuracy against frames and against cost, one line per network."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import cycle
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ffn.evaluation.sweep import Sweep
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# Okabe and Ito's colours, distinct in every kind of colour blindness; the marker says it once more.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+GREY = "#555555"
+
+
+def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
+    """Draw top-1 accuracy against frames, and against multiply-accumulates, into a file.
+
+    Filled markers stand at the frame counts a network was trained at. Needs no display.
+
+    Args:
+        sweeps: the networks, in the order of the legend.
+        path: ``.png``, or any format of matplotlib.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
+    except ImportError as error:
+        raise ImportError(
+            "the figure needs matplotlib: pip install 'frame-flexible[plot]'"
+        ) from error
+
+    figure = Figure(figsize=(9.6, 4.4), dpi=150, layout="constrained")
+    by_frames, by_cost = figure.subplots(1, 2, sharey=True)
+    styles = zip(sweeps, cycle(COLOURS), cycle(MARKERS), strict=False)
+    for order, (sweep, colour, marker) in enumerate(styles):
+        style = {"color": colour, "marker": marker, "zorder": 3 + len(sweeps) - order}
+        _draw(by_frames, sweep, [row.frames for row in sweep.rows], style)
+        _draw(by_cost, sweep, [row.gmacs for row in sweep.rows], style)
+
+    by_frames.set_xlabel("frames of the clip")
+    by_frames.set_ylabel("top-1 accuracy (%)")
+    by_frames.set_xticks(sorted({row.frames for sweep in sweeps for row in sweep.rows}))
+    by_cost.set_xlabel("multiply-accumulates per clip (G)")
+    by_cost.set_xscale("log")
+    costs = [row.gmacs for sweep in sweeps for row in sweep.rows]
+    narrow = max(costs) < 30 * min(costs)
+    by_cost.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1,)))
+    by_cost.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    by_cost.xaxis.set_minor_locator(NullLocator())
+    for axes in (by_frames, by_cost):
+        _tidy(axes)
+
+    lines, names = by_frames.get_legend_handles_labels()
+    figure.legend(lines, names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
+    figure.supxlabel("filled: trained at this number of frames", fontsize=8.5, color=GREY)
+    figure.savefig(path)
+    return Path(path)
+
+
+def _draw(axes: Axes, sweep: Sweep, x: list[float], style: dict[str, Any]) -> None:
+    top1 = [row.top1 for row in sweep.rows]
+    axes.plot(
+        x, top1, label=sweep.name, linewidth=1.8, markersize=5, markerfacecolor="white", **style
+    )
+    trained = [i for i, row in enumerate(sweep.rows) if row.frames in (sweep.trained_frames or ())]
+    axes.plot(
+        [x[i] for i in trained], [top1[i] for i in trained],
+        linestyle="none", markersize=8, markeredgecolor="white", **style,
+    )  # fmt: skip
+
+
+def _tidy(axes: Axes) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=GREY, labelcolor="black")

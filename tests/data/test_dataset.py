@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ffn.data import Preprocessing, Record, VideoDataset, VideoError, decoding, sample_views
+
+PLAIN = Preprocessing(crop=16, resize=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+
+
+@pytest.fixture(scope="module")
+def records(write_video, write_folder, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("videos")
+    paths = [write_video(folder / f"{i}.mp4", 30 + i) for i in range(3)]
+    paths.append(write_folder(folder / "frames", 33, first=0))
+    return [Record(path, label) for label, path in enumerate(paths)]
+
+
+def frames_of(clip, numbers):
+    """Frame numbers of a clip (C, T, H, W) that was not normalised."""
+    return numbers((clip * 255).round().to(torch.uint8).transpose(0, 1))
+
+
+def equal(one, other):
+    return one["label"] == other["label"] and all(
+        torch.equal(one["clips"][v], other["clips"][v]) for v in one["clips"]
+    )
+
+
+def test_evaluation_shows_the_frames_of_the_rule(records, numbers):
+    dataset = VideoDataset(records, views=(12, 4, 40), preprocessing=PLAIN)
+    for index, count in enumerate((30, 31, 32, 33)):
+        item = dataset[index]
+        assert (item["index"], item["label"], item["ok"], item["error"]) == (index, index, True, "")
+        assert list(item["clips"]) == [4, 12, 40]
+        for view, expected in sample_views(count, (4, 12, 40)).items():
+            assert item["clips"][view].shape == (3, view, 16, 16)
+            assert frames_of(item["clips"][view], numbers) == expected
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_one_decode_fetches_all_views(nested, records, numbers, monkeypatch):
+    reads = []
+
+    def read(self, indices, original=decoding.VideoFile.read):
+        reads.append(list(indices))
+        return original(self, indices)
+
+    monkeypatch.setattr(decoding.VideoFile, "read", read)
+    dataset = VideoDataset(records, views=(4, 8), preprocessing=PLAIN, train=True, nested=nested)
+    clips = dataset[1]["clips"]
+    four, eight = (frames_of(clips[v], numbers) for v in (4, 8))
+    assert reads == [sorted({*four, *eight})]
+    assert (set(four) <= set(eight)) == nested
+
+
+def test_views_share_their_crop(records):
+    mirrored = {"flip": "random", "scales": (1.0, 0.5)}
+    dataset = VideoDataset(
+        records, views=(4, 8), preprocessing=PLAIN, train=True, nested=True, **mirrored
+    )
+    for epoch in range(4):
+        clips = dataset[epoch, 0]["clips"]
+        for i in range(4):
+            small = clips[4][:, i]
+            assert any(torch.equal(small, clips[8][:, j]) for j in (2 * i, 2 * i + 1))
+
+
+def test_sample_depends_on_seed_epoch_and_index_alone(records):
+    options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "flip": "random"}
+    dataset = VideoDataset(records, seed=7, **options)
+    first = dataset[3, 1]
+    torch.manual_seed(99)
+    dataset[3, 0], dataset[4, 1]
+    assert equal(dataset[3, 1], first)
+    assert equal(VideoDataset(records, seed=7, **options)[3, 1], first)
+    assert equal(dataset[1], dataset[0, 1])
+    assert not equal(dataset[4, 1], first)
+    assert not equal(VideoDataset(records, seed=8, **options)[3, 1], first)
+
+
+def test_evaluation_is_the_same_in_every_epoch(records):
+    dataset = VideoDataset(records, views=(4,), preprocessing=PLAIN, seed=3)
+    assert equal(dataset[5, 2], dataset[2])
+
+
+def test_swap_gives_the_mirrored_label(records):
+    dataset = VideoDataset(
+        records, views=(4,), preprocessing=PLAIN, train=True, flip="swap", flip_pairs=[[0, 2]]
+    )
+    assert {dataset[epoch, 0]["label"] for epoch in range(12)} == {0, 2}
+    assert {dataset[epoch, 1]["label"] for epoch in range(12)} == {1}
+
+
+def test_time_range_limits_the_frames(records, numbers):
+    part = Record(records[0].path, 0, start=0.4, end=0.8)  # 25 frames per second: 10 … 19
+    clip = VideoDataset([part], views=(5,), preprocessing=PLAIN)[0]["clips"][5]
+    assert frames_of(clip, numbers) == [11, 13, 15, 17, 19]
+
+
+@pytest.mark.parametrize("train", [False, True])
+def test_unreadable_video_fails_or_is_marked(train, records, tmp_path):
+    (tmp_path / "broken.mp4").write_text("no video")
+    some = [records[0], Record(str(tmp_path / "broken.mp4"), 5)]
+    options = {"views": (4, 8), "preprocessing": PLAIN, "train": train}
+    with pytest.raises(VideoError, match=r"broken\.mp4: not a video"):
+        VideoDataset(some, **options)[1]
+    item = VideoDataset(some, **options, on_error="skip")[1]
+    assert (item["ok"], item["label"], item["index"]) == (False, 5, 1)
+    assert "broken.mp4: not a video" in item["error"]
+    assert [clip.shape for clip in item["clips"].values()] == [(3, 4, 16, 16), (3, 8, 16, 16)]
+    assert not any(clip.any() for clip in item["clips"].values())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"views": ()}, r"views is \(\)"),
+        ({"views": (0, 4)}, r"views is \(0, 4\)"),
+        ({"on_error": "ignore"}, "expected 'fail' or 'skip'"),
+        ({"flip": "random"}, "without train"),
+        ({"records": []}, "records is empty"),
+    ],
+)
+def test_refuses(options, message, records):
+    with pytest.raises(ValueError, match=message):
+        VideoDataset(**{"records": records, "views": (4,), "preprocessing": PLAIN, **options})

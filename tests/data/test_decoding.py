@@ -1,0 +1,189 @@
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+from ffn.data import VideoError, count_frames, decode, open_video
+from ffn.data.decoding import _rgb
+
+X264 = {"g": "8", "bf": "3"}
+FORMS = {
+    "mp4": ("a.mp4", {}),
+    "open groups": ("a.mp4", {"stream": {**X264, "x264-params": "open-gop=1:keyint=8"}}),
+    "fragmented": ("a.mp4", {"container": {"movflags": "frag_keyframe+empty_moov"}}),
+    "starts late": ("a.mp4", {"late": 40}),
+    "one keyframe": ("a.mp4", {"stream": {"g": "1000", "bf": "3"}}),
+    "mkv": ("a.mkv", {}),
+    "avi": ("a.avi", {}),
+    "flv": ("a.flv", {}),
+    "mpeg4": ("a.mp4", {"codec": "mpeg4", "stream": {"bf": "2", "b": "4M"}}),
+    "vp8": ("a.webm", {"codec": "libvpx", "stream": {"b": "4M"}}),
+    "name": ("with space é %d.mp4", {}),
+    **{f"{width} wide": ("a.mp4", {"width": width}) for width in (16, 32, 96, 98, 144, 170)},
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_frames_are_those_asked_for(form, write_video, numbers, tmp_path):
+    name, options = FORMS[form]
+    path = write_video(tmp_path / name, 40, **options)
+    assert count_frames(path) == 40
+    for wanted in ([0], [39], [17], [3, 3, 30, 5], list(range(40))):
+        frames = decode(path, wanted)
+        assert frames.shape == (len(wanted), 48, options.get("width", 64), 3)
+        assert numbers(frames) == wanted
+
+
+def test_a_reader_reads_again(write_video, numbers, tmp_path):
+    video = open_video(write_video(tmp_path / "a.mp4"))
+    assert numbers(video.read([12])) == [12]
+    assert numbers(video.read([3, 19])) == [3, 19]
+
+
+def test_padding_of_decord_is_cut_off():
+    row = np.arange(12, dtype=np.uint8).reshape(1, 4, 3)
+    padded = np.concatenate([row.reshape(1, 12), np.full((1, 4), 99, np.uint8)], axis=1)
+    assert np.array_equal(_rgb(padded.reshape(1, 4, 4)), row)
+
+
+def test_time_range_is_half_open(write_video, tmp_path):
+    video = open_video(write_video(tmp_path / "a.mp4", 20))  # 25 frames per second
+    assert video.between(None, None) == range(20)
+    assert video.between(0.2, 0.4) == range(5, 10)
+    assert video.between(0.5, None) == range(13, 20)
+    with pytest.raises(VideoError, match=r"no frame between 5\.0 and 6\.0 s"):
+        video.between(5.0, 6.0)
+
+
+def write_audio(path):
+    av = pytest.importorskip("av")
+    with av.open(str(path), "w") as output:
+        sound = output.add_stream("aac", rate=16000)
+        frame = av.AudioFrame.from_ndarray(np.zeros((1, 1024), np.float32), "fltp", "mono")
+        frame.sample_rate = 16000
+        for packet in [*sound.encode(frame), *sound.encode()]:
+            output.mux(packet)
+
+
+def test_unreadable_files_say_why(write_video, tmp_path):
+    (tmp_path / "empty.mp4").touch()
+    (tmp_path / "text.mp4").write_text("This is not a video.")
+    write_audio(tmp_path / "audio.mp4")
+    whole = tmp_path / "whole.mp4"
+    write_video(whole)
+    (tmp_path / "headless.mp4").write_bytes(whole.read_bytes()[:100])  # its index is at the end
+    causes = {
+        "none.mp4": "no such file",
+        "empty.mp4": "is empty",
+        "text.mp4": "not a video",
+        "audio.mp4": "no video stream",
+        "headless.mp4": "not a video, or cut off before its index",
+    }
+    for name, cause in causes.items():
+        with pytest.raises(VideoError, match=cause) as caught:
+            open_video(tmp_path / name)
+        assert caught.value.path == str(tmp_path / name)
+        assert name in str(caught.value)
+        assert cause in caught.value.cause
+
+
+@pytest.mark.parametrize("wanted", [[0], [30]])
+def test_truncated_file_is_refused_whatever_is_asked_for(wanted, write_video, tmp_path):
+    path = tmp_path / "a.mp4"
+    write_video(path, 40, container={"movflags": "faststart"})
+    path.write_bytes(path.read_bytes()[:-60])
+    with pytest.raises(VideoError, match=r"corrupt or cut off, at frame \d+ or later|only \d+ dec"):
+        decode(path, wanted)
+
+
+def test_fewer_frames_than_counted_are_refused(write_video, tmp_path):
+    # Times before 0: the container counts frames that a player does not show.
+    path = write_video(
+        tmp_path / "a.mp4", 40, late=-13, container={"avoid_negative_ts": "disabled"}
+    )
+    with pytest.raises(VideoError, match=r"counts \d+ frames, but only \d+ decode; re-encode"):
+        decode(path, [0])
+
+
+@pytest.mark.parametrize("index", [-1, 20])
+def test_index_outside_the_video(index, write_video, tmp_path):
+    with pytest.raises(VideoError) as caught:
+        decode(write_video(tmp_path / "a.mp4", 20), [3, index])
+    assert caught.value.frame == index
+
+
+@pytest.mark.parametrize(
+    ("first", "pattern"),
+    [(0, "{:05d}.jpg"), (1, "{:05d}.jpg"), (1, "img_{:04d}.png"), (0, "{}.png")],
+)
+def test_folder_counts_from_zero_or_one(first, pattern, write_folder, numbers, tmp_path):
+    folder = write_folder(tmp_path / "my video", 12, first=first, pattern=pattern)
+    (tmp_path / "my video" / "notes.txt").touch()
+    assert count_frames(folder, pattern=pattern) == 12
+    assert numbers(decode(folder, [11, 0, 5, 5], pattern=pattern)) == [11, 0, 5, 5]
+
+
+def test_folder_trusts_a_given_count(write_folder, numbers, tmp_path):
+    video = open_video(write_folder(tmp_path / "v", 12), frames=8)
+    assert len(video) == 8
+    assert numbers(video.read([7])) == [7]
+
+
+def test_broken_folders_say_why(write_folder, tmp_path):
+    (tmp_path / "empty").mkdir()
+    write_folder(tmp_path / "gap")
+    (tmp_path / "gap" / "00004.jpg").unlink()
+    write_folder(tmp_path / "other", pattern="img_{:05d}.jpg")
+    causes = {
+        "empty": "the folder is empty",
+        "gap": "frame 3: 00004.jpg is missing",
+        "other": "no image 00000.jpg or 00001.jpg; the folder holds 10 names, the first is img_",
+    }
+    for name, cause in causes.items():
+        with pytest.raises(VideoError, match=f"{name}.*{cause}"):
+            open_video(tmp_path / name)
+
+
+def test_broken_images_say_which(write_folder, tmp_path):
+    folder = tmp_path / "v"
+    write_folder(folder)
+    whole = (folder / "00003.jpg").read_bytes()
+    (folder / "00003.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "00005.jpg").write_text("no image")
+    for index, name in ((2, "00003.jpg"), (4, "00005.jpg")):
+        with pytest.raises(VideoError, match=f"frame {index}: {name} is no readable image"):
+            decode(folder, [index])
+    (folder / "00010.jpg").unlink()
+    with pytest.raises(VideoError, match=r"frame 9: 00010\.jpg is missing"):
+        open_video(folder, frames=10).read([9])
+
+
+def test_images_of_different_size_are_refused(write_folder, tmp_path):
+    write_folder(tmp_path / "v", 3)
+    write_folder(tmp_path / "other", 3, size=(32, 32))
+    (tmp_path / "other" / "00002.jpg").replace(tmp_path / "v" / "00002.jpg")
+    with pytest.raises(VideoError, match="frame 1: is 32 x 32 pixels, others 64 x 48"):
+        decode(tmp_path / "v", [0, 1, 2])
+
+
+@pytest.mark.parametrize("pattern", ["%05d.jpg", "{:05d}_{:d}.jpg", "{number}.jpg"])
+def test_pattern_needs_one_number(pattern, write_folder, tmp_path):
+    with pytest.raises(ValueError, match="has no single place for a number"):
+        open_video(write_folder(tmp_path / "v"), pattern=pattern)
+
+
+def test_error_survives_a_process_border():
+    error = VideoError("a b.mp4", "is empty", 3)
+    copy = pickle.loads(pickle.dumps(error))
+    assert str(copy) == str(error) == "a b.mp4, frame 3: is empty"
+    assert (copy.path, copy.cause, copy.frame) == ("a b.mp4", "is empty", 3)
+
+
+def test_import_loads_no_decoder():
+    code = "import sys, ffn.data; print([m for m in ('decord', 'av') if m in sys.modules])"
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip() == "[]"

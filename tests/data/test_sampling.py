@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+import doctest
+
+import numpy as np
+import pytest
+
+from ffn.data import sampling
+from ffn.data.sampling import (
+    RULES,
+    dense,
+    dense_clips,
+    dense_start,
+    sample_views,
+    segment_centre,
+    segment_random,
+    segment_views,
+)
+
+# Measured on the original FFN-pytorch code: its test rule of the 2-D networks, ...
+CENTRE = {
+    (7, 4): [0, 2, 4, 6],
+    (7, 8): [0, 1, 2, 3, 3, 4, 5, 6],
+    (7, 10): [0, 1, 1, 2, 3, 3, 4, 5, 5, 6],
+    (17, 6): [1, 4, 7, 9, 12, 15],
+    (17, 10): [0, 2, 4, 5, 7, 9, 11, 12, 14, 16],
+    (16, 12): [0, 2, 3, 4, 6, 7, 8, 9, 11, 12, 13, 15],
+}
+
+
+@pytest.mark.parametrize(("num_frames", "frames"), CENTRE)
+def test_segment_centre_equals_reference(num_frames, frames):
+    assert segment_centre(num_frames, frames) == CENTRE[num_frames, frames]
+
+
+def test_examples_in_docstrings():
+    result = doctest.testmod(sampling)
+    assert result.attempted >= 12
+    assert result.failed == 0
+
+
+RANDOM = {
+    "segment_centre": lambda n, s, rng: segment_centre(n, s),
+    "segment_random": segment_random,
+    "segment_views": lambda n, s, rng: segment_views(n, s, int(rng.integers(3)), 3),
+    "dense": lambda n, s, rng: dense(n, s, dense_start(n, rng)),
+}
+
+
+@pytest.mark.parametrize("rule", RANDOM)
+def test_indices_ascend_within_the_video(rule):
+    rng = np.random.default_rng(0)
+    for num_frames in [*range(1, 40), 63, 64, 65, 100, 301]:
+        for frames in range(1, 65):
+            indices = RANDOM[rule](num_frames, frames, rng)
+            assert len(indices) == frames
+            assert indices == sorted(indices)
+            assert indices[0] >= 0
+            assert indices[-1] < num_frames
+            assert all(type(i) is int for i in indices)
+
+
+@pytest.mark.parametrize("rule", ["segment_centre", "segment_random", "dense"])
+@pytest.mark.parametrize(("num_frames", "frames"), [(2, 16), (3, 8), (4, 16), (5, 12), (7, 8)])
+def test_short_video_repeats_evenly(rule, num_frames, frames):
+    indices = RANDOM[rule](num_frames, frames, np.random.default_rng(1))
+    times = np.bincount(indices, minlength=num_frames)
+    assert times.min() >= 1
+    assert times.max() - times.min() <= 1
+
+
+@pytest.mark.parametrize(("num_frames", "frames"), [(10, 4), (33, 8), (47, 16), (8, 8)])
+def test_segment_random_draws_every_frame_of_its_segment(num_frames, frames):
+    rng = np.random.default_rng(0)
+    draws = np.array([segment_random(num_frames, frames, rng) for _ in range(400)])
+    for i in range(frames):
+        segment = range(num_frames * i // frames, num_frames * (i + 1) // frames)
+        assert set(draws[:, i]) == set(segment)
+
+
+def test_segment_random_depends_on_its_generator_alone():
+    np.random.seed(0)
+    one = segment_random(100, 8, np.random.default_rng(5))
+    np.random.seed(1)
+    assert segment_random(100, 8, np.random.default_rng(5)) == one
+    assert segment_random(100, 8, np.random.default_rng(6)) != one
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "frames", "clips"),
+    [  # reference: starts linspace(0, n - 64, 10), stride 64 // s; first, second and last clip
+        (75, 4, {0: [0, 16, 32, 48], 1: [1, 17, 33, 49], 9: [11, 27, 43, 59]}),
+        (100, 8, {0: [*range(0, 64, 8)], 1: [*range(4, 68, 8)], 9: [*range(36, 100, 8)]}),
+        (300, 4, {0: [0, 16, 32, 48], 1: [26, 42, 58, 74], 9: [236, 252, 268, 284]}),
+    ],
+)
+def test_dense_clips_equal_reference(num_frames, frames, clips):
+    made = dense_clips(num_frames, frames)
+    assert len(made) == 10
+    assert {i: made[i] for i in clips} == clips
+
+
+def test_dense_start_draws_first_and_last_window():
+    rng = np.random.default_rng(0)
+    assert {dense_start(70, rng) for _ in range(300)} == set(range(7))
+    assert {dense_start(64, rng) for _ in range(10)} == {0}
+
+
+@pytest.mark.parametrize("rule", RULES)
+@pytest.mark.parametrize("train", [False, True])
+def test_nested_views_take_one_frame_per_part_of_the_largest(rule, train):
+    generator = np.random.default_rng(0) if train else None
+    views = sample_views(150, (4, 8, 16), rule=rule, generator=generator, nested=True)
+    assert [len(views[v]) for v in (4, 8, 16)] == [4, 8, 16]
+    for view in (4, 8):
+        size = 16 // view
+        for i, index in enumerate(views[view]):
+            assert index in views[16][size * i : size * (i + 1)]
+
+
+def test_nested_views_work_without_divisibility():
+    views = sample_views(50, (3, 5, 7), generator=np.random.default_rng(0), nested=True)
+    assert all(set(views[v]) <= set(views[7]) for v in (3, 5))
+
+
+def test_views_are_drawn_independently_unless_nested():
+    views = sample_views(150, (4, 8, 16), generator=np.random.default_rng(0))
+    assert len(set(views[4]) | set(views[8]) | set(views[16])) > 16
+
+
+def test_dense_views_share_one_window():
+    views = sample_views(300, (4, 8, 16), rule="dense", generator=np.random.default_rng(0))
+    assert views[4][0] == views[8][0] == views[16][0] > 0
+    assert views[4] == views[16][::4]
+
+
+def test_test_forms_are_the_rules_named():
+    assert sample_views(100, (8,))[8] == segment_centre(100, 8)
+    assert sample_views(100, (8,), rule="interval")[8] == segment_views(100, 8)
+    assert sample_views(100, (8,), rule="dense")[8] == dense(100, 8, start=18)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: segment_centre(0, 4), "the video has 0 frames"),
+        (lambda: segment_centre(4, 0), "a clip of 0 frames"),
+        (lambda: segment_views(10, 4, 3, 3), "view 3 of 3"),
+        (lambda: dense(100, 65, 0), "spans 64 frames"),
+        (lambda: dense(100, 8, 37), r"expected 0 … 36"),
+        (lambda: dense_clips(100, 8, 0), "clips is 0"),
+        (lambda: sample_views(10, ()), "views is empty"),
+        (lambda: sample_views(10, (4,), rule="centre"), "'centre' is unknown.*segment"),
+    ],
+)
+def test_errors_say_what_is_allowed(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

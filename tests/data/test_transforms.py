@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from ffn.data import EvalTransform, Preprocessing, TrainTransform, swap_pairs
+from ffn.data.transforms import draw_crop
+
+RAW = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def noise(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.manual_seed(0))
+
+
+def ramps(height, width):
+    """A frame whose first channel is its row and second its column."""
+    rows = torch.arange(height).view(-1, 1).expand(height, width)
+    columns = torch.arange(width).view(1, -1).expand(height, width)
+    return torch.stack([rows, columns, torch.zeros_like(rows)], dim=-1).to(torch.uint8)[None]
+
+
+def test_preprocessing_goes_through_json():
+    made = Preprocessing(crop=64, resize=80, mean=[0.4, 0.5, 0.6], colour="bgr", sampling="dense")
+    assert Preprocessing.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"crop": 256}, "crop 256 does not fit into resize 224"),
+        ({"std": (0.1, 0.0, 0.2)}, "std above 0"),
+        ({"colour": "RGB"}, "expected 'rgb' or 'bgr'"),
+        ({"sampling": "uniform"}, "expected one of segment"),
+    ],
+)
+def test_preprocessing_refuses(values, message):
+    with pytest.raises(ValueError, match=message):
+        Preprocessing(**{"crop": 224, "resize": 224, **values})
+
+
+def test_preprocessing_from_dict_is_strict():
+    values = Preprocessing().to_dict()
+    with pytest.raises(ValueError, match="did you mean 'colour'"):
+        Preprocessing.from_dict({**values, "color": "rgb"})
+    del values["std"]
+    with pytest.raises(ValueError, match="lacks std"):
+        Preprocessing.from_dict(values)
+
+
+def test_eval_resizes_crops_and_normalises():
+    frames = noise(2, 60, 81, 3)
+    out = EvalTransform(Preprocessing(crop=32, resize=40))(frames)
+    x = frames.permute(0, 3, 1, 2).float()
+    x = interpolate(x, (40, 54), mode="bilinear", antialias=True).round()[:, :, 4:36, 11:43] / 255
+    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
+    expected = (x - mean[:, None, None]) / std[:, None, None]
+    assert out.shape == (2, 3, 32, 32)
+    assert out.dtype == torch.float32
+    levels = (out - expected) * std[:, None, None] * 255  # torchvision rounds after each axis
+    assert levels.abs().max() < 1.01
+    assert levels.abs().mean() < 0.2
+
+
+def test_bgr_swaps_channels_before_normalising():
+    frames = noise(1, 40, 40, 3)
+    mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
+    rgb = EvalTransform(Preprocessing(32, 32, mean, std))(frames)
+    bgr = EvalTransform(Preprocessing(32, 32, mean[::-1], std[::-1], "bgr"))(frames)
+    assert torch.equal(bgr.flip(1), rgb)
+
+
+def test_crop_sizes_and_places_are_those_of_tsn():
+    sizes = {256: 0, 224: 1, 192: 2, 168: 3}
+    generator, seen = rng(), set()
+    for _ in range(4000):
+        top, left, height, width = draw_crop(256, 340, generator)
+        assert abs(sizes[height] - sizes[width]) <= 1
+        down, right = (256 - height) // 4, (340 - width) // 4
+        place = (down and top // down, left // right)
+        assert (top, left) == (place[0] * down, place[1] * right)
+        seen.add((height, width, *place))
+    heights = {pair[:2] for pair in seen}
+    assert len(heights) == 10
+    places = {s[2:] for s in seen if s[:2] == (192, 192)}
+    assert places == {
+        *((a, b) for a in (0, 2, 4) for b in (0, 2, 4)),
+        *((1, 1), (1, 3), (3, 1), (3, 3)),
+    }
+
+
+def test_train_shows_the_window_that_was_drawn():
+    transform = TrainTransform(Preprocessing(crop=128, resize=128, **RAW), scales=(0.5,))
+    for seed in range(10):
+        top, left, height, width = draw_crop(256, 256, rng(seed), (0.5,))
+        out, label = transform(ramps(256, 256), 3, rng(seed))
+        assert (height, width, label) == (128, 128, 3)
+        assert torch.equal((out[0, 0, :, 0] * 255).round(), torch.arange(top, top + 128.0))
+        assert torch.equal((out[0, 1, 0] * 255).round(), torch.arange(left, left + 128.0))
+
+
+def test_train_treats_all_frames_alike():
+    frame = noise(1, 60, 80, 3)
+    transform = TrainTransform(Preprocessing(crop=32, resize=32), flip="random")
+    for seed in range(5):
+        out, _ = transform(frame.expand(6, -1, -1, -1), 0, rng(seed))
+        assert torch.equal(out, out[:1].expand_as(out))
+
+
+def test_train_leaves_the_global_generators_alone():
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    frames = torch.zeros(1, 40, 40, 3, dtype=torch.uint8)
+    TrainTransform(Preprocessing(crop=32, resize=32), flip="random")(frames, 0, rng())
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize(("flip", "pairs"), [("none", ()), ("random", ()), ("swap", [[0, 3]])])
+def test_flip_changes_sides_and_labels(flip, pairs):
+    transform = TrainTransform(
+        Preprocessing(crop=64, resize=64, **RAW), scales=(1,), flip=flip, flip_pairs=pairs
+    )
+    mirrored = []
+    for seed in range(60):
+        outs = [transform(ramps(64, 64), label, rng(seed)) for label in (0, 1, 3)]
+        across = outs[0][0][0, 1, 0]
+        mirrored.append(bool(across[0] > across[-1]))
+        exchanged = flip == "swap" and mirrored[-1]
+        assert [label for _, label in outs] == ([3, 1, 0] if exchanged else [0, 1, 3])
+        assert torch.equal(outs[0][0], outs[1][0])
+    assert (15 < sum(mirrored) < 45) if flip != "none" else not any(mirrored)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"flip": "yes"}, "expected 'none', 'random' or 'swap'"),
+        ({"flip": "swap"}, "needs flip_pairs"),
+        ({"flip": "random", "flip_pairs": [[0, 1]]}, "flip 'swap' alone"),
+        ({"flip": "swap", "flip_pairs": [[0, 1], [1, 2]]}, "names class 1 twice, with 0 and 2"),
+        ({"flip": "swap", "flip_pairs": [[2, 2]]}, "two different classes"),
+        ({"flip": "swap", "flip_pairs": [[0, 1, 2]]}, "two different classes"),
+        ({"scales": (1.2,)}, "at most 1"),
+    ],
+)
+def test_train_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainTransform(Preprocessing(), **options)
+
+
+def test_swap_pairs_takes_names_and_indices():
+    classes = ["down", "left", "right", "up"]
+    assert swap_pairs([["left", "right"], [3, 0]], classes) == [[1, 2], [3, 0]]
+    with pytest.raises(ValueError, match="'lft', which is not a class; did you mean 'left'"):
+        swap_pairs([["lft", "right"]], classes)
+    with pytest.raises(ValueError, match="holds class 4; expected 0 … 3"):
+        swap_pairs([[4, 0]], classes)
+    with pytest.raises(ValueError, match="names class 2 twice"):
+        swap_pairs([["left", "right"], ["right", "up"]], classes)
+
+
+@pytest.mark.parametrize(
+    "frames", [torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 8, 8, 3)]
+)
+def test_frames_of_another_form_are_refused(frames):
+    with pytest.raises(ValueError, match=r"expected uint8 \(N, H, W, 3\)"):
+        EvalTransform(Preprocessing(crop=8, resize=8))(frames)

@@ -1,0 +1,121 @@
+"""A data set and networks small enough to check by hand, and what a spawned process runs."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+from ffn.core import FrameFlexible, convert
+from ffn.data.loader import ClipSampler, collate_eval
+from ffn.evaluation import evaluate, sweep
+from ffn.layers import AlterationSite, PerFrame
+
+CLASSES = 7
+
+
+class ToyVideos(Dataset):
+    """Random clips; video i has class 3 * i mod 5, so that classes 5 and 6 do not occur."""
+
+    def __init__(self, videos: int, views: tuple[int, ...] = (2, 4, 6), failed: tuple = ()) -> None:
+        self.views, self.failed = views, failed
+        self.records = [
+            SimpleNamespace(path=f"video_{i}.mp4", label=3 * i % 5) for i in range(videos)
+        ]
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict:
+        index = key[1] if isinstance(key, tuple) else key
+        record, ok = self.records[index], index not in self.failed
+        random = torch.Generator().manual_seed(index)
+        clip = torch.randn(3, max(self.views), 8, 8, generator=random) * ok
+        return {
+            "clips": {view: clip[:, :view] for view in self.views},
+            "label": record.label,
+            "index": index,
+            "ok": ok,
+            "error": "" if ok else f"{record.path}: no frames",
+        }
+
+
+def loader(dataset: Dataset, rank: int = 0, world_size: int = 1, batch_size: int = 2) -> DataLoader:
+    sampler = ClipSampler(
+        len(dataset), shuffle=False, rank=rank, world_size=world_size, batch_size=batch_size
+    )
+    return DataLoader(dataset, batch_size=batch_size, sampler=sampler, collate_fn=collate_eval)
+
+
+def plain(seed: int = 0) -> nn.Module:
+    torch.manual_seed(seed)
+    norm = nn.BatchNorm2d(6)
+    norm.running_mean.normal_()
+    net = nn.Sequential(
+        AlterationSite(3),
+        nn.Conv2d(3, 6, 3, 2),
+        norm,
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(54, CLASSES),
+    )
+    return PerFrame(net)
+
+
+def flexible() -> FrameFlexible:
+    model = convert(plain(), (2, 6))
+    for name, parameter in model.named_parameters():
+        if ".6." in name:  # so that the two sub-networks differ
+            nn.init.normal_(parameter)
+    return model
+
+
+class NaNAtVideo(nn.Module):
+    """Breaks at one video, at 4 frames only."""
+
+    def __init__(self, clip: torch.Tensor) -> None:
+        super().__init__()
+        self.register_buffer("clip", clip)
+        self.weight = nn.Parameter(torch.ones(1))
+
+    def forward(self, clip: torch.Tensor) -> torch.Tensor:
+        same = clip.shape[2] == 4 and (clip[:, :, 0] == self.clip[:, 0]).flatten(1).all(1)
+        logits = clip.mean((2, 3, 4)).repeat(1, 3)[:, :CLASSES]
+        return torch.where(torch.as_tensor(same).view(-1, 1), torch.nan, logits)
+
+
+def spawned(rank: int, world_size: int, folder: str) -> None:
+    """Write what this process got for several data sets, the error of a broken model included."""
+    torch.set_num_threads(1)
+    rendezvous = f"file://{folder}/rendezvous_{world_size}"
+    torch.distributed.init_process_group(
+        "gloo", init_method=rendezvous, rank=rank, world_size=world_size
+    )
+    results: dict = {}
+    for videos in (7, 2):  # uneven; with three processes the last has none of the two
+        toys = ToyVideos(videos, failed=(1,))
+        result = sweep(flexible(), loader(toys, rank, world_size), latency=False, keep_logits=True)
+        kept = result.predictions
+        results[f"sweep_{videos}"] = comparable(result)
+        results[f"kept_{videos}"] = kept and {t: x.tolist() for t, x in kept.logits.items()}
+        results[f"evaluate_{videos}"] = evaluate(flexible(), loader(toys, rank, world_size))
+    toys = ToyVideos(7)
+    try:
+        evaluate(NaNAtVideo(toys[5]["clips"][4]), loader(toys, rank, world_size))
+    except FloatingPointError as error:
+        results["error"] = str(error)
+    padded = torch.utils.data.DistributedSampler(ToyVideos(7), world_size, rank, shuffle=False)
+    twice = DataLoader(ToyVideos(7), 2, sampler=padded, collate_fn=collate_eval)
+    results["padded"] = evaluate(flexible(), twice)
+    Path(folder, f"{world_size}_{rank}.json").write_text(json.dumps(results))
+    torch.distributed.destroy_process_group()
+
+
+def comparable(result: object) -> dict:
+    content = asdict(replace(result, predictions=None))
+    return json.loads(json.dumps(content | {"measured": result.measured["precision"]}))

@@ -1,0 +1,222 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from evaluation_toys import (
+    CLASSES,
+    NaNAtVideo,
+    ToyVideos,
+    comparable,
+    flexible,
+    loader,
+    plain,
+    spawned,
+)
+from rich.console import Console
+from torch import multiprocessing as mp
+
+from ffn.evaluation import (
+    Sweep,
+    evaluate,
+    load_predictions,
+    load_table,
+    print_table,
+    save_predictions,
+    save_table,
+    sweep,
+)
+
+
+def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, float]:
+    """One video after the other, in plain Python."""
+    model.eval()
+    first, five, classes = [], [], {}
+    for i in range(len(toys)):
+        sample = toys[i]
+        with torch.no_grad():
+            row = model(sample["clips"][frames][None])[0].tolist()
+        order = sorted(range(CLASSES), key=lambda k: -row[k])
+        first.append(sample["ok"] and order[0] == sample["label"])
+        five.append(sample["ok"] and sample["label"] in order[:5])
+        classes.setdefault(sample["label"], []).append(first[-1])
+    mean_class = sum(sum(rights) / len(rights) for rights in classes.values()) / len(classes)
+    return {
+        "top1": 100 * sum(first) / len(toys),
+        "top5": 100 * sum(five) / len(toys),
+        "mean_class": 100 * mean_class,
+    }
+
+
+@pytest.fixture(scope="module")
+def swept() -> Sweep:
+    toys = ToyVideos(33, failed=(4, 20))
+    return sweep(flexible(), loader(toys, batch_size=4), name="toy.f2_6", keep_logits=True)
+
+
+def test_rows_equal_one_video_after_the_other(swept: Sweep) -> None:
+    toys = ToyVideos(33, failed=(4, 20))
+    assert [row.frames for row in swept.rows] == [2, 4, 6]
+    for row in swept.rows:
+        expected = by_hand(flexible(), toys, row.frames)
+        got = {"top1": row.top1, "top5": row.top5, "mean_class": row.mean_class}
+        assert got == pytest.approx(expected, abs=1e-12)
+        assert 0 < row.top1 < row.top5 < 100
+        assert (row.videos, row.failed) == (33, 2)
+        assert row.gmacs == row.frames * (3 * 3 * 6 * 27 + 54 * 7) / 1e9
+        assert row.latency_ms > 0
+    assert [row.subnet for row in swept.rows] == [2, 6, 6]
+    assert swept.failed == ("video_4.mp4: no frames", "video_20.mp4: no frames")
+    assert swept.params - swept.rows[0].params == 2 * 6 + 3
+    assert swept.crop == (8, 8)
+
+
+def test_evaluate_gives_the_accuracies_of_the_sweep(swept: Sweep) -> None:
+    got = evaluate(flexible(), loader(ToyVideos(33, failed=(4, 20))))
+
+    assert got == {
+        row.frames: {
+            "top1": row.top1, "top5": row.top5, "mean_class": row.mean_class, "failed": 2
+        }
+        for row in swept.rows
+    }  # fmt: skip
+
+
+def test_a_plain_network_has_no_sub_network() -> None:
+    result = sweep(plain(), loader(ToyVideos(5)), trained_frames=[4], latency=False)
+
+    assert {(row.subnet, row.latency_ms) for row in result.rows} == {(None, None)}
+    assert result.trained_frames == (4,)
+
+
+def test_the_model_and_the_random_state_stay_as_they_were() -> None:
+    model = flexible().train()
+    model.model.net[2].eval()
+    model.activate(2)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    modes = [module.training for module in model.modules()]
+    given = loader(ToyVideos(5))
+    given.generator = torch.Generator()  # torch's loader draws a seed for its workers
+    random = torch.get_rng_state()
+
+    sweep(model, given)
+
+    assert model.active == 2
+    assert [module.training for module in model.modules()] == modes
+    torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_mixed_precision_answers_nearly_the_same(swept: Sweep, precision: str) -> None:
+    toys = ToyVideos(33, failed=(4, 20))
+    result = sweep(
+        flexible(), loader(toys), precision=precision, latency=False, keep_logits=True
+    )  # fmt: skip
+
+    got, exact = result.predictions.logits[4], swept.predictions.logits[4]
+    assert got.dtype == torch.float32
+    assert not torch.equal(got[0], exact[0])
+    torch.testing.assert_close(got, exact, rtol=0.02, atol=0.02, equal_nan=True)
+    assert result.measured["precision"] == precision
+
+
+def test_nan_names_frames_and_first_video() -> None:
+    toys = ToyVideos(7)
+
+    with pytest.raises(FloatingPointError, match=r"at 4 frames, first for video 5 \(video_5.mp4\)"):
+        evaluate(NaNAtVideo(toys[5]["clips"][4]), loader(toys))
+
+
+def test_videos_that_never_come_are_an_error() -> None:
+    collate = loader(ToyVideos(7)).collate_fn
+    part = torch.utils.data.DataLoader(ToyVideos(7), sampler=[0, 2, 6], collate_fn=collate)
+
+    with pytest.raises(RuntimeError, match="4 of 7 videos were never tested, first video 1"):
+        evaluate(plain(), part)
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_several_processes_equal_one(world_size: int, tmp_path: Path) -> None:
+    mp.spawn(spawned, args=(world_size, str(tmp_path)), nprocs=world_size)
+
+    ranks = [
+        json.loads((tmp_path / f"{world_size}_{r}.json").read_text()) for r in range(world_size)
+    ]
+    for videos in (7, 2):
+        toys = ToyVideos(videos, failed=(1,))
+        alone = sweep(flexible(), loader(toys), latency=False, keep_logits=True)
+        metrics = evaluate(flexible(), loader(toys))
+        for rank, got in enumerate(ranks):
+            assert got[f"sweep_{videos}"] == comparable(alone)
+            assert got[f"evaluate_{videos}"] == {str(t): m for t, m in metrics.items()}
+            assert (got[f"kept_{videos}"] is None) == (rank > 0)
+        for frames, logits in ranks[0][f"kept_{videos}"].items():
+            expected = alone.predictions.logits[int(frames)]
+            torch.testing.assert_close(torch.tensor(logits), expected, equal_nan=True)
+    padded = evaluate(flexible(), loader(ToyVideos(7)))
+    for got in ranks:
+        assert "at 4 frames, first for video 5 (video_5.mp4)" in got["error"]
+        assert got["padded"] == {str(t): m for t, m in padded.items()}
+
+
+def test_predictions_reproduce_the_table(swept: Sweep, tmp_path: Path) -> None:
+    kept = load_predictions(save_predictions(swept, tmp_path / "new" / "toy.safetensors"))
+
+    assert kept.paths == tuple(f"video_{i}.mp4" for i in range(33))
+    assert kept.label.tolist() == [3 * i % 5 for i in range(33)]
+    assert (~kept.ok).nonzero().flatten().tolist() == [4, 20]
+    for row in swept.rows:
+        logits = kept.logits[row.frames]
+        assert logits[4].isnan().all()
+        right = (logits.argmax(1) == kept.label) & kept.ok
+        assert 100 * right.double().mean().item() == pytest.approx(row.top1, abs=1e-12)
+
+
+def test_predictions_must_have_been_kept(swept: Sweep, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="keep_logits=True"):
+        save_predictions(replace(swept, predictions=None), tmp_path / "toy.safetensors")
+
+
+def test_tables_come_back(swept: Sweep, tmp_path: Path) -> None:
+    other = sweep(plain(), loader(ToyVideos(5)), name="plain", latency=False)
+
+    files = save_table([swept, other], tmp_path / "new")
+
+    assert [file.name for file in files] == ["results.csv", "results.json", "results.png"]
+    assert load_table(files[1]) == [replace(swept, predictions=None), other]
+    with files[0].open(newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    assert [row["network"] for row in rows] == ["toy.f2_6"] * 3 + ["plain"] * 3
+    assert float(rows[1]["top1"]) == swept.rows[1].top1
+    assert (rows[3]["subnet"], rows[3]["latency_ms"]) == ("", "")
+    assert files[2].read_bytes().startswith(b"\x89PNG")
+    written = json.loads(files[1].read_text())["networks"][0]
+    assert set(written["measured"]) == {"date", "device", "precision", "versions"}
+    assert written["measured"]["versions"]["torch"] == torch.__version__
+
+
+def test_a_file_of_another_format_is_an_error(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text('{"format": 99}')
+
+    with pytest.raises(ValueError, match="format 99; expected 1"):
+        load_table(tmp_path / "results.json")
+
+
+def test_the_screen_shows_every_row_and_the_failures(swept: Sweep) -> None:
+    screen = io.StringIO()
+
+    print_table([swept], Console(file=screen, width=120))
+
+    text = screen.getvalue()
+    for row in swept.rows:
+        assert f"{row.top1:.2f}" in text
+    assert "toy.f2_6, 8 x 8 pixels" in text
+    assert (
+        "2 of 33 videos could not be decoded and count as wrong:\n  video_4.mp4: no frames" in text
+    )
