@@ -353,8 +353,8 @@ def _encode(path: Path, film: np.ndarray) -> None:
         raise ModuleNotFoundError(
             "writing videos needs PyAV; install the extra: pip install 'frame-flexible[video]'"
         ) from error
-    # One thread: the bytes then do not depend on the machine's number of cores.
-    options = {"crf": "20", "preset": "veryfast", "threads": "1"}
+    # A constant quantiser and one thread: x264's rate control gives other bytes from run to run.
+    options = {"qp": "20", "preset": "veryfast", "threads": "1"}
     with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FRAME_RATE, options=options)
         stream.height, stream.width = film.shape[1:3]

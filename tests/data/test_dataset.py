@@ -76,6 +76,8 @@ def test_sample_depends_on_seed_epoch_and_index_alone(records):
     assert equal(VideoDataset(records, seed=7, **options)[3, 1], first)
     assert equal(dataset[1], dataset[0, 1])
     assert not equal(dataset[4, 1], first)
+    twice = VideoDataset([records[1], records[1]], **options)  # one video at two places
+    assert not equal(twice[0], twice[1])
     assert not equal(VideoDataset(records, seed=8, **options)[3, 1], first)
 
 

@@ -1,0 +1,68 @@
+"""Every command block of the README does what it says, as far as a CPU without data can tell."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from ffn.data.synthetic import generate
+from ffn.engine.config import load_config
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"```{language}\n(.*?)```", README, flags=re.DOTALL)
+
+
+def commands() -> list[list[str]]:
+    return [shlex.split(line) for block in blocks("bash") for line in block.splitlines() if line]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A working folder with the generated data, few films per class, where the README puts it."""
+    folder = tmp_path_factory.mktemp("readme")
+    generate(folder / "data" / "motion", train_per_class=1, val_per_class=1)
+    return folder
+
+
+@pytest.mark.parametrize("code", blocks("python"))
+def test_python_block_runs(
+    code: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(folder)
+    exec(compile(code, "README.md", "exec"), {})
+    assert capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", [c for c in commands() if "tools/train.py" in c], ids=" ".join)
+def test_training_command_has_a_valid_config(command: list[str]) -> None:
+    _, config, *options = command[command.index("tools/train.py") :]
+    assert load_config(ROOT / config, options).model.name
+
+
+@pytest.mark.parametrize(
+    "command",
+    [c for c in commands() if c[0] in ("tools/test.py", "tools/predict.py")],
+    ids=lambda c: c[0],
+)
+def test_command_runs_on_the_weights_that_ship(
+    command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(folder)
+    (folder / "configs").is_symlink() or (folder / "configs").symlink_to(ROOT / "configs")
+    main = importlib.import_module(f"ffn.cli.{Path(command[0]).stem}").main
+    assert main(command[1:]) == 0
+
+
+def test_every_tool_that_is_named_exists() -> None:
+    for tool in re.findall(r"tools/\w+\.py", README):
+        assert (ROOT / tool).is_file(), tool
+    for target in re.findall(r"make ([\w-]+)", README):
+        assert re.search(rf"^{target}:", (ROOT / "Makefile").read_text(), flags=re.MULTILINE)
