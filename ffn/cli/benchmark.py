@@ -8,14 +8,15 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:  # the rest is imported where it is used, so that --help is quick
-    import torch
-    from torch import Tensor, nn
+import torch
+from torch import Tensor, nn
 
+from ffn.core import convert, extract, nearest
+
+if TYPE_CHECKING:  # what else there is of ffn is imported where it is used: --help is quick
     from ffn.data import Record
     from ffn.evaluation.benchmark import Comparison
 
@@ -25,8 +26,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     # The profiler, asked for memory below, would report that a CPU-only machine has no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-
-    import torch
 
     from ffn.data import VideoError
     from ffn.evaluation.benchmark import (
@@ -67,8 +66,6 @@ def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
     A step is what the training loop does with a batch that lies ready: forward, backward, clipping
     of gradients, optimiser.
     """
-    import torch
-
     from ffn.evaluation.benchmark import Variant, compare, in_sequence, interleave, peak_memory
 
     counts = _views(given.frames)
@@ -99,7 +96,7 @@ def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
     variants.append(in_sequence(every, variants[2:]))
     pairs = [("together", "sequential"), ("together", largest), ("together", every)]
     pairs += [("sequential", largest), ("sequential", every)]
-    title = f"{given.model}, views {_joined(counts)}, {given.batch_size} videos of {given.size} px"
+    title = f"{given.model}, views {_joined(counts)}, {given.batch_size} videos of {side} px"
     return [compare(title, variants, pairs)]
 
 
@@ -109,14 +106,13 @@ class _Training:
     def __init__(
         self, given: argparse.Namespace, task: str, frames: Sequence[int], device: torch.device
     ) -> None:
-        import torch
-
         from ffn.engine import build
         from ffn.engine.config import load_config
 
         options = [f"model.name={given.model}", f"task.name={task}", f"task.frames={list(frames)}"]
         config = load_config(None, options)
         self.device, self.precision = device, given.precision
+        self.clip_norm = config.train.clip_norm
         self.model = build.build_model(config, given.num_classes).to(device).train()
         self.task = build.build_task(config, self.model).train()
         self.optimiser = build.build_optimiser(config, self.model)
@@ -124,45 +120,31 @@ class _Training:
 
     def step(self, batch: dict[str, Any], *, sequential: bool = False) -> None:
         """One optimiser step; the gradients are gone after it."""
-        from torch.nn.utils import clip_grad_norm_
-
         from ffn.engine.tasks import backward_each_view
 
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        autocast = torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
         if sequential:
-            with self._autocast():
-                backward_each_view(self.task, batch, 1.0, self.scaler)
+            backward_each_view(self.task, batch, 1.0, self.scaler, autocast)
         else:
-            with self._autocast():
+            with autocast:
                 loss = self.task(batch)["loss"]
             self.scaler.scale(loss).backward()
         self.scaler.unscale_(self.optimiser)
-        clip_grad_norm_(self.model.parameters(), 20.0)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
         self.scaler.step(self.optimiser)
         self.scaler.update()
         self.optimiser.zero_grad(set_to_none=True)
 
     def held(self) -> int:
         """Bytes that stay between steps: weights, statistics, the optimiser's state."""
-        import torch
-
         states = self.optimiser.state.values()
         state = [v for values in states for v in values.values() if torch.is_tensor(v)]
         return _model_bytes(self.model) + _bytes(state)
 
-    def _autocast(self) -> Any:
-        import torch
-
-        if self.precision == "fp32":
-            return nullcontext()
-        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
-        return torch.autocast(self.device.type, dtype)
-
 
 def _infer(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
     """Forwards of a frame-flexible network, of its sub-network taken out, of a plain network."""
-    import torch
-
-    from ffn.core import convert, extract, nearest
     from ffn.evaluation import inference
     from ffn.evaluation.benchmark import Variant, compare, interleave, peak_memory
     from ffn.zoo import create_model
@@ -258,8 +240,9 @@ def _records(given: argparse.Namespace, folder: Path, size: int) -> list[Record]
     from ffn.data.synthetic import CLASSES, generate
 
     if given.annotations is not None:
-        root = None if given.annotations.is_dir() else given.root
-        return read_annotations(given.annotations, root=root)[0][: given.videos]
+        return read_annotations(given.annotations, root=given.root)[0][: given.videos]
+    if given.root is not None:
+        raise ValueError(f"--root {given.root} needs --annotations, the list of videos in it")
     per_class = -(-given.videos // len(CLASSES))
     side = 2 * (_preprocessing(size).resize // 2)  # H.264 needs an even number
     generate(folder, train_per_class=per_class, val_per_class=1, size=side)
@@ -281,8 +264,6 @@ def _views(frames: Sequence[int]) -> list[int]:
 
 
 def _device(name: str | None) -> torch.device:
-    import torch
-
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -316,77 +297,59 @@ def _parser() -> argparse.ArgumentParser:
         "OMP_NUM_THREADS.",
     )
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="train|infer|data")
-    train = commands.add_parser(
-        "train", help="frame-flexible training, views together and sequential, against plain"
-    )
-    train.set_defaults(measure=_train, items="videos")
-    infer = commands.add_parser(
-        "infer", help="frame-flexible network, its extracted sub-network, plain network"
-    )
-    infer.set_defaults(measure=_infer, items="clips")
-    data = commands.add_parser("data", help="one decode for all views against a decode per view")
-    data.set_defaults(measure=_data, items="samples")
+
+    def add(name: str, measure: Callable, items: str, text: str) -> argparse.ArgumentParser:
+        command = commands.add_parser(
+            name,
+            help=text,
+            description=text,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+        )
+        command.set_defaults(measure=measure, items=items)
+        return command
+
+    train = add("train", _train, "videos", "views together and in sequence, against plain training")
+    infer = add("infer", _infer, "clips", "frame-flexible, its extracted sub-network, plain")
+    data = add("data", _data, "samples", "one decode for all views against a decode per view")
 
     for command, batch_size in ((train, 8), (infer, 1)):
-        command.add_argument("--model", default="tsm_r50", help="default: tsm_r50")
-        command.add_argument("--num-classes", type=_positive, default=174, metavar="K")
-        command.add_argument(
-            "--batch-size",
-            type=_positive,
-            default=batch_size,
-            metavar="B",
-            help=f"default: {batch_size}",
-        )
-        command.add_argument(
-            "--size", type=_positive, default=224, metavar="PX", help="side of a frame"
-        )
-        command.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
-        command.add_argument("--device", help="cpu, cuda, cuda:1; default: cuda if there is one")
+        option = command.add_argument
+        option("--model", default="tsm_r50", help="a name of the zoo")
+        option("--num-classes", type=_positive, default=174, metavar="K", help="classes")
+        option("--batch-size", type=_positive, default=batch_size, metavar="B", help="videos")
+        option("--size", type=_positive, default=224, metavar="PX", help="side of a frame")
+        option("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="arithmetic")
+        option("--device", help="cpu, cuda, cuda:1, ...; without it, cuda if there is one")
+    counts = {"nargs": "+", "type": _positive, "metavar": "T"}
     for command in (train, data):
-        command.add_argument(
-            "--frames",
-            nargs="+",
-            type=_positive,
-            default=[4, 8, 16],
-            metavar="T",
-            help="the views; default: 4 8 16",
-        )
-    infer.add_argument(
-        "--frames", nargs="+", type=_positive, metavar="T", help="default: the trained ones"
-    )
-    infer.add_argument(
-        "--trained-frames",
-        nargs="+",
-        type=_positive,
-        default=[4, 8, 16],
-        metavar="T",
-        help="default: 4 8 16",
-    )
-    data.add_argument(
+        command.add_argument("--frames", default=[4, 8, 16], help="the views", **counts)
+    infer.add_argument("--frames", help="tested; without it, the trained ones", **counts)
+    infer.add_argument("--trained-frames", default=[4, 8, 16], help="sub-networks", **counts)
+
+    option = data.add_argument
+    option(
         "--size",
         nargs="+",
         type=_positive,
         default=[224],
         metavar="PX",
-        help="sides of a network's input, each measured; generated films are 256/224 of it",
+        help="sides of a clip, each measured; generated films are 256/224 of it",
     )
-    data.add_argument(
+    option(
         "--annotations",
         type=Path,
         metavar="FILE",
-        help="list of videos, or folder per class; default: films are generated (needs the extra "
-        "'video')",
+        help="list of videos, or a folder per class; without it films are generated, which needs "
+        "the extra 'video'",
     )
-    data.add_argument("--root", type=Path, help="folder of the paths in --annotations")
-    data.add_argument(
-        "--videos", type=_positive, default=14, metavar="N", help="how many at most; default: 14"
-    )
+    option("--root", type=Path, metavar="FOLDER", help="where the paths in the list start")
+    option("--videos", type=_positive, default=14, metavar="N", help="how many at most")
+
     for command, rounds in ((train, 10), (infer, 20), (data, 5)):
-        command.add_argument(
-            "--rounds", type=_positive, default=rounds, metavar="N", help=f"default: {rounds}"
-        )
-        command.add_argument("--output", type=Path, metavar="FILE.json", help="also write it there")
-        command.add_argument("--overwrite", action="store_true", help="replace a file there")
+        option = command.add_argument
+        option("--rounds", type=_positive, default=rounds, metavar="N", help="timed runs of each")
+        option("--output", type=Path, metavar="FILE.json", help="also write the results there")
+        option("--overwrite", action="store_true", help="replace a file that is there")
     return parser
 
 

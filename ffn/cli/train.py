@@ -27,13 +27,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
 
+    from ffn.data import VideoError
     from ffn.engine.distributed import processes
     from ffn.engine.loop import Trainer
+    from ffn.zoo import WeightsError
 
     with processes() as world:
         try:
             best = Trainer(config, world).run()
-        except (ValueError, FileNotFoundError) as error:
+        except (
+            ValueError,
+            FileNotFoundError,
+            FloatingPointError,
+            VideoError,
+            WeightsError,
+        ) as error:
             print(f"train.py: {error}", file=sys.stderr)
             return 2
         if world.is_main:

@@ -14,12 +14,8 @@ from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
 from ffn.core.selection import check_trained_frames
 
-NORMS = (
-    nn.modules.batchnorm._NormBase,  # BatchNorm, SyncBatchNorm and InstanceNorm of every rank
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
+# _NormBase: BatchNorm, SyncBatchNorm and InstanceNorm of every rank.
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 Selection = str | Callable[[str, nn.Module], bool]
 
@@ -110,7 +106,7 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
     """Modules to be owned per count, by name; none lies inside another."""
     rules: dict[str, Callable[[str, nn.Module], bool]] = {
         "norms": lambda name, module: isinstance(module, NORMS),
-        "all": lambda name, module: any(True for _ in module.parameters(recurse=False)),
+        "all": lambda name, module: isinstance(module, NORMS) or len(module._parameters) > 0,
     }
     if private == "none":
         return {}
@@ -136,24 +132,26 @@ def _put_alterations(
     """Put alterations on marked sites or on the inputs of named modules; return where."""
     if isinstance(alter, str) and alter not in ("sites", "none"):
         raise ValueError(f'alter is "{alter}"; allowed: "sites", "none", or name patterns')
+    device = next((p.device for p in model.parameters()), None)
 
-    def alterations(channels: int, channel_dim: int) -> PrivateModules:
-        return PrivateModules({n: WeightAlteration(channels, channel_dim) for n in counts})
+    def alterations(channels: int, dim: int) -> PrivateModules:
+        return PrivateModules({n: WeightAlteration(channels, dim) for n in counts}).to(device)
 
     # A module that is private as a whole needs no alteration inside.
     free = {n: m for n, m in model.named_modules() if n and not _is_inside(n, private)}
     if isinstance(alter, str):
-        marked = {n: m for n, m in free.items() if getattr(m, "is_alteration_site", False)}
-        marked = {} if alter == "none" else marked
+        sites = {n: m for n, m in model.named_modules() if getattr(m, "is_alteration_site", False)}
+        if alter == "sites" and not sites:
+            got = type(model).__name__
+            raise ValueError(f'{got} marks no site; name layers in alter=, or pass alter="none"')
+        marked = {n: m for n, m in sites.items() if alter == "sites" and n in free}
         _replace(model, {id(m): alterations(m.channels, m.channel_dim) for m in marked.values()})
         return list(marked)
 
     names = [n for n in free if any(fnmatch.fnmatchcase(n, pattern) for pattern in alter)]
     if not names:
-        raise ValueError(
-            f"alter={list(alter)} matches no module of {type(model).__name__}; names look like "
-            f"{', '.join(list(free)[:3])}"
-        )
+        like = f"{type(model).__name__}; names look like {', '.join(list(free)[:3])}"
+        raise ValueError(f"alter={list(alter)} matches no module of {like}")
     for name in names:
         free[name].alteration = alterations(*_input_channels(name, free[name]))
         free[name].register_forward_pre_hook(_alter_input)

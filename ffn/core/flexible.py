@@ -97,7 +97,7 @@ class FrameFlexible(nn.Module):
         for name, module in private.items():
             plain = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(name)}
             for count, copy in module.items():
-                if isinstance(copy, WeightAlteration):  # a plain network has none: as it is
-                    plain = {f"{name}weight": copy.weight.detach().clone()}
-                new = {f"{name}{count}.{key[len(name) :]}": value for key, value in plain.items()}
-                state_dict.update(new)
+                new = {key[len(name) :]: value for key, value in plain.items()}
+                if isinstance(copy, WeightAlteration) and not plain:  # it has none: as they are
+                    new = {"weight": copy.weight.detach().clone()}
+                state_dict.update({f"{name}{count}.{key}": new[key] for key in new})

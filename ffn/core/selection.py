@@ -15,9 +15,8 @@ def nearest(frames: int, trained_frames: Iterable[int]) -> int:
     """
     if frames < 1:
         raise ValueError(f"the clip has {frames} frames; at least 1 is needed")
-    return min(
-        check_trained_frames(trained_frames), key=lambda count: (abs(count - frames), -count)
-    )
+    counts = check_trained_frames(trained_frames)
+    return min(counts, key=lambda count: (abs(count - frames), -count))
 
 
 def check_trained_frames(trained_frames: Iterable[int]) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from yaml import YAMLError
 
 
 class Task(Enum):
@@ -176,6 +177,7 @@ class TrainConfig:
     precision: Precision = _option(Precision.fp32, "fp32, bf16 or fp16 (autocast)")
     clip_norm: float | None = _option(20.0, "largest gradient norm; null: no clipping")
     freeze_norms: bool = _option(False, "normalisation layers keep statistics and affine as given")
+    sync_norms: bool = _option(False, "BatchNorm statistics over all processes (CUDA only)")
     validate_epochs: int = _option(1, "epochs between validations; the last one always validates")
     save_steps: int = _option(0, "steps between checkpoints inside an epoch; 0: at epoch ends only")
     seed: int = _option(0, "seed of initialisation, order, sampling and augmentation")
@@ -236,7 +238,10 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     if path is not None:
         if not Path(path).is_file():
             raise ConfigError(f"no config file {path}; see configs/ for the ones that ship")
-        loaded = OmegaConf.load(path)
+        try:
+            loaded = OmegaConf.load(path)
+        except YAMLError as error:
+            raise ConfigError(f"{path} is no yaml: {error}") from error
         if not isinstance(loaded, DictConfig):
             raise ConfigError(f"{path} holds no options; expected yaml with keys as train.epochs")
         config = _merge(config, loaded, str(path))
@@ -271,12 +276,16 @@ def option_help() -> str:
         choices = (
             f" ({'|'.join(e.value for e in type(default))})" if isinstance(default, Enum) else ""
         )
-        shown = "null" if shown is None else shown
+        shown = {None: "null", True: "true", False: "false"}[shown] if _is_word(shown) else shown
         lines.append(f"  {f'{key}={shown}':<44} {option.metadata['help']}{choices}")
     return "\n".join(lines)
 
 
 _MISSING = fields(Config)[0].default
+
+
+def _is_word(value: Any) -> bool:
+    return value is None or isinstance(value, bool)
 
 
 def _options(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -325,6 +334,9 @@ def _check(config: Config) -> None:
         and len(frames) != 1,
         f"data.test_frames is {data.test_frames}; give positive counts": not data.test_frames
         or min(data.test_frames) < 1,
+        f"train.batch_size is {train.batch_size}; at least 1": train.batch_size < 1,
+        f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
+        f"data.workers is {data.workers}; at least 0": data.workers < 0,
         f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
         f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,
         f"train.epochs is {train.epochs}; at least 1": train.epochs < 1,

@@ -9,6 +9,7 @@ import json
 import logging
 import netrc
 import os
+import secrets
 import time
 from pathlib import Path
 from types import TracebackType
@@ -109,8 +110,18 @@ def _start_wandb(folder: Path, mode: str, project: str, config: dict[str, Any]) 
         mode = "online" if _has_wandb_account() else "offline"
     import wandb
 
-    settings = wandb.Settings(silent=mode == "offline", console="off")
-    return wandb.init(project=project, dir=str(folder), mode=mode, config=config, settings=settings)
+    identity = folder / "wandb_id"  # a continued run goes on in wandb too
+    if not identity.is_file():
+        identity.write_text(secrets.token_hex(4))
+    return wandb.init(
+        project=project,
+        id=identity.read_text().strip(),
+        resume="allow" if mode == "online" else None,
+        dir=str(folder),
+        mode=mode,
+        config=config,
+        settings=wandb.Settings(silent=mode == "offline", console="off"),
+    )
 
 
 def _has_wandb_account() -> bool:

@@ -62,7 +62,9 @@ class Trainer:
         self.model = build.build_model(config, len(self.videos.classes)).to(world.device)
         self.started_from = None
         if config.model.weights is not None:
-            self.started_from = zoo.load_start(self.model, config.model.weights)
+            self.started_from = zoo.load_start_weights(self.model, config.model.weights)
+        if config.train.sync_norms:
+            self.model = _synchronise_norms(self.model, world)
         self.task = build.build_task(config, self.model)
         if config.train.freeze_norms:
             for norm in _norms(self.model):
@@ -150,8 +152,7 @@ class Trainer:
         autocast = torch.autocast(world.device.type, dtype, train.precision is not Precision.fp32)
         scale = 1 / train.accumulate
         if train.views is Views.sequential:
-            with autocast:
-                outputs = backward_each_view(self.task, batch, scale, self.scaler)
+            outputs = backward_each_view(self.task, batch, scale, self.scaler, autocast)
             if last:
                 average_gradients(self.model.parameters(), world)
         else:
@@ -351,6 +352,13 @@ class _Meter:
     def rate(self) -> str:
         rate, waited = self.speed()
         return f"{rate:.0f} videos/s, data {waited:.0%}"
+
+
+def _synchronise_norms(model: nn.Module, world: World) -> nn.Module:
+    """BatchNorm over the batches of all processes; torch has it on CUDA alone."""
+    if world.device.type != "cuda":
+        raise ConfigError("train.sync_norms=true needs CUDA devices; leave it out on a CPU")
+    return nn.SyncBatchNorm.convert_sync_batchnorm(model) if world.size > 1 else model
 
 
 def _norms(model: nn.Module) -> list[nn.Module]:

@@ -8,14 +8,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from ffn.core import NORMS
+from ffn.core import NORMS, PrivateModules
 
 
 def tsm_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """TSM's parameter groups: a faster head, faster biases, no decay on biases and norms.
 
     Head weight lr x5; head bias lr x10, no decay; other biases lr x2, no decay; norms no decay;
-    everything else, alterations too, lr x1 with decay. The head is the last linear layer.
+    everything else, alterations too, lr x1 with decay. The head is the last linear layer, and all
+    its copies where every count owns one.
 
     Raises:
         ValueError: the model has no linear layer.
@@ -23,10 +24,10 @@ def tsm_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
     if not linear:
         raise ValueError("optim.groups=tsm needs a linear classifier; use optim.groups=standard")
-    head, norms = (
-        linear[-1],
-        {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()},
-    )
+    private = [m for m in model.modules() if isinstance(m, PrivateModules)]
+    copies = next((list(m.values()) for m in private if linear[-1] in m.values()), linear[-1:])
+    weights, biases = ({id(getattr(m, name)) for m in copies} for name in ("weight", "bias"))
+    norms = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
     rules: dict[str, dict[str, Any]] = {
         "weights": {"lr_scale": 1.0, "weight_decay": weight_decay},
         "biases": {"lr_scale": 2.0, "weight_decay": 0.0},
@@ -38,9 +39,9 @@ def tsm_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if parameter is head.weight:
+        if id(parameter) in weights:
             kind = "head weight"
-        elif parameter is head.bias:
+        elif id(parameter) in biases:
             kind = "head bias"
         elif id(parameter) in norms:
             kind = "norms"

@@ -130,7 +130,11 @@ def top1(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def backward_each_view(
-    task: _Task, batch: dict[str, Any], scale: float, scaler: torch.amp.GradScaler
+    task: _Task,
+    batch: dict[str, Any],
+    scale: float,
+    scaler: torch.amp.GradScaler,
+    autocast: torch.autocast,
 ) -> dict[str, Tensor]:
     """Run views one after another, each with its backward at once.
 
@@ -142,15 +146,21 @@ def backward_each_view(
         batch: see :meth:`_Task.forward`.
         scale: factor of every loss, one over the micro-batches of a step.
         scaler: the run's gradient scaler.
+        autocast: the precision of the forward passes.
 
     Returns:
         What :meth:`_Task.forward` returns, without graph.
     """
     outputs: dict[str, Tensor] = {}
-    total = 0.0
-    for name, loss, frames, logits in task.losses(batch):
+    total: Tensor | float = 0.0
+    views = task.losses(batch)
+    while True:
+        with autocast:
+            view = next(views, None)
+        if view is None:
+            return {"loss": total, **outputs}
+        name, loss, frames, logits = view
         scaler.scale(loss * scale).backward()
         outputs[f"loss/{name}"] = loss.detach()
         outputs[f"logits/{frames}"] = logits.detach()
         total = total + loss.detach()
-    return {"loss": total, **outputs}

@@ -1,7 +1,7 @@
 """Compare the cost of variants of one job, fairly on a machine that is never quite idle.
 
 Variants run in turn, A B C A B C …, so that a slow moment of the machine meets all of them. What
-counts are ratios: each round gives one, and their median is the result.
+counts are ratios: each round gives one; shown are their median and their quartiles.
 """
 
 from __future__ import annotations
@@ -62,16 +62,16 @@ class Ratio:
         name: the variant.
         over: the one it is compared with.
         speed: items per second, as a ratio: the median over the rounds. 2 is twice as fast.
-        slowest: the lowest ratio of a round.
-        fastest: the highest.
+        low: lower quartile of the rounds' ratios.
+        high: upper quartile.
         memory: peak memory, as a ratio; None if not measured.
     """
 
     name: str
     over: str
     speed: float
-    slowest: float
-    fastest: float
+    low: float
+    high: float
     memory: float | None
 
 
@@ -143,13 +143,13 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
         return torch.cuda.max_memory_allocated(device) - before
     if device.type != "cpu":
         raise ValueError(f"memory of device {device} cannot be measured; allowed: cpu, cuda")
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as run:
+    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         call()
     with tempfile.TemporaryDirectory() as folder:
         trace = Path(folder) / "trace.json"
         run.export_chrome_trace(str(trace))
         events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    changes = [e for e in events if e["name"] == "[memory]" and e["args"]["Device Type"] == 0]
+    changes = [e for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == 0]
     held = peak = 0
     for event in sorted(changes, key=lambda event: event["ts"]):
         held += event["args"]["Bytes"]  # negative when freed
@@ -237,7 +237,7 @@ def save_comparisons(
         comparisons: what was measured.
         path: the file; its folder is made if missing.
         measured: see :func:`describe_run`.
-        options: what was asked for.
+        options: what was asked for; paths become text.
     """
     content = {
         "format": FORMAT,
@@ -249,7 +249,7 @@ def save_comparisons(
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
     try:
-        partial.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+        partial.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
         partial.replace(path)
     finally:
         partial.unlink(missing_ok=True)
@@ -261,21 +261,29 @@ def _ratio(one: Variant, other: Variant) -> Ratio:
     memory = None
     if one.peak_bytes is not None and other.peak_bytes:
         memory = one.peak_bytes / other.peak_bytes
-    return Ratio(one.name, other.name, statistics.median(speeds), min(speeds), max(speeds), memory)
+    low, speed, high = _quartiles(speeds)
+    return Ratio(one.name, other.name, speed, low, high, memory)
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
 
 
 def _variant_table(comparison: Comparison, items: str) -> Table:
     measures_memory = any(v.peak_bytes is not None for v in comparison.variants)
     table = Table(title=escape(comparison.title))
     table.add_column("variant")
-    for column in (f"{items}/s", "ms", "fastest", "slowest"):
+    for column in (f"{items}/s", "ms", "25 %", "75 %"):
         table.add_column(column, justify="right", no_wrap=True)
     if measures_memory:
         table.add_column("peak MiB", justify="right", no_wrap=True)
     for variant in comparison.variants:
-        times = [1e3 * value for value in variant.seconds]
-        row = [variant.name, f"{variant.rate:.4g}", f"{statistics.median(times):.4g}"]
-        row += [f"{min(times):.4g}", f"{max(times):.4g}"]
+        low, middle, high = _quartiles([1e3 * value for value in variant.seconds])
+        row = [variant.name, *(f"{value:.4g}" for value in (variant.rate, middle, low, high))]
         if measures_memory:
             row.append("-" if variant.peak_bytes is None else f"{variant.peak_bytes / 2**20:.1f}")
         table.add_row(*row)
@@ -286,11 +294,11 @@ def _ratio_table(comparison: Comparison) -> Table:
     measures_memory = any(ratio.memory is not None for ratio in comparison.ratios)
     table = Table()
     table.add_column("ratio")
-    for column in ("speed", "lowest", "highest", *(["memory"] if measures_memory else [])):
+    for column in ("speed", "25 %", "75 %", *(["memory"] if measures_memory else [])):
         table.add_column(column, justify="right", no_wrap=True)
     for ratio in comparison.ratios:
         row = [f"{ratio.name} : {ratio.over}"]
-        row += [f"{value:.3f}" for value in (ratio.speed, ratio.slowest, ratio.fastest)]
+        row += [f"{value:.3f}" for value in (ratio.speed, ratio.low, ratio.high)]
         if measures_memory:
             row.append("-" if ratio.memory is None else f"{ratio.memory:.3f}")
         table.add_row(*row)

@@ -1,0 +1,49 @@
+"""Plain models by name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from torch import nn
+
+from ffn import backbones
+
+
+def create_model(
+    name: str, *, num_classes: int = 400, pretrained: bool = False, **kwargs: Any
+) -> nn.Module:
+    """Build a plain video model: clip (B, C, T, H, W) of any T to logits (B, K).
+
+    Args:
+        name: a registered model, as "tsm_r50" (see :func:`list_models`), or ``tsm.<timm name>`` for
+            any timm CNN with residual blocks.
+        num_classes: K, at least 1.
+        pretrained: start from the backbone's published image weights; the classifier starts anew.
+        kwargs: further arguments of the model's factory, as ``dropout=0.5``.
+
+    Raises:
+        ValueError: no model of that name; the message holds the closest ones.
+    """
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}; expected at least 1")
+    family, _, timm_name = name.partition(".")
+    if timm_name and family in backbones.families():
+        _check_timm_name(name, timm_name)
+    return backbones.build(name, num_classes=num_classes, pretrained=pretrained, **kwargs)
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Names that :func:`create_model` takes and that match a glob pattern, sorted."""
+    return backbones.model_names(pattern)
+
+
+def _check_timm_name(name: str, timm_name: str) -> None:
+    import timm
+
+    if timm.is_model(timm_name):
+        return
+    close = difflib.get_close_matches(timm_name.split(".")[0], timm.list_models(), n=3)
+    family = name.partition(".")[0]
+    hint = f"did you mean {', '.join(f'{family}.{c}' for c in close)}?" if close else ""
+    raise ValueError(f'no model "{name}": timm has no "{timm_name}". {hint}'.strip())

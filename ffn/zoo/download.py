@@ -1,0 +1,142 @@
+"""Files from the web: cached, resumed where they broke off, never used before their hash fits."""
+
+from __future__ import annotations
+
+import hashlib
+import http.client
+import logging
+import os
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from filelock import FileLock
+
+from ffn.zoo.records import WeightsError
+
+ATTEMPTS = 5  # in a row that bring nothing new, before giving up
+TIMEOUT = 30  # seconds without a byte
+PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
+CHUNK = 1 << 20  # bytes
+
+_log = logging.getLogger(__name__)
+
+
+def home() -> Path:
+    """Where downloads are kept: the folder named by ``FFN_HOME``, by default ``~/.cache/ffn``."""
+    return Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
+
+
+def download(url: str, *, sha256: str) -> Path:
+    """Return the local copy of a file, fetched on the first call only.
+
+    A copy that is there and has the right hash is used without touching the network. A transfer
+    that broke off is continued, also by a later process. Two processes never write at once.
+
+    Args:
+        url: http or https address.
+        sha256: hash that the file must have, 64 hex digits.
+
+    Returns:
+        Path of the complete and checked file, ``FFN_HOME/weights/<hash>-<name>``.
+
+    Raises:
+        WeightsError: no connection, no such file, or another hash; a file of another hash is kept
+            beside the place with the ending ``.rejected``, and not used.
+    """
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https"):
+        raise WeightsError(f"cannot download {url!r}: expected an http or https address")
+    folder = home() / "weights"
+    target = folder / f"{sha256[:16]}-{Path(unquote(parts.path)).name or 'file'}"
+    if target.is_file() and sha256_of(target) == sha256:
+        return target
+
+    folder.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if target.is_file():
+            if sha256_of(target) == sha256:  # another process was faster
+                return target
+            _log.warning("%s was damaged after its download; fetching it again", target)
+            _reject(target)
+        part = target.with_name(f"{target.name}.part")
+        _log.info("downloading %s to %s", url, target)
+        _fetch(url, part)
+        found = sha256_of(part)
+        if found != sha256:
+            raise WeightsError(
+                f"{url} has sha256 {found}, expected {sha256}. It was not used and lies in "
+                f"{_reject(part, target)}. Try again; if this stays, the file was changed."
+            )
+        os.replace(part, target)
+    return target
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, 64 hex digits."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _reject(path: Path, name: Path | None = None) -> Path:
+    """Put a file aside, under the name it would have had."""
+    aside = (name or path).with_name(f"{(name or path).name}.rejected")
+    os.replace(path, aside)
+    return aside
+
+
+def _fetch(url: str, part: Path) -> None:
+    """Complete ``part``, continuing as long as attempts bring new bytes."""
+    failures = 0
+    while True:
+        before = _size(part)
+        try:
+            _transfer(url, part)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code < 500:
+                raise WeightsError(
+                    f"cannot download {url}: HTTP {error.code} {error.reason}"
+                ) from None
+            cause: Exception = error
+        except (OSError, http.client.HTTPException) as error:
+            cause = error
+        failures = 1 if _size(part) > before else failures + 1
+        if failures == ATTEMPTS:
+            raise WeightsError(
+                f"cannot download {url}: {cause}. {_size(part):,} bytes are kept in {part}; "
+                "the next try goes on from there."
+            ) from cause
+        time.sleep(PAUSE * 2 ** (failures - 1))
+
+
+def _transfer(url: str, part: Path) -> None:
+    """One request: append what ``part`` lacks; an early end raises ConnectionError."""
+    have = _size(part)
+    headers = {"User-Agent": "ffn"} | ({"Range": f"bytes={have}-"} if have else {})
+    request = urllib.request.Request(url, headers=headers)
+    try:
+        response = urllib.request.urlopen(request, timeout=TIMEOUT)
+    except urllib.error.HTTPError as error:
+        if have and error.code == 416:  # nothing lies beyond: the part is complete, or too long
+            return
+        raise
+    with response:
+        resumed = response.status == 206
+        expected = response.headers.get("Content-Length")
+        with part.open("ab" if resumed else "wb") as file:
+            start = file.tell()
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+            received = file.tell() - start
+    if expected is not None and received < int(expected):
+        raise ConnectionError(f"broken off after {received:,} of {int(expected):,} bytes")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

@@ -1,0 +1,458 @@
+"""convert and extract on the registry's networks and on others: exact, private, shared, reported."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterable
+
+import pytest
+import torch
+from core_models import CASES, TINY, Case, private_of, randomise, zero_alterations
+from torch import nn
+
+from ffn import backbones
+from ffn.core import FrameFlexible, PrivateModules, WeightAlteration, convert, extract
+from ffn.layers import AlterationSite, PerFrame
+
+COUNTS = (2, 4, 8)
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def everything(module: nn.Module) -> list[torch.Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def storages(module: nn.Module) -> set[int]:
+    return {t.untyped_storage().data_ptr() for t in everything(module) if t.numel()}
+
+
+def same_state(one: nn.Module, other: nn.Module) -> bool:
+    states = one.state_dict(), other.state_dict()
+    return list(states[0]) == list(states[1]) and all(
+        torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values(), strict=True)
+    )
+
+
+# --- exactness ----------------------------------------------------------------------------------
+
+
+@every_case
+@torch.no_grad()
+def test_bit_equal_to_the_plain_network_while_alterations_are_zero(case: Case) -> None:
+    plain = case.plain()
+    flexible = zero_alterations(convert(plain, COUNTS, **case.options))
+    small = {count: extract(flexible, count) for count in COUNTS}
+
+    for frames in (1, 3, 4, 9):
+        clip = case.clip(frames)
+        expected = plain(clip)
+        assert torch.equal(flexible(clip), expected)
+        for count in COUNTS:
+            assert torch.equal(flexible(clip, active=count), expected)
+            assert torch.equal(small[count](clip), expected)
+
+
+@every_case
+@torch.no_grad()
+def test_extracted_network_is_the_active_one(case: Case) -> None:
+    flexible = case.flexible(COUNTS)
+
+    outputs = []
+    for count in COUNTS:
+        small = extract(flexible, count)
+        for frames in (1, 4, 5):
+            assert torch.equal(small(case.clip(frames)), flexible(case.clip(frames), active=count))
+        outputs.append(small(case.clip(4)))
+        kinds = FrameFlexible, PrivateModules
+        assert not any(isinstance(module, kinds) for module in small.modules())
+        assert not storages(small) & storages(flexible)
+    assert not torch.equal(outputs[0], outputs[1])  # or the above would show nothing
+
+
+@every_case
+def test_original_stays_as_it_is(case: Case) -> None:
+    plain = case.plain()
+    before = copy.deepcopy(plain)
+
+    flexible = randomise(convert(plain, COUNTS, **case.options)).train()
+    flexible(case.clip(4)).sum().backward()
+
+    assert same_state(plain, before)
+    assert [type(m) for m in plain.modules()] == [type(m) for m in before.modules()]
+    assert not any(m._forward_pre_hooks for m in plain.modules())
+    assert all(p.grad is None for p in plain.parameters())
+    assert not storages(plain) & storages(flexible)
+
+
+def test_training_mode_carries_over() -> None:
+    assert convert(TINY.plain().train(), COUNTS).training
+    assert not any(m.training for m in convert(TINY.plain().eval(), COUNTS).modules())
+
+
+# --- what is private ----------------------------------------------------------------------------
+
+
+@every_case
+@torch.no_grad()
+def test_a_count_uses_its_own_norms_and_alterations_only(case: Case) -> None:
+    flexible = case.flexible(COUNTS)
+    clips = {count: case.clip(count) for count in COUNTS}
+    expected = {count: flexible(clips[count]) for count in COUNTS}
+
+    for count in COUNTS:
+        others = copy.deepcopy(flexible)
+        for other in set(COUNTS) - {count}:
+            for module in private_of(others, other).values():
+                for tensor in module.state_dict().values():
+                    tensor.fill_(7)
+        assert torch.equal(others(clips[count]), expected[count])
+
+        for kind in (WeightAlteration, nn.Module):
+            own = copy.deepcopy(flexible)
+            modules = private_of(own, count).values()
+            chosen = [m for m in modules if isinstance(m, WeightAlteration) == (kind is not nn.Module)]
+            assert chosen
+            for module in chosen:
+                module.weight.mul_(2)
+            assert not torch.equal(own(clips[count]), expected[count])
+
+
+@every_case
+def test_only_the_active_norms_statistics_move(case: Case) -> None:
+    flexible = case.flexible(COUNTS).train()
+
+    for frames, active in ((8, 8), (3, 4), (1, 2)):
+        own = {id(b) for m in private_of(flexible, active).values() for b in m.buffers()}
+        before = {name: buffer.clone() for name, buffer in flexible.named_buffers()}
+        flexible(case.clip(frames, batch=4))
+        for name, buffer in flexible.named_buffers():
+            assert torch.equal(buffer, before[name]) == (id(buffer) not in own), name
+
+
+@every_case
+def test_every_parameter_gets_a_gradient(case: Case) -> None:
+    flexible = case.flexible(COUNTS).train()
+    own = {n: {id(p) for m in private_of(flexible, n).values() for p in m.parameters()} for n in COUNTS}
+
+    for count in COUNTS:
+        flexible.zero_grad(set_to_none=True)
+        flexible(case.clip(count, batch=4)).square().sum().backward()
+        others = set().union(*(own[n] for n in COUNTS if n != count))
+        for name, parameter in flexible.named_parameters():
+            assert (parameter.grad is None) == (id(parameter) in others), name
+
+
+@every_case
+@torch.no_grad()
+def test_clips_of_a_batch_do_not_influence_each_other(case: Case) -> None:
+    flexible = case.flexible(COUNTS)
+
+    for frames in (1, 4, 5):
+        clip = case.clip(frames, batch=3)
+        changed = clip.clone()
+        changed[1] = case.clip(frames, batch=1, seed=9)[0]
+        one, other = flexible(clip), flexible(changed)
+        assert torch.equal(one[0], other[0])
+        assert torch.equal(one[2], other[2])
+        assert not torch.equal(one[1], other[1])
+        torch.testing.assert_close(flexible(clip[2:]), one[2:], rtol=1e-4, atol=1e-5)
+
+
+# --- any number of counts, any length -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("counts", [(1,), (7,), (2, 5), (3, 1), (1, 2, 3, 11, 64)])
+@torch.no_grad()
+def test_any_trained_counts(counts: tuple[int, ...]) -> None:
+    flexible = TINY.flexible(counts)
+
+    assert flexible.trained_frames == tuple(sorted(counts))
+    for count in counts:
+        clip = TINY.clip(count)
+        assert torch.equal(flexible(clip), extract(flexible, count)(clip))
+        assert flexible.active == count
+    keys = {key for key in flexible.state_dict() if key.startswith("net.bn1.")}
+    assert {int(key.split(".")[2]) for key in keys} == set(counts)
+
+
+@every_case
+@torch.no_grad()
+def test_any_length_runs(case: Case) -> None:
+    flexible = case.flexible((4, 8, 16))
+    lengths = range(1, 65, 3) if case is TINY else (1, 2, 7, 33, 64)
+
+    for frames in lengths:
+        logits = flexible(case.clip(frames, batch=1))
+        assert logits.shape == (1, 3)
+        assert torch.isfinite(logits).all()
+
+
+def test_frames_may_stand_in_another_dimension() -> None:
+    class Transposed(nn.Module):
+        def __init__(self, net: nn.Module) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, clip: torch.Tensor) -> torch.Tensor:
+            return self.net(clip.transpose(1, 2))
+
+    flexible = convert(Transposed(TINY.plain()), COUNTS, frame_dim=1)
+
+    flexible(TINY.clip(4).transpose(1, 2))
+    assert flexible.active == 4
+
+
+# --- options ------------------------------------------------------------------------------------
+
+
+def test_private_all_shares_nothing() -> None:
+    flexible = convert(TINY.plain(), (2, 4), private="all").train()
+    own = {
+        count: {id(t) for m in private_of(flexible, count).values() for t in everything(m)}
+        for count in (2, 4)
+    }
+
+    assert own[2] | own[4] == {id(t) for t in everything(flexible)}
+    flexible(TINY.clip(4)).sum().backward()
+    for parameter in flexible.parameters():
+        assert (parameter.grad is not None) == (id(parameter) in own[4])
+
+
+def test_private_all_owns_norms_without_parameters_too() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False), nn.Flatten(2))
+    flexible = convert(net, (2, 4), private="all", alter="none")
+
+    assert flexible.report.private == ("0", "1")
+
+
+def test_private_none_shares_all_but_the_alterations() -> None:
+    plain = TINY.plain()
+    flexible = convert(plain, (2, 4), private="none")
+
+    extra = set(flexible.state_dict()) - set(plain.state_dict())
+    assert extra
+    assert all(".site." in name for name in extra)
+
+
+def test_without_alterations() -> None:
+    flexible = convert(TINY.plain(), (2, 4), alter="none")
+
+    assert not flexible.report.altered
+    assert any(isinstance(m, AlterationSite) for m in flexible.modules())
+    assert not any(isinstance(m, WeightAlteration) for m in flexible.modules())
+
+
+def test_private_by_a_function() -> None:
+    flexible = convert(TINY.plain(), (2, 4), private=lambda name, module: name == "net.fc")
+
+    private = {name.split(".2.")[0] for name in flexible.state_dict() if ".2." in name}
+    assert flexible.report.private == ("net.fc",)
+    assert {name for name in private if ".site" not in name} == {"net.fc"}
+
+
+def test_a_module_used_twice_stays_one() -> None:
+    norm = nn.BatchNorm2d(3)
+    flexible = convert(nn.Sequential(norm, nn.Conv2d(3, 3, 1), norm), (2, 4), alter="none")
+
+    assert flexible.model[0] is flexible.model[2]
+    assert len(flexible.report.private) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_private_modules_keep_the_type_of_the_network(dtype: torch.dtype) -> None:
+    plain = TINY.plain().to(dtype)
+    flexible = zero_alterations(convert(plain, COUNTS))
+    clip = TINY.clip(4).to(dtype)
+
+    assert torch.equal(flexible(clip), plain(clip))
+
+
+def test_alterations_live_on_the_device_of_the_network() -> None:
+    flexible = convert(TINY.plain().to("meta"), COUNTS)
+
+    assert {p.device.type for p in flexible.parameters()} == {"meta"}
+
+
+# --- report -------------------------------------------------------------------------------------
+
+
+def test_report_of_resnet50_counted_by_hand() -> None:
+    with torch.device("meta"):
+        plain = backbones.build("tsm_r50", num_classes=174)
+        report = convert(plain, (4, 8, 16)).report
+
+    # ResNet-50 (He et al. 2016, table 1): per stage blocks, width w and output 4 w.
+    stages = [(3, 64), (4, 128), (6, 256), (3, 512)]
+    norm_channels = 64 + sum(blocks * (w + w + 4 * w) + 4 * w for blocks, w in stages)
+    inputs = [64] + [4 * w for blocks, w in stages for _ in range(blocks)][:-1]
+    added = 2 * 2 * norm_channels + 3 * sum(inputs)
+    assert report.parameters_after - report.parameters_before == added == 145_600
+    assert report.parameters_before == 23_864_558
+    assert added / report.parameters_before < 0.01
+    assert (len(report.private), len(report.altered)) == (53, 16)
+    assert "145,600 parameters added to 23,864,558 (0.61 %)" in str(report)
+
+
+@every_case
+def test_report_counts_what_is_there(case: Case) -> None:
+    plain = case.plain()
+    flexible = convert(plain, COUNTS, **case.options)
+    report = flexible.report
+
+    assert report.trained_frames == COUNTS
+    assert report.parameters_before == sum(p.numel() for p in plain.parameters())
+    assert report.parameters_after == sum(p.numel() for p in flexible.parameters())
+    norms = [n for n, m in plain.named_modules() if isinstance(m, nn.BatchNorm2d | nn.BatchNorm3d)]
+    assert list(report.private) == norms
+    alterations = [m for m in flexible.modules() if isinstance(m, WeightAlteration)]
+    assert len(alterations) == len(COUNTS) * len(report.altered) > 0
+
+
+# --- errors -------------------------------------------------------------------------------------
+
+
+def test_convert_of_a_converted_network() -> None:
+    flexible = convert(TINY.plain(), COUNTS)
+
+    for model in (flexible, flexible.model, nn.Sequential(flexible)):
+        with pytest.raises(ValueError, match="frame-flexible already"):
+            convert(model, COUNTS)
+
+
+def test_an_extracted_network_converts_again() -> None:
+    small = extract(TINY.flexible(), 4)
+
+    again = convert(small, (3, 6), alter="none")
+
+    assert torch.equal(again(TINY.clip(5)), small(TINY.clip(5)))
+
+
+@pytest.mark.parametrize("count", [3, 0, 16, "4"])
+def test_count_that_was_not_trained(count: object) -> None:
+    flexible = convert(TINY.plain(), COUNTS)
+
+    message = rf"no sub-network for {count} frames; trained are \(2, 4, 8\)"
+    for call in (lambda: flexible(TINY.clip(4), active=count), lambda: extract(flexible, count)):
+        with pytest.raises(ValueError, match=message):
+            call()
+
+
+def test_extract_of_a_plain_network() -> None:
+    with pytest.raises(ValueError, match="takes a FrameFlexible network, not TSM"):
+        extract(TINY.plain(), 4)
+
+
+@pytest.mark.parametrize("active", [None, 4])
+def test_clip_without_frames(active: int | None) -> None:
+    with pytest.raises(ValueError, match="the clip has 0 frames"):
+        convert(TINY.plain(), COUNTS)(torch.zeros(1, 3, 0, 16, 16), active=active)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 16, 16), (1, 2, 3, 4, 16, 16)])
+def test_clip_of_wrong_rank(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=rf"{len(shape)} dims .*expected \(B, C, T, H, W\)"):
+        convert(TINY.plain(), COUNTS)(torch.zeros(shape))
+
+
+def linear_net() -> nn.Module:
+    return PerFrame(nn.Sequential(nn.Flatten(), nn.Linear(3, 2)))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"private": "norms", "alter": "none"}, "'norms' selects no module of PerFrame"),
+        ({"private": lambda name, module: False, "alter": "none"}, "selects no module"),
+        ({"private": "bn"}, 'private is "bn"; allowed: "norms", "none", "all"'),
+        ({"private": "none", "alter": "site"}, 'alter is "site"; allowed: "sites", "none"'),
+        ({"private": "none", "alter": "sites"}, "marks no site"),
+        ({"private": "none", "alter": ["net.fc"]}, r"matches no module of PerFrame; .*net\.0"),
+        ({"private": "none", "alter": ["net.0"]}, r"net\.0 is a Flatten: how many channels"),
+        ({"private": "none", "alter": []}, "matches no module"),
+    ],
+    ids=str,
+)
+def test_selections_that_select_nothing(options: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        convert(linear_net(), COUNTS, **options)
+
+
+@pytest.mark.parametrize("counts", [(), (4, 4), (0, 4)])
+def test_no_counts(counts: Iterable[int]) -> None:
+    with pytest.raises(ValueError, match="trained_frames"):
+        convert(TINY.plain(), counts)
+
+
+# --- living with torch --------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def test_deepcopy_is_its_own_network() -> None:
+    flexible = TINY.flexible()
+    clip = TINY.clip(4)
+    expected = flexible(clip)
+    flexible.activate(2)
+
+    twin = copy.deepcopy(flexible)
+
+    assert torch.equal(twin(clip), expected)
+    assert (flexible.active, twin.active) == (2, 4)
+    assert torch.equal(flexible.model(clip), extract(flexible, 2)(clip))
+    assert not storages(twin) & storages(flexible)
+
+
+@pytest.mark.parametrize("name", ["tsm_tiny", "torchvision resnet18 per frame"])
+@torch.no_grad()
+def test_synchronised_norms_before_or_after(name: str) -> None:
+    case = CASES[name]
+    flexible = case.flexible()
+    before = convert(nn.SyncBatchNorm.convert_sync_batchnorm(case.plain()), COUNTS, **case.options)
+    before.load_state_dict(flexible.state_dict(), strict=True)
+    after = nn.SyncBatchNorm.convert_sync_batchnorm(copy.deepcopy(flexible))
+
+    assert list(before.state_dict()) == list(after.state_dict()) == list(flexible.state_dict())
+    for model in (before, after):
+        assert any(isinstance(m, nn.SyncBatchNorm) for m in model.modules())
+        assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
+        for count in COUNTS:
+            clip = case.clip(count)
+            assert torch.equal(model(clip), flexible(clip))
+
+
+@pytest.mark.parametrize("name", ["tsm_tiny", "torchvision resnet18 per frame"])
+@torch.no_grad()
+def test_extracted_network_compiles_whole(name: str) -> None:
+    case = CASES[name]
+    small = extract(case.flexible(), 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(small, backend="eager", fullgraph=True)
+
+    for frames in (4, 6, 1):
+        clip = case.clip(frames)
+        torch.testing.assert_close(compiled(clip), small(clip), rtol=1e-6, atol=1e-7)
+
+
+@torch.no_grad()
+def test_threads_may_run_clips_of_different_lengths() -> None:
+    small = extract(TINY.flexible(), 4)
+    clips = {frames: TINY.clip(frames, batch=1) for frames in (1, 2, 4, 8)}
+    expected = {frames: small(clip) for frames, clip in clips.items()}
+    together = threading.Barrier(len(clips))
+    wrong: list[int] = []
+
+    def serve(frames: int) -> None:
+        with torch.inference_mode():
+            together.wait()
+            for _ in range(40):
+                if not torch.equal(small(clips[frames]), expected[frames]):
+                    wrong.append(frames)
+
+    threads = [threading.Thread(target=serve, args=(frames,)) for frames in clips]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+    assert not wrong

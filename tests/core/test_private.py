@@ -1,0 +1,98 @@
+"""Weight alteration against torch's own depthwise convolution, and the switch between copies."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from ffn.core import PrivateModules, WeightAlteration
+
+
+def test_alteration_is_a_depthwise_convolution_plus_identity() -> None:
+    x, module = torch.randn(4, 7, 5, 6, dtype=torch.float64), WeightAlteration(7).double()
+    nn.init.normal_(module.weight)
+
+    expected = x + F.conv2d(x, module.weight.view(7, 1, 1, 1), groups=7)
+
+    torch.testing.assert_close(module(x), expected, rtol=1e-14, atol=0)
+
+
+def test_alteration_of_tokens() -> None:
+    x, module = torch.randn(2, 5, 7), WeightAlteration(7, channel_dim=-1)
+
+    torch.testing.assert_close(module(x), x * (1 + module.weight))
+
+
+def test_alteration_gradients() -> None:
+    x = torch.randn(2, 3, 2, 2, dtype=torch.float64, requires_grad=True)
+    module = WeightAlteration(3).double()
+
+    assert torch.autograd.gradcheck(
+        lambda x, weight: torch.func.functional_call(module, {"weight": weight}, x),
+        (x, module.weight),
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_alteration_at_zero_returns_every_bit(dtype: torch.dtype) -> None:
+    x, module = (100 * torch.randn(2, 6, 9, 9)).to(dtype), WeightAlteration(6)
+    nn.init.zeros_(module.weight)
+
+    altered = module(x)
+
+    assert altered.dtype == dtype
+    assert torch.equal(altered, x)
+
+
+@pytest.mark.parametrize("alteration", [1e-3, 3e-3, -3e-3, 1e-2, 0.3])
+def test_alteration_in_bfloat16_is_the_product_rounded_once(alteration: float) -> None:
+    x, module = torch.randn(16, 8, 16, 16).bfloat16(), WeightAlteration(8)
+    nn.init.constant_(module.weight, alteration)
+    stored = module.weight.detach().bfloat16().double().view(1, -1, 1, 1)
+
+    altered = module(x).detach()
+
+    assert torch.equal(altered, (x.double() * (1 + stored)).bfloat16())
+
+
+@pytest.mark.parametrize("alteration", [2.5e-3, 3.5e-3])
+def test_alteration_in_bfloat16_keeps_what_1_plus_a_loses(alteration: float) -> None:
+    """bfloat16 has 8 significant bits: 1 + 3e-3 is 1, and the alteration would be gone."""
+    x, module = torch.randn(64, 8, 16, 16).bfloat16(), WeightAlteration(8)
+    nn.init.constant_(module.weight, alteration)
+    exact = x.double() * (1 + alteration)
+    rounded_first = x * (1 + module.weight.detach().bfloat16()).view(1, -1, 1, 1)
+    assert torch.equal(rounded_first, x)
+
+    altered = module(x).detach()
+
+    error, error_without = ((y.double() - exact).abs().mean() for y in (altered, rounded_first))
+    assert error < 0.95 * error_without
+
+
+def test_alteration_starts_as_in_the_paper() -> None:
+    torch.manual_seed(0)
+    weight = WeightAlteration(20_000).weight.detach()
+
+    assert weight.shape == (20_000,)
+    assert abs(float(weight.mean())) < 3e-5
+    assert 0.98e-3 < float(weight.std()) < 1.02e-3
+
+
+def test_private_modules_carry_the_count_in_their_keys() -> None:
+    modules = PrivateModules({16: nn.BatchNorm2d(2), 4: nn.BatchNorm2d(2), 8: nn.BatchNorm2d(2)})
+
+    entries = "weight bias running_mean running_var num_batches_tracked".split()
+    expected = [f"{count}.{entry}" for count in (4, 8, 16) for entry in entries]
+    assert list(modules.state_dict()) == expected
+
+
+def test_private_modules_run_the_active_copy() -> None:
+    linears = {count: nn.Linear(3, 2) for count in (2, 5)}
+    modules, x = PrivateModules(linears), torch.randn(4, 3)
+
+    assert torch.equal(modules(x), linears[5](x))  # the largest at first
+    modules.active = 2
+    assert torch.equal(modules(x), linears[2](x))

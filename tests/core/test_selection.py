@@ -1,0 +1,60 @@
+"""The nearest rule against the paper's table and against a search written out."""
+
+from __future__ import annotations
+
+import itertools
+import random
+
+import pytest
+
+from ffn.core import check_trained_frames, nearest
+
+TABLE = {4: range(1, 6), 8: range(6, 12), 16: range(12, 65)}
+
+
+@pytest.mark.parametrize("expected", TABLE)
+def test_paper_table(expected: int) -> None:
+    assert {nearest(frames, (4, 8, 16)) for frames in TABLE[expected]} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("frames", "trained", "expected"),
+    [(6, (4, 8), 8), (12, (8, 16), 16), (3, (2, 4), 4), (8, (4, 12), 12), (9, (4, 16), 4)],
+)
+def test_a_tie_goes_to_the_larger(frames: int, trained: tuple[int, ...], expected: int) -> None:
+    assert nearest(frames, trained) == expected
+
+
+def test_any_set_by_search() -> None:
+    rng = random.Random(0)
+    for _ in range(200):
+        trained = rng.sample(range(1, 65), rng.randint(1, 6))  # in no order
+        for frames in range(1, 80):
+            expected = None
+            for distance, sign in itertools.product(range(100), (1, -1)):
+                if frames + sign * distance in trained:
+                    expected = frames + sign * distance
+                    break
+            assert nearest(frames, trained) == expected, (frames, trained)
+
+
+@pytest.mark.parametrize("frames", [0, -1])
+def test_clip_without_frames(frames: int) -> None:
+    with pytest.raises(ValueError, match=f"the clip has {frames} frames; at least 1"):
+        nearest(frames, (4, 8))
+
+
+@pytest.mark.parametrize("trained", [(), (0,), (-4, 8), (4.0, 8), ("4",), (True, 8), (4, None)])
+def test_counts_that_are_none(trained: tuple) -> None:
+    for call in (check_trained_frames, lambda counts: nearest(4, counts)):
+        with pytest.raises(ValueError, match="expected one or more positive integers"):
+            call(trained)
+
+
+def test_a_count_given_twice() -> None:
+    with pytest.raises(ValueError, match="names a count twice"):
+        check_trained_frames((4, 8, 4))
+
+
+def test_counts_come_back_ascending() -> None:
+    assert check_trained_frames(iter([16, 4, 8])) == (4, 8, 16)

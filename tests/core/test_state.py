@@ -1,0 +1,123 @@
+"""State dicts: keys without a wrapper, plain ones into every copy, nothing half or by silence."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from core_models import CASES, TINY, Case, randomise
+from torch import nn
+
+from ffn.core import FrameFlexible, WeightAlteration, convert, extract
+
+COUNTS = (2, 4, 8)
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+
+
+def fresh(case: Case = TINY) -> FrameFlexible:
+    torch.manual_seed(7)
+    return convert(case.build(), COUNTS, **case.options).eval()
+
+
+def test_keys_are_those_of_the_network() -> None:
+    keys = list(fresh().state_dict())
+
+    assert "net.layer1.0.bn1.4.running_mean" in keys
+    assert "net.layer1.0.conv1.site.8.weight" in keys
+    assert "net.layer1.0.conv1.weight" in keys
+    assert not any(key.startswith("model.") for key in keys)
+
+
+@every_case
+@torch.no_grad()
+def test_save_load_round_trip(case: Case, tmp_path) -> None:
+    flexible = case.flexible()
+    torch.save(flexible.state_dict(), tmp_path / "weights.pt")
+
+    loaded = fresh(case)
+    loaded.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True), strict=True)
+
+    for count in COUNTS:
+        assert torch.equal(loaded(case.clip(count)), flexible(case.clip(count)))
+
+
+@every_case
+@torch.no_grad()
+def test_plain_weights_go_into_every_copy(case: Case) -> None:
+    plain = randomise(case.plain())
+    flexible = fresh(case)
+    alterations = [m.weight.clone() for m in flexible.modules() if isinstance(m, WeightAlteration)]
+    state = plain.state_dict()
+    keys = list(state)
+
+    flexible.load_state_dict(state, strict=True)
+
+    assert list(state) == keys  # the caller's dict stays
+    kept = [m.weight for m in flexible.modules() if isinstance(m, WeightAlteration)]
+    assert all(torch.equal(a, b) for a, b in zip(alterations, kept, strict=True))
+    for module in flexible.modules():
+        if isinstance(module, WeightAlteration):
+            nn.init.zeros_(module.weight)
+    for count in COUNTS:
+        assert torch.equal(flexible(case.clip(count)), plain(case.clip(count)))
+
+
+@torch.no_grad()
+def test_weights_of_an_extracted_network_go_into_every_copy() -> None:
+    small = extract(TINY.flexible(), 4)
+    flexible = fresh()
+
+    flexible.load_state_dict(small.state_dict(), strict=True)
+
+    for count in COUNTS:
+        assert torch.equal(flexible(TINY.clip(3), active=count), small(TINY.clip(3)))
+
+
+def test_half_converted_weights() -> None:
+    state = fresh().state_dict()
+    for key in [key for key in state if key.startswith("net.bn1.")]:
+        value = state.pop(key)
+        state[key.replace(".2.", ".")] = value  # one norm as a plain network has it
+
+    with pytest.raises(RuntimeError, match=r"net\.bn1\.2\.weight"):
+        fresh().load_state_dict(state, strict=True)
+
+
+def test_plain_norms_with_flexible_alterations() -> None:
+    state = TINY.build().state_dict()
+    state |= {key: value for key, value in fresh().state_dict().items() if ".site." in key}
+
+    with pytest.raises(RuntimeError, match="Missing key"):
+        fresh().load_state_dict(state, strict=True)
+
+
+@pytest.mark.parametrize("key", ["net.fc.weight", "net.bn1.weight", "net.bn1.running_var"])
+def test_plain_weights_that_lack_something(key: str) -> None:
+    state = TINY.build().state_dict()
+    del state[key]
+
+    with pytest.raises(RuntimeError, match="Missing key"):
+        fresh().load_state_dict(state, strict=True)
+
+
+def test_weights_with_something_more() -> None:
+    for state in (TINY.build().state_dict(), fresh().state_dict()):
+        state["net.layer9.weight"] = torch.zeros(1)
+        with pytest.raises(RuntimeError, match=r"Unexpected key.*net\.layer9\.weight"):
+            fresh().load_state_dict(state, strict=True)
+
+
+def test_weights_trained_at_other_counts() -> None:
+    state = convert(TINY.build(), (2, 4, 16)).state_dict()
+
+    with pytest.raises(RuntimeError, match="Missing key"):
+        fresh().load_state_dict(state, strict=True)
+
+
+def test_inside_another_module() -> None:
+    outer = nn.ModuleDict({"task": fresh()})
+    state = nn.ModuleDict({"task": TINY.flexible()}).state_dict()
+
+    assert all(key.startswith("task.net.") for key in state)
+    outer.load_state_dict(state, strict=True)
+    assert all(torch.equal(outer.state_dict()[key], value) for key, value in state.items())

@@ -1,0 +1,35 @@
+"""Averaging over frames, and the site that marks where alterations go."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from ffn.layers import AlterationSite, PerFrame
+
+
+def test_logits_are_the_mean_over_frames() -> None:
+    net = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    clip = torch.randn(2, 3, 5, 6, 7)
+
+    logits = PerFrame(net)(clip)
+
+    for b in range(2):
+        frames = [net(clip[b, :, t][None])[0] for t in range(5)]
+        torch.testing.assert_close(logits[b], sum(frames) / 5)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 8, 8), (2, 3, 3, 4, 8, 8), (2, 3, 0, 8, 8)])
+def test_refuses_what_is_no_clip(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"expected \(B, C, T, H, W\)"):
+        PerFrame(nn.Identity())(torch.zeros(shape))
+
+
+def test_site_is_identity_without_entries() -> None:
+    site, x = AlterationSite(4), torch.randn(2, 4, 3, 3)
+
+    assert site(x) is x
+    assert not site.state_dict()
+    assert site.is_alteration_site
+    assert (site.channels, site.channel_dim) == (4, 1)

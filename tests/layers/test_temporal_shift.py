@@ -1,0 +1,92 @@
+"""The shift against a loop that moves one frame at a time, and the convolution that carries it."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ffn.layers import ClipLength, ShiftConv2d, temporal_shift
+
+
+def shift_by_hand(x: Tensor, clips: int, frames: int, fold: int) -> Tensor:
+    out = torch.zeros_like(x)
+    for clip in range(clips):
+        for t in range(frames):
+            for channel in range(x.shape[1]):
+                source = t + 1 if channel < fold else t - 1 if channel < 2 * fold else t
+                if 0 <= source < frames:
+                    out[clip * frames + t, channel] = x[clip * frames + source, channel]
+    return out
+
+
+@pytest.mark.parametrize("frames", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize(("channels", "divisor"), [(16, 8), (19, 8), (6, 8), (8, 4), (5, 2)])
+def test_equals_the_loop(frames: int, channels: int, divisor: int) -> None:
+    x = torch.randn(2 * frames, channels, 3, 2)
+
+    shifted = temporal_shift(x, frames, divisor)
+
+    assert torch.equal(shifted, shift_by_hand(x, 2, frames, channels // divisor))
+
+
+def test_leaves_its_input_alone() -> None:
+    x = torch.randn(6, 8, 2, 2)
+    before = x.clone()
+
+    temporal_shift(x, 3)
+
+    assert torch.equal(x, before)
+
+
+def test_gradient_is_the_transposed_shift() -> None:
+    x = torch.randn(6, 8, 1, 1, dtype=torch.float64, requires_grad=True)
+
+    assert torch.autograd.gradcheck(lambda x: temporal_shift(x, 3), x)
+
+
+CONVS = {
+    "strided": lambda: nn.Conv2d(16, 24, 3, stride=2, padding=1, bias=False),
+    "grouped": lambda: nn.Conv2d(16, 16, 3, padding=1, groups=16),
+    "dilated": lambda: nn.Conv2d(16, 8, 3, padding=2, dilation=2),
+    "reflecting": lambda: nn.Conv2d(16, 8, 3, padding=1, padding_mode="reflect"),
+    "same": lambda: nn.Conv2d(16, 8, 3, padding="same"),
+}
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_shift_conv_is_shift_then_conv(name: str) -> None:
+    conv, length = CONVS[name](), ClipLength()
+    length.frames = 3
+    x = torch.randn(6, 16, 7, 7)
+
+    shifted = ShiftConv2d(conv, length)(x)
+
+    assert torch.equal(shifted, conv(shift_by_hand(x, 2, 3, 2)))
+
+
+@pytest.mark.parametrize("name", CONVS)
+def test_shift_conv_has_the_keys_of_its_conv(name: str) -> None:
+    conv = CONVS[name]()
+
+    shifted = ShiftConv2d(conv, ClipLength())
+
+    assert list(shifted.state_dict()) == list(conv.state_dict())
+    assert shifted.weight is conv.weight
+    assert shifted.bias is conv.bias
+    shifted.load_state_dict(CONVS[name]().state_dict(), strict=True)
+
+
+def test_copied_layer_follows_the_length_of_the_original_model() -> None:
+    length = ClipLength()
+    layer = copy.deepcopy(ShiftConv2d(nn.Conv2d(8, 4, 1), length))
+    x = torch.randn(4, 8, 1, 1)
+
+    outputs = []
+    for length.frames in (1, 2, 4):
+        outputs.append(layer(x))
+
+    assert not torch.equal(outputs[0], outputs[1])
+    assert not torch.equal(outputs[1], outputs[2])

@@ -1,0 +1,161 @@
+"""From a video file to labels, and the command that prints them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ffn
+from ffn.cli.predict import main
+from ffn.data import EvalTransform, Preprocessing, VideoError, decode, segment_centre
+from ffn.serve import Predictor
+from ffn.zoo import create_model, save_weights
+
+CLASSES = ["up", "down", "still"]
+PREPROCESSING = Preprocessing(crop=32, resize=36, mean=(0.4,) * 3, std=(0.2,) * 3)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A frame-flexible network of 2 and 8 frames, whose sub-networks differ."""
+    torch.manual_seed(0)
+    model = ffn.convert(create_model("tsm_tiny", num_classes=3), (2, 8)).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return save(tmp_path_factory.mktemp("weights"), model, [2, 8])
+
+
+def save(folder, model, trained_frames, **more):
+    path = folder / "tiny.safetensors"
+    meta = {
+        "model": "tsm_tiny",
+        "num_classes": 3,
+        "classes": CLASSES,
+        "trained_frames": trained_frames,
+        "preprocessing": PREPROCESSING.to_dict(),
+    }
+    save_weights(model, path, meta | more, overwrite=True)
+    return path
+
+
+@pytest.fixture(scope="module")
+def video(tmp_path_factory):
+    """Eleven frames of noise, as a folder of images."""
+    folder = tmp_path_factory.mktemp("video")
+    pixels = np.random.default_rng(0).integers(0, 256, (11, 40, 48, 3), dtype=np.uint8)
+    for i, frame in enumerate(pixels):
+        Image.fromarray(frame).save(folder / f"{i + 1:05d}.jpg")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory):
+    """The same kind of noise as an mp4 file."""
+    av = pytest.importorskip("av")
+    path = tmp_path_factory.mktemp("film") / "film.mp4"
+    pixels = np.random.default_rng(1).integers(0, 256, (11, 40, 48, 3), dtype=np.uint8)
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264", rate=25)
+        stream.width, stream.height, stream.pix_fmt = 48, 40, "yuv420p"
+        for frame in pixels:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(frame, format="rgb24")))
+        output.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize(("frames", "active"), [(1, 2), (4, 2), (5, 8), (8, 8), (20, 8)])
+def test_a_prediction_is_the_networks_on_the_videos_own_frames(weights, video, frames, active):
+    prediction = Predictor(weights)(video, frames=frames)
+
+    pixels = decode(video, segment_centre(11, frames))
+    clip = EvalTransform(PREPROCESSING)(pixels).permute(1, 0, 2, 3)[None]
+    with torch.inference_mode():
+        expected = ffn.load(weights)(clip, active=active).softmax(1)[0]
+    assert torch.allclose(prediction.probabilities, expected, atol=1e-6)
+    assert (prediction.frames, prediction.active) == (frames, active)
+    assert prediction.decode_ms > 0
+    assert prediction.model_ms > 0
+
+
+def test_the_top_labels_are_ordered_and_named(weights, video):
+    prediction = Predictor(weights)(video)
+    top = prediction.top(2)
+    probabilities = dict(zip(CLASSES, prediction.probabilities.tolist(), strict=True))
+    assert top == sorted(probabilities.items(), key=lambda item: -item[1])[:2]
+    assert sum(p for _, p in prediction.top(5)) == pytest.approx(1)
+    assert len(prediction.top(5)) == 3  # no more than there are classes
+
+
+def test_by_default_the_largest_trained_count_is_used(weights, video, tmp_path):
+    assert Predictor(weights)(video).frames == 8
+
+    plain = create_model("tsm_tiny", num_classes=3)
+    trained = save(tmp_path, plain, None, config={"task": {"frames": [4]}})
+    prediction = Predictor(trained)(video)
+    assert (prediction.frames, prediction.active) == (4, None)
+
+    unknown = Predictor(save(tmp_path, plain, None))
+    with pytest.raises(ValueError, match=r"plain network.*pass frames"):
+        unknown(video)
+    assert unknown(video, frames=3).frames == 3
+
+
+def test_classes_nobody_named_have_numbers(video, tmp_path):
+    path = save(tmp_path, create_model("tsm_tiny", num_classes=3), None, classes=None)
+    assert {label for label, _ in Predictor(path)(video, 2).top()} == {
+        "class 0",
+        "class 1",
+        "class 2",
+    }
+
+
+def test_a_video_that_cannot_be_read_and_no_frames_are_errors(weights, video, tmp_path):
+    predictor = Predictor(weights)
+    with pytest.raises(VideoError, match="no such file"):
+        predictor(tmp_path / "none.mp4")
+    with pytest.raises(ValueError, match="0 frames"):
+        predictor(video, frames=0)
+
+
+# The command.
+
+
+def test_the_command_prints_labels_and_timing(weights, film, video, capsys):
+    assert main([str(film), str(video), "--weights", str(weights), "--frames", "3"]) == 0
+
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 2 * (1 + 3)
+    assert lines[0].startswith(f"{film}: 3 frames, sub-network 2, decode ")
+    best, probability = Predictor(weights)(film, frames=3).top(1)[0]
+    assert lines[1].split() == [f"{probability:.2%}", best]
+
+
+def test_a_bad_file_is_reported_and_the_others_are_labelled(weights, video, tmp_path, capsys):
+    bad = tmp_path / "bad.mp4"
+    bad.write_bytes(b"no film")
+    command = [str(bad), str(video), str(tmp_path / "gone.mp4"), "--weights", str(weights)]
+
+    assert main([*command, "--top", "1"]) == 1
+
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"{video}: 8 frames, sub-network 8")
+    assert len(printed.out.splitlines()) == 2
+    assert str(bad) in printed.err
+    assert "gone.mp4: no such file" in printed.err
+    assert "2 of 3 files failed" in printed.err
+
+
+def test_without_weights_nothing_runs(video, tmp_path, capsys):
+    assert main([str(video), "--weights", str(tmp_path / "none.pt")]) == 2
+    assert "no file" in capsys.readouterr().err
+    assert main([str(video), "--weights", "tsm_none"]) == 2
+    assert "no weights" in capsys.readouterr().err
+
+
+def test_a_number_of_frames_is_one_or_more(video, weights, capsys):
+    with pytest.raises(SystemExit):
+        main([str(video), "--weights", str(weights), "--frames", "0"])
+    assert "'0' is not a number from 1 up" in capsys.readouterr().err

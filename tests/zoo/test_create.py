@@ -1,0 +1,39 @@
+"""Models by name."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from ffn.zoo import create_model, list_models
+
+
+def test_a_registered_and_a_timm_name_give_video_models():
+    clip = torch.rand(2, 3, 5, 32, 32)
+    for name in ("tsm_tiny", "tsm.resnet10t"):
+        assert create_model(name, num_classes=7).eval()(clip).shape == (2, 7)
+
+
+def test_further_arguments_reach_the_factory():
+    small, large = (create_model("tsm_tiny", width=width).net.fc for width in (8, 16))
+    assert large.in_features == 2 * small.in_features
+
+
+def test_names_are_listed_by_pattern():
+    assert {"tsm_r18", "tsm_r50", "tsm_tiny"} <= set(list_models("tsm*"))
+    assert list_models("tsm_r5?") == ["tsm_r50"]
+
+
+@pytest.mark.parametrize(
+    ("name", "close"),
+    [("tsm_r51", "tsm_r50"), ("tsm.resnet51", "tsm.resnet50"), ("rsm.resnet50", "tsm.<timm name>")],
+)
+def test_an_unknown_name_is_answered_with_close_ones(name, close):
+    with pytest.raises(ValueError, match=name) as error:
+        create_model(name)
+    assert close in str(error.value)
+
+
+def test_no_classes_no_model():
+    with pytest.raises(ValueError, match="num_classes is 0"):
+        create_model("tsm_tiny", num_classes=0)

@@ -1,0 +1,211 @@
+"""Downloads from a server on this machine that can break off, lie, or be gone."""
+
+from __future__ import annotations
+
+import hashlib
+import http.server
+import multiprocessing
+import os
+import sys
+import threading
+import time
+
+import pytest
+import torch
+
+from ffn.zoo import WeightsError, download, home, load, records, save_weights
+
+MODULE = sys.modules["ffn.zoo.download"]  # whose name the function took
+CONTENT = bytes(range(256)) * 4096  # 1 MiB
+SHA256 = hashlib.sha256(CONTENT).hexdigest()
+OTHER = hashlib.sha256(b"other").hexdigest()
+
+
+class Server(http.server.ThreadingHTTPServer):
+    """Serves its content under any name; `ranges` lists the Range headers that came."""
+
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), Handler)
+        self.ranges = []
+        self.break_after = []  # bytes after which the next answers break off
+        self.honours_range = True
+        self.delay = 0.0  # seconds before an answer
+        self.content = CONTENT
+        self.status = 200
+        self.url = f"http://127.0.0.1:{self.server_port}/tiny.safetensors"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        wanted = self.headers["Range"]
+        self.server.ranges.append(wanted)
+        time.sleep(self.server.delay)
+        if self.server.status != 200:
+            self.send_error(self.server.status)
+            return
+        start = 0
+        if wanted and self.server.honours_range:
+            start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            if start >= len(self.server.content):
+                self.send_error(416)
+                return
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Length", str(len(self.server.content) - start))
+        self.end_headers()
+        body = self.server.content[start:]
+        if self.server.break_after:
+            body = body[: self.server.break_after.pop(0)]
+        self.wfile.write(body)
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def server():
+    with Server() as server:
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture(autouse=True)
+def _cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("FFN_HOME", str(tmp_path))
+    monkeypatch.setattr(MODULE, "PAUSE", 0.0)
+
+
+def test_home_is_the_environments_or_the_cache(monkeypatch, tmp_path):
+    assert home() == tmp_path
+    monkeypatch.delenv("FFN_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path / "me"))
+    assert home() == tmp_path / "me" / ".cache" / "ffn"
+
+
+def test_a_file_is_fetched_once_and_never_touched_again(server, tmp_path):
+    path = download(server.url, sha256=SHA256)
+    assert path.read_bytes() == CONTENT
+    assert path.parent == tmp_path / "weights"
+    before = path.stat()
+
+    server.shutdown()
+    server.server_close()
+
+    assert download(server.url, sha256=SHA256) == path
+    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
+    assert server.ranges == [None]
+    assert not list(path.parent.glob("*.part"))
+
+
+def test_a_cached_file_needs_no_right_to_write(server):
+    path = download(server.url, sha256=SHA256)
+    path.with_name(f"{path.name}.lock").unlink()
+    assert download(server.url, sha256=SHA256) == path
+    assert os.listdir(path.parent) == [path.name]
+
+
+def test_a_broken_transfer_goes_on_where_it_stopped(server):
+    server.break_after = [300_000, 200_000]
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=300000-", "bytes=500000-"]
+
+
+def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server, monkeypatch):
+    monkeypatch.setattr(MODULE, "ATTEMPTS", 1)
+    server.break_after = [400_000]
+    with pytest.raises(WeightsError, match="broken off after 400,000 of 1,048,576 bytes") as error:
+        download(server.url, sha256=SHA256)
+    assert "400,000 bytes are kept in" in str(error.value)
+
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=400000-"]
+
+
+def test_a_server_without_ranges_starts_over(server):
+    server.honours_range = False
+    server.break_after = [300_000]
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=300000-"]
+
+
+def test_a_complete_part_is_used(server, tmp_path):
+    """A process was killed between the last byte and the check."""
+    part = tmp_path / "weights" / f"{SHA256[:16]}-tiny.safetensors.part"
+    part.parent.mkdir()
+    part.write_bytes(CONTENT)
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+    assert server.ranges == [f"bytes={len(CONTENT)}-"]
+
+
+def test_another_hash_is_refused_and_the_file_put_aside(server, tmp_path):
+    with pytest.raises(WeightsError, match=f"has sha256 {SHA256}, expected {OTHER}"):
+        download(server.url, sha256=OTHER)
+    kept = [p.name for p in (tmp_path / "weights").iterdir() if p.suffix != ".lock"]
+    assert kept == [f"{OTHER[:16]}-tiny.safetensors.rejected"]
+
+    with pytest.raises(WeightsError, match="expected"):  # and never taken for a cached one
+        download(server.url, sha256=OTHER)
+    assert server.ranges == [None, None]
+
+
+def test_a_file_damaged_in_the_cache_is_fetched_again(server, caplog):
+    path = download(server.url, sha256=SHA256)
+    path.write_bytes(CONTENT[:-1] + b"x")
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+    assert "was damaged" in caplog.text
+    assert path.with_name(f"{path.name}.rejected").exists()
+
+
+def test_no_server_no_file(server, tmp_path):
+    server.shutdown()
+    server.server_close()
+    with pytest.raises(WeightsError, match=r"cannot download http://127.*refused"):
+        download(server.url, sha256=SHA256)
+    assert not list((tmp_path / "weights").glob("*tiny.safetensors"))
+
+
+@pytest.mark.parametrize(("status", "requests"), [(404, 1), (503, 5)])
+def test_only_a_servers_own_faults_are_tried_again(server, status, requests):
+    server.status = status
+    with pytest.raises(WeightsError, match=f"{status}"):
+        download(server.url, sha256=SHA256)
+    assert len(server.ranges) == requests
+
+
+def test_only_the_web_is_read():
+    with pytest.raises(WeightsError, match="http or https"):
+        download("file:///etc/hostname", sha256=SHA256)
+
+
+def test_two_processes_fetch_once(server):
+    server.delay = 0.3
+    context = multiprocessing.get_context("fork")
+    with context.Pool(2) as pool:
+        paths = pool.starmap(_download, [(server.url,), (server.url,)], chunksize=1)
+    assert paths[0] == paths[1]
+    assert server.ranges == [None]
+
+
+def _download(url):
+    return download(url, sha256=SHA256)
+
+
+def test_a_zoo_name_with_a_url_is_fetched_and_loaded(server, tmp_path, monkeypatch, network, meta):
+    path = tmp_path / "zoo" / "tsm_tiny.web.safetensors"
+    save_weights(network, path, meta)
+    server.content = path.read_bytes()
+    path.unlink()
+    record = path.with_suffix(".yaml")
+    record.write_text(record.read_text().replace(f"file: {path.name}", f"url: {server.url}"))
+    monkeypatch.setattr(records, "zoo_folder", lambda: path.parent)
+
+    model = load("tsm_tiny.web")
+
+    state = network.state_dict()
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    load("tsm_tiny.web")
+    assert server.ranges == [None]

@@ -1,0 +1,368 @@
+"""Weights written and read: every format, every way it can be wrong."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+import ffn
+from ffn.core import convert
+from ffn.zoo import (
+    WeightsError,
+    create_model,
+    load,
+    load_start_weights,
+    load_with_record,
+    read_weights,
+    save_weights,
+)
+from ffn.zoo import records as zoo_records
+
+CLIP = torch.rand(2, 3, 3, 32, 32)
+
+
+def checkpoint(path: Path, model, meta, /, **changes) -> Path:
+    torch.save({"format": 1, "model": model.state_dict(), "meta": meta} | changes, path)
+    return path
+
+
+def equal(one, other) -> bool:
+    one, other = one.state_dict(), other.state_dict()
+    return one.keys() == other.keys() and all(torch.equal(one[k], other[k]) for k in one)
+
+
+def test_a_saved_network_comes_back_bit_for_bit(tmp_path, network, meta):
+    path = tmp_path / "new" / "mine.safetensors"
+    saved = save_weights(network, path, meta)
+
+    model, record = load_with_record(path)
+
+    assert equal(model, network)
+    assert torch.equal(model(CLIP), network(CLIP))
+    assert not model.training
+    assert model.trained_frames == (2, 4)
+    assert record == saved
+    assert record.name == "mine"
+    assert record.classes == ("left", "right", "still")
+    assert record.metrics == {2: {"top1": 50.0}, 4: {"top1": 60.0}}
+    assert record.size == path.stat().st_size
+    assert sorted(p.name for p in path.parent.iterdir()) == ["mine.safetensors", "mine.yaml"]
+
+
+def test_a_plain_network_comes_back_plain(tmp_path, plain, plain_meta):
+    save_weights(plain, tmp_path / "plain.safetensors", plain_meta)
+    model = load(tmp_path / "plain.safetensors")
+    assert type(model) is type(plain)
+    assert equal(model, plain)
+
+
+@pytest.mark.parametrize(("private", "alter"), [("none", "sites"), ("all", "none")])
+def test_every_kind_of_conversion_comes_back(tmp_path, plain, meta, private, alter):
+    model = convert(plain, (2, 4), private=private, alter=alter)
+    save_weights(model, tmp_path / "m.safetensors", meta | {"private": private, "alter": alter})
+    assert equal(load(tmp_path / "m.safetensors"), model)
+
+
+def test_a_training_checkpoint_is_read(tmp_path, network, meta):
+    extra = {"training": {"epoch": 3, "rng": torch.get_rng_state()}}
+    path = checkpoint(tmp_path / "best.pt", network, meta | {"from_later": 1}, **extra)
+    model, record = load_with_record(path)
+    assert equal(model, network)
+    assert record.classes == ("left", "right", "still")
+
+
+def test_a_plain_checkpoint_is_read_plain(tmp_path, plain, plain_meta):
+    assert equal(load(checkpoint(tmp_path / "best.pt", plain, plain_meta)), plain)
+
+
+def test_nothing_is_overwritten_unless_told(tmp_path, network, meta):
+    path = tmp_path / "m.safetensors"
+    save_weights(network, path, meta)
+    before = path.read_bytes()
+    with torch.no_grad():
+        network.model.net.fc.bias.add_(1)
+    with pytest.raises(FileExistsError, match=r"m\.safetensors exists"):
+        save_weights(network, path, meta)
+    assert path.read_bytes() == before
+    path.unlink()
+    with pytest.raises(FileExistsError, match=r"m\.yaml exists"):
+        save_weights(network, path, meta)
+
+    save_weights(network, path, meta, overwrite=True)
+    assert equal(load(path), network)
+
+
+def test_an_interrupted_save_leaves_what_was_there(tmp_path, network, meta, monkeypatch):
+    path = tmp_path / "m.safetensors"
+    save_weights(network, path, meta)
+    before = path.read_bytes()
+
+    def full(state, part):
+        part.write_bytes(b"half")
+        raise OSError("no space left")
+
+    monkeypatch.setattr("safetensors.torch.save_file", full)
+    with pytest.raises(OSError, match="no space"):
+        save_weights(network, path, meta, overwrite=True)
+    assert path.read_bytes() == before
+    assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "m.yaml"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"model_args": {"width": 16}}, "does not fit the model"),
+        ({"trained_frames": (2, 8)}, "does not fit the model"),
+        ({"num_classes": 4, "classes": None}, "classifier has 3 classes, not 4"),
+    ],
+)
+def test_a_description_of_another_network_is_not_saved(tmp_path, network, meta, change, message):
+    with pytest.raises(WeightsError, match=message):
+        save_weights(network, tmp_path / "m.safetensors", meta | change)
+    assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"classes": ["one"]}, "1 class names for num_classes 3"),
+        ({"trainedframes": (2, 4)}, 'did you mean "trained_frames"'),
+        ({"preprocessing": {}}, "no preprocessing"),
+        ({"config": {"path": Path("x")}}, "holds more than plain values"),
+        ({"origin": "guessed"}, 'allowed: "measured", "reported"'),
+    ],
+)
+def test_a_description_that_contradicts_itself_is_not_saved(
+    tmp_path, network, meta, change, message
+):
+    with pytest.raises(ValueError, match=message):
+        save_weights(network, tmp_path / "m.safetensors", meta | change)
+    assert os.listdir(tmp_path) == []
+
+
+def test_only_safetensors_are_saved(tmp_path, network, meta):
+    with pytest.raises(ValueError, match=r"should end in \.safetensors"):
+        save_weights(network, tmp_path / "m.pt", meta)
+
+
+# What load refuses.
+
+
+def test_changed_and_cut_files_are_refused_with_both_hashes(tmp_path, network, meta):
+    path = tmp_path / "m.safetensors"
+    record = save_weights(network, path, meta)
+    content = path.read_bytes()
+    for damaged in (content[:-100], content[:-1] + bytes([content[-1] ^ 1]), b""):
+        path.write_bytes(damaged)
+        with pytest.raises(WeightsError, match=record.sha256) as error:
+            load(path)
+        assert "has sha256" in str(error.value)
+
+
+def test_a_record_must_be_there_whole_and_with_a_hash(tmp_path, network, meta):
+    path = tmp_path / "m.safetensors"
+    save_weights(network, path, meta)
+    beside = path.with_suffix(".yaml")
+    values = yaml.safe_load(beside.read_text())
+
+    beside.write_text(yaml.safe_dump({k: v for k, v in values.items() if k != "sha256"}))
+    with pytest.raises(WeightsError, match="names no sha256"):
+        load(path)
+    beside.write_text(yaml.safe_dump({k: v for k, v in values.items() if k != "model"}))
+    with pytest.raises(WeightsError, match=r"m\.yaml is no record of weights: no model"):
+        load(path)
+    for text in ("- a\n- list\n", "a: [", "!!python/object/apply:os.getcwd []"):
+        beside.write_text(text)
+        with pytest.raises(WeightsError, match="is no record of weights"):
+            load(path)
+    beside.unlink()
+    with pytest.raises(FileNotFoundError, match=r"no record .*m\.yaml"):
+        load(path)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda s: s.pop("net.layer1.0.bn1.4.weight"), "bn1.4.weight is missing"),
+        (lambda s: s.update(extra=torch.ones(1)), "extra is unknown to the model"),
+        (lambda s: s.update({"net.conv1.0.weight": torch.ones(1)}), r"net.conv1.0.weight is \(1,"),
+    ],
+)
+def test_a_load_is_strict(tmp_path, network, meta, change, message):
+    state = dict(network.state_dict())
+    change(state)
+    path = checkpoint(tmp_path / "m.pt", network, meta, model=state)
+    with pytest.raises(WeightsError, match=message):
+        load(path)
+
+
+def test_plain_weights_under_a_flexible_description_are_refused(tmp_path, plain, meta):
+    """The core would spread them over all counts, which is a start and not a trained network."""
+    with pytest.raises(WeightsError, match="does not fit"):
+        load(checkpoint(tmp_path / "m.pt", plain, meta))
+
+
+def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
+    path = checkpoint(tmp_path / "m.pt", network, meta)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(WeightsError, match="damaged, cut off"):
+        load(path)
+    for text in (b"", b"hello", b"<html>not found</html>"):
+        path.write_bytes(text)
+        with pytest.raises(WeightsError, match="no torch file"):
+            load(path)
+    torch.save({"state_dict": {}}, path)
+    with pytest.raises(WeightsError, match=r"no training checkpoint.*convert_checkpoint"):
+        load(path)
+    checkpoint(path, network, meta, format=2)
+    with pytest.raises(WeightsError, match=r"format 2.*Update"):
+        load(path)
+    checkpoint(path, network, {"model": "tsm_tiny"})
+    with pytest.raises(WeightsError, match="does not describe itself: no num_classes"):
+        load(path)
+
+
+class Trap:
+    """Its unpickling would leave a trace."""
+
+    def __init__(self, trace: Path):
+        self.trace = trace
+
+    def __reduce__(self):
+        return Path.touch, (self.trace,)
+
+
+def test_no_pickle_is_ever_executed(tmp_path, network, meta):
+    trace = tmp_path / "trace"
+    path = checkpoint(tmp_path / "m.pt", network, meta, training=Trap(trace))
+    with pytest.raises(WeightsError, match=r"never loaded here.*save its tensors alone"):
+        load(path)
+    path.write_bytes(pickle.dumps(Trap(trace), protocol=2))
+    with pytest.raises(WeightsError, match="no torch file"):
+        load(path)
+    assert not trace.exists()
+
+
+def test_paths_that_lead_nowhere(tmp_path):
+    for name in ("m.pt", "m.safetensors", "sub/name", "m.pth"):
+        with pytest.raises((FileNotFoundError, WeightsError), match=name):
+            load(tmp_path / name)
+    (tmp_path / "folder.pt").mkdir()
+    with pytest.raises(FileNotFoundError, match="is a folder"):
+        load(tmp_path / "folder.pt")
+    (tmp_path / "m.pth").touch()
+    with pytest.raises(WeightsError, match="convert_checkpoint"):
+        load(tmp_path / "m.pth")
+
+
+# The zoo.
+
+
+@pytest.fixture
+def zoo(tmp_path, network, meta, monkeypatch):
+    """A zoo of one weight."""
+    folder = tmp_path / "zoo"
+    save_weights(network, folder / "tsm_tiny.motion_f2_4.safetensors", meta)
+    monkeypatch.setattr(zoo_records, "zoo_folder", lambda: folder)
+    monkeypatch.setattr(sys.modules["ffn.zoo.load"], "zoo_folder", lambda: folder)
+    return folder
+
+
+def test_zoo_names_are_listed_and_loaded(zoo, network):
+    assert ffn.list_weights("*motion*") == ["tsm_tiny.motion_f2_4"]
+    assert ffn.list_weights("*sthv1*") == []
+    assert equal(ffn.load("tsm_tiny.motion_f2_4"), network)
+
+
+def test_an_unknown_zoo_name_is_answered_with_close_ones(zoo):
+    with pytest.raises(ValueError, match=r"no weights .*did you mean tsm_tiny\.motion_f2_4\?"):
+        load("tsm_tiny.motion_f2_8")
+
+
+def test_a_zoo_weight_keeps_its_name_and_hash(zoo):
+    record = zoo / "tsm_tiny.motion_f2_4.yaml"
+    text = record.read_text()
+    record.write_text(text.replace("name: tsm_tiny.motion_f2_4", "name: other"))
+    with pytest.raises(WeightsError, match='calls itself "other"'):
+        load("tsm_tiny.motion_f2_4")
+    record.write_text(text)
+    (zoo / "tsm_tiny.motion_f2_4.safetensors").write_bytes(b"")
+    with pytest.raises(WeightsError, match="its record says"):
+        load("tsm_tiny.motion_f2_4")
+
+
+def test_the_shipped_weights_are_what_their_records_say():
+    for name in ffn.list_weights():
+        record = zoo_records.find_record(name)
+        assert record.classes
+        assert record.metrics
+        assert record.origin
+        assert record.licence
+        assert record.sha256
+        if record.file:
+            load(name)
+
+
+# Start weights.
+
+
+def test_a_flexible_network_starts_from_a_flexible_one(tmp_path, network, meta):
+    model = convert(create_model("tsm_tiny", num_classes=3, width=8), (2, 4))
+    match = load_start_weights(model, checkpoint(tmp_path / "m.pt", network, meta))
+    assert equal(model, network)
+    assert str(match) == f"matched: {len(network.state_dict())} of {match.total} entries"
+
+
+def test_a_flexible_network_starts_from_a_plain_one(tmp_path, plain, plain_meta):
+    model = convert(create_model("tsm_tiny", num_classes=3, width=8), (2, 4, 8))
+    before = {k: v.clone() for k, v in model.state_dict().items() if ".site." in k}
+    load_start_weights(model, checkpoint(tmp_path / "m.pt", plain, plain_meta))
+
+    source, state = plain.state_dict(), model.state_dict()
+    for frames in (2, 4, 8):
+        copied = ffn.extract(model, frames).state_dict()
+        assert all(torch.equal(copied[k], v) for k, v in source.items())
+    assert before
+    assert all(torch.equal(state[k], v) for k, v in before.items())
+
+
+@pytest.mark.parametrize("flexible", [False, True])
+def test_a_classifier_of_other_classes_starts_anew_and_is_reported(
+    tmp_path, plain, plain_meta, flexible
+):
+    path = checkpoint(tmp_path / "m.pt", plain, plain_meta)
+    model = create_model("tsm_tiny", num_classes=5, width=8)
+    model = convert(model, (2, 4)) if flexible else model
+    head = model.state_dict()["net.fc.weight"].clone()
+
+    match = load_start_weights(model, path)
+
+    state = model.state_dict()
+    assert torch.equal(state["net.fc.weight"], head)
+    assert torch.equal(state["net.layer1.0.conv2.weight"], plain.net.layer1[0].conv2.weight)
+    assert match.classes == (3, 5)
+    assert "classifier: 3 classes there, 5 here; starts anew" in str(match)
+
+
+def test_a_start_from_another_network_is_refused(tmp_path, network, plain, meta, plain_meta):
+    flexible = checkpoint(tmp_path / "f.pt", network, meta)
+    with pytest.raises(WeightsError, match=r"\d+ of \d+ entries match \(\d+%\).*another model"):
+        load_start_weights(create_model("tsm_tiny", num_classes=3, width=8), flexible)
+    wide = convert(create_model("tsm_tiny", num_classes=3, width=16), (2, 4))
+    with pytest.raises(WeightsError, match="another model"):
+        load_start_weights(wide, checkpoint(tmp_path / "p.pt", plain, plain_meta))
+    with pytest.raises(WeightsError, match="does not fit"):
+        load_start_weights(convert(plain, (2, 8)), flexible)
+
+
+def test_weights_are_read_without_a_network(tmp_path, network, meta):
+    record, state = read_weights(checkpoint(tmp_path / "m.pt", network, meta))
+    assert record.model == "tsm_tiny"
+    assert state.keys() == network.state_dict().keys()

@@ -1,0 +1,136 @@
+"""TSM against stored outputs of FFN-pytorch: logits at every frame count, and one training step.
+
+Weights are made under the reference's names (tests/parity.py), renamed by `ffn.zoo.remap`, loaded
+strictly. Where the expected numbers come from is written in tsm_parity.json.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from pathlib import Path
+
+import parity
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ffn.core import FrameFlexible, convert
+from ffn.zoo import create_model
+from ffn.zoo.remap import from_foreign
+
+EXPECTED = json.loads((Path(__file__).parent / "tsm_parity.json").read_text())
+OURS = {"tsm_ffn_resnet18": "tsm_r18", "tsm_ffn_resnet50": "tsm_r50", "tsm_resnet50": "tsm_r50"}
+TRAINED = (4, 8, 16)
+
+
+@functools.lru_cache(maxsize=1)
+def load_reference(reference: str) -> nn.Module:
+    """Our network with the weights that the reference had, through its own names."""
+    flexible = "_ffn_" in reference
+    network = create_model(OURS[reference], num_classes=174, dropout=0.0)
+    if flexible:
+        network = convert(network, TRAINED)
+    state = parity.tsm_reference(network.state_dict())
+    assert parity.fingerprint(state) == EXPECTED["logits"][reference]["entries"]
+    return from_foreign(
+        state,
+        source="ffn-pytorch",
+        model=OURS[reference],
+        trained_frames=TRAINED if flexible else None,
+    ).model
+
+
+def cases() -> list:
+    """All stored cases; the ones that take seconds are slow."""
+    params = []
+    for reference, stored in EXPECTED["logits"].items():
+        for case in stored["cases"]:
+            fast = reference == "tsm_ffn_resnet18" and case["crop"] == 112
+            params.append(
+                pytest.param(
+                    reference,
+                    case,
+                    id=f"{reference}-{case['frames']}x{case['crop']}",
+                    marks=() if fast else pytest.mark.slow,
+                )
+            )
+    return params
+
+
+@pytest.mark.parametrize(("reference", "case"), cases())
+def test_logits_are_the_references(reference, case):
+    model = load_reference(reference).eval()
+    shape = (case["batch"], 3, case["frames"], case["crop"], case["crop"])
+
+    with torch.inference_mode():
+        logits = model(parity.clip(case["input_seed"], shape))
+
+    assert getattr(model, "active", None) == case["subnet"]
+    assert parity.relative_error(logits, torch.tensor(case["logits"])) < 1e-5
+
+
+def training_step() -> tuple[FrameFlexible, dict[str, Tensor], dict[int, Tensor]]:
+    """Forward and backward of the paper's loss, written out, in float64."""
+    model = load_reference.__wrapped__("tsm_ffn_resnet18").double().train()
+    model.model.net.drop_rate = 0.0
+    clips = {
+        frames: parity.clip(200 + i, (4, 3, frames, 64, 64)).double()
+        for i, frames in enumerate(TRAINED)
+    }
+    logits = {frames: model(clip) for frames, clip in clips.items()}
+
+    teacher = logits[16].detach().softmax(1)
+    small, middle = (
+        (teacher * (teacher.log() - logits[frames].log_softmax(1))).sum() / 4 for frames in (4, 8)
+    )
+    label = F.cross_entropy(logits[16], torch.tensor([3, 41, 97, 160]))
+    total = label + small + middle
+    total.backward()
+    return model, {"ce_H": label, "kl_L": small, "kl_M": middle, "total": total}, logits
+
+
+@pytest.mark.parametrize("variant", ["per_clip", pytest.param("upstream", marks=pytest.mark.slow)])
+def test_training_step_is_the_references(variant, monkeypatch):
+    """`per_clip` shifts as we do; `upstream` as the reference, whose shift takes every view for one
+    of 16 frames in training, so that features of neighbouring clips mix."""
+    if variant == "upstream":
+        module = sys.modules["ffn.layers.temporal_shift"]
+        shift = module.temporal_shift
+        monkeypatch.setattr(
+            module, "temporal_shift", lambda x, frames, divisor: shift(x, 16, divisor)
+        )
+    expected = EXPECTED["training_step"][variant]
+
+    model, losses, logits = training_step()
+    logits = {frames: found.detach() for frames, found in logits.items()}
+
+    for name, loss in losses.items():
+        assert loss.item() == pytest.approx(expected["loss"][name], rel=1e-4)
+    for frames, found in logits.items():
+        stored = torch.tensor(expected["logits"][str(frames)])
+        assert parity.relative_error(found, stored) < 1e-4
+
+    gradients = {reference_name(k): p.grad for k, p in model.model.named_parameters()}
+    assert gradients.keys() == expected["grad_norm"].keys()
+    for name, gradient in gradients.items():
+        norm = expected["grad_norm"][name]
+        assert gradient.norm().item() == pytest.approx(norm, rel=1e-4), name
+        # A projection, which a permuted or negated gradient would change; at most norm * |probe|.
+        probe = torch.from_numpy(parity.normal(f"0:probe:{name}", gradient.shape))
+        projection = (gradient * probe).sum().item()
+        stored = expected["grad_probe"][name]
+        assert projection == pytest.approx(stored, rel=1e-4, abs=1e-4 * norm), name
+
+    running = {reference_name(k): b for k, b in model.model.named_buffers() if "running_" in k}
+    assert running.keys() == expected["running_norm_after"].keys()
+    for name, statistics in running.items():
+        stored = expected["running_norm_after"][name]
+        assert statistics.norm().item() == pytest.approx(stored, rel=1e-4), name
+
+    assert {b.item() for k, b in model.model.named_buffers() if k.endswith("_tracked")} == {1}
+
+
+reference_name = functools.partial(parity.tsm_name, flexible=True)
