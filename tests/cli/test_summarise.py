@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ffn.cli.summarise import main
+from ffn.evaluation import Row, Sweep, save_table
+
+
+def sweep(name: str, top1: dict[int, float]) -> Sweep:
+    rows = tuple(
+        Row(
+            frames=frames,
+            subnet=None,
+            top1=value,
+            top5=100.0,
+            mean_class=value,
+            gmacs=0.1 * frames,
+            params=10,
+            latency_ms=None,
+            videos=50,
+            failed=0,
+        )
+        for frames, value in top1.items()
+    )
+    measured = {"date": "today", "device": "cpu", "precision": "fp32", "versions": {}}
+    return Sweep(name, (4,), 10, (32, 32), rows, (), measured)
+
+
+def test_seeds_are_averaged_per_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    sweeps = [
+        sweep("plain.s0/last", {4: 50.0, 8: 30.0}),
+        sweep("plain.s1/last", {4: 54.0, 8: 33.0}),
+        sweep("other.s0/last", {4: 10.0, 8: 20.0}),
+    ]
+    save_table(sweeps, tmp_path)
+
+    assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "mean")]) == 0
+
+    content = json.loads((tmp_path / "mean.json").read_text())
+    first, second = content["runs"]["plain"]["rows"]
+    assert (first["top1_mean"], second["top1_mean"]) == (52.0, 31.5)
+    assert first["top1_std"] == pytest.approx(8**0.5, abs=0.01)  # (-2)² + 2² over n - 1 = 1
+    assert content["runs"]["other"]["rows"][0]["top1_std"] is None
+    table = (tmp_path / "mean.md").read_text()
+    assert "| plain | 2 | **52.0 ± 2.8** | 31.5 ± 2.1 |" in table
+    assert "| other | 1 | **10.0** | 20.0 |" in table
+    assert table in capsys.readouterr().out
+    assert (tmp_path / "mean.png").stat().st_size > 1000
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [(["plain/last"], "names no seed"), (["a.s0/last"], "no run 'b'; there are a")],
+)
+def test_runs_that_cannot_be_averaged_are_refused(
+    names: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_table([sweep(name, {4: 1.0}) for name in names], tmp_path)
+
+    results = str(tmp_path / "results.json")
+    assert main([results, "--output", str(tmp_path / "mean"), "--figure", "b"]) == 2
+
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "mean.json").exists()
+
+
+def test_seeds_tested_at_other_frames_are_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_table([sweep("a.s0", {4: 1.0}), sweep("a.s1", {8: 1.0})], tmp_path)
+
+    assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "mean")]) == 2
+
+    assert "different frame counts" in capsys.readouterr().err
