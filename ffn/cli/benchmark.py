@@ -96,7 +96,7 @@ def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
     variants.append(in_sequence(every, variants[2:]))
     pairs = [("together", "sequential"), ("together", largest), ("together", every)]
     pairs += [("sequential", largest), ("sequential", every)]
-    title = f"{given.model}, views {_joined(counts)}, {given.batch_size} videos of {side} px"
+    title = f"{given.model}, views {_joined(counts)}, batches of {given.batch_size} at {side} px"
     return [compare(title, variants, pairs)]
 
 
@@ -173,7 +173,7 @@ def _infer(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
         ]
         pairs = [("flexible", "extracted"), ("flexible", "plain"), ("extracted", "plain")]
         title = f"{given.model}, {frames} frames on sub-network {active}, "
-        title += f"{given.batch_size} clip(s) of {given.size} px"
+        title += f"batches of {given.batch_size} at {given.size} px"
         comparisons.append(compare(title, variants, pairs))
     return comparisons
 

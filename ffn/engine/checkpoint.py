@@ -57,8 +57,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises many kinds, by where the file is damaged
+        cause = (str(error) or type(error).__name__).splitlines()[0]
         raise CheckpointError(
-            f"{path} cannot be read as a checkpoint ({str(error).splitlines()[0]}); it may be cut "
+            f"{path} cannot be read as a checkpoint ({cause}); it may be cut "
             "short or come from another program: tools/convert_checkpoint.py reads foreign ones"
         ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -89,7 +90,9 @@ class Trainer:
         if self.world.size == 1 or self.config.train.views is Views.sequential:
             return self.task
         devices = [self.world.device] if self.world.device.type == "cuda" else None
-        return DistributedDataParallel(self.task, device_ids=devices, broadcast_buffers=False)
+        with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
+            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+            return DistributedDataParallel(self.task, device_ids=devices, broadcast_buffers=False)
 
     def run(self) -> Path:
         """Train to the end, or on from the last checkpoint; returns the best checkpoint's path."""

@@ -84,7 +84,7 @@ def test_alteration_starts_as_in_the_paper() -> None:
 def test_private_modules_carry_the_count_in_their_keys() -> None:
     modules = PrivateModules({16: nn.BatchNorm2d(2), 4: nn.BatchNorm2d(2), 8: nn.BatchNorm2d(2)})
 
-    entries = "weight bias running_mean running_var num_batches_tracked".split()
+    entries = ["weight", "bias", "running_mean", "running_var", "num_batches_tracked"]
     expected = [f"{count}.{entry}" for count in (4, 8, 16) for entry in entries]
     assert list(modules.state_dict()) == expected
 

@@ -1,0 +1,33 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `engine_toys`
+
+from engine_toys import train, write_videos
+
+from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
+
+
+@pytest.fixture(scope="session")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("av")
+    return write_videos(tmp_path_factory.mktemp("videos"))
+
+
+@pytest.fixture(scope="session")
+def finished(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return train(videos, tmp_path_factory.mktemp("runs") / "finished")
+
+
+@pytest.fixture(scope="session")
+def start(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Option: start from weights whose logits are not near zero, so that KL counts."""
+    content = load_checkpoint(finished / "last.pt")
+    content["model"]["net.fc.weight"] *= 30
+    path = tmp_path_factory.mktemp("start") / "start.pt"
+    save_checkpoint(path, content)
+    return f"model.weights={path}"

@@ -1,0 +1,82 @@
+"""Ten training steps with stored losses: a change of results cannot go unseen.
+
+Weights and clips come from numpy's RandomState, whose streams never change, through no video codec.
+``python tests/engine/test_golden.py`` writes the file anew, when results change on purpose.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from ffn import backbones
+from ffn.core import convert
+from ffn.engine.optim import learning_rate, set_learning_rate, tsm_groups
+from ffn.engine.tasks import FlexibleTask
+
+STORED = Path(__file__).parent / "golden_losses.json"
+COUNTS = (4, 8, 16)
+
+
+def ten_steps() -> list[dict[str, float]]:
+    """In float64: in float32, ten steps make the rounding of another CPU visible."""
+    draw = np.random.RandomState(0)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.from_numpy(draw.standard_normal(shape))
+
+    model = convert(backbones.build("tsm_tiny", num_classes=3, width=8), COUNTS).double()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if ".site." in name:
+                parameter.copy_(0.1 * normal(*parameter.shape))
+            elif parameter.ndim == 1:
+                parameter.copy_((0.1 * normal(*parameter.shape)) + name.endswith("weight"))
+            else:
+                parameter.copy_(normal(*parameter.shape) * (2 / parameter[0].numel()) ** 0.5)
+    task = FlexibleTask(model, COUNTS).train()
+    optimiser = torch.optim.SGD(tsm_groups(model, 0.05), lr=1.0, momentum=0.9)
+
+    steps = []
+    for step in range(10):
+        clips = {count: normal(4, 3, count, 16, 16) for count in COUNTS}
+        lr = learning_rate(
+            step / 5,
+            lr=0.01,
+            epochs=2,
+            schedule="step",
+            milestones=[1],
+            gamma=0.1,
+            final_lr=0.0,
+            warmup_epochs=0.5,
+        )
+        set_learning_rate(optimiser, lr)
+        outputs = task({"clips": clips, "label": torch.tensor([0, 1, 2, step % 3])})
+        optimiser.zero_grad()
+        outputs["loss"].backward()
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 20.0)
+        optimiser.step()
+        losses = {key: value.item() for key, value in outputs.items() if key.startswith("loss")}
+        steps.append({**losses, "grad_norm": norm.item()})
+    return steps
+
+
+def test_ten_steps_give_the_stored_losses() -> None:
+    stored = json.loads(STORED.read_text())
+
+    found = ten_steps()
+
+    assert len(found) == len(stored) == 10
+    for step, expected in zip(found, stored, strict=True):
+        assert step == pytest.approx(expected, rel=1e-4)
+
+
+if __name__ == "__main__":
+    STORED.write_text(json.dumps(ten_steps(), indent=1) + "\n")
+    sys.exit(f"wrote {STORED}")

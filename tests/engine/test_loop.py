@@ -1,0 +1,437 @@
+"""Whole runs in this process, on a generated data set of real mp4 files."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from engine_toys import (
+    CLASSES,
+    CPU,
+    config,
+    options,
+    read_log,
+    same_weights,
+    train,
+    weights,
+    write_videos,
+)
+
+from ffn.cli.train import main
+from ffn.core import WeightAlteration
+from ffn.data import VideoError
+from ffn.engine import loop
+from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.config import ConfigError, config_to_dict
+from ffn.engine.loop import Trainer
+
+STEPS = 4  # per epoch: 24 videos in batches of 6
+
+
+def folder_content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+# --- what a run leaves --------------------------------------------------------------------------
+
+
+def test_run_leaves_config_checkpoints_and_log(videos: Path, finished: Path) -> None:
+    assert sorted(os.listdir(finished)) == ["best.pt", "config.yaml", "last.pt", "log.jsonl"]
+    saved = yaml.safe_load((finished / "config.yaml").read_text())
+    assert saved == config_to_dict(config(videos, finished))
+
+    steps = read_log(finished)
+    assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
+    losses = {"loss", "loss/ce_4", "loss/kl_2", "top1/2", "top1/4"}
+    extra = {"kind", "step", "time", "epoch", "lr", "grad_norm", "videos_per_s", "data_wait"}
+    assert all(set(entry) == losses | extra for entry in steps)
+    assert [entry["lr"] for entry in steps] == pytest.approx([0.01] * STEPS + [0.001] * STEPS)
+    for entry in steps:
+        assert entry["loss"] == pytest.approx(entry["loss/ce_4"] + entry["loss/kl_2"], rel=1e-6)
+        assert 0 <= entry["data_wait"] <= 1
+
+    validations = read_log(finished, "val")
+    assert [entry["epoch"] for entry in validations] == [1, 2]
+    for entry in validations:
+        assert {"top1/2", "top1/3", "top1/4", "mean"} < set(entry)
+        assert entry["mean"] == pytest.approx((entry["top1/2"] + entry["top1/4"]) / 2)
+    assert [entry["videos"] for entry in read_log(finished, "skipped")] == [0, 0]
+
+
+def test_checkpoint_describes_itself(videos: Path, finished: Path) -> None:
+    best, last = (load_checkpoint(finished / name) for name in ("best.pt", "last.pt"))
+
+    assert set(best) == {"format", "model", "meta"}
+    assert set(last) == {"format", "model", "meta", "training"}
+    for content in (best, last):
+        meta = content["meta"]
+        assert (meta["model"], meta["num_classes"], meta["classes"]) == ("tsm_tiny", 3, [*CLASSES])
+        assert (meta["trained_frames"], meta["private"]) == ([2, 4], "norms")
+        assert meta["preprocessing"]["crop"] == 16
+        assert set(meta["metrics"]) == {"2", "3", "4"}
+        assert {"top1", "top5", "mean_class"} <= set(meta["metrics"]["3"])
+        assert meta["config"] == config_to_dict(config(videos, finished))
+        assert meta["data"]["train_videos"] == 24
+        assert len(meta["data"]["sha256"]) == 64
+    assert (last["training"]["epoch"], last["training"]["step"]) == (2, 2 * STEPS)
+
+
+def test_best_is_the_best_mean_over_the_trained_counts(finished: Path) -> None:
+    best = load_checkpoint(finished / "best.pt")["meta"]["metrics"]
+    means = [entry["mean"] for entry in read_log(finished, "val")]
+
+    assert (best["2"]["top1"] + best["4"]["top1"]) / 2 == pytest.approx(max(means))
+
+
+def test_same_seed_same_run_and_other_seed_another(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    again = train(videos, tmp_path / "again")
+    other = train(videos, tmp_path / "other", "train.seed=1")
+
+    assert same_weights(again, finished)
+    assert not same_weights(other, finished)
+
+
+def test_workers_change_nothing(videos: Path, finished: Path, tmp_path: Path) -> None:
+    assert same_weights(train(videos, tmp_path / "run", "data.workers=1"), finished)
+
+
+# --- a folder that exists -----------------------------------------------------------------------
+
+
+def test_finished_run_says_so_and_stays(
+    videos: Path, finished: Path, capsys: pytest.CaptureFixture
+) -> None:
+    before = folder_content(finished)
+
+    train(videos, finished, "log.interval=7", "data.workers=1")  # these may change
+
+    assert folder_content(finished) == before
+    assert "finished already, 2 of 2 epochs done" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("train.epochs=3", "train.epochs 2 -> 3"),
+        ("optim.lr=0.5", "optim.lr 0.01 -> 0.5"),
+        ("task.frames=[2,3]", r"task.frames \[2, 4\] -> \[2, 3\]"),
+    ],
+)
+def test_folder_of_a_run_with_other_options(
+    videos: Path, finished: Path, override: str, shown: str
+) -> None:
+    before = folder_content(finished)
+
+    with pytest.raises(ConfigError, match=f"{shown}.*another log.output"):
+        train(videos, finished, override)
+
+    assert folder_content(finished) == before
+
+
+class Killed(BaseException):
+    pass
+
+
+def train_until(step: int, videos: Path, folder: Path, *more: str) -> None:
+    """Stop without any clean-up of the loop's own, before a step."""
+    trainer = Trainer(config(videos, folder, *more), CPU)
+    clip = trainer._clip
+
+    def stop() -> Any:
+        if trainer.step == step:
+            raise Killed
+        return clip()
+
+    trainer._clip = stop
+    with pytest.raises(Killed):
+        trainer.run()
+
+
+def test_saving_and_logging_change_nothing(videos: Path, finished: Path, tmp_path: Path) -> None:
+    run = train(videos, tmp_path / "run", "train.save_steps=1", "log.interval=3")
+
+    assert same_weights(run, finished)
+    assert [entry["step"] for entry in read_log(run)] == [3, 6]
+
+
+@pytest.mark.parametrize("step", [1, 3, STEPS, STEPS + 2])
+def test_interrupted_run_ends_as_if_it_had_not_been(
+    videos: Path, finished: Path, tmp_path: Path, step: int
+) -> None:
+    """With dropout, momentum and running statistics; from the middle and the end of an epoch."""
+    saving = "train.save_steps=1"
+
+    train_until(step, videos, tmp_path / "run", saving)
+    assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == step
+    train(videos, tmp_path / "run", saving)
+
+    assert same_weights(tmp_path / "run", finished)
+    losses = {entry["step"]: entry["loss"] for entry in read_log(tmp_path / "run")}
+    assert losses == {entry["step"]: entry["loss"] for entry in read_log(finished)}
+
+
+def test_interrupted_accumulation_and_adamw(videos: Path, tmp_path: Path) -> None:
+    more = (
+        "train.save_steps=2",
+        "train.accumulate=2",
+        "optim.name=adamw",
+        "train.views=sequential",
+    )
+    whole = train(videos, tmp_path / "whole", *more)
+
+    train_until(3, videos, tmp_path / "run", *more)
+    assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == 2
+    train(videos, tmp_path / "run", *more)
+
+    assert same_weights(tmp_path / "run", whole)
+
+
+def test_damaged_checkpoint_is_not_overwritten(videos: Path, tmp_path: Path) -> None:
+    train_until(2, videos, tmp_path / "run", "train.save_steps=1")
+    last = tmp_path / "run/last.pt"
+    last.write_bytes(last.read_bytes()[:1000])
+
+    with pytest.raises(ValueError, match=r"last\.pt cannot be read"):
+        train(videos, tmp_path / "run", "train.save_steps=1")
+    assert len(last.read_bytes()) == 1000
+
+
+def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
+    start = f"model.weights={finished / 'last.pt'}"
+    trainer = Trainer(config(videos, tmp_path / "run", start), CPU)
+
+    expected = weights(finished)
+    assert all(
+        torch.equal(value, expected[key]) for key, value in trainer.model.state_dict().items()
+    )
+    assert trainer.step == 0
+
+
+# --- arithmetic ---------------------------------------------------------------------------------
+
+
+def in_float64(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Trainer:
+    """So that differences between two ways to sum are far below those that a mistake makes."""
+    trainer.task.double()
+    to_device = loop._to_device
+
+    def convert(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+        batch = to_device(batch, device)
+        return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
+
+    monkeypatch.setattr(loop, "_to_device", convert)
+    monkeypatch.setattr(trainer, "_validate", lambda log: None)
+    return trainer
+
+
+@pytest.mark.parametrize("views", ["together", "sequential"])
+def test_accumulated_micro_batches_are_one_batch(
+    videos: Path, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: str
+) -> None:
+    more = (start, f"train.views={views}", "train.freeze_norms=true", "model.dropout=0")
+
+    entries, states = [], []
+    for accumulate in (1, 2, 3):
+        folder = tmp_path / str(accumulate)
+        options = config(videos, folder, *more, f"train.accumulate={accumulate}")
+        with monkeypatch.context() as patch:
+            trainer = in_float64(Trainer(options, CPU), patch)
+            trainer.run()
+        entries.append(read_log(folder))
+        states.append(trainer.model.state_dict())
+
+    for other, state in zip(entries[1:], states[1:], strict=True):
+        for key in ("loss", "loss/ce_4", "loss/kl_2", "top1/2", "top1/4", "grad_norm"):
+            found, expected = ([entry[key] for entry in run] for run in (other, entries[0]))
+            assert found == pytest.approx(expected, rel=1e-6)
+            assert max(expected) > 1e-2
+        for key, value in state.items():
+            torch.testing.assert_close(value, states[0][key], rtol=1e-6, atol=1e-6)
+
+
+def test_sequential_views_train_as_together(videos: Path, finished: Path, tmp_path: Path) -> None:
+    sequential = train(videos, tmp_path / "run", "train.views=sequential")  # dropout on
+
+    losses = [[entry["loss"] for entry in read_log(folder)] for folder in (sequential, finished)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_frozen_norms_stay(videos: Path, tmp_path: Path) -> None:
+    trainer = Trainer(config(videos, tmp_path / "run", "train.freeze_norms=true"), CPU)
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+
+    trainer.run()
+
+    after = trainer.model.state_dict()
+    moved = {key for key in before if not torch.equal(before[key], after[key])}
+    norms = {key for key in before if ".bn" in key or ".running" in key or "downsample.1" in key}
+    norms |= {key for key in before if key.startswith(("net.conv1.1.", "net.conv1.4."))}  # stem
+    assert not moved & norms
+    assert moved == set(before) - norms
+
+
+@pytest.mark.parametrize("views", ["together", "sequential"])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_precision_clips_in_units_of_the_loss(
+    videos: Path, tmp_path: Path, precision: str, views: str
+) -> None:
+    limit = 0.05
+    more = (f"train.precision={precision}", f"train.views={views}", f"train.clip_norm={limit}")
+    trainer = Trainer(config(videos, tmp_path / "run", *more, "train.epochs=1"), CPU)
+    stepped: list[float] = []
+    step = trainer.scaler.step
+
+    def watch(optimiser: torch.optim.Optimizer) -> Any:
+        gradients = [p.grad.double().norm() for g in optimiser.param_groups for p in g["params"]]
+        stepped.append(float(torch.stack(gradients).norm()))
+        return step(optimiser)
+
+    trainer.scaler.step = watch
+    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    trainer.run()
+
+    assert trainer.scaler.is_enabled() == (precision == "fp16")
+    assert len(stepped) == STEPS
+    assert max(stepped) == pytest.approx(limit, rel=1e-3)
+    norms = [entry["grad_norm"] for entry in read_log(tmp_path / "run")]
+    assert all(limit < norm < 50 for norm in norms)  # before clipping, and without loss scale
+    assert all(entry["loss"] < 5 for entry in read_log(tmp_path / "run"))
+    after = trainer.model.state_dict()
+    assert all(torch.isfinite(value).all() for value in after.values())
+    assert not torch.equal(after["net.fc.weight"], before["net.fc.weight"])
+
+
+def test_without_clipping_the_norm_is_measured_alone(videos: Path, tmp_path: Path) -> None:
+    trainer = Trainer(config(videos, tmp_path / "run", "train.clip_norm=null"), CPU)
+    for parameter in trainer.model.parameters():
+        parameter.grad = torch.ones_like(parameter)
+
+    norm = trainer._clip()
+
+    assert norm == pytest.approx(sum(p.numel() for p in trainer.model.parameters()) ** 0.5)
+    assert all((p.grad == 1).all() for p in trainer.model.parameters())
+
+
+def test_loss_that_is_not_finite(videos: Path, tmp_path: Path) -> None:
+    with pytest.raises(FloatingPointError, match=r"loss is not finite around step \d.*optim\.lr"):
+        train(videos, tmp_path / "run", "optim.lr=1e30", "train.clip_norm=null")
+
+
+# --- other tasks --------------------------------------------------------------------------------
+
+
+def test_plain_task(videos: Path, tmp_path: Path) -> None:
+    folder = train(videos, tmp_path / "run", "task.name=plain", "task.frames=[4]", "train.epochs=1")
+
+    content = load_checkpoint(folder / "best.pt")
+    assert content["meta"]["trained_frames"] is None
+    assert not any(".4." in key and "bn" in key for key in content["model"])
+    assert "loss/ce_4" in read_log(folder)[0]
+    assert {"top1/2", "top1/3", "top1/4"} < set(read_log(folder, "val")[0])
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("task.private=all",),
+        ("task.private=none",),
+        ("task.alteration=false", "task.private=none"),
+        ("task.small_views=mixed", "data.nested=true", "optim.groups=standard"),
+        ("task.frames=[5]", "data.test_frames=[1,5]"),
+    ],
+    ids=str,
+)
+def test_options_of_the_task(videos: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    trainer = Trainer(config(videos, tmp_path / "run", *more, "train.epochs=1"), CPU)
+    trainer.run()
+
+    altered = any(isinstance(m, WeightAlteration) for m in trainer.model.modules())
+    assert altered == (more[0] not in ("task.alteration=false", "task.private=all"))
+    assert load_checkpoint(tmp_path / "run/best.pt")["meta"]["metrics"]
+
+
+# --- broken videos ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def broken(tmp_path: Path) -> Path:
+    pytest.importorskip("av")
+    (tmp_path / "broken").mkdir()
+    folder = write_videos(tmp_path / "broken")
+    (folder / "train_3.mp4").write_bytes(b"no video")
+    (folder / "train_7.mp4").unlink()
+    (folder / "val_0.mp4").write_bytes(b"")
+    return folder
+
+
+def test_broken_video_ends_the_run_and_is_named(
+    broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    with pytest.raises(VideoError, match=r"train_[37]\.mp4"):
+        train(broken, tmp_path / "run")
+
+    (tmp_path / "empty.yaml").write_text("")
+    status = main([str(tmp_path / "empty.yaml"), *options(broken, tmp_path / "other")])
+    assert status == 2
+    assert "train_" in capsys.readouterr().err
+
+
+def test_skipped_videos_are_counted_and_shown(
+    broken: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    folder = train(broken, tmp_path / "run", "data.on_error=skip")
+
+    assert [entry["videos"] for entry in read_log(folder, "skipped")] == [2, 2]
+    shown = capsys.readouterr().out
+    assert "epoch 1: 2 unreadable videos skipped" in shown
+    assert "train_3.mp4" in shown
+    assert "train_7.mp4" in shown
+    assert "1 unreadable videos counted as wrong" in shown
+    metrics = load_checkpoint(folder / "last.pt")["meta"]["metrics"]
+    assert metrics["4"]["failed"] == 1
+
+
+def test_too_few_videos_for_a_step(videos: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="batch"):
+        train(videos, tmp_path / "run", "train.batch_size=25")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["missing.yaml"], "no config file missing.yaml"),
+        (["EMPTY", "train.epoch=1"], "did you mean train.epochs?"),
+        (["EMPTY", "data.root=/nowhere", "log.output=OUT"], "/nowhere"),
+        (["EMPTY", "task.name=plain"], "plain trains exactly one"),
+    ],
+)
+def test_command_says_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture, arguments: list[str], message: str
+) -> None:
+    empty = tmp_path / "empty.yaml"
+    empty.write_text("{}")
+    given = [
+        a.replace("EMPTY", str(empty)).replace("OUT", str(tmp_path / "run")) for a in arguments
+    ]
+
+    assert main(given) == 2
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith("train.py: ")
+    assert len(captured.err.splitlines()) == 1
+
+
+def test_log_is_valid_json(finished: Path) -> None:
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    for line in (finished / "log.jsonl").read_text().splitlines():
+        json.loads(line, parse_constant=refuse)
