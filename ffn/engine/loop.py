@@ -278,6 +278,11 @@ class Trainer:
         if training is None:
             raise CheckpointError(f"{path} has no training state to continue from")
         self._check_same_run(content["meta"]["config"], path)
+        if content["meta"]["data"] != self.videos.fingerprint():
+            raise ConfigError(
+                f"{path} was trained on other videos or labels than {self.config.data.root} lists "
+                "now; restore the lists, or choose another log.output"
+            )
         if len(training["random"]) != self.world.size:
             raise ConfigError(
                 f"{path} was written by {len(training['random'])} processes, now "

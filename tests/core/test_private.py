@@ -28,6 +28,7 @@ def test_alteration_of_tokens() -> None:
 def test_alteration_gradients() -> None:
     x = torch.randn(2, 3, 2, 2, dtype=torch.float64, requires_grad=True)
     module = WeightAlteration(3).double()
+    nn.init.normal_(module.weight)
 
     assert torch.autograd.gradcheck(
         lambda x, weight: torch.func.functional_call(module, {"weight": weight}, x),

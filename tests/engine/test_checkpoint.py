@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -117,10 +118,14 @@ class Malicious:
         return os.mkdir, (str(self.mark),)
 
 
-@pytest.mark.parametrize(
-    "write", [torch.save, lambda x, path: path.write_bytes(pickle.dumps(x, 2))]
-)
-def test_malicious_file_is_refused_and_not_executed(tmp_path: Path, write) -> None:
+def write_pickle(content: object, path: Path) -> None:
+    path.write_bytes(pickle.dumps(content, protocol=2))
+
+
+@pytest.mark.parametrize("write", [torch.save, write_pickle])
+def test_malicious_file_is_refused_and_not_executed(
+    tmp_path: Path, write: Callable[[object, Path], None]
+) -> None:
     path, mark = tmp_path / "evil.pt", tmp_path / "executed"
     write({"format": 1, "model": {}, "meta": Malicious(mark)}, path)
 

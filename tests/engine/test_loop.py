@@ -26,7 +26,7 @@ from ffn.cli.train import main
 from ffn.core import WeightAlteration
 from ffn.data import VideoError
 from ffn.engine import loop
-from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.loop import Trainer
 
@@ -134,6 +134,15 @@ def test_folder_of_a_run_with_other_options(
         train(videos, finished, override)
 
     assert folder_content(finished) == before
+
+
+def test_folder_of_a_run_on_other_videos(videos: Path, finished: Path, tmp_path: Path) -> None:
+    moved = load_checkpoint(finished / "last.pt")
+    moved["meta"]["data"] = moved["meta"]["data"] | {"train_videos": 23}
+    save_checkpoint(tmp_path / "run" / "last.pt", moved)
+
+    with pytest.raises(ConfigError, match="other videos or labels"):
+        train(videos, tmp_path / "run")
 
 
 class Killed(BaseException):
