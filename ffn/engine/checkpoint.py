@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-FORMAT = 1
+from ffn.zoo.load import CHECKPOINT_FORMAT as FORMAT
 
 
 class CheckpointError(ValueError):
