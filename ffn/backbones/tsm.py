@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 import timm
+import torch
 from timm.models.resnet import BasicBlock, ResNet
 from torch import Tensor, nn
 
@@ -43,8 +44,14 @@ class TSM(PerFrame):
 
     def forward(self, clip: Tensor) -> Tensor:
         """Classify clips (B, C, T, H, W) of any T; returns logits (B, K)."""
-        self.length.frames = clip.shape[2] if clip.ndim == 5 else None
-        return super().forward(clip)
+        frames = self.length.frames = clip.shape[2] if clip.ndim == 5 else None
+
+        logits = super().forward(clip)
+
+        if logits.requires_grad and not torch.compiler.is_compiling():
+            # Activation checkpointing runs layers again in the backward, after other clips.
+            logits.register_hook(lambda _: setattr(self.length, "frames", frames))
+        return logits
 
 
 def shiftable_convs(net: nn.Module) -> list[str]:

@@ -68,14 +68,14 @@ def convert(
     if any(isinstance(module, (FrameFlexible, PrivateModules)) for module in model.modules()):
         raise ValueError("the model is frame-flexible already; convert the plain network")
     trained_frames = check_trained_frames(trained_frames)
-    before = _count_parameters(model)
+    before = sum(p.numel() for p in model.parameters())
     model = copy.deepcopy(model)
 
     chosen = _select_private(model, private)
     altered = _put_alterations(model, alter, trained_frames, chosen)
     copies = {id(m): {n: copy.deepcopy(m) for n in trained_frames} for m in chosen.values()}
     _replace(model, {key: PrivateModules(modules) for key, modules in copies.items()})
-    after = _count_parameters(model)
+    after = sum(p.numel() for p in model.parameters())
     report = ConversionReport(trained_frames, tuple(chosen), tuple(altered), before, after)
     flexible = FrameFlexible(model, trained_frames, frame_dim=frame_dim, report=report)
     return flexible.train(model.training)
@@ -184,7 +184,3 @@ def _replace(model: nn.Module, by: dict[int, nn.Module]) -> None:
         for name, child in parent._modules.items():
             if id(child) in by:
                 parent._modules[name] = by[id(child)]
-
-
-def _count_parameters(model: nn.Module) -> int:
-    return sum(p.numel() for p in model.parameters())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, compiler, nn
 
 from ffn.core.private import PrivateModules, WeightAlteration
 from ffn.core.selection import check_trained_frames, nearest
@@ -61,9 +61,14 @@ class FrameFlexible(nn.Module):
                 "Several views? Call the task instead."
             )
         closest = nearest(clip.shape[self.frame_dim], self.trained_frames)
-        self.activate(closest if active is None else active)
+        count = closest if active is None else active
+        self.activate(count)
 
-        return self.model(clip)
+        logits = self.model(clip)
+        if isinstance(logits, Tensor) and logits.requires_grad and not compiler.is_compiling():
+            # Activation checkpointing runs layers again in the backward, after other views.
+            logits.register_hook(lambda _: self.activate(count))
+        return logits
 
     def activate(self, count: int) -> None:
         """Make the sub-network of a trained count the active one; others raise a ValueError."""
@@ -95,9 +100,9 @@ class FrameFlexible(nn.Module):
         if any(key.startswith(owned) for key in state_dict):
             return  # a converted network's own entries: they must be complete
         for name, module in private.items():
-            plain = {key: state_dict.pop(key) for key in list(state_dict) if key.startswith(name)}
+            keys = [key for key in state_dict if key.startswith(name)]
+            plain = {key[len(name) :]: state_dict.pop(key) for key in keys}
             for count, copy in module.items():
-                new = {key[len(name) :]: value for key, value in plain.items()}
-                if isinstance(copy, WeightAlteration) and not plain:  # it has none: as they are
-                    new = {"weight": copy.weight.detach().clone()}
+                has_none = isinstance(copy, WeightAlteration) and not plain
+                new = {"weight": copy.weight.detach().clone()} if has_none else plain
                 state_dict.update({f"{name}{count}.{key}": new[key] for key in new})

@@ -236,3 +236,30 @@ def test_low_precision_is_near_full_precision(dtype: torch.dtype) -> None:
     assert loss.dtype == torch.float32
     assert loss.item() == pytest.approx(expected.item(), rel=0.05)
     assert loss != expected
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+@pytest.mark.parametrize("run", ["together", "sequential"])
+def test_activation_checkpointing_gives_the_same_gradients(
+    run: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """timm's own: layers run again in the backward, when other views came in between."""
+    task, data = in_float64(flexible_task(COUNTS).train(), batch(COUNTS))
+    other = copy.deepcopy(task)
+    net, runs = other.model.model.net, []
+    net.set_grad_checkpointing()
+    monkeypatch.setattr("timm.layers.config._USE_REENTRANT_CKPT", reentrant)
+    net.layer1[0].conv1.register_forward_pre_hook(lambda *_: runs.append(1))
+
+    if run == "together":
+        task(data)["loss"].backward()
+        other(data)["loss"].backward()
+    else:
+        run_sequential(task, data)
+        run_sequential(other, data)
+
+    assert len(runs) == 2 * len(COUNTS), "the layer did not run again"
+    expected, found = gradients(task), gradients(other)
+    largest = max(float(g.abs().max()) for g in expected.values())
+    for name in expected:
+        assert (found[name] - expected[name]).abs().max() <= 1e-10 * largest, name
