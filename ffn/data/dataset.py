@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -36,6 +36,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
         seed: First part of every sample's random seed.
         pattern: Name of a frame inside a folder of frames.
         on_error: `fail` raises; `skip` returns a sample of zeros with `ok` False and the reason.
+        cache_bytes: Memory for decoded videos: a set that fits is decoded once, not every epoch.
+            The first video that finds no room ends the collecting. Samples are the same.
 
     Raises:
         ValueError: if there is no record or view, or an option is unknown.
@@ -55,6 +57,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         seed: int = 0,
         pattern: str = PATTERN,
         on_error: str = "fail",
+        cache_bytes: int = 0,
     ) -> None:
         if not records:
             raise ValueError("records is empty; expected at least one video")
@@ -67,6 +70,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.records, self.views = list(records), tuple(sorted(set(views)))
         self.preprocessing, self.train = preprocessing, train
         self.nested, self.seed, self.pattern, self.on_error = nested, seed, pattern, on_error
+        self._cached: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
+        self._cache_room = cache_bytes
         self._train_transform = TrainTransform(
             preprocessing, scales=scales, flip=flip, flip_pairs=flip_pairs
         )
@@ -100,12 +105,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
 
     def _clips(self, record: Record, epoch: int, index: int) -> tuple[dict[int, Tensor], int]:
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, epoch, index]))
-        video = open_video(record.path, pattern=self.pattern, frames=record.frames)
-        usable = range(len(video))
-        if record.start is not None or record.end is not None:
-            usable = video.between(record.start, record.end)
+        count, read = self._open(record, index)
         chosen = sample_views(
-            len(usable),
+            count,
             self.views,
             rule=self.preprocessing.sampling,
             generator=generator if self.train else None,
@@ -113,7 +115,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         )
 
         union = sorted({i for indices in chosen.values() for i in indices})
-        frames = video.read([usable[i] for i in union])
+        frames = read(union)
         if self.train:
             frames, label = self._train_transform(frames, record.label, generator)
         else:
@@ -124,6 +126,23 @@ class VideoDataset(Dataset[dict[str, Any]]):
             for view, indices in chosen.items()
         }
         return clips, label
+
+    def _open(self, record: Record, index: int) -> tuple[int, Callable[[list[int]], Tensor]]:
+        """Number of usable frames of a video, and what reads some of them."""
+        if index in self._cached:
+            return len(self._cached[index]), self._cached[index].__getitem__
+        video = open_video(record.path, pattern=self.pattern, frames=record.frames)
+        usable = range(len(video))
+        if record.start is not None or record.end is not None:
+            usable = video.between(record.start, record.end)
+        if self._cache_room <= 0:
+            return len(usable), lambda chosen: video.read([usable[i] for i in chosen])
+
+        frames = video.read(usable)
+        self._cache_room -= frames.nbytes
+        if self._cache_room >= 0:
+            self._cached[index] = frames
+        return len(frames), frames.__getitem__
 
     def _nothing(self) -> dict[int, Tensor]:
         side = self.preprocessing.crop

@@ -118,6 +118,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         nested=options.nested,
         seed=config.train.seed,
         on_error=options.on_error.value,
+        cache_bytes=int(options.cache_gib * 2**30),
         **_pattern(options),
     )
     return data.make_loader(

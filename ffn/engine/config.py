@@ -163,6 +163,10 @@ class DataConfig:
     mean: list[float] = _option([0.485, 0.456, 0.406], "RGB mean of the normalisation, of 0..1")
     std: list[float] = _option([0.229, 0.224, 0.225], "RGB standard deviation, of 0..1")
     workers: int = _option(4, "loader processes per training process; 0 loads in the process")
+    cache_gib: float = _option(
+        0.0,
+        "GiB per loader process for decoded training videos: small sets are decoded once",
+    )
     on_error: OnError = _option(OnError.fail, "unreadable video: fail, or skip and count")
 
 
@@ -337,6 +341,7 @@ def _check(config: Config) -> None:
         f"train.batch_size is {train.batch_size}; at least 1": train.batch_size < 1,
         f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
         f"data.workers is {data.workers}; at least 0": data.workers < 0,
+        f"data.cache_gib is {data.cache_gib}; at least 0": data.cache_gib < 0,
         f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
         f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,
         f"train.epochs is {train.epochs}; at least 1": train.epochs < 1,

@@ -54,6 +54,25 @@ def test_one_decode_fetches_all_views(nested, records, numbers, monkeypatch):
     assert (set(four) <= set(eight)) == nested
 
 
+@pytest.mark.parametrize(("frames_kept", "decoded_again"), [(1000, 0), (65, 2), (0, 4)])
+def test_cached_videos_give_the_same_samples(frames_kept, decoded_again, records, monkeypatch):
+    part = [*records[:3], Record(records[0].path, 1, start=0.2, end=0.9)]
+    options = {"views": (4, 40), "preprocessing": PLAIN, "train": True, "scales": (1.0, 0.5)}
+    plain = VideoDataset(part, **options)
+    bytes_per_frame = decoding.decode(part[0].path, [0]).nbytes
+    cached = VideoDataset(part, **options, cache_bytes=frames_kept * bytes_per_frame)
+    assert all(equal(cached[0, i], plain[0, i]) for i in range(4))
+
+    opened = []
+    original = decoding.VideoFile.read
+    expected = [plain[1, i] for i in range(4)]
+    monkeypatch.setattr(
+        decoding.VideoFile, "read", lambda self, i: opened.append(1) or original(self, i)
+    )
+    assert all(equal(cached[1, i], expected[i]) for i in range(4))
+    assert len(opened) == decoded_again
+
+
 def test_views_share_their_crop(records):
     mirrored = {"flip": "random", "scales": (1.0, 0.5)}
     dataset = VideoDataset(
