@@ -30,12 +30,13 @@ $(READY): setup.cfg constraints.txt
 quickstart: export MALLOC_TRIM_THRESHOLD_ = 1000000000
 quickstart: export MALLOC_MMAP_THRESHOLD_ = 1000000000
 quickstart: export OMP_NUM_THREADS = 1
+# Tests the last weights, not the best: nothing is chosen on the videos that it is measured on.
 quickstart: $(READY)
 	$(BIN)/python -m ffn.data.synthetic data/motion
 	$(TORCHRUN) tools/train.py configs/quickstart/motion_flexible.yaml log.output=$(RUN)/flexible
 	$(TORCHRUN) tools/train.py configs/quickstart/motion_plain_16.yaml log.output=$(RUN)/plain_16
 	$(TORCHRUN) tools/test.py configs/quickstart/motion_flexible.yaml --output $(RUN)/test \
-		--weights $(RUN)/flexible/best.pt $(RUN)/plain_16/best.pt --frames $(FRAMES)
+		--weights $(RUN)/flexible/last.pt $(RUN)/plain_16/last.pt --frames $(FRAMES)
 
 test: $(READY)
 	$(BIN)/python -m pytest

@@ -64,10 +64,10 @@ def test_networks_are_tested_at_the_given_frames(
     assert len(plain.failed) == 1
     assert plain.crop == (32, 32)
     kept = load_predictions(root / "run" / "test" / "flexible.predictions.safetensors")
-    assert kept.logits[5].shape == (14, 14)  # one video of each class
+    assert kept.logits[5].shape == (12, 12)  # one video of each class
     screen = capsys.readouterr().out
     assert str(root / "run" / "test" / "results.png") in screen
-    assert "1 of 14 videos could not be decoded" in screen
+    assert "1 of 12 videos could not be decoded" in screen
 
 
 def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: Path) -> None:

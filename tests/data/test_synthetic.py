@@ -12,7 +12,12 @@ from ffn.data.synthetic import CLASSES, draw, generate
 av = pytest.importorskip("av")
 
 SMALL = {"train_per_class": 2, "val_per_class": 1, "size": 16, "frames": 6}
-COUNTS = {"once": 1, "three_times": 3, "five_times": 5}
+COUNTS = {
+    "sway_three_times": 3,
+    "sway_five_times": 5,
+    "pulse_once": 1,
+    "pulse_three_times": 3,
+}
 
 
 def contents(folder):
@@ -42,12 +47,12 @@ def test_lists_every_film_with_its_class_name_and_number_of_frames(made):
 
 
 def test_films_are_h264_and_decode_to_what_was_drawn(made):
-    with av.open(str(made / "videos/train_sway_once_0001.mp4")) as container:
+    with av.open(str(made / "videos/train_sway_five_times_0001.mp4")) as container:
         stream = container.streams.video[0]
         assert stream.codec_context.name == "h264"
         film = np.stack([image.to_ndarray(format="rgb24") for image in container.decode(stream)])
-    rng = np.random.default_rng([3, 0, CLASSES.index("sway_once"), 1])
-    drawn = draw("sway_once", size=16, frames=6, rng=rng)
+    rng = np.random.default_rng([3, 0, CLASSES.index("sway_five_times"), 1])
+    drawn = draw("sway_five_times", size=16, frames=6, rng=rng)
     assert film.shape == drawn.shape == (6, 16, 16, 3)
     error = np.abs(film.astype(int) - drawn)
     assert error.mean() < 12  # lossy, and colour at half resolution
@@ -99,7 +104,7 @@ def test_refuses_a_folder_of_something_else(tmp_path):
 
 def test_refuses_a_damaged_data_set(tmp_path):
     folder = generate(tmp_path / "motion", **SMALL)
-    (folder / "videos/val_pulse_once_0000.mp4").unlink()
+    (folder / "videos/val_pulse_three_times_0000.mp4").unlink()
     with pytest.raises(FileExistsError, match="damaged"):
         generate(folder, **SMALL)
 
@@ -138,7 +143,7 @@ def test_command_line_makes_the_same_data_set_and_explains_a_refusal(made, tmp_p
     arguments = ["--clips-per-class", "2", "1", "--size", "16", "--frames", "6", "--seed", "3"]
     synthetic.main([str(tmp_path / "motion"), *arguments, "--workers", "0"])
     assert contents(tmp_path / "motion") == contents(made)
-    assert "14 classes, 2 + 1 films each" in capsys.readouterr().out
+    assert "12 classes, 2 + 1 films each" in capsys.readouterr().out
 
     with pytest.raises(SystemExit):
         synthetic.main([str(tmp_path / "motion"), *arguments, "--seed", "4"])
@@ -183,17 +188,40 @@ def test_heading_turns_from_right_to_down(turns, axis):
     assert mean[other] == pytest.approx(18, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "cycles"),
-    [(f"{kind}_{word}", n) for kind in ("sway", "pulse") for word, n in COUNTS.items()],
-)
-def test_counts_look_alike_at_four_frames_and_differ_at_sixteen(name, cycles):
-    def strongest_frequency(frames, seed):
+@pytest.mark.parametrize(("name", "cycles"), COUNTS.items())
+def test_counts_look_alike_at_few_frames_and_differ_at_sixteen(name, cycles):
+    def strongest_frequencies(frames):
         time = (np.arange(frames) + 0.5) / frames
-        offsets = synthetic.MOTIONS[name](time, np.random.default_rng(seed))
-        wave = np.cos(2 * np.pi * (offsets["size"] + 0.1)) if "size" in offsets else offsets["x"]
-        return 1 + np.abs(np.fft.rfft(wave))[1:].argmax()
+        found = []
+        for seed in range(20):
+            offsets = synthetic.MOTIONS[name](time, np.random.default_rng(seed))
+            turns = offsets.get("size")
+            wave = offsets["x"] if turns is None else np.cos(2 * np.pi * (turns + 0.1))
+            found.append(1 + np.abs(np.fft.rfft(wave))[1:].argmax())
+        return found
 
-    assert {strongest_frequency(16, seed) for seed in range(20)} == {cycles}
-    at_four = [strongest_frequency(4, seed) for seed in range(20)]
-    assert at_four.count(1) >= 15
+    assert set(strongest_frequencies(16)) == {cycles}
+    assert strongest_frequencies(8).count(min(cycles, 8 - cycles)) >= 15  # 3 and 5 are one
+    assert strongest_frequencies(4).count(1) >= 15  # 1, 3 and 5 are one
+
+
+def test_the_decoy_makes_the_motion_of_any_class(monkeypatch):
+    names, poses = [], synthetic._poses
+    monkeypatch.setattr(
+        synthetic, "_poses", lambda name, *given: names.append(name) or poses(name, *given)
+    )
+    for seed in range(100):
+        draw("sway_five_times", size=16, frames=1, rng=np.random.default_rng(seed))
+    subjects, decoys = names[::2], names[1::2]
+    assert set(subjects) == {"sway_five_times"}
+    assert set(decoys) == set(CLASSES)
+
+
+def test_in_a_third_of_the_films_the_decoy_looks_like_the_subject():
+    films = 300
+    blue = 0
+    for seed in range(films):
+        film = draw("sway_five_times", size=28, frames=4, rng=np.random.default_rng(seed))
+        blue += (film[..., 2].astype(int) - film[..., 0] > 35).sum() > 20
+    share = 1 - blue / films
+    assert abs(share - 1 / 3) < 3 * np.sqrt(2 / 9 / films)
