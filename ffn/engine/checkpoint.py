@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import os
 import platform
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,15 +33,15 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
         content: ``model``, ``meta`` and perhaps ``training``.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".part")
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        with os.fdopen(handle, "wb") as file:
+        with part.open("wb") as file:
             torch.save({"format": FORMAT, **content}, file)
             file.flush()
             os.fsync(file.fileno())
         os.replace(part, path)
     except BaseException:
-        Path(part).unlink(missing_ok=True)
+        part.unlink(missing_ok=True)
         raise
 
 

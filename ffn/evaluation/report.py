@@ -8,11 +8,11 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
+import safetensors.torch
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from safetensors import safe_open
-from safetensors.torch import save_file
 
 from ffn.evaluation.plots import save_figure
 from ffn.evaluation.sweep import Predictions, Row, Sweep
@@ -117,7 +117,8 @@ def save_predictions(sweep: Sweep, path: str | Path) -> Path:
     tensors |= {f"logits.{frames}": logits for frames, logits in kept.logits.items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, path, {"name": sweep.name, "paths": json.dumps(kept.paths)})
+    metadata = {"name": sweep.name, "paths": json.dumps(kept.paths)}
+    path.write_bytes(safetensors.torch.save(tensors, metadata))
     return path
 
 

@@ -155,7 +155,8 @@ def save_weights(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent, prefix=".saving-") as folder:
         weights, description = Path(folder) / path.name, Path(folder) / beside.name
-        safetensors.torch.save_file(state, weights)
+        # Not save_file, which makes files that only their owner may read.
+        weights.write_bytes(safetensors.torch.save(state))
         record = replace(record, sha256=sha256_of(weights), size=weights.stat().st_size)
         description.write_text(_to_yaml(record), encoding="utf-8")
         os.replace(weights, path)

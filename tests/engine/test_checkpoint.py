@@ -32,6 +32,13 @@ def test_round_trip(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["best.pt"]
 
 
+def test_others_may_read_it_as_any_new_file(tmp_path: Path) -> None:
+    save_checkpoint(tmp_path / "last.pt", CONTENT)
+    (tmp_path / "ordinary").touch()
+
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1
+
+
 @pytest.mark.parametrize("stage", ["write", "flush", "replace"])
 def test_failure_leaves_the_file_that_was_there(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str

@@ -55,6 +55,13 @@ def test_a_saved_network_comes_back_bit_for_bit(tmp_path, network, meta):
     assert sorted(p.name for p in path.parent.iterdir()) == ["mine.safetensors", "mine.yaml"]
 
 
+def test_others_may_read_a_saved_network_as_any_new_file(tmp_path, network, meta):
+    save_weights(network, tmp_path / "mine.safetensors", meta)
+    (tmp_path / "ordinary").touch()
+    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
+    assert len(modes) == 1
+
+
 def test_a_plain_network_comes_back_plain(tmp_path, plain, plain_meta):
     save_weights(plain, tmp_path / "plain.safetensors", plain_meta)
     model = load(tmp_path / "plain.safetensors")
@@ -103,13 +110,15 @@ def test_an_interrupted_save_leaves_what_was_there(tmp_path, network, meta, monk
     save_weights(network, path, meta)
     before = path.read_bytes()
 
-    def full(state, part):
-        part.write_bytes(b"half")
+    def full(part, data):
+        with part.open("wb") as file:
+            file.write(data[: len(data) // 2])
         raise OSError("no space left")
 
-    monkeypatch.setattr("safetensors.torch.save_file", full)
+    monkeypatch.setattr(type(path), "write_bytes", full)
     with pytest.raises(OSError, match="no space"):
         save_weights(network, path, meta, overwrite=True)
+    monkeypatch.undo()
     assert path.read_bytes() == before
     assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "m.yaml"]
 
