@@ -9,9 +9,10 @@ the decoy looks like the subject: labels are as uncertain as those of real sets,
 more than 85 % of the films right.
 
 How many frames a class needs follows from sampling. Four evenly spaced frames show in which order
-the dart moves, but fast turns look backwards; 8 show every turn; swaying or pulsing three and five
-times looks the same until 16 frames tell them apart. Grounds hardly differ between films, or a
-network would tell the films apart by their grounds before it looked at any motion.
+the dart moves and, with less than half a turn between two of them, which way it turns; pulsing once
+and three times looks the same until there are 8, swaying three and five times until there are 16.
+Grounds hardly differ between films, or a network would tell the films apart by their grounds before
+it looked at any motion.
 
     python -m ffn.data.synthetic data/motion
 
