@@ -13,12 +13,19 @@ Factory = Callable[..., nn.Module]
 
 _models: dict[str, Factory] = {}
 _families: dict[str, Factory] = {}
+_with_image_weights: set[str] = set()
 
 
 def register(factory: Factory) -> Factory:
     """Register a model factory under its function's name; use as a decorator."""
     _models[factory.__name__] = factory
     return factory
+
+
+def register_pretrained(factory: Factory) -> Factory:
+    """The same for a factory that takes ``pretrained``, for image weights of timm."""
+    _with_image_weights.add(factory.__name__)
+    return register(factory)
 
 
 def register_family(name: str) -> Callable[[Factory], Factory]:
@@ -41,12 +48,19 @@ def families() -> list[str]:
     return sorted(_families)
 
 
-def build(name: str, **kwargs: Any) -> nn.Module:
+def build(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Module:
     """Build a model by its registered name, or ``family.<timm name>``.
 
     Raises:
-        ValueError: no such name; the message holds the closest ones.
+        ValueError: no such name, the message holds the closest ones; or no image weights of it.
     """
+    if pretrained and name in _models and name not in _with_image_weights:
+        raise ValueError(
+            f"{name} has no image weights; pass pretrained=False, and start from weights of the "
+            "zoo or a converted checkpoint (model.weights in a config)"
+        )
+    if pretrained:
+        kwargs["pretrained"] = True
     if name in _models:
         return _models[name](**kwargs)
     family, _, inner = name.partition(".")

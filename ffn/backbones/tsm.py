@@ -10,15 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import timm
-import torch
 from timm.models.resnet import BasicBlock, ResNet
-from torch import Tensor, nn
+from torch import nn
 
-from ffn.backbones.registry import register, register_family
-from ffn.layers import ClipLength, PerFrame, ShiftConv2d
+from ffn.backbones.registry import register, register_family, register_pretrained
+from ffn.layers import ShiftConv2d, TimedPerFrame
 
 
-class TSM(PerFrame):
+class TSM(TimedPerFrame):
     """A 2-D CNN with temporal shifts, for clips of any length.
 
     Args:
@@ -31,7 +30,6 @@ class TSM(PerFrame):
 
     def __init__(self, net: nn.Module, *, shift_divisor: int = 8) -> None:
         super().__init__(net)
-        self.length = ClipLength()
         names = shiftable_convs(net)
         if not names:
             raise ValueError(
@@ -41,17 +39,6 @@ class TSM(PerFrame):
         for name in names:
             shifted = ShiftConv2d(net.get_submodule(name), self.length, shift_divisor)
             net.set_submodule(name, shifted)
-
-    def forward(self, clip: Tensor) -> Tensor:
-        """Classify clips (B, C, T, H, W) of any T; returns logits (B, K)."""
-        frames = self.length.frames = clip.shape[2] if clip.ndim == 5 else None
-
-        logits = super().forward(clip)
-
-        if logits.requires_grad and not torch.compiler.is_compiling():
-            # Activation checkpointing runs layers again in the backward, after other clips.
-            logits.register_hook(lambda _: setattr(self.length, "frames", frames))
-        return logits
 
 
 def shiftable_convs(net: nn.Module) -> list[str]:
@@ -116,51 +103,39 @@ def tsm_of(
 # TSM, tables 1 and 5; FFN, tables 1 and 3 (R50, and R18 / R101 on Something-Something V1).
 
 
-@register
+@register_pretrained
 def tsm_r18(**kwargs: Any) -> TSM:
     """TSM-ResNet18: 1.8 GMACs per frame at 224."""
     return tsm_of("resnet18", **kwargs)
 
 
-@register
+@register_pretrained
 def tsm_r50(**kwargs: Any) -> TSM:
     """TSM-ResNet50: 4.1 GMACs per frame at 224."""
     return tsm_of("resnet50", **kwargs)
 
 
-@register
+@register_pretrained
 def tsm_r101(**kwargs: Any) -> TSM:
     """TSM-ResNet101: 7.8 GMACs per frame at 224."""
     return tsm_of("resnet101", **kwargs)
 
 
-@register
+@register_pretrained
 def tsm_mobilenetv2(**kwargs: Any) -> TSM:
     """TSM-MobileNetV2, the paper's network for edge devices: 0.3 GMACs per frame at 224."""
     return tsm_of("mobilenetv2_100", **kwargs)
 
 
 @register
-def tsm_tiny(
-    *,
-    num_classes: int = 400,
-    pretrained: bool = False,
-    dropout: float = 0.0,
-    width: int = 16,
-) -> TSM:
+def tsm_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -> TSM:
     """A TSM for CPUs and small frames (32 to 64 px), 0.3 M parameters and 4.4 MMACs per frame.
 
     Args:
         num_classes: K.
-        pretrained: not available, there are no ImageNet weights of it.
         dropout: probability before the classifier.
         width: channels of the first stage; later stages have 2, 4 and 8 times as many.
-
-    Raises:
-        ValueError: ``pretrained`` asked for.
     """
-    if pretrained:
-        raise ValueError("tsm_tiny has no ImageNet weights; pass pretrained=False")
     net = ResNet(
         BasicBlock,
         (1, 1, 1, 1),

@@ -58,8 +58,8 @@ def convert(
         trained_frames: the counts it will be trained at, as (4, 8, 16).
         private: what each count owns: "norms" (the paper), "none", "all" (every module with
             parameters: nothing is shared), or a function of a module's name and the module.
-        alter: "sites" alters where the backbone marks a site, "none" nowhere; or glob patterns as
-            ``["layer*.conv1"]``: the input of each matching convolution or linear layer.
+        alter: "sites" where the backbone marks one, "all" at its optional ones too, "none"; or glob
+            patterns as ``["layer*.conv1"]``: inputs of matching convolutions and linear layers.
         frame_dim: the dimension of the clip that holds T: 2 in (B, C, T, H, W).
 
     Raises:
@@ -130,8 +130,8 @@ def _put_alterations(
     model: nn.Module, alter: str | Sequence[str], counts: tuple[int, ...], private: Iterable[str]
 ) -> list[str]:
     """Put alterations on marked sites or on the inputs of named modules; return where."""
-    if isinstance(alter, str) and alter not in ("sites", "none"):
-        raise ValueError(f'alter is "{alter}"; allowed: "sites", "none", or name patterns')
+    if isinstance(alter, str) and alter not in ("sites", "all", "none"):
+        raise ValueError(f'alter is "{alter}"; allowed: "sites", "all", "none", or name patterns')
     device = next((p.device for p in model.parameters()), None)
 
     def alterations(channels: int, dim: int) -> PrivateModules:
@@ -141,10 +141,10 @@ def _put_alterations(
     free = {n: m for n, m in model.named_modules() if n and not _is_inside(n, private)}
     if isinstance(alter, str):
         sites = {n: m for n, m in model.named_modules() if getattr(m, "is_alteration_site", False)}
-        if alter == "sites" and not sites:
-            got = type(model).__name__
-            raise ValueError(f'{got} marks no site; name layers in alter=, or pass alter="none"')
-        marked = {n: m for n, m in sites.items() if alter == "sites" and n in free}
+        if alter != "none" and not sites:
+            raise ValueError(f'{type(model).__name__} marks no site; name layers or alter="none"')
+        wanted = {"sites": [False], "all": [False, True], "none": []}[alter]
+        marked = {n: m for n, m in sites.items() if n in free and m.optional in wanted}
         _replace(model, {id(m): alterations(m.channels, m.channel_dim) for m in marked.values()})
         return list(marked)
 

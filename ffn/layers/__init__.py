@@ -7,7 +7,16 @@ The letters that shape comments use everywhere in ffn:
 """
 
 from ffn.layers.alteration_site import AlterationSite
-from ffn.layers.per_frame import PerFrame
-from ffn.layers.temporal_shift import ClipLength, ShiftConv2d, temporal_shift
+from ffn.layers.clip import ClipLength, check_clip
+from ffn.layers.per_frame import PerFrame, TimedPerFrame
+from ffn.layers.temporal_shift import ShiftConv2d, temporal_shift
 
-__all__ = ["AlterationSite", "ClipLength", "PerFrame", "ShiftConv2d", "temporal_shift"]
+__all__ = [
+    "AlterationSite",
+    "ClipLength",
+    "PerFrame",
+    "ShiftConv2d",
+    "TimedPerFrame",
+    "check_clip",
+    "temporal_shift",
+]

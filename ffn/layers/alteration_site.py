@@ -14,14 +14,16 @@ class AlterationSite(nn.Module):
     Args:
         channels: number of channels C of the feature map.
         channel_dim: dimension that holds them, 1 for convolutional maps, -1 for tokens.
+        optional: altered only when all sites are asked for, not by default.
     """
 
     is_alteration_site = True
 
-    def __init__(self, channels: int, channel_dim: int = 1) -> None:
+    def __init__(self, channels: int, channel_dim: int = 1, *, optional: bool = False) -> None:
         super().__init__()
         self.channels = channels
         self.channel_dim = channel_dim
+        self.optional = optional
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` itself."""
@@ -29,4 +31,4 @@ class AlterationSite(nn.Module):
 
     def extra_repr(self) -> str:
         """Channels, for ``print(model)``."""
-        return f"channels={self.channels}"
+        return f"channels={self.channels}" + (", optional" if self.optional else "")

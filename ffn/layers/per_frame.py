@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from einops import rearrange
 from torch import Tensor, nn
+
+from ffn.layers.clip import ClipLength, check_clip
 
 
 class PerFrame(nn.Module):
@@ -29,14 +32,33 @@ class PerFrame(nn.Module):
         Raises:
             ValueError: the clip has not five dimensions, or no frame.
         """
-        if clip.ndim != 5 or clip.shape[2] < 1:
-            raise ValueError(
-                f"clip has {clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W), T >= 1. "
-                "One clip? Add a batch dimension with clip[None]."
-            )
+        check_clip(clip)
         frames = clip.shape[2]
         x = rearrange(clip, "b c t h w -> (b t) c h w")
 
         logits = self.net(x)  # (N, K)
 
         return logits.unflatten(0, (-1, frames)).mean(1)  # (B, K)
+
+
+class TimedPerFrame(PerFrame):
+    """The same for a network with layers that look across frames, and so must know T.
+
+    Args:
+        net: see :class:`PerFrame`; its layers read T from the ``length`` of this module.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        self.length = ClipLength()
+
+    def forward(self, clip: Tensor) -> Tensor:
+        """Classify clips (B, C, T, H, W) of any T; returns logits (B, K)."""
+        frames = self.length.frames = clip.shape[2] if clip.ndim == 5 else None
+
+        logits = super().forward(clip)
+
+        if logits.requires_grad and not torch.compiler.is_compiling():
+            # Activation checkpointing runs layers again in the backward, after other clips.
+            logits.register_hook(lambda _: setattr(self.length, "frames", frames))
+        return logits

@@ -5,12 +5,11 @@ Bidirectional, offline form only. The online (uni-directional, cached) form is l
 
 from __future__ import annotations
 
-import threading
-
 import torch
 from torch import Tensor, nn
 
 from ffn.layers.alteration_site import AlterationSite
+from ffn.layers.clip import ClipLength
 
 
 def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
@@ -36,21 +35,6 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
     out[:, :, 2 * fold :] = x[:, :, 2 * fold :]
 
     return out.flatten(0, 1)  # (N, C, H, W)
-
-
-class ClipLength(threading.local):
-    """The number of frames of the clip that a thread is running through a network.
-
-    A 2-D network sees B * T images and no T; the model that flattened the clip writes T here for
-    the layers inside. One value per thread: a model may serve clips of several lengths at once.
-    """
-
-    frames: int | None = None
-
-    def __deepcopy__(self, memo: dict) -> ClipLength:
-        # A copied layer must keep reading what its model writes. A copied model may share it too:
-        # every forward writes before it reads, and no other thread sees the value.
-        return self
 
 
 class ShiftConv2d(nn.Conv2d):

@@ -7,9 +7,11 @@ import torch
 
 from ffn import backbones
 
+LARGE = ("tsm_r101", "slowfast_r101", "slowfast_r101_8x8", "slowfast_r50_8x8", "uniformer_b")
+
 
 def build_small(name: str) -> torch.nn.Module:
-    return backbones.build(name, num_classes=3, **({"width": 8} if name == "tsm_tiny" else {}))
+    return backbones.build(name, num_classes=3, **({"width": 8} if name.endswith("_tiny") else {}))
 
 
 def test_names() -> None:
@@ -18,12 +20,15 @@ def test_names() -> None:
     assert {"tsm_r18", "tsm_r50", "tsm_r101", "tsm_mobilenetv2", "tsm_tiny"} <= set(names)
     assert names == sorted(names)
     assert backbones.model_names("tsm_r*") == ["tsm_r101", "tsm_r18", "tsm_r50"]
-    assert "tsm" in backbones.families()
+    assert {"slowfast_r50", "slowfast_r101", "slowonly_r50", "uniformer_s", "uniformer_b"} <= set(
+        names
+    )
+    assert backbones.families() == ["tea", "tsm"]
 
 
-@pytest.mark.parametrize("name", ["tsm_r5O", "resnet50", "tea.resnet50", "tsm."])
+@pytest.mark.parametrize("name", ["tsm_r5O", "resnet50", "sea.resnet50", "tsm."])
 def test_unknown_name(name: str) -> None:
-    with pytest.raises(ValueError, match=f'no model "{name}"; did you mean tsm_'):
+    with pytest.raises(ValueError, match=f'no model "{name}"; did you mean \\w+'):
         backbones.build(name)
 
 
@@ -32,10 +37,16 @@ def test_unknown_name_gives_the_closest() -> None:
         backbones.build("tsm_r5O")
 
 
+@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_r50", "uniformer_s"])
+def test_models_without_image_weights_say_so(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name} has no image weights; pass pretrained=False"):
+        backbones.build(name, pretrained=True)
+
+
 @pytest.mark.parametrize("name", backbones.model_names())
 def test_clip_in_logits_out_at_any_length(name: str) -> None:
-    if name == "tsm_r101":
-        pytest.skip("tsm_r50 with more blocks")
+    if name in LARGE:
+        pytest.skip("a smaller one of the family runs")
     torch.manual_seed(0)
     model = build_small(name).eval()
 
@@ -48,7 +59,10 @@ def test_clip_in_logits_out_at_any_length(name: str) -> None:
             assert torch.equal(logits, model(clip))  # no randomness in eval
 
 
-@pytest.mark.parametrize("name", ["tsm_tiny", "tsm_r18", "tsm_mobilenetv2"])
+@pytest.mark.parametrize(
+    "name",
+    ["tsm_tiny", "tsm_r18", "tsm_mobilenetv2", "tea_tiny", "slowfast_tiny", "uniformer_tiny"],
+)
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     torch.manual_seed(0)
     model = build_small(name).train()

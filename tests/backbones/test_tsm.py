@@ -108,11 +108,6 @@ def test_network_without_residual_blocks() -> None:
         backbones.build("tsm.vgg11")
 
 
-def test_tiny_has_no_pretrained_weights() -> None:
-    with pytest.raises(ValueError, match="tsm_tiny has no ImageNet weights"):
-        backbones.build("tsm_tiny", pretrained=True)
-
-
 def test_tiny_is_tiny() -> None:
     model = backbones.build("tsm_tiny", num_classes=12)
 

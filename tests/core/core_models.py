@@ -11,6 +11,7 @@ import torchvision
 from torch import Tensor, nn
 
 from ffn import backbones
+from ffn.backbones import UniFormer
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration, convert
 from ffn.layers import PerFrame
 
@@ -44,13 +45,28 @@ def tsm(name: str) -> Case:
     return Case(lambda: backbones.build(name, num_classes=CLASSES))
 
 
-TINY = Case(lambda: backbones.build("tsm_tiny", num_classes=CLASSES, width=8), size=16)
+def tiny(name: str, **options: Any) -> Case:
+    return Case(
+        lambda: backbones.build(name, num_classes=CLASSES, width=8), size=16, options=options
+    )
+
+
+TINY = tiny("tsm_tiny")
 
 CASES = {
     "tsm_tiny": TINY,
     "tsm_r18": tsm("tsm_r18"),
     "tsm.mobilenetv3_small_050": tsm("tsm.mobilenetv3_small_050"),
     "tsm.regnety_002": tsm("tsm.regnety_002"),
+    "tea_tiny": tiny("tea_tiny", alter="all"),
+    "slowfast_tiny": tiny("slowfast_tiny"),
+    "uniformer_tiny": tiny("uniformer_tiny"),
+    "uniformer_tiny, split": Case(
+        lambda: UniFormer(
+            CLASSES, (1, 1, 1, 1), dims=(8, 8, 16, 16), head_dim=8, patch=2, split=True
+        ),
+        size=16,
+    ),
     "torchvision resnet18 per frame": Case(
         lambda: PerFrame(torchvision.models.resnet18(num_classes=CLASSES)),
         options={"alter": ["net.layer*.conv1"]},
@@ -73,6 +89,9 @@ def randomise(model: nn.Module) -> nn.Module:
             nn.init.uniform_(module.bias, -0.5, 0.5)
             nn.init.uniform_(module.running_mean, -0.1, 0.1)
             nn.init.uniform_(module.running_var, 0.5, 1.5)
+        elif isinstance(module, nn.LayerNorm):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
         elif isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=0.3)  # TSM's tiny start would hide changes
     return model

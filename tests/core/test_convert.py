@@ -240,6 +240,14 @@ def test_private_none_shares_all_but_the_alterations() -> None:
     assert all(".site." in name for name in extra)
 
 
+def test_optional_sites_are_altered_only_when_all_are_asked_for() -> None:
+    plain = CASES["tea_tiny"].plain()
+    blocks = [f"net.layer{stage}.0.site" for stage in (1, 2, 3, 4)]
+
+    assert convert(plain, COUNTS).report.altered == ()
+    assert list(convert(plain, COUNTS, alter="all").report.altered) == blocks
+
+
 def test_without_alterations() -> None:
     flexible = convert(TINY.plain(), (2, 4), alter="none")
 
@@ -308,7 +316,8 @@ def test_report_counts_what_is_there(case: Case) -> None:
     assert report.trained_frames == COUNTS
     assert report.parameters_before == sum(p.numel() for p in plain.parameters())
     assert report.parameters_after == sum(p.numel() for p in flexible.parameters())
-    norms = [n for n, m in plain.named_modules() if isinstance(m, nn.BatchNorm2d | nn.BatchNorm3d)]
+    kinds = nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm
+    norms = [n for n, m in plain.named_modules() if isinstance(m, kinds)]
     assert list(report.private) == norms
     alterations = [m for m in flexible.modules() if isinstance(m, WeightAlteration)]
     assert len(alterations) == len(COUNTS) * len(report.altered) > 0
@@ -370,7 +379,7 @@ def linear_net() -> nn.Module:
         ({"private": "norms", "alter": "none"}, "'norms' selects no module of PerFrame"),
         ({"private": lambda name, module: False, "alter": "none"}, "selects no module"),
         ({"private": "bn"}, 'private is "bn"; allowed: "norms", "none", "all"'),
-        ({"private": "none", "alter": "site"}, 'alter is "site"; allowed: "sites", "none"'),
+        ({"private": "none", "alter": "site"}, 'alter is "site"; allowed: "sites", "all", "none"'),
         ({"private": "none", "alter": "sites"}, "marks no site"),
         ({"private": "none", "alter": ["net.fc"]}, r"matches no module of PerFrame; .*net\.0"),
         ({"private": "none", "alter": ["net.0"]}, r"net\.0 is a Flatten: how many channels"),

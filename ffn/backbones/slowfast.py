@@ -1,0 +1,342 @@
+"""SlowFast networks (Feichtenhofer et al., ICCV 2019, 1812.03982), and each pathway alone.
+
+Two 3-D ResNets see one clip: a slow one with few frames and many channels, a fast one with all T
+frames and few channels; before every stage, features of the fast pathway join the slow one's. The
+model takes the clip of the fast pathway and picks the slow frames itself.
+Left out: non-local blocks, dilated stages for detection, and basic blocks (R18, R34).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffn.backbones.registry import register
+from ffn.layers import AlterationSite, check_clip
+
+
+def slow_frames(frames: int, alpha: int, device: torch.device | None = None) -> Tensor:
+    """Indices of the ceil(T / alpha) frames that the slow pathway sees.
+
+    The rule of PySlowFast, floor(i (T - 1) / (n - 1)) for i = 0 … n - 1, in exact fractions: first
+    and last frame are among them; a single one is the first.
+
+    Example:
+        >>> slow_frames(16, 4)
+        tensor([ 0,  5, 10, 15])
+        >>> slow_frames(6, 4)
+        tensor([0, 5])
+    """
+    count = -(-frames // alpha)
+    return torch.arange(count, device=device) * (frames - 1) // max(1, count - 1)
+
+
+class Bottleneck(nn.Module):
+    """Residual block: k x 1 x 1 over time, 1 x 3 x 3 over space, 1 x 1 x 1 (paper, table 1).
+
+    Args:
+        channels: channels that come in.
+        inner: channels between; four times as many go out.
+        kernel: k, frames that the first convolution spans.
+        stride: spatial stride.
+    """
+
+    expansion = 4
+
+    def __init__(self, channels: int, inner: int, *, kernel: int, stride: int) -> None:
+        super().__init__()
+        out = self.expansion * inner
+        self.site = AlterationSite(channels)
+        self.conv1 = _conv(channels, inner, (kernel, 1, 1))
+        self.bn1 = nn.BatchNorm3d(inner)
+        self.conv2 = _conv(inner, inner, (1, 3, 3), (1, stride, stride))
+        self.bn2 = nn.BatchNorm3d(inner)
+        self.conv3 = _conv(inner, out, (1, 1, 1))
+        self.bn3 = nn.BatchNorm3d(out)
+        self.relu = nn.ReLU(inplace=True)
+        self.downsample: nn.Module = nn.Identity()
+        if stride != 1 or channels != out:
+            conv = _conv(channels, out, (1, 1, 1), (1, stride, stride))
+            self.downsample = nn.Sequential(conv, nn.BatchNorm3d(out))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, T, H, W) to (B, 4 * inner, T, H / stride, W / stride)."""
+        shortcut = self.downsample(x)
+
+        x = self.relu(self.bn1(self.conv1(self.site(x))))
+        x = self.relu(self.bn2(self.conv2(x)))
+        x = self.bn3(self.conv3(x))
+
+        return self.relu(x + shortcut)
+
+
+class Stem(nn.Sequential):
+    """k x 7 x 7 convolution of stride 2 over space, norm, ReLU, spatial max-pooling.
+
+    Args:
+        width: channels that come out.
+        kernel: k, frames that it spans.
+        pool: halve the map once more by max-pooling, as for frames of 224 px.
+    """
+
+    def __init__(self, width: int, *, kernel: int, pool: bool) -> None:
+        super().__init__()
+        self.conv1 = _conv(3, width, (kernel, 7, 7), (1, 2, 2))
+        self.bn1 = nn.BatchNorm3d(width)
+        self.relu = nn.ReLU(inplace=True)
+        self.maxpool = nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1)) if pool else nn.Identity()
+
+
+class Pathway(nn.Module):
+    """A stem and four stages of bottlenecks; time keeps its length throughout.
+
+    Args:
+        width: channels of the stem; the stages put out 4, 8, 16 and 32 times as many.
+        stem_kernel: frames that the stem spans.
+        kernels: frames that the first convolution of a block spans, per stage.
+        depths: blocks per stage.
+        joined: channels that join from another pathway before each stage.
+        temporal_depth: blocks of a stage beyond this many see single frames (R101).
+        pool: see :class:`Stem`.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        *,
+        stem_kernel: int,
+        kernels: Sequence[int],
+        depths: Sequence[int],
+        joined: Sequence[int] = (0, 0, 0, 0),
+        temporal_depth: int = 6,
+        pool: bool = True,
+    ) -> None:
+        super().__init__()
+        self.stem = Stem(width, kernel=stem_kernel, pool=pool)
+        self.stages = nn.ModuleList()
+        channels, inner = width, width
+        for stage, (depth, kernel, extra) in enumerate(zip(depths, kernels, joined, strict=True)):
+            blocks, channels = [], channels + extra
+            for index in range(depth):
+                span = kernel if index < temporal_depth else 1
+                stride = 2 if stage > 0 and index == 0 else 1
+                blocks.append(Bottleneck(channels, inner, kernel=span, stride=stride))
+                channels = Bottleneck.expansion * inner
+            self.stages.append(nn.Sequential(*blocks))
+            inner *= 2
+        self.channels = channels
+
+
+class Fusion(nn.Sequential):
+    """Lateral connection: a convolution over time whose stride takes T to ceil(T / alpha).
+
+    Args:
+        channels: of the fast pathway.
+        out: channels that join the slow pathway.
+        kernel: frames that it spans, odd.
+        alpha: frames of the fast pathway per frame of the slow one.
+    """
+
+    def __init__(self, channels: int, out: int, *, kernel: int, alpha: int) -> None:
+        super().__init__()
+        self.conv = _conv(channels, out, (kernel, 1, 1), (alpha, 1, 1))
+        self.bn = nn.BatchNorm3d(out)
+        self.relu = nn.ReLU(inplace=True)
+
+
+class SlowFast(nn.Module):
+    """Slow and fast pathway over one clip of any length.
+
+    Args:
+        num_classes: K.
+        depths: blocks per stage, of both pathways.
+        alpha: the slow pathway sees ceil(T / alpha) of the T frames.
+        beta_inverse: the slow pathway has this many times the fast one's channels.
+        fusion_ratio: fast features join with this many times their channels.
+        fusion_kernel: frames that a lateral connection spans, odd.
+        width: channels of the slow pathway's stem.
+        dropout: probability before the classifier.
+        pool: see :class:`Stem`.
+        zero_init_last: blocks start as identities: the weight of their last norm is zero.
+
+    Raises:
+        ValueError: an even ``fusion_kernel``, or a ``width`` that ``beta_inverse`` does not divide.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 400,
+        depths: Sequence[int] = (3, 4, 6, 3),
+        *,
+        alpha: int = 4,
+        beta_inverse: int = 8,
+        fusion_ratio: int = 2,
+        fusion_kernel: int = 7,
+        width: int = 64,
+        dropout: float = 0.5,
+        pool: bool = True,
+        zero_init_last: bool = True,
+    ) -> None:
+        super().__init__()
+        if fusion_kernel % 2 == 0 or width % beta_inverse:
+            raise ValueError(
+                f"fusion_kernel is {fusion_kernel}, width {width}, beta_inverse {beta_inverse}; "
+                "expected an odd kernel and a width that beta_inverse divides"
+            )
+        thin = width // beta_inverse
+        fast = [thin, 4 * thin, 8 * thin, 16 * thin]  # channels of the fast pathway at each fusion
+        self.alpha = alpha
+        self.slow = Pathway(
+            width,
+            stem_kernel=1,
+            kernels=(1, 1, 3, 3),
+            depths=depths,
+            joined=[fusion_ratio * channels for channels in fast],
+            pool=pool,
+        )
+        self.fast = Pathway(thin, stem_kernel=5, kernels=(3, 3, 3, 3), depths=depths, pool=pool)
+        self.fusions = nn.ModuleList(
+            Fusion(channels, fusion_ratio * channels, kernel=fusion_kernel, alpha=alpha)
+            for channels in fast
+        )
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(self.slow.channels + self.fast.channels, num_classes)
+        _init(self, zero_init_last)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        """Classify clips.
+
+        Args:
+            clip: (B, C, T, H, W) of any T: the frames of the fast pathway.
+
+        Returns:
+            Logits (B, K).
+        """
+        check_clip(clip)
+        slow = clip[:, :, slow_frames(clip.shape[2], self.alpha, clip.device)]
+
+        slow, fast = self.slow.stem(slow), self.fast.stem(clip)
+        for stage, fusion in enumerate(self.fusions):
+            slow = torch.cat([slow, fusion(fast)], 1)
+            slow, fast = self.slow.stages[stage](slow), self.fast.stages[stage](fast)
+
+        x = torch.cat([slow.mean((2, 3, 4)), fast.mean((2, 3, 4))], 1)  # (B, C)
+        return self.head(self.dropout(x))
+
+
+class SinglePathway(nn.Module):
+    """One pathway as a network of its own: SlowOnly, or the fast pathway alone.
+
+    Args:
+        pathway: the 3-D ResNet.
+        num_classes: K.
+        dropout: probability before the classifier.
+    """
+
+    def __init__(self, pathway: Pathway, num_classes: int = 400, *, dropout: float = 0.5) -> None:
+        super().__init__()
+        self.pathway = pathway
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(pathway.channels, num_classes)
+        _init(self, zero_init_last=True)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        """Classify clips (B, C, T, H, W) of any T; returns logits (B, K)."""
+        check_clip(clip)
+        x = self.pathway.stem(clip)
+
+        for stage in self.pathway.stages:
+            x = stage(x)
+
+        return self.head(self.dropout(x.mean((2, 3, 4))))
+
+
+def _conv(
+    channels: int,
+    out: int,
+    kernel: tuple[int, int, int],
+    stride: tuple[int, int, int] = (1, 1, 1),
+) -> nn.Conv3d:
+    padding = tuple(size // 2 for size in kernel)
+    return nn.Conv3d(channels, out, kernel, stride, padding, bias=False)
+
+
+def _init(model: nn.Module, zero_init_last: bool) -> None:
+    """Kaiming for convolutions, N(0, 0.01) for the classifier, as the paper's §4."""
+    for module in model.modules():
+        if isinstance(module, nn.Conv3d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.normal_(module.weight, std=0.01)
+            nn.init.zeros_(module.bias)
+        elif isinstance(module, Bottleneck) and zero_init_last:
+            nn.init.zeros_(module.bn3.weight)
+
+
+R50, R101 = (3, 4, 6, 3), (3, 4, 23, 3)
+
+# SlowFast, table 2: "T x tau" names the slow pathway's frames and their distance at 30 fps; the
+# clip has alpha times as many. FFN, table 3, trains slowfast_r50 on clips of 16, 32 and 64 frames.
+
+
+@register
+def slowfast_r50(**kwargs: Any) -> SlowFast:
+    """SlowFast 16x8, R50, as in the FFN paper: 64 frames, alpha 4."""
+    return SlowFast(depths=R50, **kwargs)
+
+
+@register
+def slowfast_r50_8x8(**kwargs: Any) -> SlowFast:
+    """SlowFast 8x8, R50: 32 frames, alpha 4. The same network as 16x8."""
+    return SlowFast(depths=R50, **kwargs)
+
+
+@register
+def slowfast_r50_4x16(**kwargs: Any) -> SlowFast:
+    """SlowFast 4x16, R50: 32 frames, alpha 8."""
+    return SlowFast(depths=R50, alpha=8, fusion_kernel=5, **kwargs)
+
+
+@register
+def slowfast_r101(**kwargs: Any) -> SlowFast:
+    """SlowFast 16x8, R101: 64 frames, alpha 4."""
+    return SlowFast(depths=R101, fusion_kernel=5, **kwargs)
+
+
+@register
+def slowfast_r101_8x8(**kwargs: Any) -> SlowFast:
+    """SlowFast 8x8, R101: 32 frames, alpha 4. The same network as 16x8."""
+    return SlowFast(depths=R101, fusion_kernel=5, **kwargs)
+
+
+@register
+def slowonly_r50(*, num_classes: int = 400, dropout: float = 0.5) -> SinglePathway:
+    """The slow pathway alone (SlowFast, table 5a): 8 frames."""
+    pathway = Pathway(64, stem_kernel=1, kernels=(1, 1, 3, 3), depths=R50)
+    return SinglePathway(pathway, num_classes, dropout=dropout)
+
+
+@register
+def fastonly_r50(*, num_classes: int = 400, dropout: float = 0.5) -> SinglePathway:
+    """The fast pathway alone (SlowFast, table 5a): 32 frames, 0.5 M parameters."""
+    pathway = Pathway(8, stem_kernel=5, kernels=(3, 3, 3, 3), depths=R50)
+    return SinglePathway(pathway, num_classes, dropout=dropout)
+
+
+@register
+def slowfast_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -> SlowFast:
+    """A SlowFast for CPUs and frames of 24 to 64 px; alpha 2, the fast pathway 1/4 as wide."""
+    return SlowFast(
+        num_classes,
+        (1, 1, 1, 1),
+        alpha=2,
+        beta_inverse=4,
+        fusion_kernel=5,
+        width=width,
+        dropout=dropout,
+        pool=False,
+        zero_init_last=False,
+    )

@@ -1,0 +1,225 @@
+"""TEA: motion excitation and temporal aggregation in a Res2Net (Li et al., CVPR 2020, 2004.01398).
+
+In every residual block of a timm Res2Net, channels whose features change between neighbouring
+frames are excited, and each group of channels passes through a convolution over time before its
+spatial one; logits are averaged over the frames. T is read from the clip.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import timm
+import torch
+from einops import rearrange
+from timm.models.res2net import Bottle2neck
+from timm.models.resnet import ResNet
+from torch import Tensor, nn
+
+from ffn.backbones.registry import register, register_family, register_pretrained
+from ffn.layers import AlterationSite, ClipLength, TimedPerFrame
+
+
+class MotionExcitation(nn.Module):
+    """Scale channels by how their features change to the next frame (paper, §3.1).
+
+    Args:
+        channels: C.
+        length: where the surrounding model writes the clip's T.
+        reduction: differences are taken on C / reduction channels.
+    """
+
+    def __init__(self, channels: int, length: ClipLength, reduction: int = 16) -> None:
+        super().__init__()
+        squeezed = max(1, channels // reduction)
+        self.length = length
+        self.conv1 = nn.Conv2d(channels, squeezed, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(squeezed)
+        self.conv2 = nn.Conv2d(squeezed, squeezed, 3, padding=1, groups=squeezed, bias=False)
+        self.conv3 = nn.Conv2d(squeezed, channels, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(channels)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to the same shape; the last frame of a clip has no motion."""
+        squeezed = self.bn1(self.conv1(x))
+        following = self.conv2(squeezed)
+
+        motion = self._by_clip(following)[:, 1:] - self._by_clip(squeezed)[:, :-1]
+        motion = motion.mean((3, 4))  # (B, T - 1, C')
+        motion = nn.functional.pad(motion, (0, 0, 0, 1)).flatten(0, 1)[:, :, None, None]
+
+        gate = torch.sigmoid(self.bn3(self.conv3(motion))) - 0.5  # (N, C, 1, 1)
+        return x + x * gate
+
+    def _by_clip(self, x: Tensor) -> Tensor:
+        return x.unflatten(0, (-1, self.length.frames))  # (B, T, C, H, W)
+
+
+class TemporalConv(nn.Module):
+    """A depthwise convolution over three frames of a clip, zeros beyond its ends.
+
+    Args:
+        channels: C.
+        length: where the surrounding model writes the clip's T.
+        shifted: start as TSM's shift, half of the channels each way; else as the identity.
+    """
+
+    def __init__(self, channels: int, length: ClipLength, *, shifted: bool) -> None:
+        super().__init__()
+        self.length = length
+        self.conv = nn.Conv1d(channels, channels, 3, padding=1, groups=channels, bias=False)
+        half = channels // 2 if shifted else 0
+        with torch.no_grad():
+            self.conv.weight.zero_()
+            self.conv.weight[:half, 0, 2] = 1  # from the next frame
+            self.conv.weight[half : 2 * half, 0, 0] = 1  # from the one before
+            self.conv.weight[2 * half :, 0, 1] = 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to the same shape."""
+        frames, (height, width) = self.length.frames, x.shape[2:]
+        x = rearrange(x, "(b t) c h w -> (b h w) c t", t=frames)
+
+        x = self.conv(x)
+
+        return rearrange(x, "(b h w) c t -> (b t) c h w", h=height, w=width)
+
+
+class MotionBlock(Bottle2neck):
+    """Res2Net's block with motion excitation and temporal convolutions; its keys stay timm's.
+
+    Args:
+        block: the block to take over, weights included (shared, not copied).
+        length: where the surrounding model writes the clip's T.
+    """
+
+    def __init__(self, block: Bottle2neck, length: ClipLength) -> None:
+        nn.Module.__init__(self)  # every attribute and layer is the given block's
+        self.__dict__.update({k: v for k, v in block.__dict__.items() if not k.startswith("_")})
+        for name, child in block.named_children():
+            self.add_module(name, child)
+        self.site = AlterationSite(self.conv1.in_channels, optional=True)
+        self.me = MotionExcitation(self.conv1.out_channels, length)
+        last = self.scale - 1
+        self.shifts = nn.ModuleList(
+            TemporalConv(self.width, length, shifted=index == last) for index in range(self.scale)
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C', H', W')."""
+        shortcut = x if self.downsample is None else self.downsample(x)
+
+        x = self.me(self.relu(self.bn1(self.conv1(self.site(x)))))
+        groups, done = torch.split(x, self.width, 1), []
+        for shift, conv, bn, group in zip(
+            self.shifts, self.convs, self.bns, groups, strict=False
+        ):  # the last group has no spatial convolution
+            if done and not self.is_first:
+                group = group + done[-1]
+            done.append(self.relu(bn(conv(shift(group)))))
+        last = self.shifts[-1](groups[-1])
+        done.append(last if self.pool is None else self.pool(last))
+
+        x = self.conv3(self.drop_block(torch.cat(done, 1)))
+        x = self.bn3(x)
+        x = x if self.se is None else self.se(x)
+        x = x if self.drop_path is None else self.drop_path(x)
+
+        return self.relu(x + shortcut)
+
+
+class TEA(TimedPerFrame):
+    """A timm Res2Net with motion excitation and temporal aggregation, for clips of any length.
+
+    Args:
+        net: changed in place. Its keys stay what they were.
+
+    Raises:
+        ValueError: ``net`` has no Res2Net block of two scales or more.
+    """
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__(net)
+        blocks = {name: m for name, m in net.named_modules() if isinstance(m, Bottle2neck)}
+        if not blocks or any(block.scale < 2 for block in blocks.values()):
+            raise ValueError(
+                f"{type(net).__name__} has no Res2Net blocks; choose a Res2Net of timm such as "
+                "res2net50_26w_4s or res2net101_26w_4s"
+            )
+        for name, block in blocks.items():
+            net.set_submodule(name, MotionBlock(block, self.length))
+
+
+def _tea(net: nn.Module) -> TEA:
+    head = net.get_classifier()
+    if isinstance(head, nn.Linear):  # as in the reference: small enough that averaging starts even
+        nn.init.normal_(head.weight, std=1e-3)
+        nn.init.zeros_(head.bias)
+    model = TEA(net)
+    for module in model.modules():
+        if isinstance(module, MotionExcitation):
+            for conv in (module.conv1, module.conv2, module.conv3):
+                nn.init.kaiming_normal_(conv.weight, mode="fan_out", nonlinearity="relu")
+    return model
+
+
+@register_family("tea")
+def tea_of(
+    timm_name: str,
+    *,
+    num_classes: int = 400,
+    pretrained: bool = False,
+    dropout: float = 0.5,
+    **kwargs: Any,
+) -> TEA:
+    """TEA inside a timm Res2Net.
+
+    Args:
+        timm_name: as ``res2net50_26w_4s``; a ``.tag`` chooses among pretrained weights.
+        num_classes: K.
+        pretrained: start from timm's ImageNet weights; what TEA adds and the classifier start anew.
+        dropout: probability before the classifier (0.5 in the paper's recipes).
+        kwargs: further arguments of ``timm.create_model``.
+    """
+    net = timm.create_model(
+        timm_name,
+        pretrained=pretrained,
+        num_classes=num_classes,
+        drop_rate=dropout,
+        **kwargs,
+    )
+    return _tea(net)
+
+
+# TEA, table 1; FFN, table 3, trains tea_r50 on Something-Something V1.
+
+
+@register_pretrained
+def tea_r50(**kwargs: Any) -> TEA:
+    """TEA-Res2Net50 26w x 4s: 4.4 GMACs per frame at 224."""
+    return tea_of("res2net50_26w_4s", **kwargs)
+
+
+@register
+def tea_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -> TEA:
+    """A TEA for CPUs and small frames (24 to 64 px).
+
+    Args:
+        num_classes: K.
+        dropout: probability before the classifier.
+        width: planes of the first stage; stages put out 4, 8, 16 and 32 times as many channels.
+    """
+    net = ResNet(
+        Bottle2neck,
+        (1, 1, 1, 1),
+        num_classes=num_classes,
+        drop_rate=dropout,
+        zero_init_last=False,
+        stem_type="deep",
+        stem_width=width // 2,
+        channels=(width, 2 * width, 4 * width, 8 * width),
+        base_width=26,
+        block_args={"scale": 4},
+    )
+    net.maxpool = nn.Identity()  # frames are small already
+    return _tea(net)

@@ -1,0 +1,309 @@
+"""UniFormer (Li et al., ICLR 2022, 2201.04676): local convolution first, global attention later.
+
+Two stages whose blocks mix neighbours by a depthwise convolution, two whose blocks mix all
+positions in space and time by attention; a depthwise convolution gives the positions, so any T
+fits. Time is halved once, in the first embedding.
+Left out: the token-shrinking "light" models, and UniFormerV2.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from einops import rearrange
+from timm.layers import DropPath, trunc_normal_
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ffn.backbones.registry import register
+from ffn.layers import AlterationSite, check_clip
+
+
+class Embedding(nn.Module):
+    """A strided convolution that makes the map smaller, and a LayerNorm over channels.
+
+    Args:
+        channels: that come in.
+        dim: channels that come out.
+        patch: stride over space, and kernel.
+        halve_time: also take T to ceil(T / 2), with a kernel of three frames.
+    """
+
+    def __init__(self, channels: int, dim: int, *, patch: int, halve_time: bool = False) -> None:
+        super().__init__()
+        span, step = (3, 2) if halve_time else (1, 1)
+        self.proj = nn.Conv3d(
+            channels, dim, (span, patch, patch), (step, patch, patch), (span // 2, 0, 0)
+        )
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, T, H, W) to (B, C', T', H / patch, W / patch)."""
+        x = self.proj(x).movedim(1, -1)  # (B, T, H, W, C)
+        return self.norm(x).movedim(-1, 1)
+
+
+class Mlp(nn.Sequential):
+    """Two linear maps of the channels with an exact GELU between.
+
+    Args:
+        dim: channels that come in and go out.
+        hidden: channels between.
+        linear: the layer, from (channels in, channels out).
+    """
+
+    def __init__(self, dim: int, hidden: int, linear: Callable[[int, int], nn.Module]) -> None:
+        super().__init__()
+        self.fc1 = linear(dim, hidden)
+        self.act = nn.GELU()
+        self.fc2 = linear(hidden, dim)
+
+
+class LocalBlock(nn.Module):
+    """Positions by convolution, neighbours (5 x 5 x 5) by depthwise convolution, MLP (paper §3.2).
+
+    Args:
+        dim: channels.
+        mlp_ratio: channels inside the MLP over ``dim``.
+        drop_path: probability that a branch is left out in training.
+    """
+
+    def __init__(self, dim: int, *, mlp_ratio: float = 4.0, drop_path: float = 0.0) -> None:
+        super().__init__()
+        self.site = AlterationSite(dim)
+        self.pos_embed = nn.Conv3d(dim, dim, 3, padding=1, groups=dim)
+        self.norm1 = nn.BatchNorm3d(dim)
+        self.conv1 = _pointwise(dim, dim)
+        self.attn = nn.Conv3d(dim, dim, 5, padding=2, groups=dim)
+        self.conv2 = _pointwise(dim, dim)
+        self.norm2 = nn.BatchNorm3d(dim)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), _pointwise)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, T, H, W) to the same shape."""
+        x = self.site(x)  # the shortcuts, too, see altered features, as in the reference
+        x = x + self.pos_embed(x)
+
+        x = x + self.drop_path(self.conv2(self.attn(self.conv1(self.norm1(x)))))
+
+        return x + self.drop_path(self.mlp(self.norm2(x)))
+
+
+class Attention(nn.Module):
+    """Multi-head self-attention over tokens.
+
+    Args:
+        dim: channels of a token.
+        heads: they share the channels evenly.
+    """
+
+    def __init__(self, dim: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.qkv = nn.Linear(dim, 3 * dim)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, N, C) to the same shape; N tokens see each other."""
+        q, k, v = rearrange(self.qkv(x), "... n (qkv h c) -> qkv ... h n c", qkv=3, h=self.heads)
+        x = F.scaled_dot_product_attention(q, k, v)
+        return self.proj(rearrange(x, "... h n c -> ... n (h c)"))
+
+
+class GlobalBlock(nn.Module):
+    """Positions by convolution, attention over all positions in space and time, MLP (paper §3.2).
+
+    Args:
+        dim: channels.
+        heads: of the attention.
+        mlp_ratio: channels inside the MLP over ``dim``.
+        drop_path: probability that a branch is left out in training.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, mlp_ratio: float = 4.0, drop_path: float = 0.0
+    ) -> None:
+        super().__init__()
+        self.site = AlterationSite(dim)
+        self.pos_embed = nn.Conv3d(dim, dim, 3, padding=1, groups=dim)
+        self.norm1 = nn.LayerNorm(dim, eps=1e-6)
+        self.attn = Attention(dim, heads)
+        self.norm2 = nn.LayerNorm(dim, eps=1e-6)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), nn.Linear)
+        self.drop_path = DropPath(drop_path)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, C, T, H, W) to the same shape."""
+        x = self.site(x)
+        x = x + self.pos_embed(x)
+        shape = x.shape[2:]
+
+        x = self.attend(rearrange(x, "b c t h w -> b t (h w) c"))
+        x = x + self.drop_path(self.mlp(self.norm2(x)))
+
+        return x.flatten(1, 2).transpose(1, 2).unflatten(2, shape)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Attention, with its shortcut, over the tokens (B, T, H * W, C) of each clip."""
+        tokens = x.flatten(1, 2)
+        return (tokens + self.drop_path(self.attn(self.norm1(tokens)))).view_as(x)
+
+
+class SplitBlock(GlobalBlock):
+    """A :class:`GlobalBlock` whose attention goes over time first, over space then (paper, §4.4).
+
+    Note:
+        As in the authors' code, the result of the attention over time enters the attention over
+        space, but not the shortcut around it.
+    """
+
+    def __init__(
+        self, dim: int, heads: int, *, mlp_ratio: float = 4.0, drop_path: float = 0.0
+    ) -> None:
+        super().__init__(dim, heads, mlp_ratio=mlp_ratio, drop_path=drop_path)
+        self.t_norm = nn.LayerNorm(dim, eps=1e-6)
+        self.t_attn = Attention(dim, heads)
+
+    def attend(self, x: Tensor) -> Tensor:
+        """Attention over the frames of a place, then over the places of a frame."""
+        places = x.transpose(1, 2)  # (B, H * W, T, C)
+        timed = (places + self.drop_path(self.t_attn(self.t_norm(places)))).transpose(1, 2)
+        return x + self.drop_path(self.attn(self.norm1(timed)))
+
+
+class UniFormer(nn.Module):
+    """Four stages, local twice and global twice, for clips of any length.
+
+    Args:
+        num_classes: K.
+        depths: blocks per stage.
+        dims: channels per stage.
+        head_dim: channels of an attention head; divides the last two of ``dims``.
+        mlp_ratio: channels inside an MLP over those of its block.
+        patch: stride of the first embedding; the others halve the map.
+        split: attention over time and space in turn, not over both at once.
+        dropout: probability before the classifier.
+        drop_path: probability that the last block's branches are left out; earlier ones less.
+
+    Raises:
+        ValueError: ``head_dim`` does not divide the channels of an attention.
+    """
+
+    def __init__(
+        self,
+        num_classes: int = 400,
+        depths: Sequence[int] = (3, 4, 8, 3),
+        *,
+        dims: Sequence[int] = (64, 128, 320, 512),
+        head_dim: int = 64,
+        mlp_ratio: float = 4.0,
+        patch: int = 4,
+        split: bool = False,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
+    ) -> None:
+        super().__init__()
+        if any(dim % head_dim for dim in dims[2:]):
+            raise ValueError(f"head_dim is {head_dim}; it must divide {dims[2]} and {dims[3]}")
+        rates = iter(torch.linspace(0, drop_path, sum(depths)).tolist())
+        attending = SplitBlock if split else GlobalBlock
+        self.patch = patch
+        self.embeds = nn.ModuleList([Embedding(3, dims[0], patch=patch, halve_time=True)])
+        self.embeds.extend(Embedding(a, b, patch=2) for a, b in itertools.pairwise(dims))
+        self.blocks = nn.ModuleList()
+        for stage, (dim, depth) in enumerate(zip(dims, depths, strict=True)):
+            blocks: list[nn.Module] = []
+            for _ in range(depth):
+                options = {"mlp_ratio": mlp_ratio, "drop_path": next(rates)}
+                is_local = stage < 2
+                blocks.append(
+                    LocalBlock(dim, **options)
+                    if is_local
+                    else attending(dim, dim // head_dim, **options)
+                )
+            self.blocks.append(nn.Sequential(*blocks))
+        self.norm = nn.BatchNorm3d(dims[-1])
+        self.dropout = nn.Dropout(dropout)
+        self.head = nn.Linear(dims[-1], num_classes)
+        _init(self)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        """Classify clips.
+
+        Args:
+            clip: (B, C, T, H, W) of any T; H and W multiples of four patches (16 px), at least
+                eight (32 px). Where the third map is odd, the fourth leaves out its last row and
+                column, as in the reference at 112 px.
+
+        Returns:
+            Logits (B, K).
+
+        Raises:
+            ValueError: another rank or size.
+        """
+        check_clip(clip)
+        self._check_size(*clip.shape[3:])
+        x = clip
+
+        for embed, blocks in zip(self.embeds, self.blocks, strict=True):
+            x = blocks(embed(x))
+
+        x = self.norm(x).mean((2, 3, 4))  # (B, C)
+        return self.head(self.dropout(x))
+
+    def _check_size(self, height: int, width: int) -> None:
+        unit = 4 * self.patch
+        if height % unit or width % unit or min(height, width) < 2 * unit:
+            fitting = [max(2, round(side / unit)) * unit for side in (height, width)]
+            raise ValueError(
+                f"clip is {height} x {width} px; a UniFormer with patches of {self.patch} takes "
+                f"multiples of {unit} from {2 * unit} up, as {fitting[0]} x {fitting[1]}"
+            )
+
+
+def _pointwise(channels: int, out: int) -> nn.Conv3d:
+    return nn.Conv3d(channels, out, 1)
+
+
+def _init(model: UniFormer) -> None:
+    """Truncated N(0, 0.02) for linear maps; attention over time starts as none (authors' code)."""
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            trunc_normal_(module.weight, std=0.02)
+            nn.init.zeros_(module.bias)
+    for module in model.modules():
+        if isinstance(module, SplitBlock):
+            nn.init.zeros_(module.t_attn.qkv.weight)
+            nn.init.ones_(module.t_attn.proj.weight)
+
+
+# UniFormer, table 1; FFN, table 3, trains uniformer_s on Something-Something V1.
+
+
+@register
+def uniformer_s(**kwargs: Any) -> UniFormer:
+    """UniFormer-S: 21 M parameters, 42 GMACs for 16 frames at 224 px."""
+    return UniFormer(depths=(3, 4, 8, 3), **kwargs)
+
+
+@register
+def uniformer_b(**kwargs: Any) -> UniFormer:
+    """UniFormer-B: 50 M parameters, 97 GMACs for 16 frames at 224 px."""
+    return UniFormer(depths=(5, 8, 20, 7), **kwargs)
+
+
+@register
+def uniformer_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -> UniFormer:
+    """A UniFormer for CPUs and frames of 24 to 64 px: patches of 2, sides multiples of 8."""
+    return UniFormer(
+        num_classes,
+        (1, 1, 1, 1),
+        dims=(width, 2 * width, 3 * width, 4 * width),
+        head_dim=width,
+        patch=2,
+        dropout=dropout,
+    )
