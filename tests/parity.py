@@ -77,16 +77,67 @@ def tsm_name(ours: str, *, flexible: bool) -> str:
     return re.sub(r"(bn\d)\.(\d+)\.", r"\1_\2.", name)
 
 
-def tsm_shapes(network: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of FFN-pytorch's TSM, given the state dict of ours."""
-    flexible = any("site" in key for key in network)
-    names = {tsm_name(key, flexible=flexible): tuple(t.shape) for key, t in network.items()}
-    return {name: (*s, 1, 1, 1) if "adaconv" in name else s for name, s in names.items()}
+def tea_name(ours: str, *, flexible: bool) -> str:
+    """The name that FFN-pytorch's TEA has for an entry of ours."""
+    name = ours.replace("net.fc.", "new_fc.").replace("net.", "base_model.")
+    if flexible:
+        name = re.sub(r"bns\.(\d)\.(\d+)\.", r"bns_\2.\1.", name)
+        name = re.sub(r"downsample\.1\.(\d+)\.", r"downsample_bn_\1.", name)
+        name = name.replace("downsample.0.", "downsample_conv.")
+    return re.sub(r"(bn\d)\.(\d+)\.", r"\1_\2.", name) if flexible else name
 
 
-def tsm_reference(network: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
-    """A filled state dict of FFN-pytorch's TSM, given the state dict of ours."""
-    return {name: fill(name, shape, seed) for name, shape in tsm_shapes(network).items()}
+def slowfast_name(ours: str, *, flexible: bool = False) -> str:
+    """The name that PySlowFast, or FFN-pytorch's SlowFast, has for an entry of ours."""
+    names = {"slow": "pathway0", "pathway": "pathway0", "fast": "pathway1"}
+    name = ours.replace("head.", "head.projection.")
+    if match := re.match(r"fusions\.(\d)\.(conv|bn)\.(.*)", ours):
+        layer = "conv_f2s" if match[2] == "conv" else "bn"
+        name = f"s{int(match[1]) + 1}_fuse.{layer}.{match[3]}"
+    elif match := re.match(r"(\w+)\.stem\.(conv|bn)1\.(.*)", ours):
+        name = f"s1.{names[match[1]]}_stem.{match[2]}.{match[3]}"
+    elif match := re.match(r"(\w+)\.stages\.(\d)\.(\d+)\.(.*)", ours):
+        leaf = match[4].replace("downsample.0.", "branch1.").replace("downsample.1.", "branch1_bn.")
+        for letter, number in zip("abc", "123", strict=True):
+            leaf = leaf.replace(f"conv{number}.", f"branch2.{letter}.")
+            leaf = leaf.replace(f"bn{number}.", f"branch2.{letter}_bn.")
+        leaf = leaf.replace("site.", "branch2.adaconv.")
+        name = f"s{int(match[2]) + 2}.{names[match[1]]}_res{match[3]}.{leaf}"
+    return re.sub(r"(bn|adaconv)\.(\d+)\.", r"\1_\2.", name) if flexible else name
+
+
+def uniformer_name(ours: str, *, flexible: bool = False) -> str:
+    """The name that UniFormer's own code, or FFN-pytorch's, has for an entry of ours."""
+    name = re.sub(r"^embeds\.(\d)\.", lambda m: f"patch_embed{int(m[1]) + 1}.", ours)
+    name = re.sub(r"^blocks\.(\d)\.", lambda m: f"blocks{int(m[1]) + 1}.", name)
+    name = name.replace(".site.", ".adaconv.")
+    return re.sub(r"(norm\d?|adaconv)\.(\d+)\.", r"\1_\2.", name) if flexible else name
+
+
+NAMES = {
+    "tsm": tsm_name,
+    "tea": tea_name,
+    "slowfast": slowfast_name,
+    "uniformer": uniformer_name,
+}
+
+
+def is_flexible(network: Mapping[str, Tensor]) -> bool:
+    """Does a state dict of ours have entries per frame count?"""
+    return any(re.search(r"(bn\d?|norm\d?|bns\.\d)\.\d+\.", key) for key in network)
+
+
+def shapes(family: str, network: Mapping[str, Tensor]) -> dict[str, tuple[int, ...]]:
+    """Names and shapes of FFN-pytorch's network, given the state dict of ours."""
+    flexible = is_flexible(network)
+    ones = (1, 1, 1) if family == "tsm" else (1, 1, 1, 1)
+    names = {NAMES[family](k, flexible=flexible): tuple(t.shape) for k, t in network.items()}
+    return {name: (*s, *ones) if "adaconv" in name else s for name, s in names.items()}
+
+
+def reference(family: str, network: Mapping[str, Tensor], seed: int = 0) -> dict[str, Tensor]:
+    """A filled state dict of FFN-pytorch's network, given the state dict of ours."""
+    return {name: fill(name, shape, seed) for name, shape in shapes(family, network).items()}
 
 
 def fingerprint(state: Mapping[str, Tensor]) -> str:

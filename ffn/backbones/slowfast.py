@@ -18,20 +18,27 @@ from ffn.backbones.registry import register
 from ffn.layers import AlterationSite, check_clip
 
 
-def slow_frames(frames: int, alpha: int, device: torch.device | None = None) -> Tensor:
-    """Indices of the ceil(T / alpha) frames that the slow pathway sees.
+def slow_frames(
+    frames: int, alpha: int, *, spread: bool = True, device: torch.device | None = None
+) -> Tensor:
+    """Indices of the n = ceil(T / alpha) frames that the slow pathway sees.
 
-    The rule of PySlowFast, floor(i (T - 1) / (n - 1)) for i = 0 … n - 1, in exact fractions: first
-    and last frame are among them; a single one is the first.
+    Args:
+        frames: T.
+        alpha: frames of the fast pathway per frame of the slow one.
+        spread: the rule of PySlowFast, floor(i (T - 1) / (n - 1)) for i = 0 … n - 1 in exact
+            fractions: first and last frame are among them, a single one is the first. Else
+            MMAction2's, i alpha.
+        device: where the indices are made.
 
     Example:
         >>> slow_frames(16, 4)
         tensor([ 0,  5, 10, 15])
-        >>> slow_frames(6, 4)
-        tensor([0, 5])
+        >>> slow_frames(16, 4, spread=False)
+        tensor([ 0,  4,  8, 12])
     """
-    count = -(-frames // alpha)
-    return torch.arange(count, device=device) * (frames - 1) // max(1, count - 1)
+    index = torch.arange(-(-frames // alpha), device=device)
+    return index * (frames - 1) // max(1, len(index) - 1) if spread else index * alpha
 
 
 class Bottleneck(nn.Module):
@@ -138,13 +145,17 @@ class Fusion(nn.Sequential):
         out: channels that join the slow pathway.
         kernel: frames that it spans, odd.
         alpha: frames of the fast pathway per frame of the slow one.
+        norm: with norm and ReLU after the convolution.
     """
 
-    def __init__(self, channels: int, out: int, *, kernel: int, alpha: int) -> None:
+    def __init__(
+        self, channels: int, out: int, *, kernel: int, alpha: int, norm: bool = True
+    ) -> None:
         super().__init__()
         self.conv = _conv(channels, out, (kernel, 1, 1), (alpha, 1, 1))
-        self.bn = nn.BatchNorm3d(out)
-        self.relu = nn.ReLU(inplace=True)
+        if norm:
+            self.bn = nn.BatchNorm3d(out)
+            self.relu = nn.ReLU(inplace=True)
 
 
 class SlowFast(nn.Module):
@@ -157,6 +168,8 @@ class SlowFast(nn.Module):
         beta_inverse: the slow pathway has this many times the fast one's channels.
         fusion_ratio: fast features join with this many times their channels.
         fusion_kernel: frames that a lateral connection spans, odd.
+        fusion_norm: lateral connections have norm and ReLU (not in MMAction2).
+        spread: the rule of the slow frames, see :func:`slow_frames`.
         width: channels of the slow pathway's stem.
         dropout: probability before the classifier.
         pool: see :class:`Stem`.
@@ -175,6 +188,8 @@ class SlowFast(nn.Module):
         beta_inverse: int = 8,
         fusion_ratio: int = 2,
         fusion_kernel: int = 7,
+        fusion_norm: bool = True,
+        spread: bool = True,
         width: int = 64,
         dropout: float = 0.5,
         pool: bool = True,
@@ -188,7 +203,7 @@ class SlowFast(nn.Module):
             )
         thin = width // beta_inverse
         fast = [thin, 4 * thin, 8 * thin, 16 * thin]  # channels of the fast pathway at each fusion
-        self.alpha = alpha
+        self.alpha, self.spread = alpha, spread
         self.slow = Pathway(
             width,
             stem_kernel=1,
@@ -199,8 +214,8 @@ class SlowFast(nn.Module):
         )
         self.fast = Pathway(thin, stem_kernel=5, kernels=(3, 3, 3, 3), depths=depths, pool=pool)
         self.fusions = nn.ModuleList(
-            Fusion(channels, fusion_ratio * channels, kernel=fusion_kernel, alpha=alpha)
-            for channels in fast
+            Fusion(c, fusion_ratio * c, kernel=fusion_kernel, alpha=alpha, norm=fusion_norm)
+            for c in fast
         )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(self.slow.channels + self.fast.channels, num_classes)
@@ -216,7 +231,8 @@ class SlowFast(nn.Module):
             Logits (B, K).
         """
         check_clip(clip)
-        slow = clip[:, :, slow_frames(clip.shape[2], self.alpha, clip.device)]
+        frames = slow_frames(clip.shape[2], self.alpha, spread=self.spread, device=clip.device)
+        slow = clip[:, :, frames]
 
         slow, fast = self.slow.stem(slow), self.fast.stem(clip)
         for stage, fusion in enumerate(self.fusions):
@@ -298,6 +314,18 @@ def slowfast_r50_8x8(**kwargs: Any) -> SlowFast:
 def slowfast_r50_4x16(**kwargs: Any) -> SlowFast:
     """SlowFast 4x16, R50: 32 frames, alpha 8."""
     return SlowFast(depths=R50, alpha=8, fusion_kernel=5, **kwargs)
+
+
+@register
+def slowfast_r50_8x8_mmaction2(**kwargs: Any) -> SlowFast:
+    """SlowFast 8x8, R50, as MMAction2 builds it: no norms in the fusions, other slow frames."""
+    return SlowFast(depths=R50, fusion_norm=False, spread=False, **kwargs)
+
+
+@register
+def slowfast_r50_4x16_mmaction2(**kwargs: Any) -> SlowFast:
+    """SlowFast 4x16, R50, as MMAction2 builds it."""
+    return SlowFast(depths=R50, alpha=8, fusion_kernel=5, fusion_norm=False, spread=False, **kwargs)
 
 
 @register

@@ -23,12 +23,13 @@ class TSM(TimedPerFrame):
     Args:
         net: a timm CNN with residual blocks; changed in place. Its keys stay what they were.
         shift_divisor: 8 shifts 1/8 of a block's input channels back and 1/8 forth.
+        shift_every: 2 shifts in every second block of each stage, the first one included.
 
     Raises:
         ValueError: ``net`` has no residual block that could be shifted.
     """
 
-    def __init__(self, net: nn.Module, *, shift_divisor: int = 8) -> None:
+    def __init__(self, net: nn.Module, *, shift_divisor: int = 8, shift_every: int = 1) -> None:
         super().__init__(net)
         names = shiftable_convs(net)
         if not names:
@@ -36,9 +37,14 @@ class TSM(TimedPerFrame):
                 f"{type(net).__name__} has no residual block with a plain convolution; "
                 "choose a CNN such as resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
             )
-        for name in names:
+        for name in names if shift_every == 1 else _every(names, shift_every):
             shifted = ShiftConv2d(net.get_submodule(name), self.length, shift_divisor)
             net.set_submodule(name, shifted)
+
+    @property
+    def shifted(self) -> tuple[str, ...]:
+        """Names of the convolutions that shift their input."""
+        return tuple(name for name, m in self.named_modules() if isinstance(m, ShiftConv2d))
 
 
 def shiftable_convs(net: nn.Module) -> list[str]:
@@ -64,12 +70,20 @@ def shiftable_convs(net: nn.Module) -> list[str]:
     return names
 
 
-def _tsm(net: nn.Module) -> TSM:
+def _every(names: list[str], step: int) -> list[str]:
+    """Every step-th name of each stage; names are ``<stage>.<block>.<layer>``."""
+    stages: dict[str, list[str]] = {}
+    for name in names:
+        stages.setdefault(name.rsplit(".", 2)[0], []).append(name)
+    return [name for stage in stages.values() for name in stage[::step]]
+
+
+def _tsm(net: nn.Module, shift_every: int = 1) -> TSM:
     head = net.get_classifier()
     if isinstance(head, nn.Linear):  # as in the reference: small enough that averaging starts even
         nn.init.normal_(head.weight, std=1e-3)
         nn.init.zeros_(head.bias)
-    return TSM(net)
+    return TSM(net, shift_every=shift_every)
 
 
 @register_family("tsm")
@@ -79,6 +93,7 @@ def tsm_of(
     num_classes: int = 400,
     pretrained: bool = False,
     dropout: float = 0.5,
+    shift_every: int = 1,
     **kwargs: Any,
 ) -> TSM:
     """TSM inside a timm CNN.
@@ -88,6 +103,7 @@ def tsm_of(
         num_classes: K.
         pretrained: start from timm's ImageNet weights; the classifier starts anew.
         dropout: probability before the classifier (0.5 in the paper's recipes).
+        shift_every: see :class:`TSM`.
         kwargs: further arguments of ``timm.create_model``.
     """
     net = timm.create_model(
@@ -97,7 +113,7 @@ def tsm_of(
         drop_rate=dropout,
         **kwargs,
     )
-    return _tsm(net)
+    return _tsm(net, shift_every)
 
 
 # TSM, tables 1 and 5; FFN, tables 1 and 3 (R50, and R18 / R101 on Something-Something V1).
@@ -119,6 +135,12 @@ def tsm_r50(**kwargs: Any) -> TSM:
 def tsm_r101(**kwargs: Any) -> TSM:
     """TSM-ResNet101: 7.8 GMACs per frame at 224."""
     return tsm_of("resnet101", **kwargs)
+
+
+@register_pretrained
+def tsm_r101_alternate(**kwargs: Any) -> TSM:
+    """TSM-ResNet101 of TSM's authors and MMAction2: shifts in every second block of a stage."""
+    return tsm_of("resnet101", shift_every=2, **kwargs)
 
 
 @register_pretrained

@@ -12,7 +12,6 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from einops import rearrange
 from timm.layers import DropPath, trunc_normal_
 from torch import Tensor, nn
@@ -209,7 +208,8 @@ class UniFormer(nn.Module):
         super().__init__()
         if any(dim % head_dim for dim in dims[2:]):
             raise ValueError(f"head_dim is {head_dim}; it must divide {dims[2]} and {dims[3]}")
-        rates = iter(torch.linspace(0, drop_path, sum(depths)).tolist())
+        total = sum(depths)
+        rates = iter(drop_path * index / max(1, total - 1) for index in range(total))
         attending = SplitBlock if split else GlobalBlock
         self.patch = patch
         self.embeds = nn.ModuleList([Embedding(3, dims[0], patch=patch, halve_time=True)])

@@ -20,10 +20,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         classes = read_classes(given.classes) if given.classes else None
         converted = from_foreign(
             read_foreign(given.input),
-            source=given.source,
             model=given.model,
+            source=given.source,
             trained_frames=tuple(given.trained_frames) if given.trained_frames else None,
             num_classes=given.num_classes,
+            min_match=given.partial,
+        )
+        preprocessing = Preprocessing.from_dict(
+            {**Preprocessing().to_dict(), **converted.preprocessing, **dict(given.preprocessing)}
         )
         record = save_weights(
             converted.model,
@@ -33,8 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 "num_classes": converted.num_classes,
                 "classes": classes,
                 "trained_frames": converted.trained_frames,
-                "preprocessing": Preprocessing().to_dict(),  # the reference's: 224 px, ImageNet
-                "source": f"{given.source}: {given.input.name}",
+                "preprocessing": preprocessing.to_dict(),
+                "source": f"{converted.source}: {given.input.name}",
             },
             overwrite=given.overwrite,
         )
@@ -42,10 +46,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"convert_checkpoint.py: {error}", file=sys.stderr)
         return 2
 
+    print(f"source: {converted.source}" + ("" if given.source else ", by the names of its entries"))
     print(converted.match)
     counts = " ".join(map(str, converted.trained_frames or ["none, a plain network"]))
     print(f"trained frames: {counts}")
     print(f"classes: {converted.num_classes}" + ("" if classes else ", unnamed"))
+    shown = ", ".join(f"{key} {value}" for key, value in preprocessing.to_dict().items())
+    print(f"preprocessing: {shown}; another one is set with --preprocessing")
     print(f"written: {given.output} ({record.size:,} bytes) and its record, sha256 {record.sha256}")
     return 0
 
@@ -56,10 +63,13 @@ def _parser() -> argparse.ArgumentParser:
         description="Read a checkpoint of another implementation, without executing what it holds, "
         "and write safetensors with a record that ffn.load takes.",
     )
-    parser.add_argument("input", metavar="IN", type=Path, help="a .pth file with a state_dict")
+    parser.add_argument("input", metavar="IN", type=Path, help="a .pth, .pyth, .tar or .pkl file")
     parser.add_argument("output", metavar="OUT", type=Path, help="ends in .safetensors")
     parser.add_argument(
-        "--from", dest="source", required=True, choices=["ffn-pytorch"], help="what wrote it"
+        "--from",
+        dest="source",
+        choices=["ffn-pytorch", "tsm", "pyslowfast", "uniformer", "mmaction2", "image"],
+        help="what wrote it; by default, what the names of its entries look like",
     )
     parser.add_argument("--model", required=True, help="our name of the network, as tsm_r50")
     parser.add_argument(
@@ -76,6 +86,38 @@ def _parser() -> argparse.ArgumentParser:
         metavar="K",
         help="default: the checkpoint's; another number starts a new classifier",
     )
+    parser.add_argument(
+        "--partial",
+        nargs="?",
+        type=float,
+        const=0.95,
+        metavar="SHARE",
+        help="accept a checkpoint that holds this share of the network's parameters (0.95 if no "
+        "number follows): what it lacks starts anew. Without it, everything must match",
+    )
+    parser.add_argument(
+        "--preprocessing",
+        nargs="+",
+        type=_setting,
+        default=[],
+        metavar="KEY=VALUE",
+        help="what the network was trained on, where it is not as usual for its source, as "
+        "crop=256 resize=256 colour=bgr sampling=dense mean=0.45,0.45,0.45",
+    )
     parser.add_argument("--classes", metavar="FILE", help="class names, one per line")
     parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
     return parser
+
+
+def _setting(text: str) -> tuple[str, object]:
+    """``crop=256`` or ``mean=0.45,0.45,0.45`` as key and value."""
+    key, equals, value = text.partition("=")
+    if not key or not equals or not value:
+        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    try:
+        numbers = [float(part) for part in value.split(",")]
+    except ValueError:
+        return key, value
+    if len(numbers) > 1:
+        return key, numbers
+    return key, int(numbers[0]) if numbers[0].is_integer() else numbers[0]

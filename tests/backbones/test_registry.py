@@ -7,7 +7,15 @@ import torch
 
 from ffn import backbones
 
-LARGE = ("tsm_r101", "slowfast_r101", "slowfast_r101_8x8", "slowfast_r50_8x8", "uniformer_b")
+LARGE = (
+    "tsm_r101",
+    "tsm_r101_alternate",
+    "slowfast_r101",
+    "slowfast_r101_8x8",
+    "slowfast_r50_8x8",
+    "slowfast_r50_4x16_mmaction2",
+    "uniformer_b",
+)
 
 
 def build_small(name: str) -> torch.nn.Module:
@@ -19,7 +27,12 @@ def test_names() -> None:
 
     assert {"tsm_r18", "tsm_r50", "tsm_r101", "tsm_mobilenetv2", "tsm_tiny"} <= set(names)
     assert names == sorted(names)
-    assert backbones.model_names("tsm_r*") == ["tsm_r101", "tsm_r18", "tsm_r50"]
+    assert backbones.model_names("tsm_r*") == [
+        "tsm_r101",
+        "tsm_r101_alternate",
+        "tsm_r18",
+        "tsm_r50",
+    ]
     assert {"slowfast_r50", "slowfast_r101", "slowonly_r50", "uniformer_s", "uniformer_b"} <= set(
         names
     )

@@ -32,7 +32,7 @@ def cheap(network):
     generator = torch.Generator().manual_seed(0)
     return {
         name: torch.rand(shape, generator=generator) if shape else torch.tensor(7)
-        for name, shape in parity.tsm_shapes(network.state_dict()).items()
+        for name, shape in parity.shapes("tsm", network.state_dict()).items()
     }
 
 
@@ -160,7 +160,7 @@ def test_missing_counters_of_batches_are_reported(plain, tmp_path, capsys):
     [
         ("base_model.bn1.weight", None, "net.bn1.weight is missing"),
         (None, "base_model.bn9.weight", "net.bn9.weight is unknown to the model"),
-        ("new_fc.weight", None, "no classifier new_fc"),
+        ("new_fc.weight", None, "the checkpoint has no classifier"),
     ],
 )
 def test_an_entry_without_a_partner_is_refused(plain, remove, add, message):

@@ -1,0 +1,114 @@
+"""State dicts out of the files of other implementations, without executing what they hold."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ffn.zoo.load import load_tensors
+from ffn.zoo.records import WeightsError
+
+_WRAPPERS = ("state_dict", "model_state", "model")
+
+
+def read_foreign(path: Path) -> dict[str, Tensor]:
+    """The state dict in a ``.pth``, ``.pth.tar``, ``.pyth`` or Caffe2 ``.pkl`` file.
+
+    It is found under ``state_dict``, ``model_state`` or ``model``, or is the file's whole content;
+    the ``module.`` that (D)DP puts before names is taken away.
+
+    Raises:
+        FileNotFoundError: no such file.
+        WeightsError: the file is damaged, needs full unpickling, or holds no state dict.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")
+    if path.suffix == ".pkl":
+        return _read_caffe2(path)
+    content = load_tensors(path)
+    state = content
+    if isinstance(content, dict):
+        state = next((content[key] for key in _WRAPPERS if key in content), content)
+    if not _is_state(state):
+        raise WeightsError(f"{path} holds no state_dict of tensors, but {_describe(content)}")
+    return {key.removeprefix("module."): value for key, value in state.items()}
+
+
+def _read_caffe2(path: Path) -> dict[str, Tensor]:
+    """The ``blobs`` of a Caffe2 pickle: arrays of numbers by name, and nothing else."""
+    try:
+        content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
+    except pickle.UnpicklingError as error:
+        raise WeightsError(f"{path}: {error}") from None
+    except Exception as error:  # a damaged pickle may fail in any way, and runs nothing here
+        raise WeightsError(f"{path} is damaged, cut off, or no pickle: {error}") from None
+    blobs = content.get("blobs") if isinstance(content, dict) else None
+    if not isinstance(blobs, dict):
+        raise WeightsError(f"{path} holds no Caffe2 blobs, but {_describe(content)}")
+    state: dict[str, Tensor] = {}
+    for name, blob in blobs.items():
+        array = np.asarray(blob)
+        if not isinstance(name, str) or array.dtype.kind not in "fiu":
+            raise WeightsError(f"{path}: blob {name!r} holds {array.dtype}, not numbers")
+        state[name] = torch.from_numpy(np.array(array))  # a copy that torch may write to
+    return state
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Unpickles numpy arrays, numbers, strings and containers; every other name is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) == ("collections", "OrderedDict"):
+            return OrderedDict
+        if (module, name) == ("_codecs", "encode"):
+            return _encode
+        if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
+            if name == "_reconstruct":
+                return _empty_array
+            if name == "scalar":
+                return np._core.multiarray.scalar if hasattr(np, "_core") else _no_scalar
+        if module == "numpy" and name in ("ndarray", "dtype"):
+            return getattr(np, name)
+        raise pickle.UnpicklingError(
+            f"it asks for {module}.{name}, which arrays do not need and which could run any code; "
+            "it is not loaded"
+        )
+
+
+def _encode(text: str, encoding: str = "latin1") -> bytes:
+    """What numpy's pickles of protocol 2 call for the bytes of an array."""
+    if encoding != "latin1":
+        raise pickle.UnpicklingError(f"it encodes bytes as {encoding!r}, not latin1")
+    return text.encode("latin1")
+
+
+def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
+    """An array to be filled by its pickled state, as numpy's own constructor makes one."""
+    if kind is not np.ndarray or tuple(shape) != (0,):
+        raise pickle.UnpicklingError(f"it builds {kind!r} of shape {shape}, not an array")
+    return np.empty(0, dtype=np.int8)
+
+
+def _no_scalar(*args: Any) -> Any:
+    raise pickle.UnpicklingError("it holds numpy scalars, which this numpy cannot read safely")
+
+
+def _is_state(state: Any) -> bool:
+    return (
+        isinstance(state, dict)
+        and bool(state)
+        and all(isinstance(value, Tensor) for value in state.values())
+    )
+
+
+def _describe(content: Any) -> str:
+    if isinstance(content, dict) and content:
+        return f"keys {', '.join(map(str, list(content)[:5]))}"
+    return type(content).__name__

@@ -1,0 +1,294 @@
+"""Names of other implementations: every entry of a network finds its place, whoever saved it.
+
+The expected names are written the other way round, from ours to theirs, as their code builds them.
+"""
+
+from __future__ import annotations
+
+import pickle
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import parity
+import pytest
+import timm
+import torch
+import torchvision
+from torch import Tensor
+
+from ffn import load
+from ffn.backbones import slowfast
+from ffn.cli.convert_checkpoint import main
+from ffn.zoo import WeightsError, create_model
+from ffn.zoo.remap import detect_source, from_foreign, preprocessing_of, read_foreign, rename
+
+State = dict[str, Tensor]
+
+
+def numbered(model: str, num_classes: int = 5) -> State:
+    """The state dict of a network of ours whose entries all differ."""
+    with torch.device("meta"):
+        state = create_model(model, num_classes=num_classes).state_dict()
+    generator = torch.Generator().manual_seed(0)
+    return {
+        k: torch.rand(v.shape, generator=generator) if v.ndim else torch.tensor(3)
+        for k, v in state.items()
+    }
+
+
+def tsm_name(ours: str) -> str:
+    """TSM's repository: TemporalShift wraps conv1 of every block in ``net``."""
+    name = ours.replace("net.fc.", "new_fc.").replace("net.", "base_model.")
+    return re.sub(r"(layer\d\.\d+\.conv1)\.weight", r"\1.net.weight", name)
+
+
+def mmaction2_tsm_name(ours: str) -> str:
+    """MMAction2: ConvModules, with conv and bn; TemporalShift wraps the conv inside conv1."""
+    name = ours.replace("net.fc.", "cls_head.fc_cls.").replace("net.", "backbone.")
+    name = re.sub(r"conv(\d)\.weight", r"conv\1.conv.weight", name)
+    name = re.sub(r"bn(\d)\.", r"conv\1.bn.", name)
+    name = re.sub(r"(layer\d\.\d+\.conv1\.conv)\.weight", r"\1.net.weight", name)
+    return name.replace("downsample.0.", "downsample.conv.").replace(
+        "downsample.1.", "downsample.bn."
+    )
+
+
+def mmaction2_slowfast_name(ours: str) -> str:
+    name = ours.replace("head.", "cls_head.fc_cls.")
+    name = re.sub(r"^(slow|fast)\.", r"backbone.\1_path.", name)
+    name = name.replace("fusions.0.", "backbone.slow_path.conv1_lateral.")
+    name = re.sub(r"fusions\.(\d)\.", r"backbone.slow_path.layer\1_lateral.", name)
+    name = re.sub(r"stages\.(\d)\.", lambda m: f"layer{int(m[1]) + 1}.", name)
+    name = re.sub(r"(?:stem\.)?conv(\d)\.weight", r"conv\1.conv.weight", name)
+    name = re.sub(r"(?:stem\.)?bn(\d)\.", r"conv\1.bn.", name)
+    return name.replace("downsample.0.", "downsample.conv.").replace(
+        "downsample.1.", "downsample.bn."
+    )
+
+
+def caffe2_name(ours: str) -> str | None:
+    """The blob of an entry; Caffe2 counts no batches."""
+    name = parity.slowfast_name(ours)
+    if name.endswith("num_batches_tracked"):
+        return None
+    owner, leaf = name.rsplit(".", 1)
+    is_norm = owner.endswith("bn")
+    letter = {"weight": "s" if is_norm else "w", "bias": "b"}
+    letter |= {"running_mean": "rm", "running_var": "riv"}
+    depths = dict(zip("234", (2, 3, 5), strict=True))  # last block of a stage of R50
+    fast = "t_" if "pathway1" in owner or "fuse" in owner else ""
+    if owner == "head.projection":
+        blob = "pred"
+    elif owner.endswith(("stem.conv", "stem.bn")):
+        blob = "res_conv1_bn" if is_norm else "conv1"
+    elif match := re.match(r"s(\d)_fuse", owner):
+        stage = match[1]
+        blob = "pool1" if stage == "1" else f"res{stage}_{depths[stage]}_branch2c_bn"
+        blob += "_subsample" + ("_bn" if is_norm else "")
+    else:
+        stage, block, rest = re.match(r"s(\d)\.pathway\d_res(\d+)\.(.*)", owner).groups()
+        blob = f"res{stage}_{block}_{rest.replace('.', '')}"
+    return f"{fast}{blob}_{letter[leaf]}"
+
+
+CASES: dict[str, tuple[str, str, Callable[[str], str | None]]] = {
+    "TSM's repository": ("tsm", "tsm_r18", tsm_name),
+    "MMAction2's TSM": ("mmaction2", "tsm_r18", mmaction2_tsm_name),
+    "MMAction2's SlowFast": ("mmaction2", "slowfast_r50_8x8_mmaction2", mmaction2_slowfast_name),
+    "PySlowFast": ("pyslowfast", "slowfast_r50", parity.slowfast_name),
+    "PySlowFast, R101": ("pyslowfast", "slowfast_r101", parity.slowfast_name),
+    "PySlowFast's Slow": ("pyslowfast", "slowonly_r50", parity.slowfast_name),
+    "PySlowFast from Caffe2": ("pyslowfast", "slowfast_r50", caffe2_name),
+    "UniFormer": ("uniformer", "uniformer_s", parity.uniformer_name),
+}
+
+
+@pytest.mark.parametrize(("source", "model", "name"), CASES.values(), ids=CASES)
+def test_every_entry_finds_its_place(
+    source: str, model: str, name: Callable[[str], str | None]
+) -> None:
+    ours = numbered(model)
+    theirs = {name(k): v for k, v in ours.items() if name(k) is not None}
+    assert detect_source(theirs) == source
+    found = rename(theirs, source)
+
+    expected = {k for k in ours if name(k) is not None}
+    assert found.keys() == expected
+    assert all(torch.equal(found[k], ours[k]) for k in expected)
+
+
+# Names as they stand in the published files and in the code that writes them.
+LITERAL = {
+    ("pyslowfast", "t_res2_2_branch2c_bn_subsample_bn_riv"): "fusions.1.bn.running_var",
+    ("pyslowfast", "t_pool1_subsample_w"): "fusions.0.conv.weight",
+    ("pyslowfast", "t_res_conv1_bn_s"): "fast.stem.bn1.weight",
+    ("pyslowfast", "res3_0_branch1_bn_b"): "slow.stages.1.0.downsample.1.bias",
+    ("pyslowfast", "res5_2_branch2b_w"): "slow.stages.3.2.conv2.weight",
+    ("mmaction2", "backbone.slow_path.layer2_lateral.conv.weight"): "fusions.2.conv.weight",
+    ("mmaction2", "backbone.layer2.0.conv1.conv.net.weight"): "net.layer2.0.conv1.weight",
+    ("tsm", "base_model.layer1.0.conv1.net.weight"): "net.layer1.0.conv1.weight",
+    ("tsm", "new_fc.bias"): "net.fc.bias",
+    ("uniformer", "blocks4.2.mlp.fc1.bias"): "blocks.3.2.mlp.fc1.bias",
+}
+
+
+@pytest.mark.parametrize(("source", "theirs"), LITERAL)
+def test_names_written_out(source: str, theirs: str) -> None:
+    context = {
+        "pyslowfast": "t_conv1_w",
+        "mmaction2": "backbone.slow_path.x" if "slow" in theirs else "backbone.x",
+    }
+    state = {theirs: torch.ones(2), context.get(source, theirs): torch.ones(2)}
+    assert LITERAL[source, theirs] in rename(state, source)
+
+
+def test_a_caffe2_checkpoint_becomes_a_frame_flexible_network(tmp_path: Path, capsys) -> None:
+    ours = numbered("slowfast_r50", num_classes=7)
+    blobs = {caffe2_name(k): v.numpy() for k, v in ours.items() if caffe2_name(k)}
+    blobs |= {"conv1_w_momentum": np.ones(3), "lr": np.float32(0.1), "model_iter": np.ones(1)}
+    path, out = tmp_path / "SLOWFAST_8x8_R50.pkl", tmp_path / "out.safetensors"
+    path.write_bytes(pickle.dumps({"blobs": blobs, "cfg": "TRAIN: ..."}, protocol=2))
+
+    status = main([str(path), str(out), "--model", "slowfast_r50", "--trained-frames", "8", "32"])
+
+    printed = capsys.readouterr()
+    assert status == 0, printed.err
+    assert "source: pyslowfast, by the names of its entries" in printed.out
+    assert "mean [0.45, 0.45, 0.45]" in printed.out
+    model = load(out)
+    assert model.trained_frames == (8, 32)
+    assert torch.equal(model.state_dict()["head.weight"], ours["head.weight"])
+    norm = "slow.stages.0.0.bn1.32.running_var"
+    assert torch.equal(model.state_dict()[norm], ours["slow.stages.0.0.bn1.running_var"])
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return (open, (str(self.path), "w"))
+
+
+@pytest.mark.parametrize("place", ["blobs", "beside", "array"])
+def test_a_malicious_caffe2_pickle_runs_nothing(tmp_path: Path, place: str) -> None:
+    payload = Payload(tmp_path / "ran")
+    content = {
+        "blobs": {"blobs": {"conv1_w": payload}},
+        "beside": {"blobs": {}, "more": payload},
+        "array": {"blobs": {"conv1_w": np.array([payload], dtype=object)}},
+    }[place]
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps(content, protocol=2))
+
+    with pytest.raises(WeightsError, match=r"it asks for (io|_io|builtins|__builtin__)\.open"):
+        read_foreign(path)
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("keep", [0, 1, 30, 200])
+def test_a_caffe2_pickle_cut_short_is_refused(tmp_path: Path, keep: int) -> None:
+    data = pickle.dumps({"blobs": {"conv1_w": np.ones((64, 3))}}, protocol=2)
+    path = tmp_path / "x.pkl"
+    path.write_bytes(data[:keep])
+    with pytest.raises(WeightsError, match=r"x\.pkl"):
+        read_foreign(path)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, ">f4"])
+@pytest.mark.parametrize("protocol", [2, 3, 4])
+def test_arrays_come_back(tmp_path: Path, dtype: object, protocol: int) -> None:
+    array = np.arange(24, dtype=dtype).reshape(2, 3, 4)
+    path = tmp_path / "x.pkl"
+    path.write_bytes(pickle.dumps({"blobs": {"a": array, "b": array.T}}, protocol=protocol))
+    state = read_foreign(path)
+    assert np.array_equal(state["a"].numpy(), array)
+    assert np.array_equal(state["b"].numpy(), array.T)
+
+
+def test_image_weights_of_torchvision_start_a_tsm() -> None:
+    image = torchvision.models.resnet18(num_classes=11).state_dict()
+    assert detect_source(image) == "image"
+
+    converted = from_foreign(image, model="tsm_r18", num_classes=4, trained_frames=(2, 8))
+
+    assert converted.match.classes == (11, 4)
+    state = converted.model.state_dict()
+    assert torch.equal(state["net.layer3.0.conv1.weight"], image["layer3.0.conv1.weight"])
+    assert torch.equal(state["net.bn1.8.running_var"], image["bn1.running_var"])
+
+
+def test_image_weights_of_a_res2net_start_a_tea_if_asked() -> None:
+    with torch.device("meta"):
+        shapes = timm.create_model("res2net50_26w_4s", num_classes=9).state_dict()
+    image = {k: torch.zeros(v.shape) for k, v in shapes.items()}
+    with pytest.raises(WeightsError, match=r"98\.\d% of the parameters.*me\.conv1\.weight"):
+        from_foreign(image, model="tea_r50")
+
+    match = from_foreign(image, model="tea_r50", min_match=0.95).match
+
+    assert 0.98 < match.share < 0.985
+    assert all(".me." in key or ".shifts." in key for key in match.missing)
+    assert not match.unexpected
+
+
+def test_image_weights_of_uniformer_are_inflated_to_the_same_features() -> None:
+    """A still video has the features of its image, away from the ends that zeros pad."""
+    weight = torch.randn(8, 1, 5, 5)
+    inflated = rename({"blocks1.0.attn.weight": weight}, "uniformer")["blocks.0.0.attn.weight"]
+    x = torch.randn(1, 8, 9, 9)
+
+    still = torch.nn.functional.conv3d(
+        x[:, :, None].expand(-1, -1, 7, -1, -1), inflated, padding=2, groups=8
+    )
+
+    torch.testing.assert_close(
+        still[:, :, 3], torch.nn.functional.conv2d(x, weight, padding=2, groups=8)
+    )
+    shapes = {"patch_embed1.proj.weight": 3, "blocks3.0.pos_embed.weight": 3}
+    shapes |= {"patch_embed2.proj.weight": 1, "blocks1.0.conv1.weight": 1}
+    for key, length in shapes.items():
+        (value,) = rename({key: torch.randn(4, 2, 3, 3)}, "uniformer").values()
+        assert value.shape == (4, 2, length, 3, 3)
+
+
+def test_a_tsm_that_shifts_elsewhere_is_refused() -> None:
+    ours = numbered("tsm_r101_alternate")
+    theirs = {tsm_name(k): v for k, v in ours.items()}
+    every_second = re.compile(r"base_model\.layer\d\.\d*[13579]\.conv1\.net\.")
+    theirs = {k.replace(".net.", ".") if every_second.match(k) else k: v for k, v in theirs.items()}
+
+    assert from_foreign(theirs, model="tsm_r101_alternate").match.share == 1
+    with pytest.raises(WeightsError, match="shifts 18 convolutions, the model 33"):
+        from_foreign(theirs, model="tsm_r101")
+
+
+def test_what_is_of_no_source_is_said() -> None:
+    with pytest.raises(WeightsError, match="of none of ffn-pytorch, tsm, pyslowfast"):
+        detect_source({"encoder.weight": torch.ones(1)})
+    with pytest.raises(ValueError, match='source is "mmaction"; allowed: ffn-pytorch'):
+        rename({}, "mmaction")
+
+
+def test_preprocessing_travels() -> None:
+    bgr = preprocessing_of("ffn-pytorch", {"patch_embed1.norm_4.weight": torch.ones(1)})
+    assert bgr == {
+        "mean": [0.45] * 3,
+        "std": [0.225] * 3,
+        "sampling": "interval",
+        "colour": "bgr",
+    }
+    assert preprocessing_of("tsm", {"base_model.conv1.weight": torch.ones(1)}) == {}
+
+
+def test_slow_frames_of_mmaction2() -> None:
+    """It takes every alpha-th frame, by nearest-neighbour interpolation."""
+    for frames in (4, 8, 32):
+        index = slowfast.slow_frames(frames, 4, spread=False)
+        stamps = torch.arange(frames).float()[None, None]
+        nearest = torch.nn.functional.interpolate(stamps, scale_factor=0.25, mode="nearest")
+        assert index.tolist() == nearest[0, 0].tolist()
