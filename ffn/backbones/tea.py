@@ -170,6 +170,7 @@ def tea_of(
     num_classes: int = 400,
     pretrained: bool = False,
     dropout: float = 0.5,
+    drop_path: float = 0.0,
     **kwargs: Any,
 ) -> TEA:
     """TEA inside a timm Res2Net.
@@ -179,6 +180,7 @@ def tea_of(
         num_classes: K.
         pretrained: start from timm's ImageNet weights; what TEA adds and the classifier start anew.
         dropout: probability before the classifier (0.5 in the paper's recipes).
+        drop_path: probability that the last block's branch is skipped; earlier ones less.
         kwargs: further arguments of ``timm.create_model``.
     """
     net = timm.create_model(
@@ -186,6 +188,7 @@ def tea_of(
         pretrained=pretrained,
         num_classes=num_classes,
         drop_rate=dropout,
+        drop_path_rate=drop_path,
         **kwargs,
     )
     return _tea(net)

@@ -93,6 +93,7 @@ def tsm_of(
     num_classes: int = 400,
     pretrained: bool = False,
     dropout: float = 0.5,
+    drop_path: float = 0.0,
     shift_every: int = 1,
     **kwargs: Any,
 ) -> TSM:
@@ -103,6 +104,7 @@ def tsm_of(
         num_classes: K.
         pretrained: start from timm's ImageNet weights; the classifier starts anew.
         dropout: probability before the classifier (0.5 in the paper's recipes).
+        drop_path: probability that the last block's branch is skipped; earlier ones less.
         shift_every: see :class:`TSM`.
         kwargs: further arguments of ``timm.create_model``.
     """
@@ -111,6 +113,7 @@ def tsm_of(
         pretrained=pretrained,
         num_classes=num_classes,
         drop_rate=dropout,
+        drop_path_rate=drop_path,
         **kwargs,
     )
     return _tsm(net, shift_every)

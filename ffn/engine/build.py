@@ -22,6 +22,7 @@ from ffn.engine.config import (
     Flip,
     Groups,
     Optimiser,
+    Precision,
     Task,
     config_to_dict,
 )
@@ -159,13 +160,14 @@ def build_test_loader(
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
-    """The network, frame-flexible if the task is; 2-D convolutions in channels-last layout."""
+    """The network, frame-flexible if the task is; convolutions in channels-last layout."""
     options, task = config.model, config.task
     model = zoo.create_model(
         options.name,
         num_classes=num_classes,
         pretrained=options.pretrained,
         dropout=options.dropout,
+        **({"drop_path": options.drop_path} if options.drop_path else {}),
     )
     if task.name is Task.flexible:
         model = core.convert(
@@ -174,7 +176,28 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
             private=task.private.value,
             alter="sites" if task.alteration else "none",
         )
-    return model.to(memory_format=torch.channels_last)
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d):
+            module.to(memory_format=torch.channels_last)
+        elif isinstance(module, nn.Conv3d) and module.groups == 1:
+            module.to(memory_format=torch.channels_last_3d)
+    return model
+
+
+def check_precision(config: Config, model: nn.Module, device: torch.device) -> None:
+    """Refuse what would train on wrong gradients.
+
+    Raises:
+        ConfigError: bf16 or fp16 of 3-D convolutions on a CPU. torch 2.15's kernel (oneDNN's) for
+            the weights' gradient reads memory that nobody wrote, with few frames or a stride over
+            time; values up to 1e38 were seen.
+    """
+    half = config.train.precision is not Precision.fp32
+    if half and device.type == "cpu" and any(isinstance(m, nn.Conv3d) for m in model.modules()):
+        raise ConfigError(
+            f"train.precision={config.train.precision.value} on a CPU gives wrong gradients for "
+            f"the 3-D convolutions of {config.model.name}; use train.precision=fp32"
+        )
 
 
 def build_task(config: Config, model: nn.Module) -> nn.Module:

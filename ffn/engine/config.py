@@ -119,10 +119,13 @@ def _option(default: Any, meaning: str) -> Any:
 class ModelConfig:
     """The network."""
 
-    name: str = _option("tsm_r50", "registered model, or tsm.<timm name>")
+    name: str = _option("tsm_r50", "registered model, tsm.<timm CNN> or tea.<timm Res2Net>")
     pretrained: bool = _option(False, "start from ImageNet weights through timm")
     weights: str | None = _option(None, "start from these weights: a zoo name or a file")
     dropout: float = _option(0.5, "dropout probability before the classifier, 0 to 1")
+    drop_path: float = _option(
+        0.0, "probability that a residual branch of the last block is skipped; earlier ones less"
+    )
 
 
 @dataclass
@@ -349,6 +352,9 @@ def _check(config: Config) -> None:
         f"log.interval is {config.log.interval}; at least 1": config.log.interval < 1,
         f"optim.lr is {optim.lr}; it must be positive": optim.lr <= 0,
         f"model.dropout is {config.model.dropout}; 0 <= p < 1": not 0 <= config.model.dropout < 1,
+        f"model.drop_path is {config.model.drop_path}; 0 <= p < 1": not 0
+        <= config.model.drop_path
+        < 1,
         f"task.distill_weight is {task.distill_weight}; at least 0": task.distill_weight < 0,
         f"data.resize {data.resize} is smaller than data.crop {data.crop}": data.resize < data.crop,
         "data.flip=swap needs data.flip_pairs": data.flip is Flip.swap and not data.flip_pairs,

@@ -61,6 +61,7 @@ class Trainer:
         )
         torch.manual_seed(config.train.seed)  # the same start on every process
         self.model = build.build_model(config, len(self.videos.classes)).to(world.device)
+        build.check_precision(config, self.model, world.device)
         self.started_from = None
         if config.model.weights is not None:
             self.started_from = zoo.load_start_weights(self.model, config.model.weights)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from typing import Any
 
 from torch import nn
@@ -23,14 +24,21 @@ def create_model(
         kwargs: further arguments of the model's factory, as ``dropout=0.5``.
 
     Raises:
-        ValueError: no model of that name; the message holds the closest ones.
+        ValueError: no model of that name, the message holds the closest ones; or an argument that
+            it does not take.
     """
     if num_classes < 1:
         raise ValueError(f"num_classes is {num_classes}; expected at least 1")
     family, _, timm_name = name.partition(".")
     if timm_name and family in backbones.families():
         _check_timm_name(name, timm_name)
-    return backbones.build(name, num_classes=num_classes, pretrained=pretrained, **kwargs)
+    try:
+        return backbones.build(name, num_classes=num_classes, pretrained=pretrained, **kwargs)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None:
+            raise
+        raise ValueError(f"{name} takes no {unknown[1]}; leave it out") from error
 
 
 def list_models(pattern: str = "*") -> list[str]:

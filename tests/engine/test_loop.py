@@ -367,6 +367,27 @@ def test_options_of_the_task(videos: Path, tmp_path: Path, more: tuple[str, ...]
     assert load_checkpoint(tmp_path / "run/best.pt")["meta"]["metrics"]
 
 
+@pytest.mark.parametrize("name", ["tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+def test_every_family_trains(videos: Path, tmp_path: Path, name: str) -> None:
+    options = [f"model.name={name}", "data.crop=16", "data.resize=16", "train.epochs=1"]
+    trainer = Trainer(config(videos, tmp_path / "run", *options), CPU)
+    before = {k: v.clone() for k, v in trainer.model.named_parameters()}
+
+    trainer.run()
+
+    moved = [k for k, v in trainer.model.named_parameters() if not torch.equal(v, before[k])]
+    assert len(moved) > 0.9 * len(before)
+    assert load_checkpoint(tmp_path / "run/best.pt")["meta"]["model"] == name
+
+
+def test_half_precision_of_3d_convolutions_on_a_cpu_is_refused(
+    videos: Path, tmp_path: Path
+) -> None:
+    options = ["model.name=slowfast_tiny", "train.precision=bf16"]
+    with pytest.raises(ConfigError, match=r"train\.precision=bf16 on a CPU gives wrong gradients"):
+        Trainer(config(videos, tmp_path / "run", *options), CPU)
+
+
 # --- broken videos ------------------------------------------------------------------------------
 
 

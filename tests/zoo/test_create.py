@@ -37,3 +37,18 @@ def test_an_unknown_name_is_answered_with_close_ones(name, close):
 def test_no_classes_no_model():
     with pytest.raises(ValueError, match="num_classes is 0"):
         create_model("tsm_tiny", num_classes=0)
+
+
+def test_arguments_that_a_model_does_not_take() -> None:
+    with pytest.raises(ValueError, match="tsm_tiny takes no drop_path; leave it out"):
+        create_model("tsm_tiny", drop_path=0.1)
+
+
+@pytest.mark.parametrize("name", ["tsm_r18", "tea_r50", "uniformer_s"])
+def test_drop_path_reaches_the_last_block(name: str) -> None:
+    rates = [
+        m.drop_prob
+        for m in create_model(name, drop_path=0.2).modules()
+        if type(m).__name__ == "DropPath"
+    ]
+    assert max(rates) == pytest.approx(0.2)
