@@ -3,22 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import itertools
 import os
 import sys
-import tempfile
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor, nn
 
-from ffn.core import convert, extract, nearest
-
-if TYPE_CHECKING:  # what else there is of ffn is imported where it is used: --help is quick
-    from ffn.data import Record
-    from ffn.evaluation.benchmark import Comparison
+from ffn.cli.comparisons import compare_inference, compare_reading, compare_training
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -60,209 +52,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
-    """Steps of frame-flexible training, views together and in sequence, and of plain training.
-
-    A step is what the training loop does with a batch that lies ready: forward, backward, clipping
-    of gradients, optimiser.
-    """
-    from ffn.evaluation.benchmark import Variant, compare, in_sequence, interleave, peak_memory
-
-    counts = _views(given.frames)
-    side = given.size
-    clips = {
-        t: torch.randn(given.batch_size, 3, t, side, side, device=device)  # (B, C, T, H, W)
-        for t in counts
-    }
-    label = torch.randint(given.num_classes, (given.batch_size,), device=device)
-    batch = {"clips": clips, "label": label}
-
-    flexible = _Training(given, "flexible", counts, device)
-    plain = {t: _Training(given, "plain", [t], device) for t in counts}
-    calls = {
-        "together": lambda: flexible.step(batch),
-        "sequential": lambda: flexible.step(batch, sequential=True),
-        **{f"plain {t}": lambda t=t: plain[t].step(batch) for t in counts},
-    }
-    seconds = interleave(calls, rounds=given.rounds, device=device)
-    held = {name: flexible.held() + _bytes(clips.values()) for name in ("together", "sequential")}
-    held |= {f"plain {t}": plain[t].held() + _bytes([clips[t]]) for t in counts}
-    variants = [
-        Variant(name, given.batch_size, seconds[name], held[name] + peak_memory(call, device))
-        for name, call in calls.items()
-    ]
-    largest = f"plain {counts[-1]}"
-    every = f"plain {' + '.join(map(str, counts))}"
-    variants.append(in_sequence(every, variants[2:]))
-    pairs = [("together", "sequential"), ("together", largest), ("together", every)]
-    pairs += [("sequential", largest), ("sequential", every)]
-    title = f"{given.model}, views {_joined(counts)}, batches of {given.batch_size} at {side} px"
-    return [compare(title, variants, pairs)]
-
-
-class _Training:
-    """One network in training, as ``ffn train`` builds it from a config."""
-
-    def __init__(
-        self, given: argparse.Namespace, task: str, frames: Sequence[int], device: torch.device
-    ) -> None:
-        from ffn.engine import build
-        from ffn.engine.config import load_config
-
-        options = [f"model.name={given.model}", f"task.name={task}", f"task.frames={list(frames)}"]
-        config = load_config(None, options)
-        self.device, self.precision = device, given.precision
-        self.clip_norm = config.train.clip_norm
-        self.model = build.build_model(config, given.num_classes).to(device).train()
-        self.task = build.build_task(config, self.model).train()
-        self.optimiser = build.build_optimiser(config, self.model)
-        self.scaler = torch.amp.GradScaler(device.type, enabled=given.precision == "fp16")
-
-    def step(self, batch: dict[str, Any], *, sequential: bool = False) -> None:
-        """One optimiser step; the gradients are gone after it."""
-        from ffn.engine.tasks import backward_each_view
-
-        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
-        autocast = torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
-        if sequential:
-            backward_each_view(self.task, batch, 1.0, self.scaler, autocast)
-        else:
-            with autocast:
-                loss = self.task(batch)["loss"]
-            self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimiser)
-        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
-
-    def held(self) -> int:
-        """Bytes that stay between steps: weights, statistics, the optimiser's state."""
-        states = self.optimiser.state.values()
-        state = [v for values in states for v in values.values() if torch.is_tensor(v)]
-        return _model_bytes(self.model) + _bytes(state)
-
-
-def _infer(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
-    """Forwards of a frame-flexible network, of its sub-network taken out, of a plain network."""
-    from ffn.evaluation import inference
-    from ffn.evaluation.benchmark import Variant, compare, interleave, peak_memory
-    from ffn.zoo import create_model
-
-    plain = create_model(given.model, num_classes=given.num_classes).to(device).eval()
-    flexible = convert(plain, given.trained_frames)
-    comparisons = []
-    for frames in sorted(set(given.frames or given.trained_frames)):
-        active = nearest(frames, flexible.trained_frames)
-        clip = torch.randn(given.batch_size, 3, frames, given.size, given.size, device=device)
-        models = {"flexible": flexible, "extracted": extract(flexible, active), "plain": plain}
-        calls: dict[str, Callable[[], Tensor]] = {
-            name: lambda model=model, clip=clip: model(clip) for name, model in models.items()
-        }
-        with inference(device, given.precision):
-            seconds = interleave(calls, rounds=given.rounds, device=device)
-            peaks = {name: peak_memory(call, device) for name, call in calls.items()}
-        variants = [
-            Variant(
-                name,
-                given.batch_size,
-                seconds[name],
-                _model_bytes(model) + _bytes([clip]) + peaks[name],
-            )
-            for name, model in models.items()
-        ]
-        pairs = [("flexible", "extracted"), ("flexible", "plain"), ("extracted", "plain")]
-        title = f"{given.model}, {frames} frames on sub-network {active}, "
-        title += f"batches of {given.batch_size} at {given.size} px"
-        comparisons.append(compare(title, variants, pairs))
-    return comparisons
-
-
-def _data(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
-    """Samples with a clip per view: one decode for all, nested or not, against a decode each."""
-    from ffn.data import VideoDataset
-    from ffn.evaluation.benchmark import Variant, compare, interleave
-
-    views = _views(given.frames)
-    each = "a decode per view"
-    comparisons = []
-    for size in given.size:
-        with tempfile.TemporaryDirectory() as folder:
-            records = _records(given, Path(folder) / "films", size)
-
-            def dataset(
-                *views: int,
-                records: Sequence[Record] = records,
-                size: int = size,
-                nested: bool = False,
-            ) -> VideoDataset:
-                return VideoDataset(
-                    records,
-                    views=views,
-                    preprocessing=_preprocessing(size),
-                    train=True,
-                    nested=nested,
-                )
-
-            calls = {
-                "one decode": _reader([dataset(*views)]),
-                "one decode, nested": _reader([dataset(*views, nested=True)]),
-                each: _reader([dataset(view) for view in views]),
-            }
-            seconds = interleave(calls, rounds=given.rounds, device=device, warmup=1)
-        variants = [Variant(name, len(records), seconds[name]) for name in calls]
-        pairs = [
-            ("one decode", each),
-            ("one decode, nested", each),
-            ("one decode, nested", "one decode"),
-        ]
-        title = f"views {_joined(views)} of {size} px from {len(records)} videos"
-        comparisons.append(compare(title, variants, pairs))
-    return comparisons
-
-
-def _reader(datasets: Sequence[Any]) -> Callable[[], None]:
-    """A function that reads every sample once, with other random frames in each round."""
-    epochs = itertools.count()
-
-    def read() -> None:
-        epoch = next(epochs)
-        for index in range(len(datasets[0])):
-            for dataset in datasets:
-                dataset[epoch, index]
-
-    return read
-
-
-def _records(given: argparse.Namespace, folder: Path, size: int) -> list[Record]:
-    """The first videos of the given list, or films made for the purpose."""
-    from ffn.data import read_annotations
-    from ffn.data.synthetic import CLASSES, generate
-
-    if given.annotations is not None:
-        return read_annotations(given.annotations, root=given.root)[0][: given.videos]
-    if given.root is not None:
-        raise ValueError(f"--root {given.root} needs --annotations, the list of videos in it")
-    per_class = -(-given.videos // len(CLASSES))
-    side = 2 * (_preprocessing(size).resize // 2)  # H.264 needs an even number
-    generate(folder, train_per_class=per_class, val_per_class=1, size=side)
-    return read_annotations(folder / "train.csv")[0][: given.videos]
-
-
-def _preprocessing(size: int) -> Any:
-    """As 224 px are cut from 256."""
-    from ffn.data import Preprocessing
-
-    return Preprocessing(crop=size, resize=round(size * 256 / 224))
-
-
-def _views(frames: Sequence[int]) -> list[int]:
-    counts = sorted(set(frames))
-    if len(counts) < 2:
-        raise ValueError(f"--frames is {_joined(counts)}; give two or more counts, as 4 8 16")
-    return counts
-
-
 def _device(name: str | None) -> torch.device:
     if name is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -275,18 +64,6 @@ def _device(name: str | None) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise ValueError(f"no {name} here, torch finds {torch.cuda.device_count()} CUDA devices")
     return device
-
-
-def _model_bytes(model: nn.Module) -> int:
-    return _bytes([*model.parameters(), *model.buffers()])
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _joined(counts: Iterable[int]) -> str:
-    return ", ".join(map(str, counts))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -308,10 +85,35 @@ def _parser() -> argparse.ArgumentParser:
         command.set_defaults(measure=measure, items=items)
         return command
 
-    train = add("train", _train, "videos", "views together and in sequence, against plain training")
-    infer = add("infer", _infer, "clips", "frame-flexible, its extracted sub-network, plain")
-    data = add("data", _data, "samples", "one decode for all views against a decode per view")
+    train = add(
+        "train",
+        compare_training,
+        "videos",
+        "views together and in sequence, against plain training",
+    )
+    infer = add(
+        "infer", compare_inference, "clips", "frame-flexible, its extracted sub-network, plain"
+    )
+    data = add(
+        "data", compare_reading, "samples", "one decode for all views against a decode per view"
+    )
 
+    _add_network_options(train, infer)
+    counts = {"nargs": "+", "type": _positive, "metavar": "T"}
+    for command in (train, data):
+        command.add_argument("--frames", default=[4, 8, 16], help="the views", **counts)
+    infer.add_argument("--frames", help="tested; without it, the trained ones", **counts)
+    infer.add_argument("--trained-frames", default=[4, 8, 16], help="sub-networks", **counts)
+    _add_data_options(data)
+    for command, rounds in ((train, 10), (infer, 20), (data, 5)):
+        option = command.add_argument
+        option("--rounds", type=_positive, default=rounds, metavar="N", help="timed runs of each")
+        option("--output", type=Path, metavar="FILE.json", help="also write the results there")
+        option("--overwrite", action="store_true", help="replace a file that is there")
+    return parser
+
+
+def _add_network_options(train: argparse.ArgumentParser, infer: argparse.ArgumentParser) -> None:
     for command, batch_size in ((train, 8), (infer, 1)):
         option = command.add_argument
         option("--model", default="tsm_r50", help="a name of the zoo")
@@ -320,12 +122,9 @@ def _parser() -> argparse.ArgumentParser:
         option("--size", type=_positive, default=224, metavar="PX", help="side of a frame")
         option("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="arithmetic")
         option("--device", help="cpu, cuda, cuda:1, ...; without it, cuda if there is one")
-    counts = {"nargs": "+", "type": _positive, "metavar": "T"}
-    for command in (train, data):
-        command.add_argument("--frames", default=[4, 8, 16], help="the views", **counts)
-    infer.add_argument("--frames", help="tested; without it, the trained ones", **counts)
-    infer.add_argument("--trained-frames", default=[4, 8, 16], help="sub-networks", **counts)
 
+
+def _add_data_options(data: argparse.ArgumentParser) -> None:
     option = data.add_argument
     option(
         "--size",
@@ -344,13 +143,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     option("--root", type=Path, metavar="FOLDER", help="where the paths in the list start")
     option("--videos", type=_positive, default=14, metavar="N", help="how many at most")
-
-    for command, rounds in ((train, 10), (infer, 20), (data, 5)):
-        option = command.add_argument
-        option("--rounds", type=_positive, default=rounds, metavar="N", help="timed runs of each")
-        option("--output", type=Path, metavar="FILE.json", help="also write the results there")
-        option("--overwrite", action="store_true", help="replace a file that is there")
-    return parser
 
 
 def _positive(text: str) -> int:

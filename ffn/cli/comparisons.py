@@ -1,0 +1,234 @@
+"""What ``tools/benchmark.py`` compares: steps of training, forwards, samples read."""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import tempfile
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from ffn.core import convert, extract, nearest
+
+if TYPE_CHECKING:  # what else there is of ffn is imported where it is used: --help is quick
+    from ffn.data import Record
+    from ffn.evaluation.benchmark import Comparison
+
+
+def compare_training(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
+    """Steps of frame-flexible training, views together and in sequence, and of plain training.
+
+    A step is what the training loop does with a batch that lies ready: forward, backward, clipping
+    of gradients, optimiser.
+    """
+    from ffn.evaluation.benchmark import Variant, compare, in_sequence, interleave, peak_memory
+
+    counts = _views(given.frames)
+    side = given.size
+    clips = {
+        t: torch.randn(given.batch_size, 3, t, side, side, device=device)  # (B, C, T, H, W)
+        for t in counts
+    }
+    label = torch.randint(given.num_classes, (given.batch_size,), device=device)
+    batch = {"clips": clips, "label": label}
+
+    flexible = _Training(given, "flexible", counts, device)
+    plain = {t: _Training(given, "plain", [t], device) for t in counts}
+    calls = {
+        "together": lambda: flexible.step(batch),
+        "sequential": lambda: flexible.step(batch, sequential=True),
+        **{f"plain {t}": lambda t=t: plain[t].step(batch) for t in counts},
+    }
+    seconds = interleave(calls, rounds=given.rounds, device=device)
+    held = {name: flexible.held() + _bytes(clips.values()) for name in ("together", "sequential")}
+    held |= {f"plain {t}": plain[t].held() + _bytes([clips[t]]) for t in counts}
+    variants = [
+        Variant(name, given.batch_size, seconds[name], held[name] + peak_memory(call, device))
+        for name, call in calls.items()
+    ]
+    largest = f"plain {counts[-1]}"
+    every = f"plain {' + '.join(map(str, counts))}"
+    variants.append(in_sequence(every, variants[2:]))
+    pairs = [("together", "sequential"), ("together", largest), ("together", every)]
+    pairs += [("sequential", largest), ("sequential", every)]
+    title = f"{given.model}, views {_joined(counts)}, batches of {given.batch_size} at {side} px"
+    return [compare(title, variants, pairs)]
+
+
+class _Training:
+    """One network in training, as ``ffn train`` builds it from a config."""
+
+    def __init__(
+        self, given: argparse.Namespace, task: str, frames: Sequence[int], device: torch.device
+    ) -> None:
+        from ffn.engine import build
+        from ffn.engine.config import load_config
+
+        options = [f"model.name={given.model}", f"task.name={task}", f"task.frames={list(frames)}"]
+        config = load_config(None, options)
+        self.device, self.precision = device, given.precision
+        self.clip_norm = config.train.clip_norm
+        self.model = build.build_model(config, given.num_classes).to(device).train()
+        self.task = build.build_task(config, self.model).train()
+        self.optimiser = build.build_optimiser(config, self.model)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=given.precision == "fp16")
+
+    def step(self, batch: dict[str, Any], *, sequential: bool = False) -> None:
+        """One optimiser step; the gradients are gone after it."""
+        from ffn.engine.tasks import backward_each_view
+
+        dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
+        autocast = torch.autocast(self.device.type, dtype, enabled=self.precision != "fp32")
+        if sequential:
+            backward_each_view(self.task, batch, 1.0, self.scaler, autocast)
+        else:
+            with autocast:
+                loss = self.task(batch)["loss"]
+            self.scaler.scale(loss).backward()
+        self.scaler.unscale_(self.optimiser)
+        nn.utils.clip_grad_norm_(self.model.parameters(), self.clip_norm)
+        self.scaler.step(self.optimiser)
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+
+    def held(self) -> int:
+        """Bytes that stay between steps: weights, statistics, the optimiser's state."""
+        states = self.optimiser.state.values()
+        state = [v for values in states for v in values.values() if torch.is_tensor(v)]
+        return _model_bytes(self.model) + _bytes(state)
+
+
+def compare_inference(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
+    """Forwards of a frame-flexible network, of its sub-network taken out, of a plain network."""
+    from ffn.evaluation import inference
+    from ffn.evaluation.benchmark import Variant, compare, interleave, peak_memory
+    from ffn.zoo import create_model
+
+    plain = create_model(given.model, num_classes=given.num_classes).to(device).eval()
+    flexible = convert(plain, given.trained_frames)
+    comparisons = []
+    for frames in sorted(set(given.frames or given.trained_frames)):
+        active = nearest(frames, flexible.trained_frames)
+        clip = torch.randn(given.batch_size, 3, frames, given.size, given.size, device=device)
+        models = {"flexible": flexible, "extracted": extract(flexible, active), "plain": plain}
+        calls: dict[str, Callable[[], Tensor]] = {
+            name: lambda model=model, clip=clip: model(clip) for name, model in models.items()
+        }
+        with inference(device, given.precision):
+            seconds = interleave(calls, rounds=given.rounds, device=device)
+            peaks = {name: peak_memory(call, device) for name, call in calls.items()}
+        variants = [
+            Variant(
+                name,
+                given.batch_size,
+                seconds[name],
+                _model_bytes(model) + _bytes([clip]) + peaks[name],
+            )
+            for name, model in models.items()
+        ]
+        pairs = [("flexible", "extracted"), ("flexible", "plain"), ("extracted", "plain")]
+        title = f"{given.model}, {frames} frames on sub-network {active}, "
+        title += f"batches of {given.batch_size} at {given.size} px"
+        comparisons.append(compare(title, variants, pairs))
+    return comparisons
+
+
+def compare_reading(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
+    """Samples with a clip per view: one decode for all, nested or not, against a decode each."""
+    from ffn.data import VideoDataset
+    from ffn.evaluation.benchmark import Variant, compare, interleave
+
+    views = _views(given.frames)
+    each = "a decode per view"
+    comparisons = []
+    for size in given.size:
+        with tempfile.TemporaryDirectory() as folder:
+            records = _records(given, Path(folder) / "films", size)
+
+            def dataset(
+                *views: int,
+                records: Sequence[Record] = records,
+                size: int = size,
+                nested: bool = False,
+            ) -> VideoDataset:
+                return VideoDataset(
+                    records,
+                    views=views,
+                    preprocessing=_preprocessing(size),
+                    train=True,
+                    nested=nested,
+                )
+
+            calls = {
+                "one decode": _reader([dataset(*views)]),
+                "one decode, nested": _reader([dataset(*views, nested=True)]),
+                each: _reader([dataset(view) for view in views]),
+            }
+            seconds = interleave(calls, rounds=given.rounds, device=device, warmup=1)
+        variants = [Variant(name, len(records), seconds[name]) for name in calls]
+        pairs = [
+            ("one decode", each),
+            ("one decode, nested", each),
+            ("one decode, nested", "one decode"),
+        ]
+        title = f"views {_joined(views)} of {size} px from {len(records)} videos"
+        comparisons.append(compare(title, variants, pairs))
+    return comparisons
+
+
+def _reader(datasets: Sequence[Any]) -> Callable[[], None]:
+    """A function that reads every sample once, with other random frames in each round."""
+    epochs = itertools.count()
+
+    def read() -> None:
+        epoch = next(epochs)
+        for index in range(len(datasets[0])):
+            for dataset in datasets:
+                dataset[epoch, index]
+
+    return read
+
+
+def _records(given: argparse.Namespace, folder: Path, size: int) -> list[Record]:
+    """The first videos of the given list, or films made for the purpose."""
+    from ffn.data import read_annotations
+    from ffn.data.synthetic import CLASSES, generate
+
+    if given.annotations is not None:
+        return read_annotations(given.annotations, root=given.root)[0][: given.videos]
+    if given.root is not None:
+        raise ValueError(f"--root {given.root} needs --annotations, the list of videos in it")
+    per_class = -(-given.videos // len(CLASSES))
+    side = 2 * (_preprocessing(size).resize // 2)  # H.264 needs an even number
+    generate(folder, train_per_class=per_class, val_per_class=1, size=side)
+    return read_annotations(folder / "train.csv")[0][: given.videos]
+
+
+def _preprocessing(size: int) -> Any:
+    """As 224 px are cut from 256."""
+    from ffn.data import Preprocessing
+
+    return Preprocessing(crop=size, resize=round(size * 256 / 224))
+
+
+def _views(frames: Sequence[int]) -> list[int]:
+    counts = sorted(set(frames))
+    if len(counts) < 2:
+        raise ValueError(f"--frames is {_joined(counts)}; give two or more counts, as 4 8 16")
+    return counts
+
+
+def _model_bytes(model: nn.Module) -> int:
+    return _bytes([*model.parameters(), *model.buffers()])
+
+
+def _bytes(tensors: Iterable[Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def _joined(counts: Iterable[int]) -> str:
+    return ", ".join(map(str, counts))
