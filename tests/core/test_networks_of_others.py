@@ -37,6 +37,37 @@ def per_frame(name: str, **options: object) -> Callable[[], nn.Module]:
     return lambda: PerFrame(timm.create_model(name, num_classes=3, **options))
 
 
+class FramesFirst(nn.Module):
+    """A Hugging Face video classifier, which wants (B, T, C, H, W), as ours."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, clip: torch.Tensor) -> torch.Tensor:
+        return self.net(clip.transpose(1, 2)).logits
+
+
+def hugging_face(name: str, **options: int) -> Callable[[], nn.Module]:
+    """A small one; skipped where the package is not installed."""
+
+    def build() -> nn.Module:
+        transformers = pytest.importorskip("transformers")
+        config = getattr(transformers, f"{name}Config")(
+            image_size=32,
+            num_frames=16,
+            num_hidden_layers=2,
+            hidden_size=48,
+            num_attention_heads=4,
+            intermediate_size=96,
+            num_labels=3,
+            **options,
+        )
+        return FramesFirst(getattr(transformers, f"{name}ForVideoClassification")(config))
+
+    return build
+
+
 OTHERS = {
     "r3d_18": Other(lambda: video.r3d_18(num_classes=3), ["layer*.conv1.0"], 20, 8),
     "r2plus1d_18": Other(lambda: video.r2plus1d_18(num_classes=3), ["layer*.conv1.0.0"], 37, 8),
@@ -50,6 +81,14 @@ OTHERS = {
         frames=(16,),
     ),
     "convnext_atto": Other(per_frame("convnext_atto"), ["net.stages.*.conv_dw"], 17, 12),
+    "VideoMAE": Other(hugging_face("VideoMAE"), ["net.*.attention.query"], 5, 2, frames=(16,)),
+    "TimeSformer": Other(
+        hugging_face("Timesformer"),
+        ["net.*.layer.*.temporal_attention.attention.qkv"],
+        7,
+        2,
+        frames=(16,),
+    ),
     "vit_tiny": Other(
         per_frame("vit_tiny_patch16_224", img_size=32), ["net.blocks.*.attn.qkv"], 25, 12
     ),
