@@ -204,7 +204,7 @@ def tea_r50(**kwargs: Any) -> TEA:
 
 
 @register
-def tea_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -> TEA:
+def tea_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 8) -> TEA:
     """A TEA for CPUs and small frames (24 to 64 px).
 
     Args:

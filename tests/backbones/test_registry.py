@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ffn import backbones
+from ffn.core import WeightAlteration, convert, extract
 
 LARGE = (
     "tsm_r101",
@@ -87,3 +88,29 @@ def test_every_parameter_gets_a_gradient(name: str) -> None:
 
     without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
     assert not without
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", backbones.model_names())
+def test_every_model_converts_exactly_and_keeps_its_clips_apart(name: str) -> None:
+    """The rules of every converted network (tests/core), for each registered one at full width."""
+    torch.manual_seed(0)
+    plain = backbones.build(name, num_classes=3).eval()
+    flexible = convert(plain, (4, 8), alter="all")
+    for module in flexible.modules():
+        if isinstance(module, WeightAlteration):
+            torch.nn.init.zeros_(module.weight)
+    state = {k: v.clone() for k, v in flexible.state_dict().items()}
+
+    with torch.inference_mode():
+        for frames, active in ((1, 4), (4, 4), (9, 8), (64, 8)):
+            clip = torch.randn(2, 3, frames, 32, 32)
+            logits = flexible(clip)
+            assert flexible.active == active
+            assert torch.equal(logits, plain(clip))
+            assert torch.equal(logits, extract(flexible, active)(clip))
+            other = torch.cat([clip[:1], clip[1:] + 1])
+            torch.testing.assert_close(flexible(other)[0], logits[0], rtol=1e-4, atol=1e-5)
+            assert not torch.equal(flexible(other)[1], logits[1])
+
+    assert all(torch.equal(v, state[k]) for k, v in flexible.state_dict().items())
