@@ -120,7 +120,7 @@ class ModelConfig:
     """The network."""
 
     name: str = _option("tsm_r50", "registered model, tsm.<timm CNN> or tea.<timm Res2Net>")
-    pretrained: bool = _option(False, "start from ImageNet weights through timm")
+    pretrained: bool = _option(False, "start from published weights: timm's, or Kinetics")
     weights: str | None = _option(None, "start from these weights: a zoo name or a file")
     dropout: float = _option(0.5, "dropout probability before the classifier, 0 to 1")
     drop_path: float = _option(

@@ -10,6 +10,13 @@ from torch import nn
 
 from ffn import backbones
 
+# Models whose published weights are of videos: what they start from (PAPER, recipes).
+STARTS = {
+    "slowfast_r50": "slowfast_r50_8x8.k400_f32",
+    "slowfast_r50_8x8": "slowfast_r50_8x8.k400_f32",
+    "uniformer_s": "uniformer_s.k600_f16",
+}
+
 
 def create_model(
     name: str, *, num_classes: int = 400, pretrained: bool = False, **kwargs: Any
@@ -20,7 +27,8 @@ def create_model(
         name: a registered model, as "tsm_r50" (see :func:`list_models`), or ``tsm.<timm name>`` for
             any timm CNN with residual blocks.
         num_classes: K, at least 1.
-        pretrained: start from the backbone's published image weights; the classifier starts anew.
+        pretrained: start from published weights: timm's of images, or those of Kinetics in
+            `STARTS`, downloaded on first use. The classifier starts anew.
         kwargs: further arguments of the model's factory, as ``dropout=0.5``.
 
     Raises:
@@ -32,6 +40,12 @@ def create_model(
     family, _, timm_name = name.partition(".")
     if timm_name and family in backbones.families():
         _check_timm_name(name, timm_name)
+    if pretrained and name in STARTS:
+        from ffn.zoo.load import load_start_weights  # which builds with the function here
+
+        model = create_model(name, num_classes=num_classes, **kwargs)
+        load_start_weights(model, STARTS[name])
+        return model
     try:
         return backbones.build(name, num_classes=num_classes, pretrained=pretrained, **kwargs)
     except TypeError as error:

@@ -29,7 +29,7 @@ def home() -> Path:
     return Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
 
 
-def download(url: str, *, sha256: str) -> Path:
+def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
     """Return the local copy of a file, fetched on the first call only.
 
     A copy that is there and has the right hash is used without touching the network. A transfer
@@ -37,10 +37,13 @@ def download(url: str, *, sha256: str) -> Path:
 
     Args:
         url: http or https address.
-        sha256: hash that the file must have, 64 hex digits.
+        sha256: hash that the file must have, 64 hex digits; None if nobody knows it. The hash of
+            the first download is then written beside it, ``….sha256``, and asked for ever after.
+        name: of the local file; by default, the last part of the address.
 
     Returns:
-        Path of the complete and checked file, ``FFN_HOME/weights/<hash>-<name>``.
+        Path of the complete and checked file, ``FFN_HOME/weights/<hash>-<name>``, where ``<hash>``
+        is that of the address if the file's is not known.
 
     Raises:
         WeightsError: no connection, no such file, or another hash; a file of another hash is kept
@@ -50,12 +53,16 @@ def download(url: str, *, sha256: str) -> Path:
     if parts.scheme not in ("http", "https"):
         raise WeightsError(f"cannot download {url!r}: expected an http or https address")
     folder = home() / "weights"
-    target = folder / f"{sha256[:16]}-{Path(unquote(parts.path)).name or 'file'}"
+    key = sha256 or hashlib.sha256(url.encode()).hexdigest()
+    target = folder / f"{key[:16]}-{name or Path(unquote(parts.path)).name or 'file'}"
+    pinned = target.with_name(f"{target.name}.sha256") if sha256 is None else None
+    sha256 = sha256 or _pinned(pinned)
     if target.is_file() and sha256_of(target) == sha256:
         return target
 
     folder.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{target}.lock"):
+        sha256 = sha256 or _pinned(pinned)
         if target.is_file():
             if sha256_of(target) == sha256:  # another process was faster
                 return target
@@ -65,7 +72,14 @@ def download(url: str, *, sha256: str) -> Path:
         _log.info("downloading %s to %s", url, target)
         _fetch(url, part)
         found = sha256_of(part)
-        if found != sha256:
+        if sha256 is None:
+            _log.warning(
+                "%s: nobody has recorded a hash of it; sha256 %s is remembered from now on",
+                url,
+                found,
+            )
+            pinned.write_text(f"{found}\n")
+        elif found != sha256:
             raise WeightsError(
                 f"{url} has sha256 {found}, expected {sha256}. It was not used and lies in "
                 f"{_reject(part, target)}. Try again; if this stays, the file was changed."
@@ -81,6 +95,11 @@ def sha256_of(path: Path) -> str:
         while chunk := file.read(CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def _pinned(path: Path | None) -> str | None:
+    """The hash of the first download, if there was one."""
+    return path.read_text().strip() if path is not None and path.is_file() else None
 
 
 def _reject(path: Path, name: Path | None = None) -> Path:

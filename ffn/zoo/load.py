@@ -110,6 +110,8 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
     if path.name != str(name_or_path):
         raise FileNotFoundError(f"no file {path}; weights end in .pt or .safetensors")
     record = find_record(str(name_or_path))
+    if record.source_format is not None:
+        return record, _read_published(record)
     return record, _read_safetensors(_zoo_file(record), record)
 
 
@@ -251,6 +253,30 @@ def _read_safetensors(path: Path, record: WeightRecord) -> dict[str, Tensor]:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
         raise WeightsError(f"{path} is no safetensors file: {error}") from None
+
+
+def _read_published(record: WeightRecord) -> dict[str, Tensor]:
+    """Download what others published, and convert it to the network that its record describes."""
+    from ffn.zoo.remap import from_foreign, read_foreign  # which reads with the functions here
+
+    if not record.url:
+        raise WeightsError(f'"{record.name}" has no address to download; see {record.page}')
+    suffix = ".pkl" if record.url.endswith(".pkl") else ".pth"
+    path = download(record.url, sha256=record.sha256, name=record.name + suffix)
+    try:
+        state = read_foreign(path)
+    except WeightsError as error:
+        raise WeightsError(
+            f"{error} It came from {record.url}; if that is a page and not the file, download it "
+            f"by hand from {record.page} and use tools/convert_checkpoint.py."
+        ) from None
+    return from_foreign(
+        state,
+        source=record.source_format,
+        model=record.model,
+        trained_frames=record.trained_frames,
+        num_classes=record.num_classes,
+    ).model.state_dict()
 
 
 def _zoo_file(record: WeightRecord) -> Path:

@@ -41,7 +41,12 @@ class WeightRecord:
         origin: "measured" by us or "reported" by a paper; None without metrics.
         file: name of the weights beside the record.
         url: where to get them if there is no file.
-        sha256: of the weights, 64 hex digits.
+        sha256: of the weights, 64 hex digits. Without one, the hash of the first download is kept
+            beside it and asked for from then on.
+        page: where a person finds the weights.
+        source_format: the implementation that wrote them, one of ``ffn.zoo.remap.SOURCES``; None
+            if they are ours.
+        protocol: how the metrics were measured, as "3 crops x 10 clips"; by default one of each.
         size: of the weights, in bytes.
         source: where the weights come from.
         licence: of the weights, as an SPDX name.
@@ -64,6 +69,9 @@ class WeightRecord:
     file: str | None = None
     url: str | None = None
     sha256: str | None = None
+    page: str | None = None
+    source_format: str | None = None
+    protocol: str | None = None
     size: int | None = None
     source: str = ""
     licence: str = ""

@@ -16,6 +16,13 @@ from ffn.zoo.load import load_tensors
 from ffn.zoo.records import WeightsError
 
 _WRAPPERS = ("state_dict", "model_state", "model")
+_SCALAR = np.float64(0).__reduce__()[0]  # numpy's own constructor of scalars, wherever it lives
+_NUMPY_SCALARS = [
+    (_SCALAR, "numpy.core.multiarray.scalar"),
+    _SCALAR,
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in ("f4", "f8", "i4", "i8", "?")),
+]
 
 
 def read_foreign(path: Path) -> dict[str, Tensor]:
@@ -32,7 +39,8 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"no file {path}")
     if path.suffix == ".pkl":
         return _read_caffe2(path)
-    content = load_tensors(path)
+    with torch.serialization.safe_globals(_NUMPY_SCALARS):  # accuracies among the tensors
+        content = load_tensors(path)
     state = content
     if isinstance(content, dict):
         state = next((content[key] for key in _WRAPPERS if key in content), content)
@@ -73,7 +81,7 @@ class _ArraysOnly(pickle.Unpickler):
             if name == "_reconstruct":
                 return _empty_array
             if name == "scalar":
-                return np._core.multiarray.scalar if hasattr(np, "_core") else _no_scalar
+                return _SCALAR
         if module == "numpy" and name in ("ndarray", "dtype"):
             return getattr(np, name)
         raise pickle.UnpicklingError(
@@ -94,10 +102,6 @@ def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
     if kind is not np.ndarray or tuple(shape) != (0,):
         raise pickle.UnpicklingError(f"it builds {kind!r} of shape {shape}, not an array")
     return np.empty(0, dtype=np.int8)
-
-
-def _no_scalar(*args: Any) -> Any:
-    raise pickle.UnpicklingError("it holds numpy scalars, which this numpy cannot read safely")
 
 
 def _is_state(state: Any) -> bool:
