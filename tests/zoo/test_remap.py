@@ -5,6 +5,8 @@ That the numbers come out right is shown in test_parity.py; here is what happens
 
 from __future__ import annotations
 
+import re
+
 import parity
 import pytest
 import torch
@@ -207,3 +209,48 @@ def test_what_is_no_state_dict_is_named(tmp_path):
         read_foreign(path)
     torch.save({"module.a": torch.ones(1)}, path)
     assert read_foreign(path).keys() == {"a"}
+
+
+class Payload:
+    """Writes a file when it is unpickled."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return (open, (str(self.path), "w"))
+
+
+FAULTS = {
+    "cut short": "is damaged, cut off, or no torch file",
+    "wrong shape": r"net\.conv1\.weight is \(64, 3, 5, 5\), the model's \(64, 3, 7, 7\)",
+    "extra key": "net.layer5.weight is unknown to the model",
+    "wrong family": "another model",
+    "malicious": "could run any code and are never loaded here",
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_bad_checkpoint_is_refused_and_nothing_written(fault, plain, tmp_path, capsys):
+    state, more = dict(plain), {}
+    if fault == "wrong shape":
+        state["base_model.conv1.weight"] = torch.zeros(64, 3, 5, 5)
+    elif fault == "extra key":
+        state["base_model.layer5.weight"] = torch.zeros(1)
+    elif fault == "wrong family":
+        tea = create_model("tea_r50", num_classes=5).state_dict()
+        state = {parity.tea_name(k, flexible=False): v for k, v in tea.items()}
+    elif fault == "malicious":
+        more = {"optimizer": Payload(tmp_path / "ran")}
+    source = pth(tmp_path / "ckpt.pth", state, **more)
+    if fault == "cut short":
+        data = source.read_bytes()
+        source.write_bytes(data[: len(data) // 2])
+    (tmp_path / "ran").unlink(missing_ok=True)
+    before = set(tmp_path.iterdir())
+
+    status = main([str(source), str(tmp_path / "out.safetensors"), "--model", "tsm_r18"])
+
+    assert status == 2
+    assert re.search(FAULTS[fault], capsys.readouterr().err)
+    assert set(tmp_path.iterdir()) == before
