@@ -111,13 +111,18 @@ def _parser() -> argparse.ArgumentParser:
 
 def _setting(text: str) -> tuple[str, object]:
     """``crop=256`` or ``mean=0.45,0.45,0.45`` as key and value."""
-    key, equals, value = text.partition("=")
-    if not key or not equals or not value:
-        raise argparse.ArgumentTypeError(f"{text!r} is not KEY=VALUE")
+    key, _, value = text.partition("=")
+    kinds = {"crop": int, "resize": int, "mean": _three, "std": _three, "colour": str}
+    kinds["sampling"] = str
     try:
-        numbers = [float(part) for part in value.split(",")]
-    except ValueError:
-        return key, value
-    if len(numbers) > 1:
-        return key, numbers
-    return key, int(numbers[0]) if numbers[0].is_integer() else numbers[0]
+        return key, kinds[key](value)
+    except (KeyError, ValueError):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is no setting; as crop=256 resize=256 mean=0.45,0.45,0.45 "
+            "std=0.225,0.225,0.225 colour=bgr sampling=dense"
+        ) from None
+
+
+def _three(text: str) -> list[float]:
+    first, second, third = map(float, text.split(","))
+    return [first, second, third]

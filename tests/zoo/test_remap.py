@@ -254,3 +254,23 @@ def test_a_bad_checkpoint_is_refused_and_nothing_written(fault, plain, tmp_path,
     assert status == 2
     assert re.search(FAULTS[fault], capsys.readouterr().err)
     assert set(tmp_path.iterdir()) == before
+
+
+@pytest.mark.parametrize("setting", ["crop=a", "crop", "size=3", "mean=1,2", "colour="])
+def test_a_wrong_preprocessing_is_refused(setting, plain, tmp_path, capsys):
+    command = [str(pth(tmp_path / "ckpt.pth", plain)), str(tmp_path / "out.safetensors")]
+    try:
+        status = main([*command, "--model", "tsm_r18", "--preprocessing", setting])
+    except SystemExit as stop:
+        status = stop.code
+    assert status == 2
+    assert re.search("is no setting|expected 'rgb' or 'bgr'", capsys.readouterr().err)
+    assert not (tmp_path / "out.safetensors").exists()
+
+
+def test_a_preprocessing_travels_into_the_record(plain, tmp_path):
+    source, out = str(pth(tmp_path / "ckpt.pth", plain)), tmp_path / "out.safetensors"
+    settings = ["crop=112", "resize=128", "colour=bgr", "std=1,2,3.5"]
+    assert main([source, str(out), "--model", "tsm_r18", "--preprocessing", *settings]) == 0
+    found = load_with_record(out)[1].preprocessing
+    assert (found["crop"], found["colour"], found["std"]) == (112, "bgr", [1, 2, 3.5])
