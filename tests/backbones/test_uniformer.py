@@ -1,0 +1,94 @@
+"""UniFormer: the split attention written out by hand, sizes that fit, how it starts."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ffn import backbones
+from ffn.backbones.uniformer import Attention, SplitBlock, UniFormer
+
+
+def attention(layer: Attention, tokens: Tensor) -> Tensor:
+    """Self-attention of one sequence (N, C), head by head."""
+    size = tokens.shape[1] // layer.heads
+    q, k, v = layer.qkv(tokens).split(tokens.shape[1], dim=1)
+    heads = []
+    for head in range(layer.heads):
+        part = slice(head * size, (head + 1) * size)
+        weights = (q[:, part] @ k[:, part].T / size**0.5).softmax(1)
+        heads.append(weights @ v[:, part])
+    return layer.proj(torch.cat(heads, 1))
+
+
+@torch.no_grad()
+def test_attention_head_by_head() -> None:
+    torch.manual_seed(0)
+    layer, tokens = Attention(12, 3), torch.randn(2, 5, 12)
+    expected = torch.stack([attention(layer, one) for one in tokens])
+    torch.testing.assert_close(layer(tokens), expected)
+
+
+@torch.no_grad()
+def test_split_block_place_by_place_and_frame_by_frame() -> None:
+    torch.manual_seed(0)
+    block = SplitBlock(8, 2).eval()
+    clip = torch.randn(2, 8, 3, 2, 2)  # (B, C, T, H, W)
+    x = clip + block.pos_embed(clip)
+
+    expected = torch.empty_like(x)
+    for item in range(2):
+        timed = torch.empty(3, 4, 8)  # frame, place, channel
+        for place in range(4):
+            tokens = x[item].flatten(2)[:, :, place].T  # (T, C)
+            timed[:, place] = tokens + attention(block.t_attn, block.t_norm(tokens))
+        for frame in range(3):
+            tokens = x[item, :, frame].flatten(1).T  # (H * W, C), without what time gave
+            tokens = tokens + attention(block.attn, block.norm1(timed[frame]))
+            tokens = tokens + block.mlp(block.norm2(tokens))
+            expected[item, :, frame] = tokens.T.unflatten(1, (2, 2))
+
+    torch.testing.assert_close(block(clip), expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("name", "sides", "fitting"),
+    [
+        ("uniformer_s", (224, 100), "224 x 96"),
+        ("uniformer_s", (16, 16), "32 x 32"),
+        ("uniformer_tiny", (20, 24), "16 x 24"),
+    ],
+)
+def test_sizes_that_do_not_fit_say_which_do(
+    name: str, sides: tuple[int, int], fitting: str
+) -> None:
+    model = backbones.build(name, num_classes=3)
+    with pytest.raises(ValueError, match=rf"clip is {sides[0]} x {sides[1]} px; .* as {fitting}"):
+        model(torch.zeros(1, 3, 2, *sides))
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("sides", [(16, 16), (24, 40)])
+def test_sizes_that_fit_run(sides: tuple[int, int]) -> None:
+    model = backbones.build("uniformer_tiny", num_classes=3).eval()
+    assert model(torch.zeros(1, 3, 3, *sides)).shape == (1, 3)
+
+
+def test_heads_that_do_not_divide() -> None:
+    with pytest.raises(ValueError, match="head_dim is 48; it must divide 320 and 512"):
+        UniFormer(3, head_dim=48)
+
+
+def test_drop_path_rises_over_the_blocks() -> None:
+    model = UniFormer(3, (1, 1, 2, 1), dims=(8, 8, 16, 16), head_dim=8, drop_path=0.4)
+    rates = [block.drop_path.drop_prob for stage in model.blocks for block in stage]
+    assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
+
+
+@torch.no_grad()
+def test_attention_over_time_starts_as_none() -> None:
+    model = UniFormer(3, (1, 1, 1, 1), dims=(8, 8, 16, 16), head_dim=8, patch=2, split=True).eval()
+    block = model.blocks[2][0]
+    tokens = torch.randn(1, 4, 16)
+    assert torch.equal(block.t_attn(tokens), torch.zeros_like(tokens))
