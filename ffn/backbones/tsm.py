@@ -108,13 +108,10 @@ def tsm_of(
         shift_every: see :class:`TSM`.
         kwargs: further arguments of ``timm.create_model``.
     """
+    if drop_path:  # not every network of timm takes it
+        kwargs["drop_path_rate"] = drop_path
     net = timm.create_model(
-        timm_name,
-        pretrained=pretrained,
-        num_classes=num_classes,
-        drop_rate=dropout,
-        drop_path_rate=drop_path,
-        **kwargs,
+        timm_name, pretrained=pretrained, num_classes=num_classes, drop_rate=dropout, **kwargs
     )
     return _tsm(net, shift_every)
 
