@@ -74,6 +74,7 @@ def test_every_tool_that_is_named_exists() -> None:
     ("label", "run"),
     [
         ("**4, 8 and 16: one network**", "flexible"),
+        ("the same, `task.small_views=mixed`", "mixed"),
         ("4 alone", "plain_4"),
         ("8 alone", "plain_8"),
         ("16 alone", "plain_16"),
