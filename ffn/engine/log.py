@@ -13,7 +13,7 @@ import secrets
 import time
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.progress import (
@@ -34,6 +34,8 @@ class RunLog:
     Args:
         folder: the run's folder.
         world: the processes; all but the main one get a log that does nothing.
+        first_step: optimiser steps that are done; what ``log.jsonl`` holds of later ones is
+            dropped, because a continued run makes and writes them again.
         total_steps: optimiser steps of the run, for the progress bar.
         wandb_mode: "auto", "online", "offline" or "disabled".
         project: wandb project.
@@ -45,6 +47,7 @@ class RunLog:
         folder: Path,
         world: World,
         *,
+        first_step: int,
         total_steps: int,
         wandb_mode: str,
         project: str,
@@ -53,7 +56,7 @@ class RunLog:
         self.active = world.is_main
         logging.getLogger().setLevel(logging.INFO if self.active else logging.WARNING)
         self.console = Console(quiet=not self.active, highlight=False, soft_wrap=True)
-        self._file = (folder / "log.jsonl").open("a") if self.active else None
+        self._file = _open_lines(folder / "log.jsonl", first_step) if self.active else None
         self._wandb = _start_wandb(folder, wandb_mode, project, config) if self.active else None
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -101,6 +104,24 @@ class RunLog:
             self._file.flush()
         if self._wandb is not None:
             self._wandb.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
+
+
+def _open_lines(path: Path, first_step: int) -> TextIO:
+    if first_step and path.is_file():
+        lines = path.read_text().splitlines()
+        kept = [line for line in lines if _is_done(line, first_step)]
+        if len(kept) < len(lines):
+            part = path.with_name(f".{path.name}.{os.getpid()}.part")
+            part.write_text("".join(f"{line}\n" for line in kept))
+            os.replace(part, path)
+    return path.open("a")
+
+
+def _is_done(line: str, first_step: int) -> bool:
+    try:
+        return json.loads(line)["step"] <= first_step
+    except json.JSONDecodeError:  # cut off when the process died
+        return False
 
 
 def _start_wandb(folder: Path, mode: str, project: str, config: dict[str, Any]) -> Any:

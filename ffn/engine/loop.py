@@ -103,6 +103,7 @@ class Trainer:
         with RunLog(
             self.folder,
             self.world,
+            first_step=self.step,
             total_steps=total,
             wandb_mode="disabled" if done else self.config.log.wandb.value,
             project=self.config.log.project,
