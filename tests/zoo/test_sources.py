@@ -21,6 +21,7 @@ from torch import Tensor
 from ffn import load
 from ffn.backbones import slowfast
 from ffn.cli.convert_checkpoint import main
+from ffn.layers import ShiftConv2d
 from ffn.zoo import WeightsError, create_model
 from ffn.zoo.remap import detect_source, from_foreign, preprocessing_of, read_foreign, rename
 
@@ -68,6 +69,46 @@ def mmaction2_slowfast_name(ours: str) -> str:
     )
 
 
+def mobilenet_place(ours: str) -> tuple[int, int, int, str] | None:
+    """Stage, block and, in the order they run, layer of an entry of a timm MobileNetV2's block."""
+    match = re.fullmatch(r"net\.blocks\.(\d)\.(\d)\.(\w+)\.(\w+)", ours)
+    if match is None:
+        return None
+    order = ["conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3"]
+    order = ["conv_dw", "bn1", "conv_pw", "bn2"] if match[1] == "0" else order
+    return int(match[1]), int(match[2]), order.index(match[3]), match[4]
+
+
+def tsm_mobilenet_name(ours: str) -> str:
+    """TSM's repository: a flat list of 19 features; TemporalShift wraps conv.0 where x is added."""
+    ends = {"conv_stem": "features.0.0", "bn1": "features.0.1", "conv_head": "features.18.0"}
+    ends |= {"bn2": "features.18.1"}
+    place = mobilenet_place(ours)
+    if place is None:
+        name, leaf = ours.removeprefix("net.").rsplit(".", 1)
+        return f"new_fc.{leaf}" if name == "classifier" else f"base_model.{ends[name]}.{leaf}"
+    stage, block, layer, leaf = place
+    feature = 1 + sum((1, 2, 3, 4, 3, 3, 1)[:stage]) + block
+    theirs = [0, 1, 3, 4, 6, 7][layer]  # ReLU6 stands at 2 and 5
+    wrapped = ".net" if theirs == 0 and block > 0 else ""
+    return f"base_model.features.{feature}.conv.{theirs}{wrapped}.{leaf}"
+
+
+def mmaction2_mobilenet_name(ours: str) -> str:
+    """MMAction2: seven layers of ConvModules; TemporalShift wraps a whole ConvModule."""
+    ends = {"conv_stem": "backbone.conv1.conv", "bn1": "backbone.conv1.bn"}
+    ends |= {"conv_head": "backbone.conv2.conv", "bn2": "backbone.conv2.bn"}
+    ends |= {"classifier": "cls_head.fc_cls"}
+    place = mobilenet_place(ours)
+    if place is None:
+        name, leaf = ours.removeprefix("net.").rsplit(".", 1)
+        return f"{ends[name]}.{leaf}"
+    stage, block, layer, leaf = place
+    wrapped = ".net" if layer < 2 and block > 0 else ""
+    kind = ("conv", "bn")[layer % 2]
+    return f"backbone.layer{stage + 1}.{block}.conv.{layer // 2}{wrapped}.{kind}.{leaf}"
+
+
 def caffe2_name(ours: str) -> str | None:
     """The blob of an entry; Caffe2 counts no batches."""
     name = parity.slowfast_name(ours)
@@ -96,6 +137,8 @@ def caffe2_name(ours: str) -> str | None:
 CASES: dict[str, tuple[str, str, Callable[[str], str | None]]] = {
     "TSM's repository": ("tsm", "tsm_r18", tsm_name),
     "MMAction2's TSM": ("mmaction2", "tsm_r18", mmaction2_tsm_name),
+    "TSM's MobileNetV2": ("tsm", "tsm_mobilenetv2", tsm_mobilenet_name),
+    "MMAction2's MobileNetV2": ("mmaction2", "tsm_mobilenetv2", mmaction2_mobilenet_name),
     "MMAction2's SlowFast": ("mmaction2", "slowfast_r50_8x8_mmaction2", mmaction2_slowfast_name),
     "PySlowFast": ("pyslowfast", "slowfast_r50", parity.slowfast_name),
     "PySlowFast, R101": ("pyslowfast", "slowfast_r101", parity.slowfast_name),
@@ -130,6 +173,10 @@ LITERAL = {
     ("mmaction2", "backbone.layer2.0.conv1.conv.net.weight"): "net.layer2.0.conv1.weight",
     ("tsm", "base_model.layer1.0.conv1.net.weight"): "net.layer1.0.conv1.weight",
     ("tsm", "new_fc.bias"): "net.fc.bias",
+    ("tsm", "base_model.features.3.conv.0.net.weight"): "net.blocks.1.1.conv_pw.weight",
+    ("mmaction2", "backbone.layer2.1.conv.0.net.bn.bias"): "net.blocks.1.1.bn1.bias",
+    ("image", "features.2.conv.0.0.weight"): "net.blocks.1.0.conv_pw.weight",
+    ("image", "features.1.conv.0.0.weight"): "net.blocks.0.0.conv_dw.weight",
     ("uniformer", "blocks4.2.mlp.fc1.bias"): "blocks.3.2.mlp.fc1.bias",
 }
 
@@ -222,6 +269,23 @@ def test_image_weights_of_torchvision_start_a_tsm() -> None:
     assert torch.equal(state["net.bn1.8.running_var"], image["bn1.running_var"])
 
 
+def test_torchvision_s_mobilenet_gives_its_outputs() -> None:
+    image = torchvision.models.mobilenet_v2(num_classes=7).eval()
+    for module in image.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.uniform_(-0.1, 0.1)
+            module.running_var.uniform_(0.5, 1.5)
+    assert detect_source(image.state_dict()) == "image"
+
+    network = from_foreign(image.state_dict(), model="tsm_mobilenetv2").model.eval()
+    for module in network.modules():
+        if isinstance(module, ShiftConv2d):
+            module.divisor = 10**6  # shifts no channel
+
+    frame = torch.randn(2, 3, 64, 64)
+    torch.testing.assert_close(network(frame[:, :, None]), image(frame), rtol=1e-4, atol=1e-5)
+
+
 def test_image_weights_of_a_res2net_start_a_tea_if_asked() -> None:
     with torch.device("meta"):
         shapes = timm.create_model("res2net50_26w_4s", num_classes=9).state_dict()
@@ -254,6 +318,19 @@ def test_image_weights_of_uniformer_are_inflated_to_the_same_features() -> None:
     for key, length in shapes.items():
         (value,) = rename({key: torch.randn(4, 2, 3, 3)}, "uniformer").values()
         assert value.shape == (4, 2, length, 3, 3)
+
+
+@pytest.mark.parametrize("name", [tsm_mobilenet_name, mmaction2_mobilenet_name])
+def test_shifts_of_a_mobilenet_are_compared(name: Callable[[str], str]) -> None:
+    theirs = {name(k): v for k, v in numbered("tsm_mobilenetv2").items()}
+    assert from_foreign(theirs, model="tsm_mobilenetv2").match.share == 1
+
+    fewer = {
+        re.sub(r"(features.17|layer6.2)(.*)\.net\.", r"\1\2.", k): v for k, v in theirs.items()
+    }
+    fewer = {re.sub(r"(features.16)(.*)\.net\.", r"\1\2.", k): v for k, v in fewer.items()}
+    with pytest.raises(WeightsError, match="shifts 9 convolutions, the model 10"):
+        from_foreign(fewer, model="tsm_mobilenetv2")
 
 
 def test_a_tsm_that_shifts_elsewhere_is_refused() -> None:

@@ -26,8 +26,11 @@ def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
     return all(any(re.match(pattern, key) for key in state) for pattern in patterns)
 
 
+_SHIFTED = r".*\.(conv1|conv\.0)\.net\."  # in TSM's repository, the convolution of a TemporalShift
+
+
 def _is_ffn_pytorch(state: Mapping[str, Tensor]) -> bool:
-    plain = _has(state, r"base_model\.", r"new_fc\.") and not _has(state, r".*\.conv1\.net\.")
+    plain = _has(state, r"base_model\.", r"new_fc\.") and not _has(state, _SHIFTED)
     return plain or (is_flexible(state) and _has(state, r"base_model\.|s1\.|patch_embed"))
 
 
@@ -38,11 +41,13 @@ def _is_pyslowfast(state: Mapping[str, Tensor]) -> bool:
 # What their checkpoints look like. A checkpoint that fits several belongs to the first.
 SOURCES: dict[str, Callable[[Mapping[str, Tensor]], bool]] = {
     "ffn-pytorch": _is_ffn_pytorch,
-    "tsm": lambda state: _has(state, r"base_model\.", r".*\.conv1\.net\."),
+    "tsm": lambda state: _has(state, r"base_model\.", _SHIFTED),
     "pyslowfast": _is_pyslowfast,
     "uniformer": lambda state: _has(state, r"patch_embed1\.", r"blocks1\."),
     "mmaction2": lambda state: _has(state, r"backbone\.", r"cls_head\."),
-    "image": lambda state: _has(state, r"(conv1|stem|conv_stem)\.", r"(fc|classifier|head)\."),
+    "image": lambda state: _has(
+        state, r"(conv1|stem|conv_stem|features\.0)\.", r"(fc|classifier|head)\."
+    ),
 }
 
 
@@ -110,7 +115,6 @@ class Converted:
         source: what wrote the checkpoint.
         num_classes: of its classifier.
         trained_frames: its counts, ascending; None for a plain network.
-        alter: where its features are altered, as :func:`ffn.convert` takes it.
         match: what came from the checkpoint.
         preprocessing: see :func:`preprocessing_of`.
     """
@@ -184,7 +188,7 @@ def _check_shifts(state: Mapping[str, Tensor], source: str, network: nn.Module) 
     """
     if not isinstance(network, TSM):
         return
-    shifted = {key: state[key] for key in state if re.search(r"\.net\.weight$", key)}
+    shifted = {key: state[key] for key in state if re.search(r"\.net\.(conv\.)?weight$", key)}
     there = {key.removesuffix(".weight") for key in rename(shifted, source)}
     here = set(network.shifted)
     if there and there != here:

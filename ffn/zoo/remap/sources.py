@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 
 from torch import Tensor
 
+from ffn.zoo.remap.mobilenet import is_mobilenetv2, mobilenetv2
+
 State = dict[str, Tensor]
 Rules = Iterable[tuple[str, str | Callable[[re.Match[str]], str]]]
 
@@ -58,7 +60,12 @@ def ffn_pytorch(state: Mapping[str, Tensor], trained_frames: tuple[int, ...] | N
 
 
 def tsm(state: Mapping[str, Tensor]) -> State:
-    """TSM's own repository (ResNets): a shifted convolution is called ``conv1.net`` there."""
+    """TSM's own repository: a shifted convolution is called ``conv1.net`` there.
+
+    ResNets; MobileNetV2 see :func:`~ffn.zoo.remap.mobilenet.mobilenetv2`.
+    """
+    if is_mobilenetv2(state):
+        return _mobilenetv2(state)
     return _rename(state, [*_TWO_D, (r"\.conv1\.net\.", ".conv1.")])
 
 
@@ -145,7 +152,7 @@ def uniformer(state: Mapping[str, Tensor]) -> State:
 
 
 def mmaction2(state: Mapping[str, Tensor]) -> State:
-    """MMAction2's TSM (ResNets) and SlowFast.
+    """MMAction2's TSM (ResNets, MobileNetV2) and SlowFast.
 
     ==============================================  ===================================
     ``backbone.layer1.0.conv1.conv.net.weight``     ``net.layer1.0.conv1.weight``
@@ -155,6 +162,8 @@ def mmaction2(state: Mapping[str, Tensor]) -> State:
     ``cls_head.fc_cls.weight``                      ``net.fc.weight``, ``head.weight``
     ==============================================  ===================================
     """
+    if is_mobilenetv2(state):
+        return _mobilenetv2(state)
     two_pathways = any(key.startswith("backbone.slow_path.") for key in state)
     head = "head." if two_pathways else "net.fc."
     pathways = [
@@ -184,7 +193,11 @@ def mmaction2(state: Mapping[str, Tensor]) -> State:
 
 
 def image(state: Mapping[str, Tensor]) -> State:
-    """Image networks of torchvision's ResNets and of timm, for a network that runs per frame."""
+    """Image networks for a network that runs per frame: timm's, and torchvision's where the names
+    are timm's (ResNets) or known (MobileNetV2).
+    """
+    if is_mobilenetv2(state):
+        return _mobilenetv2(state)
     return {f"net.{key}": value for key, value in state.items()}
 
 
@@ -201,6 +214,11 @@ _TWO_D: list = [
     (r"\.bns_(\d+)\.(\d+)\.", r".bns.\2_\1."),
     (r"\.adaconv_", ".conv1.site_"),
 ]
+
+
+def _mobilenetv2(state: Mapping[str, Tensor]) -> State:
+    names = mobilenetv2(state)
+    return {names[key]: value for key, value in state.items()}
 
 
 def _rename(state: Mapping[str, Tensor], rules: Rules) -> State:
