@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured = describe_run(device)
         else:
             device = _device(given.device)
+            given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
             measured = describe_run(device)
             measured |= {"precision": given.precision, "memory": MEMORY[device.type]}
         comparisons = given.measure(given, device)
@@ -114,11 +115,17 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_network_options(train: argparse.ArgumentParser, infer: argparse.ArgumentParser) -> None:
-    for command, batch_size in ((train, 8), (infer, 1)):
+    train.add_argument(
+        "--batch-size",
+        type=_positive,
+        metavar="B",
+        help="videos; without it, 8 on a GPU and 2 on a CPU, whose memory others need too",
+    )
+    infer.add_argument("--batch-size", type=_positive, default=1, metavar="B", help="videos")
+    for command in (train, infer):
         option = command.add_argument
         option("--model", default="tsm_r50", help="a name of the zoo")
         option("--num-classes", type=_positive, default=174, metavar="K", help="classes")
-        option("--batch-size", type=_positive, default=batch_size, metavar="B", help="videos")
         option("--size", type=_positive, default=224, metavar="PX", help="side of a frame")
         option("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="arithmetic")
         option("--device", help="cpu, cuda, cuda:1, ...; without it, cuda if there is one")

@@ -54,6 +54,14 @@ def test_training_compares_views_together_in_sequence_and_plain(
     assert f"torch: {torch.__version__}" in screen
 
 
+def test_training_on_a_cpu_takes_two_videos_unless_told(tmp_path: Path) -> None:
+    small = ["--model", "tsm_tiny", "--device", "cpu", "--size", "32", "--frames", "2", "4"]
+
+    written = measure(tmp_path / "train.json", "train", *small, "--rounds", "1")
+
+    assert written["options"]["batch_size"] == 2
+
+
 def test_views_in_sequence_hold_the_activations_of_one_view(tmp_path: Path) -> None:
     """Activations dominate here: 7 + 8 frames together, at most 8 in sequence."""
     arguments = ["train", *TINY, "--frames", "7", "8", "--size", "64", "--rounds", "1"]
