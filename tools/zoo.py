@@ -1,4 +1,4 @@
-"""List the zoo's weights: ``tools/zoo.py [PATTERN] [--write]``; see ``--help``."""
+"""List the zoo's weights or models: ``tools/zoo.py [PATTERN] [--models]``; see ``--help``."""
 
 from ffn.cli.zoo import main
 

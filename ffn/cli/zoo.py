@@ -1,8 +1,9 @@
-"""``tools/zoo.py``: what the zoo holds, as a table; ``--write`` makes ``model_zoo/README.md``."""
+"""``tools/zoo.py``: weights and models as tables; ``--write`` makes ``model_zoo/README.md``."""
 
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,17 +23,33 @@ the hash of your first download is kept beside it and asked for from then on.
 ## Weights
 
 """
+MODELS = """## Models
+
+Parameters, and multiply-accumulates of one clip in billions, with 174 classes at 224 px; for
+SlowFast these are the frames of the fast pathway. `flexible` is what three trained counts add to the
+file. `tools/zoo.py --models PATTERN --frames 4 8 --side 256 --classes 400` counts others,
+`tsm.<timm name>` too.
+
+"""
+FRAMES = (4, 8, 16, 32, 64)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or write the page; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="zoo.py", description="List the weights of the zoo, with what they reach."
+        prog="zoo.py", description="List weights and what they reach, or models and their cost."
     )
     parser.add_argument("pattern", nargs="?", default="*", help="names to list, as '*sthv1*'")
+    parser.add_argument("--models", action="store_true", help="list models in place of weights")
+    parser.add_argument(
+        "--frames", nargs="+", type=int, default=FRAMES, help="frames of a clip (4 8 16 32 64)"
+    )
+    parser.add_argument("--side", type=int, default=224, help="side of a clip in px (224)")
+    parser.add_argument("--classes", type=int, default=174, help="classes of a model (174)")
     parser.add_argument("--write", action="store_true", help="write model_zoo/README.md anew")
     given = parser.parse_args(arguments)
 
+    from ffn.zoo.create import list_models
     from ffn.zoo.records import list_weights, zoo_folder
 
     if given.write:
@@ -40,15 +57,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
         path.write_text(page(zoo_folder().parent), encoding="utf-8")
         print(path)
         return 0
-    print(weights_table(list_weights(given.pattern)), end="")
+    if not given.models:
+        print(weights_table(list_weights(given.pattern)), end="")
+        return 0
+    try:
+        names = list_models(given.pattern) or [given.pattern]
+        print(models_table(names, given.frames, given.side, given.classes), end="")
+    except ValueError as error:
+        print(f"zoo.py: {error}", file=sys.stderr)
+        return 2
     return 0
 
 
 def page(folder: Path) -> str:
     """The whole of ``model_zoo/README.md``, for the zoo in a folder."""
+    from ffn.zoo.create import list_models
     from ffn.zoo.records import list_weights
 
-    parts = [HEAD + weights_table(list_weights()), "## Results\n"]
+    models = MODELS + models_table(list_models())
+    parts = [HEAD + weights_table(list_weights()), models, "## Results\n"]
     for path in sorted((folder / "results").glob("*.md")):
         parts.append(path.read_text(encoding="utf-8"))
     return "\n".join(parts)
@@ -63,6 +90,42 @@ def weights_table(names: Sequence[str]) -> str:
         "|---|---|---|---|---|---|---|",
     ]
     return "\n".join([*lines, *(_line(find_record(name)) for name in names)]) + "\n"
+
+
+def models_table(
+    names: Sequence[str],
+    frames: Sequence[int] = FRAMES,
+    side: int = 224,
+    num_classes: int = 174,
+) -> str:
+    """One line of Markdown per model: parameters, what three trained counts add, GMACs per T.
+
+    Raises:
+        ValueError: no such model, or a size that a model does not take.
+    """
+    if min(frames) < 1 or side < 1:
+        raise ValueError(f"frames are {list(frames)} at {side} px; expected at least 1 of each")
+    head = " | ".join(f"{count} frames" for count in frames)
+    lines = [f"| model | parameters | flexible | {head} |", "|---" * (len(frames) + 3) + "|"]
+    return "\n".join([*lines, *(_costs(n, frames, side, num_classes) for n in names)]) + "\n"
+
+
+def _costs(name: str, frames: Sequence[int], side: int, num_classes: int) -> str:
+    import torch
+
+    from ffn.core import convert
+    from ffn.evaluation import count_macs, count_parameters
+    from ffn.zoo.create import create_model
+
+    with torch.device("meta"):  # shapes without numbers: nothing is computed
+        model = create_model(name, num_classes=num_classes)
+        gmacs = [
+            sum(count_macs(model, torch.empty(1, 3, count, side, side)).values()) / 1e9
+            for count in frames
+        ]
+    before, after = count_parameters(model), count_parameters(convert(model, (4, 8, 16)))
+    size, added = f"{before / 1e6:.2f} M", f"+{100 * (after / before - 1):.2f} %"
+    return f"| {' | '.join((f'`{name}`', size, added, *(f'{cost:.2f}' for cost in gmacs)))} |"
 
 
 def _line(record: WeightRecord) -> str:

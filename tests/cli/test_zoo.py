@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from ffn.cli.zoo import main, page, weights_table
+from ffn.cli.zoo import main, models_table, page, weights_table
+from ffn.zoo.create import list_models
 from ffn.zoo.records import find_record, list_weights
 
 FOLDER = Path(__file__).parents[2] / "model_zoo"
 
 
-def test_the_page_is_what_the_tool_writes() -> None:
-    assert (FOLDER / "README.md").read_text() == page(FOLDER), "run tools/zoo.py --write"
+def test_the_page_is_what_the_tool_writes(monkeypatch: pytest.MonkeyPatch) -> None:
+    written = (FOLDER / "README.md").read_text()
+    lines = re.findall(r"^\| `([^`.]+)` \| .+ M \|.+$", written, re.MULTILINE)
+    assert lines == list_models()
+
+    table = written[written.index("| model | parameters") : written.index("\n## Results")]
+    for name in ("tsm_r18", "slowfast_tiny", "uniformer_tiny"):
+        assert models_table([name]).splitlines()[2] in table.splitlines()
+    monkeypatch.setattr("ffn.cli.zoo.models_table", lambda names: table)  # all of them: below
+    assert written == page(FOLDER), "run tools/zoo.py --write"
+
+
+@pytest.mark.slow
+def test_the_page_has_the_cost_of_every_model() -> None:
+    assert models_table(list_models()) in (FOLDER / "README.md").read_text()
 
 
 def test_every_record_has_its_line() -> None:
@@ -36,3 +51,28 @@ def test_a_pattern_chooses(capsys: pytest.CaptureFixture[str]) -> None:
         "| `tsm_r50.sthv1_f4_8_16` | `tsm_r50`, frame-flexible | 174 | 4: 42.85, 8: 48.20"
         in printed
     )
+
+
+def test_models_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--models", "tsm_r50", "--frames", "4", "8"]) == 0
+    head, _, line = capsys.readouterr().out.splitlines()
+    assert head == "| model | parameters | flexible | 4 frames | 8 frames |"
+    assert line == "| `tsm_r50` | 23.86 M | +0.61 % | 16.35 | 32.70 |"  # as test_complexity.py
+
+    assert main(["--models", "tsm.resnet18", "--frames", "8", "--side", "256"]) == 0
+    assert "| `tsm.resnet18` | 11.27 M | +0.21 % | 18.95 |" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["tsm_r5"], 'no model "tsm_r5"; did you mean tsm_r50'),
+        (["tsm_tiny", "--frames", "0"], r"frames are [0] at 224 px; expected at least 1"),
+        (["uniformer_tiny", "--side", "220"], "takes multiples of 8 from 16 up"),
+    ],
+)
+def test_models_that_cannot_be_counted(
+    given: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--models", *given]) == 2
+    assert message in capsys.readouterr().err
