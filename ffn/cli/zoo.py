@@ -26,7 +26,7 @@ the hash of your first download is kept beside it and asked for from then on.
 MODELS = """## Models
 
 Parameters, and multiply-accumulates of one clip in billions, with 174 classes at 224 px; for
-SlowFast these are the frames of the fast pathway. `flexible` is what three trained counts add to the
+SlowFast these are frames of the fast pathway. `flexible` is what three trained counts add to the
 file. `tools/zoo.py --models PATTERN --frames 4 8 --side 256 --classes 400` counts others,
 `tsm.<timm name>` too.
 
