@@ -161,6 +161,9 @@ class Fusion(nn.Sequential):
 class SlowFast(nn.Module):
     """Slow and fast pathway over one clip of any length.
 
+    The classifier sees the mean of the whole map. PySlowFast's, on a map larger than in training,
+    averages the probabilities of all windows of training's size instead.
+
     Args:
         num_classes: K.
         depths: blocks per stage, of both pathways.

@@ -96,6 +96,29 @@ def test_logits_are_the_references(reference, case):
     assert parity.relative_error(logits, torch.tensor(case["logits"])) < 1e-5
 
 
+@pytest.mark.slow
+def test_windows_of_pyslowfasts_head_are_the_references():
+    """On a map larger than in training, PySlowFast classifies every window of training's size. We
+    classify the mean of the whole map; its windows are those of the reference."""
+    case = EXPECTED["slowfast"]["windows"]["slowfast_r50"]
+    model = load_reference.__wrapped__("slowfast_r50").eval()
+    maps = []
+    for pathway in (model.slow, model.fast):
+        pathway.stages[-1].register_forward_hook(lambda _, __, x: maps.append(x))
+    shape = (case["batch"], 3, case["frames"], case["crop"], case["crop"])
+
+    with torch.inference_mode():
+        logits = model(parity.clip(case["input_seed"], shape))
+        windows = [
+            F.avg_pool2d(x.mean(2), case["window"], stride=1).flatten(2).mT[0] for x in maps
+        ]  # (windows, C) of each pathway
+        found = model.head(torch.cat(windows, 1))
+
+    assert parity.relative_error(found, torch.tensor(case["logits"])) < 1e-5
+    spread = (found.max(0).values - found.min(0).values).max()
+    assert (logits - found).abs().max() < spread  # the whole map is like any of its windows
+
+
 def training_step(reference: str) -> tuple[FrameFlexible, dict[str, Tensor], dict[int, Tensor]]:
     """Forward and backward of the paper's loss, written out, in float64."""
     model = load_reference.__wrapped__(reference).double().train()
