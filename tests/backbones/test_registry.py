@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+from pathlib import Path
+
 import pytest
 import torch
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
+    apply_activation_checkpointing,
+)
 
 from ffn import backbones
-from ffn.core import WeightAlteration, convert, extract
+from ffn.core import PrivateModules, WeightAlteration, convert, extract
 
 LARGE = (
     "tsm_r101",
@@ -114,3 +121,87 @@ def test_every_model_converts_exactly_and_keeps_its_clips_apart(name: str) -> No
             assert not torch.equal(flexible(other)[1], logits[1])
 
     assert all(torch.equal(v, state[k]) for k, v in flexible.state_dict().items())
+
+
+BLOCKS = {  # what runs again in the backward: residual blocks of ours and of timm
+    "BasicBlock",
+    "Bottleneck",
+    "MotionBlock",
+    "LocalBlock",
+    "GlobalBlock",
+    "DepthwiseSeparableConv",
+    "InvertedResidual",
+}
+
+
+@functools.lru_cache(maxsize=1)
+def flexible_network(name: str) -> torch.nn.Module:
+    """A registered model at full width, trained at 2 and 4 frames, no two private parts alike."""
+    torch.manual_seed(0)
+    model = convert(backbones.build(name, num_classes=3, dropout=0.0), (2, 4), alter="all")
+    for module in model.modules():
+        if isinstance(module, torch.nn.modules.batchnorm._BatchNorm | torch.nn.LayerNorm):
+            torch.nn.init.uniform_(module.weight, 0.5, 1.5)  # no branch ends in weight 0
+            torch.nn.init.uniform_(module.bias, -0.1, 0.1)
+    return model.eval()
+
+
+def clip_of(frames: int, batch: int = 2) -> torch.Tensor:
+    shape = (batch, 3, frames, 32, 32)
+    return torch.randn(shape, generator=torch.Generator().manual_seed(frames))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", backbones.model_names())
+def test_every_model_learns_and_saves_memory_without_changing_gradients(name: str) -> None:
+    """The active count's parameters get a gradient, each other count's none; running every residual
+    block again in the backward changes none of them, though another count was active last."""
+    plain = copy.deepcopy(flexible_network(name)).double().train()
+    wrapped = copy.deepcopy(plain)
+    apply_activation_checkpointing(wrapped, check_fn=lambda m: type(m).__name__ in BLOCKS)
+    inner = next(m for m in wrapped.modules() if type(m).__name__ in BLOCKS)
+    runs: list[int] = []
+    inner.register_forward_pre_hook(lambda *_: runs.append(1))
+
+    for model in (plain, wrapped):
+        torch.stack([model(clip_of(t, 4).double()).square().sum() for t in (2, 4)]).sum().backward()
+
+    assert len(runs) == 4
+    for (key, expected), found in zip(plain.named_parameters(), wrapped.parameters(), strict=True):
+        assert expected.grad is not None, key
+        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-12, msg=key)
+
+    plain.zero_grad(set_to_none=True)
+    plain(clip_of(4, 4).double()).square().sum().backward()
+    others = {
+        id(parameter)
+        for module in plain.modules()
+        if isinstance(module, PrivateModules)
+        for parameter in module["2"].parameters()
+    }
+    assert others
+    for key, parameter in plain.named_parameters():
+        assert (parameter.grad is None) == (id(parameter) in others), key
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", backbones.model_names())
+@torch.no_grad()
+def test_every_model_saves_compiles_and_runs_in_bf16(name: str, tmp_path: Path) -> None:
+    flexible = flexible_network(name)
+    torch.save(flexible.state_dict(), tmp_path / "weights.pt")
+    loaded = convert(backbones.build(name, num_classes=3, dropout=0.0), (2, 4), alter="all").eval()
+    loaded.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True), strict=True)
+    small = extract(flexible, 4)
+    torch._dynamo.reset()
+    compiled = torch.compile(small, backend="eager", fullgraph=True)
+
+    for frames in (1, 4, 7):
+        clip = clip_of(frames)
+        assert torch.equal(loaded(clip), flexible(clip))
+        expected = small(clip)
+        torch.testing.assert_close(compiled(clip), expected, rtol=1e-6, atol=1e-6)
+        with torch.autocast("cpu", torch.bfloat16):
+            rounded = small(clip).float()
+        assert torch.isfinite(rounded).all()
+        assert (rounded - expected).norm() < 0.1 * expected.norm()
