@@ -88,6 +88,17 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
     return target
 
 
+def forget(path: Path) -> Path:
+    """Put a download aside that turned out to be useless, with the hash that was kept of it.
+
+    Returns:
+        Where it lies now; the next :func:`download` fetches it anew.
+    """
+    with FileLock(f"{path}.lock"):
+        path.with_name(f"{path.name}.sha256").unlink(missing_ok=True)
+        return _reject(path)
+
+
 def sha256_of(path: Path) -> str:
     """The sha256 of a file, 64 hex digits."""
     digest = hashlib.sha256()

@@ -7,7 +7,6 @@ Everything is read without executing pickles, ours or anybody's: torch's ``weigh
 from __future__ import annotations
 
 import os
-import pickle
 import tempfile
 from collections.abc import Mapping
 from dataclasses import fields, replace
@@ -22,9 +21,10 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, WeightAlteration, convert, extract
 from ffn.zoo.create import create_model
-from ffn.zoo.download import download, sha256_of
+from ffn.zoo.download import download, forget, sha256_of
 from ffn.zoo.match import Match, match_state
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
+from ffn.zoo.tensors import load_tensors
 
 CHECKPOINT_FORMAT = 1
 FOREIGN = (".pth", ".tar", ".pyth", ".ckpt", ".bin", ".pkl")
@@ -205,30 +205,6 @@ def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     return record, content["model"]
 
 
-def load_tensors(path: Path) -> Any:
-    """Read a torch file without executing pickles.
-
-    Raises:
-        WeightsError: it holds more than tensors and plain values, is damaged, or no torch file.
-    """
-    try:
-        return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        reason = str(error).strip().splitlines()[0]
-        raise WeightsError(
-            f"{path} is no torch file, or holds objects beside tensors and plain values, which "
-            f"could run any code and are never loaded here ({reason}). If you trust its origin, "
-            "save its tensors alone: torch.save({'state_dict': torch.load(path, weights_only=False)"
-            "['state_dict']}, new_path)."
-        ) from None
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise WeightsError(
-            f"{path} ({path.stat().st_size:,} bytes) is damaged, cut off, or no torch file: "
-            f"{reason}"
-        ) from None
-
-
 def _record_beside(path: Path) -> WeightRecord:
     beside = path.with_suffix(".yaml")
     if not beside.is_file():
@@ -266,9 +242,10 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
     try:
         state = read_foreign(path)
     except WeightsError as error:
+        aside = forget(path) if record.sha256 is None else path
         raise WeightsError(
-            f"{error} It came from {record.url}; if that is a page and not the file, download it "
-            f"by hand from {record.page} and use tools/convert_checkpoint.py."
+            f"{error} It came from {record.url} and lies in {aside}. Try again, or download it by "
+            f"hand from {record.page} and use tools/convert_checkpoint.py."
         ) from None
     return from_foreign(
         state,

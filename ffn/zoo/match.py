@@ -43,7 +43,14 @@ class Match:
         """Matched parameters (numbers, not entries) over those of the network, 0 to 1."""
         return self.matched_parameters / max(1, self.parameters)
 
-    def require(self, source: str, *, new_head: bool = False, enough: float | None = None) -> Match:
+    def require(
+        self,
+        source: str,
+        *,
+        new_head: bool = False,
+        enough: float | None = None,
+        remedy: str = "",
+    ) -> Match:
         """Refuse anything less than a full match, or than a share of the parameters.
 
         Counters of batches, which old versions of torch did not save, may always be missing.
@@ -53,6 +60,7 @@ class Match:
             new_head: a classifier of another size is left out, not refused.
             enough: the share of the network's parameters, 0 to 1, that must match; None for
                 everything, on both sides.
+            remedy: how to accept a small difference, for the message.
 
         Returns:
             This match.
@@ -75,7 +83,7 @@ class Match:
         if len(faults) > 4:
             text += f"; and {len(faults) - 4} more"
         few = min(self.share, len(self.state) / max(1, self.total)) < ENOUGH
-        hint = "Probably it belongs to another model." if few else ""
+        hint = "Probably it belongs to another model." if few else remedy
         raise WeightsError(f"{text}. {hint}".strip())
 
     def __str__(self) -> str:

@@ -281,10 +281,16 @@ def test_published_weights_start_a_plain_or_flexible_network_of_other_classes(pu
     assert match.share == 1
 
 
-def test_a_page_in_place_of_the_file_is_said(server, published):
-    server.content = b"<!DOCTYPE html><html>Virus scan warning</html>"
-    with pytest.raises(WeightsError, match=r"download it by hand from https://example\.org/page"):
+def test_a_page_in_place_of_the_file_is_said_and_forgotten(server, published, tmp_path):
+    checkpoint, page = server.content, b"<!DOCTYPE html><html>Virus scan warning</html>"
+    server.content = page
+    with pytest.raises(WeightsError, match=r"a web page.* by hand from https://example\.org/page"):
         load("tsm_r18.web_f4_8_16")
+    (aside,) = (tmp_path / "weights").glob("*.rejected")
+    assert aside.read_bytes() == page
+
+    server.content = checkpoint  # the page's hash is not the one to expect
+    assert load("tsm_r18.web_f4_8_16").trained_frames == (4, 8, 16)
 
 
 def test_pretrained_starts_from_the_published_weights(server, published, monkeypatch):

@@ -227,7 +227,7 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
     path.write_bytes(content[: len(content) // 2])
     with pytest.raises(WeightsError, match="damaged, cut off"):
         load(path)
-    for text in (b"", b"hello", b"<html>not found</html>"):
+    for text in (b"", b"hello", b"<b>not found</b>"):
         path.write_bytes(text)
         with pytest.raises(WeightsError, match="no torch file"):
             load(path)
@@ -258,7 +258,7 @@ def test_no_pickle_is_ever_executed(tmp_path, network, meta):
     with pytest.raises(WeightsError, match=r"never loaded here.*save its tensors alone"):
         load(path)
     path.write_bytes(pickle.dumps(Trap(trace), protocol=2))
-    with pytest.raises(WeightsError, match="no torch file"):
+    with pytest.raises(WeightsError, match="never loaded here"):
         load(path)
     assert not trace.exists()
 

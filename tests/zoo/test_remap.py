@@ -222,11 +222,13 @@ class Payload:
 
 
 FAULTS = {
-    "cut short": "is damaged, cut off, or no torch file",
-    "wrong shape": r"net\.conv1\.weight is \(64, 3, 5, 5\), the model's \(64, 3, 7, 7\)",
-    "extra key": "net.layer5.weight is unknown to the model",
+    "cut short": "is damaged, cut off, or no torch file; fetch or copy it again",
+    "wrong shape": r"net.conv1.weight is \(64, 3, 5, 5\), the model's \(64, 3, 7, 7\)\. --partial",
+    "extra key": r"net\.layer5\.weight is unknown to the model\. --partial",
     "wrong family": "another model",
-    "malicious": "could run any code and are never loaded here",
+    "malicious": r"asks for (_?io)\.open: .* could run any code and is never loaded here",
+    "not finite": r"1 of \d+ entries of the checkpoint hold NaN or infinity, as net.conv1",
+    "web page": "is a web page, not a checkpoint: .* Open it in a browser",
 }
 
 
@@ -242,10 +244,14 @@ def test_a_bad_checkpoint_is_refused_and_nothing_written(fault, plain, tmp_path,
         state = {parity.tea_name(k, flexible=False): v for k, v in tea.items()}
     elif fault == "malicious":
         more = {"optimizer": Payload(tmp_path / "ran")}
+    elif fault == "not finite":
+        state["base_model.conv1.weight"] = torch.full((64, 3, 7, 7), float("nan"))
     source = pth(tmp_path / "ckpt.pth", state, **more)
     if fault == "cut short":
         data = source.read_bytes()
         source.write_bytes(data[: len(data) // 2])
+    elif fault == "web page":
+        source.write_text("<!DOCTYPE html><html><title>Quota exceeded</title></html>")
     (tmp_path / "ran").unlink(missing_ok=True)
     before = set(tmp_path.iterdir())
 

@@ -21,6 +21,9 @@ from ffn.zoo.remap.sources import State, is_flexible
 _HEADS = ("net.fc.weight", "head.weight", "net.classifier.weight", "net.head.fc.weight")
 
 
+_PARTIAL = "--partial (min_match=0.95) takes what matches, starts the rest anew and names it."
+
+
 def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
     """Does every pattern match the start of some name?"""
     return all(any(re.match(pattern, key) for key in state) for pattern in patterns)
@@ -160,7 +163,8 @@ def from_foreign(
     head = next((ours[key] for key in _HEADS if key in ours), None)
     if head is None:
         raise WeightsError(
-            f"the checkpoint has no classifier; it is no complete network of {source}"
+            f"the checkpoint has no classifier: it is no complete network of {source}, or was "
+            "written by another program (without --from, that is detected)"
         )
     num_classes = num_classes or len(head)
 
@@ -173,12 +177,23 @@ def from_foreign(
         if flexible:
             network = convert(network, trained_frames)
         match = match_state(ours, network.state_dict())
-        match.require("the checkpoint", new_head=True, enough=min_match)
+        match.require("the checkpoint", new_head=True, enough=min_match, remedy=_PARTIAL)
+        _check_finite(match.state)
         network.load_state_dict(match.state, strict=False)
         if trained_frames is not None and not flexible:
             network = convert(network, trained_frames)
     known = preprocessing_of(source, state)
     return Converted(network, source, num_classes, trained_frames, match, known)
+
+
+def _check_finite(state: Mapping[str, Tensor]) -> None:
+    """Refuse weights of a training that diverged."""
+    broken = [key for key, value in state.items() if not torch.isfinite(value).all()]
+    if broken:
+        raise WeightsError(
+            f"{len(broken)} of {len(state)} entries of the checkpoint hold NaN or infinity, as "
+            f"{broken[0]}: its training had diverged, or the file is damaged; take another one"
+        )
 
 
 def _check_shifts(state: Mapping[str, Tensor], source: str, network: nn.Module) -> None:

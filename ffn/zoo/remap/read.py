@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffn.zoo.load import load_tensors
 from ffn.zoo.records import WeightsError
+from ffn.zoo.tensors import load_tensors, refuse_web_page
 
 _WRAPPERS = ("state_dict", "model_state", "model")
 _SCALAR = np.float64(0).__reduce__()[0]  # numpy's own constructor of scalars, wherever it lives
@@ -51,12 +51,15 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
 
 def _read_caffe2(path: Path) -> dict[str, Tensor]:
     """The ``blobs`` of a Caffe2 pickle: arrays of numbers by name, and nothing else."""
+    refuse_web_page(path)
     try:
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except pickle.UnpicklingError as error:
-        raise WeightsError(f"{path}: {error}") from None
+        raise WeightsError(f"{path} is no Caffe2 file, or no safe one: {error}") from None
     except Exception as error:  # a damaged pickle may fail in any way, and runs nothing here
-        raise WeightsError(f"{path} is damaged, cut off, or no pickle: {error}") from None
+        raise WeightsError(
+            f"{path} is damaged, cut off, or no pickle; fetch or copy it again ({error})"
+        ) from None
     blobs = content.get("blobs") if isinstance(content, dict) else None
     if not isinstance(blobs, dict):
         raise WeightsError(f"{path} holds no Caffe2 blobs, but {_describe(content)}")

@@ -1,0 +1,49 @@
+"""Torch files, read without executing what they hold."""
+
+from __future__ import annotations
+
+import pickle
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from ffn.zoo.records import WeightsError
+
+
+def load_tensors(path: Path) -> Any:
+    """Read a torch file without executing pickles.
+
+    Raises:
+        WeightsError: it holds more than tensors and plain values, is damaged, or no torch file.
+    """
+    refuse_web_page(path)
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:
+        asked = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
+        reason = f"asks for {asked[1]}" if asked else "is no torch file, or holds objects"
+        raise WeightsError(
+            f"{path} {reason}: beside tensors and plain values, what a file holds could run any "
+            "code and is never loaded here. If you trust its origin, save its tensors alone: "
+            "torch.save({'state_dict': torch.load(path, weights_only=False)['state_dict']}, "
+            "new_path)."
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
+        raise WeightsError(
+            f"{path} ({path.stat().st_size:,} bytes) is damaged, cut off, or no torch file; fetch "
+            f"or copy it again ({reason})"
+        ) from None
+
+
+def refuse_web_page(path: Path) -> None:
+    """Raise WeightsError for the page that a download link gave in place of a large file."""
+    with open(path, "rb") as file:
+        start = file.read(512).lstrip().lower()
+    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+        raise WeightsError(
+            f"{path} is a web page, not a checkpoint: the link leads to a page that asks or "
+            "explains something. Open it in a browser and save the file it offers."
+        )
