@@ -123,7 +123,8 @@ def describe_device(device: torch.device) -> str:
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             entries = (line.partition(":") for line in lines)
             name = next((value.strip() for key, _, value in entries if "model name" in key), name)
-    return f"{name}, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _wait(device: torch.device) -> None:

@@ -138,14 +138,16 @@ def load_predictions(path: str | Path) -> Predictions:
 def _table(sweep: Sweep) -> Table:
     """One network as a table for the screen."""
     height, width = sweep.crop
-    measured = sweep.measured
+    caption = (
+        f"{sweep.rows[0].videos} videos; accuracies in %; parameters of the sub-network,\n"
+        f"{sweep.params / 1e6:.2f} M in all"
+    )
+    if any(row.latency_ms is not None for row in sweep.rows):
+        precision, device = sweep.measured["precision"], escape(sweep.measured["device"])
+        caption += f"; median latency of one clip, {precision} on {device}"
     table = Table(
         title=f"{escape(sweep.name)}, {height} x {width} pixels",
-        caption=(
-            f"{sweep.rows[0].videos} videos; accuracies in %; parameters of the sub-network, "
-            f"{sweep.params / 1e6:.2f} M in all;\nmedian latency of one clip, "
-            f"{measured['precision']} on {escape(measured['device'])}"
-        ),
+        caption=caption,
     )
     header = "frames sub-net top-1 top-5 per-class GMACs M-params ms"
     for column in header.split():

@@ -144,8 +144,12 @@ def test_unknown_precision_is_an_error() -> None:
         measure_latency(plain(), torch.zeros(1, 3, 2, 8, 8), precision="half")
 
 
-def test_a_cpu_is_named_with_its_threads() -> None:
+@pytest.mark.parametrize(("threads", "named"), [(1, "1 thread"), (2, "2 threads")])
+def test_a_cpu_is_named_with_its_threads(
+    threads: int, named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
     name = describe_device(torch.device("cpu"))
 
-    assert name.endswith(f", {torch.get_num_threads()} threads")
+    assert name.endswith(f", {named}")
     assert not name.startswith(",")

@@ -208,6 +208,14 @@ def test_a_file_of_another_format_is_an_error(tmp_path: Path) -> None:
         load_table(tmp_path / "results.json")
 
 
+def test_the_screen_speaks_of_latency_only_where_it_was_measured(swept: Sweep) -> None:
+    for latency in (None, 1.5):
+        screen = io.StringIO()
+        rows = tuple(replace(row, latency_ms=latency) for row in swept.rows)
+        print_table([replace(swept, rows=rows)], Console(file=screen, width=120))
+        assert ("median latency of one clip" in screen.getvalue()) == (latency is not None)
+
+
 def test_the_screen_shows_every_row_and_the_failures(swept: Sweep) -> None:
     screen = io.StringIO()
 
