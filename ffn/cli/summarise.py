@@ -106,7 +106,9 @@ def summarise(seeds: Sequence[Any]) -> dict[str, Any]:
 def markdown(title: str, summary: dict[str, dict[str, Any]]) -> str:
     """One line per run, one column per frame count; bold where the run was trained."""
     frames = sorted({row["frames"] for run in summary.values() for row in run["rows"]})
-    lines = [f"{title}, mean ± standard deviation over seeds; bold: trained at that count.", ""]
+    several = any(run["seeds"] > 1 for run in summary.values())
+    spread = "mean ± standard deviation over seeds" if several else "one seed"
+    lines = [f"{title}, {spread}; bold: trained at that count.", ""]
     lines.append("| run | seeds | " + " | ".join(map(str, frames)) + " |")
     lines.append("|---" * (len(frames) + 2) + "|")
     for name, run in summary.items():

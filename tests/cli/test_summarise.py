@@ -47,8 +47,17 @@ def test_seeds_are_averaged_per_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     table = (tmp_path / "mean.md").read_text()
     assert "| plain | 2 | **52.0 ± 2.8** | 31.5 ± 2.1 |" in table
     assert "| other | 1 | **10.0** | 20.0 |" in table
+    assert "mean ± standard deviation over seeds; bold" in table
     assert table in capsys.readouterr().out
     assert (tmp_path / "mean.png").stat().st_size > 1000
+
+
+def test_one_seed_has_no_spread(tmp_path: Path) -> None:
+    save_table([sweep("plain.s0/last", {4: 50.0})], tmp_path)
+    assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "one")]) == 0
+    table = (tmp_path / "one.md").read_text()
+    assert "(%), one seed; bold" in table
+    assert "±" not in table
 
 
 @pytest.mark.parametrize(
