@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 import warnings
-from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -21,19 +19,23 @@ from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpo
 from ffn.engine.config import Config, ConfigError, Precision, Views, config_to_dict
 from ffn.engine.distributed import (
     World,
-    average,
     average_buffers,
     average_gradients,
     barrier,
     gather,
 )
 from ffn.engine.log import RunLog
+from ffn.engine.meter import Meter
 from ffn.engine.optim import set_learning_rate
-from ffn.engine.tasks import backward_each_view, top1
+from ffn.engine.resume import (
+    buffers,
+    check_same_run,
+    load_buffers,
+    random_state,
+    set_random_state,
+)
+from ffn.engine.tasks import backward_each_view
 from ffn.evaluation import evaluate
-
-# Options that a continued run may change: they say where and how, not what is computed.
-_FREE = ("log", "data.root", "data.workers")
 
 
 class Trainer:
@@ -127,7 +129,7 @@ class Trainer:
         if train.freeze_norms:
             for norm in _norms(self.model):
                 norm.eval()
-        meter = _Meter(self.world)
+        meter = Meter(self.world)
         batches = meter.timed(iter(self.train_loader))
 
         for _ in range(first, self.steps_per_epoch):
@@ -198,7 +200,7 @@ class Trainer:
             self.best = score
             self._save("best.pt", training=False)
 
-    def _log_interval(self, log: RunLog, meter: _Meter, lr: float, norm: Tensor) -> None:
+    def _log_interval(self, log: RunLog, meter: Meter, lr: float, norm: Tensor) -> None:
         values = meter.means()
         if not all(torch.isfinite(torch.tensor(v)) for v in values.values()):
             raise FloatingPointError(
@@ -255,8 +257,8 @@ class Trainer:
             content["training"] = {
                 "optimiser": self.optimiser.state_dict(),
                 "scaler": self.scaler.state_dict(),
-                "random": gather(_random_state(self.world.device), self.world),
-                "buffers": gather(_buffers(self.model), self.world),
+                "random": gather(random_state(self.world.device), self.world),
+                "buffers": gather(buffers(self.model), self.world),
                 "epoch": self.epoch,
                 "step": self.step,
                 "best": self.best,
@@ -279,7 +281,7 @@ class Trainer:
         training = content.get("training")
         if training is None:
             raise CheckpointError(f"{path} has no training state to continue from")
-        self._check_same_run(content["meta"]["config"], path)
+        check_same_run(content["meta"]["config"], config_to_dict(self.config), path)
         if content["meta"]["data"] != self.videos.fingerprint():
             raise ConfigError(
                 f"{path} was trained on other videos or labels than {self.config.data.root} lists "
@@ -292,76 +294,12 @@ class Trainer:
                 f"log.output and model.weights={path}"
             )
         self.model.load_state_dict(content["model"])
-        _load_buffers(self.model, training["buffers"][self.world.rank])
+        load_buffers(self.model, training["buffers"][self.world.rank])
         self.optimiser.load_state_dict(training["optimiser"])
         self.scaler.load_state_dict(training["scaler"])
-        _set_random_state(training["random"][self.world.rank], self.world.device)
+        set_random_state(training["random"][self.world.rank], self.world.device)
         self.epoch, self.step, self.best = (training[key] for key in ("epoch", "step", "best"))
         self.metrics = {int(t): m for t, m in content["meta"]["metrics"].items()}
-
-    def _check_same_run(self, before: dict[str, Any], path: Path) -> None:
-        old, new = _flat(before), _flat(config_to_dict(self.config))
-        changed = [
-            f"{key} {old.get(key)} -> {new.get(key)}"
-            for key in sorted({*old, *new})
-            if old.get(key) != new.get(key) and not key.startswith(_FREE)
-        ]
-        if changed:
-            raise ConfigError(
-                f"{path} belongs to a run with other options ({'; '.join(changed[:5])}). Choose "
-                "another log.output, or continue with the options it had."
-            )
-
-
-class _Meter:
-    """Sums what the steps of an interval report, and where the time went."""
-
-    def __init__(self, world: World) -> None:
-        self.world = world
-        self.skipped: list[str] = []
-        self.restart()
-
-    def restart(self) -> None:
-        self.sums: dict[str, Tensor] = {}
-        self.batches = self.videos = 0
-        self.waited = 0.0
-        self.started = time.perf_counter()
-
-    def timed(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        while True:
-            begin = time.perf_counter()
-            batch = next(batches, None)
-            self.waited += time.perf_counter() - begin
-            if batch is None:
-                return
-            yield batch
-
-    def add(self, outputs: dict[str, Any]) -> None:
-        label = outputs["label"]
-        values = {k: v.detach() for k, v in outputs.items() if k.startswith("loss")}
-        for key, logits in outputs.items():
-            if key.startswith("logits/"):
-                values[f"top1/{key.removeprefix('logits/')}"] = 100 * top1(logits, label)
-        for key, value in values.items():
-            self.sums[key] = self.sums.get(key, 0) + value
-        self.batches += 1
-        self.videos += len(label)
-        self.skipped += outputs["skipped"]
-
-    def means(self) -> dict[str, float]:
-        """Means over the interval and all processes."""
-        sums = torch.stack([value.double() for value in self.sums.values()])
-        means = average(sums / self.batches, self.world)
-        return dict(zip(self.sums, means.tolist(), strict=True))
-
-    def speed(self) -> tuple[float, float]:
-        """Videos per second of all processes, and the share of time spent waiting for data."""
-        elapsed = time.perf_counter() - self.started
-        return self.videos * self.world.size / elapsed, self.waited / elapsed
-
-    def rate(self) -> str:
-        rate, waited = self.speed()
-        return f"{rate:.0f} videos/s, data {waited:.0%}"
 
 
 def _synchronise_norms(model: nn.Module, world: World) -> nn.Module:
@@ -378,36 +316,3 @@ def _norms(model: nn.Module) -> list[nn.Module]:
 def _to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
     clips = {t: clip.to(device, non_blocking=True) for t, clip in batch["clips"].items()}
     return {"clips": clips, "label": batch["label"].to(device, non_blocking=True)}
-
-
-def _buffers(model: nn.Module) -> list[Tensor]:
-    """Buffers of this process: running statistics differ between processes until averaged."""
-    return [buffer.detach().cpu().clone() for buffer in model.buffers()]
-
-
-def _load_buffers(model: nn.Module, saved: list[Tensor]) -> None:
-    for buffer, value in zip(model.buffers(), saved, strict=True):
-        buffer.copy_(value)
-
-
-def _random_state(device: torch.device) -> dict[str, Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def _set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[f"{prefix}{key}"] = value
-    return flat
