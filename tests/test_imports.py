@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import re
 import subprocess
 import sys
@@ -128,3 +129,11 @@ def test_importing_ffn_is_light_and_quick() -> None:
             break
 
     assert best <= 3
+
+
+def test_every_package_is_installed() -> None:
+    """setup.cfg lists packages by name; one that is missing works from a checkout alone."""
+    listed = configparser.ConfigParser()
+    listed.read(ROOT / "setup.cfg")
+    there = {".".join(p.parent.relative_to(ROOT).parts) for p in ROOT.glob("ffn/**/__init__.py")}
+    assert set(listed["options"]["packages"].split()) == there | {"ffn.model_zoo"}

@@ -1,0 +1,1 @@
+"""Training: config, what it builds, tasks, the loop, checkpoints, the log."""
