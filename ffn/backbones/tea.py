@@ -12,6 +12,7 @@ from typing import Any
 import timm
 import torch
 from einops import rearrange
+from timm.layers import DropPath
 from timm.models.res2net import Bottle2neck
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
@@ -91,13 +92,15 @@ class MotionBlock(Bottle2neck):
     Args:
         block: the block to take over, weights included (shared, not copied).
         length: where the surrounding model writes the clip's T.
+        drop_path: probability that the branch is skipped in training.
     """
 
-    def __init__(self, block: Bottle2neck, length: ClipLength) -> None:
+    def __init__(self, block: Bottle2neck, length: ClipLength, drop_path: float = 0.0) -> None:
         nn.Module.__init__(self)  # every attribute and layer is the given block's
         self.__dict__.update({k: v for k, v in block.__dict__.items() if not k.startswith("_")})
         for name, child in block.named_children():
             self.add_module(name, child)
+        self.drop_path = DropPath(drop_path)  # timm's Res2Net has it since 1.0.31 only
         self.site = AlterationSite(self.conv1.in_channels, optional=True)
         self.me = MotionExcitation(self.conv1.out_channels, length)
         last = self.scale - 1
@@ -120,12 +123,10 @@ class MotionBlock(Bottle2neck):
         last = self.shifts[-1](groups[-1])
         done.append(last if self.pool is None else self.pool(last))
 
-        x = self.conv3(self.drop_block(torch.cat(done, 1)))
-        x = self.bn3(x)
+        x = self.bn3(self.conv3(torch.cat(done, 1)))
         x = x if self.se is None else self.se(x)
-        x = x if self.drop_path is None else self.drop_path(x)
 
-        return self.relu(x + shortcut)
+        return self.relu(self.drop_path(x) + shortcut)
 
 
 class TEA(TimedPerFrame):
@@ -133,12 +134,14 @@ class TEA(TimedPerFrame):
 
     Args:
         net: changed in place. Its keys stay what they were.
+        drop_path: probability that the last block's branch is skipped in training; that of the
+            first is 0, those between rise evenly.
 
     Raises:
         ValueError: ``net`` has no Res2Net block of two scales or more.
     """
 
-    def __init__(self, net: nn.Module) -> None:
+    def __init__(self, net: nn.Module, drop_path: float = 0.0) -> None:
         super().__init__(net)
         blocks = {name: m for name, m in net.named_modules() if isinstance(m, Bottle2neck)}
         if not blocks or any(block.scale < 2 for block in blocks.values()):
@@ -146,16 +149,17 @@ class TEA(TimedPerFrame):
                 f"{type(net).__name__} has no Res2Net blocks; choose a Res2Net of timm such as "
                 "res2net50_26w_4s or res2net101_26w_4s"
             )
-        for name, block in blocks.items():
-            net.set_submodule(name, MotionBlock(block, self.length))
+        for index, (name, block) in enumerate(blocks.items()):
+            rate = drop_path * index / max(1, len(blocks) - 1)
+            net.set_submodule(name, MotionBlock(block, self.length, rate))
 
 
-def _tea(net: nn.Module) -> TEA:
+def _tea(net: nn.Module, drop_path: float = 0.0) -> TEA:
     head = net.get_classifier()
     if isinstance(head, nn.Linear):  # as in the reference: small enough that averaging starts even
         nn.init.normal_(head.weight, std=1e-3)
         nn.init.zeros_(head.bias)
-    model = TEA(net)
+    model = TEA(net, drop_path)
     for module in model.modules():
         if isinstance(module, MotionExcitation):
             for conv in (module.conv1, module.conv2, module.conv3):
@@ -188,10 +192,9 @@ def tea_of(
         pretrained=pretrained,
         num_classes=num_classes,
         drop_rate=dropout,
-        drop_path_rate=drop_path,
         **kwargs,
     )
-    return _tea(net)
+    return _tea(net, drop_path)
 
 
 # TEA, table 1; FFN, table 3, trains tea_r50 on Something-Something V1.

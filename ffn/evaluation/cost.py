@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 import os
 import platform
 import statistics
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +38,8 @@ def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the counter does not see into fused attention
     try:
-        with evaluating(model), torch.inference_mode(), FlopCounterMode(display=False) as counter:
+        counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
+        with evaluating(model), torch.inference_mode(), counter:
             model(clip)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
@@ -125,6 +128,18 @@ def describe_device(device: torch.device) -> str:
             name = next((value.strip() for key, _, value in entries if "model name" in key), name)
     threads = torch.get_num_threads()
     return f"{name}, {threads} thread{'s' * (threads > 1)}"
+
+
+def _attention_flops(
+    query: torch.Size, key: torch.Size, value: torch.Size, *_: Any, **__: Any
+) -> int:
+    """Two matrix products, (B, heads, T, C) each."""
+    *outer, length, width = query
+    return 2 * math.prod(outer) * length * key[-2] * (width + value[-1])
+
+
+# Attention fused for CPUs, which the counter of older torch (2.6) passes over.
+_FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
 def _wait(device: torch.device) -> None:
