@@ -113,14 +113,14 @@ class MotionBlock(Bottle2neck):
         shortcut = x if self.downsample is None else self.downsample(x)
 
         x = self.me(self.relu(self.bn1(self.conv1(self.site(x)))))
-        groups, done = torch.split(x, self.width, 1), []
-        for shift, conv, bn, group in zip(
-            self.shifts, self.convs, self.bns, groups, strict=False
-        ):  # the last group has no spatial convolution
+        *groups, last = torch.split(x, self.width, 1)  # the last has no spatial convolution
+        *shifts, last_shift = self.shifts
+        done: list[Tensor] = []
+        for shift, conv, bn, group in zip(shifts, self.convs, self.bns, groups, strict=True):
             if done and not self.is_first:
                 group = group + done[-1]
             done.append(self.relu(bn(conv(shift(group)))))
-        last = self.shifts[-1](groups[-1])
+        last = last_shift(last)
         done.append(last if self.pool is None else self.pool(last))
 
         x = self.bn3(self.conv3(torch.cat(done, 1)))

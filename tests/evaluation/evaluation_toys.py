@@ -13,6 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ffn.core import FrameFlexible, convert
 from ffn.data.loader import ClipSampler, collate_eval
+from ffn.engine.distributed import leave
 from ffn.evaluation import evaluate, sweep
 from ffn.layers import AlterationSite, PerFrame
 
@@ -113,7 +114,7 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
     twice = DataLoader(ToyVideos(7), 2, sampler=padded, collate_fn=collate_eval)
     results["padded"] = evaluate(flexible(), twice)
     Path(folder, f"{world_size}_{rank}.json").write_text(json.dumps(results))
-    torch.distributed.destroy_process_group()
+    leave()
 
 
 def comparable(result: object) -> dict:
