@@ -12,7 +12,7 @@ COMMANDS = {
     "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
     "publish": "write a trained network as one file with its record",
     "summarise": "mean and spread over the seeds of a run",
-    "zoo": "list the weights that there are",
+    "zoo": "list weights, or models and their cost",
     "benchmark": "throughput and memory as ratios from one run",
 }
 
