@@ -14,6 +14,7 @@ from ffn.data.synthetic import generate
 from ffn.engine.config import load_config
 
 ROOT = Path(__file__).parents[1]
+SEPARATE = ["plain_4", "plain_8", "plain_16"]
 README = (ROOT / "README.md").read_text()
 
 
@@ -85,3 +86,41 @@ def test_results_are_those_of_the_tool(label: str, run: str) -> None:
     (line,) = (line for line in README.splitlines() if line.startswith(f"| {label} |"))
     shown = [float(cell) for cell in re.findall(r"\d+\.\d", line)]
     assert shown == pytest.approx([row["top1_mean"] for row in runs[run]["rows"]], abs=0.0501)
+
+
+def top1(stem: str, run: str, frames: int) -> float:
+    content = json.loads((ROOT / f"model_zoo/results/{stem}.json").read_text())
+    rows = content["runs"][run]["rows"]
+    return next(row["top1_mean"] for row in rows if row["frames"] == frames)
+
+
+def test_sentences_about_results_say_what_was_measured() -> None:
+    text = " ".join(README.split())
+    counts = (4, 8, 16)
+    ours, mixed, shared, separate = (
+        [top1("motion", run, t) for run, t in zip(runs, counts, strict=True)]
+        for runs in (["flexible"] * 3, ["mixed"] * 3, ["shared_norms"] * 3, SEPARATE)
+    )
+    below = [f"{alone - one:.1f}" for alone, one in zip(separate, ours, strict=True)]
+    assert f"at 4 frames and {below[1]} and {below[2]} points below those at 8 and 16" in text
+    assert ours[0] > separate[0]
+    assert all(one >= alone for one, alone in zip(mixed, separate, strict=True))
+    lost = " / ".join(f"{one - without:.1f}" for one, without in zip(ours, shared, strict=True))
+    assert f"private norms it loses {lost} points at 4 / 8 / 16" in text
+
+    families = ("tea", "slowfast", "uniformer")
+    plain, flexible, behind = zip(
+        *(
+            (
+                top1("motion_families", f"{family}_plain_16", 4),
+                top1("motion_families", f"{family}_flexible", 4),
+                top1("motion_families", f"{family}_plain_16", 16)
+                - top1("motion_families", f"{family}_flexible", 16),
+            )
+            for family in families
+        ),
+        strict=True,
+    )
+    assert f"they fall to {min(plain):.0f} to {max(plain):.0f} % at 4 frames" in text
+    assert f"they have {min(flexible):.0f} to {max(flexible):.0f} % there" in text
+    assert f"within {max(behind):.1f} points at 16" in text

@@ -27,6 +27,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("results", nargs="+", help="results.json files of tools/test.py")
     parser.add_argument("--output", required=True, help="stem of the .json, .md and .png written")
     parser.add_argument("--title", default="Top-1 accuracy (%)", help="first line of the table")
+    parser.add_argument(
+        "--against",
+        metavar="RUN",
+        help="a second table: how far runs trained alike are from it",
+    )
     parser.add_argument("--figure", nargs="*", metavar="RUN", help="runs in the figure")
     given = parser.parse_args(arguments)
 
@@ -35,7 +40,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         sweeps = [sweep for path in given.results for sweep in load_table(path)]
         runs = group_by_run(sweeps)
-        unknown = sorted(set(given.figure or ()) - set(runs))
+        named = {*(given.figure or ()), *filter(None, [given.against])}
+        unknown = sorted(named - set(runs))
         if unknown:
             raise ValueError(f"no run {unknown[0]!r}; there are {', '.join(runs)}")
     except (ValueError, FileNotFoundError) as error:
@@ -46,7 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     summary = {run: summarise(seeds) for run, seeds in runs.items()}
     content = {"format": FORMAT, "title": given.title, "runs": summary}
     stem.with_suffix(".json").write_text(json.dumps(content, indent=1) + "\n")
-    stem.with_suffix(".md").write_text(markdown(given.title, summary))
+    text = markdown(given.title, summary)
+    if given.against:
+        text += "\n" + differences(summary, given.against)
+    stem.with_suffix(".md").write_text(text)
     shown = given.figure or list(runs)
     save_figure(
         [_mean_sweep(run, runs[run], summary[run]) for run in shown], stem.with_suffix(".png")
@@ -116,6 +125,25 @@ def markdown(title: str, summary: dict[str, dict[str, Any]]) -> str:
         shown = " | ".join(cells.get(count, "") for count in frames)
         lines.append(f"| {name} | {run['seeds']} | {shown} |")
     return "\n".join(lines) + "\n"
+
+
+def differences(summary: dict[str, dict[str, Any]], against: str) -> str:
+    """Top-1 of a run less that of `against`, at the counts that both were trained at."""
+    counts = summary[against]["trained_frames"] or []
+    base = _top1(summary[against])
+    lines = [f"Difference from `{against}` at the trained counts, in points.", ""]
+    lines.append("| run | " + " | ".join(map(str, counts)) + " |")
+    lines.append("|---" * (len(counts) + 1) + "|")
+    for name, run in summary.items():
+        if name != against and run["trained_frames"] == counts:
+            top1 = _top1(run)
+            shown = " | ".join(f"{top1[t] - base[t]:+.1f}" for t in counts)
+            lines.append(f"| {name} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def _top1(run: dict[str, Any]) -> dict[int, float]:
+    return {row["frames"]: row["top1_mean"] for row in run["rows"]}
 
 
 def _cell(row: dict[str, Any], trained: Sequence[int]) -> str:

@@ -23,15 +23,15 @@ the hash of your first download is kept beside it and asked for from then on.
 ## Weights
 
 """
-MODELS = """## Models
+FRAMES, SIDE, CLASSES = (4, 8, 16, 32, 64), 224, 174  # that models are counted at
+MODELS = f"""## Models
 
-Parameters, and multiply-accumulates of one clip in billions, with 174 classes at 224 px; for
-SlowFast these are frames of the fast pathway. `flexible` is what three trained counts add to the
-file. `tools/zoo.py --models PATTERN --frames 4 8 --side 256 --classes 400` counts others,
+Parameters, and multiply-accumulates of one clip in billions, with {CLASSES} classes at {SIDE} px;
+for SlowFast these are frames of the fast pathway. `flexible` is what three trained counts add to
+the file. `tools/zoo.py --models PATTERN --frames 4 8 --side 256 --classes 400` counts others,
 `tsm.<timm name>` too.
 
 """
-FRAMES = (4, 8, 16, 32, 64)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,13 +41,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("pattern", nargs="?", default="*", help="names to list, as '*sthv1*'")
     parser.add_argument("--models", action="store_true", help="list models in place of weights")
-    parser.add_argument(
-        "--frames", nargs="+", type=int, default=FRAMES, help="frames of a clip (4 8 16 32 64)"
-    )
-    parser.add_argument("--side", type=int, default=224, help="side of a clip in px (224)")
-    parser.add_argument("--classes", type=int, default=174, help="classes of a model (174)")
     parser.add_argument("--write", action="store_true", help="write model_zoo/README.md anew")
+    size = parser.add_argument_group("with --models")
+    shown = " ".join(map(str, FRAMES))
+    size.add_argument("--frames", nargs="+", type=int, metavar="T", help=f"of a clip ({shown})")
+    size.add_argument("--side", type=int, metavar="PX", help=f"of a clip ({SIDE})")
+    size.add_argument("--classes", type=int, metavar="K", help=f"of a model ({CLASSES})")
     given = parser.parse_args(arguments)
+    if not given.models and any((given.frames, given.side, given.classes)):
+        parser.error("--frames, --side and --classes say how to count models; add --models")
 
     from ffn.zoo.create import list_models
     from ffn.zoo.records import list_weights, zoo_folder
@@ -62,7 +64,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     try:
         names = list_models(given.pattern) or [given.pattern]
-        print(models_table(names, given.frames, given.side, given.classes), end="")
+        sizes = {"frames": given.frames, "side": given.side, "num_classes": given.classes}
+        print(models_table(names, **{k: v for k, v in sizes.items() if v is not None}), end="")
     except ValueError as error:
         print(f"zoo.py: {error}", file=sys.stderr)
         return 2
@@ -95,8 +98,8 @@ def weights_table(names: Sequence[str]) -> str:
 def models_table(
     names: Sequence[str],
     frames: Sequence[int] = FRAMES,
-    side: int = 224,
-    num_classes: int = 174,
+    side: int = SIDE,
+    num_classes: int = CLASSES,
 ) -> str:
     """One line of Markdown per model: parameters, what three trained counts add, GMACs per T.
 

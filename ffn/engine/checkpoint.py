@@ -19,6 +19,8 @@ from typing import Any
 import torch
 
 from ffn.zoo.load import CHECKPOINT_FORMAT as FORMAT
+from ffn.zoo.records import WeightsError
+from ffn.zoo.tensors import load_tensors
 
 
 class CheckpointError(ValueError):
@@ -54,13 +56,9 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise CheckpointError(f"no checkpoint {path}")
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises many kinds, by where the file is damaged
-        cause = (str(error) or type(error).__name__).splitlines()[0]
-        raise CheckpointError(
-            f"{path} cannot be read as a checkpoint ({cause}); it may be cut "
-            "short or come from another program: tools/convert_checkpoint.py reads foreign ones"
-        ) from error
+        content = load_tensors(path)
+    except WeightsError as error:
+        raise CheckpointError(str(error)) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is no checkpoint of ffn in format {FORMAT}; tools/convert_checkpoint.py reads "

@@ -96,7 +96,9 @@ def forget(path: Path) -> Path:
     """
     with FileLock(f"{path}.lock"):
         path.with_name(f"{path.name}.sha256").unlink(missing_ok=True)
-        return _reject(path)
+        if path.is_file():  # unless another process was faster
+            _reject(path)
+    return path.with_name(f"{path.name}.rejected")
 
 
 def sha256_of(path: Path) -> str:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,20 @@ def test_one_seed_has_no_spread(tmp_path: Path) -> None:
     table = (tmp_path / "one.md").read_text()
     assert "(%), one seed; bold" in table
     assert "±" not in table
+
+
+def test_differences_from_a_run_of_the_same_counts(tmp_path: Path) -> None:
+    sweeps = [
+        sweep("base.s0/last", {4: 50.0, 8: 30.0}),
+        sweep("other.s0/last", {4: 47.9, 8: 33.0}),
+        replace(sweep("elsewhere.s0/last", {4: 1.0, 8: 2.0}), trained_frames=(8,)),
+    ]
+    save_table(sweeps, tmp_path)
+    command = [str(tmp_path / "results.json"), "--output", str(tmp_path / "x"), "--against", "base"]
+    assert main(command) == 0
+    lines = (tmp_path / "x.md").read_text().splitlines()
+    at = lines.index("Difference from `base` at the trained counts, in points.")
+    assert lines[at + 2 :] == ["| run | 4 |", "|---|---|", "| other | -2.1 |"]
 
 
 @pytest.mark.parametrize(

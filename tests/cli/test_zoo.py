@@ -76,3 +76,9 @@ def test_models_that_cannot_be_counted(
 ) -> None:
     assert main(["--models", *given]) == 2
     assert message in capsys.readouterr().err
+
+
+def test_sizes_without_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["tsm_r50*", "--frames", "8"])
+    assert "add --models" in capsys.readouterr().err

@@ -19,8 +19,6 @@ from ffn.zoo.remap import sources
 from ffn.zoo.remap.sources import State, is_flexible
 
 _HEADS = ("net.fc.weight", "head.weight", "net.classifier.weight", "net.head.fc.weight")
-
-
 _PARTIAL = "--partial (min_match=0.95) takes what matches, starts the rest anew and names it."
 
 
