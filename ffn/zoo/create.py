@@ -13,7 +13,10 @@ from ffn import backbones
 # Models whose published weights are of videos: what they start from (PAPER, recipes).
 STARTS = {
     "slowfast_r50": "slowfast_r50_8x8.k400_f32",
+    "slowfast_r50_4x16": "slowfast_r50_4x16.k400_f32",
     "slowfast_r50_8x8": "slowfast_r50_8x8.k400_f32",
+    "slowonly_r50": "slowonly_r50.k400_f8",
+    "uniformer_b": "uniformer_b.k600_f16",
     "uniformer_s": "uniformer_s.k600_f16",
 }
 

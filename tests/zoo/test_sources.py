@@ -144,7 +144,10 @@ CASES: dict[str, tuple[str, str, Callable[[str], str | None]]] = {
     "PySlowFast, R101": ("pyslowfast", "slowfast_r101", parity.slowfast_name),
     "PySlowFast's Slow": ("pyslowfast", "slowonly_r50", parity.slowfast_name),
     "PySlowFast from Caffe2": ("pyslowfast", "slowfast_r50", caffe2_name),
+    "PySlowFast from Caffe2, 4x16": ("pyslowfast", "slowfast_r50_4x16", caffe2_name),
+    "PySlowFast's Slow from Caffe2": ("pyslowfast", "slowonly_r50", caffe2_name),
     "UniFormer": ("uniformer", "uniformer_s", parity.uniformer_name),
+    "UniFormer-B": ("uniformer", "uniformer_b", parity.uniformer_name),
 }
 
 
