@@ -87,7 +87,12 @@ def read_annotations(
     """
     source = Path(source)
     if not source.exists():
-        raise FileNotFoundError(f"annotations {source} do not exist")
+        folder = source.with_suffix("")
+        hint = f"; there is a folder {folder.name}: name that" if folder.is_dir() else ""
+        raise FileNotFoundError(
+            f"annotations {source} do not exist: name a list, a csv, or a folder with one folder "
+            f"per class{hint} (data.train and data.val of a config)"
+        )
     names = read_classes(classes) if isinstance(classes, str | os.PathLike) else classes
     if source.is_dir():
         if root is not None:

@@ -119,6 +119,12 @@ def test_errors_name_file_and_line(name, text, classes, message, write):
         read_annotations(write(text, name), classes=classes)
 
 
+def test_a_missing_list_beside_a_folder_of_classes_names_the_folder(tmp_path):
+    (tmp_path / "train" / "jump").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match="there is a folder train: name that"):
+        read_annotations(tmp_path / "train.csv")
+
+
 def test_missing_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.txt do not exist"):
         read_annotations(tmp_path / "none.txt")
