@@ -58,7 +58,10 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     try:
         content = load_tensors(path)
     except WeightsError as error:
-        raise CheckpointError(str(error)) from error
+        raise CheckpointError(
+            f"{error}. Without it a run starts anew, in another log.output; model.weights="
+            f"{path.with_name('best.pt')} starts from its best network"
+        ) from error
     if not isinstance(content, dict) or content.get("format") != FORMAT:
         raise CheckpointError(
             f"{path} is no checkpoint of ffn in format {FORMAT}; tools/convert_checkpoint.py reads "

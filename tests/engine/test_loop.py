@@ -208,7 +208,7 @@ def test_damaged_checkpoint_is_not_overwritten(videos: Path, tmp_path: Path) -> 
     last = tmp_path / "run/last.pt"
     last.write_bytes(last.read_bytes()[:1000])
 
-    with pytest.raises(ValueError, match=r"last\.pt cannot be read"):
+    with pytest.raises(ValueError, match=r"last\.pt .*cut off.*another log\.output"):
         train(videos, tmp_path / "run", "train.save_steps=1")
     assert len(last.read_bytes()) == 1000
 
