@@ -17,6 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
+from ffn.engine.config_checks import problems
+
 
 class Task(Enum):
     """What is trained."""
@@ -257,7 +259,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
         raise ConfigError(f"override {wrong[0]!r} is no key=value, as train.epochs=10")
     config = _merge(config, OmegaConf.from_dotlist(list(overrides)), "command line")
     result = OmegaConf.to_object(config)
-    _check(result)
+    for problem in problems(result):
+        raise ConfigError(problem)
     return result
 
 
@@ -327,42 +330,3 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _check(config: Config) -> None:
-    """Refuse contradictions between options."""
-    task, train, data, optim = config.task, config.train, config.data, config.optim
-    frames = task.frames
-    problems = {
-        f"task.frames is {frames}; give positive counts, none twice": not frames
-        or min(frames) < 1
-        or len(set(frames)) < len(frames),
-        f"task.frames is {frames}; task.name=plain trains exactly one": task.name is Task.plain
-        and len(frames) != 1,
-        f"data.test_frames is {data.test_frames}; give positive counts": not data.test_frames
-        or min(data.test_frames) < 1,
-        f"train.batch_size is {train.batch_size}; at least 1": train.batch_size < 1,
-        f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
-        f"data.workers is {data.workers}; at least 0": data.workers < 0,
-        f"data.cache_gib is {data.cache_gib}; at least 0": data.cache_gib < 0,
-        f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
-        f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,
-        f"train.epochs is {train.epochs}; at least 1": train.epochs < 1,
-        f"train.validate_epochs is {train.validate_epochs}; at least 1": train.validate_epochs < 1,
-        f"log.interval is {config.log.interval}; at least 1": config.log.interval < 1,
-        f"optim.lr is {optim.lr}; it must be positive": optim.lr <= 0,
-        f"model.dropout is {config.model.dropout}; 0 <= p < 1": not 0 <= config.model.dropout < 1,
-        f"model.drop_path is {config.model.drop_path}; 0 <= p < 1": not 0
-        <= config.model.drop_path
-        < 1,
-        f"task.distill_weight is {task.distill_weight}; at least 0": task.distill_weight < 0,
-        f"data.resize {data.resize} is smaller than data.crop {data.crop}": data.resize < data.crop,
-        "data.flip=swap needs data.flip_pairs": data.flip is Flip.swap and not data.flip_pairs,
-        "data.flip_pairs needs data.flip=swap": data.flip is not Flip.swap
-        and bool(data.flip_pairs),
-        "model.pretrained and model.weights exclude each other": config.model.pretrained
-        and config.model.weights is not None,
-    }
-    for message, wrong in problems.items():
-        if wrong:
-            raise ConfigError(message)
