@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import ffn
-from ffn.data import Preprocessing, VideoDataset, make_loader, read_annotations
+from ffn.data import Normalise, Preprocessing, VideoDataset, make_loader, read_annotations
 from ffn.data.synthetic import generate
 from ffn.engine.tasks import FlexibleTask
 from ffn.evaluation import print_table, sweep
@@ -29,11 +29,13 @@ if __name__ == "__main__":
     model = ffn.convert(network, trained_frames=(4, 8, 16), alter=["1.0", "2.0"])
     print(model.report)
     task, optimiser = FlexibleTask(model, (4, 8, 16)), torch.optim.AdamW(model.parameters(), 3e-3)
+    normalise = Normalise(crop)  # clips come as uint8
     for epoch in range(12):
         loader.sampler.set_epoch(epoch)
         for batch in loader:
             optimiser.zero_grad()
-            loss = task(batch)["loss"]
+            clips = {frames: normalise(clip) for frames, clip in batch["clips"].items()}
+            loss = task({**batch, "clips": clips})["loss"]
             loss.backward()
             optimiser.step()
         print(f"epoch {epoch + 1}: loss {loss.item():.2f}")

@@ -94,6 +94,21 @@ class Sampling(Enum):
     dense = "dense"
 
 
+class CropMode(Enum):
+    """Random crop of training; see ``ffn.data.crops``."""
+
+    multiscale = "multiscale"
+    resized = "resized"
+    scale_jitter = "scale_jitter"
+
+
+class Colour(Enum):
+    """Order of the channels that the network takes."""
+
+    rgb = "rgb"
+    bgr = "bgr"
+
+
 class Flip(Enum):
     """Horizontal flip in training; not off and on, which yaml reads as booleans."""
 
@@ -162,11 +177,26 @@ class DataConfig:
     nested: bool = _option(False, "smaller views are subsets of the largest: fewer decoded frames")
     crop: int = _option(224, "side of the square network input in px")
     resize: int = _option(256, "short side before the test crop in px")
-    scales: list[float] = _option([1.0, 0.875, 0.75, 0.66], "multi-scale crop sides / short side")
+    test_protocol: str = _option(
+        "1x1", "clips x crops per video in validation and tests; 1 or 3 crops, 3 of them resize px"
+    )
+    crop_mode: CropMode = _option(CropMode.multiscale, "random crop: of TSN, Inception, SlowFast")
+    scales: list[float] = _option([1.0, 0.875, 0.75, 0.66], "multiscale: crop sides / short side")
+    area: list[float] = _option([0.08, 1.0], "resized: least and largest share of the frame")
+    aspect: list[float] = _option([0.75, 1.3333], "resized: least and largest width / height")
+    jitter_scales: list[int] = _option([256, 320], "scale_jitter: range of the short side in px")
     flip: Flip = _option(Flip.none, "horizontal flip; swap: labels change sides too")
     flip_pairs: list[list[str]] = _option([], "class names that a flip exchanges, for flip=swap")
-    mean: list[float] = _option([0.485, 0.456, 0.406], "RGB mean of the normalisation, of 0..1")
-    std: list[float] = _option([0.229, 0.224, 0.225], "RGB standard deviation, of 0..1")
+    colour_jitter: list[float] = _option(
+        [0.0, 0.0, 0.0, 0.0], "strength of brightness, contrast, saturation, hue; zeros: off"
+    )
+    randaugment: str | None = _option(None, "timm's policy, as rand-m7-n4-mstd0.5-inc1; null: off")
+    erasing: float = _option(0.0, "probability that a box becomes noise, 0 to 1")
+    mean: list[float] = _option(
+        [0.485, 0.456, 0.406], "mean of the normalisation, of 0..1, in the order of colour"
+    )
+    std: list[float] = _option([0.229, 0.224, 0.225], "standard deviation, of 0..1, likewise")
+    colour: Colour = _option(Colour.rgb, "order of the channels that the network takes")
     workers: int = _option(4, "loader processes per training process; 0 loads in the process")
     cache_gib: float = _option(
         0.0,
@@ -180,7 +210,13 @@ class TrainConfig:
     """The loop."""
 
     epochs: int = _option(50, "passes over the training videos")
-    batch_size: int = _option(32, "videos per optimiser step, over all processes and accumulation")
+    batch_size: int = _option(
+        32, "samples per optimiser step, over all processes, accumulation and repeats"
+    )
+    repeats: int = _option(1, "draws of each video in its batch of batch_size / repeats videos")
+    mixup: float = _option(0.0, "alpha of mixup, 0: off; with cutmix too, either for each batch")
+    cutmix: float = _option(0.0, "alpha of CutMix, 0: off")
+    label_smoothing: float = _option(0.0, "share of the label spread over all classes, 0 to 1")
     accumulate: int = _option(1, "micro-batches per optimiser step")
     views: Views = _option(Views.together, "views in one pass, or sequential: less memory")
     precision: Precision = _option(Precision.fp32, "fp32, bf16 or fp16 (autocast)")

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ffn.engine.config import Config
+    from ffn.engine.config import Config, DataConfig
 
 
 def problems(config: Config) -> list[str]:
@@ -26,6 +27,15 @@ def problems(config: Config) -> list[str]:
         f"data.cache_gib is {data.cache_gib}; at least 0": data.cache_gib < 0,
         f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
         f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,
+        f"train.repeats is {train.repeats}; at least 1": train.repeats < 1,
+        f"train.batch_size {train.batch_size} is not divisible by train.repeats {train.repeats} x "
+        f"train.accumulate {train.accumulate}": min(train.repeats, train.accumulate) > 0
+        and train.batch_size % (train.repeats * train.accumulate) != 0,
+        f"train.mixup is {train.mixup}; at least 0": train.mixup < 0,
+        f"train.cutmix is {train.cutmix}; at least 0": train.cutmix < 0,
+        f"train.label_smoothing is {train.label_smoothing}; 0 <= s < 1": not 0
+        <= train.label_smoothing
+        < 1,
         f"train.epochs is {train.epochs}; at least 1": train.epochs < 1,
         f"train.validate_epochs is {train.validate_epochs}; at least 1": train.validate_epochs < 1,
         f"log.interval is {config.log.interval}; at least 1": config.log.interval < 1,
@@ -41,4 +51,42 @@ def problems(config: Config) -> list[str]:
         "model.pretrained and model.weights exclude each other": config.model.pretrained
         and config.model.weights is not None,
     }
-    return [message for message, wrong in found.items() if wrong]
+    wrong = [message for message, wrong in found.items() if wrong]
+    return wrong or [*_without_effect(data), *_refused_by_data(data)]
+
+
+def _without_effect(data: DataConfig) -> Iterator[str]:
+    """Options of a random crop that another one does not read."""
+    defaults = type(data)()
+    for option, mode in (
+        ("scales", "multiscale"),
+        ("area", "resized"),
+        ("aspect", "resized"),
+        ("jitter_scales", "scale_jitter"),
+    ):
+        if data.crop_mode.value != mode and getattr(data, option) != getattr(defaults, option):
+            yield (
+                f"data.{option} needs data.crop_mode={mode}; it is {data.crop_mode.value}, which "
+                f"does not read {option}"
+            )
+
+
+def _refused_by_data(data: DataConfig) -> Iterator[str]:
+    """What the objects that are built from the options would say."""
+    from ffn.data import Preprocessing, Protocol, TrainTransform  # --help does without torch
+
+    try:
+        Protocol.parse(data.test_protocol)
+        TrainTransform(
+            Preprocessing(crop=data.crop, resize=data.resize, mean=data.mean, std=data.std),
+            crop_mode=data.crop_mode.value,
+            scales=data.scales,
+            area=data.area,
+            aspect=data.aspect,
+            jitter_scales=data.jitter_scales,
+            colour_jitter=data.colour_jitter,
+            randaugment=data.randaugment,
+            erasing=data.erasing,
+        )
+    except ValueError as error:
+        yield f"data: {error}"

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ffn.core import FrameFlexible, check_trained_frames, nearest
+from ffn.data import Normalise, Protocol
 from ffn.evaluation.cost import (
     count_macs,
     count_parameters,
@@ -38,6 +39,7 @@ from ffn.evaluation.metrics import (
     merge,
 )
 from ffn.evaluation.state import evaluating
+from ffn.evaluation.views import video_logits
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,8 @@ class Predictions:
         paths: the videos.
         label: (N,), their classes.
         ok: (N,), False where a video could not be decoded.
-        logits: per frame count (N, K) float32; NaN where ``ok`` is False.
+        logits: per frame count (N, K) float32; NaN where ``ok`` is False. Of several views per
+            video, the logarithm of their mean probabilities.
     """
 
     paths: tuple[str, ...]
@@ -94,6 +97,8 @@ class Sweep:
         name: of the network or its weights, in tables and figures.
         trained_frames: what it was trained at; None if unknown.
         params: parameters of the whole network, all trained counts together.
+        protocol: clips x crops that each video was looked at, as "2x3"; the cost of a row is that
+            of one of these views.
         crop: height and width of the clips, pixels.
         rows: one per frame count, ascending.
         failed: the videos that could not be decoded, each with the reason.
@@ -108,7 +113,13 @@ class Sweep:
     rows: tuple[Row, ...]
     failed: tuple[str, ...]
     measured: dict[str, Any]
+    protocol: str = "1x1"
     predictions: Predictions | None = None
+
+    @property
+    def views(self) -> int:
+        """Forwards per video: the cost of a video is this many times that of a row."""
+        return Protocol.parse(self.protocol).views
 
 
 @dataclass(frozen=True)
@@ -124,7 +135,12 @@ class _Answers:
 
 
 def evaluate(
-    model: nn.Module, loader: DataLoader, *, precision: str = "fp32", progress: bool = False
+    model: nn.Module,
+    loader: DataLoader,
+    *,
+    precision: str = "fp32",
+    batch_size: int | None = None,
+    progress: bool = False,
 ) -> dict[int, dict[str, float]]:
     """Compute the accuracy at every frame count that the loader gives, and nothing else.
 
@@ -132,10 +148,13 @@ def evaluate(
 
     Args:
         model: takes a clip, returns logits; not wrapped in DDP.
-        loader: batches as ``ffn.data.make_loader`` gives for testing: ``{"clips": {T: (B, C, T, H,
-            W)}, "label": (B,), "index": (B,), "ok": (B,), "skipped": reasons}``; ``records`` of
-            its data set name the videos.
+        loader: batches as ``ffn.data.make_loader`` gives for testing: ``{"clips": {T: (B * V, C,
+            T, H, W)}, "label": (B,), "index": (B,), "ok": (B,), "skipped": reasons}``, clips uint8
+            with V views of each video; the data set has ``records``, which name the videos,
+            ``preprocessing``, by which clips are normalised, and ``protocol``.
         precision: "fp32", "bf16" or "fp16".
+        batch_size: clips per forward, at most; by default the loader's, so that many views need
+            no more memory than one.
         progress: show a progress bar.
 
     Returns:
@@ -147,7 +166,7 @@ def evaluate(
         RuntimeError: some videos of the data set never came.
         ValueError: the data set is empty, or its labels are no classes of the model.
     """
-    answers = _collect(model, loader, precision, keep_logits=False, progress=progress)
+    answers = _collect(model, loader, precision, batch_size, keep_logits=False, progress=progress)
     return {
         frames: {**accuracy(places, answers.label), "failed": len(answers.errors)}
         for frames, places in answers.places.items()
@@ -163,6 +182,7 @@ def sweep(
     precision: str = "fp32",
     latency: bool = True,
     keep_logits: bool = False,
+    batch_size: int | None = None,
     progress: bool = False,
 ) -> Sweep:
     """Test a network at every frame count that the loader gives.
@@ -178,6 +198,7 @@ def sweep(
         precision: "fp32", "bf16" or "fp16".
         latency: also measure the latency of one clip.
         keep_logits: keep all logits, on rank 0, for :func:`save_predictions`.
+        batch_size: as for :func:`evaluate`.
         progress: show a progress bar.
 
     Raises:
@@ -189,7 +210,9 @@ def sweep(
     elif trained_frames is not None:
         trained_frames = check_trained_frames(trained_frames)
     device = _device(model)
-    answers = _collect(model, loader, precision, keep_logits=keep_logits, progress=progress)
+    answers = _collect(
+        model, loader, precision, batch_size, keep_logits=keep_logits, progress=progress
+    )
 
     rows = None
     if _is_first():
@@ -222,15 +245,23 @@ def sweep(
         rows=tuple(rows),
         failed=answers.errors,
         measured=measured,
+        protocol=str(loader.dataset.protocol),
         predictions=predictions,
     )
 
 
 def _collect(
-    model: nn.Module, loader: DataLoader, precision: str, *, keep_logits: bool, progress: bool
+    model: nn.Module,
+    loader: DataLoader,
+    precision: str,
+    batch_size: int | None,
+    *,
+    keep_logits: bool,
+    progress: bool,
 ) -> _Answers:
     """Run the model over this process's shard and bring the answers of all processes together."""
     device = _device(model)
+    normalise = Normalise(loader.dataset.preprocessing)
     batches: list[dict[str, Tensor]] = []
     logits: list[dict[str, Tensor]] = []
     shapes: dict[int, tuple[int, ...]] = {}
@@ -246,7 +277,11 @@ def _collect(
             label = batch["label"].to(device)
             for frames, clip in batch["clips"].items():
                 shapes[frames] = tuple(clip.shape[1:])
-                answer = model(clip.to(device, non_blocking=True)).float()
+                parts = (
+                    normalise(part.to(device, non_blocking=True))
+                    for part in clip.split(batch_size or loader.batch_size or len(clip))
+                )
+                answer = video_logits(model, parts, videos=len(label))
                 places = label_places(answer, label).cpu()
                 batches[-1][f"place/{frames}"] = places.where(batch["ok"], UNANSWERED)
                 if keep_logits:

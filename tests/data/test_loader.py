@@ -159,7 +159,7 @@ def test_batch_has_the_promised_form(records):
         2: (3, 3, 2, 16, 16),
         4: (3, 3, 4, 16, 16),
     }
-    assert batch["clips"][4].dtype == torch.float32
+    assert batch["clips"][4].dtype == torch.uint8
     assert batch["label"].dtype == batch["index"].dtype == torch.int64
     assert batch["ok"].dtype == torch.bool
     assert batch["skipped"] == []

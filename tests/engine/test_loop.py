@@ -232,8 +232,8 @@ def in_float64(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     trainer.task.double()
     to_device = loop._to_device
 
-    def convert(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-        batch = to_device(batch, device)
+    def convert(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
+        batch = to_device(batch, *more)
         return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
 
     monkeypatch.setattr(loop, "_to_device", convert)

@@ -15,6 +15,7 @@ from evaluation_toys import (
     comparable,
     flexible,
     loader,
+    normalised,
     plain,
     spawned,
 )
@@ -40,7 +41,7 @@ def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, f
     for i in range(len(toys)):
         sample = toys[i]
         with torch.no_grad():
-            row = model(sample["clips"][frames][None])[0].tolist()
+            row = model(normalised(sample["clips"][frames])[None])[0].tolist()
         order = sorted(range(CLASSES), key=lambda k: -row[k])
         first.append(sample["ok"] and order[0] == sample["label"])
         five.append(sample["ok"] and sample["label"] in order[:5])
