@@ -20,22 +20,21 @@ if __name__ == "__main__":
     generate("data/example", train_per_class=20, val_per_class=10)
     records = {s: read_annotations(f"data/example/{s}.csv")[0] for s in ("train", "val")}
     crop = Preprocessing(crop=24, resize=28)
+    normalise = Normalise(crop)  # of clips, which come as uint8
     train = VideoDataset(records["train"], views=(4, 8, 16), preprocessing=crop, train=True)
     val = VideoDataset(records["val"], views=(2, 4, 6, 8, 12, 16, 20), preprocessing=crop)
     loader = make_loader(train, batch_size=16, train=True)
-
     head = [nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(96, 12)]
     network = nn.Sequential(layer(3, 24), layer(24, 48), layer(48, 96), *head)
     model = ffn.convert(network, trained_frames=(4, 8, 16), alter=["1.0", "2.0"])
     print(model.report)
     task, optimiser = FlexibleTask(model, (4, 8, 16)), torch.optim.AdamW(model.parameters(), 3e-3)
-    normalise = Normalise(crop)  # clips come as uint8
     for epoch in range(12):
         loader.sampler.set_epoch(epoch)
         for batch in loader:
             optimiser.zero_grad()
-            clips = {frames: normalise(clip) for frames, clip in batch["clips"].items()}
-            loss = task({**batch, "clips": clips})["loss"]
+            batch["clips"] = {t: normalise(clip) for t, clip in batch["clips"].items()}
+            loss = task(batch)["loss"]
             loss.backward()
             optimiser.step()
         print(f"epoch {epoch + 1}: loss {loss.item():.2f}")
