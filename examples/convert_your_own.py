@@ -20,7 +20,6 @@ if __name__ == "__main__":
     generate("data/example", train_per_class=20, val_per_class=10)
     records = {s: read_annotations(f"data/example/{s}.csv")[0] for s in ("train", "val")}
     crop = Preprocessing(crop=24, resize=28)
-    normalise = Normalise(crop)  # of clips, which come as uint8
     train = VideoDataset(records["train"], views=(4, 8, 16), preprocessing=crop, train=True)
     val = VideoDataset(records["val"], views=(2, 4, 6, 8, 12, 16, 20), preprocessing=crop)
     loader = make_loader(train, batch_size=16, train=True)
@@ -33,7 +32,7 @@ if __name__ == "__main__":
         loader.sampler.set_epoch(epoch)
         for batch in loader:
             optimiser.zero_grad()
-            batch["clips"] = {t: normalise(clip) for t, clip in batch["clips"].items()}
+            batch["clips"] = {t: Normalise(crop)(clip) for t, clip in batch["clips"].items()}
             loss = task(batch)["loss"]
             loss.backward()
             optimiser.step()

@@ -79,9 +79,14 @@ def test_draws_come_from_the_samples_generator_alone(change):
 
 def test_states_come_back_after_an_error():
     before = torch.get_rng_state()
-    with pytest.raises(RuntimeError), library_draws(rng()):
-        torch.rand(1)
-        raise RuntimeError
+
+    def fail():
+        with library_draws(rng()):
+            torch.rand(1)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
     assert torch.equal(torch.get_rng_state(), before)
 
 
