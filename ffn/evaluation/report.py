@@ -15,7 +15,7 @@ from rich.table import Table
 from safetensors import safe_open
 
 from ffn.evaluation.plots import save_figure
-from ffn.evaluation.sweep import Predictions, Row, Sweep
+from ffn.evaluation.results import Predictions, Row, Sweep
 
 FORMAT = 1  # of the JSON file
 
