@@ -17,7 +17,14 @@ from ffn.core import NORMS
 from ffn.data import Normalise
 from ffn.engine import build
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from ffn.engine.config import Config, ConfigError, Precision, Views, config_to_dict
+from ffn.engine.config import (
+    Config,
+    ConfigError,
+    Precision,
+    Views,
+    config_from_dict,
+    config_to_dict,
+)
 from ffn.engine.distributed import (
     World,
     average_buffers,
@@ -291,7 +298,8 @@ class Trainer:
         training = content.get("training")
         if training is None:
             raise CheckpointError(f"{path} has no training state to continue from")
-        check_same_run(content["meta"]["config"], config_to_dict(self.config), path)
+        before = config_from_dict(content["meta"]["config"])  # options newer than it: the default
+        check_same_run(config_to_dict(before), config_to_dict(self.config), path)
         if content["meta"]["data"] != self.videos.fingerprint():
             raise ConfigError(
                 f"{path} was trained on other videos or labels than {self.config.data.root} lists "

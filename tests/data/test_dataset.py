@@ -96,6 +96,28 @@ def test_views_share_their_crop(records):
             assert any(torch.equal(small, clips[8][:, j]) for j in (2 * i, 2 * i + 1))
 
 
+def test_views_share_every_augmentation(records):
+    transform = TrainTransform(
+        PLAIN,
+        crop_mode="resized",
+        flip="random",
+        colour_jitter=(0.4, 0.4, 0.4, 0.1),
+        randaugment="rand-m7-n4-mstd0.5-inc1",
+        erasing=1.0,
+    )
+    options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "transform": transform}
+    dataset = VideoDataset(records, nested=True, **options)
+    for epoch in range(6):
+        clips = dataset[epoch, 0]["clips"]
+        for i in range(4):
+            small = clips[4][:, i]
+            assert any(torch.equal(small, clips[8][:, j]) for j in (2 * i, 2 * i + 1))
+    alone = VideoDataset(records, **{**options, "views": (4,)})
+    assert equal(alone[2, 1], VideoDataset(records, **{**options, "views": (4,)})[2, 1])
+    assert not equal(alone[2, 1], alone[3, 1])
+    assert not equal(alone[2, 1], alone[2, 1, 1])  # another copy
+
+
 def test_sample_depends_on_seed_epoch_and_index_alone(records):
     transform = TrainTransform(PLAIN, flip="random")
     options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "transform": transform}

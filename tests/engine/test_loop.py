@@ -261,6 +261,23 @@ def test_mixed_videos_are_drawn_anew_in_every_step(
     assert keys == [(step, micro, 0) for step in range(2 * STEPS) for micro in range(2)]
 
 
+def test_run_from_before_an_option_existed_goes_on(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    """Its default is what was done before."""
+    train_until(3, videos, tmp_path / "run", "train.save_steps=1")
+    last = load_checkpoint(tmp_path / "run/last.pt")
+    for section, option in (("data", "crop_mode"), ("train", "mixup"), ("train", "repeats")):
+        del last["meta"]["config"][section][option]
+    save_checkpoint(tmp_path / "run/last.pt", last)
+
+    with pytest.raises(ConfigError, match=r"train\.mixup 0\.0 -> 0\.5"):
+        train(videos, tmp_path / "run", "train.save_steps=1", "train.mixup=0.5")
+    train(videos, tmp_path / "run", "train.save_steps=1")
+
+    assert same_weights(tmp_path / "run", finished)
+
+
 def test_damaged_checkpoint_is_not_overwritten(videos: Path, tmp_path: Path) -> None:
     train_until(2, videos, tmp_path / "run", "train.save_steps=1")
     last = tmp_path / "run/last.pt"

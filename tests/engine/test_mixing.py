@@ -7,6 +7,7 @@ import pytest
 import torch
 from engine_toys import batch, flexible_task, tiny
 
+from ffn.data import Preprocessing, TrainTransform
 from ffn.engine.mixing import BatchMix
 from ffn.engine.tasks import PlainTask, top1
 
@@ -86,6 +87,29 @@ def test_both_take_turns() -> None:
         out = mixed(data, step, mixup=0.8, cutmix=1.0)["clips"][4]
         cut += bool(((out == data["clips"][4]) | (out == data["clips"][4].roll(1, 0))).all())
     assert 35 < cut < 65
+
+
+def test_mirrored_videos_are_mixed_with_the_label_of_their_mirror() -> None:
+    transform = TrainTransform(
+        Preprocessing(crop=16, resize=16), scales=(1,), flip="swap", flip_pairs=[[0, 1]]
+    )
+    ramp = torch.arange(16, dtype=torch.uint8).mul(10).expand(16, 16)
+    frames = ramp[None, :, :, None].expand(2, 16, 16, 3)
+    made = [transform(frames, i % 2, np.random.default_rng(i)) for i in range(8)]
+    mirrored = [bool(clip[0, 0, 0, 0] > clip[0, 0, 0, 15]) for clip, _ in made]
+    assert 0 < sum(mirrored) < 8
+    clips = {2: torch.stack([clip.transpose(0, 1) for clip, _ in made]).float()}
+    label = torch.tensor([label for _, label in made])
+
+    out = mixed({"clips": clips, "label": label}, mixup=0.8)
+
+    drawn = mixed({"clips": clips, "label": torch.arange(8) % 3}, mixup=0.8)["label"]
+    share = share_of(drawn, torch.arange(8) % 3)  # the same draw
+    expected = np.zeros((8, CLASSES))
+    for i in range(8):
+        for j, weight in ((i, share), ((i - 1) % 8, 1 - share)):
+            expected[i, (j + mirrored[j]) % 2] += weight
+    assert out["label"].numpy() == pytest.approx(expected, abs=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"mixup": 0.8}, {"cutmix": 1.0}])
