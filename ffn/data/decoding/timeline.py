@@ -73,6 +73,8 @@ class Timeline:
         Raises:
             VideoError: if there is none.
         """
+        if len(self) > 1 and not self.seconds[-1]:
+            raise VideoError(self.path, f"its frames have no times; got {start} … {end} s")
         first = 0 if start is None else int(np.searchsorted(self.seconds, start - 1e-6))
         stop = len(self) if end is None else int(np.searchsorted(self.seconds, end - 1e-6))
         if first >= stop:
