@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ffn.data.annotations import Record, read_annotations, read_classes
 from ffn.data.dataset import VideoDataset
-from ffn.data.decoding import VideoError, count_frames, decode, open_video
+from ffn.data.decoding import READERS, Facts, VideoError, count_frames, decode, open_video, probe
 from ffn.data.draws import library_draws
 from ffn.data.flips import swap_pairs
 from ffn.data.loader import ClipSampler, collate_eval, collate_train, make_loader
@@ -22,8 +22,10 @@ from ffn.data.sampling import (
 from ffn.data.transforms import EvalTransform, TrainTransform
 
 __all__ = [
+    "READERS",
     "ClipSampler",
     "EvalTransform",
+    "Facts",
     "Normalise",
     "Preprocessing",
     "Protocol",
@@ -42,6 +44,7 @@ __all__ = [
     "library_draws",
     "make_loader",
     "open_video",
+    "probe",
     "read_annotations",
     "read_classes",
     "sample_views",

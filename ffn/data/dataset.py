@@ -40,6 +40,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         nested: Smaller views are subsets of the largest: max(views) frames are decoded in place of
             sum(views).
         seed: First part of every sample's random seed.
+        reader: How video files are read, one of `ffn.data.READERS`.
         pattern: Name of a frame inside a folder of frames.
         on_error: `fail` raises; `skip` returns a sample of zeros with `ok` False and the reason.
         cache_bytes: Memory for decoded videos: a set that fits is decoded once, not every epoch.
@@ -60,6 +61,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         protocol: Protocol = Protocol(),  # noqa: B008  frozen
         nested: bool = False,
         seed: int = 0,
+        reader: str = "auto",
         pattern: str = PATTERN,
         on_error: str = "fail",
         cache_bytes: int = 0,
@@ -81,7 +83,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
             raise ValueError("transform was made for another preprocessing; give both the same")
         self.records, self.views = list(records), tuple(sorted(set(views)))
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
-        self.nested, self.seed, self.pattern, self.on_error = nested, seed, pattern, on_error
+        self.nested, self.seed, self.on_error = nested, seed, on_error
+        self.reader, self.pattern = reader, pattern
         self._cached: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_room = cache_bytes
         self._train_transform = transform
@@ -150,7 +153,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
         """Number of usable frames of a video, and what reads some of them."""
         if index in self._cached:
             return len(self._cached[index]), self._cached[index].__getitem__
-        video = open_video(record.path, pattern=self.pattern, frames=record.frames)
+        video = open_video(
+            record.path, reader=self.reader, pattern=self.pattern, frames=record.frames
+        )
         usable = range(len(video))
         if record.start is not None or record.end is not None:
             usable = video.between(record.start, record.end)
