@@ -85,6 +85,7 @@ class Normalise:
 
     def __init__(self, preprocessing: Preprocessing) -> None:
         self.preprocessing = preprocessing
+        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, clip: Tensor) -> Tensor:
         """Order the channels, scale to 0 … 1, subtract the mean, divide by the deviation.
@@ -103,11 +104,16 @@ class Normalise:
                 f"clip is {clip.dtype} {tuple(clip.shape)}; expected uint8 RGB (B, 3, T, H, W), as "
                 "a VideoDataset gives it. A clip that is normalised already is the network's input"
             )
-        wanted = self.preprocessing
+        mean, std = self._on(clip.device)
 
-        x = clip.transpose(1, 2)  # (B, T, C, H, W)
-        if wanted.colour == "bgr":
-            x = x.flip(2)
+        x = clip.flip(1) if self.preprocessing.colour == "bgr" else clip
         x = F.to_dtype(x, torch.float32, scale=True)
-        x = F.normalize(x, list(wanted.mean), list(wanted.std), inplace=True)
-        return x.transpose(1, 2)
+        return x.sub_(mean).div_(std)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and deviation (C, 1, 1, 1), sent once: a copy to a GPU waits for its queue."""
+        if device not in self._constants:
+            both = (self.preprocessing.mean, self.preprocessing.std)
+            mean, std = (torch.tensor(v, device=device).view(3, 1, 1, 1) for v in both)
+            self._constants[device] = mean, std
+        return self._constants[device]

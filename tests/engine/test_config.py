@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import yaml
 from engine_toys import ROOT
 
 from ffn.cli.train import main
@@ -187,6 +189,29 @@ def test_round_trip_through_plain_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
 def test_configs_that_ship(path: Path) -> None:
     assert load_config(path)
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "slowfast_r50"), (1, "uniformer_s")])
+def test_recipes_of_the_docs_are_those_of_the_configs(
+    place: int, name: str, tmp_path: Path
+) -> None:
+    text = (ROOT / "docs/augmentation.md").read_text()
+    recipe = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[place]
+    (tmp_path / "recipe.yaml").write_text(recipe)
+
+    shipped = config_to_dict(load_config(ROOT / f"configs/sthv1/{name}.yaml"))
+    documented = config_to_dict(load_config(tmp_path / "recipe.yaml"))
+    for section, options in yaml.safe_load(recipe).items():
+        assert {key: documented[section][key] for key in options} == {
+            key: shipped[section][key] for key in options
+        }
+
+
+def test_options_of_the_docs_exist() -> None:
+    text = (ROOT / "docs/augmentation.md").read_text()
+    named = set(re.findall(r"`((?:data|train)\.\w+)", text))
+    assert len(named) > 15
+    assert named <= set(every_option())
 
 
 def test_help_lists_every_option_with_its_default() -> None:
