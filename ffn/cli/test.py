@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"test.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.data import Preprocessing, VideoError
+    from ffn.data import LoaderError, Preprocessing, VideoError
     from ffn.engine.build import build_test_loader, clips_per_forward, read_videos
     from ffn.engine.distributed import processes
     from ffn.evaluation import print_table, save_predictions, save_table, sweep
@@ -63,7 +63,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print_table(sweeps)
                 for file in save_table(sweeps, output):
                     print(file)
-    except (ValueError, FileNotFoundError, FloatingPointError, VideoError, WeightsError) as error:
+    except (
+        ValueError,
+        FileNotFoundError,
+        FloatingPointError,
+        LoaderError,
+        VideoError,
+        WeightsError,
+    ) as error:
         print(f"test.py: {error}", file=sys.stderr)
         return 2
     return 0

@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.data import VideoError
+    from ffn.data import LoaderError, VideoError
     from ffn.engine.distributed import processes
     from ffn.engine.loop import Trainer
     from ffn.zoo import WeightsError
@@ -39,6 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             ValueError,
             FileNotFoundError,
             FloatingPointError,
+            LoaderError,
             VideoError,
             WeightsError,
         ) as error:

@@ -20,12 +20,14 @@ from ffn.data.sampling import (
     segment_views,
 )
 from ffn.data.transforms import EvalTransform, TrainTransform
+from ffn.data.watch import LoaderError
 
 __all__ = [
     "READERS",
     "ClipSampler",
     "EvalTransform",
     "Facts",
+    "LoaderError",
     "Normalise",
     "Preprocessing",
     "Protocol",

@@ -12,10 +12,12 @@ from torch.utils.data import Dataset
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError, open_video
+from ffn.data.packed import PackedRecords
 from ffn.data.preprocessing import Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.sampling import sample_views
 from ffn.data.transforms import EvalTransform, TrainTransform
+from ffn.data.watch import Desks
 
 
 class VideoDataset(Dataset[dict[str, Any]]):
@@ -81,7 +83,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
         transform = TrainTransform(preprocessing) if transform is None else transform
         if transform.preprocessing != preprocessing:
             raise ValueError("transform was made for another preprocessing; give both the same")
-        self.records, self.views = list(records), tuple(sorted(set(views)))
+        self.records, self.views = PackedRecords(records), tuple(sorted(set(views)))
+        self.desks: Desks | None = None  # where items note themselves; a watched loader sets it
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.nested, self.seed, self.on_error = nested, seed, on_error
         self.reader, self.pattern = reader, pattern
@@ -109,12 +112,16 @@ class VideoDataset(Dataset[dict[str, Any]]):
         """
         epoch, index, copy = (*key, 0)[:3] if isinstance(key, tuple) else (0, key, 0)
         record, reason = self.records[index], ""
+        if self.desks is not None:
+            self.desks.take(index)
         try:
             clips, label = self._clips(record, epoch, index, copy)
         except VideoError as error:
             if self.on_error == "fail":
                 raise
             clips, label, reason = self._nothing(), record.label, str(error)
+        if self.desks is not None:
+            self.desks.clear()
         return {"clips": clips, "label": label, "index": index, "ok": not reason, "error": reason}
 
     def _clips(

@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, Sampler
 
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import VideoError
+from ffn.data.watch import WatchedLoader
 
 
 class ClipSampler(Sampler[tuple[int, ...]]):
@@ -127,6 +128,7 @@ def make_loader(
     world_size: int = 1,
     repeats: int = 1,
     drop_last: bool = True,
+    timeout: float = 0.0,
 ) -> DataLoader:
     """Load batches of a dataset; `loader.sampler.set_epoch(epoch)` starts an epoch.
 
@@ -143,6 +145,8 @@ def make_loader(
         world_size: Number of processes.
         repeats: See `ClipSampler`; training only.
         drop_last: See `ClipSampler`; training only.
+        timeout: Seconds to wait for a batch of the workers, which is an error then that names the
+            videos that they are at; 0 waits for ever.
 
     Returns:
         Batches as `collate_train` or `collate_eval` make them.
@@ -157,16 +161,22 @@ def make_loader(
         repeats=repeats,
         drop_last=train and drop_last,
     )
-    return DataLoader(
+    options = {
+        "batch_size": batch_size,
+        "sampler": sampler,
+        "collate_fn": collate_train if train else collate_eval,
+        "generator": torch.Generator().manual_seed(seed),
+        "pin_memory": torch.cuda.is_available(),
+    }
+    if workers == 0:
+        return DataLoader(dataset, **options)
+    return WatchedLoader(
         dataset,
-        batch_size=batch_size,
-        sampler=sampler,
         num_workers=workers,
-        collate_fn=collate_train if train else collate_eval,
-        generator=torch.Generator().manual_seed(seed),
-        persistent_workers=workers > 0,
-        pin_memory=torch.cuda.is_available(),
-        multiprocessing_context=_start_method() if workers > 0 else None,
+        timeout=timeout,
+        persistent_workers=True,
+        multiprocessing_context=_start_method(),
+        **options,
     )
 
 

@@ -127,6 +127,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         dataset,
         batch_size=train.batch_size // share,
         workers=options.workers,
+        timeout=options.timeout,
         train=True,
         repeats=train.repeats,
         seed=config.train.seed,
@@ -199,6 +200,7 @@ def build_test_loader(
         dataset,
         batch_size=max(1, clips_per_forward(config, world) // protocol.views),
         workers=config.data.workers,
+        timeout=config.data.timeout,
         rank=world.rank,
         world_size=world.size,
     )

@@ -210,6 +210,9 @@ class DataConfig:
     std: list[float] = _option([0.229, 0.224, 0.225], "standard deviation, of 0..1, likewise")
     colour: Colour = _option(Colour.rgb, "order of the channels that the network takes")
     workers: int = _option(4, "loader processes per training process; 0 loads in the process")
+    timeout: float = _option(
+        600.0, "seconds to wait for a batch before a run ends and names the videos; 0: for ever"
+    )
     cache_gib: float = _option(
         0.0,
         "GiB per loader process for decoded training videos: small sets are decoded once",

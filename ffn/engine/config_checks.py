@@ -24,6 +24,7 @@ def problems(config: Config) -> list[str]:
         f"train.batch_size is {train.batch_size}; at least 1": train.batch_size < 1,
         f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
         f"data.workers is {data.workers}; at least 0": data.workers < 0,
+        f"data.timeout is {data.timeout}; at least 0": data.timeout < 0,
         f"data.cache_gib is {data.cache_gib}; at least 0": data.cache_gib < 0,
         f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
         f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,

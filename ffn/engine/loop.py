@@ -207,7 +207,11 @@ class Trainer:
         score /= len(self.config.task.frames)
         shown = "  ".join(f"{t}f {m['top1']:.1f}" for t, m in self.metrics.items())
         failed = next(iter(self.metrics.values()))["failed"]
-        note = f"  ({failed} unreadable videos counted as wrong)" if failed else ""
+        note = ""
+        if failed:
+            readable = len(self.videos.val) - failed
+            mean = f"{score * len(self.videos.val) / readable:.2f}" if readable else "none"
+            note = f"  ({failed} unreadable videos counted as wrong; mean of the others {mean})"
         log.say(f"epoch {self.epoch:>3} validation top-1 %: {shown}  mean {score:.2f}{note}")
         values = {f"top1/{t}": m["top1"] for t, m in self.metrics.items()}
         log.record("val", self.step, {"epoch": self.epoch, **values, "mean": score})

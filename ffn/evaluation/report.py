@@ -34,7 +34,9 @@ def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None
             more = len(sweep.failed) - 5
             reasons = [*sweep.failed[:5], *([f"... and {more} more"] if more > 0 else [])]
             share = f"{len(sweep.failed)} of {sweep.rows[0].videos} videos"
-            text = "\n  ".join([f"{share} could not be decoded and count as wrong:", *reasons])
+            others = ", ".join(f"{row.frames}f {row.top1_readable:.2f}" for row in sweep.rows)
+            cause = "could not be decoded and count as wrong"
+            text = "\n  ".join([f"{share} {cause}; top-1 of the others: {others}:", *reasons])
             console.print(text, style="yellow", markup=False, soft_wrap=True)
 
 
@@ -58,9 +60,10 @@ def save_table(sweeps: Sequence[Sweep], folder: str | Path, stem: str = "results
 
     with files[0].open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
-        writer.writerow(["network", *(field.name for field in fields(Row)), "protocol"])
+        columns = [*(field.name for field in fields(Row)), "top1_readable", "protocol"]
+        writer.writerow(["network", *columns])
         writer.writerows(
-            [sweep.name, *asdict(row).values(), sweep.protocol]
+            [sweep.name, *asdict(row).values(), row.top1_readable, sweep.protocol]
             for sweep in sweeps
             for row in sweep.rows
         )

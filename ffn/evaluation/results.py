@@ -38,6 +38,12 @@ class Row:
     videos: int
     failed: int
 
+    @property
+    def top1_readable(self) -> float:
+        """Top-1 in percent of the videos that could be decoded; NaN if none could."""
+        readable = self.videos - self.failed
+        return self.top1 * self.videos / readable if readable else float("nan")
+
 
 @dataclass(frozen=True)
 class Predictions:
