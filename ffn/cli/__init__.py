@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "train": "train a network from a config",
     "test": "accuracy and cost at any frame counts",
+    "pack": "pack the videos of a config for fast training",
     "predict": "label video files",
     "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
     "publish": "write a trained network as one file with its record",

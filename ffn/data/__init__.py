@@ -15,13 +15,18 @@ from ffn.data.sampling import (
     segment_random,
     segment_views,
 )
+from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack, page_order
 from ffn.data.transforms import EvalTransform, Preprocessing, TrainTransform, swap_pairs
 
 __all__ = [
     "ClipSampler",
+    "ClipStore",
     "EvalTransform",
+    "PackReport",
     "Preprocessing",
     "Record",
+    "StoreError",
+    "StoredVideo",
     "TrainTransform",
     "VideoDataset",
     "VideoError",
@@ -34,6 +39,8 @@ __all__ = [
     "dense_start",
     "make_loader",
     "open_video",
+    "pack",
+    "page_order",
     "read_annotations",
     "read_classes",
     "sample_views",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -11,9 +11,12 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ffn.data.annotations import Record
-from ffn.data.decoding import PATTERN, VideoError, open_video
+from ffn.data.decoding import PATTERN, FrameFolder, VideoError, VideoFile, open_video
 from ffn.data.sampling import sample_views
 from ffn.data.transforms import SCALES, EvalTransform, Preprocessing, TrainTransform
+
+if TYPE_CHECKING:
+    from ffn.data.store import StoredVideo
 
 
 class VideoDataset(Dataset[dict[str, Any]]):
@@ -35,6 +38,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
             sum(views).
         seed: First part of every sample's random seed.
         pattern: Name of a frame inside a folder of frames.
+        source: What opens a record in place of `open_video`, as `ClipStore(...).open_record`.
         on_error: `fail` raises; `skip` returns a sample of zeros with `ok` False and the reason.
         cache_bytes: Memory for decoded videos: a set that fits is decoded once, not every epoch.
             The first video that finds no room ends the collecting. Samples are the same.
@@ -56,6 +60,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         nested: bool = False,
         seed: int = 0,
         pattern: str = PATTERN,
+        source: Callable[[Record], VideoFile | FrameFolder | StoredVideo] | None = None,
         on_error: str = "fail",
         cache_bytes: int = 0,
     ) -> None:
@@ -70,6 +75,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.records, self.views = list(records), tuple(sorted(set(views)))
         self.preprocessing, self.train = preprocessing, train
         self.nested, self.seed, self.pattern, self.on_error = nested, seed, pattern, on_error
+        self._source = source or self._open_file
         self._cached: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_room = cache_bytes
         self._train_transform = TrainTransform(
@@ -131,7 +137,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         """Number of usable frames of a video, and what reads some of them."""
         if index in self._cached:
             return len(self._cached[index]), self._cached[index].__getitem__
-        video = open_video(record.path, pattern=self.pattern, frames=record.frames)
+        video = self._source(record)
         usable = range(len(video))
         if record.start is not None or record.end is not None:
             usable = video.between(record.start, record.end)
@@ -143,6 +149,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
         if self._cache_room >= 0:
             self._cached[index] = frames
         return len(frames), frames.__getitem__
+
+    def _open_file(self, record: Record) -> VideoFile | FrameFolder:
+        return open_video(record.path, pattern=self.pattern, frames=record.frames)
 
     def _nothing(self) -> dict[int, Tensor]:
         side = self.preprocessing.crop

@@ -68,6 +68,11 @@ class VideoFile:
     def __len__(self) -> int:
         return len(self._reader)
 
+    @property
+    def times(self) -> np.ndarray:
+        """When each frame is shown, (N,) float64, in seconds."""
+        return self._reader.get_frame_timestamp(range(len(self)))[:, 0].astype(np.float64)
+
     def read(self, indices: Iterable[int]) -> Tensor:
         """Frames at `indices`, in that order; repeated indices are decoded once.
 
@@ -101,7 +106,7 @@ class VideoFile:
 
     def between(self, start: float | None, end: float | None) -> range:
         """Indices of the frames shown at a time in [start, end), in seconds."""
-        times = self._reader.get_frame_timestamp(range(len(self)))[:, 0]
+        times = self.times
         first = 0 if start is None else int(np.searchsorted(times, start - 1e-6))
         stop = len(self) if end is None else int(np.searchsorted(times, end - 1e-6))
         if first >= stop:
@@ -138,6 +143,11 @@ class FrameFolder:
 
     def __len__(self) -> int:
         return self._frames
+
+    @property
+    def times(self) -> None:
+        """None: images carry no time."""
+        return None
 
     def read(self, indices: Iterable[int]) -> Tensor:
         """Frames at `indices`, in that order; repeated indices are read once.

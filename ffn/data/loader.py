@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,9 +32,12 @@ class ClipSampler(Sampler[tuple[int, int]]):
         drop_last: Training only. True leaves out what does not fill a batch on every rank. False
             keeps the smaller last batch; if the ranks cannot share it evenly, the first few samples
             of the epoch come again (at most world_size - 1).
+        order: Training only. What makes the permutation of an epoch from (seed, epoch), in place of
+            a uniformly random one: `functools.partial(page_order, pages)` for a clip store.
 
     Raises:
-        ValueError: if a number is outside its range, or less than one batch would remain.
+        ValueError: if a number is outside its range, less than one batch would remain, or `order`
+            does not give each sample once.
     """
 
     def __init__(
@@ -47,6 +50,7 @@ class ClipSampler(Sampler[tuple[int, int]]):
         world_size: int = 1,
         batch_size: int = 1,
         drop_last: bool = False,
+        order: Callable[[int, int], np.ndarray] | None = None,
     ) -> None:
         if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
             raise ValueError(
@@ -62,7 +66,9 @@ class ClipSampler(Sampler[tuple[int, int]]):
             )
         self.size, self.shuffle, self.seed = size, shuffle, seed
         self.rank, self.world_size = rank, world_size
-        self.batch_size, self.drop_last = batch_size, drop_last
+        if order is not None and not shuffle:
+            raise ValueError("order has an effect in training alone; leave it out, or shuffle=True")
+        self.batch_size, self.drop_last, self.order = batch_size, drop_last, order
         self.epoch = self.skip_batches = 0
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
@@ -85,12 +91,25 @@ class ClipSampler(Sampler[tuple[int, int]]):
     def _indices(self) -> list[int]:
         order = np.arange(self.size)
         if self.shuffle:
-            entropy = np.random.SeedSequence([self.seed, self.epoch])
-            np.random.default_rng(entropy).shuffle(order)
+            order = self._permutation()
             share = self.batch_size * self.world_size if self.drop_last else self.world_size
             whole = self.size // share if self.drop_last else -(-self.size // share)
             order = np.resize(order, whole * share)
         return order[self.rank :: self.world_size][self.skip_batches * self.batch_size :].tolist()
+
+    def _permutation(self) -> np.ndarray:
+        order = np.arange(self.size)
+        if self.order is None:
+            entropy = np.random.SeedSequence([self.seed, self.epoch])
+            np.random.default_rng(entropy).shuffle(order)
+            return order
+        chosen = self.order(self.seed, self.epoch)
+        if not np.array_equal(np.sort(chosen), order):
+            raise ValueError(
+                f"order gives {len(chosen)} indices for {self.size} samples; expected each of "
+                f"0 … {self.size - 1} once"
+            )
+        return chosen
 
 
 def make_loader(
@@ -103,6 +122,7 @@ def make_loader(
     rank: int = 0,
     world_size: int = 1,
     drop_last: bool = True,
+    order: Callable[[int, int], np.ndarray] | None = None,
 ) -> DataLoader:
     """Load batches of a dataset; `loader.sampler.set_epoch(epoch)` starts an epoch.
 
@@ -118,6 +138,7 @@ def make_loader(
         rank: This process.
         world_size: Number of processes.
         drop_last: See `ClipSampler`; training only.
+        order: See `ClipSampler`; training only.
 
     Returns:
         Batches as `collate_train` or `collate_eval` make them.
@@ -130,6 +151,7 @@ def make_loader(
         world_size=world_size,
         batch_size=batch_size,
         drop_last=train and drop_last,
+        order=order,
     )
     return DataLoader(
         dataset,

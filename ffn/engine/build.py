@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from ffn.engine.config import (
     Config,
     ConfigError,
     DataConfig,
+    DataFormat,
     Flip,
     Groups,
     Optimiser,
+    Order,
     Precision,
     Task,
     config_to_dict,
@@ -97,7 +100,8 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
     """Training batches: one micro-batch of this process each.
 
     Raises:
-        ConfigError: the batch size cannot be shared evenly.
+        ConfigError: the batch size cannot be shared evenly, or the store's frames are too small.
+        data.StoreError: the store cannot be used.
     """
     options = config.data
     share = world.size * config.train.accumulate
@@ -106,6 +110,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
             f"train.batch_size {config.train.batch_size} is not divisible by {world.size} "
             f"processes x {config.train.accumulate} micro-batches; give a multiple of {share}"
         )
+    store = build_store(options, resize=options.resize)
     dataset = data.VideoDataset(
         videos.train,
         views=config.task.frames,
@@ -120,7 +125,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         seed=config.train.seed,
         on_error=options.on_error.value,
         cache_bytes=int(options.cache_gib * 2**30),
-        **_pattern(options),
+        **_source(options, store),
     )
     return data.make_loader(
         dataset,
@@ -130,6 +135,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         seed=config.train.seed,
         rank=world.rank,
         world_size=world.size,
+        order=_order(options, store, videos.train),
     )
 
 
@@ -142,12 +148,13 @@ def build_test_loader(
     preprocessing: data.Preprocessing,
 ) -> DataLoader:
     """Validation batches with a clip per frame count, each video on one process only."""
+    store = build_store(config.data, resize=preprocessing.resize)
     dataset = data.VideoDataset(
         videos.val,
         views=frames,
         preprocessing=preprocessing,
         on_error=config.data.on_error.value,
-        **_pattern(config.data),
+        **_source(config.data, store),
     )
     share = world.size * config.train.accumulate
     return data.make_loader(
@@ -157,6 +164,36 @@ def build_test_loader(
         rank=world.rank,
         world_size=world.size,
     )
+
+
+def store_place(options: DataConfig) -> str:
+    """Folder or address of the clip store of a config."""
+    return options.store if "://" in options.store else str(Path(options.root) / options.store)
+
+
+def build_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
+    """The clip store that the videos are read from; None if it is their files.
+
+    Args:
+        options: ``config.data``.
+        resize: short side that the frames will be brought to, in pixels.
+
+    Raises:
+        ConfigError: its frames were made smaller than that.
+        data.StoreError: there is no store, or it is damaged.
+    """
+    if options.format is DataFormat.video:
+        return None
+    store = data.ClipStore(
+        store_place(options), root=options.root, cache_gib=options.store_cache_gib
+    )
+    if store.manifest.short_side < resize:
+        raise ConfigError(
+            f"the store {store.path} was packed at a short side of {store.manifest.short_side}, "
+            f"less than the {resize} that is asked for (data.resize): frames would be enlarged "
+            "again; pack at that size, or use data.format=video"
+        )
+    return store
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
@@ -258,5 +295,18 @@ def describe(
     }
 
 
-def _pattern(options: DataConfig) -> dict[str, str]:
+def _source(options: DataConfig, store: data.ClipStore | None) -> dict[str, Any]:
+    """Arguments of a dataset that say where frames come from."""
+    if store is not None:
+        return {"source": store.open_record}
     return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+
+
+def _order(
+    options: DataConfig, store: data.ClipStore | None, records: Sequence[data.Record]
+) -> partial | None:
+    """What makes the order of each epoch, if it is not uniformly random."""
+    if options.order is not Order.pages:
+        return None
+    pages = store.pages(records, options.page_mib * 2**20)
+    return partial(data.page_order, pages, window=options.page_window)

@@ -84,6 +84,20 @@ class OnError(Enum):
     skip = "skip"
 
 
+class DataFormat(Enum):
+    """What videos are read from."""
+
+    video = "video"
+    store = "store"
+
+
+class Order(Enum):
+    """How training goes through the videos."""
+
+    random = "random"
+    pages = "pages"
+
+
 class Sampling(Enum):
     """Which frames make a clip; see ``ffn.data.sampling``."""
 
@@ -151,6 +165,16 @@ class DataConfig:
     )
     val: str = _option("val.csv", "validation annotations, likewise")
     root: str = _option("data", "folder of the annotations and of the paths in them")
+    format: DataFormat = _option(
+        DataFormat.video, "read the files named in the lists, or a clip store made from them"
+    )
+    store: str = _option("store", "clip store: folder under root, or address (https://…, s3://…)")
+    store_cache_gib: float = _option(100.0, "GiB of disk for shards of a store at an address")
+    order: Order = _option(
+        Order.random, "training order; pages: few parts of a store at a time, for slow storage"
+    )
+    page_mib: int = _option(256, "MiB of a store that make a page, for order=pages")
+    page_window: int = _option(16, "pages in use at a time, for order=pages")
     classes: str | None = _option(None, "file with one class name per line; default: from train")
     frame_pattern: str | None = _option(None, "file names in a frame folder, as {:05d}.jpg")
     test_frames: list[int] = _option(
@@ -344,6 +368,11 @@ def _check(config: Config) -> None:
         f"train.batch_size is {train.batch_size}; at least 1": train.batch_size < 1,
         f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
         f"data.workers is {data.workers}; at least 0": data.workers < 0,
+        f"data.store_cache_gib is {data.store_cache_gib}; above 0": data.store_cache_gib <= 0,
+        f"data.page_mib is {data.page_mib}; at least 1": data.page_mib < 1,
+        f"data.page_window is {data.page_window}; at least 1": data.page_window < 1,
+        "data.order=pages needs data.format=store": data.order is Order.pages
+        and data.format is not DataFormat.store,
         f"data.cache_gib is {data.cache_gib}; at least 0": data.cache_gib < 0,
         f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
         f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,
