@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from store_clips import packed, write_film, write_set
+from torchvision.io import encode_jpeg
 from torchvision.transforms.v2 import functional as F
 
 from ffn.data import (
@@ -95,6 +96,36 @@ def test_jpeg_frames_are_close_and_decode_as_pillow_decodes_them(jpeg, root, rec
     for number, (first, end) in enumerate(zip([0, *ends[:-1]], ends, strict=True)):
         pixels = np.asarray(image.open(io.BytesIO(shard[body + int(first) : body + int(end)])))
         assert np.array_equal(pixels, store.open_record(records[0]).read([number])[0].numpy())
+
+
+def without_simplejpeg(monkeypatch):
+    from ffn.data.store import clip
+
+    monkeypatch.setattr(clip, "_simplejpeg", lambda: None)
+
+
+def test_both_decoders_give_the_same_pixels(jpeg, root, records, monkeypatch):
+    pytest.importorskip("simplejpeg")
+    store = ClipStore(jpeg, root=root)
+    one = every(store.open_record(records[0]))
+    without_simplejpeg(monkeypatch)
+    assert torch.equal(every(store.open_record(records[0])), one)
+
+
+@pytest.mark.parametrize("fallback", [True, False])
+@pytest.mark.parametrize("form", ["jpeg", "raw"])
+def test_bytes_that_are_no_frame_are_refused(form, fallback, monkeypatch):
+    from ffn.data.store.clip import decode_frame
+
+    if fallback:
+        without_simplejpeg(monkeypatch)
+    image = torch.zeros(16, 24, 3, dtype=torch.uint8)
+    with pytest.raises(ValueError, match=r"no (raw frame|JPEG) of shape \(16, 24, 3\)"):
+        decode_frame(bytearray(b"something else"), form, image)
+    other = torch.full((3, 24, 16), 90, dtype=torch.uint8)  # higher than wide
+    data = {"jpeg": encode_jpeg(other).numpy().tobytes(), "raw": bytes(24 * 16 * 3 + 1)}
+    with pytest.raises(ValueError, match=r"(raw frame|JPEG) of shape"):
+        decode_frame(bytearray(data[form]), form, image)
 
 
 def test_quality_costs_bytes_and_gains_likeness(root, records, tmp_path):

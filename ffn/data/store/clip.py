@@ -10,6 +10,8 @@ from __future__ import annotations
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
 
 import numpy as np
 import torch
@@ -142,27 +144,39 @@ def shrink(frames: Tensor, short_side: int) -> Tensor:
     return x.permute(0, 2, 3, 1)  # (N, H, W, C)
 
 
-def decode_frame(data: bytearray, form: str, height: int, width: int) -> Tensor:
+def decode_frame(data: bytearray, form: str, image: Tensor) -> None:
     """Decode one frame.
 
-    Returns:
-        uint8 RGB of shape (H, W, 3).
+    JPEG is decoded by simplejpeg if it is installed (the extra `store`), else by torchvision: both
+    are libjpeg-turbo and give the same pixels.
+
+    Args:
+        data: The frame as it is stored.
+        form: `jpeg` or `raw`.
+        image: Where it goes, uint8 RGB of shape (H, W, 3).
 
     Raises:
-        ValueError: if the bytes are no such frame.
+        ValueError: if the bytes are no frame of this size.
     """
     buffer = torch.frombuffer(data, dtype=torch.uint8)
     if form == "raw":
-        if len(data) != height * width * 3:
-            raise ValueError(f"{len(data)} bytes are no raw frame of {width} x {height} pixels")
-        return buffer.view(height, width, 3)
+        if len(data) != image.numel():
+            raise ValueError(f"{len(data)} bytes are no raw frame of shape {tuple(image.shape)}")
+        image.view(-1).copy_(buffer)
+        return
+    simplejpeg = _simplejpeg()
     try:
-        image = decode_jpeg(buffer, mode=ImageReadMode.RGB)
-    except RuntimeError as error:
-        raise ValueError(f"no JPEG ({str(error).splitlines()[0]})") from None
-    if image.shape != (3, height, width):
-        raise ValueError(f"JPEG of shape {tuple(image.shape)}, not (3, {height}, {width})")
-    return image.permute(1, 2, 0)  # (H, W, C)
+        if simplejpeg is not None:
+            shape = simplejpeg.decode_jpeg(data, "RGB", buffer=image.numpy()).shape
+        else:
+            decoded = decode_jpeg(buffer, mode=ImageReadMode.RGB).permute(1, 2, 0)  # (H, W, C)
+            shape = decoded.shape
+    except (RuntimeError, ValueError) as error:
+        raise ValueError(f"no JPEG of shape {tuple(image.shape)} ({_line(error)})") from None
+    if tuple(shape) != tuple(image.shape):
+        raise ValueError(f"JPEG of shape {tuple(shape)}, not {tuple(image.shape)}")
+    if simplejpeg is None:
+        image.copy_(decoded)
 
 
 def mean_fps(times: Sequence[float] | np.ndarray | None) -> float:
@@ -177,3 +191,16 @@ def _encode(image: Tensor, form: str, quality: int | None) -> bytes:
     if form == "jpeg":
         image = encode_jpeg(image.permute(2, 0, 1).contiguous(), quality)
     return image.contiguous().numpy().tobytes()
+
+
+@cache
+def _simplejpeg() -> ModuleType | None:
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def _line(error: Exception) -> str:
+    return str(error).strip().splitlines()[0]

@@ -70,7 +70,7 @@ class StoredVideo:
         for image, index in zip(images, chosen, strict=True):
             data = self._frame(index, check=self._check)
             try:
-                image.copy_(decode_frame(data, self._form, height, width))
+                decode_frame(data, self._form, image)
             except ValueError as error:
                 raise self._damaged(str(error), index) from None
         if chosen == wanted:
