@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ffn.data.annotations import Record, read_annotations, read_classes
 from ffn.data.dataset import VideoDataset
-from ffn.data.decoding import VideoError, count_frames, decode, open_video
+from ffn.data.decoding import READERS, Facts, VideoError, count_frames, decode, open_video, probe
 from ffn.data.loader import ClipSampler, collate_eval, collate_train, make_loader
 from ffn.data.sampling import (
     dense,
@@ -19,9 +19,11 @@ from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack,
 from ffn.data.transforms import EvalTransform, Preprocessing, TrainTransform, swap_pairs
 
 __all__ = [
+    "READERS",
     "ClipSampler",
     "ClipStore",
     "EvalTransform",
+    "Facts",
     "PackReport",
     "Preprocessing",
     "Record",
@@ -41,6 +43,7 @@ __all__ = [
     "open_video",
     "pack",
     "page_order",
+    "probe",
     "read_annotations",
     "read_classes",
     "sample_views",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,12 +11,9 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ffn.data.annotations import Record
-from ffn.data.decoding import PATTERN, FrameFolder, VideoError, VideoFile, open_video
+from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.sampling import sample_views
 from ffn.data.transforms import SCALES, EvalTransform, Preprocessing, TrainTransform
-
-if TYPE_CHECKING:
-    from ffn.data.store import StoredVideo
 
 
 class VideoDataset(Dataset[dict[str, Any]]):
@@ -37,6 +34,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         nested: Smaller views are subsets of the largest: max(views) frames are decoded in place of
             sum(views).
         seed: First part of every sample's random seed.
+        reader: How video files are read, one of `ffn.data.READERS`.
         pattern: Name of a frame inside a folder of frames.
         source: What opens a record in place of `open_video`, as `ClipStore(...).open_record`.
         on_error: `fail` raises; `skip` returns a sample of zeros with `ok` False and the reason.
@@ -59,8 +57,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
         flip_pairs: Sequence[Sequence[int]] = (),
         nested: bool = False,
         seed: int = 0,
+        reader: str = "auto",
         pattern: str = PATTERN,
-        source: Callable[[Record], VideoFile | FrameFolder | StoredVideo] | None = None,
+        source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
         cache_bytes: int = 0,
     ) -> None:
@@ -74,7 +73,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
             raise ValueError(f"flip is {flip!r} without train; expected 'none'")
         self.records, self.views = list(records), tuple(sorted(set(views)))
         self.preprocessing, self.train = preprocessing, train
-        self.nested, self.seed, self.pattern, self.on_error = nested, seed, pattern, on_error
+        self.nested, self.seed, self.on_error = nested, seed, on_error
+        self.reader, self.pattern = reader, pattern
         self._source = source or self._open_file
         self._cached: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_room = cache_bytes
@@ -150,8 +150,10 @@ class VideoDataset(Dataset[dict[str, Any]]):
             self._cached[index] = frames
         return len(frames), frames.__getitem__
 
-    def _open_file(self, record: Record) -> VideoFile | FrameFolder:
-        return open_video(record.path, pattern=self.pattern, frames=record.frames)
+    def _open_file(self, record: Record) -> Video:
+        return open_video(
+            record.path, reader=self.reader, pattern=self.pattern, frames=record.frames
+        )
 
     def _nothing(self) -> dict[int, Tensor]:
         side = self.preprocessing.crop

@@ -299,7 +299,8 @@ def _source(options: DataConfig, store: data.ClipStore | None) -> dict[str, Any]
     """Arguments of a dataset that say where frames come from."""
     if store is not None:
         return {"source": store.open_record}
-    return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+    pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+    return {"reader": options.reader.value, **pattern}
 
 
 def _order(

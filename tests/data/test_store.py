@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import multiprocessing
+import os
 import pickle
 import zlib
 from pathlib import Path
@@ -212,7 +213,7 @@ def test_folders_of_frames(write_folder, numbers, tmp_path):
     clip = store.open_record(Record(folder, 0, frames=8))
     assert numbers(every(clip)) == list(range(8))
     assert clip.times is None
-    with pytest.raises(VideoError, match="a folder of frames has no times"):
+    with pytest.raises(VideoError, match="its frames have no times"):
         clip.between(0, 1)
     with pytest.raises(VideoError, match=r"the list says 10 frames, .* holds 8"):
         store.open_record(Record(folder, 0, frames=10))
@@ -253,6 +254,15 @@ def test_unknown_videos_are_named(raw, root):
     with pytest.raises(VideoError, match=r"films/99\.mkv: is not in the store .*films/0\.mkv"):
         store.open("films/99.mkv")
     assert [key for key, *_ in store.clips()] == [f"films/{i}.mkv" for i in range(8)]
+
+
+def test_names_need_not_be_utf8(root, records, tmp_path):
+    path = os.fsdecode(os.fsencode(tmp_path) + b"/caf\xe9 \xc3\xa9 10%.mkv")
+    os.link(records[0].path, path)
+    pack([Record(path, 0)], tmp_path / "s", root=tmp_path)
+    store = ClipStore(tmp_path / "s", root=tmp_path)
+    assert len(store.open_record(Record(path, 0))) == 12
+    assert os.fsencode(next(store.clips())[0]) == b"caf\xe9 \xc3\xa9 10%.mkv"
 
 
 def test_a_set_may_move(raw, root, records, tmp_path):

@@ -21,9 +21,8 @@ pytest.importorskip("av")
 SLOW_PACK = """
 import sys, time
 from ffn.data import Record, pack
-from ffn.data.store import pack as _  # noqa: F401
 import ffn.data.store.writer as writer
-root, folder, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+root, folder, count, workers = sys.argv[1], sys.argv[2], int(sys.argv[3]), int(sys.argv[4])
 add = writer.StoreWriter.add
 def slowly(self, *given):
     add(self, *given)
@@ -31,7 +30,7 @@ def slowly(self, *given):
     time.sleep(0.1)
 writer.StoreWriter.add = slowly
 records = [Record(f"{root}/films/{i}.mkv", i) for i in range(count)]
-pack(records, folder, root=root, form="raw", shard_mib=1)
+pack(records, folder, root=root, form="raw", shard_mib=1, workers=workers)
 """
 
 
@@ -72,7 +71,7 @@ def test_workers_and_order_of_finishing_change_nothing(whole, root, records, tmp
 def test_killed_pack_is_continued(clips_before_kill, whole, root, records, tmp_path):
     folder = tmp_path / "s"
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_PACK, str(root), str(folder), "10"],
+        [sys.executable, "-c", SLOW_PACK, str(root), str(folder), "10", "0"],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
@@ -93,6 +92,31 @@ def test_killed_pack_is_continued(clips_before_kill, whole, root, records, tmp_p
     report = pack(records, folder, root=root, form="raw", shard_mib=1)
     assert (report.packed, report.kept) == (10 - clips_before_kill, clips_before_kill)
     assert content(folder) == content(whole)
+
+
+def children(process):
+    """Numbers of the processes that a process has started, where the system tells."""
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    return [int(number) for number in path.read_text().split()] if path.exists() else []
+
+
+def test_workers_end_with_a_killed_pack(root, tmp_path):
+    process = subprocess.Popen(
+        [sys.executable, "-c", SLOW_PACK, str(root), str(tmp_path / "s"), "10", "2"],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
+    )
+    assert process.stdout.readline() == b"packed\n"
+    workers = children(process)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    if not workers:
+        pytest.skip("this system does not tell which processes a process has started")
+    assert len(workers) == 2
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{worker}").exists() for worker in workers):
+        assert time.monotonic() < deadline, "workers are left"
+        time.sleep(0.1)
 
 
 class Stopped(Exception):
@@ -245,7 +269,7 @@ def test_shards_that_no_store_names_are_not_overwritten(root, records, tmp_path)
 def test_two_packs_at_once_are_refused(root, records, tmp_path):
     folder = tmp_path / "s"
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_PACK, str(root), str(folder), "10"],
+        [sys.executable, "-c", SLOW_PACK, str(root), str(folder), "10", "0"],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )

@@ -20,7 +20,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 from torchvision.transforms.v2 import functional as F
 
 from ffn.data.annotations import Record
-from ffn.data.decoding import VideoError, open_video
+from ffn.data.decoding import PyAVFile, Video, VideoError, open_video
 
 CHUNK_BYTES = 1 << 29  # of decoded frames that are held at a time
 
@@ -115,7 +115,9 @@ def encode_clip(
         small = shrink(frames, short_side)
         images += [_encode(image, form, quality) for image in small]
 
-    times = None if video.times is None else np.asarray(video.times)[usable.start : usable.stop]
+    times = _times(video)
+    if times is not None:
+        times = times[usable.start : usable.stop]
     head = Head(
         ends=np.cumsum([len(image) for image in images], dtype=np.uint64),
         times=times,
@@ -130,6 +132,17 @@ def encode_clip(
         fps=mean_fps(times),
         timed=times is not None,
     )
+
+
+def _times(video: Video) -> np.ndarray | None:
+    """When each frame is shown, in seconds; None for a folder, or a file that does not say."""
+    if not isinstance(video, PyAVFile):
+        return None
+    times = video.timeline.seconds
+    if len(times) != len(video):
+        cause = f"{len(times)} frames decode; the list says {len(video)}"
+        raise VideoError(video.path, cause)
+    return times if len(times) == 1 or times[-1] > 0 else None
 
 
 def shrink(frames: Tensor, short_side: int) -> Tensor:

@@ -156,7 +156,11 @@ class Index:
     def key(self, row: np.void) -> str:
         """The key of a row."""
         first = int(row["key_offset"])
-        return self._keys[first : first + int(row["key_bytes"])].tobytes().decode()
+        return (
+            self._keys[first : first + int(row["key_bytes"])]
+            .tobytes()
+            .decode("utf-8", "surrogateescape")
+        )
 
     def find(self, key: str) -> list[int]:
         """Numbers of the rows with this key: one for each time range that was packed."""
@@ -182,7 +186,7 @@ def write_index(path: Path, rows: np.ndarray, keys: Sequence[str]) -> File:
         rows: (N,) of dtype `CLIP`; the columns of the keys are filled in here.
         keys: Of the rows.
     """
-    encoded = [key.encode() for key in keys]
+    encoded = [_encoded(key) for key in keys]
     lengths = np.array([len(key) for key in encoded], dtype=np.int64)
     rows = rows.copy()
     rows["key_bytes"], rows["key_offset"] = lengths, np.cumsum(lengths) - lengths
@@ -203,8 +207,13 @@ def time_range(row: np.void) -> tuple[float | None, float | None]:
 def key_hash(key: str) -> np.uint64:
     """First 8 bytes of the BLAKE2b of a key."""
     return np.uint64(
-        int.from_bytes(hashlib.blake2b(key.encode(), digest_size=8).digest(), "little")
+        int.from_bytes(hashlib.blake2b(_encoded(key), digest_size=8).digest(), "little")
     )
+
+
+def _encoded(key: str) -> bytes:
+    """Bytes of a key; names of files need not be UTF-8."""
+    return key.encode("utf-8", "surrogateescape")
 
 
 def key_of(path: str, root: str | None) -> str:

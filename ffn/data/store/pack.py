@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 QUALITY = 90
+LOCK_TIMEOUT = 3  # seconds: workers of a pack that was killed end within one
 
 
 @dataclass
@@ -105,7 +108,7 @@ def pack(
     wanted = {(key_of(r.path, root), r.start, r.end): r for r in reversed(records)}
     wanted = dict(reversed(wanted.items()))  # the first of those that stand twice
     try:
-        with FileLock(folder / LOCK, timeout=0):
+        with FileLock(folder / LOCK, timeout=LOCK_TIMEOUT):
             writer = StoreWriter(folder, options, shard_bytes=shard_mib * 2**20, append=append)
             try:
                 return _pack(wanted, writer, pattern, workers, progress)
@@ -183,8 +186,21 @@ def _encoded(encoder: _Encoder, workers: int) -> Iterator[tuple[EncodedClip | No
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # torch's global random state is left alone
             multiprocessing_context=_start_method() if workers else None,
+            worker_init_fn=_end_with_parent,
         )
     )
+
+
+def _end_with_parent(worker: int) -> None:
+    """Have a worker end when its parent was killed; it might wait for ever to hand over a clip."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()
 
 
 def _as_it_is(item: tuple[EncodedClip | None, str]) -> tuple[EncodedClip | None, str]:

@@ -38,12 +38,13 @@ class StoredVideo:
 
     @property
     def timed(self) -> bool:
-        """Whether frames have times; those of a folder of images have none."""
+        """Whether frames have times; those of a folder of images have none,
+        nor those of a few kinds of files."""
         return bool(self.row["timed"])
 
     @property
     def times(self) -> np.ndarray | None:
-        """When each frame is shown, (N,) float64, in seconds; None for a folder of images."""
+        """When each frame is shown, (N,) float64, in seconds; None if frames have no times."""
         return self._head().times
 
     def read(self, indices: Iterable[int]) -> Tensor:
@@ -86,8 +87,7 @@ class StoredVideo:
         """
         times = self.times
         if times is None:
-            cause = f"a folder of frames has no times; got {start} … {end} s"
-            raise VideoError(self.path, cause)
+            raise VideoError(self.path, f"its frames have no times; got {start} … {end} s")
         first = 0 if start is None else int(np.searchsorted(times, start - 1e-6))
         stop = len(self) if end is None else int(np.searchsorted(times, end - 1e-6))
         if first >= stop:
