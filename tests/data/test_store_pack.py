@@ -100,9 +100,9 @@ def children(process):
     return [int(number) for number in path.read_text().split()] if path.exists() else []
 
 
-def test_workers_end_with_a_killed_pack(root, tmp_path):
+def test_workers_end_with_a_killed_pack(root, records, tmp_path):
     process = subprocess.Popen(
-        [sys.executable, "-c", SLOW_PACK, str(root), str(tmp_path / "s"), "10", "2"],
+        [sys.executable, "-c", SLOW_PACK, str(root), str(tmp_path / "s"), str(len(records)), "2"],
         stdout=subprocess.PIPE,
         env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])},
     )
