@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -266,7 +267,8 @@ def test_shards_that_no_store_names_are_not_overwritten(root, records, tmp_path)
     assert (folder / "shard-00001.bin").read_text() == "of another time"
 
 
-def test_two_packs_at_once_are_refused(root, records, tmp_path):
+def test_two_packs_at_once_are_refused(root, records, tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.import_module("ffn.data.store.pack"), "LOCK_TIMEOUT", 0)
     folder = tmp_path / "s"
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_PACK, str(root), str(folder), "10", "0"],
