@@ -361,6 +361,14 @@ def test_damaged_manifest_is_refused(text, message, copy):
         ClipStore(copy)
 
 
+@pytest.mark.parametrize("name", ["../../home/shard-00000.bin", "/etc/passwd", "shard-00001.bin"])
+def test_names_that_lead_elsewhere_are_refused(name, copy):
+    text = (copy / "store.json").read_text().replace("shard-00000.bin", name)
+    (copy / "store.json").write_text(text)
+    with pytest.raises(StoreError, match=r"names '.*' in place of shard-00000\.bin"):
+        ClipStore(copy)
+
+
 def test_folder_without_a_store_is_refused(tmp_path):
     with pytest.raises(StoreError, match=r"holds no clip store .*make one with tools/pack\.py"):
         ClipStore(tmp_path)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import functools
 import http.server
 import multiprocessing
+import re
+import shutil
 import threading
 from collections import Counter
 
@@ -79,7 +81,12 @@ def store(remote, root, tmp_path):
 
 
 def shards_in(cache):
-    return sorted(path.name for path in cache.glob("shard-*") if path.suffix != ".lock")
+    """The shards in a cache, without the hash in their names."""
+    return sorted(
+        re.sub(r"-[0-9a-f]{12}\.bin", ".bin", path.name)
+        for path in cache.glob("shard-*")
+        if path.suffix != ".lock"
+    )
 
 
 def test_shards_are_fetched_on_first_use_and_once(store, remote, root, records, expected, tmp_path):
@@ -98,7 +105,7 @@ def test_shards_are_fetched_on_first_use_and_once(store, remote, root, records, 
 def test_cache_is_in_the_home_of_ffn(remote, root, records, tmp_path, monkeypatch):
     monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
     ClipStore(remote[0], root=root).open_record(records[0]).read([0])
-    found = list((tmp_path / "home" / "stores").glob("*/shard-00000.bin"))
+    found = list((tmp_path / "home" / "stores").glob("*/shard-00000-*.bin"))
     assert len(found) == 1
 
 
@@ -135,8 +142,6 @@ def test_what_a_killed_process_left_is_cleared(remote, root, records, tmp_path):
 
 
 def test_another_file_than_named_is_refused(folder, root, records, tmp_path, monkeypatch):
-    import shutil
-
     monkeypatch.setattr(cache_module, "PAUSE", 0.01)
     copy = shutil.copytree(folder, tmp_path / "copy")
     data = bytearray((copy / "shard-00002.bin").read_bytes())
@@ -154,6 +159,19 @@ def test_another_file_than_named_is_refused(folder, root, records, tmp_path, mon
     (copy / "index-00001.bin").write_bytes(b"")
     with pytest.raises(StoreError, match=r"index-00001\.bin is not the file .* 0 of"):
         ClipStore(f"file://{copy}", root=root, cache=tmp_path / "another")
+
+
+def test_store_packed_anew_at_the_same_address(root, records, expected, tmp_path):
+    options = {"root": root, "cache": tmp_path / "cache"}
+    packed(root, records[:6], tmp_path / "s")
+    old = ClipStore(f"file://{tmp_path}/s", **options)
+    assert torch.equal(old.open_record(records[0]).read([0])[0], expected[0][0])
+    shutil.rmtree(tmp_path / "s")
+    packed(root, records[::-1], tmp_path / "s")
+    new = ClipStore(f"file://{tmp_path}/s", **options)
+    assert torch.equal(new.open_record(records[0]).read([5])[0], expected[0][5])
+    assert torch.equal(new.open_record(records[11]).read([5])[0], expected[11][5])
+    assert torch.equal(old.open_record(records[1]).read([5])[0], expected[1][5])  # still cached
 
 
 def test_broken_transfer_is_tried_again(remote, root, records, expected, tmp_path, monkeypatch):

@@ -61,7 +61,7 @@ class RemoteFiles:
         Raises:
             StoreError: if that is not possible, or something else came.
         """
-        path = self.cache / file.name
+        path = self.cache / _cached_name(file)
         self.cache.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             if not path.exists() or sha256_of(path) != file.sha256:
@@ -82,7 +82,7 @@ class RemoteFiles:
             OSError: if it cannot be fetched, something else came, or the cache is full of shards
                 in use.
         """
-        path = self.cache / shard.name
+        path = self.cache / _cached_name(shard)
         self.cache.mkdir(parents=True, exist_ok=True)
         file = _open_locked(path)
         if file is None:
@@ -151,6 +151,12 @@ class RemoteFiles:
                 f"{self.name}/{file.name} is not the file that {MANIFEST} names: {size} of "
                 f"{file.bytes} bytes, SHA-256 {digest.hexdigest()[:16]}…, not {file.sha256[:16]}…"
             )
+
+
+def _cached_name(file: File) -> str:
+    """Name of the copy: a store that was packed anew at the same address has others."""
+    stem, suffix = os.path.splitext(file.name)
+    return f"{stem}-{file.sha256[:12]}{suffix}"
 
 
 @contextmanager

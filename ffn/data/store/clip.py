@@ -102,6 +102,8 @@ def encode_clip(
     usable = range(len(video))
     if record.start is not None or record.end is not None:
         usable = video.between(record.start, record.end)
+    if not usable:
+        raise VideoError(record.path, "has no frame")
     images: list[bytes] = []
     shape, first, step = None, 0, 1
     while first < len(usable):

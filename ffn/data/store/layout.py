@@ -117,9 +117,22 @@ class Manifest:
             values["index"] = File(**values["index"])
             values["shards"] = [File(**shard) for shard in values["shards"]]
             values["unreadable"] = [Unreadable(*one) for one in values["unreadable"]]
-            return cls(**values)
+            manifest = cls(**values)
         except (KeyError, TypeError, ValueError) as error:
             raise StoreError(f"{where} is damaged ({error})") from None
+        manifest.check_names(where)
+        return manifest
+
+    def check_names(self, where: str) -> None:
+        """Refuse names that the format does not give, which may lead out of the folder.
+
+        Raises:
+            StoreError: naming the first such.
+        """
+        expected = [index_name(self.generation), *map(shard_name, range(len(self.shards)))]
+        for file, name in zip([self.index, *self.shards], expected, strict=True):
+            if file.name != name:
+                raise StoreError(f"{where} is damaged: it names {file.name!r} in place of {name}")
 
 
 class Index:

@@ -124,8 +124,9 @@ def _pack(
     missing = {name: record for name, record in wanted.items() if name not in writer.known}
     report = PackReport(kept=len(wanted) - len(missing))
     if writer.finished:
-        report.unreadable = [u for u in writer.manifest.unreadable if u[:3] in missing]
-        new = [name for name in missing if name not in {u[:3] for u in report.unreadable}]
+        report.unreadable = [one for one in writer.manifest.unreadable if one[:3] in missing]
+        failed = {one[:3] for one in report.unreadable}
+        new = [name for name in missing if name not in failed]
         if new:
             raise StoreError(
                 f"{writer.folder} is a finished store and lacks {len(new)} of the videos, as "
@@ -139,7 +140,6 @@ def _pack(
             for (key, start, end), (clip, reason) in zip(missing, clips, strict=True):
                 if clip is None:
                     report.unreadable.append(Unreadable(key, start, end, reason))
-                    bar.print(f"{key}: {reason}", markup=False)
                 else:
                     writer.add(key, start, end, missing[key, start, end].label, clip)
                     report.packed += 1
