@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import subprocess
@@ -15,6 +14,7 @@ import torch
 from store_clips import packed, write_set
 
 from ffn.data import ClipStore, Record, StoreError, open_video, pack
+from ffn.data.store import packing
 from ffn.data.store import writer as writer_module
 
 pytest.importorskip("av")
@@ -268,7 +268,7 @@ def test_shards_that_no_store_names_are_not_overwritten(root, records, tmp_path)
 
 
 def test_two_packs_at_once_are_refused(root, records, tmp_path, monkeypatch):
-    monkeypatch.setattr(importlib.import_module("ffn.data.store.pack"), "LOCK_TIMEOUT", 0)
+    monkeypatch.setattr(packing, "LOCK_TIMEOUT", 0)
     folder = tmp_path / "s"
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_PACK, str(root), str(folder), "10", "0"],

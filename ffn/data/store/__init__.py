@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ffn.data.store.layout import StoreError
 from ffn.data.store.order import page_order
-from ffn.data.store.pack import PackReport, pack
+from ffn.data.store.packing import PackReport, pack
 from ffn.data.store.reader import ClipStore
 from ffn.data.store.video import StoredVideo
 
