@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pack.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.engine.build import store_place
+    from ffn.engine.sources import store_place
 
     place = store_place(options)
     try:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,16 +19,16 @@ from ffn.engine.config import (
     Config,
     ConfigError,
     DataConfig,
-    DataFormat,
     Flip,
     Groups,
     Optimiser,
-    Order,
     Precision,
     Task,
     config_to_dict,
 )
 from ffn.engine.distributed import World
+from ffn.engine.mixing import BatchMix
+from ffn.engine.sources import frame_source, open_store, training_order
 from ffn.engine.tasks import FlexibleTask, PlainTask
 
 
@@ -92,6 +91,7 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
         resize=options.resize,
         mean=tuple(options.mean),
         std=tuple(options.std),
+        colour=options.colour.value,
         sampling=options.sampling.value,
     )
 
@@ -103,40 +103,76 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         ConfigError: the batch size cannot be shared evenly, or the store's frames are too small.
         data.StoreError: the store cannot be used.
     """
-    options = config.data
-    share = world.size * config.train.accumulate
-    if config.train.batch_size % share:
+    options, train = config.data, config.train
+    share = world.size * train.accumulate
+    if train.batch_size % (share * train.repeats):
         raise ConfigError(
-            f"train.batch_size {config.train.batch_size} is not divisible by {world.size} "
-            f"processes x {config.train.accumulate} micro-batches; give a multiple of {share}"
+            f"train.batch_size {train.batch_size} is not divisible by {world.size} processes x "
+            f"{train.accumulate} micro-batches x {train.repeats} repeats; give a multiple of "
+            f"{share * train.repeats}"
         )
-    store = build_store(options, resize=options.resize)
+    store = open_store(options, resize=options.resize)
+    preprocessing = build_preprocessing(options)
     dataset = data.VideoDataset(
         videos.train,
         views=config.task.frames,
-        preprocessing=build_preprocessing(options),
+        preprocessing=preprocessing,
         train=True,
-        scales=options.scales,
-        flip=options.flip.value,
-        flip_pairs=data.swap_pairs(options.flip_pairs, videos.classes)
-        if options.flip is Flip.swap
-        else (),
+        transform=build_transform(options, preprocessing, videos.classes),
         nested=options.nested,
         seed=config.train.seed,
         on_error=options.on_error.value,
         cache_bytes=int(options.cache_gib * 2**30),
-        **_source(options, store),
+        **frame_source(options, store),
     )
     return data.make_loader(
         dataset,
-        batch_size=config.train.batch_size // share,
+        batch_size=train.batch_size // share,
         workers=options.workers,
         train=True,
+        repeats=train.repeats,
         seed=config.train.seed,
         rank=world.rank,
         world_size=world.size,
-        order=_order(options, store, videos.train),
+        order=training_order(options, store, videos.train),
     )
+
+
+def build_transform(
+    options: DataConfig, preprocessing: data.Preprocessing, classes: Sequence[str]
+) -> data.TrainTransform:
+    """Crop, flip and augmentation of training."""
+    pairs = options.flip_pairs
+    return data.TrainTransform(
+        preprocessing,
+        crop_mode=options.crop_mode.value,
+        scales=options.scales,
+        area=options.area,
+        aspect=options.aspect,
+        jitter_scales=options.jitter_scales,
+        flip=options.flip.value,
+        flip_pairs=data.swap_pairs(pairs, classes) if options.flip is Flip.swap else (),
+        colour_jitter=options.colour_jitter,
+        randaugment=options.randaugment,
+        erasing=options.erasing,
+    )
+
+
+def build_mix(config: Config, num_classes: int) -> BatchMix:
+    """What mixes the videos of a batch and softens labels; with no such option, nothing."""
+    train = config.train
+    return BatchMix(
+        num_classes,
+        mixup=train.mixup,
+        cutmix=train.cutmix,
+        smoothing=train.label_smoothing,
+        seed=train.seed,
+    )
+
+
+def clips_per_forward(config: Config, world: World) -> int:
+    """Clips per forward of a test on each process: as many as one of training has."""
+    return max(1, config.train.batch_size // (world.size * config.train.accumulate))
 
 
 def build_test_loader(
@@ -146,54 +182,29 @@ def build_test_loader(
     *,
     frames: Sequence[int],
     preprocessing: data.Preprocessing,
+    protocol: str | None = None,
 ) -> DataLoader:
-    """Validation batches with a clip per frame count, each video on one process only."""
-    store = build_store(config.data, resize=preprocessing.resize)
+    """Validation batches with a clip per frame count, each video on one process only.
+
+    The more often a protocol looks at a video, the fewer videos are in a batch: memory stays.
+    """
+    protocol = data.Protocol.parse(protocol or config.data.test_protocol)
+    store = open_store(config.data, resize=preprocessing.resize)
     dataset = data.VideoDataset(
         videos.val,
         views=frames,
         preprocessing=preprocessing,
+        protocol=protocol,
         on_error=config.data.on_error.value,
-        **_source(config.data, store),
+        **frame_source(config.data, store),
     )
-    share = world.size * config.train.accumulate
     return data.make_loader(
         dataset,
-        batch_size=max(1, config.train.batch_size // share),
+        batch_size=max(1, clips_per_forward(config, world) // protocol.views),
         workers=config.data.workers,
         rank=world.rank,
         world_size=world.size,
     )
-
-
-def store_place(options: DataConfig) -> str:
-    """Folder or address of the clip store of a config."""
-    return options.store if "://" in options.store else str(Path(options.root) / options.store)
-
-
-def build_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
-    """The clip store that the videos are read from; None if it is their files.
-
-    Args:
-        options: ``config.data``.
-        resize: short side that the frames will be brought to, in pixels.
-
-    Raises:
-        ConfigError: its frames were made smaller than that.
-        data.StoreError: there is no store, or it is damaged.
-    """
-    if options.format is DataFormat.video:
-        return None
-    store = data.ClipStore(
-        store_place(options), root=options.root, cache_gib=options.store_cache_gib
-    )
-    if store.manifest.short_side < resize:
-        raise ConfigError(
-            f"the store {store.path} was packed at a short side of {store.manifest.short_side}, "
-            f"less than the {resize} that is asked for (data.resize): frames would be enlarged "
-            "again; pack at that size, or use data.format=video"
-        )
-    return store
 
 
 def build_model(config: Config, num_classes: int) -> nn.Module:
@@ -293,21 +304,3 @@ def describe(
         "versions": versions(),
         "data": videos.fingerprint(),
     }
-
-
-def _source(options: DataConfig, store: data.ClipStore | None) -> dict[str, Any]:
-    """Arguments of a dataset that say where frames come from."""
-    if store is not None:
-        return {"source": store.open_record}
-    pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
-    return {"reader": options.reader.value, **pattern}
-
-
-def _order(
-    options: DataConfig, store: data.ClipStore | None, records: Sequence[data.Record]
-) -> partial | None:
-    """What makes the order of each epoch, if it is not uniformly random."""
-    if options.order is not Order.pages:
-        return None
-    pages = store.pages(records, options.page_mib * 2**20)
-    return partial(data.page_order, pages, window=options.page_window)
