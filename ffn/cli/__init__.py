@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "train": "train a network from a config",
     "test": "accuracy and cost at any frame counts",
+    "pack": "pack the videos of a config for fast training",
     "predict": "label video files",
     "check_data": "decode the videos of a list, report the bad ones",
     "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",

@@ -19,19 +19,24 @@ from ffn.data.sampling import (
     segment_random,
     segment_views,
 )
+from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack, page_order
 from ffn.data.transforms import EvalTransform, TrainTransform
 from ffn.data.watch import LoaderError
 
 __all__ = [
     "READERS",
     "ClipSampler",
+    "ClipStore",
     "EvalTransform",
     "Facts",
     "LoaderError",
     "Normalise",
+    "PackReport",
     "Preprocessing",
     "Protocol",
     "Record",
+    "StoreError",
+    "StoredVideo",
     "TrainTransform",
     "VideoDataset",
     "VideoError",
@@ -46,6 +51,8 @@ __all__ = [
     "library_draws",
     "make_loader",
     "open_video",
+    "pack",
+    "page_order",
     "probe",
     "read_annotations",
     "read_classes",

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from ffn.data.annotations import Record
-from ffn.data.decoding import PATTERN, VideoError, open_video
+from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.packed import PackedRecords
 from ffn.data.preprocessing import Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
@@ -44,6 +44,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         seed: First part of every sample's random seed.
         reader: How video files are read, one of `ffn.data.READERS`.
         pattern: Name of a frame inside a folder of frames.
+        source: What opens a record in place of `open_video`, as `ClipStore(...).open_record`.
         on_error: `fail` raises; `skip` returns a sample of zeros with `ok` False and the reason.
         cache_bytes: Memory for decoded videos: a set that fits is decoded once, not every epoch.
             The first video that finds no room ends the collecting. Samples are the same.
@@ -65,6 +66,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         seed: int = 0,
         reader: str = "auto",
         pattern: str = PATTERN,
+        source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
         cache_bytes: int = 0,
     ) -> None:
@@ -88,6 +90,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.nested, self.seed, self.on_error = nested, seed, on_error
         self.reader, self.pattern = reader, pattern
+        self._source = source or self._open_file
         self._cached: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_room = cache_bytes
         self._train_transform = transform
@@ -160,9 +163,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         """Number of usable frames of a video, and what reads some of them."""
         if index in self._cached:
             return len(self._cached[index]), self._cached[index].__getitem__
-        video = open_video(
-            record.path, reader=self.reader, pattern=self.pattern, frames=record.frames
-        )
+        video = self._source(record)
         usable = range(len(video))
         if record.start is not None or record.end is not None:
             usable = video.between(record.start, record.end)
@@ -174,6 +175,11 @@ class VideoDataset(Dataset[dict[str, Any]]):
         if self._cache_room >= 0:
             self._cached[index] = frames
         return len(frames), frames.__getitem__
+
+    def _open_file(self, record: Record) -> Video:
+        return open_video(
+            record.path, reader=self.reader, pattern=self.pattern, frames=record.frames
+        )
 
     def _nothing(self) -> dict[int, Tensor]:
         """Black clips of the sizes that those of a readable video would have."""

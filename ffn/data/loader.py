@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -39,9 +39,12 @@ class ClipSampler(Sampler[tuple[int, ...]]):
         drop_last: Training only. True leaves out what does not fill a batch on every rank. False
             keeps the smaller last batch; if the ranks cannot share it evenly, the first few samples
             of the epoch come again (at most world_size - 1).
+        order: Training only. What makes the permutation of an epoch from (seed, epoch), in place of
+            a uniformly random one: `functools.partial(page_order, pages)` for a clip store.
 
     Raises:
-        ValueError: if a number is outside its range, or less than one batch would remain.
+        ValueError: if a number is outside its range, less than one batch would remain, or `order`
+            does not give each sample once.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class ClipSampler(Sampler[tuple[int, ...]]):
         batch_size: int = 1,
         repeats: int = 1,
         drop_last: bool = False,
+        order: Callable[[int, int], np.ndarray] | None = None,
     ) -> None:
         if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
             raise ValueError(
@@ -75,7 +79,10 @@ class ClipSampler(Sampler[tuple[int, ...]]):
             )
         self.size, self.shuffle, self.seed = size, shuffle, seed
         self.rank, self.world_size = rank, world_size
+        if order is not None and not shuffle:
+            raise ValueError("order has an effect in training alone; leave it out, or shuffle=True")
         self.batch_size, self.repeats, self.drop_last = batch_size, repeats, drop_last
+        self.order = order
         self.epoch = self.skip_batches = 0
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
@@ -107,14 +114,27 @@ class ClipSampler(Sampler[tuple[int, ...]]):
     def _indices(self) -> list[int]:
         order = np.arange(self.size)
         if self.shuffle:
-            entropy = np.random.SeedSequence([self.seed, self.epoch])
-            np.random.default_rng(entropy).shuffle(order)
+            order = self._permutation()
             videos = self.batch_size // self.repeats
             share = videos * self.world_size if self.drop_last else self.world_size
             whole = self.size // share if self.drop_last else -(-self.size // share)
             order = np.resize(order, whole * share)
         done = self.skip_batches * (self.batch_size // self.repeats)
         return order[self.rank :: self.world_size][done:].tolist()
+
+    def _permutation(self) -> np.ndarray:
+        order = np.arange(self.size)
+        if self.order is None:
+            entropy = np.random.SeedSequence([self.seed, self.epoch])
+            np.random.default_rng(entropy).shuffle(order)
+            return order
+        chosen = self.order(self.seed, self.epoch)
+        if not np.array_equal(np.sort(chosen), order):
+            raise ValueError(
+                f"order gives {len(chosen)} indices for {self.size} samples; expected each of "
+                f"0 … {self.size - 1} once"
+            )
+        return chosen
 
 
 def make_loader(
@@ -129,6 +149,7 @@ def make_loader(
     repeats: int = 1,
     drop_last: bool = True,
     timeout: float = 0.0,
+    order: Callable[[int, int], np.ndarray] | None = None,
 ) -> DataLoader:
     """Load batches of a dataset; `loader.sampler.set_epoch(epoch)` starts an epoch.
 
@@ -147,6 +168,7 @@ def make_loader(
         drop_last: See `ClipSampler`; training only.
         timeout: Seconds to wait for a batch of the workers, which is an error then that names the
             videos that they are at; 0 waits for ever.
+        order: See `ClipSampler`; training only.
 
     Returns:
         Batches as `collate_train` or `collate_eval` make them.
@@ -160,6 +182,7 @@ def make_loader(
         batch_size=batch_size,
         repeats=repeats,
         drop_last=train and drop_last,
+        order=order,
     )
     options = {
         "batch_size": batch_size,

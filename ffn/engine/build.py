@@ -28,6 +28,7 @@ from ffn.engine.config import (
 )
 from ffn.engine.distributed import World
 from ffn.engine.mixing import BatchMix
+from ffn.engine.sources import frame_source, open_store, training_order
 from ffn.engine.tasks import FlexibleTask, PlainTask
 
 
@@ -99,7 +100,8 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
     """Training batches: one micro-batch of this process each.
 
     Raises:
-        ConfigError: the batch size cannot be shared evenly.
+        ConfigError: the batch size cannot be shared evenly, or the store's frames are too small.
+        data.StoreError: the store cannot be used.
     """
     options, train = config.data, config.train
     share = world.size * train.accumulate
@@ -109,6 +111,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
             f"{train.accumulate} micro-batches x {train.repeats} repeats; give a multiple of "
             f"{share * train.repeats}"
         )
+    store = open_store(options, resize=options.resize)
     preprocessing = build_preprocessing(options)
     dataset = data.VideoDataset(
         videos.train,
@@ -120,8 +123,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         seed=config.train.seed,
         on_error=options.on_error.value,
         cache_bytes=int(options.cache_gib * 2**30),
-        reader=options.reader.value,
-        **_pattern(options),
+        **frame_source(options, store),
     )
     return data.make_loader(
         dataset,
@@ -133,6 +135,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         seed=config.train.seed,
         rank=world.rank,
         world_size=world.size,
+        order=training_order(options, store, videos.train),
     )
 
 
@@ -187,14 +190,14 @@ def build_test_loader(
     The more often a protocol looks at a video, the fewer videos are in a batch: memory stays.
     """
     protocol = data.Protocol.parse(protocol or config.data.test_protocol)
+    store = open_store(config.data, resize=preprocessing.resize)
     dataset = data.VideoDataset(
         videos.val,
         views=frames,
         preprocessing=preprocessing,
         protocol=protocol,
         on_error=config.data.on_error.value,
-        reader=config.data.reader.value,
-        **_pattern(config.data),
+        **frame_source(config.data, store),
     )
     return data.make_loader(
         dataset,
@@ -303,7 +306,3 @@ def describe(
         "versions": versions(),
         "data": videos.fingerprint(),
     }
-
-
-def _pattern(options: DataConfig) -> dict[str, str]:
-    return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}

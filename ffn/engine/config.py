@@ -86,6 +86,20 @@ class OnError(Enum):
     skip = "skip"
 
 
+class DataFormat(Enum):
+    """What videos are read from."""
+
+    video = "video"
+    store = "store"
+
+
+class Order(Enum):
+    """How training goes through the videos."""
+
+    random = "random"
+    pages = "pages"
+
+
 class Sampling(Enum):
     """Which frames make a clip; see ``ffn.data.sampling``."""
 
@@ -177,6 +191,16 @@ class DataConfig:
     )
     val: str = _option("val.csv", "validation annotations, likewise")
     root: str = _option("data", "folder of the annotations and of the paths in them")
+    format: DataFormat = _option(
+        DataFormat.video, "read the files named in the lists, or a clip store made from them"
+    )
+    store: str = _option("store", "clip store: folder under root, or address (https://…, s3://…)")
+    store_cache_gib: float = _option(100.0, "GiB of disk for shards of a store at an address")
+    order: Order = _option(
+        Order.random, "training order; pages: few parts of a store at a time, for slow storage"
+    )
+    page_mib: int = _option(256, "MiB of a store that make a page, for order=pages")
+    page_window: int = _option(16, "pages in use at a time, for order=pages")
     classes: str | None = _option(None, "file with one class name per line; default: from train")
     frame_pattern: str | None = _option(None, "file names in a frame folder, as {:05d}.jpg")
     reader: Reader = _option(

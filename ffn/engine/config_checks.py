@@ -25,6 +25,11 @@ def problems(config: Config) -> list[str]:
         f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
         f"data.workers is {data.workers}; at least 0": data.workers < 0,
         f"data.timeout is {data.timeout}; at least 0": data.timeout < 0,
+        f"data.store_cache_gib is {data.store_cache_gib}; above 0": data.store_cache_gib <= 0,
+        f"data.page_mib is {data.page_mib}; at least 1": data.page_mib < 1,
+        f"data.page_window is {data.page_window}; at least 1": data.page_window < 1,
+        "data.order=pages needs data.format=store": data.order.value == "pages"
+        and data.format.value != "store",
         f"data.cache_gib is {data.cache_gib}; at least 0": data.cache_gib < 0,
         f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
         f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,

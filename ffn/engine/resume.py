@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ffn.engine.config import ConfigError
 
 # Options that a continued run may change: they say where and how, not what is computed.
-FREE = ("log", "data.root", "data.workers", "data.timeout", "data.reader")
+FREE = ("log", "data.root", "data.store", "data.workers", "data.timeout", "data.reader")
 
 
 def check_same_run(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:

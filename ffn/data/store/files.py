@@ -1,0 +1,105 @@
+"""The files of a store in a folder, and the few shards that a process holds open.
+
+Shards are read by position, which many processes can do at once without a lock.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ffn.data.store.layout import MANIFEST, File, StoreError
+
+if TYPE_CHECKING:
+    from ffn.data.store.cache import RemoteFiles
+
+
+class LocalFiles:
+    """A store in a folder of this machine.
+
+    Args:
+        folder: The folder.
+    """
+
+    open_shards = 64  # at a time, in one process
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.name = os.fspath(folder)
+
+    def manifest(self) -> bytes:
+        """The bytes of `store.json`.
+
+        Raises:
+            StoreError: if there is no such file.
+        """
+        path = Path(self.name) / MANIFEST
+        if not path.is_file():
+            unfinished = path.with_name("pack.journal").exists()
+            advice = "finish the pack that was begun" if unfinished else "make one"
+            raise StoreError(
+                f"{self.name} holds no clip store (no {MANIFEST}); {advice} with tools/pack.py"
+            )
+        return path.read_bytes()
+
+    def index(self, file: File) -> Path:
+        """Local path of the index."""
+        return Path(self.name) / file.name
+
+    def open(self, shard: File) -> BinaryIO:
+        """Open a shard.
+
+        Raises:
+            OSError: if that is not possible.
+        """
+        return (Path(self.name) / shard.name).open("rb", buffering=0)
+
+
+class OpenShards:
+    """The shards that this process holds open: the last few used.
+
+    A process that was forked opens its own, and pickling carries none along.
+
+    Args:
+        files: Opens them.
+        shards: All of the store, by number.
+    """
+
+    def __init__(self, files: LocalFiles | RemoteFiles, shards: list[File]) -> None:
+        self.files, self.shards = files, shards
+        self._open: OrderedDict[int, BinaryIO] = OrderedDict()
+        self._process = os.getpid()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"files": self.files, "shards": self.shards}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def read(self, number: int, offset: int, size: int) -> bytearray:
+        """Bytes of a shard.
+
+        Raises:
+            OSError: if the shard cannot be opened or read.
+            EOFError: if it ends before.
+        """
+        file, data = self._file(number), bytearray(size)
+        view, done = memoryview(data), 0
+        while done < size:
+            count = os.preadv(file.fileno(), [view[done:]], offset + done)
+            if count == 0:
+                raise EOFError
+            done += count
+        return data
+
+    def _file(self, number: int) -> BinaryIO:
+        if self._process != os.getpid():
+            for file in self._open.values():
+                file.close()
+            self._open, self._process = OrderedDict(), os.getpid()
+        file = self._open.pop(number, None) or self.files.open(self.shards[number])
+        self._open[number] = file
+        if len(self._open) > self.files.open_shards:
+            self._open.popitem(last=False)[1].close()
+        return file
