@@ -8,6 +8,7 @@ import sys
 COMMANDS = {
     "train": "train a network from a config",
     "test": "accuracy and cost at any frame counts",
+    "prepare_data": "official lists and files of a data set become an index",
     "predict": "label video files",
     "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
     "publish": "write a trained network as one file with its record",
