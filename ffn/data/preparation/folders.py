@@ -109,7 +109,7 @@ def _divide(listing: Listing, division: Division) -> None:
     _hold_out_one(groups, counts, taken)
     shown = f"{division.val_fraction:g} of each class held out, seed {division.seed}"
     if division.group_pattern is not None:
-        shown += f", {len(groups)} groups by {division.group_pattern!r} kept together"
+        shown += f", {len(groups)} groups by {division.group_pattern} kept together"
     listing.notes.append(f"divided here: {shown}")
 
 

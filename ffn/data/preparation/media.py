@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 # FFmpeg's filters that set a frame upright, by the angle that turns it counterclockwise.
 _UPRIGHT = {0: (), 90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
+_EXACT = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 
 
 def import_av() -> ModuleType:
@@ -95,7 +96,7 @@ def encode_mp4(
         stream.width, stream.height, stream.pix_fmt = first.width, first.height, "yuv420p"
         context = stream.codec_context
         context.gop_size, context.thread_count = gop, 1
-        context.colorspace, context.color_range = first.colorspace, 1  # limited, by the filters
+        context.colorspace, context.color_range = 6, 1  # BT.601, limited: as the filters make it
         context.time_base = 1 / rate
         for index, frame in enumerate(chain([first], frames)):
             frame.pts, frame.time_base = index, 1 / rate
@@ -115,8 +116,11 @@ class _Filters:
         if "transpose" in "".join(steps):
             width, height = height, width
         width, height = _smaller(width, height, short_side, even=form == "yuv420p")
-        matrix = ":out_range=tv" if form == "yuv420p" else ""
-        steps += [f"scale={width}:{height}:flags=bicubic{matrix}", f"format={form}", "setsar=1"]
+        flags = "bicubic" if form == "rgb24" else _EXACT
+        steps += [f"scale={width}:{height}:flags={flags}", "format=rgb24", "setsar=1"]
+        if form == "yuv420p":
+            # By way of the RGB that training sees, whatever the file says of its colours.
+            steps += [f"scale=out_color_matrix=bt601:out_range=tv:flags={_EXACT}", "format=yuv420p"]
         self._graph = av.filter.Graph()
         self._in = self._graph.add_buffer(
             width=frame.width,
@@ -155,7 +159,7 @@ def _smaller(width: int, height: int, short_side: int | None, even: bool) -> tup
 
 def _file_frames(path: str) -> Iterator[av.VideoFrame]:
     av = import_av()
-    with av.open(path) as container:
+    with av.open(path, metadata_errors="replace") as container:
         if not container.streams.video:
             raise VideoError(path, "the file has no video stream")
         stream = container.streams.video[0]

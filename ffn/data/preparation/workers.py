@@ -41,7 +41,8 @@ def work(
             try:
                 while waiting or running:
                     while waiting and len(running) < 4 * workers:
-                        running[pool.submit(function, waiting[-1])] = waiting.pop()
+                        future = pool.submit(function, waiting[-1])
+                        running[future] = waiting.pop()
                     yield from _finished(running)
             except BrokenProcessPool:
                 suspects += running.values()
