@@ -145,8 +145,7 @@ def _add_data_options(data: argparse.ArgumentParser) -> None:
         "--annotations",
         type=Path,
         metavar="FILE",
-        help="list of videos, or a folder per class; without it films are generated, which needs "
-        "the extra 'video'",
+        help="list of videos, or a folder per class; without it films are generated",
     )
     option("--root", type=Path, metavar="FOLDER", help="where the paths in the list start")
     option("--videos", type=_positive, default=14, metavar="N", help="how many at most")

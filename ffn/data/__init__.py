@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ffn.data.annotations import Record, read_annotations, read_classes
 from ffn.data.dataset import VideoDataset
-from ffn.data.decoding import VideoError, count_frames, decode, open_video
+from ffn.data.decoding import READERS, Facts, VideoError, count_frames, decode, open_video, probe
 from ffn.data.loader import ClipSampler, collate_eval, collate_train, make_loader
 from ffn.data.sampling import (
     dense,
@@ -18,8 +18,10 @@ from ffn.data.sampling import (
 from ffn.data.transforms import EvalTransform, Preprocessing, TrainTransform, swap_pairs
 
 __all__ = [
+    "READERS",
     "ClipSampler",
     "EvalTransform",
+    "Facts",
     "Preprocessing",
     "Record",
     "TrainTransform",
@@ -34,6 +36,7 @@ __all__ = [
     "dense_start",
     "make_loader",
     "open_video",
+    "probe",
     "read_annotations",
     "read_classes",
     "sample_views",

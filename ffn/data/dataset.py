@@ -34,6 +34,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         nested: Smaller views are subsets of the largest: max(views) frames are decoded in place of
             sum(views).
         seed: First part of every sample's random seed.
+        reader: How video files are read, one of `ffn.data.READERS`.
         pattern: Name of a frame inside a folder of frames.
         on_error: `fail` raises; `skip` returns a sample of zeros with `ok` False and the reason.
         cache_bytes: Memory for decoded videos: a set that fits is decoded once, not every epoch.
@@ -55,6 +56,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         flip_pairs: Sequence[Sequence[int]] = (),
         nested: bool = False,
         seed: int = 0,
+        reader: str = "auto",
         pattern: str = PATTERN,
         on_error: str = "fail",
         cache_bytes: int = 0,
@@ -69,7 +71,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
             raise ValueError(f"flip is {flip!r} without train; expected 'none'")
         self.records, self.views = list(records), tuple(sorted(set(views)))
         self.preprocessing, self.train = preprocessing, train
-        self.nested, self.seed, self.pattern, self.on_error = nested, seed, pattern, on_error
+        self.nested, self.seed, self.on_error = nested, seed, on_error
+        self.reader, self.pattern = reader, pattern
         self._cached: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_room = cache_bytes
         self._train_transform = TrainTransform(
@@ -131,7 +134,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
         """Number of usable frames of a video, and what reads some of them."""
         if index in self._cached:
             return len(self._cached[index]), self._cached[index].__getitem__
-        video = open_video(record.path, pattern=self.pattern, frames=record.frames)
+        video = open_video(
+            record.path, reader=self.reader, pattern=self.pattern, frames=record.frames
+        )
         usable = range(len(video))
         if record.start is not None or record.end is not None:
             usable = video.between(record.start, record.end)

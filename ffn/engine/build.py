@@ -120,6 +120,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         seed=config.train.seed,
         on_error=options.on_error.value,
         cache_bytes=int(options.cache_gib * 2**30),
+        reader=options.reader.value,
         **_pattern(options),
     )
     return data.make_loader(
@@ -147,6 +148,7 @@ def build_test_loader(
         views=frames,
         preprocessing=preprocessing,
         on_error=config.data.on_error.value,
+        reader=config.data.reader.value,
         **_pattern(config.data),
     )
     share = world.size * config.train.accumulate

@@ -92,6 +92,15 @@ class Sampling(Enum):
     dense = "dense"
 
 
+class Reader(Enum):
+    """How video files are read; see ``ffn.data.decoding``."""
+
+    auto = "auto"
+    pyav = "pyav"
+    decord = "decord"
+    torchcodec = "torchcodec"
+
+
 class Flip(Enum):
     """Horizontal flip in training; not off and on, which yaml reads as booleans."""
 
@@ -153,6 +162,9 @@ class DataConfig:
     root: str = _option("data", "folder of the annotations and of the paths in them")
     classes: str | None = _option(None, "file with one class name per line; default: from train")
     frame_pattern: str | None = _option(None, "file names in a frame folder, as {:05d}.jpg")
+    reader: Reader = _option(
+        Reader.auto, "video files through: auto takes all; the others refuse what they read wrongly"
+    )
     test_frames: list[int] = _option(
         [4, 6, 8, 12, 16], "frame counts of validation, trained and unseen"
     )

@@ -58,7 +58,7 @@ class Predictor:
     def __init__(
         self, name_or_path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     ) -> None:
-        import decord  # noqa: F401  here, so that the first video's time is its own
+        import av  # noqa: F401  here, so that the first video's time is its own
 
         self.device = torch.device(device)
         self.model, self.record = load_with_record(name_or_path, device=self.device)

@@ -97,7 +97,6 @@ def test_inference_compares_flexible_extracted_and_plain_at_each_frame_count(
 
 
 def test_data_is_measured_on_generated_films_of_each_size(tmp_path: Path) -> None:
-    pytest.importorskip("av")
     arguments = ["data", "--size", "28", "56", "--videos", "2", "--rounds", "1"]
 
     written = measure(tmp_path / "data.json", *arguments, "--frames", "2", "4")
@@ -118,7 +117,6 @@ def test_data_is_measured_on_generated_films_of_each_size(tmp_path: Path) -> Non
 def test_given_videos_are_opened_once_for_all_views_or_once_per_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pytest.importorskip("av")
     from ffn.data import dataset
 
     root = generate(tmp_path / "films", train_per_class=1, val_per_class=1, size=32, frames=8)

@@ -18,7 +18,7 @@ def shade(number: int) -> int:
 @pytest.fixture(scope="session")
 def write_video():
     """Function that writes a video file of numbered frames with PyAV and returns its path."""
-    av = pytest.importorskip("av")
+    import av
 
     def write(
         path,
@@ -30,14 +30,22 @@ def write_video():
         stream=None,
         container=None,
         late=0,
+        rotation=0,
+        halves=False,
     ):
-        """`late`: frames by which all times are moved; `stream`, `container`: FFmpeg's options."""
+        """`late`: frames by which all times are moved; `stream`, `container`: FFmpeg's options.
+
+        With `halves` the left half of a frame is darker by 12.
+        """
         with av.open(str(path), "w", options=container or {}) as output:
             video = output.add_stream(codec, rate=25, options=stream or {"g": "8", "bf": "2"})
             video.width, video.height, video.pix_fmt = width, height, "yuv420p"
+            if rotation:
+                video.set_display_rotation(rotation)
             packets = []
             for i in range(frames):
                 pixels = np.full((height, width, 3), shade(i), dtype=np.uint8)
+                pixels[:, : width // 2] -= 12 if halves else 0
                 frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
                 frame.pts = i
                 packets += video.encode(frame)

@@ -7,6 +7,8 @@ import json
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import numpy as np
+
 # Names of the official lists, with what makes them hard to read: commas, quotes, brackets.
 TEMPLATES = [
     "Pulling [something] from right to left",
@@ -40,6 +42,20 @@ class Layouts:
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         self._video(target, frames, width=32, height=24, **options)
+
+    def long_video(self, path: str, frames: int) -> None:
+        """Write a film of 5 frames per second, so that few frames last for seconds."""
+        import av
+
+        target = self.root / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with av.open(str(target), "w") as output:
+            stream = output.add_stream("libx264", rate=5)
+            stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
+            for number in range(frames):
+                pixels = np.full((24, 32, 3), 20 + 4 * number, dtype=np.uint8)
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+            output.mux(stream.encode())
 
     def frames(self, path: str, frames: int = 5, first: int = 1) -> None:
         """Write a frame folder of images of 32 x 24 pixels."""

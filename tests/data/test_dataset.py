@@ -42,11 +42,11 @@ def test_evaluation_shows_the_frames_of_the_rule(records, numbers):
 def test_one_decode_fetches_all_views(nested, records, numbers, monkeypatch):
     reads = []
 
-    def read(self, indices, original=decoding.VideoFile.read):
+    def read(self, indices, original=decoding.PyAVFile.read):
         reads.append(list(indices))
         return original(self, indices)
 
-    monkeypatch.setattr(decoding.VideoFile, "read", read)
+    monkeypatch.setattr(decoding.PyAVFile, "read", read)
     dataset = VideoDataset(records, views=(4, 8), preprocessing=PLAIN, train=True, nested=nested)
     clips = dataset[1]["clips"]
     four, eight = (frames_of(clips[v], numbers) for v in (4, 8))
@@ -64,10 +64,10 @@ def test_cached_videos_give_the_same_samples(frames_kept, decoded_again, records
     assert all(equal(cached[0, i], plain[0, i]) for i in range(4))
 
     opened = []
-    original = decoding.VideoFile.read
+    original = decoding.PyAVFile.read
     expected = [plain[1, i] for i in range(4)]
     monkeypatch.setattr(
-        decoding.VideoFile, "read", lambda self, i: opened.append(1) or original(self, i)
+        decoding.PyAVFile, "read", lambda self, i: opened.append(1) or original(self, i)
     )
     assert all(equal(cached[1, i], expected[i]) for i in range(4))
     assert len(opened) == decoded_again

@@ -100,7 +100,7 @@ def test_700_takes_parts_of_one_video_and_a_replacement(layouts: Layouts) -> Non
     rows = [("abseiling", A, 0, 1, "train"), ("bowling", A, 2, 3, "train")]
     rows += [("bowling", B, 0, 10, "train")]
     layouts.kinetics_csv("kinetics700_2020/train.csv", rows, COLUMNS.removesuffix(",is_cc"))
-    layouts.video(f"train/{A}.mp4", 100)  # 4 s at 25 frames per second: the whole video
+    layouts.long_video(f"train/{A}.mp4", 20)  # 4 s: the whole video
     layouts.video(f"train/{B}_000000_000010.mp4", 2)
     layouts.video(f"replacement/replacement_for_corrupted_k400/{B}_000000_000010.mp4", 8)
 
@@ -113,7 +113,7 @@ def test_700_takes_parts_of_one_video_and_a_replacement(layouts: Layouts) -> Non
     )
     assert [(record.start, record.end) for record in records] == [(0, 1), (2, 3), (None, None)]
     assert records[2].frames == 8
-    assert open_video(records[1].path).between(2, 3) == range(50, 75)
+    assert open_video(records[1].path).between(2, 3) == range(10, 15)
 
 
 def test_files_that_tell_no_time_and_disagree_with_the_list(layouts: Layouts) -> None:
@@ -121,8 +121,8 @@ def test_files_that_tell_no_time_and_disagree_with_the_list(layouts: Layouts) ->
     rows += [("bowling", B, 6, 7, "train"), ("abseiling", C, 0, 10, "train")]
     rows += [("bowling", D, 0, 10, "train")]
     layouts.kinetics_csv("train.csv", rows, COLUMNS.removesuffix(",is_cc"))
-    layouts.video(f"{A}.mp4", 20)  # one of two parts, which one is unknown
-    layouts.video(f"{B}.mp4", 80)  # 3.2 s: longer than the part, shorter than its end
+    layouts.long_video(f"{A}.mp4", 5)  # one of two parts, which one is unknown
+    layouts.long_video(f"{B}.mp4", 16)  # 3.2 s: longer than the part, shorter than its end
     layouts.video(f"bowling/{C}.mp4")
     layouts.video(f"bowling/{D}.mp4")
     layouts.video(f"old/bowling/{D}.mp4")

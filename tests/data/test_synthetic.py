@@ -1,15 +1,13 @@
 from __future__ import annotations
 
 import csv
-import sys
 
+import av
 import numpy as np
 import pytest
 
 from ffn.data import synthetic
 from ffn.data.synthetic import CLASSES, draw, generate
-
-av = pytest.importorskip("av")
 
 SMALL = {"train_per_class": 2, "val_per_class": 1, "size": 16, "frames": 6}
 
@@ -112,12 +110,6 @@ def test_leaves_nothing_behind_when_it_fails(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="disk full"):
         generate(tmp_path / "motion", **SMALL)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_without_pyav_names_the_extra(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(ModuleNotFoundError, match=r"frame-flexible\[video\]"):
-        generate(tmp_path / "motion", **SMALL)
 
 
 @pytest.mark.parametrize(

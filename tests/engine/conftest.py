@@ -14,7 +14,6 @@ from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
 
 @pytest.fixture(scope="session")
 def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("av")
     return write_videos(tmp_path_factory.mktemp("videos"))
 
 

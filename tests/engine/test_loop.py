@@ -393,7 +393,6 @@ def test_half_precision_of_3d_convolutions_on_a_cpu_is_refused(
 
 @pytest.fixture
 def broken(tmp_path: Path) -> Path:
-    pytest.importorskip("av")
     (tmp_path / "broken").mkdir()
     folder = write_videos(tmp_path / "broken")
     (folder / "train_3.mp4").write_bytes(b"no video")

@@ -18,7 +18,6 @@ def test_it_fits_a_screen() -> None:
 
 @pytest.mark.slow
 def test_it_trains_and_sweeps(tmp_path: Path) -> None:
-    pytest.importorskip("av")
     done = subprocess.run(
         [sys.executable, EXAMPLE], cwd=tmp_path, capture_output=True, text=True, check=True
     )

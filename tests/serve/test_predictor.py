@@ -54,7 +54,8 @@ def video(tmp_path_factory):
 @pytest.fixture(scope="module")
 def film(tmp_path_factory):
     """The same kind of noise as an mp4 file."""
-    av = pytest.importorskip("av")
+    import av
+
     path = tmp_path_factory.mktemp("film") / "film.mp4"
     pixels = np.random.default_rng(1).integers(0, 256, (11, 40, 48, 3), dtype=np.uint8)
     with av.open(str(path), "w") as output:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from ffn.data.decoding import VideoError, open_video
 from ffn.data.preparation.disk import MARK
-from ffn.data.preparation.facts import Facts, read_facts
+from ffn.data.preparation.facts import VideoFacts, read_facts
 from ffn.data.preparation.index import list_path, write_text
 from ffn.data.preparation.listing import Entry, PreparationError
 from ffn.data.preparation.media import encode_mp4, read_frames, write_images
@@ -102,13 +102,13 @@ def claim_folder(conversion: Conversion, root: Path) -> None:
 def convert_all(
     conversion: Conversion,
     entries: Sequence[Entry],
-    facts: dict[str, Facts],
+    facts: dict[str, VideoFacts],
     root: Path,
     *,
     pattern: str,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[list[Entry], dict[str, Facts], dict[str, str]]:
+) -> tuple[list[Entry], dict[str, VideoFacts], dict[str, str]]:
     """Make the copies of all entries.
 
     Returns:
@@ -140,7 +140,7 @@ def convert_all(
     for entry in entries:
         target = targets[entry.path, entry.start, entry.end]
         outcome = outcomes[str(target)]
-        if isinstance(outcome, Facts):
+        if isinstance(outcome, VideoFacts):
             path = list_path(target, root)
             copied[path] = outcome
             copies.append(replace(entry, path=path, start=None, end=None))
@@ -169,7 +169,7 @@ def _targets(
     return targets
 
 
-def _copy_or_cause(job: _Job) -> Facts | str:
+def _copy_or_cause(job: _Job) -> VideoFacts | str:
     try:
         return _copy(job)
     except VideoError as error:
@@ -178,7 +178,7 @@ def _copy_or_cause(job: _Job) -> Facts | str:
         return f"the copy cannot be written ({error})"
 
 
-def _copy(job: _Job) -> Facts:
+def _copy(job: _Job) -> VideoFacts:
     """Make one copy, unless it stands there whole, and read back what it is."""
     target = Path(job.target)
     chosen = range(job.frames)
@@ -191,14 +191,19 @@ def _copy(job: _Job) -> Facts:
     partial = target.with_name(f".{target.stem}.partial{target.suffix}")
     _remove(partial)
     conversion = job.conversion
-    form = "rgb24" if conversion.form == "frames" else "yuv420p"
-    frames = read_frames(job.source, job.frames, chosen, job.pattern, conversion.short_side, form)
+    frames = read_frames(job.source, chosen, job.pattern)
     if conversion.form == "frames":
-        write_images(partial, frames, conversion.quality)
+        write_images(partial, frames, conversion.short_side, conversion.quality)
     else:
-        rate = job.fps or conversion.fps
-        encode_mp4(partial, frames, rate, conversion.gop, conversion.quantiser)
-    written = read_facts(str(partial), _pattern(conversion, job), False)
+        encode_mp4(
+            partial,
+            frames,
+            rate=job.fps or conversion.fps,
+            short_side=conversion.short_side,
+            gop=conversion.gop,
+            quantiser=conversion.quantiser,
+        )
+    written = read_facts(str(partial), _pattern(conversion, job))
     if written.frames != len(chosen):
         _remove(partial)
         cause = f"the copy has {written.frames} frames where {len(chosen)} were written"
@@ -213,12 +218,12 @@ def _pattern(conversion: Conversion, job: _Job) -> str:
     return "{:05d}.jpg" if conversion.form == "frames" else job.pattern
 
 
-def _finished(job: _Job, target: Path, frames: int) -> Facts | None:
+def _finished(job: _Job, target: Path, frames: int) -> VideoFacts | None:
     """Facts of a copy that is whole and newer than its original."""
     if not target.exists() or target.stat().st_mtime < os.stat(job.source).st_mtime:
         return None
     try:
-        found = read_facts(str(target), _pattern(job.conversion, job), False)
+        found = read_facts(str(target), _pattern(job.conversion, job))
     except VideoError:
         return None
     return found if found.frames == frames else None

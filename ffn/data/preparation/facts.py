@@ -16,19 +16,19 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ffn.data.decoding import FrameFolder, VideoError, open_video
+from ffn.data.decoding import FrameFolder, VideoError, probe
 from ffn.data.preparation.workers import work
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
-    """What is known about one video.
+class VideoFacts:
+    """What the index says about one video.
 
     Attributes:
         frames: Number of frames.
         width: In pixels, standing upright; `height` likewise.
-        fps: Frames per second, or None for a frame folder.
-        duration: In seconds, or None for a frame folder.
+        fps: Frames per second; None if there are no times: a frame folder, a single frame.
+        duration: In seconds, or None likewise.
     """
 
     frames: int
@@ -38,20 +38,22 @@ class Facts:
     duration: float | None = None
 
 
-def read_facts(path: str, pattern: str, verify: bool) -> Facts:
+def read_facts(path: str, pattern: str, verify: bool = False) -> VideoFacts:
     """Facts about a video file or a frame folder.
 
     Args:
         path: File or folder.
         pattern: Name of a frame in a folder, as `{:05d}.jpg`.
-        verify: Decode every frame, and count those.
+        verify: Decode every frame.
 
     Raises:
         VideoError: if it cannot be read, or a folder has a gap.
     """
     if os.path.isdir(path):
         return _folder_facts(path, pattern, verify)
-    return _file_facts(path, verify)
+    found = probe(path, decode_all=verify)
+    times = (found.fps or None, found.duration or None)
+    return VideoFacts(found.frames, found.width, found.height, *times)
 
 
 class Journal:
@@ -73,17 +75,17 @@ class Journal:
         """Close the file."""
         self._file.close()
 
-    def find(self, path: str, verified: bool) -> Facts | str | None:
-        """Facts or the cause of their absence; None if the file is new, changed, or unverified."""
+    def find(self, path: str, verified: bool) -> VideoFacts | str | None:
+        """Facts, or why there are none; None if the file is new, changed, or unverified."""
         line = self._lines.get(path)
         if line is None or line["key"] != self._key(path) or (verified and not line["verified"]):
             return None
-        return Facts(**line["facts"]) if "facts" in line else line["error"]
+        return VideoFacts(**line["facts"]) if "facts" in line else line["error"]
 
-    def add(self, path: str, verified: bool, outcome: Facts | str) -> None:
+    def add(self, path: str, verified: bool, outcome: VideoFacts | str) -> None:
         """Keep an outcome, on disk at once."""
         line: dict[str, Any] = {"path": path, "key": self._key(path), "verified": verified}
-        if isinstance(outcome, Facts):
+        if isinstance(outcome, VideoFacts):
             line["facts"] = asdict(outcome)
         else:
             line["error"] = outcome
@@ -122,7 +124,7 @@ def gather(
     verify: bool = False,
     workers: int = 0,
     progress: Callable[[int, int], None] | None = None,
-) -> dict[str, Facts | str]:
+) -> dict[str, VideoFacts | str]:
     """Facts, or why there are none, of all paths.
 
     Args:
@@ -147,7 +149,7 @@ def gather(
     return outcomes
 
 
-def _facts_or_cause(job: tuple[str, str, str, bool]) -> Facts | str:
+def _facts_or_cause(job: tuple[str, str, str, bool]) -> VideoFacts | str:
     _, path, pattern, verify = job
     try:
         return read_facts(path, pattern, verify)
@@ -156,7 +158,7 @@ def _facts_or_cause(job: tuple[str, str, str, bool]) -> Facts | str:
         return where + (error.cause or str(error))
 
 
-def _folder_facts(path: str, pattern: str, verify: bool) -> Facts:
+def _folder_facts(path: str, pattern: str, verify: bool) -> VideoFacts:
     folder = FrameFolder(path, pattern)
     height, width = folder.read([0]).shape[1:3]
     if verify:
@@ -165,14 +167,4 @@ def _folder_facts(path: str, pattern: str, verify: bool) -> Facts:
             if size != (height, width):
                 cause = f"is {size[1]} x {size[0]} pixels, the first {width} x {height}"
                 raise VideoError(path, cause, index)
-    return Facts(len(folder), width, height)
-
-
-def _file_facts(path: str, verify: bool) -> Facts:
-    video = open_video(path)
-    reader = video._reader
-    fps = float(reader.get_avg_fps())
-    height, width = video.read([0]).shape[1:3]
-    if verify:
-        video.read(range(len(video)))
-    return Facts(len(video), width, height, fps, len(video) / fps)
+    return VideoFacts(len(folder), width, height)

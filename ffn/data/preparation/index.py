@@ -13,7 +13,7 @@ from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ffn.data.preparation.facts import Facts
+from ffn.data.preparation.facts import VideoFacts
 from ffn.data.preparation.listing import Entry, Listing, Problem, count_labels
 from ffn.data.preparation.mirror import mirror_pairs, mirror_problems
 
@@ -46,7 +46,7 @@ def write_index(
     output: Path,
     listing: Listing,
     entries: Sequence[Entry],
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, VideoFacts],
     description: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write all files of an index; the description comes last and makes it whole.
@@ -94,7 +94,7 @@ def write_index(
 
 
 def fingerprint(
-    listing: Listing, entries: Sequence[Entry], facts: Mapping[str, Facts]
+    listing: Listing, entries: Sequence[Entry], facts: Mapping[str, VideoFacts]
 ) -> dict[str, Any]:
     """What tells two copies of a data set apart: counts, lengths, classes, and a SHA-256.
 
@@ -136,7 +136,7 @@ def list_path(path: Path, root: Path) -> str:
     return PurePosixPath(path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
-def _table(entries: Sequence[Entry], facts: Mapping[str, Facts]) -> str:
+def _table(entries: Sequence[Entry], facts: Mapping[str, VideoFacts]) -> str:
     timed = any(entry.start is not None or entry.end is not None for entry in entries)
     rows = [(*COLUMNS, *(("start", "end") if timed else ()))]
     for entry in entries:

@@ -6,10 +6,13 @@ from collections.abc import Iterator
 from fractions import Fraction
 from itertools import chain
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from ffn.data.decoding import PATTERN, FrameFolder, VideoError
+from ffn.data.decoding.pyav_reader import upright
+from ffn.data.decoding.timeline import decoded, open_container, read_timeline
 
 if TYPE_CHECKING:
     import av
@@ -19,69 +22,53 @@ _UPRIGHT = {0: (), 90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("tr
 _EXACT = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 
 
-def import_av() -> ModuleType:
-    """PyAV.
-
-    Raises:
-        ModuleNotFoundError: if the extra `video` is not installed.
-    """
-    try:
-        import av
-    except ModuleNotFoundError as error:
-        raise ModuleNotFoundError(
-            "copying videos needs PyAV; install the extra: pip install 'frame-flexible[video]'"
-        ) from error
-    return av
-
-
-def read_frames(
-    path: str, count: int, chosen: range, pattern: str, short_side: int | None, form: str
-) -> Iterator[av.VideoFrame]:
-    """Frames of a file or folder, upright and made smaller, one at a time.
+def read_frames(path: str, chosen: range, pattern: str) -> Iterator[av.VideoFrame]:
+    """Frames of a file or folder one at a time, as they are stored.
 
     Args:
         path: Video file or frame folder.
-        count: How many frames it must have.
-        chosen: Those to return.
+        chosen: Indices.
         pattern: Name of a frame in a folder.
-        short_side: In pixels, or None; smaller films stay as they are.
-        form: Pixel format, `rgb24` or `yuv420p`; the sides of the latter are made even.
 
     Raises:
-        VideoError: if it does not decode to `count` frames.
+        VideoError: if one does not decode.
     """
-    av = import_av()
-    frames = _folder_frames(path, pattern) if Path(path).is_dir() else _file_frames(path)
-    filters = None
-    done = 0
-    try:
-        for index, frame in enumerate(frames):
-            done = index + 1
-            if index in chosen:
-                filters = filters or _Filters(frame, short_side, form)
-                yield filters(frame)
-    except av.FFmpegError as error:
-        raise VideoError(path, f"corrupt or cut off ({error.strerror})", done) from None
-    if done != count:
-        raise VideoError(path, f"decodes to {done} frames where {count} are expected")
+    if Path(path).is_dir():
+        return _folder_frames(path, chosen, pattern)
+    return _file_frames(path, chosen)
 
 
-def write_images(folder: Path, frames: Iterator[av.VideoFrame], quality: int) -> None:
-    """Write frames as 00001.jpg, 00002.jpg, … into a new folder."""
+def write_images(
+    folder: Path, frames: Iterator[av.VideoFrame], short_side: int | None, quality: int
+) -> None:
+    """Write frames, upright, as 00001.jpg, 00002.jpg, … into a new folder."""
+    from PIL import Image
+
     folder.mkdir(parents=True)
     for number, frame in enumerate(frames, 1):
-        frame.to_image().save(folder / PATTERN.format(number), quality=quality)
+        image = Image.fromarray(np.ascontiguousarray(upright(frame)))
+        size = smaller(*image.size, short_side)
+        if size != image.size:
+            image = image.resize(size, Image.Resampling.BICUBIC)
+        image.save(folder / PATTERN.format(number), quality=quality)
 
 
 def encode_mp4(
-    path: Path, frames: Iterator[av.VideoFrame], rate: float, gop: int, quantiser: int
+    path: Path,
+    frames: Iterator[av.VideoFrame],
+    *,
+    rate: float,
+    short_side: int | None,
+    gop: int,
+    quantiser: int,
 ) -> None:
-    """Write frames as H.264 in mp4 at a constant rate and quantiser, without sound.
+    """Write frames, upright, as H.264 in mp4 at a constant rate and quantiser, without sound.
 
     Each group of pictures is closed and has no frames that depend on later ones, so decoding from
     the nearest key frame gives the same pixels as decoding from the start.
     """
-    av = import_av()
+    import av
+
     options = {
         "qp": str(quantiser),
         "preset": "veryfast",
@@ -90,15 +77,16 @@ def encode_mp4(
         "x264-params": "open-gop=0",
     }
     first = next(frames)
+    filters = _Filters(first, short_side)
     with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
         rate = Fraction(rate).limit_denominator(1001)
         stream = container.add_stream("libx264", rate=rate, options=options)
-        stream.width, stream.height, stream.pix_fmt = first.width, first.height, "yuv420p"
+        stream.width, stream.height, stream.pix_fmt = *filters.size, "yuv420p"
         context = stream.codec_context
         context.gop_size, context.thread_count = gop, 1
         context.colorspace, context.color_range = 6, 1  # BT.601, limited: as the filters make it
         context.time_base = 1 / rate
-        for index, frame in enumerate(chain([first], frames)):
+        for index, frame in enumerate(map(filters, chain([first], frames))):
             frame.pts, frame.time_base = index, 1 / rate
             frame.pict_type = 0  # left to the encoder, not copied from the source
             container.mux(stream.encode(frame))
@@ -106,21 +94,27 @@ def encode_mp4(
 
 
 class _Filters:
-    """A chain of FFmpeg's filters for frames like the first one."""
+    """FFmpeg's filters that make frames like the first one upright, small and yuv420p.
 
-    def __init__(self, frame: av.VideoFrame, short_side: int | None, form: str) -> None:
-        av = import_av()
-        angle = frame.rotation % 360
-        steps = list(_UPRIGHT[min(_UPRIGHT, key=lambda known: abs(known - angle))])
+    They go by way of RGB with the arithmetic that loses least, whatever the file says of its
+    colours: the copy then has the colours that readers see in the original.
+    """
+
+    def __init__(self, frame: av.VideoFrame, short_side: int | None) -> None:
+        import av
+
+        steps = list(_UPRIGHT[frame.rotation // 90 * 90 % 360])
         width, height = frame.width, frame.height
-        if "transpose" in "".join(steps):
+        if steps and steps[0].startswith("transpose"):
             width, height = height, width
-        width, height = _smaller(width, height, short_side, even=form == "yuv420p")
-        flags = "bicubic" if form == "rgb24" else _EXACT
-        steps += [f"scale={width}:{height}:flags={flags}", "format=rgb24", "setsar=1"]
-        if form == "yuv420p":
-            # By way of the RGB that training sees, whatever the file says of its colours.
-            steps += [f"scale=out_color_matrix=bt601:out_range=tv:flags={_EXACT}", "format=yuv420p"]
+        self.size = smaller(width, height, short_side, even=True)
+        steps += [
+            f"scale={self.size[0]}:{self.size[1]}:flags={_EXACT}",
+            "format=rgb24",
+            "setsar=1",
+            f"scale=out_color_matrix=bt601:out_range=tv:flags={_EXACT}",
+            "format=yuv420p",
+        ]
         self._graph = av.filter.Graph()
         self._in = self._graph.add_buffer(
             width=frame.width,
@@ -146,7 +140,9 @@ class _Filters:
         return self._out.pull()
 
 
-def _smaller(width: int, height: int, short_side: int | None, even: bool) -> tuple[int, int]:
+def smaller(
+    width: int, height: int, short_side: int | None, *, even: bool = False
+) -> tuple[int, int]:
     """Size with a short side of at most `short_side` and the same shape, in even numbers if asked.
 
     Example: 1920 x 1080 with 256 becomes 456 x 256 (455.1 to the nearest even number).
@@ -157,18 +153,31 @@ def _smaller(width: int, height: int, short_side: int | None, even: bool) -> tup
     return tuple(sides)
 
 
-def _file_frames(path: str) -> Iterator[av.VideoFrame]:
-    av = import_av()
-    with av.open(path, metadata_errors="replace") as container:
-        if not container.streams.video:
-            raise VideoError(path, "the file has no video stream")
-        stream = container.streams.video[0]
-        stream.codec_context.thread_count = 1
-        yield from container.decode(stream)
+def _file_frames(path: str, chosen: range) -> Iterator[av.VideoFrame]:
+    """Frames by index, as readers number them: by their times where packets tell these."""
+    with open_container(path) as container:
+        timeline = read_timeline(path, container)
+    place_at = {} if timeline.unsought else {int(t): i for i, t in enumerate(timeline.times)}
+    done, size = 0, None
+    with open_container(path) as container:
+        for place, frame in enumerate(decoded(path, container)):
+            index = place if timeline.unsought else place_at.get(frame.pts, -1)
+            if index in chosen:
+                size = size or (frame.width, frame.height)
+                if size != (frame.width, frame.height):
+                    cause = (
+                        f"is {frame.width} x {frame.height} pixels, others {size[0]} x {size[1]}"
+                    )
+                    raise VideoError(path, cause, index)
+                yield frame
+                done += 1
+    if done != len(chosen):
+        raise VideoError(path, f"{done} of {len(chosen)} frames decode")
 
 
-def _folder_frames(path: str, pattern: str) -> Iterator[av.VideoFrame]:
-    av = import_av()
+def _folder_frames(path: str, chosen: range, pattern: str) -> Iterator[av.VideoFrame]:
+    import av
+
     folder = FrameFolder(path, pattern)
-    for index in range(len(folder)):
+    for index in chosen:
         yield av.VideoFrame.from_ndarray(folder.read([index])[0].numpy(), format="rgb24")

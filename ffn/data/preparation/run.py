@@ -12,7 +12,7 @@ from ffn.data.decoding import PATTERN
 from ffn.data.preparation.actions import hmdb51, ucf101
 from ffn.data.preparation.convert import Conversion, claim_folder, convert_all
 from ffn.data.preparation.disk import Inventory, scan
-from ffn.data.preparation.facts import Facts, Journal, gather
+from ffn.data.preparation.facts import Journal, VideoFacts, gather
 from ffn.data.preparation.folders import Division, read_folder
 from ffn.data.preparation.index import JOURNAL, claim, write_index
 from ffn.data.preparation.kinetics import read_kinetics, settle_times
@@ -24,7 +24,6 @@ from ffn.data.preparation.listing import (
     check,
     find_empty_classes,
 )
-from ffn.data.preparation.media import import_av
 from ffn.data.preparation.something import jester, sthv1, sthv2
 
 DATASETS: dict[str, Callable[[Inventory, Inventory], Listing] | None] = {
@@ -124,8 +123,6 @@ def prepare(
         raise PreparationError(f"unknown data set {dataset!r}; expected one of {list(DATASETS)}")
     if not root.is_dir():
         raise PreparationError(f"{root} is no folder; name the folder of the data set with --root")
-    if conversion is not None:
-        import_av()
     output = root / "index" if output is None else Path(output).absolute()
     skip = [output] if conversion is None else [output, conversion.folder]
     disk = scan(root, skip)
@@ -194,7 +191,7 @@ def _look(
     verify: bool,
     workers: int,
     progress: Progress | None,
-) -> tuple[dict[str, Facts], list[Entry]]:
+) -> tuple[dict[str, VideoFacts], list[Entry]]:
     """Facts by path, and the entries that can be read; the others become problems."""
     journal = Journal(output / JOURNAL, root, pattern)
     try:
@@ -210,7 +207,7 @@ def _look(
     found = []
     for entry in usable:
         outcome = outcomes[entry.path]
-        if not isinstance(outcome, Facts):
+        if not isinstance(outcome, VideoFacts):
             listing.add("unreadable", entry.split, entry.name, f"{entry.path}: {outcome}")
             continue
         if entry.times is not None and outcome.duration is not None:
@@ -219,19 +216,19 @@ def _look(
                 listing.add("times", entry.split, entry.name, f"{entry.path}: {wrong}")
                 continue
         found.append(entry)
-    return {path: one for path, one in outcomes.items() if isinstance(one, Facts)}, found
+    return {path: one for path, one in outcomes.items() if isinstance(one, VideoFacts)}, found
 
 
 def _copy(
     listing: Listing,
     found: list[Entry],
-    facts: dict[str, Facts],
+    facts: dict[str, VideoFacts],
     conversion: Conversion,
     root: Path,
     pattern: str,
     workers: int,
     progress: Progress | None,
-) -> tuple[dict[str, Facts], list[Entry]]:
+) -> tuple[dict[str, VideoFacts], list[Entry]]:
     """Facts by path and entries of the copies; what cannot be copied becomes a problem."""
     copies, copied, failed = convert_all(
         conversion,

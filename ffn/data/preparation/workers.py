@@ -22,7 +22,7 @@ def work(
     """Outcomes of a function that catches its own errors, as they come in.
 
     A process that dies, as decoders do on some broken files, takes the jobs of its neighbours
-    along: these run once more, each alone, and the one that dies again has the outcome `CRASHED`.
+    along: these run once more, one by one, and the one that dies again has the outcome `CRASHED`.
 
     Args:
         function: At the top of a module; takes one job.
@@ -46,13 +46,14 @@ def work(
                     yield from _finished(running)
             except BrokenProcessPool:
                 suspects += running.values()
-    for job in suspects:
+    while suspects:
         with _pool(1) as pool:
             try:
-                outcome = pool.submit(function, job).result()
+                while suspects:
+                    yield suspects[-1], pool.submit(function, suspects[-1]).result()
+                    suspects.pop()
             except BrokenProcessPool:
-                outcome = CRASHED
-        yield job, outcome
+                yield suspects.pop(), CRASHED
 
 
 def _pool(workers: int) -> ProcessPoolExecutor:
