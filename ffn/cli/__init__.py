@@ -10,6 +10,7 @@ COMMANDS = {
     "test": "accuracy and cost at any frame counts",
     "prepare_data": "official lists and files of a data set become an index",
     "predict": "label video files",
+    "check_data": "decode the videos of a list, report the bad ones",
     "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
     "publish": "write a trained network as one file with its record",
     "summarise": "mean and spread over the seeds of a run",

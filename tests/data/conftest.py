@@ -32,6 +32,7 @@ def write_video():
         late=0,
         rotation=0,
         halves=False,
+        pixels="yuv420p",
     ):
         """`late`: frames by which all times are moved; `stream`, `container`: FFmpeg's options.
 
@@ -39,14 +40,14 @@ def write_video():
         """
         with av.open(str(path), "w", options=container or {}) as output:
             video = output.add_stream(codec, rate=25, options=stream or {"g": "8", "bf": "2"})
-            video.width, video.height, video.pix_fmt = width, height, "yuv420p"
+            video.width, video.height, video.pix_fmt = width, height, pixels
             if rotation:
                 video.set_display_rotation(rotation)
             packets = []
             for i in range(frames):
-                pixels = np.full((height, width, 3), shade(i), dtype=np.uint8)
-                pixels[:, : width // 2] -= 12 if halves else 0
-                frame = av.VideoFrame.from_ndarray(pixels, format="rgb24")
+                image = np.full((height, width, 3), shade(i), dtype=np.uint8)
+                image[:, : width // 2] -= 12 if halves else 0
+                frame = av.VideoFrame.from_ndarray(image, format="rgb24")
                 frame.pts = i
                 packets += video.encode(frame)
             for packet in packets + video.encode():

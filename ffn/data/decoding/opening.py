@@ -53,6 +53,7 @@ class Facts:
         codec: FFmpeg's name of the codec, as "h264".
         container: FFmpeg's names of the container.
         header_frames: Frames that the header counts; 0 where it does not say.
+        header_duration: Seconds that the file lasts by its header, sound included; 0 likewise.
         unsought: Why frames cannot be sought, so that the file is read from its start; or "".
     """
 
@@ -65,6 +66,7 @@ class Facts:
     codec: str
     container: str
     header_frames: int
+    header_duration: float
     unsought: str
 
 
@@ -168,5 +170,6 @@ def probe(path: str | os.PathLike[str], *, decode_all: bool = False) -> Facts:
         codec=timeline.codec,
         container=timeline.container,
         header_frames=timeline.header_frames,
+        header_duration=timeline.header_duration,
         unsought=timeline.unsought,
     )

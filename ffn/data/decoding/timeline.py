@@ -43,6 +43,7 @@ class Timeline:
             pictures).
         unsought: Why frames cannot be sought, or "" if they can.
         header_frames: Frames that the header counts; 0 where it does not say.
+        header_duration: Seconds that the file lasts by its header, sound included; 0 likewise.
         container: FFmpeg's names of the container, as "mov,mp4,m4a,3gp,3g2,mj2".
         codec: FFmpeg's name of the codec, as "h264".
         bits: Per colour component, as 8 or 10.
@@ -55,6 +56,7 @@ class Timeline:
     leading: bool
     unsought: str
     header_frames: int
+    header_duration: float
     container: str
     codec: str
     bits: int
@@ -73,6 +75,8 @@ class Timeline:
         Raises:
             VideoError: if there is none.
         """
+        if len(self) > 1 and not self.seconds[-1]:
+            raise VideoError(self.path, f"its frames have no times; got {start} … {end} s")
         first = 0 if start is None else int(np.searchsorted(self.seconds, start - 1e-6))
         stop = len(self) if end is None else int(np.searchsorted(self.seconds, end - 1e-6))
         if first >= stop:
@@ -198,6 +202,7 @@ def _scan(path: str, container: av.container.InputContainer) -> Timeline:
         leading=leading,
         unsought=unsought,
         header_frames=stream.frames,
+        header_duration=(container.duration or 0) / 1e6,  # microseconds
         container=names,
         codec=context.codec.canonical_name,
         bits=max((c.bits for c in context.format.components), default=8) if context.format else 8,

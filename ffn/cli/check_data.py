@@ -1,0 +1,168 @@
+"""``tools/check_data.py INDEX``: decode the videos of a list, and say which cannot be trusted."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ffn.data import Record
+    from ffn.data.checking import Finding
+
+READERS = ("auto", "pyav", "decord", "torchcodec")
+MEANING = {
+    "ok": "as listed",
+    "count": "decodes, with another number of frames than is listed",
+    "short": "decodes, and ends long before the duration of its header",
+    "bad": "does not decode; stands in exclude.txt",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, decode, report; 0 if all is well, 1 if a video is bad, 2 if it cannot be done."""
+    given = _parser().parse_args(arguments)
+
+    from rich.console import Console
+    from rich.progress import track
+
+    from ffn.data import read_annotations
+    from ffn.data.checking import check_videos
+
+    try:
+        records, classes = read_annotations(given.index, root=given.root, classes=given.classes)
+        output = given.output or given.index.with_name(f"{given.index.stem}.check")
+        if output.exists() and any(output.iterdir()) and not given.overwrite:
+            raise FileExistsError(
+                f"{output} holds a report; name another --output or add --overwrite"
+            )
+        checked = check_videos(
+            records,
+            frames=None if given.frames == "all" else int(given.frames),
+            reader=given.reader,
+            pattern=given.pattern,
+            workers=given.workers,
+            timeout=given.timeout,
+        )
+        shown = track(
+            checked,
+            "decoding",
+            total=len(records),
+            console=Console(stderr=True),
+            transient=True,
+            disable=not sys.stderr.isatty(),
+        )
+        findings = list(shown)
+        root = given.root or (given.index if given.index.is_dir() else given.index.parent)
+        _write(output, root, records, classes, findings)
+    except (ValueError, OSError) as error:
+        print(f"check_data.py: {error}", file=sys.stderr)
+        return 2
+
+    _show(output, records, findings)
+    return 0 if all(finding.usable for finding in findings) else 1
+
+
+def _write(
+    output: Path,
+    root: Path,
+    records: Sequence[Record],
+    classes: Sequence[str],
+    findings: Sequence[Finding],
+) -> None:
+    """Write report.csv, exclude.txt, and index.csv: what can be used, with the right counts."""
+    output.mkdir(parents=True, exist_ok=True)
+    paths = [Path(os.path.relpath(record.path, root)).as_posix() for record in records]
+    pairs = list(zip(paths, records, findings, strict=True))
+    report = [
+        (path, f.status, record.frames, f.frames, f"{f.seconds:.3f}", f.cause)
+        for path, record, f in pairs
+    ]
+    header = ("path", "status", "frames_listed", "frames", "seconds", "cause")
+    _write_csv(output / "report.csv", header, report)
+    excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)
+    _write_text(output / "exclude.txt", excluded)
+    index = [
+        (path, classes[record.label], finding.frames, record.start, record.end)
+        for path, record, finding in pairs
+        if finding.usable
+    ]
+    timed = any(record.start is not None or record.end is not None for record in records)
+    columns = ("path", "label", "frames", "start", "end")
+    width = len(columns) if timed else 3
+    _write_csv(output / "index.csv", columns[:width], [row[:width] for row in index])
+
+
+def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    with partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(header)
+        writer.writerows(rows)
+    partial.replace(path)
+
+
+def _write_text(path: Path, text: str) -> None:
+    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
+    partial.write_text(text, encoding="utf-8")
+    partial.replace(path)
+
+
+def _show(output: Path, records: Sequence[Record], findings: Sequence[Finding]) -> None:
+    odd = [finding for finding in findings if finding.status != "ok"]
+    for finding in odd[:20]:
+        print(f"{finding.status:<5} {records[finding.index].path}: {finding.cause}")
+    if len(odd) > 20:
+        print(f"… and {len(odd) - 20} more in {output / 'report.csv'}")
+    counts = Counter(finding.status for finding in findings)
+    frames = sum(finding.frames or 0 for finding in findings)
+    print(f"{len(findings)} videos, {frames} frames:")
+    for status, meaning in MEANING.items():
+        if counts[status]:
+            print(f"  {counts[status]:>7} {status:<5} {meaning}")
+    print(f"{output}: report.csv, exclude.txt, and index.csv with what can be used")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="check_data.py",
+        description="Decode every video of a list, each in bounded time in a process of its own, "
+        "and write a folder with a report (cause per video), the list of those to leave out, and "
+        "an index of the others with the numbers of frames that they really show. The list itself "
+        "stays as it is. Exit code: 0 all decode, 1 some do not, 2 the list cannot be read.",
+    )
+    option = parser.add_argument
+    option("index", type=Path, metavar="INDEX", help="list, csv, or folder with a folder per class")
+    option("--root", type=Path, help="where the paths in the list start; else the list's folder")
+    option("--classes", type=Path, metavar="FILE", help="class names, one per line")
+    option(
+        "--frames",
+        type=_frames,
+        default="all",
+        metavar="all|K",
+        help="decode all frames (default), or K of them from first to last: quicker, sees less",
+    )
+    option("--reader", default="auto", choices=READERS, help="decoder")
+    option("--pattern", default="{:05d}.jpg", help="file names in a folder of frames")
+    option("--timeout", type=float, default=60, metavar="S", help="per video; default: 60")
+    option(
+        "--workers",
+        type=int,
+        default=os.cpu_count(),
+        metavar="N",
+        help="processes; else one per CPU",
+    )
+    option("--output", type=Path, metavar="FOLDER", help="the report; else INDEX.check beside it")
+    option("--overwrite", action="store_true", help="replace a report that is there")
+    return parser
+
+
+def _frames(text: str) -> str:
+    if text != "all" and (not text.isdecimal() or int(text) < 1):
+        raise argparse.ArgumentTypeError(f"{text!r} is neither 'all' nor a number from 1 up")
+    return text

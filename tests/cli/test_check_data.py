@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from ffn.cli.check_data import main
+from ffn.data import read_annotations
+from ffn.data.synthetic import generate
+
+
+@pytest.fixture
+def films(tmp_path: Path) -> Path:
+    folder = generate(tmp_path / "films", train_per_class=1, val_per_class=1, size=32, frames=8)
+    rows = list(csv.reader((folder / "val.csv").open()))
+    (folder / rows[2][0]).write_bytes(b"no video")
+    (folder / rows[3][0]).unlink()
+    rows[4][2] = "9"
+    with (folder / "val.csv").open("w", newline="") as file:
+        csv.writer(file).writerows(rows)
+    return folder
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader(path.open()))
+
+
+def test_report_exclusions_and_corrected_index(films: Path, capsys: pytest.CaptureFixture) -> None:
+    before = (films / "val.csv").read_bytes()
+    listed = rows(films / "val.csv")
+    assert main([str(films / "val.csv"), "--workers", "2"]) == 1
+    assert (films / "val.csv").read_bytes() == before
+
+    report = films / "val.check"
+    statuses = [row["status"] for row in rows(report / "report.csv")]
+    assert statuses == ["ok", "bad", "bad", "count"] + 8 * ["ok"]
+    excluded = (report / "exclude.txt").read_text().splitlines()
+    assert excluded == [listed[1]["path"], listed[2]["path"]]
+    index = rows(report / "index.csv")
+    assert [row["path"] for row in index] == [
+        r["path"] for r in listed if r["path"] not in excluded
+    ]
+    assert {row["frames"] for row in index} == {"8"}
+
+    shown = capsys.readouterr().out
+    assert "12 videos, 80 frames" in shown
+    assert "no such file" in shown
+    records, _ = read_annotations(report / "index.csv", root=films, classes=films / "classes.txt")
+    assert len(records) == 10
+
+
+def test_clean_data_exit_with_0_and_a_report_is_not_overwritten(
+    films: Path, capsys: pytest.CaptureFixture
+) -> None:
+    arguments = [str(films / "train.csv"), "--frames", "3", "--workers", "1"]
+    assert main(arguments) == 0
+    assert main(arguments) == 2
+    assert "add --overwrite" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite"]) == 0
+
+
+def test_what_cannot_be_read_is_said(films: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([str(films / "test.csv")]) == 2
+    assert "do not exist" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        main([str(films / "train.csv"), "--frames", "0"])
+    assert "neither 'all' nor a number from 1 up" in capsys.readouterr().err

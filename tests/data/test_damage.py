@@ -1,0 +1,183 @@
+"""Damaged files: whatever is read equals what FFmpeg shows at that time, or there is an error.
+
+The oracle decodes the same damaged file from its first frame on, with FFmpeg's own tolerance, and
+names frames by their times alone.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import av
+import numpy as np
+import pytest
+
+from ffn.data import VideoError, open_video
+
+FRAMES = 40
+FILES = {
+    **{
+        f"h264 gop {gop} bf {bf}": ("a.mp4", {"stream": {"g": str(gop), "bf": str(bf)}})
+        for gop in (1, 8, 250)
+        for bf in (0, 3)
+    },
+    "h264 open": ("a.mp4", {"stream": {"g": "8", "bf": "3", "x264-params": "open-gop=1"}}),
+    "h264 faststart": ("a.mp4", {"container": {"movflags": "faststart"}}),
+    "h264 fragmented": ("a.mp4", {"container": {"movflags": "frag_keyframe+empty_moov"}}),
+    "h264 mkv": ("a.mkv", {}),
+    "h264 mov": ("a.mov", {}),
+    "h264 ts": ("a.ts", {}),
+    "h264 avi": ("a.avi", {}),
+    "hevc": ("a.mp4", {"codec": "libx265", "stream": {"x265-params": "keyint=8:log-level=none"}}),
+    "mpeg4 mp4": ("a.mp4", {"codec": "mpeg4", "stream": {"bf": "2", "b": "4M"}}),
+    "mpeg4 avi": ("a.avi", {"codec": "mpeg4", "stream": {"b": "4M"}}),
+    "mpeg2": ("a.mpg", {"codec": "mpeg2video", "stream": {"bf": "2", "g": "8", "b": "4M"}}),
+    "mjpeg": ("a.avi", {"codec": "mjpeg", "stream": {"b": "4M"}, "pixels": "yuvj420p"}),
+    "vp8": ("a.webm", {"codec": "libvpx", "stream": {"b": "4M"}}),
+    "vp9": ("a.webm", {"codec": "libvpx-vp9", "stream": {"b": "1M", "cpu-used": "8"}}),
+}
+
+
+def noise(data, rng, size):
+    """Overwrite `size` bytes somewhere by random ones."""
+    start = int(rng.integers(64, max(65, len(data) - size)))
+    return data[:start] + rng.bytes(size) + data[start + size :]
+
+
+def middle(data, rng):
+    start = int(rng.integers(len(data) // 4, len(data) // 2))
+    return start, start + max(1, len(data) // 10)
+
+
+def without(data, rng):
+    start, stop = middle(data, rng)
+    return data[:start] + data[stop:]
+
+
+def doubled(data, rng):
+    start, stop = middle(data, rng)
+    return data[:stop] + data[start:]
+
+
+def swapped(data, rng):
+    start, stop = middle(data, rng)
+    size = stop - start
+    return data[:start] + data[stop : stop + size] + data[start:stop] + data[stop + size :]
+
+
+DAMAGE = {
+    "empty": lambda data, rng: b"",
+    "first 100 bytes": lambda data, rng: data[:100],
+    "first 60 %": lambda data, rng: data[: len(data) * 6 // 10],
+    "last byte lost": lambda data, rng: data[:-1],
+    "last 2 % lost": lambda data, rng: data[: len(data) * 98 // 100],
+    "first 64 bytes zero": lambda data, rng: bytes(64) + data[64:],
+    "first KiB lost": lambda data, rng: data[1024:],
+    "one byte": lambda data, rng: noise(data, rng, 1),
+    "16 bytes": lambda data, rng: noise(data, rng, 16),
+    "400 bytes": lambda data, rng: noise(data, rng, 400),
+    "last KiB random": lambda data, rng: data[:-1024] + rng.bytes(1024),
+    "second half zero": lambda data, rng: data[: len(data) // 2].ljust(len(data), b"\0"),
+    "a tenth lost": without,
+    "a tenth twice": doubled,
+    "two tenths swapped": swapped,
+    "garbage behind": lambda data, rng: data + rng.bytes(5000),
+}
+
+
+# Damage that leaves frames to be read; some files survive it, others do not.
+FATAL = {"empty", "first 100 bytes"}
+SURVIVED = {
+    "auto": set(DAMAGE) - FATAL,
+    "decord": set(DAMAGE)
+    - FATAL
+    - {
+        "first 64 bytes zero",
+        "first KiB lost",
+        "second half zero",
+        "a tenth lost",
+        "a tenth twice",
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def whole(write_video, tmp_path_factory):
+    """The bytes of each undamaged file."""
+    folder = tmp_path_factory.mktemp("whole")
+    files = {}
+    for kind, (name, options) in FILES.items():
+        path = folder / f"{len(files)}{name}"
+        write_video(path, FRAMES, **options)
+        files[kind] = path.read_bytes()
+    return files
+
+
+def shown(path):
+    """Pixels by time, as FFmpeg shows them in spite of damage; times that come twice are left out.
+
+    Past an error it goes on with the next packet. Without times, as in a bare stream of H.264 that
+    lost its container, the places of the frames are their times.
+    """
+    images, times = {}, Counter()
+    try:
+        container = av.open(path, metadata_errors="ignore")
+    except (av.error.FFmpegError, ValueError):
+        return images
+    with container:
+        stream = container.streams.best("video")
+        if stream is None:
+            return images
+        stream.thread_type = "NONE"
+        packets = container.demux(stream)
+        while True:
+            try:
+                packet = next(packets)
+            except (StopIteration, av.error.FFmpegError, ValueError):
+                return {time: image for time, image in images.items() if times[time] == 1}
+            try:
+                frames = packet.decode()
+            except (av.error.FFmpegError, ValueError):
+                continue
+            for frame in frames:
+                time = len(images) if frame.pts is None else frame.pts
+                images[time] = frame.to_ndarray(format="rgb24")
+                times[time] += 1
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("reader", ["auto", "decord"])
+def test_damage_gives_the_frames_of_ffmpeg_or_an_error(reader, damage, whole, tmp_path):
+    outcome = Counter()
+    for number, (kind, data) in enumerate(whole.items()):
+        rng = np.random.default_rng([number, list(DAMAGE).index(damage)])
+        path = tmp_path / f"{number}{FILES[kind][0]}"
+        path.write_bytes(DAMAGE[damage](data, rng))
+        expected = shown(str(path))
+        try:
+            video = open_video(path, reader=reader)
+            times = video.timeline.times
+        except VideoError as error:
+            outcome[f"refused, {'named' if path.name in str(error) else 'nameless'}"] += 1
+            continue
+        for index in sorted({0, len(video) - 1, len(video) // 2, len(video) // 3}):
+            try:
+                frame = video.read([index])[0].numpy()
+            except VideoError:
+                outcome["error"] += 1
+                continue
+            image = expected.get(int(times[index]) if times[-1] else index)
+            assert image is not None, (kind, index, "was never shown")
+            assert np.array_equal(frame, image), (kind, index)
+            outcome["same"] += 1
+    assert not outcome["refused, nameless"]
+    assert (outcome["same"] > 0) == (damage in SURVIVED[reader]), outcome
+
+
+def test_undamaged_files_are_read_whole(whole, tmp_path):
+    """Or the test above would pass on files that nobody can read."""
+    for number, (kind, data) in enumerate(whole.items()):
+        path = tmp_path / f"{number}{FILES[kind][0]}"
+        path.write_bytes(data)
+        assert len(open_video(path)) == FRAMES, kind
+        assert len(shown(str(path))) == FRAMES, kind
