@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 overwrite=given.overwrite,
                 workers=given.workers,
                 progress=progress,
-                **({"pattern": given.frame_pattern} if given.frame_pattern else {}),
+                **_given(given, "pattern", "timeout"),
             )
     except (PreparationError, OSError, ModuleNotFoundError, ValueError) as error:
         print(f"prepare_data.py: {error}", file=sys.stderr)
@@ -67,8 +67,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--overwrite", action="store_true", help="replace an index that is there")
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help=f"processes ({cores})")
+    parser.add_argument(
+        "--timeout", type=float, metavar="S", help="seconds that a video may take (600)"
+    )
     parser.add_argument("--verify", action="store_true", help="decode every frame, and count these")
-    parser.add_argument("--frame-pattern", help="names in a frame folder ({:05d}.jpg)")
+    parser.add_argument("--pattern", help="names in a frame folder ({:05d}.jpg)")
     folder = parser.add_argument_group("dataset folder, without folders of splits")
     folder.add_argument("--val-fraction", type=float, help="of each class, held out (0.2)")
     folder.add_argument(
@@ -110,6 +113,8 @@ def _check_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -
         for name in names:
             if absent and getattr(given, name) is not None:
                 parser.error(f"--{name.replace('_', '-')} has an effect with {needed} alone")
+    if given.timeout is not None and given.timeout <= 0:
+        parser.error(f"--timeout is {given.timeout:g}; expected more than 0")
     if given.workers < 0:
         parser.error(f"--workers is {given.workers}; expected 0 (in this process) or more")
 

@@ -23,7 +23,7 @@ from ffn.data import open_video
 from ffn.data.preparation import Conversion, PreparationError, prepare, run
 from ffn.data.preparation.facts import Journal, VideoFacts
 from ffn.data.preparation.media import smaller
-from ffn.data.preparation.workers import CRASHED, work
+from ffn.data.preparation.workers import work
 
 ROOT = Path(__file__).parents[2]
 
@@ -211,13 +211,17 @@ def test_journal_drops_what_is_no_line(tmp_path: Path) -> None:
 def _die_on_three(job: int) -> int:
     if job == 3:
         os.kill(os.getpid(), signal.SIGKILL)
+    if job == 5:
+        time.sleep(60)
     return job * job
 
 
-def test_a_crash_of_the_decoder_costs_one_file_alone() -> None:
-    outcomes = dict(work(_die_on_three, range(8), workers=2))
+def test_a_crash_or_a_hang_of_the_decoder_costs_one_file_alone() -> None:
+    outcomes = dict(work(_die_on_three, range(8), workers=2, timeout=1))
 
-    assert outcomes == {n: CRASHED if n == 3 else n * n for n in range(8)}
+    assert "ended the process" in outcomes.pop(3)
+    assert outcomes.pop(5) == "took more than 1 s and was given up"
+    assert outcomes == {n: n * n for n in (0, 1, 2, 4, 6, 7)}
 
 
 def test_two_preparations_at_once(layouts: Layouts) -> None:

@@ -19,7 +19,7 @@ from ffn.data.preparation.facts import VideoFacts, read_facts
 from ffn.data.preparation.index import list_path, write_text
 from ffn.data.preparation.listing import Entry, PreparationError
 from ffn.data.preparation.media import encode_mp4, read_frames, write_images
-from ffn.data.preparation.workers import work
+from ffn.data.preparation.workers import TIMEOUT, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +107,7 @@ def convert_all(
     *,
     pattern: str,
     workers: int = 0,
+    timeout: float = TIMEOUT,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Entry], dict[str, VideoFacts], dict[str, str]]:
     """Make the copies of all entries.
@@ -132,7 +133,7 @@ def convert_all(
     report = progress or (lambda done, count: None)
     outcomes = {}
     report(0, len(jobs))
-    for job, outcome in work(_copy_or_cause, jobs, workers):
+    for job, outcome in work(_copy_or_cause, jobs, workers, timeout):
         outcomes[job.target] = outcome
         report(len(outcomes), len(jobs))
 

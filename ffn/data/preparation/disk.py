@@ -14,7 +14,9 @@ from ffn.data.annotations import VIDEO_SUFFIXES
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 LIST_SUFFIXES = (".csv", ".json", ".txt")
-MARK = "derived.json"  # a folder with this file holds copies that preparation itself made
+# A folder with one of these holds what preparation itself made: copies, an index.
+MARK = "derived.json"
+JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Inventory:
 def scan(root: Path, skip: Iterable[Path] = ()) -> Inventory:
     """Look through a folder and all below it.
 
-    Hidden folders, those in `skip`, and those that hold copies made by preparation are left out.
+    Hidden folders, those in `skip`, and those that preparation itself made are left out.
     Links are followed, each target once.
     """
     left_out = {os.path.realpath(path) for path in skip}
@@ -72,7 +74,7 @@ def scan(root: Path, skip: Iterable[Path] = ()) -> Inventory:
         with os.scandir(root / here) as listed:
             entries = [entry for entry in listed if not entry.name.startswith(".")]
         names = {entry.name for entry in entries}
-        if MARK in names:
+        if here and names & {MARK, JOURNAL}:
             continue
         place = f"{here}/" if here else ""
         kinds = defaultdict(list)

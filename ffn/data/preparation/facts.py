@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ffn.data.decoding import FrameFolder, VideoError, probe
-from ffn.data.preparation.workers import work
+from ffn.data.preparation.workers import TIMEOUT, Broken, work
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,6 +123,7 @@ def gather(
     *,
     verify: bool = False,
     workers: int = 0,
+    timeout: float = TIMEOUT,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, VideoFacts | str]:
     """Facts, or why there are none, of all paths.
@@ -132,6 +133,7 @@ def gather(
         paths: Relative to the root of the journal.
         verify: Decode every frame.
         workers: Processes; 0 works in this one.
+        timeout: Seconds that a file may take in a process.
         progress: Called with (done, all).
     """
     wanted = list(dict.fromkeys(paths))
@@ -141,9 +143,10 @@ def gather(
     done = len(wanted) - len(todo)
     report = progress or (lambda done, count: None)
     report(done, len(wanted))
-    for (path, *_), outcome in work(_facts_or_cause, jobs, workers):
+    for (path, *_), outcome in work(_facts_or_cause, jobs, workers, timeout):
         outcomes[path] = outcome
-        journal.add(path, verify, outcome)
+        if not isinstance(outcome, Broken):
+            journal.add(path, verify, outcome)
         done += 1
         report(done, len(wanted))
     return outcomes

@@ -13,12 +13,12 @@ from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from ffn.data.preparation.disk import JOURNAL
 from ffn.data.preparation.facts import VideoFacts
 from ffn.data.preparation.listing import Entry, Listing, Problem, count_labels
 from ffn.data.preparation.mirror import mirror_pairs, mirror_problems
 
 COLUMNS = ("path", "label", "frames", "fps", "duration", "width", "height")
-JOURNAL = "journal.jsonl"
 DESCRIPTION = "dataset.json"
 
 

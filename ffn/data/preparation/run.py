@@ -11,10 +11,10 @@ from typing import Any
 from ffn.data.decoding import PATTERN
 from ffn.data.preparation.actions import hmdb51, ucf101
 from ffn.data.preparation.convert import Conversion, claim_folder, convert_all
-from ffn.data.preparation.disk import Inventory, scan
+from ffn.data.preparation.disk import JOURNAL, Inventory, scan
 from ffn.data.preparation.facts import Journal, VideoFacts, gather
 from ffn.data.preparation.folders import Division, read_folder
-from ffn.data.preparation.index import JOURNAL, claim, write_index
+from ffn.data.preparation.index import claim, write_index
 from ffn.data.preparation.kinetics import read_kinetics, settle_times
 from ffn.data.preparation.listing import (
     Entry,
@@ -25,6 +25,7 @@ from ffn.data.preparation.listing import (
     find_empty_classes,
 )
 from ffn.data.preparation.something import jester, sthv1, sthv2
+from ffn.data.preparation.workers import TIMEOUT
 
 DATASETS: dict[str, Callable[[Inventory, Inventory], Listing] | None] = {
     "sthv1": sthv1,
@@ -97,6 +98,7 @@ def prepare(
     verify: bool = False,
     overwrite: bool = False,
     workers: int = 0,
+    timeout: float = TIMEOUT,
     progress: Progress | None = None,
 ) -> Summary:
     """Write the index of a data set: csv per split, class names, fingerprint, problems.
@@ -111,7 +113,8 @@ def prepare(
         pattern: Name of a frame in a frame folder.
         verify: Decode every frame of every video, and count those.
         overwrite: Replace an index that stands there.
-        workers: Processes, which start afresh; 0 works in this one.
+        workers: Processes; 0 works in this one.
+        timeout: Seconds that a video may take in a process; then it is a problem.
         progress: Called with (what, done, all).
 
     Raises:
@@ -142,12 +145,17 @@ def prepare(
         lock.acquire(timeout=0)
     except Timeout:
         raise FileExistsError(f"another preparation is writing {output}; wait for it") from None
+    options = {"workers": workers, "timeout": timeout}
     try:
-        facts, found = _look(listing, usable, root, output, pattern, verify, workers, progress)
+        journal = Journal(output / JOURNAL, root, pattern)
+        shown = partial(progress, "reading") if progress else None
+        facts, found = _look(listing, usable, journal, verify=verify, progress=shown, **options)
         if conversion is not None:
-            facts, found = _copy(
-                listing, found, facts, conversion, root, pattern, workers, progress
+            shown = partial(progress, "copying") if progress else None
+            converted = convert_all(
+                conversion, found, facts, root, pattern=pattern, progress=shown, **options
             )
+            facts, found = _copied(listing, found, *converted)
         if not found:
             raise PreparationError(
                 f"none of the {len(usable)} videos can be read; the first: "
@@ -183,25 +191,11 @@ def _read(
 
 
 def _look(
-    listing: Listing,
-    usable: list[Entry],
-    root: Path,
-    output: Path,
-    pattern: str,
-    verify: bool,
-    workers: int,
-    progress: Progress | None,
+    listing: Listing, usable: list[Entry], journal: Journal, **options: Any
 ) -> tuple[dict[str, VideoFacts], list[Entry]]:
     """Facts by path, and the entries that can be read; the others become problems."""
-    journal = Journal(output / JOURNAL, root, pattern)
     try:
-        outcomes = gather(
-            journal,
-            [entry.path for entry in usable],
-            verify=verify,
-            workers=workers,
-            progress=partial(progress, "reading") if progress else None,
-        )
+        outcomes = gather(journal, [entry.path for entry in usable], **options)
     finally:
         journal.close()
     found = []
@@ -219,31 +213,19 @@ def _look(
     return {path: one for path, one in outcomes.items() if isinstance(one, VideoFacts)}, found
 
 
-def _copy(
+def _copied(
     listing: Listing,
     found: list[Entry],
+    copies: list[Entry],
     facts: dict[str, VideoFacts],
-    conversion: Conversion,
-    root: Path,
-    pattern: str,
-    workers: int,
-    progress: Progress | None,
+    failed: dict[str, str],
 ) -> tuple[dict[str, VideoFacts], list[Entry]]:
-    """Facts by path and entries of the copies; what cannot be copied becomes a problem."""
-    copies, copied, failed = convert_all(
-        conversion,
-        found,
-        facts,
-        root,
-        pattern=pattern,
-        workers=workers,
-        progress=partial(progress, "copying") if progress else None,
-    )
+    """Facts and entries of the copies; what could not be copied becomes a problem."""
     for entry in found:
         if entry.path in failed:
             cause = f"{entry.path}: {failed[entry.path]}"
             listing.add("conversion", entry.split, entry.name, cause)
-    return copied, copies
+    return facts, copies
 
 
 def _summary(listing: Listing, split: str, usable: list[Entry], found: list[Entry]) -> SplitSummary:

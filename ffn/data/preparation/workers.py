@@ -1,64 +1,74 @@
-"""One function over many files, in processes that a broken file may kill."""
+"""One function over many files, in processes that a broken file may kill or hold up."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from concurrent.futures import TimeoutError as TooSlow
 from multiprocessing import connection
 from typing import Any, TypeVar
 
 Job = TypeVar("Job")
 
-CRASHED = "the decoder crashed"
+TIMEOUT = 600.0  # seconds that one file may take
+
+
+class Broken(str):
+    """What happened to a process, in place of an outcome; another time it may go well."""
 
 
 def work(
-    function: Callable[[Job], Any], jobs: Iterable[Job], workers: int
+    function: Callable[[Job], Any],
+    jobs: Iterable[Job],
+    workers: int,
+    timeout: float = TIMEOUT,
 ) -> Iterator[tuple[Job, Any]]:
-    """Outcomes of a function that catches its own errors, as they come in.
-
-    A process that dies, as decoders do on some broken files, takes the jobs of its neighbours
-    along: these run once more, one by one, and the one that dies again has the outcome `CRASHED`.
+    """Each job with what the function makes of it, in their order.
 
     Args:
-        function: At the top of a module; takes one job.
+        function: At the top of a module; catches its own errors.
         jobs: What to do.
-        workers: Processes, started afresh: a script needs `if __name__ == "__main__"`. 0 works in
-            this process, which then dies with the decoder.
+        workers: Processes; 0 works in this one, which then dies with the decoder or waits for it.
+        timeout: Seconds that a job may take in a process.
+
+    Yields:
+        A job and its outcome, which is `Broken` if its process died or took too long.
     """
     if not workers:
         yield from ((job, function(job)) for job in jobs)
         return
-    suspects: list[Job] = []
-    waiting = list(jobs)[::-1]
-    while waiting:
-        running: dict[Future, Job] = {}
-        with _pool(workers) as pool:
-            try:
-                while waiting or running:
-                    while waiting and len(running) < 4 * workers:
-                        future = pool.submit(function, waiting[-1])
-                        running[future] = waiting.pop()
-                    yield from _finished(running)
-            except BrokenProcessPool:
-                suspects += running.values()
-    while suspects:
-        with _pool(1) as pool:
-            try:
-                while suspects:
-                    yield suspects[-1], pool.submit(function, suspects[-1]).result()
-                    suspects.pop()
-            except BrokenProcessPool:
-                yield suspects.pop(), CRASHED
+    from pebble import ProcessPool
+
+    start = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
+    context = multiprocessing.get_context(start)
+    with ProcessPool(workers, context=context, initializer=_end_with_parent) as pool:
+        waiting: deque = deque()
+        try:
+            for job in jobs:
+                waiting.append((job, pool.schedule(function, args=(job,), timeout=timeout)))
+                if len(waiting) >= 4 * workers:
+                    job, future = waiting.popleft()
+                    yield job, _outcome(future, timeout)
+            while waiting:
+                job, future = waiting.popleft()
+                yield job, _outcome(future, timeout)
+        except BaseException:
+            pool.stop()  # nobody wants the rest
+            raise
 
 
-def _pool(workers: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(workers, mp_context=context, initializer=_end_with_parent)
+def _outcome(future: Any, timeout: float) -> Any:
+    from pebble import ProcessExpired
+
+    try:
+        return future.result()
+    except TooSlow:
+        return Broken(f"took more than {timeout:g} s and was given up")
+    except ProcessExpired as error:
+        return Broken(f"ended the process that read it (exit code {error.exitcode})")
 
 
 def _end_with_parent() -> None:
@@ -70,10 +80,3 @@ def _end_with_parent() -> None:
         os._exit(1)
 
     threading.Thread(target=watch, daemon=True).start()
-
-
-def _finished(running: dict[Future, Job]) -> Iterator[tuple[Job, Any]]:
-    """Outcomes of those that are done, which leave `running`; at least one."""
-    for future in wait(running, return_when=FIRST_COMPLETED).done:
-        outcome = future.result()
-        yield running.pop(future), outcome
