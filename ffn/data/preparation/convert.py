@@ -177,6 +177,8 @@ def _copy_or_cause(job: _Job) -> VideoFacts | str:
         return error.cause or str(error)
     except OSError as error:
         return f"the copy cannot be written ({error})"
+    except Exception as error:  # whatever it is, it is this video's
+        return f"{type(error).__name__}: {error}"
 
 
 def _copy(job: _Job) -> VideoFacts:

@@ -159,6 +159,8 @@ def _facts_or_cause(job: tuple[str, str, str, bool]) -> VideoFacts | str:
     except VideoError as error:
         where = "" if error.frame is None else f"frame {error.frame}: "
         return where + (error.cause or str(error))
+    except Exception as error:  # whatever it is, it is this video's
+        return f"{type(error).__name__}: {error}"
 
 
 def _folder_facts(path: str, pattern: str, verify: bool) -> VideoFacts:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ffn.data.decoding import PATTERN
+from ffn.data.decoding.folder import check_pattern
 from ffn.data.preparation.actions import hmdb51, ucf101
 from ffn.data.preparation.convert import Conversion, claim_folder, convert_all
 from ffn.data.preparation.disk import JOURNAL, Inventory, scan
@@ -120,12 +121,14 @@ def prepare(
     Raises:
         PreparationError: if it cannot be done at all.
         FileExistsError: if something would be overwritten.
+        ValueError: if the pattern has no single place for a number.
     """
     root = Path(root).absolute()
     if dataset not in DATASETS:
         raise PreparationError(f"unknown data set {dataset!r}; expected one of {list(DATASETS)}")
     if not root.is_dir():
         raise PreparationError(f"{root} is no folder; name the folder of the data set with --root")
+    check_pattern(pattern)
     output = root / "index" if output is None else Path(output).absolute()
     skip = [output] if conversion is None else [output, conversion.folder]
     disk = scan(root, skip)
