@@ -155,6 +155,7 @@ def _targets(
 ) -> dict[tuple[str, float | None, float | None], Path]:
     """A file or folder for each part of a video, under the name of its original."""
     targets: dict[tuple[str, float | None, float | None], Path] = {}
+    taken: set[Path] = set()
     suffix = ".mp4" if conversion.form == "mp4" else ""
     for entry in entries:
         key = (entry.path, entry.start, entry.end)
@@ -164,9 +165,10 @@ def _targets(
         if entry.start is not None:
             name += f"_{entry.start:06.0f}_{entry.end:06.0f}"
         target = conversion.folder / f"{name}{suffix}"
-        if target in targets.values():  # clip.avi and clip.webm
+        if target in taken:  # clip.avi and clip.webm
             target = conversion.folder / f"{entry.path}{suffix}"
         targets[key] = target
+        taken.add(target)
     return targets
 
 

@@ -54,6 +54,7 @@ def read_kinetics(disk: Inventory, lists: Inventory, count: int) -> Listing:
         )
     parts = {row[:3] for one in rows.values() for row in one}
     ids = Counter(video for video, *_ in parts)
+    spelt = {plain(name): name for name in listing.classes}
     replaced = 0
     for split in [split for split in _SPLITS if split in rows]:
         unlabelled = all(label is None for *_, label, _ in rows[split])
@@ -69,6 +70,7 @@ def read_kinetics(disk: Inventory, lists: Inventory, count: int) -> Listing:
             entry = Entry(split, f"{video}_{start:06d}_{end:06d}", label or "", where)
             entry.shared = ids[video] > 1
             replaced += _find(listing, disk, entry, video, start, end)
+            _check_class(listing, entry, spelt)
             if label is not None:
                 listing.entries.append(entry)
             elif entry.path is not None:
@@ -145,7 +147,6 @@ def _find(
         entry.path = None
         return False
     entry.path = best[0] if best else None
-    _check_class(listing, entry)
     return bool(best) and _replacement(best[0])
 
 
@@ -161,14 +162,13 @@ def _replacement(path: str) -> bool:
     return any(folder.lower().startswith("replacement") for folder in folders_of(path))
 
 
-def _check_class(listing: Listing, entry: Entry) -> None:
+def _check_class(listing: Listing, entry: Entry, spelt: dict[str, str]) -> None:
     """A folder named as another class than the list says: one of both is wrong."""
     if entry.path is None or not entry.label:
         return
-    names = {plain(name): name for name in listing.classes}
     folder = plain((folders_of(entry.path) or ("",))[-1])
-    if folder in names and names[folder] != entry.label:
-        cause = f"{entry.where}: {entry.label!r}, but it lies in a folder of {names[folder]!r}"
+    if spelt.get(folder, entry.label) != entry.label:
+        cause = f"{entry.where}: {entry.label!r}, but it lies in a folder of {spelt[folder]!r}"
         listing.add("label", entry.split, entry.name, f"{cause}; the list is taken")
 
 
