@@ -1,8 +1,8 @@
 """Records in a few arrays in place of many objects, so that forked workers share their memory.
 
-Python counts the references of an object in the object itself: a worker that only looks at a list of
-records writes to their memory, and the system copies it page by page. With a quarter of a million
-records in each of many workers this adds up, epoch by epoch, to what looks like a leak.
+Python counts the references of an object in the object itself: a worker that only looks at a list
+of records writes to their memory, and the system copies it page by page. With a quarter of a
+million records in each of many workers this adds up, epoch by epoch, to what looks like a leak.
 """
 
 from __future__ import annotations
