@@ -6,7 +6,7 @@ import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -144,7 +144,8 @@ def _progress() -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
     columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=Console(stderr=True)) as bars:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
         tasks: dict[str, int] = {}
 
         def report(what: str, done: int, count: int) -> None:
@@ -172,7 +173,7 @@ def _show(summary: Summary, root: Path) -> None:
     if summary.problems:
         counts = summary.description["problems"]
         shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
-        console.print(f"\n{len(summary.problems)} problems ({shown}):")
+        console.print(f"\nproblems ({shown}):")
         for one in summary.problems[:SHOWN]:
             where = f"{one.split} " if one.split else ""
             console.print(f"  {one.kind}: {escape(f'{where}{one.name}: {one.detail}')}")
@@ -184,12 +185,12 @@ def _show(summary: Summary, root: Path) -> None:
     )
 
 
-def _show_flips(show: object, summary: Summary) -> None:
+def _show_flips(show: Callable[[str], None], summary: Summary) -> None:
     from rich.markup import escape
 
     flip = summary.description["flip"]
     if flip["pairs"]:
-        show(f"\na flip exchanges {len(flip['pairs'])} pairs of classes (flip_pairs.yaml):")
+        show("\na flip exchanges these classes (flip_pairs.yaml):")
         for one, other in flip["pairs"]:
             show(f"  {escape(one)} <-> {escape(other)}")
     if flip["unpaired"]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 from preparation_layouts import NAMES, Layouts
 
 from ffn.cli import COMMANDS
-from ffn.cli.prepare_data import main
+from ffn.cli.prepare_data import DATASETS, _parser, main
 from ffn.data.synthetic import generate
 from ffn.engine.build import read_videos
 from ffn.engine.config import load_config
@@ -40,6 +41,18 @@ def run(*arguments: object) -> int:
 
 def test_listed_as_a_command() -> None:
     assert "prepare_data" in COMMANDS
+
+
+def test_commands_of_the_docs_are_understood() -> None:
+    text = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    commands = re.findall(r"^python tools/prepare_data\.py (.*)$", text, flags=re.MULTILINE)
+
+    assert len(commands) >= 4
+    for command in commands:
+        assert _parser().parse_args(shlex.split(command)).root.startswith("/data/")
+    assert all(f"`{name}`" in text for name in DATASETS)
+    named = set(re.findall(r"`(--[a-z-]+)", text))
+    assert named <= {option for action in _parser()._actions for option in action.option_strings}
 
 
 def test_clean_data_set(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +96,7 @@ def test_problems_are_shown_and_the_rest_is_indexed(
 
     printed = capsys.readouterr().out
     assert status == 1
-    assert "3 problems (1 missing, 1 unlisted, 1 unreadable)" in printed
+    assert "problems (1 missing, 1 unlisted, 1 unreadable):" in printed
     assert "missing: train 9: something-something-v1-train.csv:9" in printed
     assert len((tmp_path / "index/train.csv").read_text().splitlines()) == 8
     assert (tmp_path / "index/classes.txt").read_text().splitlines() == NAMES

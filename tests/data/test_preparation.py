@@ -196,6 +196,29 @@ def test_problems_of_a_list(layouts: Layouts) -> None:
     assert "'Juggling something'" in unknown["detail"]
 
 
+def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
+    """Cells of a csv lose their outer blanks, and Linux allows names that are no UTF-8."""
+    write_films(layouts, {"train/run/a": 1, "val/run/a": 1})
+    layouts.frames("train/run/clip ")
+    layouts.frames("train/run/clip")
+    (layouts.root / "train/run/clip").rename(bytes(layouts.root / "train/run") + b"/\xff")
+
+    summary = prepare("folder", layouts.root)
+
+    assert problems(summary) == {
+        ("name", "train", "train/run/clip "),
+        ("name", "train", "train/run/\\udcff"),
+    }
+    assert list(labels(layouts.root, "train.csv")) == ["train/run/a_0.mp4"]
+    assert [row["name"] for row in rows(layouts.root, "problems.csv")] == sorted(
+        one.name for one in summary.problems
+    )
+
+    layouts.video("train/jump /a.mp4")
+    with pytest.raises(PreparationError, match="class 'jump ' cannot stand in a list"):
+        prepare("folder", layouts.root, overwrite=True)
+
+
 def test_fingerprint_by_hand(layouts: Layouts) -> None:
     layouts.sthv1()
 

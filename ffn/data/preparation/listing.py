@@ -99,14 +99,24 @@ def check(listing: Listing, disk: Inventory) -> list[Entry]:
 
     Returns:
         The entries that can be used, as far as names tell: each with a path, once per split.
+
+    Raises:
+        PreparationError: if a class has a name that no list can hold.
     """
+    odd = [name for name in listing.classes if not _survives(name) or len(name.splitlines()) != 1]
+    if odd:
+        raise PreparationError(
+            f"class {odd[0]!r} cannot stand in a list: its name starts or ends with a blank, breaks "
+            "a line or is no UTF-8; rename it"
+        )
     usable = _unambiguous(listing)
     for entry in usable:
         if entry.path is None:
             listing.add("missing", entry.split, entry.name, f"{entry.where}: no such video on disk")
-        elif not _writable(entry.path):
+        elif not _survives(entry.path):
             cause = "the name starts or ends with a blank or is no UTF-8; rename the file"
             listing.add("name", entry.split, repr(entry.path)[1:-1], cause)
+            listing.known.add(entry.path)
             entry.path = None
     usable = [entry for entry in usable if entry.path is not None]
     _find_overlaps(listing, usable)
@@ -198,13 +208,13 @@ def _find_unlisted(listing: Listing, disk: Inventory) -> None:
             listing.add("unlisted", "", path, "is on disk, but no list names it")
 
 
-def _writable(path: str) -> bool:
-    """Whether a csv brings the path back as it is."""
+def _survives(text: str) -> bool:
+    """Whether a path or name is read from a csv as it was written."""
     try:
-        path.encode()
+        text.encode()
     except UnicodeEncodeError:
         return False
-    return path == path.strip()
+    return text == text.strip() != ""
 
 
 def count_labels(entries: Iterable[Entry], classes: Iterable[str]) -> dict[str, int]:
