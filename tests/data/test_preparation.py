@@ -201,7 +201,7 @@ def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
     write_films(layouts, {"train/run/a": 1, "val/run/a": 1})
     layouts.frames("train/run/clip ")
     layouts.frames("train/run/clip")
-    (layouts.root / "train/run/clip").rename(bytes(layouts.root / "train/run") + b"/\xff")
+    (layouts.root / "train/run/clip").rename(layouts.root / "train/run/\udcff")
 
     summary = prepare("folder", layouts.root)
 

@@ -106,8 +106,8 @@ def check(listing: Listing, disk: Inventory) -> list[Entry]:
     odd = [name for name in listing.classes if not _survives(name) or len(name.splitlines()) != 1]
     if odd:
         raise PreparationError(
-            f"class {odd[0]!r} cannot stand in a list: its name starts or ends with a blank, breaks "
-            "a line or is no UTF-8; rename it"
+            f"class {odd[0]!r} cannot stand in a list: its name starts or ends with a blank, "
+            "breaks a line or is no UTF-8; rename it"
         )
     usable = _unambiguous(listing)
     for entry in usable:
