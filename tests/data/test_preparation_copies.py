@@ -147,6 +147,19 @@ def test_parts_of_a_video_become_files_of_their_own(layouts: Layouts, numbers) -
     assert numbers(video.read(range(len(video)))) == list(range(10, 20))
 
 
+def test_copies_of_files_that_differ_in_suffix_alone(layouts: Layouts) -> None:
+    layouts.video("train/run/a.avi", 5, codec="mpeg4", stream={})
+    layouts.video("train/run/a.mp4", 6)
+    layouts.video("val/run/a.mp4", 7)
+
+    prepare("folder", layouts.root, conversion=Conversion(layouts.root / "x", "mp4"))
+
+    rows = index(layouts.root)
+    assert [row["frames"] for row in rows] == ["5", "6"]
+    assert len({row["path"] for row in rows}) == 2
+    assert [len(open_video(layouts.root / row["path"])) for row in rows] == [5, 6]
+
+
 def test_frame_folders_become_films_and_smaller_folders(layouts: Layouts, numbers) -> None:
     layouts.frames("train/run/a", 7, first=0)
     layouts.frames("val/run/a", 3)

@@ -205,12 +205,12 @@ def _look(
     for entry in usable:
         outcome = outcomes[entry.path]
         if not isinstance(outcome, VideoFacts):
-            listing.add("unreadable", entry.split, entry.name, f"{entry.path}: {outcome}")
+            listing.add("unreadable", entry.split, entry.name, _at(entry, outcome))
             continue
         if entry.times is not None and outcome.duration is not None:
             wrong = settle_times(entry, outcome.duration)
             if wrong is not None:
-                listing.add("times", entry.split, entry.name, f"{entry.path}: {wrong}")
+                listing.add("times", entry.split, entry.name, _at(entry, wrong))
                 continue
         found.append(entry)
     return {path: one for path, one in outcomes.items() if isinstance(one, VideoFacts)}, found
@@ -226,9 +226,14 @@ def _copied(
     """Facts and entries of the copies; what could not be copied becomes a problem."""
     for entry in found:
         if entry.path in failed:
-            cause = f"{entry.path}: {failed[entry.path]}"
+            cause = _at(entry, failed[entry.path])
             listing.add("conversion", entry.split, entry.name, cause)
     return facts, copies
+
+
+def _at(entry: Entry, cause: str) -> str:
+    """A cause with the path of the file, unless the name of the video says it already."""
+    return cause if entry.name == entry.path else f"{entry.path}: {cause}"
 
 
 def _summary(listing: Listing, split: str, usable: list[Entry], found: list[Entry]) -> SplitSummary:
