@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import ffn
-from ffn.data import Preprocessing, VideoDataset, make_loader, read_annotations
+from ffn.data import Normalise, Preprocessing, VideoDataset, make_loader, read_annotations
 from ffn.data.synthetic import generate
 from ffn.engine.tasks import FlexibleTask
 from ffn.evaluation import print_table, sweep
@@ -23,7 +23,6 @@ if __name__ == "__main__":
     train = VideoDataset(records["train"], views=(4, 8, 16), preprocessing=crop, train=True)
     val = VideoDataset(records["val"], views=(2, 4, 6, 8, 12, 16, 20), preprocessing=crop)
     loader = make_loader(train, batch_size=16, train=True)
-
     head = [nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(96, 12)]
     network = nn.Sequential(layer(3, 24), layer(24, 48), layer(48, 96), *head)
     model = ffn.convert(network, trained_frames=(4, 8, 16), alter=["1.0", "2.0"])
@@ -33,6 +32,7 @@ if __name__ == "__main__":
         loader.sampler.set_epoch(epoch)
         for batch in loader:
             optimiser.zero_grad()
+            batch["clips"] = {t: Normalise(crop)(clip) for t, clip in batch["clips"].items()}
             loss = task(batch)["loss"]
             loss.backward()
             optimiser.step()

@@ -70,7 +70,8 @@ def group_by_run(sweeps: Sequence[Any]) -> dict[str, list[Any]]:
     """Sweeps by the name of their run without its seed, in order of appearance.
 
     Raises:
-        ValueError: a name without seed, or runs whose frame counts differ between seeds.
+        ValueError: a name without seed, or frame counts or protocols that differ between the seeds
+            of a run.
     """
     runs: dict[str, list[Any]] = {}
     for sweep in sweeps:
@@ -81,6 +82,8 @@ def group_by_run(sweeps: Sequence[Any]) -> dict[str, list[Any]]:
     for run, seeds in runs.items():
         if len({tuple(row.frames for row in sweep.rows) for sweep in seeds}) > 1:
             raise ValueError(f"the seeds of {run} were tested at different frame counts")
+        if len({sweep.protocol for sweep in seeds}) > 1:
+            raise ValueError(f"the seeds of {run} were tested by different protocols")
     return runs
 
 
@@ -107,6 +110,7 @@ def summarise(seeds: Sequence[Any]) -> dict[str, Any]:
         "seeds": len(seeds),
         "trained_frames": trained,
         "params": first.params,
+        "protocol": first.protocol,
         "measured": first.measured,
         "rows": rows,
     }

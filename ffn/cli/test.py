@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
     from ffn.data import Preprocessing, VideoError
-    from ffn.engine.build import build_test_loader, read_videos
+    from ffn.engine.build import build_test_loader, clips_per_forward, read_videos
     from ffn.engine.distributed import processes
     from ffn.evaluation import print_table, save_predictions, save_table, sweep
     from ffn.zoo import WeightsError, load_with_record
@@ -37,7 +37,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 videos = read_videos(config.data, train=False, classes=record.classes)
                 preprocessing = Preprocessing.from_dict(record.preprocessing)
                 loader = build_test_loader(
-                    config, videos, world, frames=frames, preprocessing=preprocessing
+                    config,
+                    videos,
+                    world,
+                    frames=frames,
+                    preprocessing=preprocessing,
+                    protocol=given.protocol,
                 )
                 result = sweep(
                     model,
@@ -47,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     precision=given.precision,
                     latency=not given.no_latency,
                     keep_logits=given.save_predictions,
+                    batch_size=clips_per_forward(config, world),
                     progress=True,
                 )
                 sweeps.append(result)
@@ -77,6 +83,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--frames", nargs="+", type=_count, metavar="T", help="default: data.test_frames"
+    )
+    parser.add_argument(
+        "--protocol",
+        metavar="CLIPSxCROPS",
+        help="clips x crops per video, as 1x1, 1x3, 2x3 or 10x3; default: data.test_protocol",
     )
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")

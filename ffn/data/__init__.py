@@ -5,7 +5,11 @@ from __future__ import annotations
 from ffn.data.annotations import Record, read_annotations, read_classes
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import READERS, Facts, VideoError, count_frames, decode, open_video, probe
+from ffn.data.draws import library_draws
+from ffn.data.flips import swap_pairs
 from ffn.data.loader import ClipSampler, collate_eval, collate_train, make_loader
+from ffn.data.preprocessing import Normalise, Preprocessing
+from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.sampling import (
     dense,
     dense_clips,
@@ -15,18 +19,21 @@ from ffn.data.sampling import (
     segment_random,
     segment_views,
 )
-from ffn.data.transforms import EvalTransform, Preprocessing, TrainTransform, swap_pairs
+from ffn.data.transforms import EvalTransform, TrainTransform
 
 __all__ = [
     "READERS",
     "ClipSampler",
     "EvalTransform",
     "Facts",
+    "Normalise",
     "Preprocessing",
+    "Protocol",
     "Record",
     "TrainTransform",
     "VideoDataset",
     "VideoError",
+    "clip_indices",
     "collate_eval",
     "collate_train",
     "count_frames",
@@ -34,6 +41,7 @@ __all__ = [
     "dense",
     "dense_clips",
     "dense_start",
+    "library_draws",
     "make_loader",
     "open_video",
     "probe",

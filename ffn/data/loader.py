@@ -13,22 +13,28 @@ from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import VideoError
 
 
-class ClipSampler(Sampler[tuple[int, int]]):
+class ClipSampler(Sampler[tuple[int, ...]]):
     """Keys `(epoch, index)` of one rank, in the order in which it sees them.
+
+    With repeats the keys are `(epoch, index, copy)`: a batch holds batch_size / repeats videos,
+    each `repeats` times with other draws (repeated augmentation, Hoffer et al. 2020), first all of
+    them as copy 0, then all as copy 1, …: neighbours in a batch are different videos. An epoch is
+    still one pass over the videos; it has `repeats` times as many samples.
 
     All ranks share one permutation per epoch, from (seed, epoch). Position p of it goes to rank
     p mod world_size, so that batch b of all ranks together holds what batch b of one process with
     the same global batch would hold.
 
     Args:
-        size: Number of samples.
+        size: Number of videos.
         shuffle: True for training: a new order every epoch, and the same number of samples on every
             rank. False for evaluation: rank r takes r, r + world_size, …, each sample exactly once
             over all ranks, so that ranks may differ by one sample.
         seed: Of the permutations.
         rank: This process.
         world_size: Number of processes.
-        batch_size: Samples per batch and rank.
+        batch_size: Samples per batch and rank, copies included.
+        repeats: Times that a video stands in its batch; training only.
         drop_last: Training only. True leaves out what does not fill a batch on every rank. False
             keeps the smaller last batch; if the ranks cannot share it evenly, the first few samples
             of the epoch come again (at most world_size - 1).
@@ -46,6 +52,7 @@ class ClipSampler(Sampler[tuple[int, int]]):
         rank: int = 0,
         world_size: int = 1,
         batch_size: int = 1,
+        repeats: int = 1,
         drop_last: bool = False,
     ) -> None:
         if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
@@ -53,16 +60,21 @@ class ClipSampler(Sampler[tuple[int, int]]):
                 f"size {size}, batch_size {batch_size}, rank {rank} of {world_size}; "
                 "expected size and batch_size of at least 1 and 0 <= rank < world_size"
             )
+        if repeats < 1 or batch_size % repeats or (repeats > 1 and not drop_last):
+            raise ValueError(
+                f"repeats is {repeats} with batch_size {batch_size}, drop_last {drop_last}; "
+                "expected a divisor of batch_size, and drop_last in training if it is above 1"
+            )
         if drop_last and not shuffle:
             raise ValueError("drop_last would leave samples out of an evaluation; set it False")
-        if drop_last and size < batch_size * world_size:
+        if drop_last and size < batch_size // repeats * world_size:
             raise ValueError(
-                f"{size} samples do not fill one batch of {batch_size} on each of {world_size} "
-                "ranks; use a smaller batch, or drop_last=False"
+                f"{size} videos do not fill one batch of {batch_size // repeats} on each of "
+                f"{world_size} ranks; use a smaller batch, or drop_last=False"
             )
         self.size, self.shuffle, self.seed = size, shuffle, seed
         self.rank, self.world_size = rank, world_size
-        self.batch_size, self.drop_last = batch_size, drop_last
+        self.batch_size, self.repeats, self.drop_last = batch_size, repeats, drop_last
         self.epoch = self.skip_batches = 0
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
@@ -77,20 +89,31 @@ class ClipSampler(Sampler[tuple[int, int]]):
 
     def __len__(self) -> int:
         """Samples that remain for this rank in this epoch."""
-        return len(self._indices())
+        return self.repeats * len(self._indices())
 
-    def __iter__(self) -> Iterator[tuple[int, int]]:
-        return ((self.epoch, index) for index in self._indices())
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        indices = self._indices()
+        if self.repeats == 1:
+            return ((self.epoch, index) for index in indices)
+        videos = self.batch_size // self.repeats
+        return (
+            (self.epoch, index, copy)
+            for first in range(0, len(indices), videos)
+            for copy in range(self.repeats)
+            for index in indices[first : first + videos]
+        )
 
     def _indices(self) -> list[int]:
         order = np.arange(self.size)
         if self.shuffle:
             entropy = np.random.SeedSequence([self.seed, self.epoch])
             np.random.default_rng(entropy).shuffle(order)
-            share = self.batch_size * self.world_size if self.drop_last else self.world_size
+            videos = self.batch_size // self.repeats
+            share = videos * self.world_size if self.drop_last else self.world_size
             whole = self.size // share if self.drop_last else -(-self.size // share)
             order = np.resize(order, whole * share)
-        return order[self.rank :: self.world_size][self.skip_batches * self.batch_size :].tolist()
+        done = self.skip_batches * (self.batch_size // self.repeats)
+        return order[self.rank :: self.world_size][done:].tolist()
 
 
 def make_loader(
@@ -102,6 +125,7 @@ def make_loader(
     seed: int = 0,
     rank: int = 0,
     world_size: int = 1,
+    repeats: int = 1,
     drop_last: bool = True,
 ) -> DataLoader:
     """Load batches of a dataset; `loader.sampler.set_epoch(epoch)` starts an epoch.
@@ -117,6 +141,7 @@ def make_loader(
         seed: Of the order.
         rank: This process.
         world_size: Number of processes.
+        repeats: See `ClipSampler`; training only.
         drop_last: See `ClipSampler`; training only.
 
     Returns:
@@ -129,6 +154,7 @@ def make_loader(
         rank=rank,
         world_size=world_size,
         batch_size=batch_size,
+        repeats=repeats,
         drop_last=train and drop_last,
     )
     return DataLoader(
@@ -151,11 +177,15 @@ def collate_eval(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         samples: Items of `VideoDataset`.
 
     Returns:
-        `clips`: for each view (B, C, T, H, W); `label` and `index`: (B,) int64; `ok`: (B,) bool;
-        `skipped`: the reasons of the videos that could not be read.
+        `clips`: for each view uint8 (B, C, T, H, W), or (B * V, C, T, H, W) if a protocol gives
+        each video V clips and crops, those of the first video first; `label` and `index`: (B,)
+        int64; `ok`: (B,) bool; `skipped`: the reasons of the videos that could not be read.
     """
     return {
-        "clips": {v: torch.stack([s["clips"][v] for s in samples]) for v in samples[0]["clips"]},
+        "clips": {
+            view: torch.stack([s["clips"][view] for s in samples]).flatten(0, -5)
+            for view in samples[0]["clips"]
+        },
         "label": torch.tensor([s["label"] for s in samples]),
         "index": torch.tensor([s["index"] for s in samples]),
         "ok": torch.tensor([s["ok"] for s in samples]),

@@ -1,109 +1,79 @@
-"""From decoded frames to a network's clip: one crop, one flip, one normalisation for all frames.
+"""From decoded frames to the uint8 frames of a clip: one crop, one flip, one draw for all frames.
 
 The transforms take all frames of a sample at once, those of every view, so that views cannot differ
-in space. Random numbers come from the generator that is passed in; the pixels are moved by
-torchvision's transforms v2.
+in space or colour. Random numbers come from the generator that is passed in. What comes out is
+uint8 RGB still; `ffn.data.Normalise` makes floats of it on the device.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
-from typing import Any
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from ffn.data.sampling import RULES
+from ffn.data.augment import ColourJitter, RandAugment, RandomErasing
+from ffn.data.crops import (
+    AREA,
+    ASPECT,
+    JITTER_SCALES,
+    SCALES,
+    jittered_crop,
+    multiscale_crop,
+    resized_crop,
+    three_squares,
+)
+from ffn.data.flips import involution
+from ffn.data.preprocessing import Preprocessing
 
-SCALES = (1.0, 0.875, 0.75, 0.66)  # TSN (Wang et al. 2016), section 3.1; TSM
-
-
-@dataclass(frozen=True)
-class Preprocessing:
-    """What has to happen to a video before a network may see it; travels with its weights.
-
-    Attributes:
-        crop: Height and width of the network's input, in pixels.
-        resize: Length of the shorter side before the centre crop of a test, in pixels.
-        mean: Per channel, on a scale of 0 to 1, in the order of `colour`.
-        std: Per channel, likewise.
-        colour: `rgb` or `bgr`.
-        sampling: Rule that picks the frames, one of `ffn.data.sampling.RULES`.
-    """
-
-    crop: int = 224
-    resize: int = 256
-    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
-    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    colour: str = "rgb"
-    sampling: str = "segment"
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "mean", tuple(float(x) for x in self.mean))
-        object.__setattr__(self, "std", tuple(float(x) for x in self.std))
-        if self.crop < 1 or self.resize < self.crop:
-            raise ValueError(
-                f"crop {self.crop} does not fit into resize {self.resize}; "
-                "expected 1 <= crop <= resize"
-            )
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError(
-                f"mean {self.mean} and std {self.std}: expected three numbers each, std above 0"
-            )
-        if self.colour not in ("rgb", "bgr"):
-            raise ValueError(f"colour is {self.colour!r}; expected 'rgb' or 'bgr'")
-        if self.sampling not in RULES:
-            raise ValueError(f"sampling is {self.sampling!r}; expected one of {', '.join(RULES)}")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, strings and lists, fit for JSON, YAML and checkpoints."""
-        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-
-    @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
-        """Build from what `to_dict` returned.
-
-        Raises:
-            ValueError: if a key is unknown or missing, or a value is not allowed.
-        """
-        known = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in known:
-                close = get_close_matches(key, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-                raise ValueError(f"preprocessing has no {key!r}; {hint}")
-        missing = [name for name in known if name not in values]
-        if missing:
-            raise ValueError(f"preprocessing lacks {', '.join(missing)}")
-        return cls(**values)
+CROP_MODES = ("multiscale", "resized", "scale_jitter")
+CROPS = (1, 3)  # of a test
 
 
 class TrainTransform:
-    """Random multi-scale crop, optional flip, normalisation: the training transform of TSN and TSM.
+    """Random crop, optional flip, and what else changes pixels, in this order.
+
+    As it stands, the training transform of TSN and TSM.
 
     Args:
         preprocessing: Input size and normalisation.
-        scales: Sides of the crop over the shorter side, descending, each above 0 and at most 1.
+        crop_mode: `multiscale`, TSN's and TSM's crop; `resized`, random area and shape (UniFormer);
+            `scale_jitter`, a random length of the shorter side (SlowFast). See `ffn.data.crops`.
+        scales: For `multiscale`, sides of the crop over the shorter side, each above 0 and at most
+            1.
+        area: For `resized`, least and largest share of the frame.
+        aspect: For `resized`, least and largest width over height.
+        jitter_scales: For `scale_jitter`, least and largest length of the shorter side, in pixels.
         flip: `none`; `random`, half of the samples are mirrored; `swap`, mirrored ones also get the
             label of the mirrored class, for data where left and right are labels.
         flip_pairs: For `swap`, the pairs of class indices that a mirror exchanges; other classes
             keep their label.
+        colour_jitter: Strengths of brightness, contrast, saturation and hue; zeros: off.
+        randaugment: timm's policy, as `rand-m7-n4-mstd0.5-inc1`; None: off.
+        erasing: Probability that a box becomes noise.
 
     Raises:
-        ValueError: if `flip` is unknown, or the pairs do not exchange classes one for one.
+        ValueError: if an option is unknown or outside its range, or the pairs do not exchange
+            classes one for one.
     """
 
     def __init__(
         self,
         preprocessing: Preprocessing,
         *,
+        crop_mode: str = "multiscale",
         scales: Sequence[float] = SCALES,
+        area: Sequence[float] = AREA,
+        aspect: Sequence[float] = ASPECT,
+        jitter_scales: Sequence[int] = JITTER_SCALES,
         flip: str = "none",
         flip_pairs: Sequence[Sequence[int]] = (),
+        colour_jitter: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
+        randaugment: str | None = None,
+        erasing: float = 0.0,
     ) -> None:
         if flip not in ("none", "random", "swap"):
             raise ValueError(f"flip is {flip!r}; expected 'none', 'random' or 'swap'")
@@ -111,11 +81,23 @@ class TrainTransform:
             raise ValueError("flip 'swap' needs flip_pairs, as [[0, 1]]; or set flip to 'random'")
         if flip != "swap" and flip_pairs:
             raise ValueError(f"flip_pairs has an effect with flip 'swap' alone; flip is {flip!r}")
-        if not scales or min(scales) <= 0 or max(scales) > 1:
-            raise ValueError(f"scales is {list(scales)}; expected numbers above 0 and at most 1")
+        if not 0 <= erasing <= 1:
+            raise ValueError(f"erasing is {erasing}; expected a probability, 0 to 1")
         self.preprocessing, self.flip = preprocessing, flip
-        self.scales = tuple(sorted(scales, reverse=True))
-        self.mirrored = _involution(flip_pairs)
+        self.mirrored = involution(flip_pairs)
+        self._crop = _crop(crop_mode, preprocessing.crop, scales, area, aspect, jitter_scales)
+
+        mean, std = preprocessing.mean, preprocessing.std
+        if preprocessing.colour == "bgr":  # frames are RGB until they are normalised
+            mean, std = mean[::-1], std[::-1]
+        self._changes: list[Callable[[Tensor, np.random.Generator], Tensor]] = []
+        if any(_strengths(colour_jitter)):
+            self._changes.append(ColourJitter(colour_jitter))
+        if randaugment is not None:
+            fill = [min(255, round(255 * value)) for value in mean]
+            self._changes.append(RandAugment(randaugment, fill))
+        if erasing:
+            self._changes.append(RandomErasing(erasing, mean, std))
 
     def __call__(
         self, frames: Tensor, label: int, generator: np.random.Generator
@@ -125,32 +107,47 @@ class TrainTransform:
         Args:
             frames: uint8 RGB of shape (N, H, W, 3).
             label: Class index.
-            generator: Source of the draws of crop and flip.
+            generator: Source of all draws.
 
         Returns:
-            Frames as float (N, 3, crop, crop), and the label.
+            uint8 RGB frames (N, 3, crop, crop), and the label.
         """
         _check_frames(frames)
-        crop = self.preprocessing.crop
-        top, left, height, width = draw_crop(*frames.shape[1:3], generator, self.scales)
-
         x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
-        x = F.resized_crop(x, top, left, height, width, [crop, crop], antialias=True)
+        x = self._crop(x, generator=generator)
         if self.flip != "none" and generator.random() < 0.5:
             x = F.horizontal_flip(x)
             label = self.mirrored.get(label, label)
-        return _normalise(x, self.preprocessing), label
+        for change in self._changes:
+            x = change(x, generator)
+        return x, label
 
 
 class EvalTransform:
-    """Shorter side to `resize`, centre crop, normalisation.
+    """The squares that a test looks at.
+
+    One crop: the shorter side to `resize` pixels, then the centre of `crop` x `crop` pixels. Three
+    crops: the shorter side to `resize` pixels, then squares of that side, `ffn.data.crops`'
+    `three_squares`; the network's input has `resize` pixels then. A recipe that tests three crops
+    of its training size (UniFormer: 224) says `resize: 224`.
 
     Args:
-        preprocessing: Sizes and normalisation.
+        preprocessing: Sizes.
+        crops: 1 or 3.
+
+    Raises:
+        ValueError: another number of crops.
     """
 
-    def __init__(self, preprocessing: Preprocessing) -> None:
-        self.preprocessing = preprocessing
+    def __init__(self, preprocessing: Preprocessing, crops: int = 1) -> None:
+        if crops not in CROPS:
+            raise ValueError(f"crops is {crops}; expected 1 (centre) or 3 (both ends and centre)")
+        self.preprocessing, self.crops = preprocessing, crops
+
+    @property
+    def side(self) -> int:
+        """Height and width of what comes out, in pixels."""
+        return self.preprocessing.crop if self.crops == 1 else self.preprocessing.resize
 
     def __call__(self, frames: Tensor) -> Tensor:
         """Transform all frames of one sample alike.
@@ -159,97 +156,54 @@ class EvalTransform:
             frames: uint8 RGB of shape (N, H, W, 3).
 
         Returns:
-            Float frames of shape (N, 3, crop, crop).
+            uint8 RGB frames of shape (N, 3, side, side); of three crops (3, N, 3, side, side).
         """
         _check_frames(frames)
-        crop = self.preprocessing.crop
-
         x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
+        if self.crops == 3:
+            return three_squares(x, self.side)
         x = F.resize(x, [self.preprocessing.resize], antialias=True)
-        x = F.center_crop(x, [crop, crop])
-        return _normalise(x, self.preprocessing)
+        return F.center_crop(x, [self.side, self.side])
 
 
-def draw_crop(
-    height: int,
-    width: int,
-    generator: np.random.Generator,
-    scales: Sequence[float] = SCALES,
-) -> tuple[int, int, int, int]:
-    """Draw the window of TSN's multi-scale crop.
-
-    Height and width are one of `scales` times the shorter side, at most one step apart; the window
-    lies at one of 13 fixed places: corners, edges, centre and in between.
-
-    Args:
-        height: Of the frame, in pixels.
-        width: Of the frame, in pixels.
-        generator: Source of two draws.
-        scales: Descending.
-
-    Returns:
-        top, left, height and width of the window, in pixels.
-    """
-    sizes = [max(1, int(min(height, width) * scale)) for scale in scales]
-    pairs = [(h, w) for i, h in enumerate(sizes) for j, w in enumerate(sizes) if abs(i - j) <= 1]
-    crop_height, crop_width = pairs[generator.integers(len(pairs))]
-    down, right = _PLACES[generator.integers(len(_PLACES))]
-    step_down, step_right = (height - crop_height) // 4, (width - crop_width) // 4
-    return down * step_down, right * step_right, crop_height, crop_width
-
-
-# In quarters of the free space: (down, right). TSN's `more_fix_crop`.
-_PLACES = (
-    *((0, 0), (0, 4), (4, 0), (4, 4), (2, 2)),
-    *((2, 0), (2, 4), (4, 2), (0, 2)),
-    *((1, 1), (1, 3), (3, 1), (3, 3)),
-)
+def _crop(
+    mode: str,
+    side: int,
+    scales: Sequence[float],
+    area: Sequence[float],
+    aspect: Sequence[float],
+    jitter_scales: Sequence[int],
+) -> Callable[..., Tensor]:
+    """The crop of a mode, its options checked."""
+    if mode == "multiscale":
+        if not scales or min(scales) <= 0 or max(scales) > 1:
+            raise ValueError(f"scales is {list(scales)}; expected numbers above 0 and at most 1")
+        return partial(multiscale_crop, side=side, scales=tuple(sorted(scales, reverse=True)))
+    if mode == "resized":
+        if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
+            raise ValueError(
+                f"area is {list(area)}; expected two shares, 0 < least <= largest <= 1"
+            )
+        if len(aspect) != 2 or not 0 < aspect[0] <= aspect[1]:
+            raise ValueError(f"aspect is {list(aspect)}; expected two ratios, 0 < least <= largest")
+        return partial(resized_crop, side=side, area=area, aspect=aspect)
+    if mode == "scale_jitter":
+        if len(jitter_scales) != 2 or not side <= jitter_scales[0] <= jitter_scales[1]:
+            raise ValueError(
+                f"jitter_scales is {list(jitter_scales)}; expected two lengths in pixels, "
+                f"crop {side} <= least <= largest"
+            )
+        return partial(jittered_crop, side=side, scales=jitter_scales)
+    raise ValueError(f"crop_mode is {mode!r}; expected one of {', '.join(CROP_MODES)}")
 
 
-def swap_pairs(pairs: Sequence[Sequence[int | str]], classes: Sequence[str]) -> list[list[int]]:
-    """Turn pairs of class names or indices into pairs of indices.
-
-    Args:
-        pairs: As `[["left", "right"], [4, 5]]`.
-        classes: All class names.
-
-    Returns:
-        The same pairs as indices.
-
-    Raises:
-        ValueError: if a name or index is not a class, or pairs do not exchange one for one.
-    """
-    indices = [[_class_index(one, classes) for one in pair] for pair in pairs]
-    _involution(indices)
-    return indices
-
-
-def _class_index(one: int | str, classes: Sequence[str]) -> int:
-    if isinstance(one, str):
-        if one not in classes:
-            close = get_close_matches(one, classes, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {len(classes)} classes"
-            raise ValueError(f"flip_pairs names {one!r}, which is not a class; {hint}")
-        return list(classes).index(one)
-    if not 0 <= one < len(classes):
-        raise ValueError(f"flip_pairs holds class {one}; expected 0 … {len(classes) - 1}")
-    return one
-
-
-def _involution(pairs: Sequence[Sequence[int]]) -> dict[int, int]:
-    """The mapping that exchanges each pair; applying it twice changes nothing."""
-    mapping: dict[int, int] = {}
-    for pair in pairs:
-        if len(pair) != 2 or pair[0] == pair[1]:
-            raise ValueError(f"flip_pairs holds {list(pair)}; expected two different classes")
-        for one, other in (tuple(pair), tuple(pair)[::-1]):
-            if one in mapping:
-                raise ValueError(
-                    f"flip_pairs names class {one} twice, with {mapping[one]} and {other}; "
-                    "a class can be exchanged with one other only"
-                )
-            mapping[one] = other
-    return mapping
+def _strengths(colour_jitter: Sequence[float]) -> Sequence[float]:
+    if len(colour_jitter) != 4 or min(colour_jitter) < 0 or colour_jitter[3] > 0.5:
+        raise ValueError(
+            f"colour_jitter is {list(colour_jitter)}; expected four strengths of at least 0: "
+            "brightness, contrast, saturation, and hue of at most 0.5"
+        )
+    return colour_jitter
 
 
 def _check_frames(frames: Tensor) -> None:
@@ -257,10 +211,3 @@ def _check_frames(frames: Tensor) -> None:
         raise ValueError(
             f"frames are {frames.dtype} {tuple(frames.shape)}; expected uint8 (N, H, W, 3)"
         )
-
-
-def _normalise(x: Tensor, preprocessing: Preprocessing) -> Tensor:
-    if preprocessing.colour == "bgr":
-        x = x.flip(1)
-    x = F.to_dtype(x, torch.float32, scale=True)
-    return F.normalize(x, list(preprocessing.mean), list(preprocessing.std), inplace=True)

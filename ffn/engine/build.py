@@ -27,6 +27,7 @@ from ffn.engine.config import (
     config_to_dict,
 )
 from ffn.engine.distributed import World
+from ffn.engine.mixing import BatchMix
 from ffn.engine.tasks import FlexibleTask, PlainTask
 
 
@@ -89,6 +90,7 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
         resize=options.resize,
         mean=tuple(options.mean),
         std=tuple(options.std),
+        colour=options.colour.value,
         sampling=options.sampling.value,
     )
 
@@ -99,23 +101,21 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
     Raises:
         ConfigError: the batch size cannot be shared evenly.
     """
-    options = config.data
-    share = world.size * config.train.accumulate
-    if config.train.batch_size % share:
+    options, train = config.data, config.train
+    share = world.size * train.accumulate
+    if train.batch_size % (share * train.repeats):
         raise ConfigError(
-            f"train.batch_size {config.train.batch_size} is not divisible by {world.size} "
-            f"processes x {config.train.accumulate} micro-batches; give a multiple of {share}"
+            f"train.batch_size {train.batch_size} is not divisible by {world.size} processes x "
+            f"{train.accumulate} micro-batches x {train.repeats} repeats; give a multiple of "
+            f"{share * train.repeats}"
         )
+    preprocessing = build_preprocessing(options)
     dataset = data.VideoDataset(
         videos.train,
         views=config.task.frames,
-        preprocessing=build_preprocessing(options),
+        preprocessing=preprocessing,
         train=True,
-        scales=options.scales,
-        flip=options.flip.value,
-        flip_pairs=data.swap_pairs(options.flip_pairs, videos.classes)
-        if options.flip is Flip.swap
-        else (),
+        transform=build_transform(options, preprocessing, videos.classes),
         nested=options.nested,
         seed=config.train.seed,
         on_error=options.on_error.value,
@@ -125,13 +125,51 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
     )
     return data.make_loader(
         dataset,
-        batch_size=config.train.batch_size // share,
+        batch_size=train.batch_size // share,
         workers=options.workers,
         train=True,
+        repeats=train.repeats,
         seed=config.train.seed,
         rank=world.rank,
         world_size=world.size,
     )
+
+
+def build_transform(
+    options: DataConfig, preprocessing: data.Preprocessing, classes: Sequence[str]
+) -> data.TrainTransform:
+    """Crop, flip and augmentation of training."""
+    pairs = options.flip_pairs
+    return data.TrainTransform(
+        preprocessing,
+        crop_mode=options.crop_mode.value,
+        scales=options.scales,
+        area=options.area,
+        aspect=options.aspect,
+        jitter_scales=options.jitter_scales,
+        flip=options.flip.value,
+        flip_pairs=data.swap_pairs(pairs, classes) if options.flip is Flip.swap else (),
+        colour_jitter=options.colour_jitter,
+        randaugment=options.randaugment,
+        erasing=options.erasing,
+    )
+
+
+def build_mix(config: Config, num_classes: int) -> BatchMix:
+    """What mixes the videos of a batch and softens labels; with no such option, nothing."""
+    train = config.train
+    return BatchMix(
+        num_classes,
+        mixup=train.mixup,
+        cutmix=train.cutmix,
+        smoothing=train.label_smoothing,
+        seed=train.seed,
+    )
+
+
+def clips_per_forward(config: Config, world: World) -> int:
+    """Clips per forward of a test on each process: as many as one of training has."""
+    return max(1, config.train.batch_size // (world.size * config.train.accumulate))
 
 
 def build_test_loader(
@@ -141,20 +179,25 @@ def build_test_loader(
     *,
     frames: Sequence[int],
     preprocessing: data.Preprocessing,
+    protocol: str | None = None,
 ) -> DataLoader:
-    """Validation batches with a clip per frame count, each video on one process only."""
+    """Validation batches with a clip per frame count, each video on one process only.
+
+    The more often a protocol looks at a video, the fewer videos are in a batch: memory stays.
+    """
+    protocol = data.Protocol.parse(protocol or config.data.test_protocol)
     dataset = data.VideoDataset(
         videos.val,
         views=frames,
         preprocessing=preprocessing,
+        protocol=protocol,
         on_error=config.data.on_error.value,
         reader=config.data.reader.value,
         **_pattern(config.data),
     )
-    share = world.size * config.train.accumulate
     return data.make_loader(
         dataset,
-        batch_size=max(1, config.train.batch_size // share),
+        batch_size=max(1, clips_per_forward(config, world) // protocol.views),
         workers=config.data.workers,
         rank=world.rank,
         world_size=world.size,

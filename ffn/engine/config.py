@@ -17,6 +17,8 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
 
+from ffn.engine.config_checks import problems
+
 
 class Task(Enum):
     """What is trained."""
@@ -90,6 +92,21 @@ class Sampling(Enum):
     segment = "segment"
     interval = "interval"
     dense = "dense"
+
+
+class CropMode(Enum):
+    """Random crop of training; see ``ffn.data.crops``."""
+
+    multiscale = "multiscale"
+    resized = "resized"
+    scale_jitter = "scale_jitter"
+
+
+class Colour(Enum):
+    """Order of the channels that the network takes."""
+
+    rgb = "rgb"
+    bgr = "bgr"
 
 
 class Reader(Enum):
@@ -172,11 +189,26 @@ class DataConfig:
     nested: bool = _option(False, "smaller views are subsets of the largest: fewer decoded frames")
     crop: int = _option(224, "side of the square network input in px")
     resize: int = _option(256, "short side before the test crop in px")
-    scales: list[float] = _option([1.0, 0.875, 0.75, 0.66], "multi-scale crop sides / short side")
+    test_protocol: str = _option(
+        "1x1", "clips x crops per video in validation and tests; 1 or 3 crops, 3 of them resize px"
+    )
+    crop_mode: CropMode = _option(CropMode.multiscale, "random crop: of TSN, Inception, SlowFast")
+    scales: list[float] = _option([1.0, 0.875, 0.75, 0.66], "multiscale: crop sides / short side")
+    area: list[float] = _option([0.08, 1.0], "resized: least and largest share of the frame")
+    aspect: list[float] = _option([0.75, 1.3333], "resized: least and largest width / height")
+    jitter_scales: list[int] = _option([256, 320], "scale_jitter: range of the short side in px")
     flip: Flip = _option(Flip.none, "horizontal flip; swap: labels change sides too")
     flip_pairs: list[list[str]] = _option([], "class names that a flip exchanges, for flip=swap")
-    mean: list[float] = _option([0.485, 0.456, 0.406], "RGB mean of the normalisation, of 0..1")
-    std: list[float] = _option([0.229, 0.224, 0.225], "RGB standard deviation, of 0..1")
+    colour_jitter: list[float] = _option(
+        [0.0, 0.0, 0.0, 0.0], "strength of brightness, contrast, saturation, hue; zeros: off"
+    )
+    randaugment: str | None = _option(None, "timm's policy, as rand-m7-n4-mstd0.5-inc1; null: off")
+    erasing: float = _option(0.0, "probability that a box becomes noise, 0 to 1")
+    mean: list[float] = _option(
+        [0.485, 0.456, 0.406], "mean of the normalisation, of 0..1, in the order of colour"
+    )
+    std: list[float] = _option([0.229, 0.224, 0.225], "standard deviation, of 0..1, likewise")
+    colour: Colour = _option(Colour.rgb, "order of the channels that the network takes")
     workers: int = _option(4, "loader processes per training process; 0 loads in the process")
     cache_gib: float = _option(
         0.0,
@@ -190,7 +222,13 @@ class TrainConfig:
     """The loop."""
 
     epochs: int = _option(50, "passes over the training videos")
-    batch_size: int = _option(32, "videos per optimiser step, over all processes and accumulation")
+    batch_size: int = _option(
+        32, "samples per optimiser step, over all processes, accumulation and repeats"
+    )
+    repeats: int = _option(1, "draws of each video in its batch of batch_size / repeats videos")
+    mixup: float = _option(0.0, "alpha of mixup, 0: off; with cutmix too, either for each batch")
+    cutmix: float = _option(0.0, "alpha of CutMix, 0: off")
+    label_smoothing: float = _option(0.0, "share of the label spread over all classes, 0 to 1")
     accumulate: int = _option(1, "micro-batches per optimiser step")
     views: Views = _option(Views.together, "views in one pass, or sequential: less memory")
     precision: Precision = _option(Precision.fp32, "fp32, bf16 or fp16 (autocast)")
@@ -269,7 +307,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
         raise ConfigError(f"override {wrong[0]!r} is no key=value, as train.epochs=10")
     config = _merge(config, OmegaConf.from_dotlist(list(overrides)), "command line")
     result = OmegaConf.to_object(config)
-    _check(result)
+    for problem in problems(result):
+        raise ConfigError(problem)
     return result
 
 
@@ -339,42 +378,3 @@ def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}"
-
-
-def _check(config: Config) -> None:
-    """Refuse contradictions between options."""
-    task, train, data, optim = config.task, config.train, config.data, config.optim
-    frames = task.frames
-    problems = {
-        f"task.frames is {frames}; give positive counts, none twice": not frames
-        or min(frames) < 1
-        or len(set(frames)) < len(frames),
-        f"task.frames is {frames}; task.name=plain trains exactly one": task.name is Task.plain
-        and len(frames) != 1,
-        f"data.test_frames is {data.test_frames}; give positive counts": not data.test_frames
-        or min(data.test_frames) < 1,
-        f"train.batch_size is {train.batch_size}; at least 1": train.batch_size < 1,
-        f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
-        f"data.workers is {data.workers}; at least 0": data.workers < 0,
-        f"data.cache_gib is {data.cache_gib}; at least 0": data.cache_gib < 0,
-        f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
-        f"{train.accumulate}": train.accumulate < 1 or train.batch_size % train.accumulate != 0,
-        f"train.epochs is {train.epochs}; at least 1": train.epochs < 1,
-        f"train.validate_epochs is {train.validate_epochs}; at least 1": train.validate_epochs < 1,
-        f"log.interval is {config.log.interval}; at least 1": config.log.interval < 1,
-        f"optim.lr is {optim.lr}; it must be positive": optim.lr <= 0,
-        f"model.dropout is {config.model.dropout}; 0 <= p < 1": not 0 <= config.model.dropout < 1,
-        f"model.drop_path is {config.model.drop_path}; 0 <= p < 1": not 0
-        <= config.model.drop_path
-        < 1,
-        f"task.distill_weight is {task.distill_weight}; at least 0": task.distill_weight < 0,
-        f"data.resize {data.resize} is smaller than data.crop {data.crop}": data.resize < data.crop,
-        "data.flip=swap needs data.flip_pairs": data.flip is Flip.swap and not data.flip_pairs,
-        "data.flip_pairs needs data.flip=swap": data.flip is not Flip.swap
-        and bool(data.flip_pairs),
-        "model.pretrained and model.weights exclude each other": config.model.pretrained
-        and config.model.weights is not None,
-    }
-    for message, wrong in problems.items():
-        if wrong:
-            raise ConfigError(message)

@@ -14,9 +14,17 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ffn import zoo
 from ffn.core import NORMS
+from ffn.data import Normalise
 from ffn.engine import build
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from ffn.engine.config import Config, ConfigError, Precision, Views, config_to_dict
+from ffn.engine.config import (
+    Config,
+    ConfigError,
+    Precision,
+    Views,
+    config_from_dict,
+    config_to_dict,
+)
 from ffn.engine.distributed import (
     World,
     average_buffers,
@@ -61,6 +69,8 @@ class Trainer:
             frames=sorted({*config.task.frames, *config.data.test_frames}),
             preprocessing=build.build_preprocessing(config.data),
         )
+        self.normalise = Normalise(self.train_loader.dataset.preprocessing)
+        self.mix = build.build_mix(config, len(self.videos.classes))
         torch.manual_seed(config.train.seed)  # the same start on every process
         self.model = build.build_model(config, len(self.videos.classes)).to(world.device)
         build.check_precision(config, self.model, world.device)
@@ -136,7 +146,7 @@ class Trainer:
             lr = build.learning_rate_at(self.config, self.step / self.steps_per_epoch)
             set_learning_rate(self.optimiser, lr)
             for micro in range(train.accumulate):
-                outputs = self._backward(next(batches), last=micro == train.accumulate - 1)
+                outputs = self._backward(next(batches), micro)
                 meter.add(outputs)
             norm = self._clip()
             self.scaler.step(self.optimiser)
@@ -150,11 +160,13 @@ class Trainer:
                 self._save("last.pt")
         self._log_skipped(log, meter.skipped)
 
-    def _backward(self, batch: dict[str, Any], *, last: bool) -> dict[str, Any]:
+    def _backward(self, batch: dict[str, Any], micro: int) -> dict[str, Any]:
         """Forward and backward of one micro-batch; gradients are averaged after the last."""
         train, world = self.config.train, self.world
+        last = micro == train.accumulate - 1
         skipped = batch["skipped"]
-        batch = _to_device(batch, world.device)
+        batch = _to_device(batch, world.device, self.normalise)
+        batch = self.mix(batch, step=self.step, micro=micro, rank=world.rank)
         dtype = torch.float16 if train.precision is Precision.fp16 else torch.bfloat16
         autocast = torch.autocast(world.device.type, dtype, train.precision is not Precision.fp32)
         scale = 1 / train.accumulate
@@ -186,7 +198,10 @@ class Trainer:
         """Accuracy at trained and unseen counts; keep the best network."""
         average_buffers(self.model, self.world)
         self.metrics = evaluate(
-            self.model, self.val_loader, precision=self.config.train.precision.value
+            self.model,
+            self.val_loader,
+            precision=self.config.train.precision.value,
+            batch_size=build.clips_per_forward(self.config, self.world),
         )
         score = sum(self.metrics[t]["top1"] for t in self.config.task.frames)
         score /= len(self.config.task.frames)
@@ -240,8 +255,10 @@ class Trainer:
                 log.say(str(report))
             if self.started_from is not None:
                 log.say(f"start from {config.model.weights}: {self.started_from}")
+            videos = f"{train.batch_size // train.repeats} videos"
+            videos += f" x {train.repeats} draws" if train.repeats > 1 else ""
             log.say(
-                f"{train.epochs} epochs of {self.steps_per_epoch} steps; {train.batch_size} videos "
+                f"{train.epochs} epochs of {self.steps_per_epoch} steps; {videos} "
                 f"per step = {self.world.size} process(es) x {train.accumulate} micro-batch(es) x "
                 f"{self.train_loader.batch_size}; learning rate {config.optim.lr}, "
                 f"{train.precision.value} on {self.world.device.type}"
@@ -281,7 +298,8 @@ class Trainer:
         training = content.get("training")
         if training is None:
             raise CheckpointError(f"{path} has no training state to continue from")
-        check_same_run(content["meta"]["config"], config_to_dict(self.config), path)
+        before = config_from_dict(content["meta"]["config"])  # options newer than it: the default
+        check_same_run(config_to_dict(before), config_to_dict(self.config), path)
         if content["meta"]["data"] != self.videos.fingerprint():
             raise ConfigError(
                 f"{path} was trained on other videos or labels than {self.config.data.root} lists "
@@ -313,6 +331,7 @@ def _norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, NORMS)]
 
 
-def _to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    clips = {t: clip.to(device, non_blocking=True) for t, clip in batch["clips"].items()}
+def _to_device(batch: dict[str, Any], device: torch.device, normalise: Normalise) -> dict[str, Any]:
+    """A batch on its device; clips travel as uint8 and are normalised there."""
+    clips = {t: normalise(clip.to(device, non_blocking=True)) for t, clip in batch["clips"].items()}
     return {"clips": clips, "label": batch["label"].to(device, non_blocking=True)}

@@ -65,7 +65,10 @@ class Meter:
         return dict(zip(self.sums, means.tolist(), strict=True))
 
     def speed(self) -> tuple[float, float]:
-        """Videos per second of all processes, and the share of time spent waiting for data."""
+        """Videos per second of all processes, and the share of time spent waiting for data.
+
+        A video that is drawn several times counts each time.
+        """
         elapsed = time.perf_counter() - self.started
         return self.videos * self.world.size / elapsed, self.waited / elapsed
 

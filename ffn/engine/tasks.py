@@ -28,7 +28,8 @@ class _Task(nn.Module):
         """Run all views in one pass.
 
         Args:
-            batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``.
+            batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``; a label may also be
+                (B, K) probabilities, as :class:`ffn.engine.mixing.BatchMix` gives.
 
         Returns:
             The total loss, each view's loss, and each view's logits (B, K).
@@ -125,7 +126,14 @@ def distillation(logits: Tensor, teacher: Tensor) -> Tensor:
 
 
 def top1(logits: Tensor, label: Tensor) -> Tensor:
-    """Fraction of a batch whose largest logit is the label's."""
+    """Fraction of a batch whose largest logit is the label's.
+
+    Args:
+        logits: (B, K).
+        label: (B,); or (B, K) probabilities, of which the largest counts: the label of the video
+            that has the greater share in a mixed one.
+    """
+    label = label.argmax(-1) if label.ndim == 2 else label
     return (logits.argmax(-1) == label).float().mean()
 
 

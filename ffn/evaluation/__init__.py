@@ -20,8 +20,9 @@ from ffn.evaluation.report import (
     save_predictions,
     save_table,
 )
+from ffn.evaluation.results import Predictions, Row, Sweep
 from ffn.evaluation.state import evaluating
-from ffn.evaluation.sweep import Predictions, Row, Sweep, evaluate, sweep
+from ffn.evaluation.sweep import evaluate, sweep
 
 __all__ = [
     "Predictions",

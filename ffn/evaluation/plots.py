@@ -7,7 +7,7 @@ from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.evaluation.sweep import Sweep
+from ffn.evaluation.results import Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +19,7 @@ GREY = "#555555"
 
 
 def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
-    """Draw top-1 accuracy against frames, and against multiply-accumulates, into a file.
+    """Draw top-1 accuracy against frames, and against multiply-accumulates of a video, into a file.
 
     Filled markers stand at the frame counts a network was trained at. Needs no display.
 
@@ -44,14 +44,15 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     for order, (sweep, colour, marker) in enumerate(styles):
         style = {"color": colour, "marker": marker, "zorder": 3 + len(sweeps) - order}
         _draw(by_frames, sweep, [row.frames for row in sweep.rows], style)
-        _draw(by_cost, sweep, [row.gmacs for row in sweep.rows], style)
+        _draw(by_cost, sweep, _cost(sweep), style)
 
     by_frames.set_xlabel("frames of the clip")
     by_frames.set_ylabel("top-1 accuracy (%)")
     by_frames.set_xticks(sorted({row.frames for sweep in sweeps for row in sweep.rows}))
-    by_cost.set_xlabel("multiply-accumulates per clip (G)")
+    several = any(sweep.views > 1 for sweep in sweeps)
+    by_cost.set_xlabel(f"multiply-accumulates per {'video' if several else 'clip'} (G)")
     by_cost.set_xscale("log")
-    costs = [row.gmacs for sweep in sweeps for row in sweep.rows]
+    costs = [cost for sweep in sweeps for cost in _cost(sweep)]
     narrow = max(costs) < 30 * min(costs)
     by_cost.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1,)))
     by_cost.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -64,6 +65,11 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     figure.supxlabel("filled: trained at this number of frames", fontsize=8.5, color=GREY)
     figure.savefig(path)
     return Path(path)
+
+
+def _cost(sweep: Sweep) -> list[float]:
+    """Of a video: of all its views together."""
+    return [sweep.views * row.gmacs for row in sweep.rows]
 
 
 def _draw(axes: Axes, sweep: Sweep, x: list[float], style: dict[str, Any]) -> None:

@@ -15,7 +15,7 @@ from rich.table import Table
 from safetensors import safe_open
 
 from ffn.evaluation.plots import save_figure
-from ffn.evaluation.sweep import Predictions, Row, Sweep
+from ffn.evaluation.results import Predictions, Row, Sweep
 
 FORMAT = 1  # of the JSON file
 
@@ -58,8 +58,12 @@ def save_table(sweeps: Sequence[Sweep], folder: str | Path, stem: str = "results
 
     with files[0].open("w", newline="", encoding="utf-8") as out:
         writer = csv.writer(out)
-        writer.writerow(["network", *(field.name for field in fields(Row))])
-        writer.writerows([s.name, *asdict(row).values()] for s in sweeps for row in s.rows)
+        writer.writerow(["network", *(field.name for field in fields(Row)), "protocol"])
+        writer.writerows(
+            [sweep.name, *asdict(row).values(), sweep.protocol]
+            for sweep in sweeps
+            for row in sweep.rows
+        )
 
     networks = [asdict(replace(sweep, predictions=None)) for sweep in sweeps]
     for network in networks:
@@ -146,9 +150,10 @@ def _table(sweep: Sweep) -> Table:
         precision, device = sweep.measured["precision"], escape(sweep.measured["device"])
         caption += f"; median latency of one clip, {precision} on {device}"
     table = Table(
-        title=f"{escape(sweep.name)}, {height} x {width} pixels",
+        title=f"{escape(sweep.name)}, {height} x {width} pixels, {sweep.protocol} clips x crops",
         caption=caption,
     )
+    several = f" x {sweep.views}" if sweep.views > 1 else ""  # as papers do
     header = "frames sub-net top-1 top-5 per-class GMACs M-params ms"
     for column in header.split():
         table.add_column(column, justify="right", no_wrap=True)
@@ -159,7 +164,7 @@ def _table(sweep: Sweep) -> Table:
             f"{row.top1:.2f}",
             f"{row.top5:.2f}",
             f"{row.mean_class:.2f}",
-            f"{row.gmacs:.3g}" if row.gmacs < 10 else f"{row.gmacs:.1f}",
+            (f"{row.gmacs:.3g}" if row.gmacs < 10 else f"{row.gmacs:.1f}") + several,
             f"{row.params / 1e6:.2f}",
             "-" if row.latency_ms is None else f"{row.latency_ms:.1f}",
             style="bold" if row.frames in (sweep.trained_frames or ()) else None,

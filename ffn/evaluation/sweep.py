@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ffn.core import FrameFlexible, check_trained_frames, nearest
+from ffn.data import Normalise
 from ffn.evaluation.cost import (
     count_macs,
     count_parameters,
@@ -37,78 +38,9 @@ from ffn.evaluation.metrics import (
     label_places,
     merge,
 )
+from ffn.evaluation.results import Predictions, Row, Sweep
 from ffn.evaluation.state import evaluating
-
-
-@dataclass(frozen=True)
-class Row:
-    """A network at one frame count.
-
-    Attributes:
-        frames: T of the clips.
-        subnet: the trained count whose sub-network answered; None for a plain network.
-        top1: accuracy in percent.
-        top5: in percent; see :func:`ffn.evaluation.accuracy`.
-        mean_class: in percent, averaged over classes.
-        gmacs: multiply-accumulates of one clip, in 1e9.
-        params: parameters of the sub-network that answered, shared ones included.
-        latency_ms: median time of a forward of one clip, in milliseconds; None if not measured.
-        videos: how many videos counted.
-        failed: how many of them could not be decoded (and counted as wrong).
-    """
-
-    frames: int
-    subnet: int | None
-    top1: float
-    top5: float
-    mean_class: float
-    gmacs: float
-    params: int
-    latency_ms: float | None
-    videos: int
-    failed: int
-
-
-@dataclass(frozen=True)
-class Predictions:
-    """The answers behind a sweep, row i of every tensor for video i of the data set.
-
-    Attributes:
-        paths: the videos.
-        label: (N,), their classes.
-        ok: (N,), False where a video could not be decoded.
-        logits: per frame count (N, K) float32; NaN where ``ok`` is False.
-    """
-
-    paths: tuple[str, ...]
-    label: Tensor
-    ok: Tensor
-    logits: dict[int, Tensor]
-
-
-@dataclass(frozen=True)
-class Sweep:
-    """A network at every tested frame count.
-
-    Attributes:
-        name: of the network or its weights, in tables and figures.
-        trained_frames: what it was trained at; None if unknown.
-        params: parameters of the whole network, all trained counts together.
-        crop: height and width of the clips, pixels.
-        rows: one per frame count, ascending.
-        failed: the videos that could not be decoded, each with the reason.
-        measured: when, on which device, in which precision, with which versions.
-        predictions: on rank 0, if they were asked for.
-    """
-
-    name: str
-    trained_frames: tuple[int, ...] | None
-    params: int
-    crop: tuple[int, int]
-    rows: tuple[Row, ...]
-    failed: tuple[str, ...]
-    measured: dict[str, Any]
-    predictions: Predictions | None = None
+from ffn.evaluation.views import video_logits
 
 
 @dataclass(frozen=True)
@@ -124,7 +56,12 @@ class _Answers:
 
 
 def evaluate(
-    model: nn.Module, loader: DataLoader, *, precision: str = "fp32", progress: bool = False
+    model: nn.Module,
+    loader: DataLoader,
+    *,
+    precision: str = "fp32",
+    batch_size: int | None = None,
+    progress: bool = False,
 ) -> dict[int, dict[str, float]]:
     """Compute the accuracy at every frame count that the loader gives, and nothing else.
 
@@ -132,10 +69,13 @@ def evaluate(
 
     Args:
         model: takes a clip, returns logits; not wrapped in DDP.
-        loader: batches as ``ffn.data.make_loader`` gives for testing: ``{"clips": {T: (B, C, T, H,
-            W)}, "label": (B,), "index": (B,), "ok": (B,), "skipped": reasons}``; ``records`` of
-            its data set name the videos.
+        loader: batches as ``ffn.data.make_loader`` gives for testing: ``{"clips": {T: (B * V, C,
+            T, H, W)}, "label": (B,), "index": (B,), "ok": (B,), "skipped": reasons}``, clips uint8
+            with V views of each video; the data set has ``records``, which name the videos,
+            ``preprocessing``, by which clips are normalised, and ``protocol``.
         precision: "fp32", "bf16" or "fp16".
+        batch_size: clips per forward, at most; by default the loader's, so that many views need
+            no more memory than one.
         progress: show a progress bar.
 
     Returns:
@@ -147,7 +87,7 @@ def evaluate(
         RuntimeError: some videos of the data set never came.
         ValueError: the data set is empty, or its labels are no classes of the model.
     """
-    answers = _collect(model, loader, precision, keep_logits=False, progress=progress)
+    answers = _collect(model, loader, precision, batch_size, keep_logits=False, progress=progress)
     return {
         frames: {**accuracy(places, answers.label), "failed": len(answers.errors)}
         for frames, places in answers.places.items()
@@ -163,6 +103,7 @@ def sweep(
     precision: str = "fp32",
     latency: bool = True,
     keep_logits: bool = False,
+    batch_size: int | None = None,
     progress: bool = False,
 ) -> Sweep:
     """Test a network at every frame count that the loader gives.
@@ -178,6 +119,7 @@ def sweep(
         precision: "fp32", "bf16" or "fp16".
         latency: also measure the latency of one clip.
         keep_logits: keep all logits, on rank 0, for :func:`save_predictions`.
+        batch_size: as for :func:`evaluate`.
         progress: show a progress bar.
 
     Raises:
@@ -189,7 +131,9 @@ def sweep(
     elif trained_frames is not None:
         trained_frames = check_trained_frames(trained_frames)
     device = _device(model)
-    answers = _collect(model, loader, precision, keep_logits=keep_logits, progress=progress)
+    answers = _collect(
+        model, loader, precision, batch_size, keep_logits=keep_logits, progress=progress
+    )
 
     rows = None
     if _is_first():
@@ -222,15 +166,23 @@ def sweep(
         rows=tuple(rows),
         failed=answers.errors,
         measured=measured,
+        protocol=str(loader.dataset.protocol),
         predictions=predictions,
     )
 
 
 def _collect(
-    model: nn.Module, loader: DataLoader, precision: str, *, keep_logits: bool, progress: bool
+    model: nn.Module,
+    loader: DataLoader,
+    precision: str,
+    batch_size: int | None,
+    *,
+    keep_logits: bool,
+    progress: bool,
 ) -> _Answers:
     """Run the model over this process's shard and bring the answers of all processes together."""
     device = _device(model)
+    normalise = Normalise(loader.dataset.preprocessing)
     batches: list[dict[str, Tensor]] = []
     logits: list[dict[str, Tensor]] = []
     shapes: dict[int, tuple[int, ...]] = {}
@@ -246,7 +198,11 @@ def _collect(
             label = batch["label"].to(device)
             for frames, clip in batch["clips"].items():
                 shapes[frames] = tuple(clip.shape[1:])
-                answer = model(clip.to(device, non_blocking=True)).float()
+                parts = (
+                    normalise(part.to(device, non_blocking=True))
+                    for part in clip.split(batch_size or loader.batch_size or len(clip))
+                )
+                answer = video_logits(model, parts, videos=len(label))
                 places = label_places(answer, label).cpu()
                 batches[-1][f"place/{frames}"] = places.where(batch["ok"], UNANSWERED)
                 if keep_logits:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ffn.core import nearest
-from ffn.data import EvalTransform, Preprocessing, open_video, sample_views
+from ffn.data import EvalTransform, Normalise, Preprocessing, open_video, sample_views
 from ffn.zoo import load_with_record
 
 
@@ -68,6 +68,7 @@ class Predictor:
             f"class {i}" for i in range(self.record.num_classes)
         )
         self._transform = EvalTransform(self.preprocessing)
+        self._normalise = Normalise(self.preprocessing)
 
     @property
     def default_frames(self) -> int:
@@ -102,7 +103,7 @@ class Predictor:
         clip = self._clip(os.fspath(path), frames)
         decoded = time.perf_counter()
         with torch.inference_mode():
-            logits = self.model(clip.to(self.device))[0]
+            logits = self.model(self._normalise(clip.to(self.device)))[0]
             probabilities = logits.float().softmax(0).cpu()  # waits for the device
         finished = time.perf_counter()
 
@@ -118,9 +119,9 @@ class Predictor:
         )
 
     def _clip(self, path: str, frames: int) -> Tensor:
-        """The normalised clip (1, C, T, H, W) of a video."""
+        """The uint8 clip (1, C, T, H, W) of a video."""
         video = open_video(path)
         rule = self.preprocessing.sampling
         indices = sample_views(len(video), (frames,), rule=rule)[frames]
         x = self._transform(video.read(indices))  # (T, C, H, W)
-        return x.transpose(0, 1)[None]
+        return x.transpose(0, 1)[None]  # (1, C, T, H, W)

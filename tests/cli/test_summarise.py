@@ -53,6 +53,15 @@ def test_seeds_are_averaged_per_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tmp_path / "mean.png").stat().st_size > 1000
 
 
+def test_seeds_of_different_protocols_are_not_averaged(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one, other = (sweep(f"plain.s{i}/last", {4: 50.0}) for i in range(2))
+    save_table([one, replace(other, protocol="1x3")], tmp_path)
+    assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "mean")]) == 2
+    assert "seeds of plain were tested by different protocols" in capsys.readouterr().err
+
+
 def test_one_seed_has_no_spread(tmp_path: Path) -> None:
     save_table([sweep("plain.s0/last", {4: 50.0})], tmp_path)
     assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "one")]) == 0

@@ -70,6 +70,36 @@ def test_networks_are_tested_at_the_given_frames(
     assert "1 of 12 videos could not be decoded" in screen
 
 
+def test_protocol_of_the_command_goes_before_that_of_the_config(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = ["--weights", str(root / "plain.safetensors"), "--no-latency"]
+    found = {}
+    for name, more in {
+        "default": [],
+        "config": ["data.test_protocol=1x3"],
+        "command": ["data.test_protocol=1x3", "--protocol", "2x1"],
+    }.items():
+        output = tmp_path / name
+        status = main([str(root / "config.yaml"), *weights, "--output", str(output), *more])
+        assert status == 0
+        found[name] = load_table(output / "results.json")[0]
+
+    assert {name: sweep.protocol for name, sweep in found.items()} == {
+        "default": "1x1",
+        "config": "1x3",
+        "command": "2x1",
+    }
+    assert {name: sweep.crop for name, sweep in found.items()} == {
+        "default": (32, 32),
+        "config": (36, 36),
+        "command": (32, 32),
+    }
+    assert all(sweep.rows[0].videos == 12 for sweep in found.values())
+    assert main([str(root / "config.yaml"), *weights, "--protocol", "2x2"]) == 2
+    assert "2x2 is unknown; expected CLIPSxCROPS" in capsys.readouterr().err
+
+
 def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: Path) -> None:
     config, weights = str(root / "config.yaml"), str(root / "plain.safetensors")
 

@@ -3,9 +3,18 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffn.data import Preprocessing, Record, VideoDataset, VideoError, decoding, sample_views
+from ffn.data import (
+    Preprocessing,
+    Protocol,
+    Record,
+    TrainTransform,
+    VideoDataset,
+    VideoError,
+    decoding,
+    sample_views,
+)
 
-PLAIN = Preprocessing(crop=16, resize=16, mean=(0.0, 0.0, 0.0), std=(1.0, 1.0, 1.0))
+PLAIN = Preprocessing(crop=16, resize=16)
 
 
 @pytest.fixture(scope="module")
@@ -17,8 +26,9 @@ def records(write_video, write_folder, tmp_path_factory):
 
 
 def frames_of(clip, numbers):
-    """Frame numbers of a clip (C, T, H, W) that was not normalised."""
-    return numbers((clip * 255).round().to(torch.uint8).transpose(0, 1))
+    """Frame numbers of a clip (C, T, H, W)."""
+    assert clip.dtype == torch.uint8
+    return numbers(clip.transpose(0, 1))
 
 
 def equal(one, other):
@@ -57,7 +67,8 @@ def test_one_decode_fetches_all_views(nested, records, numbers, monkeypatch):
 @pytest.mark.parametrize(("frames_kept", "decoded_again"), [(1000, 0), (65, 2), (0, 4)])
 def test_cached_videos_give_the_same_samples(frames_kept, decoded_again, records, monkeypatch):
     part = [*records[:3], Record(records[0].path, 1, start=0.2, end=0.9)]
-    options = {"views": (4, 40), "preprocessing": PLAIN, "train": True, "scales": (1.0, 0.5)}
+    transform = TrainTransform(PLAIN, scales=(1.0, 0.5))
+    options = {"views": (4, 40), "preprocessing": PLAIN, "train": True, "transform": transform}
     plain = VideoDataset(part, **options)
     bytes_per_frame = decoding.decode(part[0].path, [0]).nbytes
     cached = VideoDataset(part, **options, cache_bytes=frames_kept * bytes_per_frame)
@@ -74,9 +85,9 @@ def test_cached_videos_give_the_same_samples(frames_kept, decoded_again, records
 
 
 def test_views_share_their_crop(records):
-    mirrored = {"flip": "random", "scales": (1.0, 0.5)}
+    transform = TrainTransform(PLAIN, flip="random", scales=(1.0, 0.5))
     dataset = VideoDataset(
-        records, views=(4, 8), preprocessing=PLAIN, train=True, nested=True, **mirrored
+        records, views=(4, 8), preprocessing=PLAIN, train=True, nested=True, transform=transform
     )
     for epoch in range(4):
         clips = dataset[epoch, 0]["clips"]
@@ -85,8 +96,31 @@ def test_views_share_their_crop(records):
             assert any(torch.equal(small, clips[8][:, j]) for j in (2 * i, 2 * i + 1))
 
 
+def test_views_share_every_augmentation(records):
+    transform = TrainTransform(
+        PLAIN,
+        crop_mode="resized",
+        flip="random",
+        colour_jitter=(0.4, 0.4, 0.4, 0.1),
+        randaugment="rand-m7-n4-mstd0.5-inc1",
+        erasing=1.0,
+    )
+    options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "transform": transform}
+    dataset = VideoDataset(records, nested=True, **options)
+    for epoch in range(6):
+        clips = dataset[epoch, 0]["clips"]
+        for i in range(4):
+            small = clips[4][:, i]
+            assert any(torch.equal(small, clips[8][:, j]) for j in (2 * i, 2 * i + 1))
+    alone = VideoDataset(records, **{**options, "views": (4,)})
+    assert equal(alone[2, 1], VideoDataset(records, **{**options, "views": (4,)})[2, 1])
+    assert not equal(alone[2, 1], alone[3, 1])
+    assert not equal(alone[2, 1], alone[2, 1, 1])  # another copy
+
+
 def test_sample_depends_on_seed_epoch_and_index_alone(records):
-    options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "flip": "random"}
+    transform = TrainTransform(PLAIN, flip="random")
+    options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "transform": transform}
     dataset = VideoDataset(records, seed=7, **options)
     first = dataset[3, 1]
     torch.manual_seed(99)
@@ -106,8 +140,9 @@ def test_evaluation_is_the_same_in_every_epoch(records):
 
 
 def test_swap_gives_the_mirrored_label(records):
+    transform = TrainTransform(PLAIN, flip="swap", flip_pairs=[[0, 2]])
     dataset = VideoDataset(
-        records, views=(4,), preprocessing=PLAIN, train=True, flip="swap", flip_pairs=[[0, 2]]
+        records, views=(4,), preprocessing=PLAIN, train=True, transform=transform
     )
     assert {dataset[epoch, 0]["label"] for epoch in range(12)} == {0, 2}
     assert {dataset[epoch, 1]["label"] for epoch in range(12)} == {1}
@@ -139,7 +174,13 @@ def test_unreadable_video_fails_or_is_marked(train, records, tmp_path):
         ({"views": ()}, r"views is \(\)"),
         ({"views": (0, 4)}, r"views is \(0, 4\)"),
         ({"on_error": "ignore"}, "expected 'fail' or 'skip'"),
-        ({"flip": "random"}, "without train"),
+        ({"transform": TrainTransform(PLAIN)}, "effect with train alone"),
+        ({"train": True, "protocol": Protocol(2, 1)}, "2x1 has an effect without train alone"),
+        ({"nested": True, "protocol": Protocol(2, 1)}, "2x1 has several clips"),
+        (
+            {"train": True, "transform": TrainTransform(Preprocessing(crop=8, resize=16))},
+            "another preprocessing",
+        ),
         ({"records": []}, "records is empty"),
     ],
 )

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 
@@ -101,10 +103,54 @@ def test_skipping_continues_an_epoch():
     assert len(resumed) == 23
 
 
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("repeats", [2, 3])
+def test_repeats_put_every_video_several_times_into_one_batch(repeats, world_size):
+    options = {"batch_size": 6, "repeats": repeats, "drop_last": True, "world_size": world_size}
+    videos, seen = 6 // repeats, []
+    for rank in range(world_size):
+        one = sampler(rank=rank, **options)
+        found = keys(one, epoch=4)
+        assert len(found) == len(one) == 23 // (videos * world_size) * 6
+        for b in range(len(found) // 6):
+            part = found[6 * b : 6 * b + 6]
+            copies = [[key[1] for key in part if key[2] == copy] for copy in range(repeats)]
+            assert copies == [copies[0]] * repeats
+            assert len(set(copies[0])) == videos
+            assert all(epoch == 4 for epoch, *_ in part)
+            assert all(a[1] != b[1] for a, b in pairwise(part))
+            seen += copies[0]
+        assert keys(sampler(rank=rank, **options), epoch=4, skip=1) == found[6:]
+    assert len(seen) == len(set(seen))  # an epoch is one pass over the videos
+    assert len(seen) == 23 // (videos * world_size) * videos * world_size
+
+
+def test_repeats_see_the_videos_in_the_order_of_a_smaller_batch():
+    repeated = keys(sampler(batch_size=6, repeats=2, drop_last=True))
+    once = keys(sampler(batch_size=3, drop_last=True))
+    assert [key[:2] for key in repeated if key[2] == 1] == once
+
+
+def test_copies_are_other_draws_of_the_same_video(records):
+    data = dataset(records)
+    loader = make_loader(data, batch_size=4, train=True, repeats=2)
+    batch = next(iter(loader))
+    assert batch["index"].tolist() == batch["index"].tolist()[:2] * 2
+    assert batch["label"].tolist() == batch["label"].tolist()[:2] * 2
+    for i, index in enumerate(batch["index"].tolist()):
+        expected = data[0, index, i // 2]["clips"]
+        assert all(torch.equal(batch["clips"][v][i], expected[v]) for v in (2, 4))
+    assert not torch.equal(batch["clips"][4][:2], batch["clips"][4][2:])
+    assert all(torch.equal(data[3, 1]["clips"][v], data[3, 1, 0]["clips"][v]) for v in (2, 4))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"size": 0}, "size 0"),
+        ({"repeats": 2, "drop_last": True}, "repeats is 2 with batch_size 3"),
+        ({"repeats": 3}, "and drop_last in training"),
+        ({"repeats": 0}, "repeats is 0"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"drop_last": True, "world_size": 10}, "do not fill one batch of 3 on each of 10"),
         ({"drop_last": True, "shuffle": False}, "leave samples out of an evaluation"),
@@ -159,7 +205,7 @@ def test_batch_has_the_promised_form(records):
         2: (3, 3, 2, 16, 16),
         4: (3, 3, 4, 16, 16),
     }
-    assert batch["clips"][4].dtype == torch.float32
+    assert batch["clips"][4].dtype == torch.uint8
     assert batch["label"].dtype == batch["index"].dtype == torch.int64
     assert batch["ok"].dtype == torch.bool
     assert batch["skipped"] == []

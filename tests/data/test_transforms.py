@@ -6,11 +6,10 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import interpolate
+from torchvision.transforms.v2 import functional as F
 
-from ffn.data import EvalTransform, Preprocessing, TrainTransform, swap_pairs
-from ffn.data.transforms import draw_crop
-
-RAW = {"mean": (0.0, 0.0, 0.0), "std": (1.0, 1.0, 1.0)}
+from ffn.data import EvalTransform, Normalise, Preprocessing, TrainTransform, swap_pairs
+from ffn.data.crops import draw_crop
 
 
 def rng(seed=0):
@@ -56,26 +55,41 @@ def test_preprocessing_from_dict_is_strict():
         Preprocessing.from_dict(values)
 
 
-def test_eval_resizes_crops_and_normalises():
+def test_eval_resizes_and_crops():
     frames = noise(2, 60, 81, 3)
     out = EvalTransform(Preprocessing(crop=32, resize=40))(frames)
     x = frames.permute(0, 3, 1, 2).float()
-    x = interpolate(x, (40, 54), mode="bilinear", antialias=True).round()[:, :, 4:36, 11:43] / 255
-    mean, std = torch.tensor([0.485, 0.456, 0.406]), torch.tensor([0.229, 0.224, 0.225])
-    expected = (x - mean[:, None, None]) / std[:, None, None]
+    expected = interpolate(x, (40, 54), mode="bilinear", antialias=True)[:, :, 4:36, 11:43]
     assert out.shape == (2, 3, 32, 32)
-    assert out.dtype == torch.float32
-    levels = (out - expected) * std[:, None, None] * 255  # torchvision rounds after each axis
-    assert levels.abs().max() < 1.01
-    assert levels.abs().mean() < 0.2
+    assert out.dtype == torch.uint8
+    difference = out - expected.round()  # torchvision rounds after each axis
+    assert difference.abs().max() <= 1
+    assert difference.abs().mean() < 0.2
 
 
-def test_bgr_swaps_channels_before_normalising():
-    frames = noise(1, 40, 40, 3)
+@pytest.mark.parametrize("colour", ["rgb", "bgr"])
+def test_clips_are_normalised_as_frames_were(colour):
+    """Against torchvision's on the frames of a clip, one by one, as was done before."""
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
-    rgb = EvalTransform(Preprocessing(32, 32, mean, std))(frames)
-    bgr = EvalTransform(Preprocessing(32, 32, mean[::-1], std[::-1], "bgr"))(frames)
-    assert torch.equal(bgr.flip(1), rgb)
+    clip = noise(2, 3, 4, 5, 6)
+    out = Normalise(Preprocessing(8, 8, mean, std, colour))(clip)
+    assert out.dtype == torch.float32
+    assert out.is_contiguous()
+    for b in range(2):
+        for t in range(4):
+            frame = clip[b, :, t] if colour == "rgb" else clip[b, [2, 1, 0], t]
+            expected = F.normalize(F.to_dtype(frame, torch.float32, scale=True), mean, std)
+            assert torch.equal(out[b, :, t], expected)
+    by_hand = (clip[1, 0 if colour == "rgb" else 2, 3, 4, 5].item() / 255 - 0.1) / 0.5
+    assert out[1, 0, 3, 4, 5].item() == pytest.approx(by_hand, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "clip", [torch.zeros(1, 3, 2, 8, 8), torch.zeros(3, 2, 8, 8, dtype=torch.uint8)]
+)
+def test_normalise_refuses(clip):
+    with pytest.raises(ValueError, match=r"expected uint8 RGB \(B, 3, T, H, W\)"):
+        Normalise(Preprocessing())(clip)
 
 
 def test_crop_sizes_and_places_are_those_of_tsn():
@@ -98,13 +112,13 @@ def test_crop_sizes_and_places_are_those_of_tsn():
 
 
 def test_train_shows_the_window_that_was_drawn():
-    transform = TrainTransform(Preprocessing(crop=128, resize=128, **RAW), scales=(0.5,))
+    transform = TrainTransform(Preprocessing(crop=128, resize=128), scales=(0.5,))
     for seed in range(10):
         top, left, height, width = draw_crop(256, 256, rng(seed), (0.5,))
         out, label = transform(ramps(256, 256), 3, rng(seed))
         assert (height, width, label) == (128, 128, 3)
-        assert torch.equal((out[0, 0, :, 0] * 255).round(), torch.arange(top, top + 128.0))
-        assert torch.equal((out[0, 1, 0] * 255).round(), torch.arange(left, left + 128.0))
+        assert out[0, 0, :, 0].tolist() == list(range(top, top + 128))
+        assert out[0, 1, 0].tolist() == list(range(left, left + 128))
 
 
 def test_train_treats_all_frames_alike():
@@ -126,7 +140,7 @@ def test_train_leaves_the_global_generators_alone():
 @pytest.mark.parametrize(("flip", "pairs"), [("none", ()), ("random", ()), ("swap", [[0, 3]])])
 def test_flip_changes_sides_and_labels(flip, pairs):
     transform = TrainTransform(
-        Preprocessing(crop=64, resize=64, **RAW), scales=(1,), flip=flip, flip_pairs=pairs
+        Preprocessing(crop=64, resize=64), scales=(1,), flip=flip, flip_pairs=pairs
     )
     mirrored = []
     for seed in range(60):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import MISSING, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import get_type_hints
 
 import pytest
+import yaml
 from engine_toys import ROOT
 
 from ffn.cli.train import main
@@ -130,6 +132,20 @@ def test_wrong_type(override: str, message: str) -> None:
         (["model.dropout=1"], r"model\.dropout is 1"),
         (["task.distill_weight=-1"], r"task\.distill_weight is -1"),
         (["data.crop=300"], r"data\.resize 256 is smaller than data\.crop 300"),
+        (["train.repeats=3"], r"batch_size 32 is not divisible by train\.repeats 3"),
+        (["train.repeats=0"], r"train\.repeats is 0"),
+        (["train.mixup=-1"], r"train\.mixup is -1"),
+        (["train.cutmix=-1"], r"train\.cutmix is -1"),
+        (["train.label_smoothing=1"], r"train\.label_smoothing is 1"),
+        (["data.test_protocol=3x5"], r"3x5 is unknown; expected CLIPSxCROPS"),
+        (["data.test_protocol=3"], r"'3' is unknown; expected CLIPSxCROPS"),
+        (["data.area=[0.5,1]"], r"data\.area needs data\.crop_mode=resized; it is multiscale"),
+        (["data.crop_mode=resized", "data.scales=[1]"], r"data\.scales needs"),
+        (["data.crop_mode=resized", "data.area=[0.5,2]"], r"area is \[0\.5, 2"),
+        (["data.crop_mode=scale_jitter", "data.jitter_scales=[128,160]"], "crop 224 <= least"),
+        (["data.erasing=2"], "erasing is 2"),
+        (["data.colour_jitter=[0.4]"], "four strengths"),
+        (["data.randaugment=m7-n4"], "expected timm's form"),
         (["data.flip=swap"], r"needs data\.flip_pairs"),
         (["data.flip_pairs=[[a,b]]"], r"needs data\.flip=swap"),
         (["model.pretrained=true", "model.weights=x.pt"], "exclude each other"),
@@ -173,6 +189,29 @@ def test_round_trip_through_plain_values(tmp_path: Path) -> None:
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
 def test_configs_that_ship(path: Path) -> None:
     assert load_config(path)
+
+
+@pytest.mark.parametrize(("place", "name"), [(0, "slowfast_r50"), (1, "uniformer_s")])
+def test_recipes_of_the_docs_are_those_of_the_configs(
+    place: int, name: str, tmp_path: Path
+) -> None:
+    text = (ROOT / "docs/augmentation.md").read_text()
+    recipe = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[place]
+    (tmp_path / "recipe.yaml").write_text(recipe)
+
+    shipped = config_to_dict(load_config(ROOT / f"configs/sthv1/{name}.yaml"))
+    documented = config_to_dict(load_config(tmp_path / "recipe.yaml"))
+    for section, options in yaml.safe_load(recipe).items():
+        assert {key: documented[section][key] for key in options} == {
+            key: shipped[section][key] for key in options
+        }
+
+
+def test_options_of_the_docs_exist() -> None:
+    text = (ROOT / "docs/augmentation.md").read_text()
+    named = set(re.findall(r"`((?:data|train)\.\w+)", text))
+    assert len(named) > 15
+    assert named <= set(every_option())
 
 
 def test_help_lists_every_option_with_its_default() -> None:

@@ -203,6 +203,81 @@ def test_interrupted_accumulation_and_adamw(videos: Path, tmp_path: Path) -> Non
     assert same_weights(tmp_path / "run", whole)
 
 
+AUGMENTED = (
+    "data.crop_mode=resized",
+    "data.flip=swap",
+    "data.flip_pairs=[[left,right]]",
+    "data.colour_jitter=[0.4,0.4,0.4,0.1]",
+    "data.randaugment=rand-m7-n4-mstd0.5-inc1",
+    "data.erasing=0.5",
+    "data.colour=bgr",
+    "data.test_protocol=2x3",
+    "train.mixup=0.8",
+    "train.cutmix=1",
+    "train.label_smoothing=0.1",
+    "train.repeats=3",
+    "train.save_steps=1",
+)
+
+
+def test_interrupted_run_with_every_augmentation(videos: Path, tmp_path: Path) -> None:
+    whole = train(videos, tmp_path / "whole", *AUGMENTED, "data.workers=1")
+    steps = [entry["step"] for entry in read_log(whole)]
+    assert steps == list(range(1, 2 * 12 + 1))  # 24 videos, 2 of them per step, 3 times each
+
+    train_until(5, videos, tmp_path / "run", *AUGMENTED)
+    train(videos, tmp_path / "run", *AUGMENTED)
+
+    assert same_weights(tmp_path / "run", whole)
+    losses = [[entry["loss"] for entry in read_log(tmp_path / name)] for name in ("run", "whole")]
+    assert losses[0] == losses[1]
+    assert load_checkpoint(whole / "last.pt")["meta"]["preprocessing"]["colour"] == "bgr"
+
+
+@pytest.mark.parametrize("option", [AUGMENTED[i] for i in (0, 3, 4, 5, 8, 9, 10, 11)])
+def test_every_augmentation_has_an_effect(
+    videos: Path, finished: Path, tmp_path: Path, option: str
+) -> None:
+    run = train(videos, tmp_path / "run", option, "train.epochs=1", "data.cache_gib=1")
+
+    assert read_log(run)[0]["loss"] != pytest.approx(read_log(finished)[0]["loss"], rel=1e-6)
+
+
+def test_mixed_videos_are_drawn_anew_in_every_step(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer = Trainer(config(videos, tmp_path / "run", "train.mixup=1", "train.accumulate=2"), CPU)
+    keys = []
+    mix = trainer.mix
+
+    def watch(batch: dict[str, Any], **key: int) -> dict[str, Any]:
+        keys.append((key["step"], key["micro"], key["rank"]))
+        return mix(batch, **key)
+
+    monkeypatch.setattr(trainer, "mix", watch)
+    monkeypatch.setattr(trainer, "_validate", lambda log: None)
+    trainer.run()
+
+    assert keys == [(step, micro, 0) for step in range(2 * STEPS) for micro in range(2)]
+
+
+def test_run_from_before_an_option_existed_goes_on(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    """Its default is what was done before."""
+    train_until(3, videos, tmp_path / "run", "train.save_steps=1")
+    last = load_checkpoint(tmp_path / "run/last.pt")
+    for section, option in (("data", "crop_mode"), ("train", "mixup"), ("train", "repeats")):
+        del last["meta"]["config"][section][option]
+    save_checkpoint(tmp_path / "run/last.pt", last)
+
+    with pytest.raises(ConfigError, match=r"train\.mixup 0\.0 -> 0\.5"):
+        train(videos, tmp_path / "run", "train.save_steps=1", "train.mixup=0.5")
+    train(videos, tmp_path / "run", "train.save_steps=1")
+
+    assert same_weights(tmp_path / "run", finished)
+
+
 def test_damaged_checkpoint_is_not_overwritten(videos: Path, tmp_path: Path) -> None:
     train_until(2, videos, tmp_path / "run", "train.save_steps=1")
     last = tmp_path / "run/last.pt"
@@ -232,8 +307,8 @@ def in_float64(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     trainer.task.double()
     to_device = loop._to_device
 
-    def convert(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-        batch = to_device(batch, device)
+    def convert(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
+        batch = to_device(batch, *more)
         return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
 
     monkeypatch.setattr(loop, "_to_device", convert)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,12 +16,14 @@ from evaluation_toys import (
     comparable,
     flexible,
     loader,
+    normalised,
     plain,
     spawned,
 )
 from rich.console import Console
 from torch import multiprocessing as mp
 
+from ffn.data import Protocol
 from ffn.evaluation import (
     Sweep,
     evaluate,
@@ -31,6 +34,7 @@ from ffn.evaluation import (
     save_table,
     sweep,
 )
+from ffn.evaluation.views import video_logits
 
 
 def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, float]:
@@ -40,7 +44,7 @@ def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, f
     for i in range(len(toys)):
         sample = toys[i]
         with torch.no_grad():
-            row = model(sample["clips"][frames][None])[0].tolist()
+            row = model(normalised(sample["clips"][frames])[None])[0].tolist()
         order = sorted(range(CLASSES), key=lambda k: -row[k])
         first.append(sample["ok"] and order[0] == sample["label"])
         five.append(sample["ok"] and sample["label"] in order[:5])
@@ -74,6 +78,67 @@ def test_rows_equal_one_video_after_the_other(swept: Sweep) -> None:
     assert swept.failed == ("video_4.mp4: no frames", "video_20.mp4: no frames")
     assert swept.params - swept.rows[0].params == 2 * 6 + 3
     assert swept.crop == (8, 8)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 4, 100])
+def test_several_views_are_averaged_video_by_video(batch_size: int | None) -> None:
+    """Against a loop over videos and views, in double precision."""
+    toys, model = ToyVideos(9, failed=(4,), protocol=Protocol(2, 3)), flexible()
+    sizes = []
+    model.register_forward_pre_hook(lambda _, given: sizes.append(len(given[0])))
+
+    result = sweep(
+        model, loader(toys), batch_size=batch_size, latency=False, keep_logits=True
+    )  # fmt: skip
+
+    most = batch_size or 2  # by default the loader's
+    assert max(size for size in sizes) == min(most, 12)
+    assert (result.protocol, result.views) == ("2x3", 6)
+    expected = flexible().eval()
+    for row in result.rows:
+        right = []
+        for i in range(9):
+            sample = toys[i]
+            with torch.no_grad():
+                views = [
+                    expected(normalised(clip)[None])[0].double().softmax(0)
+                    for clip in sample["clips"][row.frames]
+                ]
+            mean = sum(views) / 6
+            kept = result.predictions.logits[row.frames][i]
+            if sample["ok"]:
+                torch.testing.assert_close(kept.exp().double(), mean, rtol=1e-4, atol=1e-6)
+            right.append(sample["ok"] and mean.argmax().item() == sample["label"])
+        assert row.top1 == pytest.approx(100 * sum(right) / 9, abs=1e-12)
+        assert row.gmacs == row.frames * (3 * 3 * 6 * 27 + 54 * 7) / 1e9  # of one view
+
+
+def test_probabilities_are_averaged_and_not_logits() -> None:
+    """One sure view outweighs two that are nearly as unlike it in logits."""
+    sure = torch.tensor([[8.0, 0.0], [-4.5, 0.0], [-4.5, 0.0]])
+    assert sure.mean(0).argmax() == 1
+    mean = video_logits(torch.nn.Identity(), [sure[:2], sure[2:]], videos=1)
+    expected = torch.tensor([[sum(1 / (1 + math.exp(-x)) for x in (8.0, -4.5, -4.5)) / 3]])
+    assert mean.exp()[:, :1] == pytest.approx(expected.numpy(), rel=1e-5)
+    assert mean.exp().sum() == pytest.approx(1, rel=1e-5)
+
+
+def test_tables_name_the_protocol(tmp_path: Path) -> None:
+    toys = ToyVideos(3, protocol=Protocol(2, 3))
+    result = sweep(flexible(), loader(toys), latency=False)
+    screen = io.StringIO()
+    print_table([result], Console(file=screen, width=120))
+    assert "2x3 clips x crops" in screen.getvalue()
+    assert " x 6 " in screen.getvalue()
+
+    files = save_table([result], tmp_path)
+    assert load_table(files[1])[0] == result
+    with files[0].open(newline="") as lines:
+        assert [row["protocol"] for row in csv.DictReader(lines)] == ["2x3"] * 3
+    old = json.loads(files[1].read_text())
+    del old["networks"][0]["protocol"]  # as files were written before there were protocols
+    files[1].write_text(json.dumps(old))
+    assert load_table(files[1])[0].protocol == "1x1"
 
 
 def test_evaluate_gives_the_accuracies_of_the_sweep(swept: Sweep) -> None:

@@ -73,6 +73,7 @@ def test_a_prediction_is_the_networks_on_the_videos_own_frames(weights, video, f
 
     pixels = decode(video, segment_centre(11, frames))
     clip = EvalTransform(PREPROCESSING)(pixels).permute(1, 0, 2, 3)[None]
+    clip = (clip / 255 - 0.4) / 0.2
     with torch.inference_mode():
         expected = ffn.load(weights)(clip, active=active).softmax(1)[0]
     assert torch.allclose(prediction.probabilities, expected, atol=1e-6)

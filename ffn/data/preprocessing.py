@@ -1,0 +1,119 @@
+"""What has to happen to a video before a network may see it, and its last step, on the device."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from ffn.data.sampling import RULES
+
+
+@dataclass(frozen=True)
+class Preprocessing:
+    """What has to happen to a video before a network may see it; travels with its weights.
+
+    Attributes:
+        crop: Height and width of the network's input, in pixels.
+        resize: Length of the shorter side before the centre crop of a test, in pixels.
+        mean: Per channel, on a scale of 0 to 1, in the order of `colour`.
+        std: Per channel, likewise.
+        colour: `rgb` or `bgr`.
+        sampling: Rule that picks the frames, one of `ffn.data.sampling.RULES`.
+    """
+
+    crop: int = 224
+    resize: int = 256
+    mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
+    std: tuple[float, float, float] = (0.229, 0.224, 0.225)
+    colour: str = "rgb"
+    sampling: str = "segment"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "mean", tuple(float(x) for x in self.mean))
+        object.__setattr__(self, "std", tuple(float(x) for x in self.std))
+        if self.crop < 1 or self.resize < self.crop:
+            raise ValueError(
+                f"crop {self.crop} does not fit into resize {self.resize}; "
+                "expected 1 <= crop <= resize"
+            )
+        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
+            raise ValueError(
+                f"mean {self.mean} and std {self.std}: expected three numbers each, std above 0"
+            )
+        if self.colour not in ("rgb", "bgr"):
+            raise ValueError(f"colour is {self.colour!r}; expected 'rgb' or 'bgr'")
+        if self.sampling not in RULES:
+            raise ValueError(f"sampling is {self.sampling!r}; expected one of {', '.join(RULES)}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain numbers, strings and lists, fit for JSON, YAML and checkpoints."""
+        return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
+        """Build from what `to_dict` returned.
+
+        Raises:
+            ValueError: if a key is unknown or missing, or a value is not allowed.
+        """
+        known = [field.name for field in fields(cls)]
+        for key in values:
+            if key not in known:
+                close = get_close_matches(key, known, n=1)
+                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
+                raise ValueError(f"preprocessing has no {key!r}; {hint}")
+        missing = [name for name in known if name not in values]
+        if missing:
+            raise ValueError(f"preprocessing lacks {', '.join(missing)}")
+        return cls(**values)
+
+
+class Normalise:
+    """From uint8 clips to what a network takes, on the device where they lie.
+
+    Data sets give uint8: a quarter of the bytes of float32 through workers, pinned memory and the
+    way to the device.
+
+    Args:
+        preprocessing: Order of the channels, mean and standard deviation.
+    """
+
+    def __init__(self, preprocessing: Preprocessing) -> None:
+        self.preprocessing = preprocessing
+        self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
+
+    def __call__(self, clip: Tensor) -> Tensor:
+        """Order the channels, scale to 0 … 1, subtract the mean, divide by the deviation.
+
+        Args:
+            clip: uint8 RGB of shape (B, C, T, H, W).
+
+        Returns:
+            float32 of the same shape.
+
+        Raises:
+            ValueError: if the clip has another type or shape.
+        """
+        if clip.dtype != torch.uint8 or clip.ndim != 5 or clip.shape[1] != 3:
+            raise ValueError(
+                f"clip is {clip.dtype} {tuple(clip.shape)}; expected uint8 RGB (B, 3, T, H, W), as "
+                "a VideoDataset gives it. A clip that is normalised already is the network's input"
+            )
+        mean, std = self._on(clip.device)
+
+        x = clip.flip(1) if self.preprocessing.colour == "bgr" else clip
+        x = F.to_dtype(x, torch.float32, scale=True)
+        return x.sub_(mean).div_(std)
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and deviation (C, 1, 1, 1), sent once: a copy to a GPU waits for its queue."""
+        if device not in self._constants:
+            both = (self.preprocessing.mean, self.preprocessing.std)
+            mean, std = (torch.tensor(v, device=device).view(3, 1, 1, 1) for v in both)
+            self._constants[device] = mean, std
+        return self._constants[device]

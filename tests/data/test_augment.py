@@ -1,0 +1,205 @@
+"""Augmentations: one draw for all frames, from the sample's own generator, and what they do."""
+
+from __future__ import annotations
+
+import pickle
+import random
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from timm.data.auto_augment import rand_augment_transform
+
+from ffn.data import Preprocessing, TrainTransform, library_draws
+from ffn.data.augment import ColourJitter, RandAugment, RandomErasing, draw_box
+
+POLICY = "rand-m7-n4-mstd0.5-inc1"
+MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
+CHANGES = {
+    "colour": lambda: ColourJitter([0.4, 0.4, 0.4, 0.1]),
+    "randaugment": lambda: RandAugment(POLICY),
+    "erasing": lambda: RandomErasing(1.0, MEAN, STD),
+}
+ALL = {
+    "crop_mode": "resized",
+    "flip": "random",
+    "colour_jitter": (0.4, 0.4, 0.4, 0.1),
+    "randaugment": POLICY,
+    "erasing": 0.5,
+}
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def noise(*shape):
+    """Smooth noise: single pixels would hardly survive a rotation."""
+    generator = torch.Generator().manual_seed(0)
+    *outer, height, width = shape
+    coarse = torch.rand(*outer, height // 8, width // 8, generator=generator)
+    return (255 * coarse.repeat_interleave(8, -1).repeat_interleave(8, -2)).to(torch.uint8)
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_equal_frames_stay_equal(change):
+    frames = noise(1, 3, 48, 64).expand(6, -1, -1, -1)
+    changed = 0
+    for seed in range(12):
+        out = change()(frames, rng(seed))
+        assert (out.shape, out.dtype) == (frames.shape, torch.uint8)
+        assert torch.equal(out, out[:1].expand_as(out))
+        changed += not torch.equal(out, frames)
+    assert changed >= 10
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_frame_is_changed_by_the_draw_and_not_by_other_frames(change):
+    """So that views agree, whichever frames they hold."""
+    frames = noise(5, 3, 48, 64)
+    for seed in range(8):
+        together = change()(frames, rng(seed))
+        alone = [change()(frames[i : i + 1], rng(seed)) for i in range(5)]
+        assert torch.equal(together, torch.cat(alone))
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_draws_come_from_the_samples_generator_alone(change):
+    frames = noise(2, 3, 48, 64)
+    expected = change()(frames, rng(3))
+    torch.manual_seed(5), np.random.seed(5), random.seed(5)
+    before = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
+    assert torch.equal(change()(frames, rng(3)), expected)
+    assert not torch.equal(change()(frames, rng(4)), expected)
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (np.random.get_state()[1] == before[1]).all()
+    assert random.getstate() == before[2]
+
+
+def test_states_come_back_after_an_error():
+    before = torch.get_rng_state()
+
+    def fail():
+        with library_draws(rng()):
+            torch.rand(1)
+            raise RuntimeError
+
+    with pytest.raises(RuntimeError):
+        fail()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_brightness_is_one_factor_for_all_frames():
+    frames = torch.stack([torch.full((3, 8, 8), v, dtype=torch.uint8) for v in (40, 80, 120)])
+    factors = set()
+    for seed in range(30):
+        out = ColourJitter([0.5, 0, 0, 0])(frames, rng(seed)).double()
+        factor = out[2].mean() / 120
+        assert 0.49 < factor < 1.51
+        expected = (frames.double() * factor).round()
+        assert (out - expected).abs().max() <= 1
+        factors.add(round(factor.item(), 2))
+    assert len(factors) > 20
+
+
+def test_randaugment_is_timms():
+    """The same operations as timm's own on an image, where its generators start alike."""
+    frames = noise(3, 3, 48, 64)
+    settings = {"img_mean": (1, 2, 3), "interpolation": Image.Resampling.BICUBIC}
+    timms = rand_augment_transform(POLICY, settings)
+    for seed in range(10):
+        out = RandAugment(POLICY, fill=(1, 2, 3))(frames, rng(seed))
+        number = int(rng(seed).integers(2**32))
+        for frame, found in zip(frames, out, strict=True):
+            np.random.seed(number)
+            random.seed(number)
+            expected = np.array(timms(Image.fromarray(frame.permute(1, 2, 0).numpy())))
+            assert np.array_equal(found.permute(1, 2, 0).numpy(), expected)
+
+
+def test_erased_box_and_noise():
+    frames = torch.full((2, 3, 100, 120), 7, dtype=torch.uint8)
+    areas, aspects, pixels = [], [], []
+    for seed in range(150):
+        out = RandomErasing(1.0, MEAN, STD)(frames, rng(seed))
+        rows, columns = ((out[0] != 7).any(0).any(d).nonzero().flatten() for d in (1, 0))
+        top, bottom, left, right = rows[0], rows[-1] + 1, columns[0], columns[-1] + 1
+        outside = torch.ones(100, 120, dtype=torch.bool)
+        outside[top:bottom, left:right] = False
+        assert (out[..., outside] == 7).all()
+        areas.append((bottom - top) * (right - left) / 12000)
+        aspects.append((bottom - top) / (right - left))
+        pixels.append(out[0, :, top:bottom, left:right].flatten(1))
+    assert 0.018 < min(areas) < 0.04
+    assert 0.29 < max(areas) < 0.345
+    assert 0.28 < min(aspects) < 0.4
+    assert 2.5 < max(aspects) < 3.5
+    values = torch.cat(pixels, 1).double() / 255
+    assert values.mean(1).tolist() == pytest.approx(MEAN, abs=0.02)
+    assert values.std(1).tolist() == pytest.approx(STD, abs=0.03)  # cut off at 0 and 1
+
+
+def test_erasing_happens_with_its_probability():
+    frames = noise(1, 3, 32, 32)
+    generator = rng()
+    hits = sum(
+        not torch.equal(RandomErasing(0.25, MEAN, STD)(frames, generator), frames)
+        for _ in range(800)
+    )
+    assert 160 < hits < 240
+
+
+def test_frames_that_were_given_stay_as_they_were():
+    frames = noise(2, 3, 48, 64)
+    before = frames.clone()
+    for change in CHANGES.values():
+        change()(frames, rng())
+    assert torch.equal(frames, before)
+
+
+def test_no_box_fits_into_a_pixel():
+    assert draw_box(1, 1, rng()) is None
+
+
+def test_noise_of_bgr_weights_has_their_channels_order():
+    frames = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
+    sizes = {"crop": 64, "resize": 64, "mean": (0.1, 0.5, 0.9), "std": (0.01, 0.01, 0.01)}
+    for colour, red in (("rgb", 0.1), ("bgr", 0.9)):
+        transform = TrainTransform(Preprocessing(**sizes, colour=colour), erasing=1.0)
+        out, _ = transform(frames, 0, rng())
+        erased = out[0, 0][out[0, 1] > 0].double() / 255
+        assert erased.mean() == pytest.approx(red, abs=0.02)
+
+
+def test_everything_together():
+    frames = noise(3, 80, 96).permute(1, 2, 0)[None].expand(4, -1, -1, -1)
+    transform = TrainTransform(Preprocessing(crop=32, resize=32), **ALL)
+    outs = [transform(frames, 2, rng(seed)) for seed in (0, 0, 1)]
+    assert outs[0][1] == 2
+    assert outs[0][0].shape == (4, 3, 32, 32)
+    assert torch.equal(outs[0][0], outs[1][0])
+    assert not torch.equal(outs[0][0], outs[2][0])
+    assert torch.equal(outs[0][0], outs[0][0][:1].expand_as(outs[0][0]))
+    again = pickle.loads(pickle.dumps(transform))  # as workers that are not forked get it
+    assert torch.equal(again(frames, 2, rng())[0], outs[0][0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"erasing": 1.2}, "erasing is 1.2"),
+        ({"colour_jitter": (0.4, 0.4, 0.4)}, "four strengths"),
+        ({"colour_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue of at most 0.5"),
+        ({"colour_jitter": (-0.4, 0.4, 0.4, 0.1)}, "at least 0"),
+        ({"randaugment": "m7-n4"}, "expected timm's form"),
+        ({"randaugment": "rand-m7-n4-mstd"}, "expected timm's form"),
+        ({"randaugment": "rand-m7.5"}, "expected timm's form"),
+        ({"randaugment": "rand-m11"}, "expected timm's form"),
+        ({"randaugment": "rand-p2"}, "expected timm's form"),
+        ({"randaugment": "rand-q2"}, "expected timm's form"),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainTransform(Preprocessing(), **options)

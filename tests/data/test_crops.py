@@ -1,0 +1,137 @@
+"""Windows of random crops, measured on frames whose pixels say where they were."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn.functional import interpolate
+
+from ffn.data import EvalTransform, Preprocessing, TrainTransform
+from ffn.data.crops import jittered_crop, resized_crop, three_squares
+
+
+def rng(seed=0):
+    return np.random.default_rng(seed)
+
+
+def noise(*shape):
+    return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.manual_seed(0))
+
+
+def window(out, side):
+    """Top, left, height and width of the window that was resized to `side`, within 2 %.
+
+    Of frames whose first channel is their row and second their column.
+    """
+    quarter, three = side // 4, 3 * side // 4
+    down, across = out[0, 0, :, side // 2].double(), out[0, 1, side // 2].double()
+    height, width = (2 * (line[three] - line[quarter]).item() for line in (down, across))
+    return down[0].item(), across[0].item(), height, width
+
+
+def ramps(height, width):
+    rows = torch.arange(height).view(-1, 1).expand(height, width)
+    columns = torch.arange(width).view(1, -1).expand(height, width)
+    return torch.stack([rows, columns, torch.zeros_like(rows)]).to(torch.uint8)[None]
+
+
+def test_resized_crop_has_the_areas_and_shapes_it_was_given():
+    frames, generator = ramps(200, 240), rng()
+    windows = np.array(
+        [window(resized_crop(frames, 64, generator), 64) for _ in range(400)]
+    )  # fmt: skip
+    area, aspect = windows[:, 2] * windows[:, 3] / (200 * 240), windows[:, 3] / windows[:, 2]
+    assert 0.07 < area.min() < 0.1
+    assert 0.85 < area.max() < 1.03
+    assert 0.42 < area.mean() < 0.56  # uniform: 0.54, less what does not fit
+    assert 0.72 < aspect.min() < 0.78
+    assert 1.28 < aspect.max() < 1.4
+    assert abs(np.log(aspect).mean()) < 0.03  # log-uniform around 1
+    assert windows[:, 0].min() < 5
+    assert windows[:, 1].max() > 120
+
+
+def test_resized_crop_takes_other_ranges():
+    frames, generator = ramps(200, 240), rng()
+    for _ in range(20):
+        out = resized_crop(frames, 64, generator, area=(0.25, 0.25), aspect=(2.0, 2.0))
+        _, _, height, width = window(out, 64)
+        assert height * width / (200 * 240) == pytest.approx(0.25, rel=0.05)
+        assert width / height == pytest.approx(2, rel=0.05)
+
+
+def test_jittered_crop_is_a_square_of_the_resized_frame():
+    """Against torch's interpolation of floats and a slice."""
+    frames, lengths = noise(2, 3, 60, 90), set()
+    for seed in range(60):
+        out = jittered_crop(frames, 32, rng(seed), (40, 50))
+        draws = rng(seed)
+        short = round(draws.uniform(40, 50))
+        long = int(short * 90 / 60)
+        top, left = draws.integers(short - 32 + 1), draws.integers(long - 32 + 1)
+        size = (short, long)
+        expected = interpolate(frames.float(), size, mode="bilinear", antialias=True).round()
+        difference = out - expected[:, :, top : top + 32, left : left + 32]
+        assert out.shape == (2, 3, 32, 32)
+        assert difference.abs().max() <= 1
+        lengths.add(short)
+    assert {41, 45, 49} < lengths <= set(range(40, 51))
+
+
+@pytest.mark.parametrize(
+    ("height", "width", "places"),
+    [
+        (40, 71, [(0, 0), (0, 16), (0, 31)]),  # left, centre, right; SlowFast rounds up
+        (71, 40, [(0, 0), (16, 0), (31, 0)]),  # top, centre, bottom
+        (40, 40, [(0, 0)] * 3),
+    ],
+)
+def test_three_squares_are_slices(height, width, places):
+    frames = noise(2, 3, height, width)
+    out = three_squares(frames, 40)
+    for square, (top, left) in zip(out, places, strict=True):
+        assert torch.equal(square, frames[:, :, top : top + 40, left : left + 40])
+
+
+def test_three_crops_take_the_full_short_side_and_one_the_centre():
+    frames, sizes = noise(2, 80, 120, 3), Preprocessing(crop=32, resize=40)
+    one, three = EvalTransform(sizes), EvalTransform(sizes, crops=3)
+    assert (one.side, three.side) == (32, 40)
+    squares = three(frames)
+    assert squares.shape == (3, 2, 3, 40, 40)
+    assert torch.equal(squares[1][:, :, 4:36, 4:36], one(frames))
+
+
+@pytest.mark.parametrize("mode", ["multiscale", "resized", "scale_jitter"])
+def test_every_crop_treats_frames_alike_and_leaves_generators_alone(mode):
+    frame = noise(1, 60, 80, 3)
+    transform = TrainTransform(
+        Preprocessing(crop=32, resize=32), crop_mode=mode, jitter_scales=(40, 50)
+    )
+    states = torch.get_rng_state(), np.random.get_state()[1]
+    outs = [transform(frame.expand(5, -1, -1, -1), 0, rng(seed))[0] for seed in (0, 0, 1)]
+    assert torch.equal(outs[0], outs[0][:1].expand_as(outs[0]))
+    assert torch.equal(outs[0], outs[1])
+    assert not torch.equal(outs[0], outs[2])
+    assert torch.equal(torch.get_rng_state(), states[0])
+    assert (np.random.get_state()[1] == states[1]).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"crop_mode": "random"}, "expected one of multiscale, resized, scale_jitter"),
+        ({"crop_mode": "resized", "area": (0.0, 1.0)}, "area is"),
+        ({"crop_mode": "resized", "aspect": (2.0, 1.0)}, "aspect is"),
+        ({"crop_mode": "scale_jitter", "jitter_scales": (200, 256)}, "crop 224 <= least"),
+    ],
+)
+def test_refuses(options, message):
+    with pytest.raises(ValueError, match=message):
+        TrainTransform(Preprocessing(), **options)
+
+
+def test_other_numbers_of_crops_are_refused():
+    with pytest.raises(ValueError, match="crops is 5; expected 1"):
+        EvalTransform(Preprocessing(), crops=5)
