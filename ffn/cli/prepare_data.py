@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 given.root,
                 output=given.output,
                 annotations=given.annotations,
+                videos=given.videos,
                 division=Division(**_given(given, "val_fraction", "group_pattern", "seed")),
                 conversion=_conversion(given),
                 verify=given.verify,
@@ -49,7 +50,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("prepare_data.py: stopped; the same command continues", file=sys.stderr)
         return 130
-    _show(summary, Path(given.root).absolute())
+    pattern = None if given.extract_frames else given.pattern
+    _show(summary, Path(given.root).absolute(), pattern)
     return 1 if summary.problems else 0
 
 
@@ -64,6 +66,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--root", required=True, help="folder of the data set")
     parser.add_argument("--output", help="folder of the index (ROOT/index)")
     parser.add_argument("--annotations", help="folder of the official lists (searched under ROOT)")
+    parser.add_argument("--videos", help="folder under ROOT that holds the videos (searched)")
     parser.add_argument("--overwrite", action="store_true", help="replace an index that is there")
     cores = os.cpu_count() or 1
     parser.add_argument("--workers", type=int, default=cores, help=f"processes ({cores})")
@@ -156,7 +159,7 @@ def _progress() -> Iterator[Progress]:
         yield report
 
 
-def _show(summary: Summary, root: Path) -> None:
+def _show(summary: Summary, root: Path, pattern: str | None) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -181,7 +184,7 @@ def _show(summary: Summary, root: Path) -> None:
             console.print(f"  … all in {escape(str(summary.output / 'problems.csv'))}")
     _show_flips(console.print, summary)
     console.print(
-        f"\n{escape(str(summary.output))}\ntrain with\n  {escape(_options(summary, root))}"
+        f"\n{escape(str(summary.output))}\ntrain with\n  {escape(_options(summary, root, pattern))}"
     )
 
 
@@ -199,7 +202,7 @@ def _show_flips(show: Callable[[str], None], summary: Summary) -> None:
             show(f"  {escape(name)}")
 
 
-def _options(summary: Summary, root: Path) -> str:
+def _options(summary: Summary, root: Path, pattern: str | None) -> str:
     """Options of a config that name this index."""
     from ffn.data.preparation.index import list_path
 
@@ -210,4 +213,5 @@ def _options(summary: Summary, root: Path) -> str:
     options = [f"data.root={root}", f"data.train={index}/{train}.csv"]
     options += [f"data.val={index}/{held_out[0]}.csv"] if held_out else []
     options += [f"data.classes={index}/classes.txt"]
+    options += [] if pattern is None else [f"data.frame_pattern={pattern}"]
     return " ".join(map(shlex.quote, options))

@@ -105,6 +105,21 @@ def test_problems_are_shown_and_the_rest_is_indexed(
     assert "--overwrite replaces it" in capsys.readouterr().err
 
 
+def test_frames_with_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / split / "run" / "a"
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (20, 16)).save(folder / f"img_{number:03d}.png")
+
+    assert run("folder", "--root", tmp_path, "--pattern", "img_{:03d}.png", "--workers", 0) == 0
+
+    options = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
+    config = load_config(None, options)
+    assert config.data.frame_pattern == "img_{:03d}.png"
+    assert read_videos(config.data).train[0].frames == 4
+
+
 def test_copies(films: Path, tmp_path: Path) -> None:
     arguments = ("folder", "--root", films, "--workers", 0, "--output", tmp_path / "index")
 

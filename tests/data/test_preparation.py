@@ -250,6 +250,25 @@ def test_lists_elsewhere_and_two_that_differ(layouts: Layouts, tmp_path: Path) -
     assert len(rows(layouts.root, "train.csv")) == 1
 
 
+def test_a_video_in_several_forms(layouts: Layouts) -> None:
+    """Files stand before frames of the same name; two files need a word of which."""
+    layouts.sthv2()
+    layouts.frames("frames/1")
+
+    assert prepare("sthv2", layouts.root).problems == []
+    assert "20bn-something-something-v2/1.webm" in labels(layouts.root, "train.csv")
+
+    layouts.video("mp4/1.mp4")
+    summary = prepare("sthv2", layouts.root, overwrite=True)
+    assert ("ambiguous", "train", "1") in problems(summary)
+    prepare("sthv2", layouts.root, overwrite=True, videos="mp4")
+    assert list(labels(layouts.root, "train.csv")) == ["mp4/1.mp4"]
+    prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root / "frames")
+    assert list(labels(layouts.root, "train.csv")) == ["frames/1"]
+    with pytest.raises(NotADirectoryError, match="no folder below"):
+        prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root.parent)
+
+
 @pytest.mark.parametrize(
     ("dataset", "message"),
     [

@@ -93,6 +93,7 @@ def prepare(
     *,
     output: str | Path | None = None,
     annotations: str | Path | None = None,
+    videos: str | Path | None = None,
     division: Division | None = None,
     conversion: Conversion | None = None,
     pattern: str = PATTERN,
@@ -109,6 +110,7 @@ def prepare(
         root: Folder of the data set; paths of the index start from it.
         output: Folder of the index; default `index` under the root.
         annotations: Folder of the official lists; default: searched for under the root.
+        videos: Folder below the root that alone is searched for videos, if there are more copies.
         division: How to divide videos of the data set `folder` that have no splits.
         conversion: Copies to make; the index then lists these.
         pattern: Name of a frame in a frame folder.
@@ -121,6 +123,7 @@ def prepare(
     Raises:
         PreparationError: if it cannot be done at all.
         FileExistsError: if something would be overwritten.
+        NotADirectoryError: if `videos` is no folder below the root.
         ValueError: if the pattern has no single place for a number.
     """
     root = Path(root).absolute()
@@ -132,6 +135,8 @@ def prepare(
     output = root / "index" if output is None else Path(output).absolute()
     skip = [output] if conversion is None else [output, conversion.folder]
     disk = scan(root, skip)
+    if videos is not None:
+        disk = disk.within(videos)
     listing = _read(dataset, disk, annotations, division or Division())
     usable = check(listing, disk)
     if not usable:
