@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from ffn.data.preparation import Division, PreparationError, prepare
 
+    dividing = _given(given, *_DIVIDING)
     try:
         with _progress() as progress:
             summary = prepare(
@@ -36,7 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 output=given.output,
                 annotations=given.annotations,
                 videos=given.videos,
-                division=Division(**_given(given, "val_fraction", "group_pattern", "seed")),
+                division=Division(**dividing) if dividing else None,
                 conversion=_conversion(given),
                 verify=given.verify,
                 overwrite=given.overwrite,

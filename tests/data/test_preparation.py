@@ -196,6 +196,20 @@ def test_problems_of_a_list(layouts: Layouts) -> None:
     assert "'Juggling something'" in unknown["detail"]
 
 
+def test_a_class_without_a_video(layouts: Layouts) -> None:
+    """Its only training videos are one that is not there and one that cannot be read."""
+    layouts.sthv1()
+    (layouts.root / "20bn-something-something-v1/1").rename(layouts.root / "elsewhere")
+
+    summary = prepare("sthv1", layouts.root)
+
+    assert ("missing", "train", "1") in problems(summary)
+    assert ("class", "train", NAMES[1]) in problems(summary)
+    assert ("unlisted", "", "elsewhere") in problems(summary)
+    assert [(split.name, split.classes) for split in summary.splits] == [("train", 3), ("val", 4)]
+    assert summary.classes == NAMES
+
+
 def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
     """Cells of a csv lose their outer blanks, and Linux allows names that are no UTF-8."""
     write_films(layouts, {"train/run/a": 1, "val/run/a": 1})
@@ -317,6 +331,10 @@ def test_folder_with_splits(layouts: Layouts) -> None:
         "validation/run/b_0.mp4": "run",
     }
     assert problems(summary) == {("unlisted", "", "train/stray.mp4")}
+    with pytest.raises(PreparationError, match=r"has folders of splits \(train, validation\)"):
+        prepare("folder", layouts.root, division=Division(), overwrite=True)
+    with pytest.raises(PreparationError, match="sthv2 has official splits"):
+        prepare("sthv2", layouts.root, division=Division())
 
 
 def test_folder_is_divided_by_class_and_always_alike(layouts: Layouts) -> None:

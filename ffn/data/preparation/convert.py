@@ -21,6 +21,8 @@ from ffn.data.preparation.listing import Entry, PreparationError
 from ffn.data.preparation.media import encode_mp4, read_frames, write_images
 from ffn.data.preparation.workers import TIMEOUT, work
 
+Part = tuple[str, float | None, float | None]  # path, start and end in seconds
+
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
@@ -109,12 +111,12 @@ def convert_all(
     workers: int = 0,
     timeout: float = TIMEOUT,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[list[Entry], dict[str, VideoFacts], dict[str, str]]:
+) -> tuple[list[Entry], dict[str, VideoFacts], dict[Part, str]]:
     """Make the copies of all entries.
 
     Returns:
         The entries with the paths of their copies, without start and end; facts of the copies by
-        path; and why there is none, by the path of the original.
+        path; and why there is none, by the part of the original.
     """
     targets = _targets(conversion, entries, root)
     jobs = [
@@ -139,22 +141,21 @@ def convert_all(
 
     copies, copied, failed = [], {}, {}
     for entry in entries:
-        target = targets[entry.path, entry.start, entry.end]
+        key = (entry.path, entry.start, entry.end)
+        target = targets[key]
         outcome = outcomes[str(target)]
         if isinstance(outcome, VideoFacts):
             path = list_path(target, root)
             copied[path] = outcome
             copies.append(replace(entry, path=path, start=None, end=None))
         else:
-            failed[entry.path] = outcome
+            failed[key] = outcome
     return copies, copied, failed
 
 
-def _targets(
-    conversion: Conversion, entries: Sequence[Entry], root: Path
-) -> dict[tuple[str, float | None, float | None], Path]:
+def _targets(conversion: Conversion, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:
     """A file or folder for each part of a video, under the name of its original."""
-    targets: dict[tuple[str, float | None, float | None], Path] = {}
+    targets: dict[Part, Path] = {}
     taken: set[Path] = set()
     suffix = ".mp4" if conversion.form == "mp4" else ""
     for entry in entries:

@@ -52,8 +52,12 @@ class Division:
             ) from None
 
 
-def read_folder(disk: Inventory, division: Division) -> Listing:
-    """Read `SPLIT/CLASS/video`, or `CLASS/video` and divide it; a video may be a frame folder."""
+def read_folder(disk: Inventory, division: Division | None) -> Listing:
+    """Read `SPLIT/CLASS/video`, or `CLASS/video` and divide it; a video may be a frame folder.
+
+    Raises:
+        PreparationError: if there is no such video, or a division is asked for that exists.
+    """
     paths = [*disk.videos, *disk.folders]
     tops = {PurePosixPath(path).parts[0] for path in paths if "/" in path}
     aliases = {name: split for split, names in _SPLITS.items() for name in names}
@@ -63,6 +67,11 @@ def read_folder(disk: Inventory, division: Division) -> Listing:
         raise PreparationError(
             f"{disk.root} holds more than one folder for {doubled[0]}: "
             f"{', '.join(sorted(top for top in splits if splits[top] == doubled[0]))}"
+        )
+    if splits and division is not None:
+        raise PreparationError(
+            f"{disk.root} has folders of splits ({', '.join(sorted(splits))}), so it is not "
+            "divided: leave out the fraction, the group pattern and the seed"
         )
     listing = Listing([], [split for split in _SPLITS if split in splits.values()])
     depth = 3 if splits else 2
@@ -80,7 +89,7 @@ def read_folder(disk: Inventory, division: Division) -> Listing:
     listing.classes = sorted({entry.label for entry in listing.entries})
     if not splits:
         listing.splits = ["train", "val"]
-        _divide(listing, division)
+        _divide(listing, division or Division())
     elif "val" not in listing.splits:
         listing.notes.append(
             f"there is no folder for validation, so no val.csv; splits: {', '.join(listing.splits)}"

@@ -11,7 +11,7 @@ from typing import Any
 from ffn.data.decoding import PATTERN
 from ffn.data.decoding.folder import check_pattern
 from ffn.data.preparation.actions import hmdb51, ucf101
-from ffn.data.preparation.convert import Conversion, claim_folder, convert_all
+from ffn.data.preparation.convert import Conversion, Part, claim_folder, convert_all
 from ffn.data.preparation.disk import JOURNAL, Inventory, scan
 from ffn.data.preparation.facts import Journal, VideoFacts, gather
 from ffn.data.preparation.folders import Division, read_folder
@@ -111,7 +111,8 @@ def prepare(
         output: Folder of the index; default `index` under the root.
         annotations: Folder of the official lists; default: searched for under the root.
         videos: Folder below the root that alone is searched for videos, if there are more copies.
-        division: How to divide videos of the data set `folder` that have no splits.
+        division: How to divide videos of the data set `folder` that have no splits; default
+            `Division()`.
         conversion: Copies to make; the index then lists these.
         pattern: Name of a frame in a frame folder.
         verify: Decode every frame of every video, and count those.
@@ -137,7 +138,7 @@ def prepare(
     disk = scan(root, skip)
     if videos is not None:
         disk = disk.within(videos)
-    listing = _read(dataset, disk, annotations, division or Division())
+    listing = _read(dataset, disk, annotations, division)
     usable = check(listing, disk)
     if not usable:
         _explain_nothing(listing, disk)
@@ -182,13 +183,15 @@ def prepare(
 
 
 def _read(
-    dataset: str, disk: Inventory, annotations: str | Path | None, division: Division
+    dataset: str, disk: Inventory, annotations: str | Path | None, division: Division | None
 ) -> Listing:
     read = DATASETS[dataset]
     if read is None:
         if annotations is not None:
             raise PreparationError("the data set folder has no lists; leave --annotations out")
         return read_folder(disk, division)
+    if division is not None:
+        raise PreparationError(f"{dataset} has official splits; it is not divided otherwise")
     lists = disk
     if annotations is not None:
         folder = Path(annotations).absolute()
@@ -226,12 +229,13 @@ def _copied(
     found: list[Entry],
     copies: list[Entry],
     facts: dict[str, VideoFacts],
-    failed: dict[str, str],
+    failed: dict[Part, str],
 ) -> tuple[dict[str, VideoFacts], list[Entry]]:
     """Facts and entries of the copies; what could not be copied becomes a problem."""
     for entry in found:
-        if entry.path in failed:
-            cause = _at(entry, failed[entry.path])
+        part = (entry.path, entry.start, entry.end)
+        if part in failed:
+            cause = _at(entry, failed[part])
             listing.add("conversion", entry.split, entry.name, cause)
     return facts, copies
 
