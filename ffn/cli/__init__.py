@@ -8,9 +8,10 @@ import sys
 COMMANDS = {
     "train": "train a network from a config",
     "test": "accuracy and cost at any frame counts",
-    "pack": "pack the videos of a config for fast training",
     "predict": "label video files",
+    "prepare_data": "official lists and files of a data set become an index",
     "check_data": "decode the videos of a list, report the bad ones",
+    "pack": "pack the videos of a config for fast training",
     "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
     "publish": "write a trained network as one file with its record",
     "summarise": "mean and spread over the seeds of a run",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(records):
             keys = [index for _, index in loader.sampler]
             size = 16 // ranks
             batches.append([keys[i : i + size] for i in range(0, len(keys), size)])
-        return [sorted(sum(parts, [])) for parts in zip(*batches, strict=True)]
+        return [sorted(chain(*parts)) for parts in zip(*batches, strict=True)]
 
     whole = order(1, 0)
     assert len(whole) == 6

@@ -29,7 +29,7 @@ class FrameFolder:
 
     def __init__(self, path: str, pattern: str = PATTERN, frames: int | None = None) -> None:
         self.path, self.pattern = path, pattern
-        _check_pattern(pattern)
+        check_pattern(pattern)
         if not os.path.isdir(path):
             raise VideoError(path, "no such folder")
         self._first = next((i for i in (0, 1) if os.path.exists(self._name(i))), None)
@@ -102,7 +102,12 @@ class FrameFolder:
         )
 
 
-def _check_pattern(pattern: str) -> None:
+def check_pattern(pattern: str) -> None:
+    """Refuse a name of frames that has no place for their number.
+
+    Raises:
+        ValueError: if it has none, or more than one.
+    """
     try:
         fits = pattern.format(0) != pattern.format(1)
     except (IndexError, KeyError, ValueError):

@@ -1,0 +1,183 @@
+"""Frames of a video one after another, and writing them as images or as H.264."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ffn.data.decoding import PATTERN, FrameFolder, VideoError
+from ffn.data.decoding.pyav_reader import upright
+from ffn.data.decoding.timeline import decoded, open_container, read_timeline
+
+if TYPE_CHECKING:
+    import av
+
+# FFmpeg's filters that set a frame upright, by the angle that turns it counterclockwise.
+_UPRIGHT = {0: (), 90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
+_EXACT = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
+
+
+def read_frames(path: str, chosen: range, pattern: str) -> Iterator[av.VideoFrame]:
+    """Frames of a file or folder one at a time, as they are stored.
+
+    Args:
+        path: Video file or frame folder.
+        chosen: Indices.
+        pattern: Name of a frame in a folder.
+
+    Raises:
+        VideoError: if one does not decode.
+    """
+    if Path(path).is_dir():
+        return _folder_frames(path, chosen, pattern)
+    return _file_frames(path, chosen)
+
+
+def write_images(
+    folder: Path, frames: Iterator[av.VideoFrame], short_side: int | None, quality: int
+) -> None:
+    """Write frames, upright, as 00001.jpg, 00002.jpg, … into a new folder."""
+    from PIL import Image
+
+    folder.mkdir(parents=True)
+    for number, frame in enumerate(frames, 1):
+        image = Image.fromarray(np.ascontiguousarray(upright(frame)))
+        size = smaller(*image.size, short_side)
+        if size != image.size:
+            image = image.resize(size, Image.Resampling.BICUBIC)
+        image.save(folder / PATTERN.format(number), quality=quality)
+
+
+def encode_mp4(
+    path: Path,
+    frames: Iterator[av.VideoFrame],
+    *,
+    rate: float,
+    short_side: int | None,
+    gop: int,
+    quantiser: int,
+) -> None:
+    """Write frames, upright, as H.264 in mp4 at a constant rate and quantiser, without sound.
+
+    Each group of pictures is closed and has no frames that depend on later ones, so decoding from
+    the nearest key frame gives the same pixels as decoding from the start.
+    """
+    import av
+
+    options = {
+        "qp": str(quantiser),
+        "preset": "veryfast",
+        "bf": "0",
+        "sc_threshold": "0",
+        "x264-params": "open-gop=0",
+    }
+    first = next(frames)
+    filters = _Filters(first, short_side)
+    with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
+        rate = Fraction(rate).limit_denominator(1001)
+        stream = container.add_stream("libx264", rate=rate, options=options)
+        stream.width, stream.height, stream.pix_fmt = *filters.size, "yuv420p"
+        context = stream.codec_context
+        context.gop_size, context.thread_count = gop, 1
+        context.colorspace, context.color_range = 6, 1  # BT.601, limited: as the filters make it
+        context.time_base = 1 / rate
+        for index, frame in enumerate(map(filters, chain([first], frames))):
+            frame.pts, frame.time_base = index, 1 / rate
+            frame.pict_type = 0  # left to the encoder, not copied from the source
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+
+
+class _Filters:
+    """FFmpeg's filters that make frames like the first one upright, small and yuv420p.
+
+    They go by way of RGB with the arithmetic that loses least, whatever the file says of its
+    colours: the copy then has the colours that readers see in the original.
+    """
+
+    def __init__(self, frame: av.VideoFrame, short_side: int | None) -> None:
+        import av
+
+        steps = list(_UPRIGHT[frame.rotation // 90 * 90 % 360])
+        width, height = frame.width, frame.height
+        if steps and steps[0].startswith("transpose"):
+            width, height = height, width
+        self.size = smaller(width, height, short_side, even=True)
+        steps += [
+            f"scale={self.size[0]}:{self.size[1]}:flags={_EXACT}",
+            "format=rgb24",
+            "setsar=1",
+            f"scale=out_color_matrix=bt601:out_range=tv:flags={_EXACT}",
+            "format=yuv420p",
+        ]
+        self._graph = av.filter.Graph()
+        self._in = self._graph.add_buffer(
+            width=frame.width,
+            height=frame.height,
+            format=frame.format,
+            time_base=Fraction(1, 1000),
+        )
+        last = self._in
+        for step in steps:
+            name, _, arguments = step.partition("=")
+            following = self._graph.add(name, arguments or None)
+            last.link_to(following)
+            last = following
+        self._out = self._graph.add("buffersink")
+        last.link_to(self._out)
+        self._graph.configure()
+        self._shown = 0
+
+    def __call__(self, frame: av.VideoFrame) -> av.VideoFrame:
+        frame.pts, frame.time_base = self._shown, Fraction(1, 1000)
+        self._shown += 1
+        self._in.push(frame)
+        return self._out.pull()
+
+
+def smaller(
+    width: int, height: int, short_side: int | None, *, even: bool = False
+) -> tuple[int, int]:
+    """Size with a short side of at most `short_side` and the same shape, in even numbers if asked.
+
+    Example: 1920 x 1080 with 256 becomes 456 x 256 (455.1 to the nearest even number).
+    """
+    scale = 1.0 if short_side is None else min(1.0, short_side / min(width, height))
+    step = 2 if even else 1
+    sides = (max(step, round(side * scale / step) * step) for side in (width, height))
+    return tuple(sides)
+
+
+def _file_frames(path: str, chosen: range) -> Iterator[av.VideoFrame]:
+    """Frames by index, as readers number them: by their times where packets tell these."""
+    with open_container(path) as container:
+        timeline = read_timeline(path, container)
+    place_at = {} if timeline.unsought else {int(t): i for i, t in enumerate(timeline.times)}
+    done, size = 0, None
+    with open_container(path) as container:
+        for place, frame in enumerate(decoded(path, container)):
+            index = place if timeline.unsought else place_at.get(frame.pts, -1)
+            if index in chosen:
+                size = size or (frame.width, frame.height)
+                if size != (frame.width, frame.height):
+                    cause = (
+                        f"is {frame.width} x {frame.height} pixels, others {size[0]} x {size[1]}"
+                    )
+                    raise VideoError(path, cause, index)
+                yield frame
+                done += 1
+    if done != len(chosen):
+        raise VideoError(path, f"{done} of {len(chosen)} frames decode")
+
+
+def _folder_frames(path: str, chosen: range, pattern: str) -> Iterator[av.VideoFrame]:
+    import av
+
+    folder = FrameFolder(path, pattern)
+    for index in chosen:
+        yield av.VideoFrame.from_ndarray(folder.read([index])[0].numpy(), format="rgb24")

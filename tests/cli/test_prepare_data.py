@@ -1,0 +1,174 @@
+"""``tools/prepare_data.py``: its exit status, what it prints and writes, and options it refuses."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+
+from preparation_layouts import NAMES, Layouts
+
+from ffn.cli import COMMANDS
+from ffn.cli.prepare_data import DATASETS, _parser, main
+from ffn.data.synthetic import generate
+from ffn.engine.build import read_videos
+from ffn.engine.config import load_config
+
+
+@pytest.fixture(scope="module")
+def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few films in a folder per class, of classes that a mirror exchanges."""
+    source = tmp_path_factory.mktemp("films") / "motion"
+    generate(source, train_per_class=4, val_per_class=1)
+    root = source.parent / "set"
+    for path in (source / "videos").glob("train_*_clockwise_*.mp4"):
+        name = path.name.removeprefix("train_").rpartition("_")[0]
+        for other in (name, name.replace("clockwise", "counterclockwise")):
+            (root / other).mkdir(parents=True, exist_ok=True)
+            (root / other / path.name).write_bytes(path.read_bytes())
+    return root
+
+
+def run(*arguments: object) -> int:
+    return main([str(argument) for argument in arguments])
+
+
+def test_listed_as_a_command() -> None:
+    assert "prepare_data" in COMMANDS
+
+
+def test_commands_of_the_docs_are_understood() -> None:
+    text = (Path(__file__).parents[2] / "docs/data.md").read_text()
+    commands = re.findall(r"^python tools/prepare_data\.py (.*)$", text, flags=re.MULTILINE)
+
+    assert len(commands) >= 4
+    for command in commands:
+        assert _parser().parse_args(shlex.split(command)).root.startswith("/data/")
+    assert all(f"`{name}`" in text for name in DATASETS)
+    named = set(re.findall(r"`(--[a-z-]+)", text))
+    assert named <= {option for action in _parser()._actions for option in action.option_strings}
+
+
+def test_clean_data_set(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prepared, printed options taken as they are, the config reads the videos."""
+    output = tmp_path / "index"
+
+    status = run("folder", "--root", films, "--output", output, "--workers", 0)
+
+    printed = capsys.readouterr().out
+    assert status == 0
+    assert re.search(r"train │ 12 +│ 12 +│ 0 +│ 0 +│ 12 +│ 4 of 4", printed)
+    assert "orbit_clockwise <-> orbit_counterclockwise" in printed
+    options = printed.strip().splitlines()[-1].split()
+    assert [option.partition("=")[0] for option in options] == [
+        "data.root",
+        "data.train",
+        "data.val",
+        "data.classes",
+    ]
+    config = load_config(output / "flip_pairs.yaml", options)
+    videos = read_videos(config.data)
+    assert (len(videos.train), len(videos.val), len(videos.classes)) == (12, 4, 4)
+    assert config.data.flip.value == "swap"
+    assert config.data.flip_pairs == [
+        ["orbit_clockwise", "orbit_counterclockwise"],
+        ["spin_clockwise", "spin_counterclockwise"],
+    ]
+
+
+def test_problems_are_shown_and_the_rest_is_indexed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write_frames(folder: Path, frames: int, *, size: tuple[int, int], first: int) -> None:
+        folder.mkdir(parents=True)
+        for number in range(first, first + frames):
+            Image.new("RGB", size).save(folder / f"{number:05d}.jpg")
+
+    Layouts(tmp_path, None, write_frames).sthv1()
+
+    status = run("sthv1", "--root", tmp_path, "--workers", 2)
+
+    printed = capsys.readouterr().out
+    assert status == 1
+    assert "problems (1 missing, 1 unlisted, 1 unreadable):" in printed
+    assert "missing: train 9: something-something-v1-train.csv:9" in printed
+    assert len((tmp_path / "index/train.csv").read_text().splitlines()) == 8
+    assert (tmp_path / "index/classes.txt").read_text().splitlines() == NAMES
+
+    assert run("sthv1", "--root", tmp_path) == 2
+    assert "--overwrite replaces it" in capsys.readouterr().err
+
+
+def test_frames_with_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / split / "run" / "a"
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (20, 16)).save(folder / f"img_{number:03d}.png")
+
+    assert run("folder", "--root", tmp_path, "--pattern", "img_{:03d}.png", "--workers", 0) == 0
+
+    options = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
+    config = load_config(None, options)
+    assert config.data.frame_pattern == "img_{:03d}.png"
+    assert read_videos(config.data).train[0].frames == 4
+
+
+def test_copies(films: Path, tmp_path: Path) -> None:
+    arguments = ("folder", "--root", films, "--workers", 0, "--output", tmp_path / "index")
+
+    assert run(*arguments, "--reencode", tmp_path / "mp4", "--short-side", 20, "--gop", 5) == 0
+
+    line = (tmp_path / "index/train.csv").read_text().splitlines()[1]
+    path, *_, width, height = line.split(",")
+    assert Path(path).is_file()
+    assert Path(path).is_relative_to(tmp_path / "mp4")
+    assert (width, height) == ("20", "20")
+    assert '"gop": 5' in (tmp_path / "mp4/derived.json").read_text()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["sthv2", "--val-fraction", "0.5"], "--val-fraction has an effect with the data set fold"),
+        (["folder", "--gop", "5"], "--gop has an effect with --reencode alone"),
+        (["folder", "--quality", "5"], "--quality has an effect with --extract-frames alone"),
+        (["folder", "--short-side", "5"], "--extract-frames or --reencode alone"),
+        (["folder", "--extract-frames", "a", "--reencode", "b"], "not allowed with"),
+        (["folder", "--workers", "-1"], "--workers is -1"),
+        (["folder", "--timeout", "0"], "--timeout is 0"),
+        (["ucf102"], "invalid choice: 'ucf102'"),
+    ],
+)
+def test_options_that_are_refused(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        run(*arguments, "--root", tmp_path)
+
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["k400", "--root", "{}"], "no official list of Kinetics-400"),
+        (["k400", "--root", "{}/none"], "is no folder"),
+        (["folder", "--root", "{}", "--val-fraction", "2"], "0 < fraction < 1"),
+        (["folder", "--root", "{}", "--reencode", "x", "--gop", "0"], "gop is 0"),
+        (["folder", "--root", "{}", "--pattern", "frame.jpg"], "no single place for a number"),
+    ],
+)
+def test_what_cannot_be_done(
+    tmp_path: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(*(argument.format(tmp_path) for argument in arguments)) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "index").exists()
