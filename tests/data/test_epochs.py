@@ -102,17 +102,17 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(records):
 
 
 def memory(process):
-    """Bytes that a process has for itself alone (Linux)."""
+    """MiB of a process, pages shared by n processes as one n-th of each (Linux)."""
     text = Path(f"/proc/{process}/smaps_rollup").read_text()
     lines = dict(line.split(":") for line in text.splitlines() if "kB" in line)
-    return 1024 * sum(int(lines[key].split()[0]) for key in ("Private_Clean", "Private_Dirty"))
+    return int(lines["Pss"].split()[0]) / 1024
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
 @pytest.mark.parametrize("format", ["video", "store"])
 def test_memory_stays_flat_over_twenty_epochs(format, write_video, tmp_path):
-    """500 clips of ten files, 20 epochs: no process has more at the end than after a quarter."""
+    """500 clips, 20 epochs: no process has more at the end than after a quarter of them."""
     files = [write_video(tmp_path / f"{i}.mp4", 40, width=96, height=64) for i in range(10)]
     records = [Record(path, i % 5) for i, path in enumerate(50 * files)]
     source = {}
@@ -135,7 +135,7 @@ def test_memory_stays_flat_over_twenty_epochs(format, write_video, tmp_path):
         for batch in loader:
             assert len(batch["label"]) == 10
         workers = [worker.pid for worker in loader._iterator._workers]
-        used.append([memory(process) / 2**20 for process in (os.getpid(), *workers)])
+        used.append([memory(process) for process in (os.getpid(), *workers)])
     print(format, "MiB of parent and workers:", [[round(x, 1) for x in row] for row in used[::5]])
     for before, after in zip(used[4], used[-1], strict=True):
-        assert after - before < 4 + 0.02 * before  # MiB
+        assert after - before < 3  # MiB; 8,000 samples later

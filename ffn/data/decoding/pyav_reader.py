@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
+from weakref import finalize
 
 import numpy as np
 from torch import Tensor
@@ -35,6 +37,9 @@ class PyAVFile:
     def __init__(self, path: str, frames: int | None = None) -> None:
         self.path = path
         self._container = open_container(path)
+        # A container and its streams refer to each other: left to the garbage collector, decoders
+        # would pile up.
+        finalize(self, self._container.close)
         self._timeline = read_timeline(path, self._container, count=frames is None)
         self._frames = len(self._timeline) if self._timeline.times is not None else frames
 
@@ -109,13 +114,14 @@ class PyAVFile:
         leaves_out = self._timeline.codec == "h264"
         skipped = context.skip_frame = "DEFAULT"
         self._container.seek(key, stream=stream)
-        for packet in self._container.demux(stream):
-            unwanted = leaves_out and packet.size and packet.pts not in wanted
-            if skipped != (skip := "NONREF" if unwanted else "DEFAULT"):
-                skipped = context.skip_frame = skip
-            for frame in context.decode(packet):
-                if frame.pts is not None and frame.pts >= key:
-                    yield frame
+        with closing(self._container.demux(stream)) as packets:  # left open it would keep memory
+            for packet in packets:
+                unwanted = leaves_out and packet.size and packet.pts not in wanted
+                if skipped != (skip := "NONREF" if unwanted else "DEFAULT"):
+                    skipped = context.skip_frame = skip
+                for frame in context.decode(packet):
+                    if frame.pts is not None and frame.pts >= key:
+                        yield frame
 
     def _passed(self, wanted: Sequence[int]) -> dict[int, np.ndarray]:
         """Images by index, on the way from the first frame to the last wanted."""

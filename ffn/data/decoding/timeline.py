@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
@@ -157,11 +158,12 @@ def decoded(path: str, container: av.container.InputContainer) -> Iterator[av.Vi
 
     count, stream = 0, container.streams.best("video")
     try:
-        for frame in container.decode(stream):
-            if frame.is_corrupt:
-                raise VideoError(path, "damaged: not all of the frame decodes", count)
-            yield frame
-            count += 1
+        with closing(container.decode(stream)) as frames:  # left open it would keep memory
+            for frame in frames:
+                if frame.is_corrupt:
+                    raise VideoError(path, "damaged: not all of the frame decodes", count)
+                yield frame
+                count += 1
     except (av.error.FFmpegError, OSError, ValueError) as error:
         cause = f"corrupt or cut off, at frame {count} or later ({_short(error)})"
         raise VideoError(path, cause) from None
