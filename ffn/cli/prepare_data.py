@@ -8,12 +8,13 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ffn.data.preparation import Conversion, Summary
-    from ffn.data.preparation.run import Progress
+    from ffn.data.preparation.run import Packing, Progress
 
 # Named here so that --help loads no decoder; ffn.data.preparation.DATASETS has the readers.
 DATASETS = ("sthv1", "sthv2", "k400", "k600", "k700", "hmdb51", "ucf101", "jester", "folder")
@@ -43,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 overwrite=given.overwrite,
                 workers=given.workers,
                 progress=progress,
+                packing=_packing(given),
                 **_given(given, "pattern", "timeout"),
             )
     except (PreparationError, OSError, ModuleNotFoundError, ValueError) as error:
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("prepare_data.py: stopped; the same command continues", file=sys.stderr)
         return 130
     pattern = None if given.extract_frames else given.pattern
-    _show(summary, Path(given.root).absolute(), pattern)
+    _show(summary, Path(given.root).absolute(), pattern, given.pack)
     return 1 if summary.problems else 0
 
 
@@ -88,10 +90,11 @@ def _parser() -> argparse.ArgumentParser:
     kinds = copies.add_mutually_exclusive_group()
     kinds.add_argument("--extract-frames", metavar="DIR", help="folders of 00001.jpg …")
     kinds.add_argument("--reencode", metavar="DIR", help="small H.264 mp4 that seeks well")
+    copies.add_argument("--pack", metavar="STORE", help="a clip store of the videos or copies")
     copies.add_argument(
         "--short-side", type=int, metavar="PX", help="larger ones shrink to it (256), 0: none do"
     )
-    copies.add_argument("--quality", type=int, help="of JPEG, 1 to 100 (95)")
+    copies.add_argument("--quality", type=int, help="of JPEG, 1 to 100 (95; 90 in a store)")
     copies.add_argument("--quantiser", type=int, help="of H.264, 0 to 51, constant (20)")
     copies.add_argument("--gop", type=int, help="frames per group of pictures in mp4 (12)")
     copies.add_argument("--fps", type=float, help="of mp4 made from frame folders (12)")
@@ -106,17 +109,20 @@ def _check_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -
     """Refuse options that would do nothing."""
     useless = {
         "the data set folder": (given.dataset != "folder", _DIVIDING),
-        "--extract-frames": (given.extract_frames is None, ("quality",)),
+        "--extract-frames or --pack": (
+            given.extract_frames is None and given.pack is None,
+            ("quality",),
+        ),
         "--reencode": (given.reencode is None, _MP4),
-        "--extract-frames or --reencode": (
-            given.extract_frames is None and given.reencode is None,
+        "--extract-frames, --reencode or --pack": (
+            given.extract_frames is None and given.reencode is None and given.pack is None,
             ("short_side",),
         ),
     }
     for needed, (absent, names) in useless.items():
         for name in names:
             if absent and getattr(given, name) is not None:
-                parser.error(f"--{name.replace('_', '-')} has an effect with {needed} alone")
+                parser.error(f"--{name.replace('_', '-')} has no effect without {needed}")
     if given.timeout is not None and given.timeout <= 0:
         parser.error(f"--timeout is {given.timeout:g}; expected more than 0")
     if given.workers < 0:
@@ -135,10 +141,25 @@ def _conversion(given: argparse.Namespace) -> Conversion | None:
     if folder is None:
         return None
     form = "mp4" if given.reencode else "frames"
-    options = _given(given, "short_side", "quality", *_MP4)
+    options = _given(given, "short_side", *(_MP4 if given.reencode else ("quality",)))
     if given.short_side == 0:
         options["short_side"] = None
     return Conversion(folder=Path(folder).absolute(), form=form, **options)
+
+
+def _packing(given: argparse.Namespace) -> Packing | None:
+    """What packs the videos, if that is asked for."""
+    if given.pack is None:
+        return None
+    from ffn.data import pack
+
+    options = _given(given, "short_side", "quality")
+    if given.short_side == 0:
+        options["short_side"] = 2**16  # no video is larger
+    if given.pattern is not None and given.extract_frames is None:
+        options["pattern"] = given.pattern
+    root, folder = Path(given.root).absolute(), Path(given.pack).absolute()
+    return partial(pack, folder=folder, root=root, workers=given.workers, progress=True, **options)
 
 
 @contextmanager
@@ -160,7 +181,7 @@ def _progress() -> Iterator[Progress]:
         yield report
 
 
-def _show(summary: Summary, root: Path, pattern: str | None) -> None:
+def _show(summary: Summary, root: Path, pattern: str | None, store: str | None) -> None:
     from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
@@ -184,9 +205,8 @@ def _show(summary: Summary, root: Path, pattern: str | None) -> None:
         if len(summary.problems) > SHOWN:
             console.print(f"  … all in {escape(str(summary.output / 'problems.csv'))}")
     _show_flips(console.print, summary)
-    console.print(
-        f"\n{escape(str(summary.output))}\ntrain with\n  {escape(_options(summary, root, pattern))}"
-    )
+    options = _options(summary, root, pattern, store)
+    console.print(f"\n{escape(str(summary.output))}\ntrain with\n  {escape(options)}")
 
 
 def _show_flips(show: Callable[[str], None], summary: Summary) -> None:
@@ -203,7 +223,7 @@ def _show_flips(show: Callable[[str], None], summary: Summary) -> None:
             show(f"  {escape(name)}")
 
 
-def _options(summary: Summary, root: Path, pattern: str | None) -> str:
+def _options(summary: Summary, root: Path, pattern: str | None, store: str | None) -> str:
     """Options of a config that name this index."""
     from ffn.data.preparation.index import list_path
 
@@ -215,4 +235,6 @@ def _options(summary: Summary, root: Path, pattern: str | None) -> str:
     options += [f"data.val={index}/{held_out[0]}.csv"] if held_out else []
     options += [f"data.classes={index}/classes.txt"]
     options += [] if pattern is None else [f"data.frame_pattern={pattern}"]
+    if store is not None:
+        options += ["data.format=store", f"data.store={list_path(Path(store).absolute(), root)}"]
     return " ".join(map(shlex.quote, options))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from preparation_layouts import NAMES, Layouts
 
 from ffn.cli import COMMANDS
 from ffn.cli.prepare_data import DATASETS, _parser, main
+from ffn.data import ClipStore
 from ffn.data.synthetic import generate
 from ffn.engine.build import read_videos
 from ffn.engine.config import load_config
@@ -136,10 +138,10 @@ def test_copies(films: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sthv2", "--val-fraction", "0.5"], "--val-fraction has an effect with the data set fold"),
-        (["folder", "--gop", "5"], "--gop has an effect with --reencode alone"),
-        (["folder", "--quality", "5"], "--quality has an effect with --extract-frames alone"),
-        (["folder", "--short-side", "5"], "--extract-frames or --reencode alone"),
+        (["sthv2", "--val-fraction", "0.5"], "--val-fraction has no effect without the data set"),
+        (["folder", "--gop", "5"], "--gop has no effect without --reencode"),
+        (["folder", "--quality", "5"], "--quality has no effect without --extract-frames or --pack"),
+        (["folder", "--short-side", "5"], "--short-side has no effect without --extract-frames, --ree"),
         (["folder", "--extract-frames", "a", "--reencode", "b"], "not allowed with"),
         (["folder", "--workers", "-1"], "--workers is -1"),
         (["folder", "--timeout", "0"], "--timeout is 0"),
@@ -172,3 +174,27 @@ def test_what_cannot_be_done(
     assert run(*(argument.format(tmp_path) for argument in arguments)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "index").exists()
+
+
+def test_pack(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The printed options read the store; a video that does not decode whole is a problem."""
+    root = tmp_path / "set"
+    shutil.copytree(films, root)
+    broken = next(root.rglob("*.mp4"))
+    data = bytearray(broken.read_bytes())
+    start, stop = data.index(b"mdat") + 4, data.index(b"moov") - 4
+    data[start + (stop - start) // 2 : stop] = bytes(stop - start - (stop - start) // 2)
+    broken.write_bytes(data)
+
+    command = ("folder", "--root", root, "--pack", root / "store", "--short-side", 16)
+    assert run(*command, "--workers", 1) == 1
+
+    shown = capsys.readouterr().out
+    assert str(broken.relative_to(root)) in shown[shown.index("packing: ") :]
+    options = shlex.split(shown.strip().splitlines()[-1])
+    assert options[-2:] == ["data.format=store", "data.store=store"]
+    videos = read_videos(load_config(None, options).data)
+    store = ClipStore(root / "store", root=root)
+    records = [*videos.train, *videos.val]
+    assert len(records) == len(store) == len(list(root.rglob("*.mp4"))) - 1
+    assert {tuple(store.open_record(r).read([0]).shape) for r in records} == {(1, 16, 16, 3)}

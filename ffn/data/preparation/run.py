@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN
 from ffn.data.decoding.folder import check_pattern
 from ffn.data.preparation.actions import hmdb51, ucf101
@@ -27,6 +28,8 @@ from ffn.data.preparation.listing import (
 )
 from ffn.data.preparation.something import jester, sthv1, sthv2
 from ffn.data.preparation.workers import TIMEOUT
+from ffn.data.store import PackReport
+from ffn.data.store.layout import key_of
 
 DATASETS: dict[str, Callable[[Inventory, Inventory], Listing] | None] = {
     "sthv1": sthv1,
@@ -41,6 +44,7 @@ DATASETS: dict[str, Callable[[Inventory, Inventory], Listing] | None] = {
 }
 
 Progress = Callable[[str, int, int], None]
+Packing = Callable[[list[Record]], PackReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,7 @@ def prepare(
     workers: int = 0,
     timeout: float = TIMEOUT,
     progress: Progress | None = None,
+    packing: Packing | None = None,
 ) -> Summary:
     """Write the index of a data set: csv per split, class names, fingerprint, problems.
 
@@ -120,6 +125,8 @@ def prepare(
         workers: Processes; 0 works in this one.
         timeout: Seconds that a video may take in a process; then it is a problem.
         progress: Called with (what, done, all).
+        packing: Packs the videos that the index will list; what it cannot read becomes a problem.
+            It comes before the index is written, so that an interrupted preparation goes on.
 
     Raises:
         PreparationError: if it cannot be done at all.
@@ -170,6 +177,8 @@ def prepare(
                 f"none of the {len(usable)} videos can be read; the first: "
                 f"{_first_cause(listing.problems)}"
             )
+        if packing is not None:
+            found = _packed(listing, found, facts, root, packing)
         find_empty_classes(listing, found)
         listing.problems.sort()
         about = {"dataset": dataset, "verified": verify}
@@ -238,6 +247,27 @@ def _copied(
             cause = _at(entry, failed[part])
             listing.add("conversion", entry.split, entry.name, cause)
     return facts, copies
+
+
+def _packed(
+    listing: Listing,
+    found: list[Entry],
+    facts: dict[str, VideoFacts],
+    root: Path,
+    packing: Packing,
+) -> list[Entry]:
+    """Entries whose videos were packed; the others become problems."""
+    index = {name: i for i, name in enumerate(listing.classes)}
+    records = [
+        Record(str(root / e.path), index[e.label], facts[e.path].frames, e.start, e.end)
+        for e in found
+    ]
+    names = [(key_of(r.path, str(root)), r.start, r.end) for r in records]
+    reasons = {one[:3]: one.reason for one in packing(records).unreadable}
+    for entry, name in zip(found, names, strict=True):
+        if name in reasons:
+            listing.add("packing", entry.split, entry.name, _at(entry, reasons[name]))
+    return [entry for entry, name in zip(found, names, strict=True) if name not in reasons]
 
 
 def _at(entry: Entry, cause: str) -> str:
