@@ -10,7 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ffn.cli.comparisons import compare_inference, compare_reading, compare_training
+from ffn.cli.comparisons import compare_inference, compare_training
+from ffn.cli.reading import compare_reading
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -96,7 +97,10 @@ def _parser() -> argparse.ArgumentParser:
         "infer", compare_inference, "clips", "frame-flexible, its extracted sub-network, plain"
     )
     data = add(
-        "data", compare_reading, "samples", "one decode for all views against a decode per view"
+        "data",
+        compare_reading,
+        "samples",
+        "one decode for all views against a decode per view, and forms of the same videos",
     )
 
     _add_network_options(train, infer)
@@ -149,6 +153,23 @@ def _add_data_options(data: argparse.ArgumentParser) -> None:
     )
     option("--root", type=Path, metavar="FOLDER", help="where the paths in the list start")
     option("--videos", type=_positive, default=14, metavar="N", help="how many at most")
+    option(
+        "--gop",
+        nargs="+",
+        type=_positive,
+        default=[12, 250],
+        metavar="N",
+        help="frames per group of pictures of generated films, each measured",
+    )
+    option("--film-frames", type=_positive, default=300, metavar="N", help="of generated films")
+    option(
+        "--workers",
+        nargs="*",
+        type=_positive,
+        default=[1, 2],
+        metavar="N",
+        help="numbers of loader processes, each measured; none: leave it out",
+    )
 
 
 def _positive(text: str) -> int:

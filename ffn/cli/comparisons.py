@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import itertools
-import tempfile
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,7 +12,6 @@ from torch import Tensor, nn
 from ffn.core import convert, extract, nearest
 
 if TYPE_CHECKING:  # what else there is of ffn is imported where it is used: --help is quick
-    from ffn.data import Record
     from ffn.evaluation.benchmark import Comparison
 
 
@@ -135,84 +131,6 @@ def compare_inference(given: argparse.Namespace, device: torch.device) -> list[C
         title += f"batches of {given.batch_size} at {given.size} px"
         comparisons.append(compare(title, variants, pairs))
     return comparisons
-
-
-def compare_reading(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
-    """Samples with a clip per view: one decode for all, nested or not, against a decode each."""
-    from ffn.data import VideoDataset
-    from ffn.evaluation.benchmark import Variant, compare, interleave
-
-    views = _views(given.frames)
-    each = "a decode per view"
-    comparisons = []
-    for size in given.size:
-        with tempfile.TemporaryDirectory() as folder:
-            records = _records(given, Path(folder) / "films", size)
-
-            def dataset(
-                *views: int,
-                records: Sequence[Record] = records,
-                size: int = size,
-                nested: bool = False,
-            ) -> VideoDataset:
-                return VideoDataset(
-                    records,
-                    views=views,
-                    preprocessing=_preprocessing(size),
-                    train=True,
-                    nested=nested,
-                )
-
-            calls = {
-                "one decode": _reader([dataset(*views)]),
-                "one decode, nested": _reader([dataset(*views, nested=True)]),
-                each: _reader([dataset(view) for view in views]),
-            }
-            seconds = interleave(calls, rounds=given.rounds, device=device, warmup=1)
-        variants = [Variant(name, len(records), seconds[name]) for name in calls]
-        pairs = [
-            ("one decode", each),
-            ("one decode, nested", each),
-            ("one decode, nested", "one decode"),
-        ]
-        title = f"views {_joined(views)} of {size} px from {len(records)} videos"
-        comparisons.append(compare(title, variants, pairs))
-    return comparisons
-
-
-def _reader(datasets: Sequence[Any]) -> Callable[[], None]:
-    """A function that reads every sample once, with other random frames in each round."""
-    epochs = itertools.count()
-
-    def read() -> None:
-        epoch = next(epochs)
-        for index in range(len(datasets[0])):
-            for dataset in datasets:
-                dataset[epoch, index]
-
-    return read
-
-
-def _records(given: argparse.Namespace, folder: Path, size: int) -> list[Record]:
-    """The first videos of the given list, or films made for the purpose."""
-    from ffn.data import read_annotations
-    from ffn.data.synthetic import CLASSES, generate
-
-    if given.annotations is not None:
-        return read_annotations(given.annotations, root=given.root)[0][: given.videos]
-    if given.root is not None:
-        raise ValueError(f"--root {given.root} needs --annotations, the list of videos in it")
-    per_class = -(-given.videos // len(CLASSES))
-    side = 2 * (_preprocessing(size).resize // 2)  # H.264 needs an even number
-    generate(folder, train_per_class=per_class, val_per_class=1, size=side)
-    return read_annotations(folder / "train.csv")[0][: given.videos]
-
-
-def _preprocessing(size: int) -> Any:
-    """As 224 px are cut from 256."""
-    from ffn.data import Preprocessing
-
-    return Preprocessing(crop=size, resize=round(size * 256 / 224))
 
 
 def _views(frames: Sequence[int]) -> list[int]:

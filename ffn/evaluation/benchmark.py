@@ -91,7 +91,12 @@ class Comparison:
 
 
 def interleave(
-    calls: Mapping[str, Callable[[], object]], *, rounds: int, device: torch.device, warmup: int = 2
+    calls: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    device: torch.device,
+    warmup: int = 2,
+    clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
     """Time calls in turn: the first, the second, …, and again from the first.
 
@@ -100,6 +105,7 @@ def interleave(
         rounds: timed calls of each, at least 1.
         device: waited for before and after each call.
         warmup: rounds before them that do not count.
+        clock: time in seconds; ``time.process_time`` counts what this process's CPUs do.
 
     Returns:
         For each name the duration of a call in every round, in seconds.
@@ -113,11 +119,11 @@ def interleave(
     for number in range(warmup + rounds):
         for name, call in calls.items():
             _wait(device)
-            start = time.perf_counter()
+            start = clock()
             call()
             _wait(device)
             if number >= warmup:
-                seconds[name].append(time.perf_counter() - start)
+                seconds[name].append(clock() - start)
     return {name: tuple(values) for name, values in seconds.items()}
 
 

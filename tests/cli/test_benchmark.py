@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import statistics
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ffn.cli import reading
 from ffn.cli.benchmark import main
 from ffn.data.synthetic import generate
 from ffn.evaluation.benchmark import Variant, compare, in_sequence, interleave, peak_memory
@@ -96,38 +98,56 @@ def test_inference_compares_flexible_extracted_and_plain_at_each_frame_count(
         ]
 
 
+FILMS = ["--videos", "2", "--rounds", "1", "--film-frames", "10", "--gop", "4"]
+
+
 def test_data_is_measured_on_generated_films_of_each_size(tmp_path: Path) -> None:
-    arguments = ["data", "--size", "28", "56", "--videos", "2", "--rounds", "1"]
+    arguments = ["data", "--size", "28", "56", *FILMS, "--workers", "1"]
 
     written = measure(tmp_path / "data.json", *arguments, "--frames", "2", "4")
 
-    assert [c["title"] for c in written["comparisons"]] == [
-        "views 2, 4 of 28 px from 2 videos",
-        "views 2, 4 of 56 px from 2 videos",
+    comparisons = written["comparisons"]
+    titles = [c["title"].split(";")[0] for c in comparisons]
+    for size, part in (("28", titles[:4]), ("56", titles[4:])):
+        assert part == [
+            f"views 2, 4 of {size} px from 2 videos, mp4, GOP 4",
+            "4 frames of 2 videos, frames alone",
+            "4 frames of 2 videos, whole samples",
+            "views 2, 4 of 2 videos through 1 workers",
+        ]
+    forms = ["mp4, GOP 4", "JPEG files", "store, JPEG", "store, raw"]
+    assert [names(comparison) for comparison in comparisons[:4]] == [
+        ["one decode", "one decode, nested", "a decode per view"],
+        [*forms, "memory copy"],
+        [*forms, "JPEG files, PIL"],
+        forms,
     ]
-    for comparison in written["comparisons"]:
-        assert peaks(comparison) == {
-            "one decode": None,
-            "one decode, nested": None,
-            "a decode per view": None,
-        }
-        assert all(ratio["memory"] is None for ratio in comparison["ratios"])
+    assert all(ratio["memory"] is None for c in comparisons for ratio in c["ratios"])
+    sizes = comparisons[1]["title"].split("MiB per video: ")[1]
+    raw = float(sizes.rsplit(" ", 1)[1])
+    assert raw == pytest.approx(10 * 32 * 42 * 3 / 2**20, rel=0.05)  # 10 frames of 32 x 42
 
 
 def test_given_videos_are_opened_once_for_all_views_or_once_per_view(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ffn.data import dataset
-
     root = generate(tmp_path / "films", train_per_class=1, val_per_class=1, size=32, frames=8)
     opened: list[str] = []
-    read = dataset.open_video
-    monkeypatch.setattr(
-        dataset, "open_video", lambda path, **kw: opened.append(path) or read(path, **kw)
-    )
-    arguments = ["--annotations", str(root / "val.csv"), "--root", str(root), "--size", "28"]
+    dataset = reading._dataset
 
-    written = measure(tmp_path / "data.json", "data", *arguments, "--rounds", "2", "--videos", "3")
+    def counting(form, *args, **kwargs):
+        def open_counted(record):
+            opened.append(record.path)
+            return form.open(record)
+
+        return dataset(replace(form, open=open_counted), *args, **kwargs)
+
+    monkeypatch.setattr(reading, "_dataset", counting)
+    monkeypatch.setattr(reading, "_compare_forms", lambda *args: [])
+    arguments = ["--annotations", str(root / "val.csv"), "--root", str(root), "--size", "28"]
+    arguments += ["--workers", "--rounds", "2", "--videos", "3"]
+
+    written = measure(tmp_path / "data.json", "data", *arguments)
 
     # Three videos, a warm-up and two rounds; opened 1 + 1 + 3 times for three views.
     assert len(opened) == 3 * 3 * (1 + 1 + 3)

@@ -140,8 +140,14 @@ def test_copies(films: Path, tmp_path: Path) -> None:
     [
         (["sthv2", "--val-fraction", "0.5"], "--val-fraction has no effect without the data set"),
         (["folder", "--gop", "5"], "--gop has no effect without --reencode"),
-        (["folder", "--quality", "5"], "--quality has no effect without --extract-frames or --pack"),
-        (["folder", "--short-side", "5"], "--short-side has no effect without --extract-frames, --ree"),
+        (
+            ["folder", "--quality", "5"],
+            "--quality has no effect without --extract-frames or --pack",
+        ),
+        (
+            ["folder", "--short-side", "5"],
+            "--short-side has no effect without --extract-frames, --ree",
+        ),
         (["folder", "--extract-frames", "a", "--reencode", "b"], "not allowed with"),
         (["folder", "--workers", "-1"], "--workers is -1"),
         (["folder", "--timeout", "0"], "--timeout is 0"),
