@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,22 +41,26 @@ class Videos:
         train: training records; empty if they were not asked for.
         val: validation records.
         classes: class names in the order of their indices.
+        prepared: fingerprint of the data set in the ``dataset.json`` beside the lists, which
+            ``tools/prepare_data.py`` writes: counts per class, lengths, names; None without one.
     """
 
     train: list[data.Record]
     val: list[data.Record]
     classes: list[str]
+    prepared: Any = None
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts and a hash of names and labels, to tell later what was trained on."""
         lines = [f"{Path(r.path).name} {r.label}" for r in [*self.train, *self.val]]
         digest = hashlib.sha256("\n".join([*self.classes, *lines]).encode()).hexdigest()
-        return {
+        found = {
             "train_videos": len(self.train),
             "val_videos": len(self.val),
             "classes": len(self.classes),
             "sha256": digest,
         }
+        return found if self.prepared is None else {**found, "prepared": self.prepared}
 
 
 def read_videos(
@@ -81,7 +86,22 @@ def read_videos(
     if train or names is None:
         records, names = read(options.train, names)
     val, names = read(options.val, names)
-    return Videos(records if train else [], val, names)
+    return Videos(records if train else [], val, names, _prepared(root / options.train))
+
+
+def _prepared(annotations: Path) -> Any:
+    """Fingerprint of a prepared data set, by one of its lists; None if it is none."""
+    for folder in annotations.parents[:2]:  # index/train.csv or index/split1/train.csv
+        description = folder / "dataset.json"
+        if description.is_file():
+            try:
+                return json.loads(description.read_text(encoding="utf-8")).get("fingerprint")
+            except (ValueError, AttributeError) as error:
+                raise ConfigError(
+                    f"{description} is no description of a data set ({error}); prepare the data "
+                    "set again, or move the file away"
+                ) from error
+    return None
 
 
 def build_preprocessing(options: DataConfig) -> data.Preprocessing:

@@ -304,7 +304,8 @@ class Trainer:
             raise CheckpointError(f"{path} has no training state to continue from")
         before = config_from_dict(content["meta"]["config"])  # options newer than it: the default
         check_same_run(config_to_dict(before), config_to_dict(self.config), path)
-        if content["meta"]["data"] != self.videos.fingerprint():
+        data, now = content["meta"]["data"], self.videos.fingerprint()
+        if any(now.get(key) != value for key, value in data.items()):
             raise ConfigError(
                 f"{path} was trained on other videos or labels than {self.config.data.root} lists "
                 "now; restore the lists, or choose another log.output"

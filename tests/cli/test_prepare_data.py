@@ -77,6 +77,10 @@ def test_clean_data_set(films: Path, tmp_path: Path, capsys: pytest.CaptureFixtu
     config = load_config(output / "flip_pairs.yaml", options)
     videos = read_videos(config.data)
     assert (len(videos.train), len(videos.val), len(videos.classes)) == (12, 4, 4)
+    travels = videos.fingerprint()["prepared"]  # into checkpoints
+    assert travels["videos"] == {"train": 12, "val": 4}
+    assert travels["frames"] == {"train": {"32-63": 12}, "val": {"32-63": 4}}
+    assert travels["classes"] == videos.classes
     assert config.data.flip.value == "swap"
     assert config.data.flip_pairs == [
         ["orbit_clockwise", "orbit_counterclockwise"],
