@@ -76,17 +76,31 @@ class Timeline:
         Raises:
             VideoError: if there is none.
         """
-        if len(self) > 1 and not self.seconds[-1]:
-            raise VideoError(self.path, f"its frames have no times; got {start} … {end} s")
-        first = 0 if start is None else int(np.searchsorted(self.seconds, start - 1e-6))
-        stop = len(self) if end is None else int(np.searchsorted(self.seconds, end - 1e-6))
-        if first >= stop:
-            raise VideoError(
-                self.path,
-                f"has no frame between {start} and {end} s; its frames start at "
-                f"{self.seconds[0]:.2f} … {self.seconds[-1]:.2f} s",
-            )
-        return range(first, stop)
+        return shown_between(self.path, self.seconds, start, end)
+
+
+def shown_between(
+    path: str, seconds: np.ndarray | None, start: float | None, end: float | None
+) -> range:
+    """Indices of the frames shown at a time in [start, end).
+
+    Args:
+        path: The video, for messages.
+        seconds: When each frame is shown, ascending; None if that is unknown.
+        start: In seconds; None is the start of the video.
+        end: Likewise; None is its end.
+
+    Raises:
+        VideoError: if there is no such frame, or the frames have no times.
+    """
+    if seconds is None or (len(seconds) > 1 and not seconds[-1]):
+        raise VideoError(path, f"its frames have no times; got {start} … {end} s")
+    first = 0 if start is None else int(np.searchsorted(seconds, start - 1e-6))
+    stop = len(seconds) if end is None else int(np.searchsorted(seconds, end - 1e-6))
+    if first >= stop:
+        shown = f"its frames start at {seconds[0]:.2f} … {seconds[-1]:.2f} s"
+        raise VideoError(path, f"has no frame between {start} and {end} s; {shown}")
+    return range(first, stop)
 
 
 def open_container(path: str) -> av.container.InputContainer:

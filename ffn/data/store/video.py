@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from ffn.data.decoding import VideoError
+from ffn.data.decoding.errors import check_range
+from ffn.data.decoding.timeline import shown_between
 from ffn.data.store.clip import Head, decode_frame
 from ffn.data.store.files import OpenShards
 from ffn.data.store.layout import shard_name
@@ -58,13 +60,7 @@ class StoredVideo:
             ValueError: if no frame is asked for.
         """
         wanted = list(indices)
-        if not wanted:
-            raise ValueError(f"no frame of {self.path} was asked for")
-        if min(wanted) < 0:
-            raise VideoError(self.path, "frames count from 0", min(wanted))
-        if max(wanted) >= len(self):
-            raise VideoError(self.path, f"the video has {len(self)} frames", max(wanted))
-
+        check_range(self.path, wanted, len(self))
         height, width = int(self.row["height"]), int(self.row["width"])
         chosen = sorted(set(wanted))
         images = torch.empty(len(chosen), height, width, 3, dtype=torch.uint8)
@@ -85,18 +81,7 @@ class StoredVideo:
         Raises:
             VideoError: if there is none, or the frames have no times.
         """
-        times = self.times
-        if times is None:
-            raise VideoError(self.path, f"its frames have no times; got {start} … {end} s")
-        first = 0 if start is None else int(np.searchsorted(times, start - 1e-6))
-        stop = len(self) if end is None else int(np.searchsorted(times, end - 1e-6))
-        if first >= stop:
-            raise VideoError(
-                self.path,
-                f"has no frame between {start} and {end} s; its frames start at "
-                f"{times[0]:.2f} … {times[-1]:.2f} s",
-            )
-        return range(first, stop)
+        return shown_between(self.path, self.times, start, end)
 
     def verify(self) -> None:
         """Compare the checksums of the head and of all frames.
