@@ -80,7 +80,14 @@ def _write(
     paths = [Path(os.path.relpath(record.path, root)).as_posix() for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
     report = [
-        (path, f.status, record.frames, f.frames, f"{f.seconds:.3f}", f.cause)
+        (
+            path,
+            f.status,
+            record.frames,
+            f.frames,
+            "" if f.seconds is None else f"{f.seconds:.3f}",
+            f.cause,
+        )
         for path, record, f in pairs
     ]
     header = ("path", "status", "frames_listed", "frames", "seconds", "cause")

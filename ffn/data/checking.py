@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import os
 import time
-from collections import deque
 from collections.abc import Iterator, Sequence
-from concurrent.futures import TimeoutError as TooSlow
 from dataclasses import dataclass
 
 import numpy as np
-import torch
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError, open_video, probe
+from ffn.data.workers import Broken, work
 
 SHORT = 0.8  # a video shown for less than this part of what its header says is reported as short
 
@@ -32,14 +30,14 @@ class Finding:
             it decodes and ends long before the duration of its header; `bad`, it does not decode.
         cause: What is wrong, or "".
         frames: Frames that it shows; None if that is not known.
-        seconds: Time that it took.
+        seconds: Time that it took; None if its process ended or was ended.
     """
 
     index: int
     status: str
     cause: str
     frames: int | None
-    seconds: float
+    seconds: float | None
 
     @property
     def usable(self) -> bool:
@@ -76,44 +74,21 @@ def check_videos(
         raise ValueError(f"frames is {frames}; expected at least 1, or None for all")
     if workers < 1 or timeout <= 0:
         raise ValueError(f"workers {workers}, timeout {timeout}; expected 1 or more, above 0")
-    from pebble import ProcessPool
-
-    start = "fork" if "fork" in torch.multiprocessing.get_all_start_methods() else "spawn"
-    with ProcessPool(workers, context=torch.multiprocessing.get_context(start)) as pool:
-        waiting: deque = deque()
-        try:
-            for index, record in enumerate(records):
-                job = (record, frames, reader, pattern)
-                waiting.append((index, pool.schedule(_examine, args=job, timeout=timeout)))
-                if len(waiting) >= 4 * workers:
-                    yield _finding(*waiting.popleft(), timeout)
-            while waiting:
-                yield _finding(*waiting.popleft(), timeout)
-        finally:
-            for _, future in waiting:  # nobody wants the rest
-                future.cancel()
-
-
-def _finding(index: int, future: object, timeout: float) -> Finding:
-    from pebble import ProcessExpired
-
-    try:
-        return Finding(index, *future.result())
-    except TooSlow:
-        cause = f"took more than {timeout:g} s and was given up"
-        return Finding(index, "bad", cause, None, timeout)
-    except ProcessExpired as error:
-        cause = f"ended the process that read it (exit code {error.exitcode})"
-        return Finding(index, "bad", cause, None, 0.0)
+    jobs = [(record, frames, reader, pattern) for record in records]
+    for index, (_, outcome) in enumerate(work(_examine, jobs, workers, timeout)):
+        if isinstance(outcome, Broken):
+            yield Finding(index, "bad", str(outcome), None, None)
+        else:
+            yield Finding(index, *outcome)
 
 
 def _examine(
-    record: Record, frames: int | None, reader: str, pattern: str
+    job: tuple[Record, int | None, str, str],
 ) -> tuple[str, str, int | None, float]:
     """Status, cause, frames and seconds of one video; runs in a worker."""
     started = time.perf_counter()
     try:
-        status, cause, count = _decode(record, frames, reader, pattern)
+        status, cause, count = _decode(*job)
     except VideoError as error:
         where = "" if error.frame is None else f"frame {error.frame}: "
         status, cause, count = "bad", f"{where}{error.cause}", None

@@ -18,7 +18,7 @@ from preparation_layouts import Layouts
 
 from ffn.data.preparation import prepare, run
 from ffn.data.preparation.facts import Journal, VideoFacts
-from ffn.data.preparation.workers import work
+from ffn.data.workers import work
 
 ROOT = Path(__file__).parents[2]
 

@@ -19,7 +19,7 @@ from ffn.data.preparation.facts import VideoFacts, read_facts
 from ffn.data.preparation.index import list_path, write_text
 from ffn.data.preparation.listing import Entry, PreparationError
 from ffn.data.preparation.media import encode_mp4, read_frames, write_images
-from ffn.data.preparation.workers import TIMEOUT, work
+from ffn.data.workers import TIMEOUT, work
 
 Part = tuple[str, float | None, float | None]  # path, start and end in seconds
 

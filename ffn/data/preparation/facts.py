@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ffn.data.decoding import FrameFolder, VideoError, probe
-from ffn.data.preparation.workers import TIMEOUT, Broken, work
+from ffn.data.workers import TIMEOUT, Broken, work
 
 
 @dataclass(frozen=True, slots=True)

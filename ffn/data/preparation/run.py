@@ -27,9 +27,9 @@ from ffn.data.preparation.listing import (
     find_empty_classes,
 )
 from ffn.data.preparation.something import jester, sthv1, sthv2
-from ffn.data.preparation.workers import TIMEOUT
 from ffn.data.store import PackReport
 from ffn.data.store.layout import key_of
+from ffn.data.workers import TIMEOUT
 
 DATASETS: dict[str, Callable[[Inventory, Inventory], Listing] | None] = {
     "sthv1": sthv1,
