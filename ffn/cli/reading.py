@@ -254,6 +254,7 @@ def _indices(count: int, frames: int, number: int, index: int) -> list[int]:
 
 def _videos(given: argparse.Namespace, folder: Path, short_side: int) -> list[_Form]:
     """The given videos as they are, or films with short and with long groups of pictures."""
+    from ffn.cli.films import write_film
     from ffn.data import Record, open_video, read_annotations
 
     def form(name: str, records: Sequence[Record]) -> _Form:
@@ -273,7 +274,7 @@ def _videos(given: argparse.Namespace, folder: Path, short_side: int) -> list[_F
         paths = [folder / f"gop{gop}" / f"{i}.mp4" for i in range(given.videos)]
         paths[0].parent.mkdir()
         for seed, path in enumerate(paths):
-            _write_film(path, short_side, given.film_frames, gop, seed)
+            write_film(path, short_side, given.film_frames, gop, seed)
         forms.append(form(f"mp4, GOP {gop}", [Record(str(path), 0) for path in paths]))
     return forms
 
@@ -306,43 +307,6 @@ def _other_forms(videos: _Form, folder: Path, short_side: int) -> list[_Form]:
     mib = size / len(records) / 2**20
     images = _Form("JPEG files", records, lambda r: FrameFolder(r.path, frames=r.frames), mib)
     return [images, *stores]
-
-
-def _write_film(path: Path, short_side: int, frames: int, gop: int, seed: int) -> None:
-    """Write a film that costs what web videos cost: a texture that drifts, with noise.
-
-    H.264 as x264 makes it by default, but for the length of its groups of pictures. At 256 x 340
-    pixels and 250 frames per group a frame takes 2.4 KB; a clip of people that was encoded so took
-    2.7 KB, and as long to decode.
-    """
-    import av
-
-    generator = np.random.default_rng(seed)
-    height = 2 * (short_side // 2)
-    width = 2 * round(height * 4 / 3 / 2)
-    scene = _texture(2 * height, 2 * width, generator)
-    drift = np.cumsum(generator.normal(0, 4.0, (frames, 2)), axis=0)
-    options = {"g": str(gop), "keyint_min": str(gop), "sc_threshold": "0", "crf": "23"}
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=30, options=options | {"threads": "1"})
-        stream.height, stream.width, stream.pix_fmt = height, width, "yuv420p"
-        for down, right in drift:
-            top, left = (int(abs(x)) % room for x, room in ((down, height), (right, width)))
-            image = scene[top : top + height, left : left + width]
-            image = image + generator.normal(0, 6.0, (height, width, 1))
-            pixels = np.clip(image, 0, 255).astype(np.uint8)
-            container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-        container.mux(stream.encode())
-
-
-def _texture(height: int, width: int, generator: np.random.Generator) -> np.ndarray:
-    """RGB (height, width, 3) of 0 to 255 whose spectrum falls off as that of natural images."""
-    down, right = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None]
-    falloff = 1 / np.maximum(np.hypot(down, right), 1 / max(height, width)) ** 1.5
-    noise = generator.normal(size=(3, height, width))
-    planes = np.fft.ifft2(np.fft.fft2(noise) * falloff).real
-    planes = (planes - planes.mean()) / planes.std()
-    return np.clip(128 + 50 * planes, 0, 255).transpose(1, 2, 0)
 
 
 def _preprocessing(size: int) -> Preprocessing:
