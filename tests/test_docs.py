@@ -1,0 +1,54 @@
+"""Tables in docs/ hold what the tools measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+READING = json.loads((ROOT / "model_zoo/results/reading.json").read_text())
+
+
+def speeds(part: str) -> dict[tuple[str, str], float]:
+    """Ratios of the comparison whose title has `part`, by (variant, the other)."""
+    (found,) = (c for c in READING["comparisons"] if part in c["title"])
+    return {(ratio["name"], ratio["over"]): ratio["speed"] for ratio in found["ratios"]}
+
+
+def cells(name: str, label: str) -> list[str]:
+    """The cells of the row of a document that starts with a label."""
+    lines = (ROOT / "docs" / name).read_text().splitlines()
+    (line,) = (line for line in lines if line.startswith(f"| {label} |"))
+    return [cell.strip() for cell in line.strip("|").split("|")][1:]
+
+
+@pytest.mark.parametrize(
+    ("label", "source"),
+    [
+        ("mp4, a key frame every 12", "mp4, GOP 12"),
+        ("mp4, a key frame every 250", "mp4, GOP 250"),
+        ("a folder of the same JPEGs, through Pillow", "JPEG files"),
+        (
+            "the same, cropped by Pillow in float as TSM's and FFN's repositories do",
+            "JPEG files, PIL",
+        ),
+        ("store, `raw`", "store, raw"),
+        ("copy in memory", "memory copy"),
+    ],
+)
+def test_costs_of_the_forms(label: str, source: str) -> None:
+    shown = cells("clip_store.md", label)
+    for cell, part in zip(shown, ("frames alone", "whole samples"), strict=False):
+        measured = speeds(part).get(("store, JPEG", source))
+        assert cell == ("" if measured is None else f"{measured:.2f}")
+
+
+@pytest.mark.parametrize("gop", ["12", "250"])
+def test_costs_of_views(gop: str) -> None:
+    found: dict[Any, float] = speeds(f"mp4, GOP {gop};")
+    each = "a decode per view"
+    expected = [f"{1 / found[way, each]:.2f}" for way in ("one decode", "one decode, nested")]
+    assert cells("decoding.md", f"{gop} frames") == expected
