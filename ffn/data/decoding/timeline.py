@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -186,27 +186,29 @@ def decoded(path: str, container: av.container.InputContainer) -> Iterator[av.Vi
 _timelines: OrderedDict[tuple[str, int, int], Timeline] = OrderedDict()
 
 
-def _scan(path: str, container: av.container.InputContainer) -> Timeline:
-    import av
+class _Packet(NamedTuple):
+    """What counts of a packet that is shown, without its bytes."""
 
+    time: int | None
+    is_key: bool
+    is_damaged: bool
+
+
+def _scan(path: str, container: av.container.InputContainer) -> Timeline:
     stream = container.streams.best("video")
     context, names = stream.codec_context, container.format.name
-    packets, unsought = [], ""
-    try:
-        packets = [packet for packet in container.demux(stream) if packet.size]
-    except (av.error.FFmpegError, OSError, ValueError) as error:
-        unsought = f"its packets end with an error ({_short(error)})"
     if "mov" in names:  # it lists where each frame is stored
         there = [entry.pos + entry.size <= container.size for entry in stream.index_entries]
         if not all(there):
             cause = f"cut off: {sum(there)} of its {len(there)} frames are there"
             raise VideoError(path, cause)
-    shown = [packet for packet in packets if not packet.is_discard]
-    unsought = unsought or _why_unsought(names, context.codec.canonical_name, shown)
+    unsought = _why_no_kind_to_seek(names, context.codec.canonical_name)
     times, keys, leading = None, np.empty(0, dtype=np.int64), False
     if not unsought:
-        decoding_order = np.array([packet.pts for packet in shown], dtype=np.int64)
-        is_key = np.array([packet.is_keyframe for packet in shown])
+        packets, unsought = _packets(container, stream)
+    if not unsought:
+        decoding_order = np.array([packet.time for packet in packets], dtype=np.int64)
+        is_key = np.array([packet.is_key for packet in packets])
         times, keys = np.sort(decoding_order), np.sort(decoding_order[is_key])
         last_key = decoding_order[np.maximum.accumulate(np.where(is_key, np.arange(len(times)), 0))]
         leading = bool((decoding_order < last_key).any())
@@ -234,20 +236,36 @@ def _decoded_times(path: str) -> np.ndarray:
     return np.array(times, dtype=np.int64)
 
 
-def _why_unsought(container: str, codec: str, packets: list[av.Packet]) -> str:
-    """Why packets do not tell all about the frames, or "" if they do."""
+def _why_no_kind_to_seek(container: str, codec: str) -> str:
+    """Why packets of such files do not tell all about the frames, or "" if they may."""
     if not any(name in container.split(",") for name in SOUGHT_CONTAINERS):
         return f"{container} marks no key frames for certain"
     if codec not in SOUGHT_CODECS:
         return f"packets of {codec} may be no frame, or need others before them"
-    times = [packet.pts for packet in packets]
-    if None in times or len(set(times)) < len(times):
-        return "not every packet has a time of its own"
-    if any(packet.is_corrupt for packet in packets):
-        return "a packet is damaged"
-    if not packets or not packets[0].is_keyframe:
-        return "it does not start with a key frame"
     return ""
+
+
+def _packets(
+    container: av.container.InputContainer, stream: av.VideoStream
+) -> tuple[list[_Packet], str]:
+    """The packets that are shown, in decoding order, and why they do not tell all, or ""."""
+    import av
+
+    found = []
+    try:
+        for packet in container.demux(stream):
+            if packet.size and not packet.is_discard:
+                found.append(_Packet(packet.pts, packet.is_keyframe, packet.is_corrupt))
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        return found, f"its packets end with an error ({_short(error)})"
+    times = [packet.time for packet in found]
+    if None in times or len(set(times)) < len(times):
+        return found, "not every packet has a time of its own"
+    if any(packet.is_damaged for packet in found):
+        return found, "a packet is damaged"
+    if not found or not found[0].is_key:
+        return found, "it does not start with a key frame"
+    return found, ""
 
 
 def _short(error: Exception) -> str:
