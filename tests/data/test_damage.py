@@ -126,7 +126,7 @@ def shown(path):
         return images
     with container:
         stream = container.streams.best("video")
-        if stream is None:
+        if stream is None or stream.codec_context is None:  # PyAV 17 would crash on the latter
             return images
         stream.thread_type = "NONE"
         packets = container.demux(stream)

@@ -231,11 +231,14 @@ def test_killed_append_is_continued(root, records, tmp_path, monkeypatch):
 
 
 def test_finished_pack_again_does_nothing(whole, root, records):
-    before, times = content(whole), [p.stat().st_mtime_ns for p in sorted(whole.iterdir())]
+    def times():  # some versions of filelock touch the lock
+        return {p.name: p.stat().st_mtime_ns for p in whole.iterdir() if p.name != "pack.lock"}
+
+    before, then = content(whole), times()
     report = pack(records, whole, root=root, form="raw", shard_mib=1)
     assert (report.packed, report.kept, report.clips, report.frames) == (0, 10, 10, 300)
     assert content(whole) == before
-    assert [p.stat().st_mtime_ns for p in sorted(whole.iterdir())] == times
+    assert times() == then
 
 
 @pytest.mark.parametrize(
