@@ -6,6 +6,7 @@ import os
 from collections import Counter
 from itertools import chain
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -137,5 +138,6 @@ def test_memory_stays_flat_over_twenty_epochs(format, write_video, tmp_path):
         workers = [worker.pid for worker in loader._iterator._workers]
         used.append([memory(process) for process in (os.getpid(), *workers)])
     print(format, "MiB of parent and workers:", [[round(x, 1) for x in row] for row in used[::5]])
-    for before, after in zip(used[4], used[-1], strict=True):
-        assert after - before < 3  # MiB; 8,000 samples later
+    # What the allocator keeps varies by some MiB; a decoder that is not let go has 100 KiB.
+    for process in zip(*used, strict=True):
+        assert median(process[-5:]) - median(process[5:10]) < 10  # MiB, 5,000 samples later
