@@ -21,11 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"test.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.data import LoaderError, Preprocessing, VideoError
+    from ffn.cli.failures import failures
+    from ffn.data import Preprocessing
     from ffn.engine.build import build_test_loader, clips_per_forward, read_videos
     from ffn.engine.distributed import processes
     from ffn.evaluation import print_table, save_predictions, save_table, sweep
-    from ffn.zoo import WeightsError, load_with_record
+    from ffn.zoo import load_with_record
 
     frames = given.frames or config.data.test_frames
     output = Path(given.output or Path(config.log.output) / "test")
@@ -63,14 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 print_table(sweeps)
                 for file in save_table(sweeps, output):
                     print(file)
-    except (
-        ValueError,
-        FileNotFoundError,
-        FloatingPointError,
-        LoaderError,
-        VideoError,
-        WeightsError,
-    ) as error:
+    except failures() as error:
         print(f"test.py: {error}", file=sys.stderr)
         return 2
     return 0

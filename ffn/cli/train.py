@@ -27,22 +27,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"train.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.data import LoaderError, VideoError
+    from ffn.cli.failures import failures
     from ffn.engine.distributed import processes
     from ffn.engine.loop import Trainer
-    from ffn.zoo import WeightsError
 
     with processes() as world:
         try:
             best = Trainer(config, world).run()
-        except (
-            ValueError,
-            FileNotFoundError,
-            FloatingPointError,
-            LoaderError,
-            VideoError,
-            WeightsError,
-        ) as error:
+        except failures() as error:
             print(f"train.py: {error}", file=sys.stderr)
             return 2
         if world.is_main:

@@ -98,25 +98,24 @@ def _examine(
 
 
 def _decode(record: Record, frames: int | None, reader: str, pattern: str) -> tuple[str, str, int]:
+    """Status, cause and frames of a video that decodes."""
+    is_file = not os.path.isdir(record.path)
+    if frames is None and is_file and reader == "auto":
+        probe(record.path, decode_all=True)
     video = open_video(record.path, reader=reader, pattern=pattern)
     count = len(video)
     if record.start is not None or record.end is not None:
         video.between(record.start, record.end)
     if frames is not None:
         video.read(np.linspace(0, count - 1, frames).round().astype(int).tolist())
-    elif os.path.isdir(record.path) or reader != "auto":
+    elif not is_file or reader != "auto":
         for first in range(0, count, 64):  # bounded memory
             video.read(range(first, min(first + 64, count)))
-    else:
-        probe(record.path, decode_all=True)
     if record.frames is not None and record.frames != count:
         return "count", f"lists {record.frames} frames, {count} are shown", count
-    if not os.path.isdir(record.path):
+    if is_file:
         facts = probe(record.path)
-        if facts.duration < SHORT * facts.header_duration and facts.frames > 1:
-            return (
-                "short",
-                f"shows {facts.duration:.1f} s of the {facts.header_duration:.1f} s of its header",
-                count,
-            )
+        shown, promised = facts.duration, facts.header_duration
+        if shown < SHORT * promised and facts.frames > 1:
+            return "short", f"shows {shown:.1f} s of the {promised:.1f} s of its header", count
     return "ok", "", count

@@ -10,6 +10,8 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `preparation_layouts`
 
+from preparation_layouts import Layouts
+
 
 def shade(number: int) -> int:
     return 20 + 4 * number
@@ -85,3 +87,9 @@ def numbers():
         return found.int().tolist()
 
     return read
+
+
+@pytest.fixture
+def layouts(tmp_path, write_video, write_folder):
+    """Writer of miniature data sets into a folder of the test's own."""
+    return Layouts(tmp_path / "set", write_video, write_folder)

@@ -145,3 +145,16 @@ class Layouts:
             "template": template,
             "placeholders": ["a pen"] * template.count("["),
         }
+
+
+def films(layouts: Layouts, count: int = 3, **options: object) -> None:
+    """Write films of 5, 6, … frames of one class into both splits."""
+    for number in range(count):
+        layouts.video(f"train/run/{number}.mp4", 5 + number, **options)
+        layouts.video(f"val/run/{number}.mp4", 5 + number, **options)
+
+
+def index(root: Path, name: str = "train") -> list[dict[str, str]]:
+    """Rows of an index."""
+    with (root / f"index/{name}.csv").open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))

@@ -14,11 +14,6 @@ from ffn.data import read_annotations, read_classes
 from ffn.data.preparation import Division, PreparationError, prepare
 
 
-@pytest.fixture
-def layouts(tmp_path: Path, write_video, write_folder) -> Layouts:
-    return Layouts(tmp_path / "set", write_video, write_folder)
-
-
 def rows(root: Path, name: str) -> list[dict[str, str]]:
     with (root / "index" / name).open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from itertools import pairwise
 from pathlib import Path
@@ -11,27 +10,11 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
-from preparation_layouts import Layouts
+from preparation_layouts import Layouts, films, index
 
 from ffn.data import open_video
 from ffn.data.preparation import Conversion, PreparationError, prepare
 from ffn.data.preparation.media import smaller
-
-
-@pytest.fixture
-def layouts(tmp_path: Path, write_video, write_folder) -> Layouts:
-    return Layouts(tmp_path / "set", write_video, write_folder)
-
-
-def films(layouts: Layouts, count: int = 3, **options: object) -> None:
-    for number in range(count):
-        layouts.video(f"train/run/{number}.mp4", 5 + number, **options)
-        layouts.video(f"val/run/{number}.mp4", 5 + number, **options)
-
-
-def index(root: Path, name: str = "train") -> list[dict[str, str]]:
-    with (root / f"index/{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def test_extracted_frames_are_those_of_the_video(layouts: Layouts, numbers) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import shutil
@@ -14,29 +13,13 @@ from pathlib import Path
 
 import av
 import pytest
-from preparation_layouts import Layouts
+from preparation_layouts import Layouts, films, index
 
 from ffn.data.preparation import prepare, run
 from ffn.data.preparation.facts import Journal, VideoFacts
 from ffn.data.workers import work
 
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def layouts(tmp_path: Path, write_video, write_folder) -> Layouts:
-    return Layouts(tmp_path / "set", write_video, write_folder)
-
-
-def films(layouts: Layouts, count: int = 3, **options: object) -> None:
-    for number in range(count):
-        layouts.video(f"train/run/{number}.mp4", 5 + number, **options)
-        layouts.video(f"val/run/{number}.mp4", 5 + number, **options)
-
-
-def index(root: Path, name: str = "train") -> list[dict[str, str]]:
-    with (root / f"index/{name}.csv").open(newline="", encoding="utf-8") as file:
-        return list(csv.DictReader(file))
 
 
 def count_opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:

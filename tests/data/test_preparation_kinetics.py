@@ -18,11 +18,6 @@ COLUMNS = "label,youtube_id,time_start,time_end,split,is_cc"
 A, B, C, D = "-3B32lodo2M", "_dbcJuKJQN-", "a_000010_00", "__NrybzYzUg"
 
 
-@pytest.fixture
-def layouts(tmp_path: Path, write_video, write_folder) -> Layouts:
-    return Layouts(tmp_path / "set", write_video, write_folder)
-
-
 def index(root: Path, name: str) -> dict[str, str]:
     with (root / "index" / name).open(newline="", encoding="utf-8") as file:
         return {row["path"]: row["label"] for row in csv.DictReader(file)}

@@ -9,13 +9,13 @@ import numpy as np
 from torch import Tensor
 
 from ffn.data.decoding.errors import VideoError, check_range, stack
-from ffn.data.decoding.timeline import Timeline, open_container, read_timeline
+from ffn.data.decoding.timeline import SoughtFile, Timeline
 
 if TYPE_CHECKING:
     import decord
 
 
-class DecordFile:
+class DecordFile(SoughtFile):
     """A video file, decoded by decord on one thread; see `PyAVFile` for what the members do.
 
     Without a word, decord gives other frames than those asked for in open groups of pictures, in
@@ -33,24 +33,13 @@ class DecordFile:
     """
 
     def __init__(self, path: str, frames: int | None = None) -> None:
-        self.path = path
-        with open_container(path) as container:
-            self.timeline = read_timeline(path, container, count=False)
+        super().__init__(path)
         reason = _why_unsafe(self.timeline)
         if reason:
             raise VideoError(path, f"decord may give wrong frames here ({reason}); use reader auto")
         self._reader = _open_reader(path)
-        if len(self._reader) != len(self):
-            cause = f"decord counts {len(self._reader)} frames, {len(self)} are shown"
-            raise VideoError(path, f"{cause}; use reader auto")
+        self.check_count("decord", len(self._reader))
         self._next = 0
-
-    def __len__(self) -> int:
-        return len(self.timeline)
-
-    def between(self, start: float | None, end: float | None) -> range:
-        """As `PyAVFile.between`."""
-        return self.timeline.between(start, end)
 
     def read(self, indices: Iterable[int]) -> Tensor:
         """As `PyAVFile.read`."""

@@ -149,13 +149,14 @@ def probe(path: str | os.PathLike[str], *, decode_all: bool = False) -> Facts:
     path = os.fspath(path)
     with open_container(path) as container:
         timeline = read_timeline(path, container)
+    every = decode_all and not timeline.unsought  # what cannot be sought was decoded to count it
     count, first = 0, None
     with open_container(path) as container:
         for frame in decoded(path, container):
             first, count = first or frame, count + 1
-            if not decode_all:
+            if not every:
                 break
-    if first is None or (decode_all and count != len(timeline)):
+    if first is None or (every and count != len(timeline)):
         raise VideoError(path, f"{count} of its {len(timeline)} frames decode")
     height, width, _ = upright(first).shape
     seconds = timeline.seconds

@@ -103,6 +103,39 @@ def shown_between(
     return range(first, stop)
 
 
+class SoughtFile:
+    """A file for readers other than PyAV: what its packets tell, which such readers rely on.
+
+    Args:
+        path: The file.
+
+    Raises:
+        VideoError: if the file cannot be opened.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        with open_container(path) as container:
+            self.timeline = read_timeline(path, container, count=False)
+
+    def __len__(self) -> int:
+        return len(self.timeline)
+
+    def between(self, start: float | None, end: float | None) -> range:
+        """As `PyAVFile.between`."""
+        return self.timeline.between(start, end)
+
+    def check_count(self, reader: str, count: int) -> None:
+        """Refuse a file of which a reader counts other frames than are shown.
+
+        Raises:
+            VideoError: if it does.
+        """
+        if count != len(self):
+            cause = f"{reader} counts {count} frames, {len(self)} are shown; use reader auto"
+            raise VideoError(self.path, cause)
+
+
 def open_container(path: str) -> av.container.InputContainer:
     """Open a file for decoding on one thread, with damage treated as an error.
 

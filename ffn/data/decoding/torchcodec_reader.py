@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from torch import Tensor
 
 from ffn.data.decoding.errors import VideoError, check_range
-from ffn.data.decoding.timeline import open_container, read_timeline
+from ffn.data.decoding.timeline import SoughtFile
 
 
-class TorchCodecFile:
+class TorchCodecFile(SoughtFile):
     """A video file, decoded by torchcodec on one thread; see `PyAVFile` for what the members do.
 
     torchcodec scans the file ("exact" mode), since its approximate mode takes frames as equally
@@ -28,9 +28,7 @@ class TorchCodecFile:
     """
 
     def __init__(self, path: str, frames: int | None = None) -> None:
-        self.path = path
-        with open_container(path) as container:
-            self.timeline = read_timeline(path, container, count=False)
+        super().__init__(path)
         reason = self.timeline.unsought
         if not reason and self.timeline.bits != 8:
             reason = f"colours of {self.timeline.bits}-bit video differ from those of others"
@@ -43,20 +41,11 @@ class TorchCodecFile:
             )
         except (RuntimeError, ValueError) as error:
             raise VideoError(path, f"torchcodec cannot open it ({_short(error)})") from None
-        if len(self._decoder) != len(self):
-            cause = f"torchcodec counts {len(self._decoder)} frames, {len(self)} are shown"
-            raise VideoError(path, f"{cause}; use reader auto")
+        self.check_count("torchcodec", len(self._decoder))
         about = self._decoder.metadata
         if about.width % 2 or about.height % 2:
             cause = f"colours of {about.width} x {about.height} pixels differ from those of others"
             raise VideoError(path, f"not for torchcodec ({cause}); use reader auto")
-
-    def __len__(self) -> int:
-        return len(self.timeline)
-
-    def between(self, start: float | None, end: float | None) -> range:
-        """As `PyAVFile.between`."""
-        return self.timeline.between(start, end)
 
     def read(self, indices: Iterable[int]) -> Tensor:
         """As `PyAVFile.read`."""

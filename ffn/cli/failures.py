@@ -1,0 +1,18 @@
+"""What ends a command with a message in place of a traceback."""
+
+from __future__ import annotations
+
+
+def failures() -> tuple[type[Exception], ...]:
+    """Errors of training and testing that say themselves what to do."""
+    from ffn.data import LoaderError, VideoError
+    from ffn.zoo import WeightsError
+
+    return (
+        ValueError,
+        FileNotFoundError,
+        FloatingPointError,
+        LoaderError,
+        VideoError,
+        WeightsError,
+    )
