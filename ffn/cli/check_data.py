@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import csv
 import os
 import sys
 from collections import Counter
@@ -76,7 +75,8 @@ def _write(
     findings: Sequence[Finding],
 ) -> None:
     """Write report.csv, exclude.txt, and index.csv: what can be used, with the right counts."""
-    output.mkdir(parents=True, exist_ok=True)
+    from ffn.data.preparation.index import csv_text, write_text
+
     paths = [Path(os.path.relpath(record.path, root)).as_posix() for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
     report = [
@@ -91,9 +91,9 @@ def _write(
         for path, record, f in pairs
     ]
     header = ("path", "status", "frames_listed", "frames", "seconds", "cause")
-    _write_csv(output / "report.csv", header, report)
+    write_text(output / "report.csv", csv_text([header, *report]))
     excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)
-    _write_text(output / "exclude.txt", excluded)
+    write_text(output / "exclude.txt", excluded)
     index = [
         (path, classes[record.label], finding.frames, record.start, record.end)
         for path, record, finding in pairs
@@ -102,22 +102,7 @@ def _write(
     timed = any(record.start is not None or record.end is not None for record in records)
     columns = ("path", "label", "frames", "start", "end")
     width = len(columns) if timed else 3
-    _write_csv(output / "index.csv", columns[:width], [row[:width] for row in index])
-
-
-def _write_csv(path: Path, header: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    with partial.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(header)
-        writer.writerows(rows)
-    partial.replace(path)
-
-
-def _write_text(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)
+    write_text(output / "index.csv", csv_text(row[:width] for row in [columns, *index]))
 
 
 def _show(output: Path, records: Sequence[Record], findings: Sequence[Finding]) -> None:

@@ -144,15 +144,16 @@ def _table(entries: Sequence[Entry], facts: Mapping[str, VideoFacts]) -> str:
         cells = (one.frames, _number(one.fps), _number(one.duration), one.width, one.height)
         times = (_number(entry.start), _number(entry.end)) if timed else ()
         rows.append((entry.path, entry.label, *cells, *times))
-    return _csv(rows)
+    return csv_text(rows)
 
 
 def _problem_table(problems: Iterable[Problem]) -> str:
     rows = [(p.kind, p.split, p.name, p.detail) for p in problems]
-    return _csv([("kind", "split", "name", "detail"), *rows])
+    return csv_text([("kind", "split", "name", "detail"), *rows])
 
 
-def _csv(rows: Iterable[Sequence[Any]]) -> str:
+def csv_text(rows: Iterable[Sequence[Any]]) -> str:
+    """Rows as csv; what is no UTF-8 in a name is written as its escape."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "backslashreplace").decode()
