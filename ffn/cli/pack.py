@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ffn.engine.config import DataConfig
+    from ffn.engine.options import DataConfig
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

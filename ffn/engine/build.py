@@ -16,19 +16,10 @@ from torch.utils.data import DataLoader
 from ffn import core, data, zoo
 from ffn.engine import optim
 from ffn.engine.checkpoint import versions
-from ffn.engine.config import (
-    Config,
-    ConfigError,
-    DataConfig,
-    Flip,
-    Groups,
-    Optimiser,
-    Precision,
-    Task,
-    config_to_dict,
-)
+from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.distributed import World
 from ffn.engine.mixing import BatchMix
+from ffn.engine.options import Config, DataConfig, Flip, Groups, Optimiser, Precision, Task
 from ffn.engine.sources import frame_source, open_store, training_order
 from ffn.engine.tasks import FlexibleTask, PlainTask
 

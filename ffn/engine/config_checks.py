@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ffn.engine.config import Config, DataConfig
+    from ffn.engine.options import Config, DataConfig
 
 
 def problems(config: Config) -> list[str]:

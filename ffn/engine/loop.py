@@ -17,14 +17,7 @@ from ffn.core import NORMS
 from ffn.data import Normalise
 from ffn.engine import build
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from ffn.engine.config import (
-    Config,
-    ConfigError,
-    Precision,
-    Views,
-    config_from_dict,
-    config_to_dict,
-)
+from ffn.engine.config import ConfigError, config_from_dict, config_to_dict
 from ffn.engine.distributed import (
     World,
     average_buffers,
@@ -35,6 +28,7 @@ from ffn.engine.distributed import (
 from ffn.engine.log import RunLog
 from ffn.engine.meter import Meter
 from ffn.engine.optim import set_learning_rate
+from ffn.engine.options import Config, Precision, Views
 from ffn.engine.resume import (
     buffers,
     check_same_run,

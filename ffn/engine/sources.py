@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from ffn import data
-from ffn.engine.config import ConfigError, DataConfig, DataFormat, Order
+from ffn.engine.config import ConfigError
+from ffn.engine.options import DataConfig, DataFormat, Order
 
 
 def store_place(options: DataConfig) -> str:

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from ffn import backbones
 from ffn.core import convert
-from ffn.engine.config import Config, load_config
+from ffn.engine.config import load_config
 from ffn.engine.distributed import World
 from ffn.engine.loop import Trainer
+from ffn.engine.options import Config
 from ffn.engine.tasks import FlexibleTask
 
 ROOT = Path(__file__).parents[2]

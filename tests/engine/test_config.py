@@ -13,17 +13,15 @@ import yaml
 from engine_toys import ROOT
 
 from ffn.cli.train import main
-from ffn.engine import config as module
+from ffn.engine import options as module
 from ffn.engine.config import (
-    Config,
     ConfigError,
-    Flip,
-    Task,
     config_from_dict,
     config_to_dict,
     load_config,
     option_help,
 )
+from ffn.engine.options import Config, Flip, Task
 
 
 def every_option(cls: type = Config, prefix: str = "") -> dict[str, object]:
