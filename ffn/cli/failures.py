@@ -12,6 +12,7 @@ def failures() -> tuple[type[Exception], ...]:
         ValueError,
         FileNotFoundError,
         FloatingPointError,
+        ImportError,  # of an extra that is not installed
         LoaderError,
         VideoError,
         WeightsError,

@@ -26,6 +26,7 @@ from ffn.engine.distributed import (
     gather,
 )
 from ffn.engine.log import RunLog
+from ffn.engine.memory import memory_mib
 from ffn.engine.meter import Meter
 from ffn.engine.optim import set_learning_rate
 from ffn.engine.options import Config, Precision, Views
@@ -228,6 +229,7 @@ class Trainer:
             f"grad {float(norm):.2f}  {rate:.0f} videos/s  data {waited:.0%}"
         )
         extra = {"lr": lr, "grad_norm": float(norm), "videos_per_s": rate, "data_wait": waited}
+        extra["memory_mib"] = memory_mib(self.world.device)
         log.record("train", self.step, {"epoch": epoch, **values, **extra})
         meter.restart()
 
@@ -236,7 +238,7 @@ class Trainer:
         if skipped:
             shown = "".join(f"\n  {text}" for text in sorted(set(skipped))[:10])
             log.say(f"epoch {self.epoch + 1}: {len(skipped)} unreadable videos skipped{shown}")
-        log.record("skipped", self.step, {"epoch": self.epoch + 1, "videos": len(skipped)})
+        log.record("train", self.step, {"skipped": len(skipped)})
 
     def _say_start(self, log: RunLog, done: bool) -> None:
         config, train = self.config, self.config.train

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from ffn import backbones
 from ffn.core import convert
+from ffn.engine import log
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
 from ffn.engine.loop import Trainer
@@ -110,8 +110,10 @@ def finish(process: subprocess.Popen) -> tuple[str, str]:
 
 
 def read_log(folder: Path, kind: str = "train") -> list[dict[str, Any]]:
-    lines = (folder / "log.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+    """The lines that have a kind's main key, with keys short: "loss" for "train/loss"."""
+    main = {"train": "train/loss", "skipped": "train/skipped", "val": "val/mean"}[kind]
+    entries = [entry for entry in log.read_log(folder) if main in entry]
+    return [{key.partition("/")[2] or key: v for key, v in entry.items()} for entry in entries]
 
 
 def weights(folder: Path, name: str = "last.pt") -> dict[str, Tensor]:

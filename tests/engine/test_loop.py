@@ -49,7 +49,8 @@ def test_run_leaves_config_checkpoints_and_log(videos: Path, finished: Path) -> 
     steps = read_log(finished)
     assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
     losses = {"loss", "loss/ce_4", "loss/kl_2", "top1/2", "top1/4"}
-    extra = {"kind", "step", "time", "epoch", "lr", "grad_norm", "videos_per_s", "data_wait"}
+    extra = {"step", "time", "epoch", "lr", "grad_norm"}
+    extra |= {"videos_per_s", "data_wait", "memory_mib"}
     assert all(set(entry) == losses | extra for entry in steps)
     assert [entry["lr"] for entry in steps] == pytest.approx([0.01] * STEPS + [0.001] * STEPS)
     for entry in steps:
@@ -61,7 +62,7 @@ def test_run_leaves_config_checkpoints_and_log(videos: Path, finished: Path) -> 
     for entry in validations:
         assert {"top1/2", "top1/3", "top1/4", "mean"} < set(entry)
         assert entry["mean"] == pytest.approx((entry["top1/2"] + entry["top1/4"]) / 2)
-    assert [entry["videos"] for entry in read_log(finished, "skipped")] == [0, 0]
+    assert [entry["skipped"] for entry in read_log(finished, "skipped")] == [0, 0]
 
 
 def test_checkpoint_describes_itself(videos: Path, finished: Path) -> None:
@@ -495,7 +496,7 @@ def test_skipped_videos_are_counted_and_shown(
 ) -> None:
     folder = train(broken, tmp_path / "run", "data.on_error=skip")
 
-    assert [entry["videos"] for entry in read_log(folder, "skipped")] == [2, 2]
+    assert [entry["skipped"] for entry in read_log(folder, "skipped")] == [2, 2]
     shown = capsys.readouterr().out
     assert "epoch 1: 2 unreadable videos skipped" in shown
     assert "train_3.mp4" in shown
