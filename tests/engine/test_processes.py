@@ -84,7 +84,8 @@ def test_killed_run_continues_to_the_same_weights(videos: Path, tmp_path: Path) 
     stopped_at = load_checkpoint(tmp_path / "run/last.pt")["training"]["step"]
     assert 4 <= stopped_at < 24
     with (tmp_path / "run/log.jsonl").open("a") as log:
-        log.write('{"step": 24, "train/loss": 1}\n{"step": 24, "tra')  # as a later death would leave it
+        # As a later death would leave it.
+        log.write('{"step": 24, "train/loss": 1}\n{"step": 24, "tra')
 
     train(videos, tmp_path / "run", *SMALL_STEPS)
     assert same_weights(tmp_path / "run", whole)
