@@ -13,6 +13,8 @@ import math
 import os
 import time
 from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -75,11 +77,12 @@ class RunLog:
         self._trackers: list[Tracker] = []
         if self.active:
             kept = _drop_later(folder / NAME, first_step)
-            self._written = [_keys(entry) for entry in kept if entry["step"] == first_step]
+            self._written = [set(_numbers(line)) for line in kept if line["step"] == first_step]
             if tensorboard:
                 self._trackers.append(TensorBoardTracker(folder / "tensorboard", first_step))
             if wandb_mode != "disabled":
                 self._trackers.append(start_wandb(folder, first_step, wandb_mode, project, config))
+                _send(kept, self._trackers[-1])
             self._file = (folder / NAME).open("a")
         self._progress = Progress(
             TextColumn("{task.description}"),
@@ -207,5 +210,12 @@ def _to_json(entry: dict[str, Any]) -> str:
     return json.dumps(finite, allow_nan=False)
 
 
-def _keys(entry: dict[str, Any]) -> set[str]:
-    return set(entry) - {"step", "time"}
+def _numbers(entry: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in entry.items() if key not in ("step", "time")}
+
+
+def _send(kept: list[dict[str, Any]], wandb: Tracker) -> None:
+    """Give wandb what it may lack: it writes and sends seconds later, which a killed run loses."""
+    for step, lines in groupby(kept, key=itemgetter("step")):
+        for place, line in enumerate(lines):
+            wandb.record(step, place, _numbers(line))

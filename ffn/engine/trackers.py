@@ -90,8 +90,8 @@ def start_wandb(
 ) -> WandbTracker:
     """Start a run of wandb, or go on with the one that ``folder/wandb_id`` names.
 
-    Offline, a continued run has a folder in ``folder/wandb`` for each of its parts, which
-    ``wandb sync`` makes one run of, because each is marked as one that resumes.
+    Offline, each part of a continued run has its folder in ``folder/wandb``, with the same id and
+    marked as one that resumes, by which ``wandb sync`` knows that they are one run.
 
     Args:
         folder: the run's folder.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import struct
 import sys
 from collections import Counter
@@ -13,7 +14,7 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, train
+from engine_toys import CPU, ROOT, train
 
 from ffn.engine.distributed import World
 from ffn.engine.log import RunLog, read_log
@@ -131,6 +132,14 @@ def test_first_form_is_read_and_continued_in_the_new_one(tmp_path: Path) -> None
     assert lines[:3] == NEW
     assert [line["step"] for line in lines] == [4, 4, 4, 5]
     assert lines[3]["train/loss"] == 1.0
+
+
+def test_every_key_is_in_the_documentation(finished: Path) -> None:
+    text = (ROOT / "docs/logging.md").read_text()
+    keys = {key for entry in read_log(finished) for key in entry if "/" in key}
+    assert {"train/loss/kl_2", "train/top1/4", "val/top1/3"} < keys
+    for key in keys:
+        assert f"`{re.sub(r'[0-9]+$', 'N', key) if key[-2] in '/_' else key}`" in text, key
 
 
 # --- a run that continues -----------------------------------------------------------------------
@@ -284,8 +293,8 @@ def test_wandb_holds_the_lines_of_the_log(continued: Path) -> None:
     parts = [list(wandb_records(path)) for path in files]
     assert len(parts) == 2
 
-    rows: dict[int, dict[str, float]] = {}
-    for part in parts:
+    rows: list[dict[int, dict[str, float]]] = [{}, {}]
+    for part, own in zip(parts, rows, strict=True):
         (run,) = (found.run for found in part if found.WhichOneof("record_type") == "run")
         assert run.run_id == (continued / "wandb_id").read_text()
         assert run.resume  # `wandb sync` appends it to what the run has
@@ -296,9 +305,14 @@ def test_wandb_holds_the_lines_of_the_log(continued: Path) -> None:
                 row = {
                     (i.key or i.nested_key[0]): json.loads(i.value_json) for i in found.history.item
                 }
-                rows[row["_step"]] = {k: v for k, v in row.items() if not k.startswith("_")}
+                own[row["_step"]] = {k: v for k, v in row.items() if not k.startswith("_")}
 
-    assert [rows[number] for number in sorted(rows)] == numbers(continued)
+    # The second part is whole: of the first, a run that is killed loses what was not written yet.
+    first, second = rows
+    assert len(first) == 8
+    assert list(second) == sorted(second)
+    assert list(second.values()) == numbers(continued)
+    assert all(second[number] == row for number, row in first.items())
 
 
 class FakeRun:
@@ -315,6 +329,9 @@ class FakeRun:
         assert commit
         self.rows.append(values)
 
+    def finish(self, exit_code: int) -> None:
+        pass
+
 
 def test_wandb_gets_the_rows_it_lacks() -> None:
     first = FakeRun(0)
@@ -330,6 +347,19 @@ def test_wandb_gets_the_rows_it_lacks() -> None:
     tracker.record(6, 1, {"val/mean": 3.0})
     assert first.rows[1] == {"step": 4, "val/mean": 2.0}
     assert again.rows == [{"step": 6, "train/loss": 1 / 6}, {"step": 6, "val/mean": 3.0}]
+
+
+def test_wandb_gets_lines_of_the_log_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run died when wandb had all up to the first line of step 4."""
+    record(run_log(tmp_path), range(1, 7))
+    run = FakeRun(40 + 1)
+    monkeypatch.setattr("ffn.engine.log.start_wandb", lambda *_: WandbTracker(run))
+    with run_log(tmp_path, 4, wandb_mode="online") as log:
+        record(log, range(5, 9))
+    assert run.rows == numbers(tmp_path)[4:]
+    assert numbers(tmp_path)[4] == {"step": 4, "train/skipped": 1}
 
 
 def test_wandb_run_from_its_start_is_a_new_one(tmp_path: Path) -> None:
