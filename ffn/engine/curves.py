@@ -6,7 +6,6 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -58,11 +57,13 @@ def save_curves(
     rows, columns = (1 + max(place[axis] for place in panels) for axis in range(2))
     figure = new_figure(max(6.4, 3.3 * columns), 0.9 + 2.3 * rows)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
+    colours = _colours(len(runs))
+    coloured = list(zip(runs.values(), colours, strict=True))
     for place, axes in [((i, j), grid[i, j]) for i in range(rows) for j in range(columns)]:
         if place not in panels:
             axes.set_visible(False)
             continue
-        _draw(axes, runs, *panels[place])
+        _draw(axes, coloured, *panels[place])
         if place[0] == max(row for row, column in panels if column == place[1]):
             axes.set_xlabel("optimiser steps")
             axes.tick_params(labelbottom=True)
@@ -73,7 +74,7 @@ def save_curves(
     figure.legend(
         handles=[
             Line2D([], [], color=colour, label=name, linewidth=2.5)
-            for name, colour in zip(runs, cycle(COLOURS), strict=False)
+            for name, colour in zip(runs, colours, strict=True)
         ],
         loc="outside upper center",
         ncols=min(COLUMNS, len(runs)),
@@ -122,8 +123,16 @@ def _layout(groups: list[dict[str, list[str]]]) -> dict[tuple[int, int], tuple[s
     return panels
 
 
-def _draw(axes: Axes, runs: Mapping[str, Run], quantity: str, keys: list[str]) -> None:
-    for order, (run, colour) in enumerate(zip(runs.values(), cycle(COLOURS), strict=False)):
+def _colours(number: int) -> Sequence[Any]:
+    if number <= len(COLOURS):
+        return COLOURS[:number]
+    from matplotlib import colormaps
+
+    return colormaps["turbo"].resampled(number)(range(number))
+
+
+def _draw(axes: Axes, runs: list[tuple[Run, Any]], quantity: str, keys: list[str]) -> None:
+    for order, (run, colour) in enumerate(runs):
         # Rates are often the same in all runs: the first shows at the edges of the others.
         width = 1.6 + (1.2 * (len(runs) - 1 - order) if quantity == "lr" else 0)
         for key in keys:
