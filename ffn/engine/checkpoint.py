@@ -58,6 +58,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     part = part_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        part.unlink(missing_ok=True)  # from a dead process of the same number; it may be a link
         with part.open("w+b") as file:
             torch.save({**content, "format": CHECKPOINT_FORMAT}, file)
             append_digest(file)
@@ -91,8 +92,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     except WeightsError as error:
         raise CheckpointError(
-            f"{error}. Without it a run starts anew, in another log.output; model.weights="
-            f"{path.with_name('best.pt')} starts from its best network"
+            f"{error}. Without it a run starts anew, in another log.output; model.weights may name "
+            "another checkpoint to start from, as the best.pt of the run"
         ) from error
     format_ = content.get("format") if isinstance(content, dict) else None
     if format_ in READABLE_FORMATS:

@@ -12,18 +12,13 @@
 from __future__ import annotations
 
 import errno
-import json
 import os
 import re
 import shutil
-import socket
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ffn.engine.checkpoint import (
     CheckpointError,
@@ -34,16 +29,10 @@ from ffn.engine.checkpoint import (
     save_checkpoint,
     sync_folder,
 )
-from ffn.engine.config import ConfigError
+from ffn.engine.run_lock import WAIT, lock_folder
 
-WAIT = 10.0  # seconds for a run that is just dying, with its loader's processes, to let go
 _STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})\.pt")
 _PART = re.compile(r"\.((last|best|step_\d+)\.pt|\.lock\.json)\.\d+\.part")
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
-
-
-class FolderInUse(ConfigError):
-    """Another run writes to the folder."""
 
 
 class Newest(NamedTuple):
@@ -93,20 +82,12 @@ class CheckpointFolder:
             What to print if the file system has no locks, so that another run would not be noticed.
 
         Raises:
-            FolderInUse: another run has it; the message names host, process and time.
+            ffn.engine.run_lock.FolderInUse: another run has it; the message says which.
             ConfigError: the folder cannot be made or written to.
         """
-        lock = FileLock(self.folder / ".lock", timeout=wait)
-        note = self._acquire(lock)
-        owner = self.folder / ".lock.json"
-        try:
+        with lock_folder(self.folder, wait) as note:
             self._remove_parts()
-            _write_owner(owner)
             yield note
-        finally:
-            with suppress(OSError):  # as where the folder was taken away meanwhile
-                owner.unlink(missing_ok=True)
-            lock.release()
 
     def save(self, content: dict[str, Any], step: int) -> Path:
         """Write the checkpoint of a step, make it ``last.pt``, then remove the oldest.
@@ -130,6 +111,7 @@ class CheckpointFolder:
             steps = self._steps()  # those after this one are not its past, and stay
             for old in sorted(number for number in steps if number <= step)[: -self.keep]:
                 steps[old].unlink()
+                self._good.discard(steps[old])
         except OSError as error:
             raise not_written(Path(error.filename or self._last), error) from error
         return path
@@ -185,7 +167,7 @@ class CheckpointFolder:
         except UnreadableCheckpoint:
             raise
         except CheckpointError as error:
-            refused[path] = str(error)
+            refused[path] = str(error.__cause__ or error)
             return None
         return content
 
@@ -216,6 +198,7 @@ class CheckpointFolder:
     def _link_last(self, path: Path) -> None:
         part = part_of(self._last)
         try:
+            part.unlink(missing_ok=True)  # a link that a dead run left: not to be written through
             try:
                 os.link(path, part)
             except OSError:  # no links here, or not this many
@@ -228,46 +211,11 @@ class CheckpointFolder:
         sync_folder(self.folder)
         self._good.add(self._last)
 
-    def _acquire(self, lock: BaseFileLock) -> str | None:
-        try:
-            self._steps_folder.mkdir(parents=True, exist_ok=True)
-            lock.acquire()
-        except Timeout:
-            raise FolderInUse(self._in_use(soft=isinstance(lock, SoftFileLock))) from None
-        except (OSError, NotImplementedError) as error:  # the latter: filelock before 3.13
-            number = getattr(error, "errno", errno.ENOSYS)
-            if number not in _NO_LOCKS:
-                raise ConfigError(
-                    f"cannot write to {self.folder}: {error.strerror}; check who may write there, "
-                    "or choose another log.output"
-                ) from error
-            return (
-                f"{self.folder} is on a file system without locks: a second run that writes there "
-                "would not be noticed. Start none"
-            )
-        return None
-
-    def _in_use(self, *, soft: bool) -> str:
-        """Who has the folder, as far as known, and what to do."""
-        try:
-            owner = json.loads((self.folder / ".lock.json").read_text())
-            who = f"process {owner['pid']} on {owner['host']}, since {owner['since']},"
-        except (OSError, ValueError, KeyError, TypeError):
-            who = "another process"
-        text = (
-            f"{self.folder} is in use: {who} trains there. Wait for it, stop it, or choose another "
-            "log.output"
-        )
-        if soft:  # a file that only its owner removes
-            text += f". If that process is dead, remove {self.folder / '.lock'}"
-        return text
-
     def _remove_parts(self) -> None:
         """What a process that died was writing; nobody else writes while the lock is held."""
-        for folder in (self.folder, self._steps_folder):
-            for path in folder.iterdir():
-                if _PART.fullmatch(path.name):
-                    path.unlink(missing_ok=True)
+        for path in [*self.folder.glob(".*.part"), *self._steps_folder.glob(".*.part")]:
+            if _PART.fullmatch(path.name):
+                path.unlink(missing_ok=True)
 
 
 def _same(one: Path, other: Path) -> bool:
@@ -296,16 +244,3 @@ def _copy(path: Path, target: Path) -> None:
         shutil.copyfileobj(source, file, 1 << 20)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _write_owner(path: Path) -> None:
-    """Who holds the lock, for the message to those who come; a full disk must not stop a run."""
-    since = time.strftime("%Y-%m-%d %H:%M:%S %z")
-    owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
-    part = part_of(path)
-    try:
-        part.write_text(json.dumps(owner))
-        os.replace(part, path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)

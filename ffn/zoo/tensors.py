@@ -35,7 +35,11 @@ def load_tensors(path: Path) -> Any:
         return content
     except pickle.UnpicklingError as error:
         asked = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
-        reason = f"asks for {asked[1]}" if asked else "is no torch file, or holds objects"
+        reason = (
+            f"asks for {asked[1]}"
+            if asked
+            else "is no torch file, a damaged one (then fetch or copy it again), or holds objects"
+        )
         raise WeightsError(
             f"{path} {reason}: beside tensors and plain values, what a file holds could run any "
             "code and is never loaded here. If you trust its origin, save its tensors alone: "
