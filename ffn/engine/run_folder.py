@@ -17,6 +17,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -143,7 +144,8 @@ class CheckpointFolder:
             content = self._read(self._last, refused)
             if content is not None:
                 numbered.append((content["training"]["step"], self._last))
-        for _, path in sorted(numbered, key=_newness, reverse=True):
+        # Of one step, the numbered file stays before last.pt.
+        for _, path in sorted(numbered, key=itemgetter(0), reverse=True):
             content = self._read(path, refused)
             if content is not None:
                 self._good.add(path)
@@ -222,12 +224,6 @@ def _same(one: Path, other: Path) -> bool:
     with suppress(OSError):
         return os.path.samefile(one, other)
     return False
-
-
-def _newness(numbered: tuple[int, Path]) -> tuple[int, bool]:
-    """By step; of two files of one step, the numbered one."""
-    step, path = numbered
-    return step, _STEP.fullmatch(path.name) is not None
 
 
 def _free_name(path: Path) -> Path:

@@ -15,11 +15,18 @@ from run_toys import content, files, saved
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint
 from ffn.engine.run_folder import CheckpointFolder
 
+IMPORTS = """
+import os, random, resource, signal, time
+from run_toys import *
+from ffn.engine.checkpoint import *
+from ffn.engine.run_folder import *
+"""
+
 
 def run_python(code: str, folder: Path) -> str:
     """Run code, after the helpers of `run_toys`, in a process of its own."""
-    start = f"import sys; sys.path[:0] = [{str(ROOT)!r}, {str(Path(__file__).parent)!r}]\n"
-    start += "import os, random, resource, signal, time\nfrom run_toys import *\nfrom ffn.engine.checkpoint import *\nfrom ffn.engine.run_folder import *\n"
+    paths = [str(ROOT), str(Path(__file__).parent)]
+    start = f"import sys; sys.path[:0] = {paths!r}\n{IMPORTS}"
     process = subprocess.run(
         [sys.executable, "-c", start + code],
         cwd=folder,

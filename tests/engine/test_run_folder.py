@@ -45,6 +45,17 @@ def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
     assert set(files(tmp_path)) == {*kept, "checkpoints/step_00000002.pt", "last.pt"}
 
 
+def test_what_lies_ahead_of_a_step_is_not_its_past(tmp_path: Path) -> None:
+    """Else the file just written would be the oldest, and go."""
+    run = saved(tmp_path, 8, 9, keep=2)
+
+    for step in (1, 2, 3):
+        run.save(content(step), step)
+
+    steps = [f"checkpoints/step_0000000{step}.pt" for step in (2, 3, 8, 9)]
+    assert files(tmp_path) == [*steps, "last.pt"]
+
+
 def test_a_step_written_again_is_replaced(tmp_path: Path) -> None:
     """As at the end of an epoch whose last step was saved already."""
     run = saved(tmp_path, 4)
@@ -67,6 +78,7 @@ def test_without_hard_links_last_is_a_copy(tmp_path: Path, monkeypatch: pytest.M
     last = tmp_path / "last.pt"
     assert not os.path.samefile(last, step_file(tmp_path, 2))
     assert last.read_bytes() == step_file(tmp_path, 2).read_bytes()
+    assert run.newest().path == step_file(tmp_path, 2)
     damage(step_file(tmp_path, 2))
     found = run.newest()
     assert (found.path, found.content["training"]["step"]) == (last, 2)
