@@ -24,9 +24,8 @@ from ffn.zoo.create import create_model
 from ffn.zoo.download import download, forget, sha256_of
 from ffn.zoo.match import Match, match_state
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
-from ffn.zoo.tensors import load_tensors
+from ffn.zoo.tensors import READABLE_FORMATS, load_tensors
 
-CHECKPOINT_FORMAT = 1
 FOREIGN = (".pth", ".tar", ".pyth", ".ckpt", ".bin", ".pkl")
 
 
@@ -191,16 +190,16 @@ def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
             f"{path} is no training checkpoint of ffn: it lacks format, model or meta. Weights of "
             "other implementations are read by tools/convert_checkpoint.py."
         )
-    if content["format"] != CHECKPOINT_FORMAT:
+    if content["format"] not in READABLE_FORMATS:
         raise WeightsError(
             f"{path} has checkpoint format {content['format']}; this version reads "
-            f"{CHECKPOINT_FORMAT}. Update ffn."
+            f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn."
         )
     known = {f.name for f in fields(WeightRecord)}
-    meta = {key: value for key, value in content["meta"].items() if key in known}
     try:
+        meta = {key: value for key, value in content["meta"].items() if key in known}
         record = WeightRecord.from_dict({"name": path.stem, **meta})
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{path} does not describe itself: {error}") from error
     return record, content["model"]
 
