@@ -6,6 +6,7 @@ from __future__ import annotations
 def failures() -> tuple[type[Exception], ...]:
     """Errors of training and testing that say themselves what to do."""
     from ffn.data import LoaderError, VideoError
+    from ffn.engine.distributed import LostProcessError
     from ffn.zoo import WeightsError
 
     return (
@@ -14,6 +15,7 @@ def failures() -> tuple[type[Exception], ...]:
         FloatingPointError,
         ImportError,  # of an extra that is not installed
         LoaderError,
+        LostProcessError,
         VideoError,
         WeightsError,
     )

@@ -59,14 +59,16 @@ def load_with_record(
     return model.to(device).eval(), record
 
 
-def load_start_weights(model: nn.Module, name_or_path: str | os.PathLike[str]) -> Match:
+def load_start_weights(
+    model: nn.Module, name_or_path: str | os.PathLike[str]
+) -> tuple[Match, WeightRecord]:
     """Start a network from trained weights, in place.
 
     A frame-flexible network also starts from weights of the plain one: every private copy from the
     same norm, the alterations as they are. A classifier for another number of classes starts anew.
 
     Returns:
-        What matched; print it.
+        What matched, to print it, and what is known about the weights.
 
     Raises:
         WeightsError: anything but the classifier does not match.
@@ -77,7 +79,7 @@ def load_start_weights(model: nn.Module, name_or_path: str | os.PathLike[str]) -
         own = _plain_state(model)
     match = match_state(state, own).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)
-    return match
+    return match, record
 
 
 def build_model(record: WeightRecord) -> nn.Module:

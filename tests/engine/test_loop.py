@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +43,14 @@ def folder_content(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_run_leaves_config_checkpoints_and_log(videos: Path, finished: Path) -> None:
-    assert sorted(os.listdir(finished)) == ["best.pt", "config.yaml", "last.pt", "log.jsonl"]
+    assert sorted(os.listdir(finished)) == [
+        ".lock",
+        "best.pt",
+        "checkpoints",
+        "config.yaml",
+        "last.pt",
+        "log.jsonl",
+    ]
     saved = yaml.safe_load((finished / "config.yaml").read_text())
     assert saved == config_to_dict(config(videos, finished))
 
@@ -50,7 +58,7 @@ def test_run_leaves_config_checkpoints_and_log(videos: Path, finished: Path) -> 
     assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
     losses = {"loss", "loss/ce_4", "loss/kl_2", "top1/2", "top1/4"}
     extra = {"step", "time", "epoch", "lr", "grad_norm"}
-    extra |= {"videos_per_s", "data_wait", "memory_mib"}
+    extra |= {"bad_steps", "videos_per_s", "data_wait", "memory_mib"}
     assert all(set(entry) == losses | extra for entry in steps)
     assert [entry["lr"] for entry in steps] == pytest.approx([0.01] * STEPS + [0.001] * STEPS)
     for entry in steps:
@@ -281,14 +289,34 @@ def test_run_from_before_an_option_existed_goes_on(
     assert same_weights(tmp_path / "run", finished)
 
 
-def test_damaged_checkpoint_is_not_overwritten(videos: Path, tmp_path: Path) -> None:
-    train_until(2, videos, tmp_path / "run", "train.save_steps=1")
-    last = tmp_path / "run/last.pt"
-    last.write_bytes(last.read_bytes()[:1000])
+def test_damaged_checkpoint_is_passed_over_and_kept(
+    videos: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    train_until(3, videos, tmp_path / "run", "train.save_steps=1")
+    newest = tmp_path / "run/checkpoints/step_00000003.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])  # last.pt is the same file
 
-    with pytest.raises(ValueError, match=r"last\.pt .*cut off.*another log\.output"):
+    train(videos, tmp_path / "run", "train.save_steps=1")
+
+    said = capsys.readouterr().out
+    assert re.search(r"passed over: .*step_00000003\.pt .*(damaged|cut off)", said)
+    assert "run: continued, 0 of 2 epochs and 2 steps done" in said
+    assert same_weights(tmp_path / "run", finished)
+    broken = list((tmp_path / "run/checkpoints").glob("*.broken"))
+    assert [path.stat().st_size for path in broken] == [1000]
+
+
+def test_folder_whose_checkpoints_are_all_damaged_stays(videos: Path, tmp_path: Path) -> None:
+    train_until(3, videos, tmp_path / "run", "train.save_steps=1")
+    for path in (tmp_path / "run/checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    before = folder_content(tmp_path / "run")
+
+    with pytest.raises(ValueError, match=r"(?s)2 checkpoint\(s\) and none can be used.*another log"):
         train(videos, tmp_path / "run", "train.save_steps=1")
-    assert len(last.read_bytes()) == 1000
+
+    after = folder_content(tmp_path / "run")
+    assert {name: after[name] for name in before} == before
 
 
 def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
@@ -408,8 +436,9 @@ def test_without_clipping_the_norm_is_measured_alone(videos: Path, tmp_path: Pat
 
 
 def test_loss_that_is_not_finite(videos: Path, tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match=r"loss is not finite around step \d.*optim\.lr"):
-        train(videos, tmp_path / "run", "optim.lr=1e30", "train.clip_norm=null")
+    more = ("optim.lr=1e30", "train.clip_norm=null", "train.max_bad_steps=3")
+    with pytest.raises(FloatingPointError, match=r"loss is not finite around step 4.*optim\.lr"):
+        train(videos, tmp_path / "run", *more)
 
 
 # --- other tasks --------------------------------------------------------------------------------

@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from engine_toys import (
     read_log,
     same_weights,
     train,
+    wait_for_step,
     weights,
 )
 
@@ -58,17 +57,6 @@ def test_two_processes_train_as_one(videos: Path, start: str, tmp_path: Path, vi
     assert len([line for line in lines if re.search(r"step \d+ ", line)]) == 8
     assert len(lines) == len(set(lines))
     assert not [line for line in err.splitlines() if "ffn" in line or "videos" in line]
-
-
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
-    log, deadline = folder / "log.jsonl", time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if log.is_file() and f'"step": {step},' in log.read_text():
-            return
-        if process.poll() is not None:
-            raise AssertionError(process.communicate()[1])
-        time.sleep(0.005)
-    raise TimeoutError(f"step {step} never came")
 
 
 SMALL_STEPS = ("train.batch_size=2", "train.save_steps=1")  # 12 steps per epoch
