@@ -17,7 +17,7 @@ from ffn.engine.checkpoint import part_of
 from ffn.engine.config import ConfigError
 
 WAIT = 10.0  # seconds for a run that is just dying, with its loader's processes, to let go
-_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
+_NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
 
 
 class FolderInUse(ConfigError):
@@ -56,17 +56,19 @@ def _acquire(lock: BaseFileLock, folder: Path, owner: Path) -> str | None:
         lock.acquire()
     except Timeout:
         raise FolderInUse(_in_use(folder, owner, soft=isinstance(lock, SoftFileLock))) from None
-    except (OSError, NotImplementedError) as error:  # the latter: old filelock, for ENOSYS
-        if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
             raise ConfigError(
                 f"cannot write to {folder}: {error.strerror}; check who may write there, or "
                 "choose another log.output"
             ) from error
-        return (
-            f"{folder} is on a file system without locks: a second run that writes there would "
-            "not be noticed. Start none"
-        )
-    return None
+    else:
+        if not isinstance(lock, SoftFileLock):  # which filelock 3 takes away from its owner
+            return None
+    return (
+        f"{folder} is on a file system without locks: a second run that writes there may not be "
+        "noticed. Start none"
+    )
 
 
 def _in_use(folder: Path, owner: Path, *, soft: bool) -> str:
@@ -80,7 +82,7 @@ def _in_use(folder: Path, owner: Path, *, soft: bool) -> str:
         f"{folder} is in use: {who} trains there. Wait for it, stop it, or choose another "
         "log.output"
     )
-    if soft:  # its file outlives its owner
+    if soft:  # filelock's way without flock: a file, which outlives its owner
         text += f". If that process is dead, remove {folder / '.lock'}"
     return text
 
