@@ -1,8 +1,9 @@
 """BatchNorm whose statistics span the batches of all processes, on CUDA devices and on CPUs.
 
-On CUDA it is torch's ``SyncBatchNorm``, which takes no CPU tensor and forgets the activation inside
-timm's ``BatchNormAct2d``; both are added here. Private norms of a frame-flexible network need
-nothing of their own: the copy of each trained count is a module, and synchronises alone.
+On CUDA it is torch's ``SyncBatchNorm``, with timm's subclass where a norm has its activation inside
+(``BatchNormAct2d``); it takes no CPU tensor, so here is one that does. Private norms of a
+frame-flexible network need nothing of their own: the copy of each trained count is a module, and
+synchronises alone.
 """
 
 from __future__ import annotations
@@ -22,43 +23,26 @@ from ffn.engine.moments import channel_moments, combine, gather_rows
 _KNOWN = (_BatchNorm, nn.SyncBatchNorm, BatchNormAct2d, SyncBatchNormAct)
 
 
-class SyncNorm(nn.SyncBatchNorm):
-    """A BatchNorm of any rank that, in training, normalises with the batches of all processes.
+class CpuSyncNorm(_BatchNorm):
+    """torch's ``SyncBatchNorm`` for CPU tensors; made by :func:`synchronise_norms`.
 
-    Batches may differ in size between processes: every value counts once. Evaluation, frozen norms
-    (``eval()``) and state-dict keys are those of the given norm, bit for bit.
-
-    Args:
-        norm: the BatchNorm to take over, its tensors included (shared, not copied).
-
-    Raises:
-        ValueError: a norm that computes something of its own, which would be lost.
+    Not a subclass of torch's, which DDP refuses on a CPU. Batches may differ in size between
+    processes: every value counts once.
     """
 
-    def __init__(self, norm: _BatchNorm) -> None:
-        if not any(type(norm).forward is kind.forward for kind in _KNOWN):
-            raise ValueError(
-                f"{type(norm).__name__} is a BatchNorm with a forward of its own, which cannot be "
-                "synchronised; use torch's BatchNorm or timm's BatchNormAct2d, or train without "
-                "synchronised norms"
-            )
-        nn.Module.__init__(self)  # every attribute, tensor and hook is the given norm's
-        self.__dict__.update(norm.__dict__)
-        self.process_group = getattr(norm, "process_group", None)
+    process_group: dist.ProcessGroup | None
 
     def forward(self, x: Tensor) -> Tensor:
         """Normalise each channel of (N, C, …); shape and dtype stay."""
-        if x.device.type != "cpu":
-            x = super().forward(x)
-        elif self.training and _processes(self.process_group) > 1:
-            x = self._forward_on_cpu(x)
+        if self.training and _processes(self.process_group) > 1:
+            x = self._normalise(x)
         else:
-            x = _BatchNorm.forward(self, x)
+            x = super().forward(x)
         if hasattr(self, "act"):  # timm's BatchNormAct2d
             x = self.act(self.drop(x))
         return x
 
-    def _forward_on_cpu(self, x: Tensor) -> Tensor:
+    def _normalise(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
         row = combine(gather_rows(channel_moments(x.detach()), self.process_group))
         count, mean, squares = row[:1], *row[1:].chunk(2)
@@ -76,6 +60,10 @@ class SyncNorm(nn.SyncBatchNorm):
         if self.bias is not None:
             normal = normal + _along(self.bias, x)
         return normal.to(x.dtype)
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        if x.ndim < 2:
+            raise ValueError(f"input has {x.ndim} dims {tuple(x.shape)}; expected (N, C, …)")
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
@@ -122,27 +110,47 @@ class _Normalise(torch.autograd.Function):
 def synchronise_norms(model: nn.Module, world: World) -> nn.Module:
     """Let every BatchNorm of a model, private copies included, see the batches of all processes.
 
-    Works before or after :func:`ffn.core.convert`, and before the model is wrapped in DDP. Layer
-    and group norms do not look across a batch and stay; so does everything in a world of one.
+    Works before or after :func:`ffn.core.convert`, and before the model is wrapped in DDP.
+    Evaluation, frozen norms (``eval()``) and state-dict keys stay what they were, bit for bit; so
+    do layer and group norms, which do not look across a batch, and everything in a world of one.
 
     Args:
         model: changed in place; its parameters stay the same tensors.
-        world: the processes, whose group exists when the model is first trained.
+        world: the processes; their group must exist when the model is first trained.
 
     Returns:
         The model; a new module if it is a BatchNorm itself.
 
     Raises:
-        ValueError: a BatchNorm with a forward of its own; see :class:`SyncNorm`.
+        ValueError: a BatchNorm with a forward of its own, which would be lost.
     """
     if world.size == 1:
         return model
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and type(m) is not SyncNorm]
-    synchronised = {norm: SyncNorm(norm) for norm in norms}
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    synchronised = {norm: _synchronised(norm, world.device) for norm in norms}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             parent._modules[name] = synchronised.get(child, child)
     return synchronised.get(model, model)
+
+
+def _synchronised(norm: _BatchNorm, device: torch.device) -> _BatchNorm:
+    """A norm that shares every tensor, hook and attribute with the given one."""
+    if isinstance(norm, CpuSyncNorm):
+        return norm
+    if not any(type(norm).forward is kind.forward for kind in _KNOWN):
+        raise ValueError(
+            f"{type(norm).__name__} is a BatchNorm with a forward of its own, which cannot be "
+            "synchronised; use torch's BatchNorm or timm's BatchNormAct2d, or train without "
+            "synchronised norms"
+        )
+    kind = SyncBatchNormAct if hasattr(norm, "act") else nn.SyncBatchNorm
+    kind = CpuSyncNorm if device.type == "cpu" else kind
+    new = kind.__new__(kind)
+    nn.Module.__init__(new)
+    new.__dict__.update(norm.__dict__)
+    new.process_group = getattr(norm, "process_group", None)
+    return new
 
 
 def _processes(group: Any) -> int:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import warnings
 from typing import Any
 
 import torch
@@ -37,6 +39,7 @@ def norm_steps(
     norm = kind(CHANNELS, **options)
     for parameter in norm.parameters():
         nn.init.uniform_(parameter, 0.5, 1.5)
+    world = dataclasses.replace(world, device=torch.device(device))
     norm = synchronise_norms(norm.to(dtype), world).to(device)
     found: dict[str, Tensor] = {}
     for step in range(3):
@@ -58,11 +61,15 @@ def norm_steps(
 
 def training_steps(world: World, views: str, dtype: torch.dtype, steps: int) -> dict[str, Any]:
     """Losses and state of a frame-flexible network after SGD, each rank with its share of 8."""
-    task = flexible_task().to(dtype).train()
+    # Distillation compares in float32 whatever the network computes in.
+    exact = {"small_views": "label"} if dtype is torch.float64 else {}
+    task = flexible_task(**exact).to(dtype).train()
     task.model = synchronise_norms(task.model, world)
     together = world.size > 1 and views == "together"
-    wrapped = DistributedDataParallel(task, broadcast_buffers=False) if together else task
-    optimiser = torch.optim.SGD(task.parameters(), lr=0.05, momentum=0.9)
+    with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        wrapped = DistributedDataParallel(task, broadcast_buffers=False) if together else task
+    optimiser = torch.optim.SGD(task.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=False)
     losses = []
@@ -78,7 +85,7 @@ def training_steps(world: World, views: str, dtype: torch.dtype, steps: int) -> 
             average_gradients(task.parameters(), world)
         optimiser.step()
         optimiser.zero_grad(set_to_none=True)
-        losses.append({k: float(v) for k, v in outputs.items() if k.startswith("loss")})
+        losses.append({k: float(v.detach()) for k, v in outputs.items() if k.startswith("loss")})
     return {"losses": losses, "state": task.model.state_dict()}
 
 

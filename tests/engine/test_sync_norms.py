@@ -18,7 +18,7 @@ from rank_cases import (
 )
 from ranks import Ranks
 from timm.layers import BatchNormAct2d
-from timm.layers.norm_act import convert_sync_batchnorm
+from timm.layers.norm_act import SyncBatchNormAct
 from timm.layers.split_batchnorm import SplitBatchNorm2d
 from torch import nn
 
@@ -26,7 +26,7 @@ from ffn import backbones
 from ffn.core import NORMS as NORM_KINDS
 from ffn.core import PrivateModules, convert, extract
 from ffn.engine.distributed import World
-from ffn.engine.sync_norms import SyncNorm, synchronise_norms
+from ffn.engine.sync_norms import CpuSyncNorm, synchronise_norms
 
 TWO = World(0, 2, torch.device("cpu"))
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -81,7 +81,7 @@ def check_training(ranks: Ranks, views: str, dtype: torch.dtype) -> None:
 
     tolerance = TOLERANCES[dtype]
     for step, single in enumerate(expected["losses"]):
-        assert {"loss/kl_2", "loss/kl_4", "loss/ce_8"} < set(single)
+        assert len(single) == 4
         mean = {k: sum(f["losses"][step][k] for f in found) / len(found) for k in single}
         assert mean == pytest.approx(single, rel=tolerance)
     changed = 0
@@ -141,21 +141,22 @@ def test_before_or_after_conversion() -> None:
     never = convert(plain, (2, 4))
 
     for model in (before, after):
-        assert sum(type(m) is SyncNorm for m in model.modules()) == 2 * 14
+        assert sum(type(m) is CpuSyncNorm for m in model.modules()) == 2 * 14
         assert not any(isinstance(m, nn.BatchNorm2d) for m in model.modules())
         state, expected = model.state_dict(), never.state_dict()
         assert list(state) == list(expected)
         assert all(torch.equal(state[key], value) for key, value in expected.items())
         private = [m for m in model.modules() if isinstance(m, PrivateModules)]
-        assert any(type(m["2"]) is SyncNorm and type(m["4"]) is SyncNorm for m in private)
+        assert any(type(m["2"]) is CpuSyncNorm and type(m["4"]) is CpuSyncNorm for m in private)
         # A thread of its own, without other processes: torch's norm bit for bit in both modes.
         for mode in (True, False):
             with torch.no_grad():
                 assert torch.equal(model.train(mode)(clip), never.train(mode)(clip))
         assert torch.equal(extract(model, 2)(clip), extract(never, 2)(clip))
+        model.load_state_dict(expected)
+        model.load_state_dict(plain.state_dict())
         never = convert(plain, (2, 4))
-        never.load_state_dict(expected)
-        never.load_state_dict(dict(after.state_dict()))
+        never.load_state_dict(dict(model.state_dict()))
 
 
 def test_everything_of_a_norm_is_taken_over() -> None:
@@ -178,7 +179,7 @@ def test_everything_of_a_norm_is_taken_over() -> None:
     assert len(calls) == 2
     again = synchronise_norms(model, TWO)[0]
     assert again is model[0]
-    assert type(synchronise_norms(nn.SyncBatchNorm(3), TWO)) is SyncNorm
+    assert type(synchronise_norms(nn.SyncBatchNorm(3), TWO)) is CpuSyncNorm  # made for CUDA
 
 
 def test_activations_of_mobile_networks_stay() -> None:
@@ -193,7 +194,7 @@ def test_activations_of_mobile_networks_stay() -> None:
 
     model = synchronise_norms(plain, TWO)
 
-    assert sum(type(m) is SyncNorm for m in model.modules()) == len(norms) > 30
+    assert sum(type(m) is CpuSyncNorm for m in model.modules()) == len(norms) > 30
     assert list(model.state_dict()) == keys
     assert torch.equal(model(clip), expected)
 
@@ -212,6 +213,25 @@ def test_a_forward_of_its_own_is_refused() -> None:
         synchronise_norms(model, TWO)
 
 
+def test_cuda_takes_the_norms_of_torch_and_timm() -> None:
+    """They evaluate on a CPU too; that they train on CUDA is for a test with a device."""
+    torch.manual_seed(0)
+    model = convert(backbones.build("tsm.mobilenetv3_small_050", num_classes=3), (2, 4)).eval()
+    clip = torch.randn(1, 3, 4, 64, 64)
+    expected, state = model(clip), {k: v.clone() for k, v in model.state_dict().items()}
+    kinds = {nn.BatchNorm2d: nn.SyncBatchNorm, BatchNormAct2d: SyncBatchNormAct}
+    before = [type(m) for m in model.modules()]
+
+    synchronise_norms(model, World(0, 2, torch.device("cuda")))
+
+    assert {*kinds} & {*before} == {BatchNormAct2d}
+    assert [type(m) for m in model.modules()] == [kinds.get(kind, kind) for kind in before]
+    assert torch.equal(model(clip), expected)
+    assert all(torch.equal(v, state[k]) for k, v in model.state_dict().items())
+    on_cuda = synchronise_norms(tiny(), World(0, 2, torch.device("cuda")))
+    assert sum(type(m) is nn.SyncBatchNorm for m in on_cuda.modules()) == 14
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NORMS)
 def test_on_a_gpu_torch_computes_the_same(two_ranks: Ranks, name: str) -> None:
@@ -223,12 +243,3 @@ def test_on_a_gpu_torch_computes_the_same(two_ranks: Ranks, name: str) -> None:
     for rank in (0, 1):
         for key, value in expected[rank].items():
             torch.testing.assert_close(found[rank][key], value, rtol=1e-8, atol=1e-8)
-
-
-def test_timm_agrees_on_what_is_a_norm_with_activation() -> None:
-    norm = BatchNormAct2d(3, act_layer=nn.SiLU).eval()
-    x = torch.randn(2, 3, 4, 4)
-
-    ours = synchronise_norms(copy.deepcopy(norm), TWO)
-
-    assert torch.equal(ours(x), convert_sync_batchnorm(norm)(x))
