@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ffn.engine.distributed import World, average_gradients
+from ffn.engine.statistics import precise_statistics
 from ffn.engine.sync_norms import synchronise_norms
 from ffn.engine.tasks import backward_each_view
 
@@ -133,3 +134,21 @@ def one_value_per_channel(world: World) -> str:
     except ValueError as error:
         return str(error)
     return ""
+
+
+def statistics_of_batches(world: World, shares: list[int], synchronised: bool) -> dict[str, Any]:
+    """Precise statistics of a frame-flexible network, rank r with ``shares[r]`` of the batches.
+
+    Synchronised norms see each batch whole, and every rank takes a part of all of them.
+    """
+    model = flexible_task((2, 4)).double().model
+    batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
+    batches = [{"clips": {t: c.double() for t, c in b["clips"].items()}} for b in batches]
+    if synchronised:
+        model = synchronise_norms(model, world)
+        batches = [{"clips": {t: share(c, world) for t, c in b["clips"].items()}} for b in batches]
+    else:
+        first = sum(shares[: world.rank])
+        batches = batches[first : first + shares[world.rank]]
+    precise_statistics(model, batches, world, frames=(2, 4))
+    return dict(model.named_buffers())
