@@ -122,10 +122,10 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     for prefix, module in model.named_modules():
         if hasattr(module, "group_matcher"):
             matched = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
-            last = max(matched.values())
+            head = max(matched.values()) + 1  # of what stands around the network that tells
             start = f"{prefix}." if prefix else ""
             numbers = {f"{start}{name}": number for name, number in matched.items()}
-            return {name: numbers.get(name, last) for name, _ in model.named_parameters()}
+            return {name: numbers.get(name, head) for name, _ in model.named_parameters()}
 
     inner = model
     while len(children := _children(inner)) == 1:  # wrappers

@@ -11,6 +11,7 @@ from engine_toys import batch, flexible_task
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 from ffn.engine.distributed import World, average_gradients
 from ffn.engine.statistics import precise_statistics
@@ -152,3 +153,13 @@ def statistics_of_batches(world: World, shares: list[int], synchronised: bool) -
         batches = batches[first : first + shares[world.rank]]
     precise_statistics(model, batches, world, frames=(2, 4))
     return dict(model.named_buffers())
+
+
+def coarse_and_checkpointed(world: World) -> dict[str, Tensor]:
+    """A norm on bfloat16 values, run again in the backward by activation checkpointing."""
+    norm = synchronise_norms(nn.Sequential(nn.BatchNorm2d(3)), world)[0]
+    x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    x = share(x.bfloat16(), world).requires_grad_()
+    y = checkpoint(norm, x, use_reentrant=False)
+    y.float().sigmoid().square().sum().backward()
+    return {"output": y.detach(), "input gradient": x.grad, "gradient": norm.weight.grad}

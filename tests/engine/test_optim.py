@@ -255,6 +255,15 @@ def test_layers_of_any_network(converted: bool) -> None:
     assert set(numbers.values()) == set(range(4))
 
 
+def test_a_head_outside_of_the_network_that_tells_its_layers() -> None:
+    net = timm.create_model("resnet18", num_classes=0)
+    numbers = layer_numbers(nn.Sequential(net, nn.Linear(512, 3)))
+
+    assert numbers["0.conv1.weight"] == 0
+    assert numbers["0.layer4.1.conv2.weight"] == 8
+    assert numbers["1.weight"] == numbers["1.bias"] == 9
+
+
 def test_layers_of_a_network_of_torchvision() -> None:
     numbers = layer_numbers(torchvision.models.video.r3d_18())
 

@@ -11,6 +11,7 @@ from engine_toys import tiny
 from rank_cases import (
     NORMS,
     ONE,
+    coarse_and_checkpointed,
     modes_of_a_synchronised_norm,
     norm_steps,
     one_value_per_channel,
@@ -113,6 +114,16 @@ def test_evaluation_freezing_and_untracked_runs(two_ranks: Ranks) -> None:
     assert "evaluation" in first
     assert len(second) == 4
     assert [key for key, holds in {**second, **first}.items() if not holds] == []
+
+
+def test_half_precision_run_twice_by_checkpointing(two_ranks: Ranks) -> None:
+    expected = coarse_and_checkpointed(ONE)  # torch's own norm
+    found = two_ranks.run(coarse_and_checkpointed)
+
+    for key, value in expected.items():
+        got = whole(found, key)
+        assert got.dtype == value.dtype == (torch.float32 if key == "gradient" else torch.bfloat16)
+        torch.testing.assert_close(got, value, rtol=1e-2, atol=1e-2)
 
 
 def test_one_value_per_channel_is_refused(two_ranks: Ranks) -> None:
