@@ -55,8 +55,8 @@ class CpuSyncNorm(_BatchNorm):
 
         inverse_std = (squares / count + self.eps).rsqrt()
         normal = _Normalise.apply(x, mean, inverse_std, count, self.process_group)
-        if self.weight is not None:
-            normal = normal * _along(self.weight, x)
+        # A tensor of its own: activations in place must not change what the backward needs.
+        normal = normal.clone() if self.weight is None else normal * _along(self.weight, x)
         if self.bias is not None:
             normal = normal + _along(self.bias, x)
         return normal.to(x.dtype)

@@ -29,6 +29,7 @@ NORMS: dict[str, tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = {
     "cumulative": (nn.BatchNorm2d, {"momentum": None}, (3, 3)),
     "no statistics": (nn.BatchNorm2d, {"track_running_stats": False}, (3, 3)),
     "with activation": (BatchNormAct2d, {"act_layer": nn.SiLU}, (3, 3)),
+    "activation in place": (BatchNormAct2d, {"affine": False, "inplace": True}, (3, 3)),
 }
 
 
