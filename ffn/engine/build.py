@@ -278,7 +278,7 @@ def build_optimiser(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """Optimiser over parameter groups that carry an ``lr_scale``."""
     options = config.optim
     make = optim.tsm_groups if options.groups is Groups.tsm else optim.standard_groups
-    groups = make(model, options.weight_decay)
+    groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
     if options.name is Optimiser.adamw:
         return torch.optim.AdamW(groups, lr=options.lr)
     return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)

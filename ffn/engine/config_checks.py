@@ -26,6 +26,13 @@ def problems(config: Config) -> list[str]:
         f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
         f"train.keep_checkpoints is {train.keep_checkpoints}; at least 1": train.keep_checkpoints
         < 1,
+        f"train.precise_norms is {train.precise_norms}; at least 0": train.precise_norms < 0,
+        "train.precise_norms and train.freeze_norms exclude each other": train.precise_norms > 0
+        and train.freeze_norms,
+        "train.sync_norms and train.freeze_norms exclude each other": train.sync_norms
+        and train.freeze_norms,
+        f"train.ema_decay is {train.ema_decay}; 0 <= d < 1": not 0 <= train.ema_decay < 1,
+        f"optim.layer_decay is {optim.layer_decay}; 0 < d <= 1": not 0 < optim.layer_decay <= 1,
         f"train.max_bad_steps is {train.max_bad_steps}; at least 1": train.max_bad_steps < 1,
         f"optim.base_batch is {optim.base_batch}; at least 1, or null": optim.base_batch is not None
         and optim.base_batch < 1,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, nullcontext
@@ -27,6 +28,7 @@ from ffn.engine.distributed import (
     gather,
     on_main,
 )
+from ffn.engine.ema import moving_average
 from ffn.engine.guards import StepGuard, not_finite
 from ffn.engine.log import RunLog
 from ffn.engine.memory import memory_mib
@@ -37,6 +39,8 @@ from ffn.engine.randomness import make_deterministic, seed_step
 from ffn.engine.resume import begin, restore, training_state
 from ffn.engine.run_folder import CheckpointFolder
 from ffn.engine.signals import StoppedError, StopRequest
+from ffn.engine.statistics import precise_statistics
+from ffn.engine.sync_norms import synchronise_norms
 from ffn.engine.tasks import backward_each_view
 from ffn.evaluation import evaluate
 
@@ -77,7 +81,7 @@ class Trainer:
         if config.model.weights is not None:
             self.started_from = zoo.load_start_weights(self.model, config.model.weights)
         if config.train.sync_norms:
-            self.model = _synchronise_norms(self.model, world)
+            self.model = synchronise_norms(self.model, world)
         self.task = build.build_task(config, self.model)
         if config.train.freeze_norms:
             for norm in _norms(self.model):
@@ -93,6 +97,9 @@ class Trainer:
                 "lower train.batch_size"
             )
         self.meter = Meter(world)
+        self.average = None  # of the weights over the steps
+        if config.train.ema_decay:
+            self.average = moving_average(self.model, config.train.ema_decay)
         self.guard = StepGuard(self.model, self.folder, limit=config.train.max_bad_steps)
         self.epoch = self.step = 0  # whole epochs done; steps done, over all epochs
         self.validates = False  # the last epoch's validation is still to come
@@ -131,7 +138,7 @@ class Trainer:
                 if not self.validates:
                     self._train_epoch(log)
                     self.epoch += 1
-                    average_buffers(self.model, self.world)
+                    self._end_epoch()
                     self.validates = self._validates()
                     self._save()
                 if self.validates:
@@ -140,6 +147,11 @@ class Trainer:
                     self.validates = False
                     self._save()
         return self.folder / "best.pt"
+
+    @property
+    def network(self) -> nn.Module:
+        """What the run is to give: what is validated and saved as the network."""
+        return self.model if self.average is None else self.average.module
 
     @property
     def done(self) -> bool:
@@ -185,8 +197,7 @@ class Trainer:
         told = {key: batch[key] for key in ("skipped", "index")}
         batch = _to_device(batch, world.device, self.normalise)
         batch = self.mix(batch, step=self.step, micro=micro, rank=world.rank)
-        dtype = torch.float16 if train.precision is Precision.fp16 else torch.bfloat16
-        autocast = torch.autocast(world.device.type, dtype, train.precision is not Precision.fp32)
+        autocast = self._autocast()
         scale = 1 / train.accumulate
         if train.views is Views.sequential:
             outputs = backward_each_view(self.task, batch, scale, self.scaler, autocast)
@@ -200,6 +211,11 @@ class Trainer:
                 self.scaler.scale(outputs["loss"] * scale).backward()
         return {**outputs, **told, "label": batch["label"]}
 
+    def _autocast(self) -> torch.autocast:
+        precision = self.config.train.precision
+        dtype = torch.float16 if precision is Precision.fp16 else torch.bfloat16
+        return torch.autocast(self.world.device.type, dtype, precision is not Precision.fp32)
+
     def _update(self, outputs: list[dict[str, Any]], norm: Tensor, log: RunLog) -> bool:
         """Step the optimiser, unless a number is not finite; whether the run was asked to end."""
         losses = torch.stack([output["loss"].detach() for output in outputs])
@@ -209,6 +225,8 @@ class Trainer:
             self.meter.read(output)
         if not (bad_loss or bad_norm):
             self.scaler.step(self.optimiser)
+            if self.average is not None:
+                self.average.update(self.model, self.step + 1)
             self.guard.accept()
             for output in outputs:
                 self.meter.add(output)
@@ -234,10 +252,27 @@ class Trainer:
         train = self.config.train
         return self.epoch % train.validate_epochs == 0 or self.epoch == train.epochs
 
+    def _end_epoch(self) -> None:
+        """Give all processes the same statistics: those that they have, or exact ones."""
+        average_buffers(self.model, self.world)
+        if self.average is not None:
+            average_buffers(self.average.module, self.world)
+        wanted = self.config.train.precise_norms
+        if wanted and self._validates():
+            self.train_loader.sampler.set_epoch(self.epoch)  # the next one's first videos
+            batches = itertools.islice(self.train_loader, wanted)
+            with self._autocast():
+                precise_statistics(
+                    self.network,
+                    (_to_device(batch, self.world.device, self.normalise) for batch in batches),
+                    self.world,
+                    frames=self.config.task.frames,
+                )
+
     def _validate(self, log: RunLog) -> None:
         """Accuracy at trained and unseen counts; keep the best network."""
         self.metrics = evaluate(
-            self.model,
+            self.network,
             self.val_loader,
             precision=self.config.train.precision.value,
             batch_size=build.clips_per_forward(self.config, self.world),
@@ -278,7 +313,7 @@ class Trainer:
     def _network(self) -> dict[str, Any]:
         """What a checkpoint holds of the network itself."""
         return {
-            "model": self.model.state_dict(),
+            "model": self.network.state_dict(),
             "meta": build.describe(self.config, self.videos, self.metrics),
         }
 
@@ -291,7 +326,7 @@ class Trainer:
         if self.guard.in_a_row > 1 and self.epoch < self.config.train.epochs:
             return
         content = {**self._network(), "training": training_state(self)}
-        wrong = not_finite(content["model"])
+        wrong = not_finite({**content["model"], **content["training"].get("weights", {})})
         if any_of([bool(wrong)], self.world)[0]:
             raise FloatingPointError(
                 f"weights or statistics are not finite at step {self.step} "
@@ -339,13 +374,6 @@ class Trainer:
             config=config_to_dict(self.config),
             tensorboard=self.config.log.tensorboard and not self.done,
         )
-
-
-def _synchronise_norms(model: nn.Module, world: World) -> nn.Module:
-    """BatchNorm over the batches of all processes; torch has it on CUDA alone."""
-    if world.device.type != "cuda":
-        raise ConfigError("train.sync_norms=true needs CUDA devices; leave it out on a CPU")
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model) if world.size > 1 else model
 
 
 def _norms(model: nn.Module) -> list[nn.Module]:

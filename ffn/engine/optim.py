@@ -217,8 +217,3 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
     """Give every group ``lr`` times its own ``lr_scale``."""
     for group in optimiser.param_groups:
         group["lr"] = lr * group["lr_scale"]
-
-
-def scaled_lr(lr: float, batch_size: int, base_batch: int | None) -> float:
-    """TEMP replaced on merge."""
-    return lr if base_batch is None else lr * batch_size / base_batch

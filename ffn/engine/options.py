@@ -248,7 +248,13 @@ class TrainConfig:
     precision: Precision = _option(Precision.fp32, "fp32, bf16 or fp16 (autocast)")
     clip_norm: float | None = _option(20.0, "largest gradient norm; null: no clipping")
     freeze_norms: bool = _option(False, "normalisation layers keep statistics and affine as given")
-    sync_norms: bool = _option(False, "BatchNorm statistics over all processes (CUDA only)")
+    sync_norms: bool = _option(False, "BatchNorm statistics over all processes")
+    precise_norms: int = _option(
+        0, "micro-batches whose exact statistics norms get before a validation; 0: running ones"
+    )
+    ema_decay: float = _option(
+        0.0, "moving average of weights and statistics is the network, 0 < d < 1; 0: off"
+    )
     validate_epochs: int = _option(1, "epochs between validations; the last one always validates")
     save_steps: int = _option(0, "steps between checkpoints inside an epoch; 0: at epoch ends only")
     keep_checkpoints: int = _option(2, "newest checkpoints that stay, beside the best network")
@@ -273,6 +279,7 @@ class OptimConfig:
     groups: Groups = _option(
         Groups.tsm, "tsm: head weight lr x5, head bias x10, biases x2; standard: one lr"
     )
+    layer_decay: float = _option(1.0, "factor of the rate per block towards the input; 1: off")
     schedule: Schedule = _option(Schedule.step, "step or cosine")
     milestones: list[float] = _option([20, 40], "epochs at which step multiplies the rate by gamma")
     gamma: float = _option(0.1, "factor of the step schedule")

@@ -81,7 +81,15 @@ def begin(folder: Path, config: Config) -> None:
 
 def training_state(trainer: Trainer) -> dict[str, Any]:
     """What to keep beside the network to continue; all processes call it."""
-    return {
+    state = (
+        {}
+        if trainer.average is None
+        else {
+            "weights": trainer.model.state_dict(),  # the network is their average then
+            "average_buffers": gather_buffers(trainer.average.module, trainer.world),
+        }
+    )
+    return state | {
         "optimiser": trainer.optimiser.state_dict(),
         "scaler": trainer.scaler.state_dict(),
         "buffers": gather_buffers(trainer.model, trainer.world),
@@ -120,7 +128,10 @@ def restore(trainer: Trainer, content: dict[str, Any], path: Path) -> int:
             f"{path} was trained on other videos or labels than {trainer.config.data.root} lists "
             "now; restore the lists, or choose another log.output"
         )
-    trainer.model.load_state_dict(content["model"])
+    trainer.network.load_state_dict(content["model"])
+    if trainer.average is not None:
+        trainer.model.load_state_dict(training["weights"])
+        load_buffers(trainer.average.module, training["average_buffers"], trainer.world)
     load_buffers(trainer.model, training["buffers"], trainer.world)
     trainer.optimiser.load_state_dict(training["optimiser"])
     trainer.scaler.load_state_dict(training["scaler"])
