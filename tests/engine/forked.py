@@ -46,6 +46,7 @@ class Forks:
         kill: dict[str, Any] | None = None,
         order: Path | None = None,
         said: Path | None = None,
+        double: bool = False,
     ) -> dict[str, Any]:
         """Train.
 
@@ -56,6 +57,7 @@ class Forks:
                 there, and ``rank``.
             order: a folder that gets, per process, the videos of every step.
             said: a file for what the processes print.
+            double: train in float64, where rounding does not hide differences.
 
         Returns:
             ``status`` of each process, negative if a signal ended it, and ``seconds``.
@@ -66,6 +68,7 @@ class Forks:
             "kill": kill,
             "order": order and str(order),
             "said": str(said or os.devnull),
+            "double": double,
         }
         self._program.stdin.write(json.dumps(job) + "\n")
         self._program.stdin.flush()
@@ -130,6 +133,8 @@ def _train(job: dict[str, Any], rank: int) -> int:
 
     if job["order"]:
         _note_order(loop.Trainer, Path(job["order"]) / f"{rank}.jsonl")
+    if job["double"]:
+        _compute_in_float64(loop)
     kill = job["kill"]
     if kill and kill["rank"] == rank:
         _arm(loop, **kill)
@@ -147,6 +152,19 @@ def _note_order(trainer: Any, path: Path) -> None:
         return backward(self, batch, micro)
 
     trainer._backward = noting
+
+
+def _compute_in_float64(loop: Any) -> None:
+    build_model, to_device = loop.build.build_model, loop._to_device
+
+    def doubled(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
+        batch = to_device(batch, *more)
+        return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
+
+    loop.build.build_model = lambda *given: build_model(*given).double()
+    loop._to_device = doubled
+    nothing = {"top1": 0.0, "failed": 0}  # validation computes in float32
+    loop.evaluate = lambda network, loader, **options: dict.fromkeys(loader.dataset.views, nothing)
 
 
 def _arm(loop: Any, where: str, after: float, rank: int, nth: int = 1) -> None:
