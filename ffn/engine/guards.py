@@ -55,7 +55,7 @@ class StepGuard:
     def reject(
         self, step: int, losses: Sequence[float], videos: Sequence[str], world: World
     ) -> str:
-        """Take back a step, and write down the videos that it was made of.
+        """Count a step that was taken back, and write down the videos that it was made of.
 
         All processes call it.
 
@@ -71,7 +71,6 @@ class StepGuard:
         Raises:
             FloatingPointError: it was one too many in a row.
         """
-        self.undo()
         self.total += 1
         self.in_a_row += 1
         found = gather({"loss": [str(loss) for loss in losses], "videos": list(videos)}, world)

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import warnings
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ffn import zoo
 from ffn.core import NORMS
@@ -23,25 +21,23 @@ from ffn.engine.distributed import (
     World,
     any_of,
     average_buffers,
-    average_gradients,
     company,
     gather,
     on_main,
 )
-from ffn.engine.ema import moving_average
-from ffn.engine.guards import StepGuard, not_finite
+from ffn.engine.guards import not_finite
 from ffn.engine.log import RunLog
 from ffn.engine.memory import memory_mib
 from ffn.engine.meter import Meter
 from ffn.engine.optim import set_learning_rate
-from ffn.engine.options import Config, Precision, Views
+from ffn.engine.options import Config
 from ffn.engine.randomness import make_deterministic, seed_step
 from ffn.engine.resume import begin, restore, training_state
 from ffn.engine.run_folder import CheckpointFolder
 from ffn.engine.signals import StoppedError, StopRequest
 from ffn.engine.statistics import precise_statistics
+from ffn.engine.step import Stepper, Verdict, to_device
 from ffn.engine.sync_norms import synchronise_norms
-from ffn.engine.tasks import backward_each_view
 from ffn.evaluation import evaluate
 
 
@@ -73,7 +69,6 @@ class Trainer:
             preprocessing=build.build_preprocessing(config.data),
         )
         self.normalise = Normalise(self.train_loader.dataset.preprocessing)
-        self.mix = build.build_mix(config, len(self.videos.classes))
         torch.manual_seed(config.train.seed)  # the same start on every process
         self.model = build.build_model(config, len(self.videos.classes)).to(world.device)
         build.check_precision(config, self.model, world.device)
@@ -82,14 +77,17 @@ class Trainer:
             self.started_from = zoo.load_start_weights(self.model, config.model.weights)
         if config.train.sync_norms:
             self.model = synchronise_norms(self.model, world)
-        self.task = build.build_task(config, self.model)
         if config.train.freeze_norms:
             for norm in _norms(self.model):
                 norm.requires_grad_(False)
-        self.optimiser = build.build_optimiser(config, self.model)
-        fp16 = config.train.precision is Precision.fp16
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=fp16)
-        self.wrapped = self._wrap()
+        self.stepper = Stepper(
+            config,
+            self.model,
+            normalise=self.normalise,
+            mix=build.build_mix(config, len(self.videos.classes)),
+            folder=self.folder,
+            world=world,
+        )
         self.steps_per_epoch = len(self.train_loader) // config.train.accumulate
         if self.steps_per_epoch < 1:
             raise ConfigError(
@@ -97,24 +95,11 @@ class Trainer:
                 "lower train.batch_size"
             )
         self.meter = Meter(world)
-        self.average = None  # of the weights over the steps
-        if config.train.ema_decay:
-            self.average = moving_average(self.model, config.train.ema_decay)
-        self.guard = StepGuard(self.model, self.folder, limit=config.train.max_bad_steps)
         self.epoch = self.step = 0  # whole epochs done; steps done, over all epochs
         self.validates = False  # the last epoch's validation is still to come
         self.best = -1.0
         self.metrics: dict[int, dict[str, float]] = {}
         self.notes: list[str] = []  # what happened before the log was open
-
-    def _wrap(self) -> nn.Module:
-        """The task, with gradients averaged during backward where one backward is the step."""
-        if self.world.size == 1 or self.config.train.views is Views.sequential:
-            return self.task
-        devices = [self.world.device] if self.world.device.type == "cuda" else None
-        with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
-            warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
-            return DistributedDataParallel(self.task, device_ids=devices, broadcast_buffers=False)
 
     def run(self) -> Path:
         """Train to the end, or on from the last checkpoint; returns the best checkpoint's path.
@@ -149,21 +134,16 @@ class Trainer:
         return self.folder / "best.pt"
 
     @property
-    def network(self) -> nn.Module:
-        """What the run is to give: what is validated and saved as the network."""
-        return self.model if self.average is None else self.average.module
-
-    @property
     def done(self) -> bool:
         """Whether all epochs are behind the run, validation included."""
         return self.epoch >= self.config.train.epochs and not self.validates
 
     def _train_epoch(self, log: RunLog) -> None:
         """One pass over the videos, or what is left of it."""
-        train = self.config.train
+        train, stepper = self.config.train, self.stepper
         first = self.step - self.epoch * self.steps_per_epoch
         self.train_loader.sampler.set_epoch(self.epoch, skip_batches=first * train.accumulate)
-        self.task.train()
+        stepper.task.train()
         if train.freeze_norms:
             for norm in _norms(self.model):
                 norm.eval()
@@ -174,79 +154,38 @@ class Trainer:
 
         for _ in range(first, self.steps_per_epoch):
             lr = build.learning_rate_at(self.config, self.step / self.steps_per_epoch)
-            set_learning_rate(self.optimiser, lr)
+            set_learning_rate(stepper.optimiser, lr)
             seed_step(train.seed, self.step, self.world.rank)
-            self.guard.remember()
-            outputs = [self._backward(next(batches), micro) for micro in range(train.accumulate)]
-            norm = self._clip()
-            asked_to_stop = self._update(outputs, norm, log)
+            stepper.guard.remember()
+            outputs = [
+                stepper.backward(next(batches), step=self.step, micro=micro)
+                for micro in range(train.accumulate)
+            ]
+            norm = stepper.clip()
+            verdict = stepper.update(outputs, norm, step=self.step, stop=self.stop.asked)
             self.step += 1
+            self._count(outputs, verdict, log)
             log.step(self.step, self.meter.rate())
             if self.step % self.config.log.interval == 0:
                 self._log_interval(log, lr, norm)
-            if asked_to_stop or (train.save_steps and self.step % train.save_steps == 0):
+            if verdict.stop or (train.save_steps and self.step % train.save_steps == 0):
                 self._save()
-            if asked_to_stop:
+            if verdict.stop:
                 raise StoppedError
         self._log_skipped(log)
 
-    def _backward(self, batch: dict[str, Any], micro: int) -> dict[str, Any]:
-        """Forward and backward of one micro-batch; gradients are averaged after the last."""
-        train, world = self.config.train, self.world
-        last = micro == train.accumulate - 1
-        told = {key: batch[key] for key in ("skipped", "index")}
-        batch = _to_device(batch, world.device, self.normalise)
-        batch = self.mix(batch, step=self.step, micro=micro, rank=world.rank)
-        autocast = self._autocast()
-        scale = 1 / train.accumulate
-        if train.views is Views.sequential:
-            outputs = backward_each_view(self.task, batch, scale, self.scaler, autocast)
-            if last:
-                average_gradients(self.model.parameters(), world)
-        else:
-            ddp = isinstance(self.wrapped, DistributedDataParallel)
-            with self.wrapped.no_sync() if ddp and not last else nullcontext():
-                with autocast:
-                    outputs = self.wrapped(batch)
-                self.scaler.scale(outputs["loss"] * scale).backward()
-        return {**outputs, **told, "label": batch["label"]}
-
-    def _autocast(self) -> torch.autocast:
-        precision = self.config.train.precision
-        dtype = torch.float16 if precision is Precision.fp16 else torch.bfloat16
-        return torch.autocast(self.world.device.type, dtype, precision is not Precision.fp32)
-
-    def _update(self, outputs: list[dict[str, Any]], norm: Tensor, log: RunLog) -> bool:
-        """Step the optimiser, unless a number is not finite; whether the run was asked to end."""
-        losses = torch.stack([output["loss"].detach() for output in outputs])
-        claims = [self.stop.asked, ~losses.isfinite().all(), ~norm.isfinite()]
-        asked, bad_loss, bad_norm = any_of(claims, self.world)
+    def _count(self, outputs: list[dict[str, Any]], verdict: Verdict, log: RunLog) -> None:
+        """Add a step to the interval's numbers; of a bad one, keep the names of its videos."""
         for output in outputs:
             self.meter.read(output)
-        if not (bad_loss or bad_norm):
-            self.scaler.step(self.optimiser)
-            if self.average is not None:
-                self.average.update(self.model, self.step + 1)
-            self.guard.accept()
-            for output in outputs:
+            if verdict.took:
                 self.meter.add(output)
-        elif bad_loss or not self.scaler.is_enabled() or self.scaler.get_scale() <= 1:
+        if verdict.is_bad:
+            self.meter.leave_out()
             indices = torch.cat([output["index"] for output in outputs]).tolist()
             videos = [self.videos.train[index].path for index in indices]
-            self.meter.leave_out()
-            log.say(self.guard.reject(self.step + 1, losses.tolist(), videos, self.world))
-        # Else fp16 alone ran over: the scaler lowers its scale.
-        self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
-        return asked
-
-    def _clip(self) -> Tensor:
-        """Clip the gradients' norm, in the units of the loss in every precision; return it."""
-        self.scaler.unscale_(self.optimiser)
-        largest = self.config.train.clip_norm
-        return nn.utils.clip_grad_norm_(
-            self.model.parameters(), float("inf") if largest is None else largest
-        )
+            losses = [output["loss"].item() for output in outputs]
+            log.say(self.stepper.guard.reject(self.step, losses, videos, self.world))
 
     def _validates(self) -> bool:
         train = self.config.train
@@ -255,16 +194,16 @@ class Trainer:
     def _end_epoch(self) -> None:
         """Give all processes the same statistics: those that they have, or exact ones."""
         average_buffers(self.model, self.world)
-        if self.average is not None:
-            average_buffers(self.average.module, self.world)
+        if self.stepper.average is not None:
+            average_buffers(self.stepper.network, self.world)
         wanted = self.config.train.precise_norms
         if wanted and self._validates():
             self.train_loader.sampler.set_epoch(self.epoch)  # the next one's first videos
             batches = itertools.islice(self.train_loader, wanted)
-            with self._autocast():
+            with self.stepper.autocast():
                 precise_statistics(
-                    self.network,
-                    (_to_device(batch, self.world.device, self.normalise) for batch in batches),
+                    self.stepper.network,
+                    (to_device(batch, self.world.device, self.normalise) for batch in batches),
                     self.world,
                     frames=self.config.task.frames,
                 )
@@ -272,7 +211,7 @@ class Trainer:
     def _validate(self, log: RunLog) -> None:
         """Accuracy at trained and unseen counts; keep the best network."""
         self.metrics = evaluate(
-            self.network,
+            self.stepper.network,
             self.val_loader,
             precision=self.config.train.precision.value,
             batch_size=build.clips_per_forward(self.config, self.world),
@@ -313,7 +252,7 @@ class Trainer:
     def _network(self) -> dict[str, Any]:
         """What a checkpoint holds of the network itself."""
         return {
-            "model": self.network.state_dict(),
+            "model": self.stepper.network.state_dict(),
             "meta": build.describe(self.config, self.videos, self.metrics),
         }
 
@@ -323,7 +262,7 @@ class Trainer:
         Several bad steps in a row may mean that the weights are ruined, finite as they are: the
         checkpoint from before stays then.
         """
-        if self.guard.in_a_row > 1 and self.epoch < self.config.train.epochs:
+        if self.stepper.guard.in_a_row > 1 and self.epoch < self.config.train.epochs:
             return
         content = {**self._network(), "training": training_state(self)}
         wrong = not_finite({**content["model"], **content["training"].get("weights", {})})
@@ -378,9 +317,3 @@ class Trainer:
 
 def _norms(model: nn.Module) -> list[nn.Module]:
     return [module for module in model.modules() if isinstance(module, NORMS)]
-
-
-def _to_device(batch: dict[str, Any], device: torch.device, normalise: Normalise) -> dict[str, Any]:
-    """A batch on its device; clips travel as uint8 and are normalised there."""
-    clips = {t: normalise(clip.to(device, non_blocking=True)) for t, clip in batch["clips"].items()}
-    return {"clips": clips, "label": batch["label"].to(device, non_blocking=True)}

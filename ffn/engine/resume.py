@@ -81,20 +81,8 @@ def begin(folder: Path, config: Config) -> None:
 
 def training_state(trainer: Trainer) -> dict[str, Any]:
     """What to keep beside the network to continue; all processes call it."""
-    state = (
-        {}
-        if trainer.average is None
-        else {
-            "weights": trainer.model.state_dict(),  # the network is their average then
-            "average_buffers": gather_buffers(trainer.average.module, trainer.world),
-        }
-    )
-    return state | {
-        "optimiser": trainer.optimiser.state_dict(),
-        "scaler": trainer.scaler.state_dict(),
-        "buffers": gather_buffers(trainer.model, trainer.world),
+    return trainer.stepper.state() | {
         "meter": trainer.meter.state(),
-        "guard": trainer.guard.state_dict(),
         "epoch": trainer.epoch,
         "step": trainer.step,
         "validates": trainer.validates,
@@ -128,15 +116,8 @@ def restore(trainer: Trainer, content: dict[str, Any], path: Path) -> int:
             f"{path} was trained on other videos or labels than {trainer.config.data.root} lists "
             "now; restore the lists, or choose another log.output"
         )
-    trainer.network.load_state_dict(content["model"])
-    if trainer.average is not None:
-        trainer.model.load_state_dict(training["weights"])
-        load_buffers(trainer.average.module, training["average_buffers"], trainer.world)
-    load_buffers(trainer.model, training["buffers"], trainer.world)
-    trainer.optimiser.load_state_dict(training["optimiser"])
-    trainer.scaler.load_state_dict(training["scaler"])
-    if "guard" in training:  # not in files of format 1
-        trainer.guard.load_state_dict(training["guard"])
+    trainer.stepper.load_state(content["model"], training)
+    if "meter" in training:  # not in files of format 1
         trainer.meter.load_state(training["meter"])
         trainer.validates = training["validates"]
     trainer.epoch, trainer.step = training["epoch"], training["step"]

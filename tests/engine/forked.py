@@ -129,10 +129,10 @@ def _fork(job: dict[str, Any], rank: int, port: int) -> int:
 
 def _train(job: dict[str, Any], rank: int) -> int:
     from ffn.cli.train import main as command
-    from ffn.engine import loop
+    from ffn.engine import loop, step
 
     if job["order"]:
-        _note_order(loop.Trainer, Path(job["order"]) / f"{rank}.jsonl")
+        _note_order(step.Stepper, Path(job["order"]) / f"{rank}.jsonl")
     if job["double"]:
         _compute_in_float64(loop)
     kill = job["kill"]
@@ -142,27 +142,29 @@ def _train(job: dict[str, Any], rank: int) -> int:
     return command([str(empty), *job["options"]])
 
 
-def _note_order(trainer: Any, path: Path) -> None:
-    backward = trainer._backward
+def _note_order(stepper: Any, path: Path) -> None:
+    backward = stepper.backward
 
-    def noting(self: Any, batch: dict[str, Any], micro: int) -> dict[str, Any]:
-        line = {"step": self.step, "index": batch["index"].tolist(), "world": self.world.size}
+    def noting(self: Any, batch: dict[str, Any], **place: int) -> dict[str, Any]:
+        line = {"step": place["step"], "index": batch["index"].tolist(), "world": self.world.size}
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        return backward(self, batch, micro)
+        return backward(self, batch, **place)
 
-    trainer._backward = noting
+    stepper.backward = noting
 
 
 def _compute_in_float64(loop: Any) -> None:
-    build_model, to_device = loop.build.build_model, loop._to_device
+    from ffn.engine import step
+
+    build_model, to_device = loop.build.build_model, step.to_device
 
     def doubled(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
         batch = to_device(batch, *more)
         return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
 
     loop.build.build_model = lambda *given: build_model(*given).double()
-    loop._to_device = doubled
+    step.to_device = doubled
     nothing = {"top1": 0.0, "failed": 0}  # validation computes in float32
     loop.evaluate = lambda network, loader, **options: dict.fromkeys(loader.dataset.views, nothing)
 
@@ -198,7 +200,9 @@ def _arm(loop: Any, where: str, after: float, rank: int, nth: int = 1) -> None:
     elif where == "validation":
         at(loop, "evaluate", die)
     elif where == "worker":
-        at(loop.Trainer, "_backward", kill_worker)
+        from ffn.engine import step
+
+        at(step.Stepper, "backward", kill_worker)
 
 
 if __name__ == "__main__":

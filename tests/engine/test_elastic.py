@@ -108,7 +108,7 @@ def test_losses_are_those_of_one_process(
     views: str,
     figure: Callable[..., None],
 ) -> None:
-    """In float64: in float32 six steps make the rounding of sums in another order ten times 1e-6."""
+    """In float64: in float32, six steps make another order of sums visible beyond 1e-6."""
     more = (*FOUR, *EXACT, start, norms, f"train.views={views}")
     for world in (1, 2, 4):
         job = forks.run(options(videos, tmp_path / str(world), *more), world=world, double=True)

@@ -11,7 +11,7 @@ import torch
 from engine_toys import CPU, config, read_log, train, weights
 from torch import nn
 
-from ffn.engine import loop
+from ffn.engine import step
 from ffn.engine.checkpoint import load_checkpoint
 from ffn.engine.distributed import World
 from ffn.engine.guards import LISTED, StepGuard, not_finite
@@ -20,7 +20,7 @@ from ffn.engine.loop import Trainer
 
 def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float = torch.nan) -> None:
     """Make a pixel of the clips of some training batches, counted from 0, not a number."""
-    to_device, made = loop._to_device, iter(range(10**6))
+    to_device, made = step.to_device, iter(range(10**6))
 
     def poisoned(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
         batch = to_device(batch, *more)
@@ -29,20 +29,20 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float = torc
                 clip[0, 0, 0, 0, 0] = value
         return batch
 
-    monkeypatch.setattr(loop, "_to_device", poisoned)
+    monkeypatch.setattr(step, "to_device", poisoned)
 
 
 def states(trainer: Trainer, steps: dict[int, dict[str, torch.Tensor]]) -> None:
     """Note the network before each optimiser update of a run."""
-    update = trainer._update
+    update = trainer.stepper.update
 
-    def watch(*args: Any) -> bool:
+    def watch(*args: Any, **place: Any) -> Any:
         steps[trainer.step] = {k: v.clone() for k, v in kept(trainer).items()}
-        asked = update(*args)
+        verdict = update(*args, **place)
         steps[trainer.step + 0.5] = {k: v.clone() for k, v in kept(trainer).items()}
-        return asked
+        return verdict
 
-    trainer._update = watch
+    trainer.stepper.update = watch
 
 
 def kept(trainer: Trainer) -> dict[str, torch.Tensor]:
@@ -64,14 +64,14 @@ def test_ten_bad_steps_leave_no_trace(
     trainer.run()
 
     before = seen[0]  # after the forward pass of the first step: statistics have moved already
-    for step in range(24):
-        after = seen[step + 0.5]
+    for done in range(24):
+        after = seen[done + 0.5]
         assert not not_finite(after)
         same = all(torch.equal(after[key], before[key]) for key in after)
-        assert same == (step in bad), step
+        assert same == (done in bad), done
         before = after
     lines = [json.loads(line) for line in (tmp_path / "run" / LISTED).read_text().splitlines()]
-    assert [line["step"] for line in lines] == [step + 1 for step in sorted(bad)]
+    assert [line["step"] for line in lines] == [done + 1 for done in sorted(bad)]
     for line in lines:
         (own,) = line["ranks"]
         assert len(own["videos"]) == 2
@@ -93,13 +93,13 @@ def test_bad_step_is_as_if_it_had_not_been(
     one.run()
 
     other = Trainer(config(videos, tmp_path / "other", *more), CPU)
-    other.task.train()
+    other.stepper.task.train()
     batches = list(other.train_loader)
-    optimiser = torch.optim.SGD(other.optimiser.param_groups, momentum=0.9)
+    optimiser = torch.optim.SGD(other.stepper.optimiser.param_groups, momentum=0.9)
     for batch in (batches[0], *batches[2:]):
         clips = {t: other.normalise(clip) for t, clip in batch["clips"].items()}
         optimiser.zero_grad()
-        other.task({"clips": clips, "label": batch["label"]})["loss"].backward()
+        other.stepper.task({"clips": clips, "label": batch["label"]})["loss"].backward()
         nn.utils.clip_grad_norm_(other.model.parameters(), 20.0)
         for group in optimiser.param_groups:
             group["lr"] = 0.01 * group["lr_scale"]
@@ -133,20 +133,20 @@ def test_counts_survive_an_interruption(
     folder = train(videos, tmp_path / "run", "train.epochs=1")
     again = Trainer(config(videos, folder, "train.epochs=1"), CPU)
     again.run()
-    assert (again.guard.total, again.guard.in_a_row) == (2, 2)
+    assert (again.stepper.guard.total, again.stepper.guard.in_a_row) == (2, 2)
 
 
 def test_weights_that_are_not_finite_are_never_saved(videos: Path, tmp_path: Path) -> None:
     trainer = Trainer(config(videos, tmp_path / "run", "train.save_steps=1"), CPU)
-    update = trainer._update
+    update = trainer.stepper.update
 
-    def ruin(*args: Any) -> bool:
-        asked = update(*args)
+    def ruin(*args: Any, **place: Any) -> Any:
+        verdict = update(*args, **place)
         if trainer.step == 2:
             next(trainer.model.parameters()).data[0] = torch.nan
-        return asked
+        return verdict
 
-    trainer._update = ruin
+    trainer.stepper.update = ruin
     with pytest.raises(FloatingPointError, match=r"not finite at step 3 \(.*nothing was saved"):
         trainer.run()
 
@@ -166,8 +166,8 @@ def test_scaler_of_fp16_is_left_to_its_work(
     trainer = Trainer(config(videos, tmp_path / "run", *more, "train.epochs=2"), CPU)
     trainer.run()
 
-    assert trainer.guard.total == 0
-    assert trainer.scaler.get_scale() < 2.0**60
+    assert trainer.stepper.guard.total == 0
+    assert trainer.stepper.scaler.get_scale() < 2.0**60
     assert all(e["bad_steps"] == 0 for e in read_log(tmp_path / "run"))
 
 
@@ -196,6 +196,7 @@ def test_statistics_of_every_type_return(tmp_path: Path) -> None:
     guard.remember()
     model(torch.full((5, 3), torch.nan))
     assert not_finite(model.state_dict())
+    guard.undo()
     said = guard.reject(7, [float("nan")], ["a.mp4"], World(0, 1, torch.device("cpu")))
 
     assert "loss is not finite around step 7: left out (1 in a row, 1 in all)" in said

@@ -26,7 +26,7 @@ from engine_toys import (
 from ffn.cli.train import main
 from ffn.core import WeightAlteration
 from ffn.data import VideoError
-from ffn.engine import loop
+from ffn.engine import loop, step
 from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.loop import Trainer
@@ -163,14 +163,14 @@ class Killed(BaseException):
 def train_until(step: int, videos: Path, folder: Path, *more: str) -> None:
     """Stop without any clean-up of the loop's own, before a step."""
     trainer = Trainer(config(videos, folder, *more), CPU)
-    clip = trainer._clip
+    clip = trainer.stepper.clip
 
     def stop() -> Any:
         if trainer.step == step:
             raise Killed
         return clip()
 
-    trainer._clip = stop
+    trainer.stepper.clip = stop
     with pytest.raises(Killed):
         trainer.run()
 
@@ -259,13 +259,13 @@ def test_mixed_videos_are_drawn_anew_in_every_step(
 ) -> None:
     trainer = Trainer(config(videos, tmp_path / "run", "train.mixup=1", "train.accumulate=2"), CPU)
     keys = []
-    mix = trainer.mix
+    mix = trainer.stepper.mix
 
     def watch(batch: dict[str, Any], **key: int) -> dict[str, Any]:
         keys.append((key["step"], key["micro"], key["rank"]))
         return mix(batch, **key)
 
-    monkeypatch.setattr(trainer, "mix", watch)
+    monkeypatch.setattr(trainer.stepper, "mix", watch)
     monkeypatch.setattr(trainer, "_validate", lambda log: None)
     trainer.run()
 
@@ -280,8 +280,8 @@ def test_interrupted_run_with_averages_and_exact_statistics(videos: Path, tmp_pa
         "train.save_steps=1",
     )
     whole = train(videos, tmp_path / "whole", *more)
-    for step in (2, STEPS, STEPS + 1):
-        train_until(step, videos, tmp_path / "run", *more)
+    for until in (2, STEPS, STEPS + 1):
+        train_until(until, videos, tmp_path / "run", *more)
     train(videos, tmp_path / "run", *more)
 
     assert same_weights(tmp_path / "run", whole)
@@ -295,23 +295,23 @@ def test_average_of_the_weights_is_what_is_validated_and_kept(
     """By the formula: a_t = d a_(t-1) + (1 - d) w_t with d = min(decay, 1 - t^(-2/3))."""
     trainer = Trainer(config(videos, tmp_path / "run", "train.ema_decay=0.5"), CPU)
     expected: dict[str, torch.Tensor] = {}
-    update, evaluate = trainer._update, loop.evaluate
+    update, evaluate = trainer.stepper.update, loop.evaluate
 
-    def watch(*args: Any) -> bool:
-        asked = update(*args)
+    def watch(*args: Any, **place: Any) -> Any:
+        verdict = update(*args, **place)
         d = min(0.5, 1 - (trainer.step + 1) ** (-2 / 3))
         for key, value in trainer.model.state_dict().items():
             old = expected.get(key, value)
             new = d * old + (1 - d) * value if value.is_floating_point() else value
             expected[key] = new.clone()
-        return asked
+        return verdict
 
     def hold(network: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
         for key, value in network.state_dict().items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
         return evaluate(network, *args, **kwargs)
 
-    trainer._update = watch
+    trainer.stepper.update = watch
     monkeypatch.setattr(loop, "evaluate", hold)
     trainer.run()
 
@@ -423,14 +423,14 @@ def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> Non
 
 def in_float64(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     """So that differences between two ways to sum are far below those that a mistake makes."""
-    trainer.task.double()
-    to_device = loop._to_device
+    trainer.stepper.task.double()
+    to_device = step.to_device
 
     def convert(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
         batch = to_device(batch, *more)
         return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
 
-    monkeypatch.setattr(loop, "_to_device", convert)
+    monkeypatch.setattr(step, "to_device", convert)
     monkeypatch.setattr(trainer, "_validate", lambda log: None)
     return trainer
 
@@ -490,18 +490,18 @@ def test_every_precision_clips_in_units_of_the_loss(
     more = (f"train.precision={precision}", f"train.views={views}", f"train.clip_norm={limit}")
     trainer = Trainer(config(videos, tmp_path / "run", *more, "train.epochs=1"), CPU)
     stepped: list[float] = []
-    step = trainer.scaler.step
+    step = trainer.stepper.scaler.step
 
     def watch(optimiser: torch.optim.Optimizer) -> Any:
         gradients = [p.grad.double().norm() for g in optimiser.param_groups for p in g["params"]]
         stepped.append(float(torch.stack(gradients).norm()))
         return step(optimiser)
 
-    trainer.scaler.step = watch
+    trainer.stepper.scaler.step = watch
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
     trainer.run()
 
-    assert trainer.scaler.is_enabled() == (precision == "fp16")
+    assert trainer.stepper.scaler.is_enabled() == (precision == "fp16")
     assert len(stepped) == STEPS
     assert max(stepped) == pytest.approx(limit, rel=1e-3)
     norms = [entry["grad_norm"] for entry in read_log(tmp_path / "run")]
@@ -517,7 +517,7 @@ def test_without_clipping_the_norm_is_measured_alone(videos: Path, tmp_path: Pat
     for parameter in trainer.model.parameters():
         parameter.grad = torch.ones_like(parameter)
 
-    norm = trainer._clip()
+    norm = trainer.stepper.clip()
 
     assert norm == pytest.approx(sum(p.numel() for p in trainer.model.parameters()) ** 0.5)
     assert all((p.grad == 1).all() for p in trainer.model.parameters())

@@ -112,4 +112,4 @@ def test_rate_is_scaled_and_said(videos: Path, tmp_path: Path) -> None:
     trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
     assert any("learning rate 0.01 (0.02 for 12)" in line for line in announce.start(trainer))
     trainer.run()
-    assert {g["lr"] / g["lr_scale"] for g in trainer.optimiser.param_groups} == {0.01}
+    assert {g["lr"] / g["lr_scale"] for g in trainer.stepper.optimiser.param_groups} == {0.01}

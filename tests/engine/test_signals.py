@@ -34,14 +34,14 @@ def training(folder: Path) -> dict[str, Any]:
 
 def signal_in_step(trainer: Trainer, step: int, number: signal.Signals) -> None:
     """Send it to this process in the middle of a step."""
-    clip = trainer._clip
+    clip = trainer.stepper.clip
 
     def interrupted() -> Any:
         if trainer.step == step:
             os.kill(os.getpid(), number)
         return clip()
 
-    trainer._clip = interrupted
+    trainer.stepper.clip = interrupted
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
