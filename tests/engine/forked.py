@@ -7,6 +7,7 @@ statuses of its processes, and how long it took. A job may say where its process
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
+INSIDE = multiprocessing.Value("b", 0, lock=False)  # whether a process is in the armed place
 
 
 class Forks:
@@ -60,7 +62,8 @@ class Forks:
             double: train in float64, where rounding does not hide differences.
 
         Returns:
-            ``status`` of each process, negative if a signal ended it, and ``seconds``.
+            ``status`` of each process, negative if a signal ended it, ``seconds``, and whether one
+            died ``inside`` the place.
         """
         job = {
             "options": options,
@@ -100,7 +103,9 @@ def main() -> None:
             time.sleep(kill["after"])
             os.kill(children[kill["rank"]], signal.SIGKILL)
         status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
-        answer = {"status": status, "seconds": time.monotonic() - started}
+        inside = INSIDE.value == 1
+        INSIDE.value = 0
+        answer = {"status": status, "seconds": time.monotonic() - started, "inside": inside}
         print(json.dumps(answer), flush=True)
 
 
@@ -177,9 +182,14 @@ def _arm(loop: Any, where: str, after: float, rank: int, nth: int = 1) -> None:
         before = getattr(owner, name)
 
         def armed(*args: Any, **kwargs: Any) -> Any:
-            if next(reached) == nth:
-                threading.Thread(target=act, daemon=True).start()
-            return before(*args, **kwargs)
+            if next(reached) != nth:
+                return before(*args, **kwargs)
+            INSIDE.value = 1  # the others see it, also when this process is no more
+            threading.Thread(target=act, daemon=True).start()
+            try:
+                return before(*args, **kwargs)
+            finally:
+                INSIDE.value = 0
 
         setattr(owner, name, armed)
 
