@@ -1,0 +1,191 @@
+"""Activation checkpointing of residual blocks (Chen et al., 2016, 1604.06174).
+
+A block keeps its input alone and runs a second time in the backward, for its gradients: about a
+third more time for a fraction of the memory. The second run is the first one's repetition, on the
+same private modules and with the same dropout, and leaves no trace: running statistics of norms
+move once. Left out: a choice of blocks, and the offloading of their inputs.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from ffn.core import PrivateModules
+
+LAYERS = (nn.modules.conv._ConvNd, nn.Linear)
+LISTS = (nn.Sequential, nn.ModuleList)
+
+
+def recompute_blocks(model: nn.Module) -> int:
+    """Let every residual block of a network keep its input alone, and run again in the backward.
+
+    State-dict keys, and what the network computes, stay. Nothing is repeated in ``eval`` or without
+    gradients.
+
+    Args:
+        model: any network, frame-flexible or not; changed in place. See :func:`find_blocks`.
+
+    Returns:
+        The number of blocks.
+
+    Raises:
+        ValueError: the network has no blocks, or it is compiled: a compiled network decides by
+            itself what it computes again.
+    """
+    if any(module._compiled_call_impl is not None for module in model.modules()):
+        raise ValueError("the network is compiled; compile it or recompute its blocks, not both")
+    blocks = find_blocks(model)
+    if not blocks:
+        raise ValueError(
+            f"{type(model).__name__} has no blocks: no child of an nn.Sequential or nn.ModuleList "
+            "holds two convolutions or linear layers; train without recomputation"
+        )
+    for block in blocks.values():
+        if not isinstance(block, RecomputedBlock):
+            block.__class__ = _recomputed(type(block))
+    return len(blocks)
+
+
+def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
+    """The residual blocks of a network, by name.
+
+    A block is a child of an ``nn.Sequential`` or ``nn.ModuleList``, or has a ``drop_path`` as timm's
+    blocks do; it holds two or more convolutions or linear layers, and is no such list itself. One
+    that has more than half of its layers in blocks inside it is a stage: they are the blocks then.
+    Of other blocks, those inside count as parts.
+    """
+    lists = (module for module in model.modules() if isinstance(module, LISTS))
+    children = {id(child) for parent in lists for child in parent.children()}
+    candidates = {
+        name: module
+        for name, module in model.named_modules()
+        if name
+        and (id(module) in children or hasattr(module, "drop_path"))
+        and not isinstance(module, LISTS)
+        and _layers(module) >= 2
+    }
+    return dict(_outermost("", candidates))
+
+
+def _outermost(prefix: str, candidates: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
+    """Candidates that lie in no other one, or in a stage alone."""
+    end = ""
+    for name, module in candidates.items():  # parents come before their children
+        if not name.startswith(prefix) or (end and name.startswith(end)):
+            continue
+        end = f"{name}."
+        inside = dict(_outermost(end, candidates))
+        if 2 * sum(map(_layers, inside.values())) > _layers(module):
+            yield from inside.items()
+        else:
+            yield name, module
+
+
+def _layers(module: nn.Module) -> int:
+    """Convolutions and linear layers; of private copies, one counts."""
+    if isinstance(module, LAYERS):
+        return 1
+    children = list(module.children())
+    return sum(map(_layers, children[:1] if isinstance(module, PrivateModules) else children))
+
+
+class RecomputedBlock:
+    """The part that classes of recomputed blocks have in common, by which they are known."""
+
+
+@functools.cache
+def _recomputed(block: type[nn.Module]) -> type[nn.Module]:
+    """The class of a block that runs again in the backward.
+
+    A class of its own, as ``torch.nn.utils.parametrize`` makes them: a wrapper module would change
+    the state-dict keys, and a ``forward`` set on the block would run the original in a deepcopy.
+    """
+
+    def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        run = functools.partial(block.forward, self)
+        if not (self.training and torch.is_grad_enabled()):
+            return run(*args, **kwargs)
+        if torch.compiler.is_compiling():
+            raise RuntimeError(
+                "torch.compile met a block that runs again in the backward; compile the network or "
+                "recompute its blocks, not both"
+            )
+        inputs = _Unchanged(block.__name__, (*args, *kwargs.values()))
+        result = checkpoint(
+            run,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), _repetition(self, inputs)),
+            **kwargs,
+        )
+        inputs.check()
+        return result
+
+    return type(block.__name__, (RecomputedBlock, block), {"forward": forward})
+
+
+class _Unchanged:
+    """Tensors that a second run needs as the first one saw them."""
+
+    def __init__(self, block: str, values: tuple[Any, ...]) -> None:
+        self.block = block
+        self.seen = [(v, v._version) for v in values if isinstance(v, Tensor)]
+
+    def check(self) -> None:
+        if any(tensor._version != version for tensor, version in self.seen):
+            raise RuntimeError(
+                f"an input of {self.block} was changed in place, so the block cannot run again for "
+                "its gradients; make the operation out of place, or train without recomputation"
+            )
+
+
+def _repetition(block: nn.Module, inputs: _Unchanged) -> AbstractContextManager[None]:
+    """Make the block what it is now, for its second run; and then again what it was by then."""
+    modules = list(block.modules())
+    active = {m: m.active for m in modules if isinstance(m, PrivateModules)}
+    # What a module keeps per thread, as the clip's length: a GPU's backward has a thread of its own.
+    local = {
+        id(value): (value, dict(vars(value)))
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, threading.local)
+    }
+
+    @contextmanager
+    def repeat() -> Iterator[None]:
+        inputs.check()
+        active_by_then = {module: module.active for module in active}
+        local_by_then = [(value, dict(vars(value))) for value, _ in local.values()]
+        buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
+        try:
+            _set_active(active)
+            _set_local(local.values())
+            for module, own in buffers:  # stand-ins take what norms write into their statistics
+                module._buffers.update({k: v if v is None else v.clone() for k, v in own.items()})
+            yield
+        finally:
+            for module, own in buffers:
+                module._buffers.update(own)
+            _set_active(active_by_then)
+            _set_local(local_by_then)
+
+    return repeat()
+
+
+def _set_active(counts: dict[PrivateModules, int]) -> None:
+    for module, count in counts.items():
+        module.active = count
+
+
+def _set_local(states: Any) -> None:
+    for value, state in states:
+        vars(value).clear()
+        vars(value).update(state)
