@@ -15,7 +15,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from ffn.core import PrivateModules
@@ -37,11 +37,8 @@ def recompute_blocks(model: nn.Module) -> int:
         The number of blocks.
 
     Raises:
-        ValueError: the network has no blocks, or it is compiled: a compiled network decides by
-            itself what it computes again.
+        ValueError: the network has no blocks.
     """
-    if any(module._compiled_call_impl is not None for module in model.modules()):
-        raise ValueError("the network is compiled; compile it or recompute its blocks, not both")
     blocks = find_blocks(model)
     if not blocks:
         raise ValueError(
@@ -57,10 +54,10 @@ def recompute_blocks(model: nn.Module) -> int:
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
     """The residual blocks of a network, by name.
 
-    A block is a child of an ``nn.Sequential`` or ``nn.ModuleList``, or has a ``drop_path`` as timm's
-    blocks do; it holds two or more convolutions or linear layers, and is no such list itself. One
-    that has more than half of its layers in blocks inside it is a stage: they are the blocks then.
-    Of other blocks, those inside count as parts.
+    A block is a child of an ``nn.Sequential`` or ``nn.ModuleList``, or has a ``drop_path`` as those
+    of timm; it holds two or more convolutions or linear layers, and is no such list itself. One
+    with more than half of its layers in blocks inside it is a stage: they are the blocks then. In
+    any other, blocks inside are parts of it.
     """
     lists = (module for module in model.modules() if isinstance(module, LISTS))
     children = {id(child) for parent in lists for child in parent.children()}
@@ -113,45 +110,21 @@ def _recomputed(block: type[nn.Module]) -> type[nn.Module]:
         run = functools.partial(block.forward, self)
         if not (self.training and torch.is_grad_enabled()):
             return run(*args, **kwargs)
-        if torch.compiler.is_compiling():
-            raise RuntimeError(
-                "torch.compile met a block that runs again in the backward; compile the network or "
-                "recompute its blocks, not both"
-            )
-        inputs = _Unchanged(block.__name__, (*args, *kwargs.values()))
-        result = checkpoint(
-            run,
-            *args,
-            use_reentrant=False,
-            context_fn=lambda: (nullcontext(), _repetition(self, inputs)),
-            **kwargs,
-        )
-        inputs.check()
-        return result
+        if torch.compiler.is_compiling():  # one graph has one count, and writes statistics once
+            return checkpoint(run, *args, use_reentrant=False, **kwargs)
+        contexts = functools.partial(_contexts, self)
+        return checkpoint(run, *args, use_reentrant=False, context_fn=contexts, **kwargs)
 
     return type(block.__name__, (RecomputedBlock, block), {"forward": forward})
 
 
-class _Unchanged:
-    """Tensors that a second run needs as the first one saw them."""
-
-    def __init__(self, block: str, values: tuple[Any, ...]) -> None:
-        self.block = block
-        self.seen = [(v, v._version) for v in values if isinstance(v, Tensor)]
-
-    def check(self) -> None:
-        if any(tensor._version != version for tensor, version in self.seen):
-            raise RuntimeError(
-                f"an input of {self.block} was changed in place, so the block cannot run again for "
-                "its gradients; make the operation out of place, or train without recomputation"
-            )
-
-
-def _repetition(block: nn.Module, inputs: _Unchanged) -> AbstractContextManager[None]:
+def _contexts(
+    block: nn.Module,
+) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
     """Make the block what it is now, for its second run; and then again what it was by then."""
     modules = list(block.modules())
     active = {m: m.active for m in modules if isinstance(m, PrivateModules)}
-    # What a module keeps per thread, as the clip's length: a GPU's backward has a thread of its own.
+    # What a module keeps per thread, as the clip's length: on a GPU, backward has its own thread.
     local = {
         id(value): (value, dict(vars(value)))
         for module in modules
@@ -161,7 +134,6 @@ def _repetition(block: nn.Module, inputs: _Unchanged) -> AbstractContextManager[
 
     @contextmanager
     def repeat() -> Iterator[None]:
-        inputs.check()
         active_by_then = {module: module.active for module in active}
         local_by_then = [(value, dict(vars(value))) for value, _ in local.values()]
         buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
@@ -177,7 +149,7 @@ def _repetition(block: nn.Module, inputs: _Unchanged) -> AbstractContextManager[
             _set_active(active_by_then)
             _set_local(local_by_then)
 
-    return repeat()
+    return nullcontext(), repeat()
 
 
 def _set_active(counts: dict[PrivateModules, int]) -> None:
