@@ -124,6 +124,35 @@ def test_graphs_of_every_family(backend: None, name: str, recomputed: bool) -> N
     assert_same_steps(name, "sequential" if recomputed else "together", recomputed)
 
 
+class Masking(nn.Module):
+    """Linear in its input, with a mask that is drawn anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.dropout(self.one(x)))
+
+
+@differentiated
+def test_blocks_that_run_again_in_a_graph_draw_the_same_dropout(backend: None) -> None:
+    """For a linear map f, <x, grad f(x)> = f(x): only if the backward has the forward's masks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Masking(), Masking()).double()
+    assert recompute_blocks(model) == 2
+    compile_network(model)
+
+    values = []
+    for _ in range(2):
+        x = torch.ones(8, 64, dtype=torch.float64, requires_grad=True)
+        values.append(model(x).sum())
+        values[-1].backward()
+        assert (x * x.grad).sum().item() == pytest.approx(values[-1].item(), rel=1e-10)
+    assert values[0] != values[1]
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(("views", "recomputed"), [("together", False), ("sequential", True)])
