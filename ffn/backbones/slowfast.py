@@ -245,6 +245,21 @@ class SlowFast(nn.Module):
         x = torch.cat([slow.mean((2, 3, 4)), fast.mean((2, 3, 4))], 1)  # (B, C)
         return self.head(self.dropout(x))
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers by parameter name, as timm's models tell them; ``coarse``: stages, not blocks.
+
+        Blocks at the same place of both pathways are one layer; what joins before a stage belongs
+        to its first block.
+        """
+        block = r"" if coarse else r"\.(\d+)"
+        return {
+            "stem": r"(?:slow|fast)\.stem",
+            "blocks": [
+                (rf"(?:slow|fast)\.stages\.(\d+){block}", None),
+                (r"fusions\.(\d+)", None if coarse else (0,)),
+            ],
+        }
+
 
 class SinglePathway(nn.Module):
     """One pathway as a network of its own: SlowOnly, or the fast pathway alone.
@@ -271,6 +286,11 @@ class SinglePathway(nn.Module):
             x = stage(x)
 
         return self.head(self.dropout(x.mean((2, 3, 4))))
+
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers by parameter name, as timm's models tell them; ``coarse``: stages, not blocks."""
+        block = r"" if coarse else r"\.(\d+)"
+        return {"stem": r"pathway\.stem", "blocks": rf"pathway\.stages\.(\d+){block}"}
 
 
 def _conv(

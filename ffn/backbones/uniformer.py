@@ -255,6 +255,20 @@ class UniFormer(nn.Module):
         x = self.norm(x).mean((2, 3, 4))  # (B, C)
         return self.head(self.dropout(x))
 
+    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
+        """Layers by parameter name, as timm's models tell them; ``coarse``: stages, not blocks.
+
+        The first embedding is the stem; the others belong to the first block after them.
+        """
+        block = r"" if coarse else r"\.(\d+)"
+        return {
+            "stem": r"embeds\.0",
+            "blocks": [
+                (r"embeds\.(\d+)", None if coarse else (0,)),
+                (rf"blocks\.(\d+){block}", None),
+            ],
+        }
+
     def _check_size(self, height: int, width: int) -> None:
         unit = 4 * self.patch
         if height % unit or width % unit or min(height, width) < 2 * unit:

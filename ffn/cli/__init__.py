@@ -7,6 +7,7 @@ import sys
 
 COMMANDS = {
     "train": "train a network from a config",
+    "plot_log": "curves of training runs in one picture",
     "test": "accuracy and cost at any frame counts",
     "predict": "label video files",
     "prepare_data": "official lists and files of a data set become an index",

@@ -6,13 +6,16 @@ from __future__ import annotations
 def failures() -> tuple[type[Exception], ...]:
     """Errors of training and testing that say themselves what to do."""
     from ffn.data import LoaderError, VideoError
+    from ffn.engine.distributed import LostProcessError
     from ffn.zoo import WeightsError
 
     return (
         ValueError,
         FileNotFoundError,
         FloatingPointError,
+        ImportError,  # of an extra that is not installed
         LoaderError,
+        LostProcessError,
         VideoError,
         WeightsError,
     )

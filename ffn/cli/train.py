@@ -14,7 +14,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="train.py",
         description="Train a video network from a config, alone or under torchrun. A run whose "
-        "folder exists is continued.",
+        "folder exists is continued. Exit status: 0 trained; 2 it cannot be done, or went wrong, "
+        "as the message says; 75 SIGTERM, SIGINT or SIGUSR1 came, and the run has saved what it "
+        "did: the same command continues it.",
         epilog="options, with their defaults:\n\n" + option_help(),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -30,12 +32,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ffn.cli.failures import failures
     from ffn.engine.distributed import processes
     from ffn.engine.loop import Trainer
+    from ffn.engine.signals import EXIT_STOPPED, StoppedError
 
-    with processes() as world:
+    with processes(patience=2 * config.data.timeout) as world:
+        who = "train.py" if world.size == 1 else f"train.py, process {world.rank}"
         try:
             best = Trainer(config, world).run()
+        except StoppedError:
+            if world.is_main:
+                print("stopped and saved: the same command continues the run", file=sys.stderr)
+            return EXIT_STOPPED
         except failures() as error:
-            print(f"train.py: {error}", file=sys.stderr)
+            if not getattr(error, "told", False):
+                print(f"{who}: {error}", file=sys.stderr)
             return 2
         if world.is_main:
             print(f"best network: {best}")

@@ -21,7 +21,7 @@ from ffn.data.sampling import (
 )
 from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack, page_order
 from ffn.data.transforms import EvalTransform, TrainTransform
-from ffn.data.watch import LoaderError
+from ffn.data.watch import LoaderError, watching
 
 __all__ = [
     "READERS",
@@ -61,4 +61,5 @@ __all__ = [
     "segment_random",
     "segment_views",
     "swap_pairs",
+    "watching",
 ]

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
+
+from ffn.data.workers import end_with_parent
 
 _NOTHING = -1
 
@@ -86,6 +91,12 @@ class WatchedLoader(DataLoader):
                 raise LoaderError(self._explain(str(error))) from error
             yield batch
 
+    @property
+    def has_lost_a_worker(self) -> bool:
+        """Whether one of its processes has ended without being told to."""
+        workers = getattr(self._iterator, "_workers", ())
+        return any(not worker.is_alive() for worker in workers)
+
     def _explain(self, message: str) -> str:
         paths = [
             f"worker {worker} has been at {self.dataset.records[index].path} for {seconds:.0f} s"
@@ -95,10 +106,46 @@ class WatchedLoader(DataLoader):
             cause = f"no batch came for {self.timeout:g} s"
             advice = "look at them with tools/check_data.py, or raise data.timeout"
         else:
-            cause = f"a worker ended ({message.removeprefix('DataLoader ')})"
+            first = message.splitlines()[0].removeprefix("DataLoader ").strip(" .")
+            cause = f"a worker ended ({first})"
             advice = "was memory short? Look at them with tools/check_data.py"
         return f"{cause}; {'; '.join(paths) or 'no worker was at a video'}; {advice}"
 
 
+@contextmanager
+def watching(*loaders: DataLoader) -> Iterator[None]:
+    """Explain a death of a worker that comes while the process computes.
+
+    torch raises it then from wherever the process is, by a handler of the system's signal.
+
+    Args:
+        loaders: those in use; such without workers are left alone.
+
+    Raises:
+        LoaderError: a worker has ended; the message names the videos that they were at.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, LoaderError) or not str(error).startswith("DataLoader "):
+            raise
+        watched = [loader for loader in loaders if isinstance(loader, WatchedLoader)]
+        lost = [loader for loader in watched if loader.has_lost_a_worker] or watched
+        if not lost:
+            raise
+        raise LoaderError(lost[0]._explain(str(error))) from error
+
+
 def _sit_down(desks: Desks, worker: int) -> None:
+    """Begin, in a worker: what it must not share with the process that trains.
+
+    That process may have handlers for signals, which a fork inherits: a worker would outlive the
+    SIGTERM that ends it. And a signal to the whole process group, as Ctrl-C sends, is for the run
+    to answer, which finishes its step and needs the workers for that.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    end_with_parent()
     get_worker_info().dataset.desks = desks

@@ -44,7 +44,7 @@ def work(
 
     start = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(start)
-    with ProcessPool(workers, context=context, initializer=_end_with_parent) as pool:
+    with ProcessPool(workers, context=context, initializer=end_with_parent) as pool:
         waiting: deque = deque()
         try:
             for job in jobs:
@@ -71,8 +71,8 @@ def _outcome(future: Any, timeout: float) -> Any:
         return Broken(f"ended the process that read it (exit code {error.exitcode})")
 
 
-def _end_with_parent() -> None:
-    """Leave when the parent is killed; a worker would wait for its next job for ever."""
+def end_with_parent() -> None:
+    """Leave, in a worker, when the parent is killed: it would wait for its next job for ever."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

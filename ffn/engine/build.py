@@ -278,16 +278,23 @@ def build_optimiser(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """Optimiser over parameter groups that carry an ``lr_scale``."""
     options = config.optim
     make = optim.tsm_groups if options.groups is Groups.tsm else optim.standard_groups
-    groups = make(model, options.weight_decay)
+    groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
     if options.name is Optimiser.adamw:
         return torch.optim.AdamW(groups, lr=options.lr)
     return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
 
 
+def learning_rate_of(config: Config) -> float:
+    """The learning rate of a config for its batch, at the top of the schedule."""
+    options = config.optim
+    return optim.scaled_lr(options.lr, config.train.batch_size, options.base_batch)
+
+
 def learning_rate_at(config: Config, epoch: float) -> float:
     """The schedule of a config, at ``epoch`` epochs done."""
     options = config.optim
-    return optim.learning_rate(
+    factor = learning_rate_of(config) / options.lr
+    return factor * optim.learning_rate(
         epoch,
         lr=options.lr,
         epochs=config.train.epochs,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -23,6 +24,18 @@ def problems(config: Config) -> list[str]:
         or min(data.test_frames) < 1,
         f"train.batch_size is {train.batch_size}; at least 1": train.batch_size < 1,
         f"train.save_steps is {train.save_steps}; at least 0": train.save_steps < 0,
+        f"train.keep_checkpoints is {train.keep_checkpoints}; at least 1": train.keep_checkpoints
+        < 1,
+        f"train.precise_norms is {train.precise_norms}; at least 0": train.precise_norms < 0,
+        "train.precise_norms and train.freeze_norms exclude each other": train.precise_norms > 0
+        and train.freeze_norms,
+        "train.sync_norms and train.freeze_norms exclude each other": train.sync_norms
+        and train.freeze_norms,
+        f"train.ema_decay is {train.ema_decay}; 0 <= d < 1": not 0 <= train.ema_decay < 1,
+        f"optim.layer_decay is {optim.layer_decay}; 0 < d <= 1": not 0 < optim.layer_decay <= 1,
+        f"train.max_bad_steps is {train.max_bad_steps}; at least 1": train.max_bad_steps < 1,
+        f"optim.base_batch is {optim.base_batch}; at least 1, or null": optim.base_batch is not None
+        and optim.base_batch < 1,
         f"data.workers is {data.workers}; at least 0": data.workers < 0,
         f"data.timeout is {data.timeout}; at least 0": data.timeout < 0,
         f"data.store_cache_gib is {data.store_cache_gib}; above 0": data.store_cache_gib <= 0,
@@ -54,6 +67,9 @@ def problems(config: Config) -> list[str]:
         f"data.resize {data.resize} is smaller than data.crop {data.crop}": data.resize < data.crop,
         "data.flip=swap needs data.flip_pairs": data.flip.value == "swap" and not data.flip_pairs,
         "data.flip_pairs needs data.flip=swap": data.flip.value != "swap" and bool(data.flip_pairs),
+        "log.tensorboard needs TensorBoard: pip install 'frame-flexible[tensorboard]'": (
+            config.log.tensorboard and find_spec("tensorboard") is None
+        ),
         "model.pretrained and model.weights exclude each other": config.model.pretrained
         and config.model.weights is not None,
     }

@@ -4,14 +4,24 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import nn
+
+Result = TypeVar("Result")
+
+
+class LostProcessError(RuntimeError):
+    """Another process of the run ended, or did not answer in time."""
+
+
+PATIENCE = 1800.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -35,10 +45,15 @@ class World:
 
 
 @contextmanager
-def processes() -> Iterator[World]:
+def processes(patience: float = 0.0) -> Iterator[World]:
     """Join the processes that ``torchrun`` started, or run alone; leave the group at the end.
 
     NCCL with one CUDA device per process, gloo on CPU.
+
+    Args:
+        patience: seconds that one process may be late before the others give up, at least
+            `PATIENCE`. It is longer than a process waits for its data, so that the one that knows
+            which video is to blame says so before the others end the run.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     device = torch.device("cpu")
@@ -47,12 +62,35 @@ def processes() -> Iterator[World]:
         torch.cuda.set_device(device)
     started_here = size > 1 and not dist.is_initialized()
     if started_here:
-        dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+        dist.init_process_group(
+            "nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=max(PATIENCE, patience)),
+        )
     try:
         yield World(rank, size, device)
     finally:
         if started_here:
             leave()
+
+
+@contextmanager
+def company(world: World) -> Iterator[None]:
+    """Explain a failure to reach the other processes.
+
+    Raises:
+        LostProcessError: one of them has ended, or is too late.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        is_theirs = isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
+        if world.size == 1 or not is_theirs:
+            raise
+        raise LostProcessError(
+            "another process of the run has ended or did not answer; what it said is the cause "
+            f"({text.splitlines()[0][:200]})"
+        ) from error
 
 
 def leave() -> None:
@@ -74,6 +112,43 @@ def average(values: torch.Tensor, world: World) -> torch.Tensor:
         dist.all_reduce(values)
         values /= world.size
     return values
+
+
+def any_of(claims: Sequence[bool | torch.Tensor], world: World) -> list[bool]:
+    """For each claim whether it holds on any process; waits for the device once.
+
+    Args:
+        claims: equally many on every process; tensors of one element may be on the device.
+        world: the processes.
+    """
+    found = torch.stack([torch.as_tensor(claim, device=world.device).int() for claim in claims])
+    if world.size > 1:
+        dist.all_reduce(found, dist.ReduceOp.MAX)
+    return [bool(claim) for claim in found.tolist()]
+
+
+def on_main(function: Callable[[], Result], world: World) -> Result:
+    """Call a function on the main process alone, while the others wait.
+
+    Returns:
+        What it returned, on every process; it must be picklable.
+
+    Raises:
+        Exception: what it raised, on every process. `told` is true where it needs no telling.
+    """
+    outcome: list[Any] = [None, None]
+    if world.is_main:
+        try:
+            outcome[0] = function()
+        except Exception as error:
+            outcome[1] = error
+    if world.size > 1:
+        dist.broadcast_object_list(outcome)
+    result, error = outcome
+    if error is not None:
+        error.told = not world.is_main
+        raise error
+    return result
 
 
 def gather(value: Any, world: World) -> list[Any]:

@@ -1,19 +1,23 @@
-"""What a run shows and keeps: a progress bar, one line per interval, JSON lines and wandb.
+"""What a run shows and keeps: a progress bar, one line per interval, and its numbers.
 
-All three hold the same keys. Only the main process speaks; the others stay silent below warnings.
+``log.jsonl``, TensorBoard and wandb hold the same numbers under the same keys, ``train/loss``,
+``val/top1/8``, …; docs/logging.md lists them. Only the main process speaks; the others stay silent
+below warnings.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import netrc
+import math
 import os
-import secrets
 import time
+from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -26,20 +30,32 @@ from rich.progress import (
 )
 
 from ffn.engine.distributed import World
+from ffn.engine.trackers import TensorBoardTracker, Tracker, start_wandb
+
+NAME = "log.jsonl"
 
 
 class RunLog:
-    """Writes a run's numbers to the console, ``log.jsonl`` and wandb; a context manager.
+    """Writes a run's numbers to the console, ``log.jsonl``, TensorBoard and wandb.
+
+    A context manager. A continued run leaves one line per step and kind, as a run that was never
+    stopped: what stands there of later steps goes, because it is made again, and what stands there
+    of the step itself stays, and is not written a second time. A run may have stopped between the
+    checkpoint of a step and the validation after it, or between that and the next checkpoint.
 
     Args:
         folder: the run's folder.
         world: the processes; all but the main one get a log that does nothing.
-        first_step: optimiser steps that are done; what ``log.jsonl`` holds of later ones is
-            dropped, because a continued run makes and writes them again.
+        first_step: optimiser steps that are done; 0 for a run from its start, which leaves nothing
+            of an earlier one in the folder's log.
         total_steps: optimiser steps of the run, for the progress bar.
         wandb_mode: "auto", "online", "offline" or "disabled".
         project: wandb project.
         config: shown in wandb.
+        tensorboard: whether to write event files into ``folder/tensorboard``.
+
+    Raises:
+        ImportError: TensorBoard is asked for and not installed.
     """
 
     def __init__(
@@ -52,12 +68,22 @@ class RunLog:
         wandb_mode: str,
         project: str,
         config: dict[str, Any],
+        tensorboard: bool = False,
     ) -> None:
         self.active = world.is_main
         logging.getLogger().setLevel(logging.INFO if self.active else logging.WARNING)
         self.console = Console(quiet=not self.active, highlight=False, soft_wrap=True)
-        self._file = _open_lines(folder / "log.jsonl", first_step) if self.active else None
-        self._wandb = _start_wandb(folder, wandb_mode, project, config) if self.active else None
+        self._step, self._written = first_step, []  # keys of each record of the step
+        self._trackers: list[Tracker] = []
+        if self.active:
+            kept = _drop_later(folder / NAME, first_step)
+            self._written = [set(_numbers(line)) for line in kept if line["step"] == first_step]
+            if tensorboard:
+                self._trackers.append(TensorBoardTracker(folder / "tensorboard", first_step))
+            if wandb_mode != "disabled":
+                self._trackers.append(start_wandb(folder, first_step, wandb_mode, project, config))
+                _send(kept, self._trackers[-1])
+            self._file = (folder / NAME).open("a")
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
@@ -83,10 +109,10 @@ class RunLog:
         trace: TracebackType | None,
     ) -> None:
         self._progress.stop()
-        if self._file is not None:
+        if self.active:
             self._file.close()
-        if self._wandb is not None:
-            self._wandb.finish(exit_code=0 if kind is None else 1)
+        for tracker in self._trackers:
+            tracker.close(failed=kind is not None)
 
     def say(self, text: str) -> None:
         """Print a line."""
@@ -96,60 +122,100 @@ class RunLog:
         """Move the progress bar."""
         self._progress.update(self._bar, completed=step, rate=rate)
 
-    def record(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Keep numbers under their keys, with the step they belong to."""
-        if self._file is not None:
-            entry = {"kind": kind, "step": step, "time": round(time.time(), 3), **values}
-            self._file.write(json.dumps(entry) + "\n")
-            self._file.flush()
-        if self._wandb is not None:
-            self._wandb.log({f"{kind}/{key}": value for key, value in values.items()}, step=step)
+    def record(self, kind: str, step: int, values: Mapping[str, float]) -> None:
+        """Keep numbers with the step they belong to.
+
+        Args:
+            kind: "train" or "val", the first part of every key.
+            step: optimiser steps done; never lower than at the last call.
+            values: numbers by key, ``{"loss": 1.2, "top1/8": 34.0}``.
+        """
+        if not self.active:
+            return
+        if step != self._step:
+            self._step, self._written = step, []
+        numbers = {f"{kind}/{key}": value for key, value in values.items()}
+        if set(numbers) in self._written:
+            return
+        line = {"step": step, "time": round(time.time(), 3), **numbers}
+        self._file.write(_to_json(line) + "\n")
+        self._file.flush()
+        for tracker in self._trackers:
+            tracker.record(step, len(self._written), numbers)
+        self._written.append(set(numbers))
 
 
-def _open_lines(path: Path, first_step: int) -> TextIO:
-    if first_step and path.is_file():
-        lines = path.read_text().splitlines()
-        kept = [line for line in lines if _is_done(line, first_step)]
-        if len(kept) < len(lines):
-            part = path.with_name(f".{path.name}.{os.getpid()}.part")
-            part.write_text("".join(f"{line}\n" for line in kept))
-            os.replace(part, path)
-    return path.open("a")
+def read_log(path: str | Path) -> list[dict[str, Any]]:
+    """The lines of a run's log, in order, also of a run that is not finished.
+
+    Numbers that are not finite, null in the file, come as NaN. A last line that is not whole yet is
+    left out. Logs of the first form, ``{"kind": "train", "loss": 1.2}``, come in today's.
+
+    Args:
+        path: a run's folder, or its ``log.jsonl``.
+
+    Returns:
+        ``{"step": 12, "time": 1.7e9, "train/loss": 1.2, …}`` per line; time in seconds since 1970.
+
+    Raises:
+        FileNotFoundError: there is no log.
+        ValueError: a line before the last is not of a log.
+    """
+    path = Path(path)
+    if path.is_dir():
+        path = path / NAME
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} does not exist; give the folder of a run (log.output)")
+    *lines, last = path.read_text().split("\n")
+    entries = [_parse(line) for line in lines]
+    if None in entries:
+        raise ValueError(f"{path}, line {entries.index(None) + 1} is no line of a training log")
+    unfinished = _parse(last)  # whole, but for the line break, or cut
+    return entries + ([unfinished] if unfinished else [])
 
 
-def _is_done(line: str, first_step: int) -> bool:
+def _drop_later(path: Path, first_step: int) -> list[dict[str, Any]]:
+    """Rewrite a log without its lines of later steps and broken ones; returns what stays."""
+    if not path.is_file():
+        return []
+    text = path.read_text()
+    entries = [entry for entry in map(_parse, text.splitlines()) if entry]
+    kept = [entry for entry in entries if entry["step"] <= first_step]
+    whole = "".join(f"{_to_json(entry)}\n" for entry in kept)
+    if whole != text:
+        part = path.with_name(f".{path.name}.{os.getpid()}.part")
+        part.write_text(whole)
+        os.replace(part, path)
+    return kept
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """A line of a log in today's form, or None if it is cut or something else."""
     try:
-        return json.loads(line)["step"] <= first_step
-    except json.JSONDecodeError:  # cut off when the process died
-        return False
-
-
-def _start_wandb(folder: Path, mode: str, project: str, config: dict[str, Any]) -> Any:
-    if mode == "disabled":
+        entry = json.loads(line)
+        kind, step, when = entry.pop("kind", None), entry.pop("step"), entry.pop("time", math.nan)
+    except (ValueError, TypeError, AttributeError, KeyError):
         return None
-    if mode == "auto":
-        mode = "online" if _has_wandb_account() else "offline"
-    import wandb
-
-    identity = folder / "wandb_id"  # a continued run goes on in wandb too
-    if not identity.is_file():
-        identity.write_text(secrets.token_hex(4))
-    return wandb.init(
-        project=project,
-        id=identity.read_text().strip(),
-        resume="allow" if mode == "online" else None,
-        dir=str(folder),
-        mode=mode,
-        config=config,
-        settings=wandb.Settings(silent=mode == "offline", console="off"),
-    )
+    if kind == "skipped":
+        kind, entry = "train", {"skipped": entry["videos"]}
+    if kind is not None:
+        entry = {f"{kind}/{key}": value for key, value in entry.items()}
+    entry = {"step": step, "time": when, **entry}
+    return {key: math.nan if value is None else value for key, value in entry.items()}
 
 
-def _has_wandb_account() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    try:
-        hosts = netrc.netrc().hosts
-    except (FileNotFoundError, netrc.NetrcParseError):
-        return False
-    return any("wandb" in host for host in hosts)
+def _to_json(entry: dict[str, Any]) -> str:
+    """Strict JSON, which has no NaN and no infinity: null stands for both."""
+    finite = {key: value if math.isfinite(value) else None for key, value in entry.items()}
+    return json.dumps(finite, allow_nan=False)
+
+
+def _numbers(entry: dict[str, Any]) -> dict[str, float]:
+    return {key: value for key, value in entry.items() if key not in ("step", "time")}
+
+
+def _send(kept: list[dict[str, Any]], wandb: Tracker) -> None:
+    """Give wandb what it may lack: it writes and sends seconds later, which a killed run loses."""
+    for step, lines in groupby(kept, key=itemgetter("step")):
+        for place, line in enumerate(lines):
+            wandb.record(step, place, _numbers(line))

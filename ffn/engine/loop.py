@@ -2,40 +2,45 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ffn import zoo
 from ffn.core import NORMS
-from ffn.data import Normalise
-from ffn.engine import build
-from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from ffn.engine.config import ConfigError, config_from_dict, config_to_dict
+from ffn.data import Normalise, watching
+from ffn.engine import announce, build
+from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.distributed import (
     World,
+    any_of,
     average_buffers,
     average_gradients,
-    barrier,
+    company,
     gather,
+    on_main,
 )
+from ffn.engine.ema import moving_average
+from ffn.engine.guards import StepGuard, not_finite
 from ffn.engine.log import RunLog
+from ffn.engine.memory import memory_mib
 from ffn.engine.meter import Meter
 from ffn.engine.optim import set_learning_rate
 from ffn.engine.options import Config, Precision, Views
-from ffn.engine.resume import (
-    buffers,
-    check_same_run,
-    load_buffers,
-    random_state,
-    set_random_state,
-)
+from ffn.engine.randomness import make_deterministic, seed_step
+from ffn.engine.resume import begin, restore, training_state
+from ffn.engine.run_folder import CheckpointFolder
+from ffn.engine.signals import StoppedError, StopRequest
+from ffn.engine.statistics import precise_statistics
+from ffn.engine.sync_norms import synchronise_norms
 from ffn.engine.tasks import backward_each_view
 from ffn.evaluation import evaluate
 
@@ -54,6 +59,10 @@ class Trainer:
     def __init__(self, config: Config, world: World) -> None:
         self.config, self.world = config, world
         self.folder = Path(config.log.output)
+        self.checkpoints = CheckpointFolder(self.folder, keep=config.train.keep_checkpoints)
+        self.stop = StopRequest(speaks=world.is_main)
+        if config.train.deterministic:
+            make_deterministic()
         self.videos = build.read_videos(config.data)
         self.train_loader = build.build_train_loader(config, self.videos, world)
         self.val_loader = build.build_test_loader(
@@ -72,7 +81,7 @@ class Trainer:
         if config.model.weights is not None:
             self.started_from = zoo.load_start_weights(self.model, config.model.weights)
         if config.train.sync_norms:
-            self.model = _synchronise_norms(self.model, world)
+            self.model = synchronise_norms(self.model, world)
         self.task = build.build_task(config, self.model)
         if config.train.freeze_norms:
             for norm in _norms(self.model):
@@ -87,10 +96,16 @@ class Trainer:
                 f"{len(self.videos.train)} videos make no step of {config.train.batch_size}; "
                 "lower train.batch_size"
             )
+        self.meter = Meter(world)
+        self.average = None  # of the weights over the steps
+        if config.train.ema_decay:
+            self.average = moving_average(self.model, config.train.ema_decay)
+        self.guard = StepGuard(self.model, self.folder, limit=config.train.max_bad_steps)
         self.epoch = self.step = 0  # whole epochs done; steps done, over all epochs
+        self.validates = False  # the last epoch's validation is still to come
         self.best = -1.0
         self.metrics: dict[int, dict[str, float]] = {}
-        torch.manual_seed(config.train.seed + 1 + world.rank)  # dropout differs between processes
+        self.notes: list[str] = []  # what happened before the log was open
 
     def _wrap(self) -> nn.Module:
         """The task, with gradients averaged during backward where one backward is the step."""
@@ -102,27 +117,46 @@ class Trainer:
             return DistributedDataParallel(self.task, device_ids=devices, broadcast_buffers=False)
 
     def run(self) -> Path:
-        """Train to the end, or on from the last checkpoint; returns the best checkpoint's path."""
-        self._resume()
-        done = self.epoch >= self.config.train.epochs
-        total = self.config.train.epochs * self.steps_per_epoch
-        with RunLog(
-            self.folder,
-            self.world,
-            first_step=self.step,
-            total_steps=total,
-            wandb_mode="disabled" if done else self.config.log.wandb.value,
-            project=self.config.log.project,
-            config=config_to_dict(self.config),
-        ) as log:
-            self._say_start(log, done)
-            while self.epoch < self.config.train.epochs:
-                self._train_epoch(log)
-                self.epoch += 1
-                if self._validates():
-                    self._validate(log)
-                self._save("last.pt")
+        """Train to the end, or on from the last checkpoint; returns the best checkpoint's path.
+
+        Raises:
+            StoppedError: a signal ended it; what was done is saved.
+            FloatingPointError: too many steps in a row were not finite.
+            LoaderError: a worker of a data loader hangs or has died.
+            LostProcessError: another process has ended.
+        """
+        with ExitStack() as stack:
+            stack.enter_context(company(self.world))
+            stack.enter_context(watching(self.train_loader, self.val_loader))
+            stack.enter_context(self._claimed())
+            self._resume()
+            log = stack.enter_context(self._open_log())
+            stack.enter_context(self.stop)
+            for line in announce.start(self):
+                log.say(line)
+            while not self.done:
+                if not self.validates:
+                    self._train_epoch(log)
+                    self.epoch += 1
+                    self._end_epoch()
+                    self.validates = self._validates()
+                    self._save()
+                if self.validates:
+                    with self.stop.raised_at_once():
+                        self._validate(log)
+                    self.validates = False
+                    self._save()
         return self.folder / "best.pt"
+
+    @property
+    def network(self) -> nn.Module:
+        """What the run is to give: what is validated and saved as the network."""
+        return self.model if self.average is None else self.average.module
+
+    @property
+    def done(self) -> bool:
+        """Whether all epochs are behind the run, validation included."""
+        return self.epoch >= self.config.train.epochs and not self.validates
 
     def _train_epoch(self, log: RunLog) -> None:
         """One pass over the videos, or what is left of it."""
@@ -133,36 +167,37 @@ class Trainer:
         if train.freeze_norms:
             for norm in _norms(self.model):
                 norm.eval()
-        meter = Meter(self.world)
-        batches = meter.timed(iter(self.train_loader))
+        if not first:
+            self.meter.restart()
+        self.meter.start_clock()
+        batches = self.meter.timed(iter(self.train_loader))
 
         for _ in range(first, self.steps_per_epoch):
             lr = build.learning_rate_at(self.config, self.step / self.steps_per_epoch)
             set_learning_rate(self.optimiser, lr)
-            for micro in range(train.accumulate):
-                outputs = self._backward(next(batches), micro)
-                meter.add(outputs)
+            seed_step(train.seed, self.step, self.world.rank)
+            self.guard.remember()
+            outputs = [self._backward(next(batches), micro) for micro in range(train.accumulate)]
             norm = self._clip()
-            self.scaler.step(self.optimiser)
-            self.scaler.update()
-            self.optimiser.zero_grad(set_to_none=True)
+            asked_to_stop = self._update(outputs, norm, log)
             self.step += 1
-            log.step(self.step, meter.rate())
+            log.step(self.step, self.meter.rate())
             if self.step % self.config.log.interval == 0:
-                self._log_interval(log, meter, lr, norm)
-            if train.save_steps and self.step % train.save_steps == 0:
-                self._save("last.pt")
-        self._log_skipped(log, meter.skipped)
+                self._log_interval(log, lr, norm)
+            if asked_to_stop or (train.save_steps and self.step % train.save_steps == 0):
+                self._save()
+            if asked_to_stop:
+                raise StoppedError
+        self._log_skipped(log)
 
     def _backward(self, batch: dict[str, Any], micro: int) -> dict[str, Any]:
         """Forward and backward of one micro-batch; gradients are averaged after the last."""
         train, world = self.config.train, self.world
         last = micro == train.accumulate - 1
-        skipped = batch["skipped"]
+        told = {key: batch[key] for key in ("skipped", "index")}
         batch = _to_device(batch, world.device, self.normalise)
         batch = self.mix(batch, step=self.step, micro=micro, rank=world.rank)
-        dtype = torch.float16 if train.precision is Precision.fp16 else torch.bfloat16
-        autocast = torch.autocast(world.device.type, dtype, train.precision is not Precision.fp32)
+        autocast = self._autocast()
         scale = 1 / train.accumulate
         if train.views is Views.sequential:
             outputs = backward_each_view(self.task, batch, scale, self.scaler, autocast)
@@ -174,7 +209,36 @@ class Trainer:
                 with autocast:
                     outputs = self.wrapped(batch)
                 self.scaler.scale(outputs["loss"] * scale).backward()
-        return {**outputs, "label": batch["label"], "skipped": skipped}
+        return {**outputs, **told, "label": batch["label"]}
+
+    def _autocast(self) -> torch.autocast:
+        precision = self.config.train.precision
+        dtype = torch.float16 if precision is Precision.fp16 else torch.bfloat16
+        return torch.autocast(self.world.device.type, dtype, precision is not Precision.fp32)
+
+    def _update(self, outputs: list[dict[str, Any]], norm: Tensor, log: RunLog) -> bool:
+        """Step the optimiser, unless a number is not finite; whether the run was asked to end."""
+        losses = torch.stack([output["loss"].detach() for output in outputs])
+        claims = [self.stop.asked, ~losses.isfinite().all(), ~norm.isfinite()]
+        asked, bad_loss, bad_norm = any_of(claims, self.world)
+        for output in outputs:
+            self.meter.read(output)
+        if not (bad_loss or bad_norm):
+            self.scaler.step(self.optimiser)
+            if self.average is not None:
+                self.average.update(self.model, self.step + 1)
+            self.guard.accept()
+            for output in outputs:
+                self.meter.add(output)
+        elif bad_loss or not self.scaler.is_enabled() or self.scaler.get_scale() <= 1:
+            indices = torch.cat([output["index"] for output in outputs]).tolist()
+            videos = [self.videos.train[index].path for index in indices]
+            self.meter.leave_out()
+            log.say(self.guard.reject(self.step + 1, losses.tolist(), videos, self.world))
+        # Else fp16 alone ran over: the scaler lowers its scale.
+        self.scaler.update()
+        self.optimiser.zero_grad(set_to_none=True)
+        return asked
 
     def _clip(self) -> Tensor:
         """Clip the gradients' norm, in the units of the loss in every precision; return it."""
@@ -188,142 +252,128 @@ class Trainer:
         train = self.config.train
         return self.epoch % train.validate_epochs == 0 or self.epoch == train.epochs
 
+    def _end_epoch(self) -> None:
+        """Give all processes the same statistics: those that they have, or exact ones."""
+        average_buffers(self.model, self.world)
+        if self.average is not None:
+            average_buffers(self.average.module, self.world)
+        wanted = self.config.train.precise_norms
+        if wanted and self._validates():
+            self.train_loader.sampler.set_epoch(self.epoch)  # the next one's first videos
+            batches = itertools.islice(self.train_loader, wanted)
+            with self._autocast():
+                precise_statistics(
+                    self.network,
+                    (_to_device(batch, self.world.device, self.normalise) for batch in batches),
+                    self.world,
+                    frames=self.config.task.frames,
+                )
+
     def _validate(self, log: RunLog) -> None:
         """Accuracy at trained and unseen counts; keep the best network."""
-        average_buffers(self.model, self.world)
         self.metrics = evaluate(
-            self.model,
+            self.network,
             self.val_loader,
             precision=self.config.train.precision.value,
             batch_size=build.clips_per_forward(self.config, self.world),
         )
         score = sum(self.metrics[t]["top1"] for t in self.config.task.frames)
         score /= len(self.config.task.frames)
-        shown = "  ".join(f"{t}f {m['top1']:.1f}" for t, m in self.metrics.items())
-        failed = next(iter(self.metrics.values()))["failed"]
-        note = ""
-        if failed:
-            readable = len(self.videos.val) - failed
-            mean = f"{score * len(self.videos.val) / readable:.2f}" if readable else "none"
-            note = f"  ({failed} unreadable videos counted as wrong; mean of the others {mean})"
-        log.say(f"epoch {self.epoch:>3} validation top-1 %: {shown}  mean {score:.2f}{note}")
+        log.say(announce.validation(self, score))
         values = {f"top1/{t}": m["top1"] for t, m in self.metrics.items()}
         log.record("val", self.step, {"epoch": self.epoch, **values, "mean": score})
         if score > self.best:
             self.best = score
-            self._save("best.pt", training=False)
+            on_main(lambda: self.checkpoints.save_best(self._network()), self.world)
 
-    def _log_interval(self, log: RunLog, meter: Meter, lr: float, norm: Tensor) -> None:
-        values = meter.means()
-        if not all(torch.isfinite(torch.tensor(v)) for v in values.values()):
-            raise FloatingPointError(
-                f"the loss is not finite around step {self.step}: {values}; lower optim.lr, set "
-                "train.clip_norm, or train in bf16 or fp32"
-            )
+    def _log_interval(self, log: RunLog, lr: float, norm: Tensor) -> None:
+        values = self.meter.means()
         epoch = self.step / self.steps_per_epoch
-        rate, waited = meter.speed()
-        shown = "  ".join(f"{key} {value:.3f}" for key, value in values.items())
+        rate, waited = self.meter.speed()
+        shown = "  ".join(
+            f"{key} {value:.3f}" for key, value in values.items() if "/" in key or key == "loss"
+        )
         log.say(
             f"epoch {epoch:6.2f}  step {self.step}  lr {lr:.2e}  {shown}  "
             f"grad {float(norm):.2f}  {rate:.0f} videos/s  data {waited:.0%}"
         )
         extra = {"lr": lr, "grad_norm": float(norm), "videos_per_s": rate, "data_wait": waited}
+        extra["memory_mib"] = memory_mib(self.world.device)
         log.record("train", self.step, {"epoch": epoch, **values, **extra})
-        meter.restart()
+        self.meter.restart()
 
-    def _log_skipped(self, log: RunLog, own: list[str]) -> None:
+    def _log_skipped(self, log: RunLog) -> None:
+        own, self.meter.skipped = self.meter.skipped, []
         skipped = [text for texts in gather(own, self.world) for text in texts]
         if skipped:
             shown = "".join(f"\n  {text}" for text in sorted(set(skipped))[:10])
             log.say(f"epoch {self.epoch + 1}: {len(skipped)} unreadable videos skipped{shown}")
-        log.record("skipped", self.step, {"epoch": self.epoch + 1, "videos": len(skipped)})
+        log.record("train", self.step, {"skipped": len(skipped)})
 
-    def _say_start(self, log: RunLog, done: bool) -> None:
-        config, train = self.config, self.config.train
-        report = getattr(self.model, "report", None)
-        if self.step:
-            state = "finished already" if done else "continued"
-            log.say(f"{self.folder}: {state}, {self.epoch} of {train.epochs} epochs done")
-        else:
-            log.say(
-                f"{config.model.name}, {config.task.name.value}: {len(self.videos.train)} training "
-                f"and {len(self.videos.val)} validation videos, {len(self.videos.classes)} classes"
-            )
-            if report is not None:
-                log.say(str(report))
-            if self.started_from is not None:
-                log.say(f"start from {config.model.weights}: {self.started_from}")
-            videos = f"{train.batch_size // train.repeats} videos"
-            videos += f" x {train.repeats} draws" if train.repeats > 1 else ""
-            log.say(
-                f"{train.epochs} epochs of {self.steps_per_epoch} steps; {videos} "
-                f"per step = {self.world.size} process(es) x {train.accumulate} micro-batch(es) x "
-                f"{self.train_loader.batch_size}; learning rate {config.optim.lr}, "
-                f"{train.precision.value} on {self.world.device.type}"
-            )
-
-    def _save(self, name: str, *, training: bool = True) -> None:
-        """Write a checkpoint; random states of all processes are in it."""
-        content: dict[str, Any] = {
-            "model": self.model.state_dict(),
+    def _network(self) -> dict[str, Any]:
+        """What a checkpoint holds of the network itself."""
+        return {
+            "model": self.network.state_dict(),
             "meta": build.describe(self.config, self.videos, self.metrics),
         }
-        if training:
-            content["training"] = {
-                "optimiser": self.optimiser.state_dict(),
-                "scaler": self.scaler.state_dict(),
-                "random": gather(random_state(self.world.device), self.world),
-                "buffers": gather(buffers(self.model), self.world),
-                "epoch": self.epoch,
-                "step": self.step,
-                "best": self.best,
-            }
-        if self.world.is_main:
-            save_checkpoint(self.folder / name, content)
-        barrier(self.world)
+
+    def _save(self) -> None:
+        """Write a checkpoint to continue from; all processes call it.
+
+        Several bad steps in a row may mean that the weights are ruined, finite as they are: the
+        checkpoint from before stays then.
+        """
+        if self.guard.in_a_row > 1 and self.epoch < self.config.train.epochs:
+            return
+        content = {**self._network(), "training": training_state(self)}
+        wrong = not_finite({**content["model"], **content["training"].get("weights", {})})
+        if any_of([bool(wrong)], self.world)[0]:
+            raise FloatingPointError(
+                f"weights or statistics are not finite at step {self.step} "
+                f"({', '.join(wrong[:3])}): nothing was saved, the checkpoint before is good. "
+                "Lower optim.lr, or train in fp32"
+            )
+        on_main(lambda: self.checkpoints.save(content, self.step), self.world)
 
     def _resume(self) -> None:
-        """Continue from ``last.pt`` if the folder has one; else make the folder."""
-        path = self.folder / "last.pt"
-        exists = gather(path.is_file(), self.world)[0]
-        if not exists:
-            if self.world.is_main:
-                self.folder.mkdir(parents=True, exist_ok=True)
-                OmegaConf.save(config_to_dict(self.config), self.folder / "config.yaml")
-            barrier(self.world)
+        """Continue from the newest good checkpoint if the folder has one; else begin it."""
+        path, passed_over = on_main(self._newest, self.world)
+        self.notes += passed_over
+        if path is None:
+            on_main(lambda: begin(self.folder, self.config), self.world)
             return
-        content = load_checkpoint(path)
-        training = content.get("training")
-        if training is None:
-            raise CheckpointError(f"{path} has no training state to continue from")
-        before = config_from_dict(content["meta"]["config"])  # options newer than it: the default
-        check_same_run(config_to_dict(before), config_to_dict(self.config), path)
-        data, now = content["meta"]["data"], self.videos.fingerprint()
-        if any(now.get(key) != value for key, value in data.items()):
-            raise ConfigError(
-                f"{path} was trained on other videos or labels than {self.config.data.root} lists "
-                "now; restore the lists, or choose another log.output"
+        before = restore(self, load_checkpoint(path), path)
+        if before != self.world.size:
+            self.notes.append(
+                f"{path} was written by {before} process(es), now {self.world.size} go on: running "
+                "statistics are the mean of theirs"
             )
-        if len(training["random"]) != self.world.size:
-            raise ConfigError(
-                f"{path} was written by {len(training['random'])} processes, now "
-                f"{self.world.size} run; continue with as many, or start anew with another "
-                f"log.output and model.weights={path}"
-            )
-        self.model.load_state_dict(content["model"])
-        load_buffers(self.model, training["buffers"][self.world.rank])
-        self.optimiser.load_state_dict(training["optimiser"])
-        self.scaler.load_state_dict(training["scaler"])
-        set_random_state(training["random"][self.world.rank], self.world.device)
-        self.epoch, self.step, self.best = (training[key] for key in ("epoch", "step", "best"))
-        self.metrics = {int(t): m for t, m in content["meta"]["metrics"].items()}
 
+    def _newest(self) -> tuple[Path | None, list[str]]:
+        found = self.checkpoints.newest()
+        if found is None:
+            return None, []
+        return found.path, [f"passed over: {reason}" for reason in found.passed_over]
 
-def _synchronise_norms(model: nn.Module, world: World) -> nn.Module:
-    """BatchNorm over the batches of all processes; torch has it on CUDA alone."""
-    if world.device.type != "cuda":
-        raise ConfigError("train.sync_norms=true needs CUDA devices; leave it out on a CPU")
-    return nn.SyncBatchNorm.convert_sync_batchnorm(model) if world.size > 1 else model
+    @contextmanager
+    def _claimed(self) -> Iterator[None]:
+        """Hold the run's folder, so that no other run writes there."""
+        with ExitStack() as stack:
+            note = on_main(lambda: stack.enter_context(self.checkpoints.lock()), self.world)
+            self.notes = [note] if note else []
+            yield
+
+    def _open_log(self) -> RunLog:
+        return RunLog(
+            self.folder,
+            self.world,
+            first_step=self.step,
+            total_steps=self.config.train.epochs * self.steps_per_epoch,
+            wandb_mode="disabled" if self.done else self.config.log.wandb.value,
+            project=self.config.log.project,
+            config=config_to_dict(self.config),
+            tensorboard=self.config.log.tensorboard and not self.done,
+        )
 
 
 def _norms(model: nn.Module) -> list[nn.Module]:

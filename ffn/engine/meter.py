@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffn.engine.distributed import World, average
+from ffn.engine.distributed import World, average, gather
 from ffn.engine.tasks import top1
 
 
@@ -20,7 +20,7 @@ class Meter:
         world: the processes; means and speeds are theirs together.
 
     Attributes:
-        skipped: unreadable videos of this process, over all intervals.
+        skipped: unreadable videos of this process in the epoch.
     """
 
     def __init__(self, world: World) -> None:
@@ -31,8 +31,12 @@ class Meter:
     def restart(self) -> None:
         """Begin a new interval."""
         self.sums: dict[str, Tensor] = {}
-        self.batches = self.videos = 0
-        self.waited = 0.0
+        self.batches = self.left_out = 0
+        self.start_clock()
+
+    def start_clock(self) -> None:
+        """Begin to measure speed."""
+        self.videos, self.waited = 0, 0.0
         self.started = time.perf_counter()
 
     def timed(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -53,16 +57,47 @@ class Meter:
             if key.startswith("logits/"):
                 values[f"top1/{key.removeprefix('logits/')}"] = 100 * top1(logits, label)
         for key, value in values.items():
-            self.sums[key] = self.sums.get(key, 0) + value
+            self.sums[key] = self.sums.get(key, 0) + value.double()
         self.batches += 1
-        self.videos += len(label)
+
+    def read(self, outputs: dict[str, Any]) -> None:
+        """Count the videos of a micro-batch, and those that could not be read."""
+        self.videos += len(outputs["label"])
         self.skipped += outputs["skipped"]
 
+    def leave_out(self) -> None:
+        """Count a step whose numbers were not finite."""
+        self.left_out += 1
+
     def means(self) -> dict[str, float]:
-        """Means over the interval and all processes."""
-        sums = torch.stack([value.double() for value in self.sums.values()])
-        means = average(sums / self.batches, self.world)
-        return dict(zip(self.sums, means.tolist(), strict=True))
+        """Means over the interval and all processes, and the count ``bad_steps``."""
+        found: dict[str, float] = {}
+        if self.sums:  # else no step was good
+            sums = torch.stack(list(self.sums.values()))
+            means = average(sums / self.batches, self.world)
+            found = dict(zip(self.sums, means.tolist(), strict=True))
+        return {**found, "bad_steps": self.left_out}
+
+    def state(self) -> dict[str, Any]:
+        """What the interval holds so far, of all processes together; all of them call it."""
+        own = {
+            "sums": {key: value.cpu() for key, value in self.sums.items()},
+            "skipped": self.skipped,
+        }
+        states = gather(own, self.world)
+        return {
+            "sums": {k: sum(s["sums"][k] for s in states) / len(states) for k in self.sums},
+            "batches": self.batches,
+            "skipped": [text for s in states for text in s["skipped"]],
+            "left_out": self.left_out,
+        }
+
+    def load_state(self, state: dict[str, Any]) -> None:
+        """Go on from what :meth:`state` returned; what happened before counts for rank 0."""
+        self.sums = {k: value.to(self.world.device) for k, value in state["sums"].items()}
+        self.batches, self.left_out = state["batches"], state["left_out"]
+        if self.world.is_main:
+            self.skipped = list(state["skipped"])
 
     def speed(self) -> tuple[float, float]:
         """Videos per second of all processes, and the share of time spent waiting for data.

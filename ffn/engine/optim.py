@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import torch
+from timm.models import group_parameters
 from torch import nn
 
 from ffn.core import NORMS, PrivateModules
@@ -63,6 +65,120 @@ def standard_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any
         {"params": [p for p in trained if p.ndim < 2], "name": "vectors", "weight_decay": 0.0},
     ]
     return [{"lr_scale": 1.0, **group} for group in groups if group["params"]]
+
+
+def decay_layers(
+    groups: list[dict[str, Any]], model: nn.Module, decay: float
+) -> list[dict[str, Any]]:
+    """Layer-wise decay of the learning rate: the nearer to the input, the smaller the steps.
+
+    A parameter's ``lr_scale`` is multiplied by ``decay ** (depth - layer)``, so that the head keeps
+    its rate (BEiT, 2106.08254, appendix; timm's ``param_groups_layer_decay``). See
+    :func:`layer_numbers` for what a layer is.
+
+    Args:
+        groups: of :func:`tsm_groups` or :func:`standard_groups`.
+        model: the model they are of.
+        decay: above 0, at most 1; 1 returns the groups as they are.
+
+    Returns:
+        A group for each given group and layer, named "weights, layer 3 of 9".
+
+    Raises:
+        ValueError: another decay.
+    """
+    if not 0 < decay <= 1:
+        raise ValueError(f"decay is {decay}; expected above 0, at most 1, as 0.75; 1 is off")
+    if decay == 1:
+        return groups
+    numbers = layer_numbers(model)
+    layer_of = {id(p): numbers[name] for name, p in model.named_parameters()}
+    depth = max(numbers.values())
+    split: list[dict[str, Any]] = []
+    for group in groups:
+        for layer in range(depth + 1):
+            parameters = [p for p in group["params"] if layer_of[id(p)] == layer]
+            if parameters:
+                own = {
+                    "params": parameters,
+                    "name": f"{group['name']}, layer {layer} of {depth}",
+                    "lr_scale": group["lr_scale"] * decay ** (depth - layer),
+                }
+                split.append({**group, **own})
+    return split
+
+
+def layer_numbers(model: nn.Module) -> dict[str, int]:
+    """The layer of every parameter, counted by residual blocks from the input.
+
+    The stem is 0, then each block is one more, and the head the last. Models tell which parameters
+    are stem and blocks by a ``group_matcher``, as all of timm's do; what it does not name is the
+    head's. Of other models, layers are the modules in order of definition, sequences opened; a norm
+    is of the layer before it, and what comes before all layers is of the first.
+
+    Returns:
+        Numbers by the names of ``model.named_parameters()``.
+    """
+    for prefix, module in model.named_modules():
+        if hasattr(module, "group_matcher"):
+            matched = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
+            head = max(matched.values()) + 1  # of what stands around the network that tells
+            start = f"{prefix}." if prefix else ""
+            numbers = {f"{start}{name}": number for name, number in matched.items()}
+            return {name: numbers.get(name, head) for name, _ in model.named_parameters()}
+
+    inner = model
+    while len(children := _children(inner)) == 1:  # wrappers
+        inner = children[0]
+    numbers, layer = {}, -1
+    for part in _parts(inner):
+        layer += not _is_norm(part)
+        numbers.update({id(p): max(0, layer) for p in part.parameters()})
+    return {name: numbers.get(id(p), 0) for name, p in model.named_parameters()}
+
+
+def _children(module: nn.Module) -> list[nn.Module]:
+    return [child for child in module.children() if next(child.parameters(), None) is not None]
+
+
+def _parts(module: nn.Module) -> Iterator[nn.Module]:
+    """Modules with parameters, in order of definition; sequences of modules are opened."""
+    for child in _children(module):
+        if type(child) in (nn.Sequential, nn.ModuleList):
+            yield from _parts(child)
+        else:
+            yield child
+
+
+def _is_norm(module: nn.Module) -> bool:
+    copies = module.values() if isinstance(module, PrivateModules) else [module]
+    return all(isinstance(copy, NORMS) for copy in copies)
+
+
+def scaled_lr(lr: float, batch_size: int, base_batch: int | None) -> float:
+    """The learning rate for a batch of another size: in proportion (Goyal et al. 2017, 1706.02677).
+
+    Their rule for SGD, with a warm-up of some epochs, held up to batches of 8192 images.
+
+    Args:
+        lr: rate for ``base_batch`` samples per step.
+        batch_size: samples per step, over all processes and micro-batches.
+        base_batch: the batch that ``lr`` is for; None leaves ``lr`` as it is.
+
+    Example:
+        >>> scaled_lr(0.01, 256, 64)
+        0.04
+
+    Raises:
+        ValueError: a batch of less than one sample.
+    """
+    if base_batch is None:
+        return lr
+    if batch_size < 1 or base_batch < 1:
+        raise ValueError(
+            f"batch_size is {batch_size}, base_batch {base_batch}; expected 1 or more of each"
+        )
+    return lr * batch_size / base_batch
 
 
 def learning_rate(

@@ -248,9 +248,20 @@ class TrainConfig:
     precision: Precision = _option(Precision.fp32, "fp32, bf16 or fp16 (autocast)")
     clip_norm: float | None = _option(20.0, "largest gradient norm; null: no clipping")
     freeze_norms: bool = _option(False, "normalisation layers keep statistics and affine as given")
-    sync_norms: bool = _option(False, "BatchNorm statistics over all processes (CUDA only)")
+    sync_norms: bool = _option(False, "BatchNorm statistics over all processes")
+    precise_norms: int = _option(
+        0, "micro-batches whose exact statistics norms get before a validation; 0: running ones"
+    )
+    ema_decay: float = _option(
+        0.0, "moving average of weights and statistics is the network, 0 < d < 1; 0: off"
+    )
     validate_epochs: int = _option(1, "epochs between validations; the last one always validates")
     save_steps: int = _option(0, "steps between checkpoints inside an epoch; 0: at epoch ends only")
+    keep_checkpoints: int = _option(2, "newest checkpoints that stay, beside the best network")
+    max_bad_steps: int = _option(
+        10, "steps in a row with a loss or gradient that is not finite before a run ends"
+    )
+    deterministic: bool = _option(False, "only algorithms whose results repeat bit by bit; slower")
     seed: int = _option(0, "seed of initialisation, order, sampling and augmentation")
 
 
@@ -259,12 +270,16 @@ class OptimConfig:
     """Optimiser and schedule."""
 
     name: Optimiser = _option(Optimiser.sgd, "sgd (Nesterov off) or adamw")
-    lr: float = _option(0.01, "learning rate for batch_size videos per step")
+    lr: float = _option(0.01, "learning rate, for train.batch_size or for base_batch samples")
+    base_batch: int | None = _option(
+        None, "samples per step that lr is meant for: scaled to train.batch_size; null: as it is"
+    )
     momentum: float = _option(0.9, "momentum of sgd")
     weight_decay: float = _option(5e-4, "weight decay of the tensors that have one")
     groups: Groups = _option(
         Groups.tsm, "tsm: head weight lr x5, head bias x10, biases x2; standard: one lr"
     )
+    layer_decay: float = _option(1.0, "factor of the rate per block towards the input; 1: off")
     schedule: Schedule = _option(Schedule.step, "step or cosine")
     milestones: list[float] = _option([20, 40], "epochs at which step multiplies the rate by gamma")
     gamma: float = _option(0.1, "factor of the step schedule")
@@ -280,6 +295,7 @@ class LogConfig:
     interval: int = _option(50, "optimiser steps between log lines")
     wandb: Wandb = _option(Wandb.auto, "auto: online with an account configured, else offline")
     project: str = _option("ffn", "project name in wandb")
+    tensorboard: bool = _option(False, "write TensorBoard event files into the run's folder")
 
 
 @dataclass

@@ -1,17 +1,44 @@
-"""What a run needs beside its weights to go on as if it had never stopped."""
+"""What a run needs beside its weights to go on as if it had never stopped.
+
+Order, augmentation and dropout are functions of the seed and the position, so a checkpoint holds no
+state of theirs, and a run may go on with another number of processes.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from ffn.engine.config import ConfigError
+from ffn.engine.checkpoint import CheckpointError
+from ffn.engine.config import ConfigError, config_from_dict, config_to_dict
+from ffn.engine.distributed import World, gather
+from ffn.engine.options import Config
+
+if TYPE_CHECKING:
+    from ffn.engine.loop import Trainer
 
 # Options that a continued run may change: they say where and how, not what is computed.
-FREE = ("log", "data.root", "data.store", "data.workers", "data.timeout", "data.reader")
+FREE = (
+    "log",
+    "data.root",
+    "data.store",
+    "data.workers",
+    "data.timeout",
+    "data.reader",
+    "data.cache_gib",
+    "train.accumulate",
+    "train.views",
+    "train.recompute",
+    "train.compile",
+    "train.deterministic",
+    "train.save_steps",
+    "train.keep_checkpoints",
+    "train.max_bad_steps",
+)
 
 
 def check_same_run(before: dict[str, Any], now: dict[str, Any], path: Path) -> None:
@@ -38,30 +65,106 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any], path: Path) -> N
         )
 
 
-def buffers(model: nn.Module) -> list[Tensor]:
-    """Buffers of this process: running statistics differ between processes until averaged."""
-    return [buffer.detach().cpu().clone() for buffer in model.buffers()]
+def begin(folder: Path, config: Config) -> None:
+    """Make the folder of a new run, with its config.
+
+    Raises:
+        ConfigError: a run with other options has logged steps there, without a checkpoint yet.
+    """
+    description, log = folder / "config.yaml", folder / "log.jsonl"
+    if description.is_file() and log.is_file() and log.stat().st_size:
+        before = config_from_dict(OmegaConf.to_container(OmegaConf.load(description)))
+        check_same_run(config_to_dict(before), config_to_dict(config), description)
+    folder.mkdir(parents=True, exist_ok=True)
+    OmegaConf.save(config_to_dict(config), description)
 
 
-def load_buffers(model: nn.Module, saved: list[Tensor]) -> None:
-    """Put back what :func:`buffers` returned, in place."""
-    for buffer, value in zip(model.buffers(), saved, strict=True):
+def training_state(trainer: Trainer) -> dict[str, Any]:
+    """What to keep beside the network to continue; all processes call it."""
+    state = (
+        {}
+        if trainer.average is None
+        else {
+            "weights": trainer.model.state_dict(),  # the network is their average then
+            "average_buffers": gather_buffers(trainer.average.module, trainer.world),
+        }
+    )
+    return state | {
+        "optimiser": trainer.optimiser.state_dict(),
+        "scaler": trainer.scaler.state_dict(),
+        "buffers": gather_buffers(trainer.model, trainer.world),
+        "meter": trainer.meter.state(),
+        "guard": trainer.guard.state_dict(),
+        "epoch": trainer.epoch,
+        "step": trainer.step,
+        "validates": trainer.validates,
+        "best": trainer.best,
+    }
+
+
+def restore(trainer: Trainer, content: dict[str, Any], path: Path) -> int:
+    """Put a run where a checkpoint says.
+
+    Args:
+        trainer: freshly built.
+        content: of the checkpoint.
+        path: of it, for messages.
+
+    Returns:
+        The number of processes that wrote it.
+
+    Raises:
+        CheckpointError: it holds weights alone.
+        ConfigError: it belongs to a run with other options or other videos.
+    """
+    training, meta = content.get("training"), content["meta"]
+    if training is None:
+        raise CheckpointError(f"{path} has no training state to continue from")
+    before = config_from_dict(meta["config"])  # options newer than it: the default
+    check_same_run(config_to_dict(before), config_to_dict(trainer.config), path)
+    now = trainer.videos.fingerprint()
+    if any(now.get(key) != value for key, value in meta["data"].items()):
+        raise ConfigError(
+            f"{path} was trained on other videos or labels than {trainer.config.data.root} lists "
+            "now; restore the lists, or choose another log.output"
+        )
+    trainer.network.load_state_dict(content["model"])
+    if trainer.average is not None:
+        trainer.model.load_state_dict(training["weights"])
+        load_buffers(trainer.average.module, training["average_buffers"], trainer.world)
+    load_buffers(trainer.model, training["buffers"], trainer.world)
+    trainer.optimiser.load_state_dict(training["optimiser"])
+    trainer.scaler.load_state_dict(training["scaler"])
+    if "guard" in training:  # not in files of format 1
+        trainer.guard.load_state_dict(training["guard"])
+        trainer.meter.load_state(training["meter"])
+        trainer.validates = training["validates"]
+    trainer.epoch, trainer.step = training["epoch"], training["step"]
+    trainer.best = training["best"]
+    trainer.metrics = {int(t): m for t, m in meta["metrics"].items()}
+    return len(training["buffers"])
+
+
+def gather_buffers(model: nn.Module, world: World) -> list[list[Tensor]]:
+    """Buffers of every process: running statistics differ between processes until averaged."""
+    return gather([buffer.detach().cpu().clone() for buffer in model.buffers()], world)
+
+
+def load_buffers(model: nn.Module, saved: list[list[Tensor]], world: World) -> None:
+    """Put back what :func:`gather_buffers` returned, in place.
+
+    With another number of processes than before, all get the mean over those there were; counters
+    are those of the first.
+    """
+    same = len(saved) == world.size
+    for position, buffer in enumerate(model.buffers()):
+        if same:
+            value = saved[world.rank][position]
+        elif buffer.is_floating_point():
+            value = torch.stack([own[position] for own in saved]).mean(0)
+        else:
+            value = saved[0][position]
         buffer.copy_(value)
-
-
-def random_state(device: torch.device) -> dict[str, Tensor]:
-    """The states of the generators that dropout draws from on this process."""
-    state = {"cpu": torch.get_rng_state()}
-    if device.type == "cuda":
-        state["cuda"] = torch.cuda.get_rng_state(device)
-    return state
-
-
-def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
-    """Put back what :func:`random_state` returned."""
-    torch.set_rng_state(state["cpu"])
-    if device.type == "cuda" and "cuda" in state:
-        torch.cuda.set_rng_state(state["cuda"], device)
 
 
 def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, Any]:

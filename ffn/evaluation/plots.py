@@ -11,6 +11,7 @@ from ffn.evaluation.results import Sweep
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 # Okabe and Ito's colours, distinct in every kind of colour blindness; the marker says it once more.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
@@ -30,15 +31,9 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     Raises:
         ImportError: matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-        from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-    except ImportError as error:
-        raise ImportError(
-            "the figure needs matplotlib: pip install 'frame-flexible[plot]'"
-        ) from error
+    figure = new_figure(9.6, 4.4)
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    figure = Figure(figsize=(9.6, 4.4), dpi=150, layout="constrained")
     by_frames, by_cost = figure.subplots(1, 2, sharey=True)
     styles = zip(sweeps, cycle(COLOURS), cycle(MARKERS), strict=False)
     for order, (sweep, colour, marker) in enumerate(styles):
@@ -58,7 +53,7 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     by_cost.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     by_cost.xaxis.set_minor_locator(NullLocator())
     for axes in (by_frames, by_cost):
-        _tidy(axes)
+        tidy(axes)
 
     lines, names = by_frames.get_legend_handles_labels()
     figure.legend(lines, names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
@@ -84,7 +79,23 @@ def _draw(axes: Axes, sweep: Sweep, x: list[float], style: dict[str, Any]) -> No
     )  # fmt: skip
 
 
-def _tidy(axes: Axes) -> None:
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches that needs no display.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "the figure needs matplotlib: pip install 'frame-flexible[plot]'"
+        ) from error
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def tidy(axes: Axes) -> None:
+    """Two thin axes and horizontal lines behind the curves."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(GREY)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)

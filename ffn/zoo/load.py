@@ -24,9 +24,8 @@ from ffn.zoo.create import create_model
 from ffn.zoo.download import download, forget, sha256_of
 from ffn.zoo.match import Match, match_state
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
-from ffn.zoo.tensors import load_tensors
+from ffn.zoo.tensors import READABLE_FORMATS, load_tensors
 
-CHECKPOINT_FORMAT = 1
 FOREIGN = (".pth", ".tar", ".pyth", ".ckpt", ".bin", ".pkl")
 
 
@@ -60,14 +59,16 @@ def load_with_record(
     return model.to(device).eval(), record
 
 
-def load_start_weights(model: nn.Module, name_or_path: str | os.PathLike[str]) -> Match:
+def load_start_weights(
+    model: nn.Module, name_or_path: str | os.PathLike[str]
+) -> tuple[Match, WeightRecord]:
     """Start a network from trained weights, in place.
 
     A frame-flexible network also starts from weights of the plain one: every private copy from the
     same norm, the alterations as they are. A classifier for another number of classes starts anew.
 
     Returns:
-        What matched; print it.
+        What matched, to print it, and what is known about the weights.
 
     Raises:
         WeightsError: anything but the classifier does not match.
@@ -78,7 +79,7 @@ def load_start_weights(model: nn.Module, name_or_path: str | os.PathLike[str]) -
         own = _plain_state(model)
     match = match_state(state, own).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)
-    return match
+    return match, record
 
 
 def build_model(record: WeightRecord) -> nn.Module:
@@ -191,16 +192,16 @@ def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
             f"{path} is no training checkpoint of ffn: it lacks format, model or meta. Weights of "
             "other implementations are read by tools/convert_checkpoint.py."
         )
-    if content["format"] != CHECKPOINT_FORMAT:
+    if content["format"] not in READABLE_FORMATS:
         raise WeightsError(
             f"{path} has checkpoint format {content['format']}; this version reads "
-            f"{CHECKPOINT_FORMAT}. Update ffn."
+            f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn."
         )
     known = {f.name for f in fields(WeightRecord)}
-    meta = {key: value for key, value in content["meta"].items() if key in known}
     try:
+        meta = {key: value for key, value in content["meta"].items() if key in known}
         record = WeightRecord.from_dict({"name": path.stem, **meta})
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"{path} does not describe itself: {error}") from error
     return record, content["model"]
 

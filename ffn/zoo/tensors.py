@@ -9,21 +9,37 @@ from typing import Any
 
 import torch
 
+from ffn.zoo.digest import check_digest
 from ffn.zoo.records import WeightsError
+
+CHECKPOINT_FORMAT = 2  # of training checkpoints; from 2 on a file ends with its digest
+READABLE_FORMATS = (1, 2)
 
 
 def load_tensors(path: Path) -> Any:
     """Read a torch file without executing pickles.
 
+    The digest of one that ends with a digest is checked first, see :mod:`ffn.zoo.digest`.
+
     Raises:
+        OSError: it cannot be opened.
         WeightsError: it holds more than tensors and plain values, is damaged, or no torch file.
     """
     refuse_web_page(path)
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:  # one file from the check to the load, whatever replaces it
+            has_digest = check_digest(file)
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        if not has_digest and _needs_digest(content):
+            raise ValueError("the SHA-256 at its end is gone")
+        return content
     except pickle.UnpicklingError as error:
         asked = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
-        reason = f"asks for {asked[1]}" if asked else "is no torch file, or holds objects"
+        reason = (
+            f"asks for {asked[1]}"
+            if asked
+            else "is no torch file, a damaged one (then fetch or copy it again), or holds objects"
+        )
         raise WeightsError(
             f"{path} {reason}: beside tensors and plain values, what a file holds could run any "
             "code and is never loaded here. If you trust its origin, save its tensors alone: "
@@ -36,6 +52,13 @@ def load_tensors(path: Path) -> Any:
             f"{path} ({path.stat().st_size:,} bytes) is damaged, cut off, or no torch file; fetch "
             f"or copy it again ({reason})"
         ) from None
+
+
+def _needs_digest(content: Any) -> bool:
+    """Whether it is a training checkpoint from after digests came."""
+    if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
+        return False
+    return content["format"] == CHECKPOINT_FORMAT
 
 
 def refuse_web_page(path: Path) -> None:

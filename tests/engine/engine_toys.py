@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import csv
-import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ffn import backbones
 from ffn.core import convert
+from ffn.engine import log
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
 from ffn.engine.loop import Trainer
@@ -82,15 +83,31 @@ def train(root: Path, output: Path, *more: str) -> Path:
     return output
 
 
-def launch(root: Path, output: Path, *more: str, processes: int = 1) -> subprocess.Popen:
-    """Start the command in processes of its own, as a user would."""
+def launch(
+    root: Path,
+    output: Path,
+    *more: str,
+    processes: int = 1,
+    launcher: tuple[str, ...] = (),
+    own_group: bool = False,
+) -> subprocess.Popen:
+    """Start the command in processes of its own, as a user would.
+
+    Args:
+        root: the videos.
+        output: the run's folder.
+        more: options.
+        processes: through torchrun if more than one.
+        launcher: more arguments of torchrun.
+        own_group: in a process group of its own, as a job of a terminal.
+    """
     empty = output.parent / "empty.yaml"
     empty.write_text("{}\n")
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
+    torchrun = ["-m", "torch.distributed.run", "--standalone", *launcher, "--nproc-per-node"]
     return subprocess.Popen(
         [
             sys.executable,
-            *([*launcher, str(processes)] if processes > 1 else []),
+            *([*torchrun, str(processes)] if processes > 1 else []),
             str(ROOT / "tools/train.py"),
             str(empty),
             *options(root, output, *more),
@@ -99,7 +116,20 @@ def launch(root: Path, output: Path, *more: str, processes: int = 1) -> subproce
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        start_new_session=own_group,
     )
+
+
+def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
+    """Until the log of a run holds a step."""
+    log, deadline = folder / "log.jsonl", time.monotonic() + 120
+    while time.monotonic() < deadline:
+        if log.is_file() and f'"step": {step},' in log.read_text():
+            return
+        if process.poll() is not None:
+            raise AssertionError(process.communicate()[1])
+        time.sleep(0.005)
+    raise TimeoutError(f"step {step} never came")
 
 
 def finish(process: subprocess.Popen) -> tuple[str, str]:
@@ -110,8 +140,10 @@ def finish(process: subprocess.Popen) -> tuple[str, str]:
 
 
 def read_log(folder: Path, kind: str = "train") -> list[dict[str, Any]]:
-    lines = (folder / "log.jsonl").read_text().splitlines()
-    return [entry for entry in map(json.loads, lines) if entry["kind"] == kind]
+    """The lines that have a kind's main key, with keys short: "loss" for "train/loss"."""
+    main = {"train": "train/lr", "skipped": "train/skipped", "val": "val/mean"}[kind]
+    entries = [entry for entry in log.read_log(folder) if main in entry]
+    return [{key.partition("/")[2] or key: v for key, v in entry.items()} for entry in entries]
 
 
 def weights(folder: Path, name: str = "last.pt") -> dict[str, Tensor]:

@@ -1,4 +1,4 @@
-"""Ten training steps with stored losses: a change of results cannot go unseen.
+"""Ten training steps of each family with stored losses: no change of results goes unseen.
 
 Weights and clips come from numpy's RandomState, whose streams never change, through no video codec.
 ``python tests/engine/test_golden.py`` writes the file anew, when results change on purpose.
@@ -22,16 +22,17 @@ from ffn.engine.tasks import FlexibleTask
 
 STORED = Path(__file__).parent / "golden_losses.json"
 COUNTS = (4, 8, 16)
+FAMILIES = {"tsm": 16, "tea": 16, "slowfast": 16, "uniformer": 32}  # side of a frame in pixels
 
 
-def ten_steps() -> list[dict[str, float]]:
+def ten_steps(family: str) -> list[dict[str, float]]:
     """In float64: in float32, ten steps make the rounding of another CPU visible."""
-    draw = np.random.RandomState(0)
+    draw, side = np.random.RandomState(0), FAMILIES[family]
 
     def normal(*shape: int) -> torch.Tensor:
         return torch.from_numpy(draw.standard_normal(shape))
 
-    model = convert(backbones.build("tsm_tiny", num_classes=3, width=8), COUNTS).double()
+    model = convert(backbones.build(f"{family}_tiny", num_classes=3, width=8), COUNTS).double()
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if ".site." in name:
@@ -45,7 +46,7 @@ def ten_steps() -> list[dict[str, float]]:
 
     steps = []
     for step in range(10):
-        clips = {count: normal(4, 3, count, 16, 16) for count in COUNTS}
+        clips = {count: normal(4, 3, count, side, side) for count in COUNTS}
         lr = learning_rate(
             step / 5,
             lr=0.01,
@@ -67,10 +68,11 @@ def ten_steps() -> list[dict[str, float]]:
     return steps
 
 
-def test_ten_steps_give_the_stored_losses() -> None:
-    stored = json.loads(STORED.read_text())
+@pytest.mark.parametrize("family", FAMILIES)
+def test_ten_steps_give_the_stored_losses(family: str) -> None:
+    stored = json.loads(STORED.read_text())[family]
 
-    found = ten_steps()
+    found = ten_steps(family)
 
     assert len(found) == len(stored) == 10
     for step, expected in zip(found, stored, strict=True):
@@ -78,5 +80,6 @@ def test_ten_steps_give_the_stored_losses() -> None:
 
 
 if __name__ == "__main__":
-    STORED.write_text(json.dumps(ten_steps(), indent=1) + "\n")
+    found = {family: ten_steps(family) for family in FAMILIES}
+    STORED.write_text(json.dumps(found, indent=1) + "\n")
     sys.exit(f"wrote {STORED}")

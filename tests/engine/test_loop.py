@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -42,14 +43,22 @@ def folder_content(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 def test_run_leaves_config_checkpoints_and_log(videos: Path, finished: Path) -> None:
-    assert sorted(os.listdir(finished)) == ["best.pt", "config.yaml", "last.pt", "log.jsonl"]
+    assert sorted(os.listdir(finished)) == [
+        ".lock",
+        "best.pt",
+        "checkpoints",
+        "config.yaml",
+        "last.pt",
+        "log.jsonl",
+    ]
     saved = yaml.safe_load((finished / "config.yaml").read_text())
     assert saved == config_to_dict(config(videos, finished))
 
     steps = read_log(finished)
     assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
     losses = {"loss", "loss/ce_4", "loss/kl_2", "top1/2", "top1/4"}
-    extra = {"kind", "step", "time", "epoch", "lr", "grad_norm", "videos_per_s", "data_wait"}
+    extra = {"step", "time", "epoch", "lr", "grad_norm"}
+    extra |= {"bad_steps", "videos_per_s", "data_wait", "memory_mib"}
     assert all(set(entry) == losses | extra for entry in steps)
     assert [entry["lr"] for entry in steps] == pytest.approx([0.01] * STEPS + [0.001] * STEPS)
     for entry in steps:
@@ -61,7 +70,7 @@ def test_run_leaves_config_checkpoints_and_log(videos: Path, finished: Path) -> 
     for entry in validations:
         assert {"top1/2", "top1/3", "top1/4", "mean"} < set(entry)
         assert entry["mean"] == pytest.approx((entry["top1/2"] + entry["top1/4"]) / 2)
-    assert [entry["videos"] for entry in read_log(finished, "skipped")] == [0, 0]
+    assert [entry["skipped"] for entry in read_log(finished, "skipped")] == [0, 0]
 
 
 def test_checkpoint_describes_itself(videos: Path, finished: Path) -> None:
@@ -263,6 +272,92 @@ def test_mixed_videos_are_drawn_anew_in_every_step(
     assert keys == [(step, micro, 0) for step in range(2 * STEPS) for micro in range(2)]
 
 
+def test_interrupted_run_with_averages_and_exact_statistics(videos: Path, tmp_path: Path) -> None:
+    more = (
+        "train.ema_decay=0.9",
+        "train.precise_norms=2",
+        "optim.layer_decay=0.7",
+        "train.save_steps=1",
+    )
+    whole = train(videos, tmp_path / "whole", *more)
+    for step in (2, STEPS, STEPS + 1):
+        train_until(step, videos, tmp_path / "run", *more)
+    train(videos, tmp_path / "run", *more)
+
+    assert same_weights(tmp_path / "run", whole)
+    one, other = (load_checkpoint(f / "last.pt")["training"] for f in (tmp_path / "run", whole))
+    assert all(torch.equal(value, other["weights"][key]) for key, value in one["weights"].items())
+
+
+def test_average_of_the_weights_is_what_is_validated_and_kept(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the formula: a_t = d a_(t-1) + (1 - d) w_t with d = min(decay, 1 - t^(-2/3))."""
+    trainer = Trainer(config(videos, tmp_path / "run", "train.ema_decay=0.5"), CPU)
+    expected: dict[str, torch.Tensor] = {}
+    update, evaluate = trainer._update, loop.evaluate
+
+    def watch(*args: Any) -> bool:
+        asked = update(*args)
+        d = min(0.5, 1 - (trainer.step + 1) ** (-2 / 3))
+        for key, value in trainer.model.state_dict().items():
+            old = expected.get(key, value)
+            new = d * old + (1 - d) * value if value.is_floating_point() else value
+            expected[key] = new.clone()
+        return asked
+
+    def hold(network: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        for key, value in network.state_dict().items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+        return evaluate(network, *args, **kwargs)
+
+    trainer._update = watch
+    monkeypatch.setattr(loop, "evaluate", hold)
+    trainer.run()
+
+    for key, value in weights(tmp_path / "run").items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+        assert key in weights(tmp_path / "run", "best.pt")
+    raw = load_checkpoint(tmp_path / "run/last.pt")["training"]["weights"]
+    assert any(not torch.equal(value, expected[key]) for key, value in raw.items())
+
+
+def test_exact_statistics_are_those_of_batches(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the first norm: mean and variance of the first convolution over the named batches."""
+    more = ("train.precise_norms=3", "train.epochs=1", "model.name=tsm_tiny")
+    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
+    trainer.run()
+
+    trainer.train_loader.sampler.set_epoch(1)
+    batches = [batch for _, batch in zip(range(3), trainer.train_loader, strict=False)]
+    name, conv = next(
+        (n, m) for n, m in trainer.model.named_modules() if isinstance(m, torch.nn.Conv2d)
+    )
+    norm = dict(trainer.model.named_modules())[f"{name.rpartition('.')[0]}.1"]
+    for frames in (2, 4):
+        seen = [
+            conv(trainer.normalise(batch["clips"][frames]).transpose(1, 2).flatten(0, 1))
+            for batch in batches
+        ]
+        values = torch.cat(seen).double().transpose(0, 1).flatten(1)
+        found = norm[str(frames)]
+        torch.testing.assert_close(
+            found.running_mean.double(), values.mean(1), rtol=1e-5, atol=1e-6
+        )
+        torch.testing.assert_close(found.running_var.double(), values.var(1), rtol=1e-5, atol=1e-6)
+
+
+def test_deterministic_runs_repeat(videos: Path, tmp_path: Path) -> None:
+    try:
+        runs = [train(videos, tmp_path / n, "train.deterministic=true") for n in ("one", "two")]
+        assert torch.are_deterministic_algorithms_enabled()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert same_weights(*runs)
+
+
 def test_run_from_before_an_option_existed_goes_on(
     videos: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -280,14 +375,36 @@ def test_run_from_before_an_option_existed_goes_on(
     assert same_weights(tmp_path / "run", finished)
 
 
-def test_damaged_checkpoint_is_not_overwritten(videos: Path, tmp_path: Path) -> None:
-    train_until(2, videos, tmp_path / "run", "train.save_steps=1")
-    last = tmp_path / "run/last.pt"
-    last.write_bytes(last.read_bytes()[:1000])
+def test_damaged_checkpoint_is_passed_over_and_kept(
+    videos: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    train_until(3, videos, tmp_path / "run", "train.save_steps=1")
+    newest = tmp_path / "run/checkpoints/step_00000003.pt"
+    newest.write_bytes(newest.read_bytes()[:1000])  # last.pt is the same file
 
-    with pytest.raises(ValueError, match=r"last\.pt .*cut off.*another log\.output"):
+    train(videos, tmp_path / "run", "train.save_steps=1")
+
+    said = capsys.readouterr().out
+    assert re.search(r"passed over: .*step_00000003\.pt .*(damaged|cut off)", said)
+    assert "run: continued, 0 of 2 epochs and 2 steps done" in said
+    assert same_weights(tmp_path / "run", finished)
+    broken = list((tmp_path / "run/checkpoints").glob("*.broken"))
+    assert [path.stat().st_size for path in broken] == [1000]
+
+
+def test_folder_whose_checkpoints_are_all_damaged_stays(videos: Path, tmp_path: Path) -> None:
+    train_until(3, videos, tmp_path / "run", "train.save_steps=1")
+    for path in (tmp_path / "run/checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    before = folder_content(tmp_path / "run")
+
+    with pytest.raises(
+        ValueError, match=r"(?s)2 checkpoint\(s\) and none can be used.*another log"
+    ):
         train(videos, tmp_path / "run", "train.save_steps=1")
-    assert len(last.read_bytes()) == 1000
+
+    after = folder_content(tmp_path / "run")
+    assert {name: after[name] for name in before} == before
 
 
 def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
@@ -407,8 +524,9 @@ def test_without_clipping_the_norm_is_measured_alone(videos: Path, tmp_path: Pat
 
 
 def test_loss_that_is_not_finite(videos: Path, tmp_path: Path) -> None:
-    with pytest.raises(FloatingPointError, match=r"loss is not finite around step \d.*optim\.lr"):
-        train(videos, tmp_path / "run", "optim.lr=1e30", "train.clip_norm=null")
+    more = ("optim.lr=1e30", "train.clip_norm=null", "train.max_bad_steps=3")
+    with pytest.raises(FloatingPointError, match=r"loss is not finite around step 4.*optim\.lr"):
+        train(videos, tmp_path / "run", *more)
 
 
 # --- other tasks --------------------------------------------------------------------------------
@@ -495,7 +613,7 @@ def test_skipped_videos_are_counted_and_shown(
 ) -> None:
     folder = train(broken, tmp_path / "run", "data.on_error=skip")
 
-    assert [entry["videos"] for entry in read_log(folder, "skipped")] == [2, 2]
+    assert [entry["skipped"] for entry in read_log(folder, "skipped")] == [2, 2]
     shown = capsys.readouterr().out
     assert "epoch 1: 2 unreadable videos skipped" in shown
     assert "train_3.mp4" in shown

@@ -6,13 +6,25 @@ import math
 from typing import Any
 
 import pytest
+import timm
 import torch
+import torchvision
 from engine_toys import tiny
+from timm.models import group_parameters
+from timm.optim import param_groups_layer_decay
 from torch import nn
 
 from ffn import backbones
 from ffn.core import convert
-from ffn.engine.optim import learning_rate, set_learning_rate, standard_groups, tsm_groups
+from ffn.engine.optim import (
+    decay_layers,
+    layer_numbers,
+    learning_rate,
+    scaled_lr,
+    set_learning_rate,
+    standard_groups,
+    tsm_groups,
+)
 
 
 def names_in(groups: list[dict[str, Any]], model: nn.Module) -> dict[str, set[str]]:
@@ -95,6 +107,229 @@ def test_frozen_parameters_are_in_no_group() -> None:
         grouped = {id(p) for group in make(model, 0.1) for p in group["params"]}
         assert id(model.net.fc.weight) not in grouped
         assert len(grouped) == len(list(model.parameters())) - 1
+
+
+# Prefixes of parameter names by layer, from the input to the head; written down by hand.
+LAYERS = {
+    "tsm_tiny": [
+        ["net.conv1", "net.bn1"],
+        ["net.layer1.0"],
+        ["net.layer2.0"],
+        ["net.layer3.0"],
+        ["net.layer4.0"],
+        ["net.fc"],
+    ],
+    "tea_tiny": [
+        ["net.conv1", "net.bn1"],
+        ["net.layer1.0"],
+        ["net.layer2.0"],
+        ["net.layer3.0"],
+        ["net.layer4.0"],
+        ["net.fc"],
+    ],
+    "tsm_r18": [
+        ["net.conv1", "net.bn1"],
+        *[[f"net.layer{stage}.{block}"] for stage in (1, 2, 3, 4) for block in (0, 1)],
+        ["net.fc"],
+    ],
+    "tsm_mobilenetv2": [
+        ["net.conv_stem", "net.bn1"],
+        *[
+            [f"net.blocks.{stage}.{block}"]
+            for stage, depth in enumerate((1, 2, 3, 4, 3, 3))
+            for block in range(depth)
+        ],
+        ["net.blocks.6.0", "net.conv_head", "net.bn2"],
+        ["net.classifier"],
+    ],
+    "slowfast_tiny": [
+        ["slow.stem", "fast.stem"],
+        *[[f"slow.stages.{s}.0", f"fast.stages.{s}.0", f"fusions.{s}"] for s in range(4)],
+        ["head"],
+    ],
+    "uniformer_tiny": [
+        ["embeds.0"],
+        ["blocks.0.0"],
+        ["embeds.1", "blocks.1.0"],
+        ["embeds.2", "blocks.2.0"],
+        ["embeds.3", "blocks.3.0"],
+        ["norm", "head"],
+    ],
+    "slowonly_r50": [
+        ["pathway.stem"],
+        *[
+            [f"pathway.stages.{stage}.{block}"]
+            for stage, depth in enumerate((3, 4, 6, 3))
+            for block in range(depth)
+        ],
+        ["head"],
+    ],
+}
+
+
+@pytest.mark.parametrize("converted", [False, True])
+@pytest.mark.parametrize("name", LAYERS)
+def test_layers_by_hand(name: str, converted: bool) -> None:
+    model = backbones.build(name, num_classes=3)
+    prefix = "model." if converted else ""
+    model = convert(model, (2, 4)) if converted else model
+    layers = [tuple(f"{prefix}{start}." for start in starts) for starts in LAYERS[name]]
+
+    numbers = layer_numbers(model)
+
+    assert list(numbers) == [key for key, _ in model.named_parameters()]
+    assert set(numbers.values()) == set(range(len(layers)))
+    for key, number in numbers.items():
+        assert key.startswith(layers[number]), (key, number)
+    for starts in layers:
+        assert all(any(key.startswith(start) for key in numbers) for start in starts)
+
+
+@pytest.mark.parametrize("name", ["slowfast_tiny", "uniformer_tiny", "slowonly_r50"])
+def test_coarse_layers_are_stages(name: str) -> None:
+    model = backbones.build(name, num_classes=3)
+    stages = group_parameters(model, model.group_matcher(coarse=True), reverse=True)
+
+    assert set(stages.values()) == set(range(6))
+    for key, stage in stages.items():
+        inside = key.split(".")[2 if key.startswith(("slow", "fast", "pathway")) else 1]
+        if inside.isdigit() and not key.startswith("embeds.0"):
+            assert stage == int(inside) + 1
+
+
+@pytest.mark.parametrize(
+    "name", ["resnet18", "res2net50_26w_4s", "mobilenetv3_small_050", "convnext_atto"]
+)
+def test_layers_are_those_of_timm(name: str) -> None:
+    model = backbones.build(f"{'tea' if 'res2net' in name else 'tsm'}.{name}", num_classes=3)
+    net = timm.create_model(name, num_classes=3)
+    names = {id(p): key for key, p in net.named_parameters()}
+    expected = {
+        names[id(p)]: group["lr_scale"]
+        for group in param_groups_layer_decay(net, layer_decay=0.7)
+        for p in group["params"]
+    }
+
+    groups = decay_layers(standard_groups(model, 0.1), model, 0.7)
+
+    names = {id(p): key.removeprefix("net.") for key, p in model.named_parameters()}
+    found = {names[id(p)]: group["lr_scale"] for group in groups for p in group["params"]}
+    assert set(expected) <= set(found)  # TEA adds some of its own
+    assert {key: found[key] for key in expected} == pytest.approx(expected, rel=1e-12)
+    assert len(set(expected.values())) > 8
+
+
+class Plain(nn.Module):
+    """A network that does not tell its layers, with a parameter of its own and a norm first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.norm = nn.BatchNorm3d(3)
+        self.stem = nn.Conv3d(3, 4, 1)
+        self.stages = nn.ModuleList(
+            [nn.Sequential(nn.Conv3d(4, 4, 1), nn.BatchNorm3d(4), nn.ReLU()), nn.Conv3d(4, 4, 1)]
+        )
+        self.head = nn.Linear(4, 2)
+
+
+@pytest.mark.parametrize("converted", [False, True])
+def test_layers_of_any_network(converted: bool) -> None:
+    model: nn.Module = Plain()
+    if converted:
+        model = convert(model, (2, 4), alter=["stages.?.0", "stages.1"])
+    numbers = layer_numbers(model)
+
+    by_hand = {
+        "scale": 0,
+        "norm": 0,
+        "stem": 0,
+        "stages.0.0": 1,
+        "stages.0.1": 1,
+        "stages.1": 2,
+        "head": 3,
+    }
+    for key, number in numbers.items():
+        plain = key.removeprefix("model.")
+        assert number == next(v for start, v in by_hand.items() if plain.startswith(start)), key
+    assert set(numbers.values()) == set(range(4))
+
+
+def test_a_head_outside_of_the_network_that_tells_its_layers() -> None:
+    net = timm.create_model("resnet18", num_classes=0)
+    numbers = layer_numbers(nn.Sequential(net, nn.Linear(512, 3)))
+
+    assert numbers["0.conv1.weight"] == 0
+    assert numbers["0.layer4.1.conv2.weight"] == 8
+    assert numbers["1.weight"] == numbers["1.bias"] == 9
+
+
+def test_layers_of_a_network_of_torchvision() -> None:
+    numbers = layer_numbers(torchvision.models.video.r3d_18())
+
+    starts = ["stem", *[f"layer{s}.{b}" for s in (1, 2, 3, 4) for b in (0, 1)], "fc"]
+    assert {
+        key: next(i for i, start in enumerate(starts) if key.startswith(start)) for key in numbers
+    } == numbers
+
+
+@pytest.mark.parametrize("make", [tsm_groups, standard_groups])
+@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+def test_decayed_groups(name: str, make: Any) -> None:
+    model = convert(backbones.build(name, num_classes=3), (2, 4))
+    next(model.parameters()).requires_grad_(False)
+    plain = make(model, 0.1)
+    numbers = layer_numbers(model)
+    name_of = {id(p): key for key, p in model.named_parameters()}
+
+    groups = decay_layers(plain, model, 0.5)
+
+    kind_of = {id(p): group for group in plain for p in group["params"]}
+    grouped = [id(p) for group in groups for p in group["params"]]
+    assert len(set(grouped)) == len(grouped) == len(name_of) - 1
+    assert {*grouped} == {*kind_of}
+    for group in groups:
+        layers = {numbers[name_of[id(p)]] for p in group["params"]}
+        kinds = {kind_of[id(p)]["name"] for p in group["params"]}
+        assert len(layers) == len(kinds) == 1
+        layer, kind = layers.pop(), kind_of[id(group["params"][0])]
+        assert group["name"] == f"{kind['name']}, layer {layer} of 5"
+        assert group["lr_scale"] == kind["lr_scale"] * 0.5 ** (5 - layer)
+        assert group["weight_decay"] == kind["weight_decay"]
+    assert len({group["name"] for group in groups}) == len(groups)
+
+    optimiser = torch.optim.SGD(groups, lr=1.0)
+    set_learning_rate(optimiser, 0.01)
+    head = max(group["lr"] for group in optimiser.param_groups)
+    assert head == pytest.approx(0.1 if make is tsm_groups else 0.01)
+
+
+def test_no_decay_leaves_the_groups_of_running_runs() -> None:
+    model = tiny()
+    groups = tsm_groups(model, 0.1)
+
+    assert decay_layers(groups, model, 1.0) is groups
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.1, -0.5])
+def test_other_decays_are_refused(decay: float) -> None:
+    with pytest.raises(ValueError, match="above 0, at most 1"):
+        decay_layers(standard_groups(tiny(), 0.1), tiny(), decay)
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "base_batch", "expected"),
+    [(64, 64, 0.02), (256, 64, 0.08), (16, 64, 0.005), (48, 32, 0.03), (512, None, 0.02)],
+)
+def test_rate_in_proportion_to_the_batch(
+    batch_size: int, base_batch: int | None, expected: float
+) -> None:
+    assert scaled_lr(0.02, batch_size, base_batch) == pytest.approx(expected, rel=1e-12)
+
+
+def test_batches_of_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="batch_size is 8, base_batch 0; expected 1 or more"):
+        scaled_lr(0.1, 8, 0)
 
 
 def rate(epoch: float, **changes: Any) -> float:

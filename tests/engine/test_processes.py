@@ -6,8 +6,6 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -18,6 +16,7 @@ from engine_toys import (
     read_log,
     same_weights,
     train,
+    wait_for_step,
     weights,
 )
 
@@ -60,17 +59,6 @@ def test_two_processes_train_as_one(videos: Path, start: str, tmp_path: Path, vi
     assert not [line for line in err.splitlines() if "ffn" in line or "videos" in line]
 
 
-def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
-    log, deadline = folder / "log.jsonl", time.monotonic() + 120
-    while time.monotonic() < deadline:
-        if log.is_file() and f'"step": {step},' in log.read_text():
-            return
-        if process.poll() is not None:
-            raise AssertionError(process.communicate()[1])
-        time.sleep(0.005)
-    raise TimeoutError(f"step {step} never came")
-
-
 SMALL_STEPS = ("train.batch_size=2", "train.save_steps=1")  # 12 steps per epoch
 
 
@@ -84,7 +72,8 @@ def test_killed_run_continues_to_the_same_weights(videos: Path, tmp_path: Path) 
     stopped_at = load_checkpoint(tmp_path / "run/last.pt")["training"]["step"]
     assert 4 <= stopped_at < 24
     with (tmp_path / "run/log.jsonl").open("a") as log:
-        log.write('{"kind": "train", "step": 24}\n{"kind": "tra')  # as a later death would leave it
+        # As a later death would leave it.
+        log.write('{"step": 24, "train/loss": 1}\n{"step": 24, "tra')
 
     train(videos, tmp_path / "run", *SMALL_STEPS)
     assert same_weights(tmp_path / "run", whole)

@@ -276,7 +276,7 @@ def test_published_weights_of_others_are_fetched_and_converted(server, published
 
 def test_published_weights_start_a_plain_or_flexible_network_of_other_classes(published):
     model = convert(create_model("tsm_r18", num_classes=9), (4, 8, 16))
-    match = load_start_weights(model, "tsm_r18.web_f4_8_16")
+    match, _ = load_start_weights(model, "tsm_r18.web_f4_8_16")
     assert match.classes == (5, 9)
     assert match.share == 1
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import os
-import threading
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +18,7 @@ from ffn.data.loader import _start_method
 from ffn.data.store.clip import EncodedClip, encode_clip
 from ffn.data.store.layout import FORMS, Manifest, StoreError, Unreadable, key_of
 from ffn.data.store.writer import LOCK, StoreWriter
+from ffn.data.workers import end_with_parent
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -186,21 +185,13 @@ def _encoded(encoder: _Encoder, workers: int) -> Iterator[tuple[EncodedClip | No
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # torch's global random state is left alone
             multiprocessing_context=_start_method() if workers else None,
-            worker_init_fn=_end_with_parent,
+            worker_init_fn=_sit_down,
         )
     )
 
 
-def _end_with_parent(worker: int) -> None:
-    """Have a worker end when its parent was killed; it might wait for ever to hand over a clip."""
-    parent = os.getppid()
-
-    def watch() -> None:
-        while os.getppid() == parent:
-            time.sleep(1)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
+def _sit_down(worker: int) -> None:
+    end_with_parent()
 
 
 def _as_it_is(item: tuple[EncodedClip | None, str]) -> tuple[EncodedClip | None, str]:

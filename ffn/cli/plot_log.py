@@ -1,0 +1,61 @@
+"""``tools/plot_log.py RUN…``: the curves of training runs, finished or not, in one picture."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, read, draw; returns the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="plot_log.py",
+        description="Draw loss, accuracy per frame count, learning rate, gradient norm, speed and "
+        "data wait of runs from their log.jsonl.",
+    )
+    option = parser.add_argument
+    option("runs", nargs="+", metavar="RUN", help="folder of a run (log.output)")
+    option("--output", default="curves.png", help="picture; default: curves.png, here")
+    option("--overwrite", action="store_true", help="replace a file that is there")
+    option(
+        "--keys",
+        nargs="+",
+        metavar="KEY",
+        help="other keys of the log, as train/memory_mib 'val/top1/*'; a panel for each",
+    )
+    given = parser.parse_args(arguments)
+
+    from ffn.engine.curves import save_curves
+    from ffn.engine.log import read_log
+
+    try:
+        output = Path(given.output)
+        if output.exists() and not given.overwrite:
+            raise FileExistsError(f"{output} exists; name another --output or add --overwrite")
+        runs = {name: read_log(path) for name, path in named(given.runs).items()}
+        empty = [name for name, entries in runs.items() if not entries]
+        if empty:
+            raise ValueError(f"the log of {empty[0]} is empty; wait for its first log.interval")
+        output.parent.mkdir(parents=True, exist_ok=True)
+        save_curves(runs, output, given.keys)
+    except (ValueError, OSError, ImportError) as error:
+        print(f"plot_log.py: {error}", file=sys.stderr)
+        return 2
+    print(output)
+    return 0
+
+
+def named(paths: Sequence[str]) -> dict[str, Path]:
+    """Folders by the shortest end of their path that names each alone; one given twice counts once.
+
+    >>> list(named(["runs/a", "runs/b"])), list(named(["one/a", "two/a"]))
+    (['a', 'b'], ['one/a', 'two/a'])
+    """
+    folders = list(dict.fromkeys(Path(path).resolve() for path in paths))
+    for length in range(1, max(len(folder.parts) for folder in folders) + 1):
+        names = ["/".join(folder.parts[-length:]) for folder in folders]
+        if len(set(names)) == len(names):
+            break
+    return dict(zip(names, folders, strict=True))

@@ -1,0 +1,191 @@
+"""The curves that are drawn are those of the logs, also of runs in progress."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ffn.cli.plot_log import main, named
+from ffn.engine import curves
+from ffn.evaluation.plots import COLOURS
+
+pytest.importorskip("matplotlib")
+
+
+def write_run(folder: Path, *, scale: float = 1.0, steps: int = 8, end: str = "") -> Path:
+    lines: list[dict[str, Any]] = []
+    for step in range(1, steps + 1):
+        values = {"loss": scale / step, "loss/ce_16": 1.0, "loss/kl_4": 0.5, "top1/16": 8 * scale}
+        values |= {"lr": 0.1, "grad_norm": step, "videos_per_s": 50.0, "data_wait": 0.25}
+        values |= {"memory_mib": 900.0}
+        lines.append({"step": step, "time": step, **{f"train/{k}": v for k, v in values.items()}})
+        if step % 4 == 0:
+            found = {"top1/8": 3.0 * step, "top1/16": scale * step, "mean": scale * step}
+            lines.append({"step": step, "time": step, **{f"val/{k}": v for k, v in found.items()}})
+    folder.mkdir(parents=True)
+    (folder / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines) + end)
+    return folder
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures that a test draws."""
+    drawn = []
+
+    def keep(*size: float) -> Any:
+        drawn.append(real(*size))
+        return drawn[-1]
+
+    real = curves.new_figure
+    monkeypatch.setattr(curves, "new_figure", keep)
+    return drawn
+
+
+def panels(figure: Any) -> dict[str, list[Any]]:
+    """Title -> lines of the panels that are seen, row by row."""
+    return {axes.get_title(): axes.get_lines() for axes in figure.axes if axes.get_visible()}
+
+
+def legend(figure: Any) -> list[tuple[str, str]]:
+    (box,) = figure.legends
+    colours = [line.get_color() for line in box.get_lines()]
+    return list(zip([text.get_text() for text in box.texts], colours, strict=True))
+
+
+def replace(path: Path, old: str, new: str) -> None:
+    assert old in path.read_text()
+    path.write_text(path.read_text().replace(old, new))
+
+
+def points(line: Any) -> list[tuple[float, float]]:
+    return list(zip(line.get_xdata(), line.get_ydata(), strict=True))
+
+
+def test_two_runs_are_drawn(tmp_path: Path, figures: list[Any]) -> None:
+    runs = [write_run(tmp_path / "first"), write_run(tmp_path / "second", scale=2.0, steps=5)]
+    output = tmp_path / "new" / "curves.png"
+
+    assert main([*map(str, runs), "--output", str(output)]) == 0
+
+    assert output.read_bytes()[:4] == b"\x89PNG"
+    (figure,) = figures
+    assert legend(figure) == [("first", COLOURS[0]), ("second", COLOURS[1])]
+    found = panels(figure)
+    assert list(found) == [
+        "loss",
+        "loss/kl_4",
+        "loss/ce_16",
+        "top-1 % at 8 frames",
+        "top-1 % at 16 frames",
+        "top-1 %, mean of trained counts",
+        "learning rate",
+        "gradient norm",
+        "videos per second",
+        "share of time waiting for data",
+    ]
+    first, second = found["loss"]
+    assert points(first) == [(step, 1 / step) for step in range(1, 9)]
+    assert points(second) == [(step, 2 / step) for step in range(1, 6)]
+    assert [line.get_color() for line in (first, second)] == list(COLOURS[:2])
+
+    train, val, other_train, other_val = found["top-1 % at 16 frames"]
+    assert train.is_dashed()
+    assert other_train.is_dashed()
+    assert not val.is_dashed()
+    assert points(val) == [(4, 4.0), (8, 8.0)]
+    assert points(other_val) == [(4, 8.0)]
+    assert {line.get_color() for line in (train, val)} == {COLOURS[0]}
+    heights = {a.get_ylim() for a in figure.axes if a.get_title().startswith("top-1 %")}
+    assert len(heights) == 1  # counts compare by eye
+    assert not any(line.is_dashed() for line in found["loss"])
+
+
+def test_keys_choose_the_panels(tmp_path: Path, figures: list[Any]) -> None:
+    run = write_run(tmp_path / "run")
+    keys = ["train/memory_mib", "val/top1/*"]
+    assert main([str(run), "--output", str(tmp_path / "a.svg"), "--keys", *keys]) == 0
+    found = panels(figures[0])
+    assert list(found) == ["memory (MiB)", "top-1 % at 8 frames", "top-1 % at 16 frames"]
+    assert points(found["top-1 % at 16 frames"][0]) == [(4, 4.0), (8, 8.0)]
+
+
+@pytest.mark.parametrize("number", [5, 12])
+def test_many_runs_one_of_them_in_progress(tmp_path: Path, figures: list[Any], number: int) -> None:
+    runs = [write_run(tmp_path / f"flexible.s{seed}") for seed in range(number - 1)]
+    runs.append(write_run(tmp_path / "new", steps=1, end='{"step": 2, "train/lo'))
+    assert main([*map(str, runs), "--output", str(tmp_path / "a.png")]) == 0
+    assert len({tuple(colour) for _, colour in legend(figures[0])}) == number
+    last = panels(figures[0])["loss"][-1]
+    assert points(last) == [(1, 1.0)]
+    assert last.get_marker() == "o"  # a line through one point is not seen
+
+
+def test_numbers_that_are_not_finite_leave_a_gap(tmp_path: Path, figures: list[Any]) -> None:
+    run = write_run(tmp_path / "run")
+    replace(run / "log.jsonl", '"train/grad_norm": 2,', '"train/grad_norm": null,')
+    assert main([str(run), "--output", str(tmp_path / "a.png")]) == 0
+    (line,) = panels(figures[0])["gradient norm"]
+    assert [math.isnan(y) for y in line.get_ydata()] == [False, True, *[False] * 6]
+
+
+def test_norms_that_span_decades_are_on_a_logarithmic_axis(
+    tmp_path: Path, figures: list[Any]
+) -> None:
+    run = write_run(tmp_path / "run")
+    scales = []
+    for norm in (8, 800):
+        replace(run / "log.jsonl", '"train/grad_norm": 8,', f'"train/grad_norm": {norm},')
+        assert main([str(run), "--output", str(tmp_path / "a.png"), "--overwrite"]) == 0
+        scales += [a.get_yscale() for a in figures[-1].axes if a.get_title() == "gradient norm"]
+    assert scales == ["linear", "log"]
+
+
+def test_runs_are_named_by_the_end_of_their_path(tmp_path: Path) -> None:
+    same = [tmp_path / "one" / "a", tmp_path / "two" / "a"]
+    assert list(named([str(same[0]), str(tmp_path / "b")])) == ["a", "b"]
+    assert list(named(map(str, same))) == ["one/a", "two/a"]
+    assert list(named([str(same[0]), f"{same[0]}/", str(same[0] / "." / "")])) == ["a"]
+    assert named([str(same[0])])["a"] == same[0]
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (["missing"], "missing does not exist; give the folder of a run"),
+        (["empty"], "the log of empty is empty; wait for its first log.interval"),
+        (["run", "--output", "there.png"], "there.png exists; name another --output or add --over"),
+        (["run", "--keys", "train/lose"], "no run has a key 'train/lose'; there are train/loss, "),
+        (["run", "--output", "a.docx"], "docx"),
+        (["other"], "log.jsonl, line 1 is no line of a training log"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
+)
+def test_what_cannot_be_drawn_is_said_in_a_line(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    given: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path / "run")
+    for name, content in (("empty", ""), ("other", "hello\n")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "log.jsonl").write_text(content)
+    (tmp_path / "there.png").write_bytes(b"mine")
+
+    assert main(given) == 2
+
+    captured = capsys.readouterr()
+    assert captured.err.startswith("plot_log.py: ")
+    assert message in captured.err
+    assert len(captured.err.splitlines()) == 1
+    assert (tmp_path / "there.png").read_bytes() == b"mine"
+    assert not (tmp_path / "curves.png").exists()
+
+    assert main(["run", "--output", "there.png", "--overwrite"]) == 0
+    assert (tmp_path / "there.png").read_bytes() != b"mine"

@@ -1,0 +1,187 @@
+"""Many short runs, each in processes of its own, from one process that has imported everything.
+
+Started as a program it reads jobs, a line of JSON each, and answers each with a line: the exit
+statuses of its processes, and how long it took. A job may say where its processes are killed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+
+
+class Forks:
+    """The program, from the side that sends jobs; a context manager."""
+
+    def __enter__(self) -> Forks:
+        self._program = subprocess.Popen(
+            [sys.executable, __file__],
+            env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._program.stdin.close()
+        self._program.wait(60)
+
+    def run(
+        self,
+        options: list[str],
+        *,
+        world: int = 1,
+        kill: dict[str, Any] | None = None,
+        order: Path | None = None,
+        said: Path | None = None,
+    ) -> dict[str, Any]:
+        """Train.
+
+        Args:
+            options: as on the command line.
+            world: processes.
+            kill: ``where`` ("anywhere", "save", "validation", "worker"), ``after`` seconds from
+                there, and ``rank``.
+            order: a folder that gets, per process, the videos of every step.
+            said: a file for what the processes print.
+
+        Returns:
+            ``status`` of each process, negative if a signal ended it, and ``seconds``.
+        """
+        job = {
+            "options": options,
+            "world": world,
+            "kill": kill,
+            "order": order and str(order),
+            "said": str(said or os.devnull),
+        }
+        self._program.stdin.write(json.dumps(job) + "\n")
+        self._program.stdin.flush()
+        answer = self._program.stdout.readline()
+        assert answer, "the program has died"
+        return json.loads(answer)
+
+
+def main() -> None:
+    """Answer jobs until there are no more."""
+    import av  # noqa: F401
+    import torch
+    import torchvision.transforms.v2  # noqa: F401
+
+    import ffn.engine.loop
+    import ffn.evaluation  # noqa: F401
+    from ffn import backbones, data  # noqa: F401
+
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        job = json.loads(line)
+        started = time.monotonic()
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        children = [_fork(job, rank, port) for rank in range(job["world"])]
+        kill = job["kill"] or {}
+        if kill.get("where") == "anywhere":
+            time.sleep(kill["after"])
+            os.kill(children[kill["rank"]], signal.SIGKILL)
+        status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        answer = {"status": status, "seconds": time.monotonic() - started}
+        print(json.dumps(answer), flush=True)
+
+
+def _fork(job: dict[str, Any], rank: int, port: int) -> int:
+    child = os.fork()
+    if child:
+        return child
+    status = 99
+    try:
+        said = os.open(job["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(said, 1)
+        os.dup2(said, 2)
+        where = {"RANK": rank, "WORLD_SIZE": job["world"], "MASTER_PORT": port}
+        os.environ.update({key: str(value) for key, value in where.items()})
+        os.environ["MASTER_ADDR"] = "127.0.0.1"
+        status = _train(job, rank)
+    except BaseException:
+        import traceback
+
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+
+
+def _train(job: dict[str, Any], rank: int) -> int:
+    from ffn.cli.train import main as command
+    from ffn.engine import loop
+
+    if job["order"]:
+        _note_order(loop.Trainer, Path(job["order"]) / f"{rank}.jsonl")
+    kill = job["kill"]
+    if kill and kill["rank"] == rank:
+        _arm(loop, **kill)
+    empty = ROOT / "tests/engine/empty.yaml"
+    return command([str(empty), *job["options"]])
+
+
+def _note_order(trainer: Any, path: Path) -> None:
+    backward = trainer._backward
+
+    def noting(self: Any, batch: dict[str, Any], micro: int) -> dict[str, Any]:
+        line = {"step": self.step, "index": batch["index"].tolist(), "world": self.world.size}
+        with path.open("a") as file:
+            file.write(json.dumps(line) + "\n")
+        return backward(self, batch, micro)
+
+    trainer._backward = noting
+
+
+def _arm(loop: Any, where: str, after: float, rank: int, nth: int = 1) -> None:
+    """Die, or let a loader worker die, some time after a place is reached for the nth time."""
+    reached = iter(range(1, 10**6))
+
+    def at(owner: Any, name: str, act: Any) -> None:
+        before = getattr(owner, name)
+
+        def armed(*args: Any, **kwargs: Any) -> Any:
+            if next(reached) == nth:
+                threading.Thread(target=act, daemon=True).start()
+            return before(*args, **kwargs)
+
+        setattr(owner, name, armed)
+
+    def die() -> None:
+        time.sleep(after)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    def kill_worker() -> None:
+        time.sleep(after)
+        children = Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()
+        if children:
+            os.kill(int(random.choice(children)), signal.SIGKILL)
+
+    if where == "save":
+        from ffn.engine.run_folder import CheckpointFolder
+
+        at(CheckpointFolder, "save", die)
+    elif where == "validation":
+        at(loop, "evaluate", die)
+    elif where == "worker":
+        at(loop.Trainer, "_backward", kill_worker)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What tests run on several processes, and on one: a norm alone, and steps of training."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from typing import Any
+
+import torch
+from engine_toys import batch, flexible_task
+from timm.layers import BatchNormAct2d
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from ffn.engine.distributed import World, average_gradients
+from ffn.engine.statistics import precise_statistics
+from ffn.engine.sync_norms import synchronise_norms
+from ffn.engine.tasks import backward_each_view
+
+CHANNELS = 5
+ONE = World(0, 1, torch.device("cpu"))
+NORMS: dict[str, tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = {
+    "1d": (nn.BatchNorm1d, {}, ()),
+    "1d of sequences": (nn.BatchNorm1d, {"momentum": 0.3}, (4,)),
+    "2d": (nn.BatchNorm2d, {"eps": 1e-3}, (3, 4)),
+    "3d": (nn.BatchNorm3d, {}, (2, 3, 3)),
+    "no affine": (nn.BatchNorm2d, {"affine": False}, (3, 3)),
+    "cumulative": (nn.BatchNorm2d, {"momentum": None}, (3, 3)),
+    "no statistics": (nn.BatchNorm2d, {"track_running_stats": False}, (3, 3)),
+    "with activation": (BatchNormAct2d, {"act_layer": nn.SiLU}, (3, 3)),
+    "activation in place": (BatchNormAct2d, {"affine": False, "inplace": True}, (3, 3)),
+}
+
+
+def norm_steps(
+    world: World, name: str, dtype: torch.dtype, shares: list[int], device: str = "cpu"
+) -> dict[str, Tensor]:
+    """Three forwards and backwards of a norm, rank r with ``shares[r]`` of the batch's items."""
+    kind, options, rest = NORMS[name]
+    torch.manual_seed(0)
+    norm = kind(CHANNELS, **options)
+    for parameter in norm.parameters():
+        nn.init.uniform_(parameter, 0.5, 1.5)
+    world = dataclasses.replace(world, device=torch.device(device))
+    norm = synchronise_norms(norm.to(dtype), world).to(device)
+    found: dict[str, Tensor] = {}
+    for step in range(3):
+        generator = torch.Generator().manual_seed(step)
+        shape = (sum(shares), CHANNELS, *rest)
+        # Far from zero: sums of squares would lose four digits.
+        x = 100 + 3 * torch.randn(shape, generator=generator, dtype=dtype)
+        goal = torch.randn(shape, generator=generator, dtype=dtype)
+        if world.size > 1:
+            x, goal = (values.split(shares)[world.rank] for values in (x, goal))
+        x = x.to(device).requires_grad_()
+        y = norm(x)
+        (y.sigmoid() * goal.to(device)).sum().backward()
+        found |= {f"{step} output": y.detach(), f"{step} input gradient": x.grad}
+    found |= {f"gradient of {n}": p.grad for n, p in norm.named_parameters()}
+    found |= {f"buffer {n}": b for n, b in norm.named_buffers()}
+    return {key: value.cpu() for key, value in found.items()}
+
+
+def training_steps(world: World, views: str, dtype: torch.dtype, steps: int) -> dict[str, Any]:
+    """Losses and state of a frame-flexible network after SGD, each rank with its share of 8."""
+    # Distillation compares in float32 whatever the network computes in.
+    exact = {"small_views": "label"} if dtype is torch.float64 else {}
+    task = flexible_task(**exact).to(dtype).train()
+    task.model = synchronise_norms(task.model, world)
+    together = world.size > 1 and views == "together"
+    with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
+        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
+        wrapped = DistributedDataParallel(task, broadcast_buffers=False) if together else task
+    optimiser = torch.optim.SGD(task.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    autocast = torch.autocast("cpu", torch.bfloat16, enabled=False)
+    losses = []
+    for step in range(steps):
+        videos = batch(size=8, seed=step)
+        clips = {t: share(clip.to(dtype), world) for t, clip in videos["clips"].items()}
+        videos = {"clips": clips, "label": share(videos["label"], world)}
+        if views == "together":
+            outputs = wrapped(videos)
+            outputs["loss"].backward()
+        else:
+            outputs = backward_each_view(task, videos, 1.0, scaler, autocast)
+            average_gradients(task.parameters(), world)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+        losses.append({k: float(v.detach()) for k, v in outputs.items() if k.startswith("loss")})
+    return {"losses": losses, "state": task.model.state_dict()}
+
+
+def share(values: Tensor, world: World) -> Tensor:
+    """A process's part of a batch."""
+    return values.chunk(world.size)[world.rank]
+
+
+def modes_of_a_synchronised_norm(world: World) -> dict[str, bool]:
+    """What must hold in evaluation, when frozen, and without tracking; each rank has own values."""
+    torch.manual_seed(0)
+    plain = nn.BatchNorm2d(3)
+    nn.init.uniform_(plain.running_mean)
+    norm = synchronise_norms(nn.Sequential(plain), world)[0]
+    x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(world.rank))
+    before = {key: value.clone() for key, value in norm.state_dict().items()}
+
+    def unchanged() -> bool:
+        return all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
+
+    found = {}
+    norm.track_running_stats = False  # as for a layer that runs a second time
+    untracked = norm(x)
+    found["untracked keeps statistics"] = unchanged()
+    norm.track_running_stats = True
+    found["untracked output"] = torch.equal(untracked, norm(x))
+    found["tracked moves statistics"] = not unchanged()
+    norm.load_state_dict(before)
+
+    plain.eval(), norm.eval()
+    if world.rank == 0:  # no other process takes part
+        found["evaluation"] = torch.equal(norm(x), plain(x)) and unchanged()
+
+    norm.train().requires_grad_(False)
+    x.requires_grad_()
+    norm(x).square().sum().backward()
+    found["frozen affine"] = norm.weight.grad is None and bool(x.grad.abs().sum() > 0)
+    return found
+
+
+def one_value_per_channel(world: World) -> str:
+    norm = synchronise_norms(nn.Sequential(nn.BatchNorm1d(3)), world)
+    try:
+        norm(torch.ones(1 if world.rank == 0 else 0, 3))
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def statistics_of_batches(world: World, shares: list[int], synchronised: bool) -> dict[str, Any]:
+    """Precise statistics of a frame-flexible network, rank r with ``shares[r]`` of the batches.
+
+    Synchronised norms see each batch whole, and every rank takes a part of all of them.
+    """
+    model = flexible_task((2, 4)).double().model
+    batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
+    batches = [{"clips": {t: c.double() for t, c in b["clips"].items()}} for b in batches]
+    if synchronised:
+        model = synchronise_norms(model, world)
+        batches = [{"clips": {t: share(c, world) for t, c in b["clips"].items()}} for b in batches]
+    else:
+        first = sum(shares[: world.rank])
+        batches = batches[first : first + shares[world.rank]]
+    precise_statistics(model, batches, world, frames=(2, 4))
+    return dict(model.named_buffers())
+
+
+def coarse_and_checkpointed(world: World) -> dict[str, Tensor]:
+    """A norm on bfloat16 values, run again in the backward by activation checkpointing."""
+    norm = synchronise_norms(nn.Sequential(nn.BatchNorm2d(3)), world)[0]
+    x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
+    x = share(x.bfloat16(), world).requires_grad_()
+    y = checkpoint(norm, x, use_reentrant=False)
+    y.float().sigmoid().square().sum().backward()
+    return {"output": y.detach(), "input gradient": x.grad, "gradient": norm.weight.grad}

@@ -1,0 +1,242 @@
+"""Whatever kills a run, and wherever: started again, it ends with the very same numbers."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_toys import CPU, config, launch, options, read_log, train, wait_for_step
+from forked import Forks
+
+from ffn.data import LoaderError
+from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.loop import Trainer
+
+SMALL_STEPS = ("train.batch_size=4", "train.save_steps=1")  # 6 steps per epoch
+FAMILIES = {
+    "tsm": (),
+    "uniformer": ("model.name=uniformer_tiny", "optim.name=adamw", "optim.lr=1e-3"),
+}
+
+
+def digest(folder: Path) -> str:
+    """SHA-256 of all that the last checkpoint holds: weights, optimiser, statistics, position."""
+    found = hashlib.sha256()
+
+    def add(value: Any) -> None:
+        if isinstance(value, dict):
+            for key in sorted(value, key=str):
+                found.update(str(key).encode())
+                add(value[key])
+        elif isinstance(value, list | tuple):
+            for one in value:
+                add(one)
+        elif torch.is_tensor(value):
+            found.update(f"{value.dtype} {tuple(value.shape)}".encode())
+            found.update(value.contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+        else:
+            found.update(repr(value).encode())
+
+    content = load_checkpoint(folder / "last.pt")
+    content["meta"].pop("config")  # holds the folder's name
+    add(content)
+    return found.hexdigest()
+
+
+def log_of(folder: Path) -> list[dict[str, Any]]:
+    changing = ("time", "videos_per_s", "data_wait", "memory_mib")
+    lines = (json.loads(line) for line in (folder / "log.jsonl").read_text().splitlines())
+    return [{k: v for k, v in line.items() if not k.endswith(changing)} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def forks() -> Iterator[Forks]:
+    with Forks() as program:
+        yield program
+
+
+def killed_at(
+    forks: Forks,
+    root: Path,
+    folder: Path,
+    plan: list[dict[str, Any]],
+    *more: str,
+    world: int = 1,
+    said: Path,
+) -> int:
+    """Run, killed as planned at each attempt, until it is done; returns how often it was killed."""
+    for kills, kill in enumerate([*plan, None]):
+        found = forks.run(options(root, folder, *more), world=world, kill=kill, said=said)
+        assert found["seconds"] < 60
+        if found["status"] == [0] * world:
+            return kills
+        assert -signal.SIGKILL in found["status"] or kill["where"] == "worker", said.read_text()
+    raise AssertionError(f"the run never ended: {said.read_text()[-3000:]}")
+
+
+def plans(rng: random.Random, number: int, *, world: int = 1) -> list[dict[str, Any]]:
+    """Places and times to die: each plan takes its turn among the four places."""
+    slowest = {"anywhere": 2.0, "save": 0.02, "validation": 0.1, "worker": 0.05}
+    found = []
+    for turn in range(number):
+        where = ("save", "anywhere", "save", "validation", "save", "worker")[turn % 6]
+        kill = {
+            "where": where,
+            "after": rng.uniform(0, slowest[where]),
+            "rank": rng.randrange(world),
+        }
+        if where == "save":
+            kill["rank"] = 0  # which alone writes
+        if where in ("save", "worker"):
+            kill["nth"] = rng.randint(1, 3)
+        found.append(kill)
+    return found
+
+
+def died(plan: list[dict[str, Any]], kills: int) -> dict[str, int]:
+    places = [kill["where"] for kill in plan[:kills]]
+    return {where: places.count(where) for where in sorted(set(places))}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_killed_in_every_place(forks: Forks, videos: Path, tmp_path: Path, family: str) -> None:
+    more = (*SMALL_STEPS, *FAMILIES[family], "train.epochs=2")
+    whole = train(videos, tmp_path / "whole", *more)
+    plan = plans(random.Random(family), 6)
+
+    kills = killed_at(
+        forks, videos, tmp_path / "run", plan, *more, "data.workers=1", said=tmp_path / "said"
+    )
+
+    assert kills >= 3
+    assert digest(tmp_path / "run") == digest(whole)
+    assert log_of(tmp_path / "run") == log_of(whole)
+    assert not list((tmp_path / "run").rglob(".*.part*"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_killed_fifty_times_and_more(
+    forks: Forks, videos: Path, tmp_path: Path, family: str, figure: Callable[..., None]
+) -> None:
+    """At random moments: anywhere, inside a save, in a loader worker, in a validation."""
+    more = (*SMALL_STEPS, *FAMILIES[family], "train.epochs=4", "data.workers=2")
+    finished = forks.run(options(videos, tmp_path / "whole", *more))
+    assert finished["status"] == [0]
+    expected, log = digest(tmp_path / "whole"), log_of(tmp_path / "whole")
+
+    rng, places, runs = random.Random(family), {}, 0
+    while sum(places.values()) < 54:
+        folder, plan = tmp_path / f"run{runs}", plans(rng, 18)
+        kills = killed_at(forks, videos, folder, plan, *more, said=tmp_path / "said")
+        for where, times in died(plan, kills).items():
+            places[where] = places.get(where, 0) + times
+        assert digest(folder) == expected, (runs, plan)
+        assert log_of(folder) == log
+        runs += 1
+    figure("runs that end with the SHA-256 of the uninterrupted one", f"{runs} of {runs}")
+    figure("kills", f"{sum(places.values())}: " + ", ".join(f"{v} {k}" for k, v in places.items()))
+    assert places["save"] >= 16
+    assert min(places["validation"], places["worker"]) >= 5
+
+
+@pytest.mark.slow
+def test_two_processes_killed(
+    forks: Forks, videos: Path, tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    more = (*SMALL_STEPS, "train.epochs=3", "data.workers=1")
+    assert forks.run(options(videos, tmp_path / "whole", *more), world=2)["status"] == [0, 0]
+    plan = plans(random.Random(0), 12, world=2)
+
+    kills = killed_at(forks, videos, tmp_path / "run", plan, *more, world=2, said=tmp_path / "said")
+
+    assert kills >= 6
+    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
+    figure("kills of one of two processes, same SHA-256", kills)
+
+
+def ranks_of(process: subprocess.Popen) -> list[int]:
+    found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    return [int(child) for child in found]
+
+
+@pytest.mark.slow
+def test_torchrun_starts_killed_processes_again(
+    videos: Path, tmp_path: Path, figure: Callable[..., None]
+) -> None:
+    more = (*SMALL_STEPS, "train.epochs=6")
+    whole = launch(videos, tmp_path / "whole", *more, processes=2)
+    assert whole.wait(300) == 0
+    run = launch(videos, tmp_path / "run", *more, processes=2, launcher=("--max-restarts", "9"))
+    rng, log, kills = random.Random(0), tmp_path / "run/log.jsonl", 0
+    for _ in range(5):
+        known = len(log.read_text().splitlines()) if log.is_file() else 0
+        wait_for_step(tmp_path / "run", 1, run)
+        deadline = time.monotonic() + 120
+        while run.poll() is None and len(log.read_text().splitlines()) <= known + 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        time.sleep(rng.uniform(0, 0.3))
+        ranks = ranks_of(run)
+        if run.poll() is None and len(ranks) == 2:
+            os.kill(ranks[rng.randrange(2)], signal.SIGKILL)
+            kills += 1
+    _, err = run.communicate(timeout=300)
+
+    assert run.returncode == 0, err
+    assert kills >= 3
+    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
+    figure("kills under torchrun --max-restarts, same SHA-256", kills)
+
+
+def test_video_that_hangs_ends_the_run_and_is_named(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    more = ("data.workers=2", "data.timeout=3", "train.save_steps=1")
+    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
+    dataset = trainer.train_loader.dataset
+    source = dataset._source
+
+    def hang(record: Any) -> Any:
+        if record.path.endswith("train_5.mp4"):
+            time.sleep(600)
+        return source(record)
+
+    dataset._source = hang
+    started = time.monotonic()
+    with pytest.raises(LoaderError, match=r"no batch came for 3 s; worker \d .*train_5\.mp4 for"):
+        trainer.run()
+    assert time.monotonic() - started < 60
+
+    whole = train(videos, tmp_path / "whole", *more)
+    del trainer
+    assert digest(train(videos, tmp_path / "run", *more)) == digest(whole)
+
+
+def test_worker_killed_ten_times(forks: Forks, videos: Path, tmp_path: Path) -> None:
+    more = (*SMALL_STEPS, "data.workers=2")
+    rng, said = random.Random(1), tmp_path / "said"
+    for _ in range(10):
+        kill = {"where": "worker", "after": rng.uniform(0, 0.03), "rank": 0}
+        found = forks.run(options(videos, tmp_path / "run", *more), kill=kill, said=said)
+        assert found["seconds"] < 60
+        if found["status"] == [0]:
+            break  # it was at the end
+        assert found["status"] == [2]
+    lines = [line for line in said.read_text().splitlines() if line.startswith("train.py: ")]
+    assert lines
+    assert all("a worker ended (" in line for line in lines)
+    assert "Traceback" not in said.read_text()
+    forks.run(options(videos, tmp_path / "run", *more))
+    assert digest(tmp_path / "run") == digest(train(videos, tmp_path / "whole", *more))
+    assert read_log(tmp_path / "run")

@@ -1,0 +1,398 @@
+"""What a run keeps: the same numbers in ``log.jsonl``, TensorBoard and wandb, once each."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import struct
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_toys import CPU, ROOT, train
+
+from ffn.engine.distributed import World
+from ffn.engine.log import RunLog, read_log
+from ffn.engine.memory import memory_mib
+from ffn.engine.trackers import WandbTracker
+
+
+def run_log(folder: Path, first_step: int = 0, world: World = CPU, **more: Any) -> RunLog:
+    folder.mkdir(exist_ok=True)
+    settings = {"wandb_mode": "disabled", "project": "test", "config": {"lr": 0.1}, **more}
+    return RunLog(folder, world, first_step=first_step, total_steps=8, **settings)
+
+
+def train_values(step: int) -> dict[str, float]:
+    return {"loss": 1 / step, "top1/8": 10.0 * step}
+
+
+def record(log: RunLog, steps: range, epoch: int = 4) -> None:
+    """As the loop does: a line per step, and two at the end of an epoch."""
+    for step in steps:
+        log.record("train", step, train_values(step))
+        if step % epoch == 0:
+            log.record("train", step, {"skipped": step // epoch})
+            log.record("val", step, {"top1/8": 5.0 * step, "mean": 5.0 * step})
+
+
+def numbers(folder: Path) -> list[dict[str, Any]]:
+    return [{k: v for k, v in entry.items() if k != "time"} for entry in read_log(folder)]
+
+
+def whole(folder: Path) -> list[dict[str, Any]]:
+    with run_log(folder) as log:
+        record(log, range(1, 9))
+    return numbers(folder)
+
+
+# --- log.jsonl ----------------------------------------------------------------------------------
+
+
+def test_lines_name_kind_and_key(tmp_path: Path) -> None:
+    with run_log(tmp_path) as log:
+        record(log, range(4, 5))
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert all(1.7e9 < line.pop("time") < 1e11 for line in lines)
+    assert lines == [
+        {"step": 4, "train/loss": 0.25, "train/top1/8": 40.0},
+        {"step": 4, "train/skipped": 1},
+        {"step": 4, "val/top1/8": 20.0, "val/mean": 20.0},
+    ]
+    assert [line["step"] for line in read_log(tmp_path / "log.jsonl")] == [4, 4, 4]
+
+
+def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:
+    with run_log(tmp_path) as log:
+        log.record("train", 1, {"loss": math.nan, "grad_norm": math.inf, "lr": 0.1})
+
+    def refuse(name: str) -> None:
+        raise AssertionError(name)
+
+    line = json.loads((tmp_path / "log.jsonl").read_text(), parse_constant=refuse)
+    assert (line["train/loss"], line["train/grad_norm"], line["train/lr"]) == (None, None, 0.1)
+    (entry,) = read_log(tmp_path)
+    assert math.isnan(entry["train/loss"])
+    assert math.isnan(entry["train/grad_norm"])
+
+    with run_log(tmp_path, 1) as log:  # and a run that continues keeps the line as it is
+        log.record("train", 2, {"lr": 0.1})
+    assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0]) == line
+
+
+@pytest.mark.parametrize("end", ['{"step": 2, "tra', "", '{"step": 2', "{"])
+def test_last_line_of_a_run_in_progress_may_be_cut(tmp_path: Path, end: str) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n' + end)
+    assert [entry["train/loss"] for entry in read_log(tmp_path)] == [2.0]
+
+
+def test_last_line_may_lack_its_break(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text('{"step": 1, "val/mean": 2.0}\n{"step": 2, "val/mean": 3}')
+    assert [entry["val/mean"] for entry in read_log(tmp_path)] == [2.0, 3]
+
+
+@pytest.mark.parametrize("bad", ['{"step": 1, "tra', "[1]", "7", '{"loss": 1}', "null"])
+def test_other_files_are_refused(tmp_path: Path, bad: str) -> None:
+    (tmp_path / "log.jsonl").write_text(f'{{"step": 1}}\n{bad}\n{{"step": 2}}\n')
+    with pytest.raises(ValueError, match="line 2 is no line of a training log"):
+        read_log(tmp_path)
+
+
+def test_missing_log_is_named(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match=r"log\.jsonl does not exist; give the folder"):
+        read_log(tmp_path)
+
+
+OLD = """\
+{"kind": "train", "step": 4, "time": 1.0, "epoch": 1.0, "loss": 2.0, "loss/ce_4": 1.5}
+{"kind": "skipped", "step": 4, "time": 1.5, "epoch": 1, "videos": 3}
+{"kind": "val", "step": 4, "time": 2.0, "epoch": 1, "top1/4": 50.0, "mean": 50.0}
+{"kind": "train", "step": 5, "time": 3.0, "epoch": 1.2, "loss": 9.0, "loss/ce_4": 9.0}
+"""
+NEW = [
+    {"step": 4, "time": 1.0, "train/epoch": 1.0, "train/loss": 2.0, "train/loss/ce_4": 1.5},
+    {"step": 4, "time": 1.5, "train/skipped": 3},
+    {"step": 4, "time": 2.0, "val/epoch": 1, "val/top1/4": 50.0, "val/mean": 50.0},
+]
+
+
+def test_first_form_is_read_and_continued_in_the_new_one(tmp_path: Path) -> None:
+    (tmp_path / "log.jsonl").write_text(OLD)
+    assert read_log(tmp_path)[:3] == NEW
+
+    with run_log(tmp_path, 4) as log:
+        log.record("train", 4, {"skipped": 3})  # is there
+        log.record("train", 5, {"loss": 1.0})
+    lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
+    assert lines[:3] == NEW
+    assert [line["step"] for line in lines] == [4, 4, 4, 5]
+    assert lines[3]["train/loss"] == 1.0
+
+
+def test_every_key_is_in_the_documentation(finished: Path) -> None:
+    text = (ROOT / "docs/logging.md").read_text()
+    keys = {key for entry in read_log(finished) for key in entry if "/" in key}
+    assert {"train/loss/kl_2", "train/top1/4", "val/top1/3"} < keys
+    for key in keys:
+        assert f"`{re.sub(r'[0-9]+$', 'N', key) if key[-2] in '/_' else key}`" in text, key
+
+
+# --- a run that continues -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("died_at", [(4, 0), (4, 1), (4, 2), (4, 3), (5, 1), (7, 1)])
+def test_each_line_stands_once_wherever_the_run_died(
+    tmp_path: Path, died_at: tuple[int, int]
+) -> None:
+    """It has a checkpoint of step 4 from before the epoch's end: that comes again."""
+    expected = whole(tmp_path / "whole")
+    last, lines_of_last = died_at
+    log = run_log(tmp_path / "run")
+    record(log, range(1, last))
+    of_last = [
+        ("train", train_values(last)),
+        ("train", {"skipped": 1}),
+        ("val", {"top1/8": 20.0, "mean": 20.0}),
+    ]
+    for kind, values in of_last[:lines_of_last]:
+        log.record(kind, last, values)
+    with (tmp_path / "run/log.jsonl").open("a") as file:
+        file.write('{"step": ')
+
+    with run_log(tmp_path / "run", 4) as log:
+        if died_at == (4, 0):  # the interval's line is from before the checkpoint, but here
+            log.record("train", 4, train_values(4))
+        log.record("train", 4, {"skipped": 1})
+        log.record("val", 4, {"top1/8": 20.0, "mean": 20.0})
+        record(log, range(5, 9))
+
+    assert numbers(tmp_path / "run") == expected
+    assert not list((tmp_path / "run").glob(".*"))
+
+
+def test_run_from_its_start_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+    expected = whole(tmp_path / "whole")
+    log = run_log(tmp_path / "run")
+    record(log, range(1, 3))
+    with run_log(tmp_path / "run") as log:
+        record(log, range(1, 9))
+    assert numbers(tmp_path / "run") == expected
+
+
+def test_run_that_died_between_validation_and_checkpoint(
+    videos: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = RunLog.record
+
+    def die(log: RunLog, kind: str, step: int, values: dict[str, float]) -> None:
+        real(log, kind, step, values)
+        if kind == "val":
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunLog, "record", die)
+        with pytest.raises(KeyboardInterrupt):
+            train(videos, tmp_path / "run", "train.save_steps=4")
+    assert "val/mean" in read_log(tmp_path / "run")[-1]
+    train(videos, tmp_path / "run", "train.save_steps=4")
+
+    def lines(folder: Path) -> list[tuple[int, frozenset[str]]]:
+        return [(entry["step"], frozenset(entry)) for entry in read_log(folder)]
+
+    assert lines(tmp_path / "run") == lines(finished)
+    assert max(Counter(lines(finished)).values()) == 1
+
+
+def test_other_processes_write_nothing(tmp_path: Path) -> None:
+    with run_log(tmp_path, world=World(1, 2, torch.device("cpu")), tensorboard=True) as log:
+        record(log, range(1, 5))
+    assert not list(tmp_path.iterdir())
+
+
+# --- TensorBoard and wandb ----------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that died at step 6, and went on from a checkpoint of step 4 before its validation."""
+    pytest.importorskip("tensorboard")
+    pytest.importorskip("wandb")
+    folder = tmp_path_factory.mktemp("continued")
+    everything = {"tensorboard": True, "wandb_mode": "offline"}
+    with pytest.raises(KeyboardInterrupt), run_log(folder, **everything) as log:  # noqa: PT012
+        record(log, range(1, 7))
+        raise KeyboardInterrupt
+    with run_log(folder, 4, **everything) as log:
+        log.record("train", 4, {"skipped": 1})
+        log.record("val", 4, {"top1/8": 20.0, "mean": 20.0})
+        record(log, range(5, 9))
+    return folder
+
+
+def points(entries: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
+    """Curves: key -> (step, value)."""
+    curves: dict[str, list[tuple[int, float]]] = {}
+    for entry in entries:
+        for key in set(entry) - {"step"}:
+            curves.setdefault(key, []).append((entry["step"], entry[key]))
+    return curves
+
+
+def test_tensorboard_holds_the_curves_of_the_log(continued: Path) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    events = EventAccumulator(str(continued / "tensorboard"), size_guidance={"scalars": 0})
+    events.Reload()
+
+    assert len(list((continued / "tensorboard").iterdir())) == 2
+    expected = points(numbers(continued))
+    assert set(events.Tags()["scalars"]) == set(expected)
+    for key, curve in expected.items():
+        found = [(event.step, event.value) for event in events.Scalars(key)]
+        assert found == [(step, pytest.approx(value, rel=1e-6)) for step, value in curve]  # float32
+
+
+def test_tensorboard_that_is_not_installed_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ImportError, match=r"pip install 'frame-flexible\[tensorboard\]'"):
+        run_log(tmp_path, tensorboard=True)
+    with run_log(tmp_path):  # not asked for, not needed
+        pass
+
+
+def wandb_records(path: Path) -> Iterator[Any]:
+    """What an offline run wrote: LevelDB's log format with a header of 7 bytes."""
+    from wandb.proto import wandb_internal_pb2
+
+    block, content = 2**15, path.read_bytes()
+    assert content[:4] == b":W&B"
+    position, payload = 7, b""
+    while position + 7 <= len(content):
+        if block - position % block < 7:
+            position += block - position % block
+            continue
+        _, length, part = struct.unpack("<IHB", content[position : position + 7])
+        payload += content[position + 7 : position + 7 + length]
+        position += 7 + length
+        if part in (1, 4):  # whole, or the last part
+            found = wandb_internal_pb2.Record()
+            found.ParseFromString(payload)
+            payload = b""
+            yield found
+
+
+def test_wandb_holds_the_lines_of_the_log(continued: Path) -> None:
+    files = sorted((continued / "wandb").glob("offline-run-*/*.wandb"))
+    parts = [list(wandb_records(path)) for path in files]
+    assert len(parts) == 2
+
+    rows: list[dict[int, dict[str, float]]] = [{}, {}]
+    for part, own in zip(parts, rows, strict=True):
+        (run,) = (found.run for found in part if found.WhichOneof("record_type") == "run")
+        assert run.run_id == (continued / "wandb_id").read_text()
+        assert run.resume  # `wandb sync` appends it to what the run has
+        metrics = [found.metric for found in part if found.WhichOneof("record_type") == "metric"]
+        assert [m.step_metric for m in metrics if m.glob_name == "*"] == ["step"]
+        for found in part:
+            if found.WhichOneof("record_type") == "history":
+                row = {
+                    (i.key or i.nested_key[0]): json.loads(i.value_json) for i in found.history.item
+                }
+                own[row["_step"]] = {k: v for k, v in row.items() if not k.startswith("_")}
+
+    # The second part is whole: of the first, a run that is killed loses what was not written yet.
+    first, second = rows
+    assert len(first) == 8
+    assert list(second) == sorted(second)
+    assert list(second.values()) == numbers(continued)
+    assert all(second[number] == row for number, row in first.items())
+
+
+class FakeRun:
+    """A run that wandb resumed online: it refuses rows before `starting_step`."""
+
+    def __init__(self, starting_step: int) -> None:
+        self.starting_step, self.rows = starting_step, []
+
+    def define_metric(self, name: str, **options: Any) -> None:
+        pass
+
+    def log(self, values: dict[str, float], step: int, commit: bool) -> None:
+        assert step >= self.starting_step + len(self.rows)
+        assert commit
+        self.rows.append(values)
+
+    def finish(self, exit_code: int) -> None:
+        pass
+
+
+def test_wandb_gets_the_rows_it_lacks() -> None:
+    first = FakeRun(0)
+    tracker = WandbTracker(first)
+    tracker.record(4, 0, {"train/loss": 1.0})
+    tracker.record(4, 1, {"val/mean": 2.0})
+    tracker.record(5, 0, {"train/loss": 0.5})
+
+    again = FakeRun(50 + 1)  # has the row of step 5
+    tracker = WandbTracker(again)
+    for step in (5, 6):
+        tracker.record(step, 0, {"train/loss": 1 / step})
+    tracker.record(6, 1, {"val/mean": 3.0})
+    assert first.rows[1] == {"step": 4, "val/mean": 2.0}
+    assert again.rows == [{"step": 6, "train/loss": 1 / 6}, {"step": 6, "val/mean": 3.0}]
+
+
+def test_wandb_gets_lines_of_the_log_that_it_lacks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The run died when wandb had all up to the first line of step 4."""
+    record(run_log(tmp_path), range(1, 7))
+    run = FakeRun(40 + 1)
+    monkeypatch.setattr("ffn.engine.log.start_wandb", lambda *_: WandbTracker(run))
+    with run_log(tmp_path, 4, wandb_mode="online") as log:
+        record(log, range(5, 9))
+    assert run.rows == numbers(tmp_path)[4:]
+    assert numbers(tmp_path)[4] == {"step": 4, "train/skipped": 1}
+
+
+def test_wandb_run_from_its_start_is_a_new_one(tmp_path: Path) -> None:
+    pytest.importorskip("wandb")
+    names = []
+    for first_step in (0, 4, 0):
+        with run_log(tmp_path, first_step, wandb_mode="offline"):
+            names.append((tmp_path / "wandb_id").read_text())
+    assert names[0] == names[1] != names[2]
+
+
+# --- memory -------------------------------------------------------------------------------------
+
+
+def test_memory_on_a_cpu_is_the_peak_of_the_process() -> None:
+    pytest.importorskip("resource")
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        pytest.skip("no /proc to compare with")
+
+    def resident() -> float:
+        return int(statm.read_text().split()[1]) * 4096 / 2**20
+
+    before = memory_mib(torch.device("cpu"))
+    assert before > resident() - 8
+    block = torch.ones(int((before - resident() + 64) * 2**20), dtype=torch.uint8)
+    highest = resident()
+    assert highest > before + 32
+    assert memory_mib(torch.device("cpu")) == pytest.approx(highest, abs=8)
+    del block
+    assert memory_mib(torch.device("cpu")) == pytest.approx(highest, abs=8)
+
+
+def test_memory_on_cuda_is_what_tensors_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20)
+    assert memory_mib(torch.device("cuda")) == 3

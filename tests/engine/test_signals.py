@@ -1,0 +1,170 @@
+"""A signal ends a run after its step, with a checkpoint; a second one ends it at once."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_toys import (
+    CPU,
+    ROOT,
+    config,
+    finish,
+    launch,
+    read_log,
+    same_weights,
+    train,
+    wait_for_step,
+)
+
+from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.loop import Trainer
+from ffn.engine.signals import EXIT_STOPPED, SIGNALS, StoppedError, StopRequest
+
+
+def training(folder: Path) -> dict[str, Any]:
+    return load_checkpoint(folder / "last.pt")["training"]
+
+
+def signal_in_step(trainer: Trainer, step: int, number: signal.Signals) -> None:
+    """Send it to this process in the middle of a step."""
+    clip = trainer._clip
+
+    def interrupted() -> Any:
+        if trainer.step == step:
+            os.kill(os.getpid(), number)
+        return clip()
+
+    trainer._clip = interrupted
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
+def test_step_is_finished_and_saved(
+    videos: Path, finished: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    before = [signal.getsignal(one) for one in SIGNALS]
+    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
+    signal_in_step(trainer, 5, number)
+
+    with pytest.raises(StoppedError):
+        trainer.run()
+
+    assert training(tmp_path / "run")["step"] == 6  # in the middle of the second epoch
+    assert [signal.getsignal(one) for one in SIGNALS] == before
+    assert same_weights(train(videos, tmp_path / "run"), finished)
+    assert [e["step"] for e in read_log(tmp_path / "run")] == list(range(1, 9))
+
+
+def test_last_step_of_an_epoch(videos: Path, finished: Path, tmp_path: Path) -> None:
+    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
+    signal_in_step(trainer, 3, signal.SIGTERM)
+    with pytest.raises(StoppedError):
+        trainer.run()
+
+    assert same_weights(train(videos, tmp_path / "run"), finished)
+    validations = [[e["epoch"] for e in read_log(f, "val")] for f in (tmp_path / "run", finished)]
+    assert validations[0] == validations[1] == [1, 2]
+
+
+def test_validation_is_left_at_once_and_done_again(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
+    loader = trainer.val_loader.dataset
+    get = type(loader).__getitem__
+
+    class Interrupted(type(loader)):
+        def __getitem__(self, key: Any) -> Any:
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise AssertionError("the signal should have ended this")
+
+    loader.__class__ = Interrupted
+    with pytest.raises(StoppedError):
+        trainer.run()
+    assert get is not Interrupted.__getitem__
+
+    state = training(tmp_path / "run")
+    assert (state["epoch"], state["step"], state["validates"]) == (1, 4, True)
+    assert same_weights(train(videos, tmp_path / "run"), finished)
+    logged = [
+        [{k: v for k, v in e.items() if k != "time"} for e in read_log(f, "val")]
+        for f in (tmp_path / "run", finished)
+    ]
+    assert logged[0] == logged[1]
+
+
+def test_two_at_a_time_are_one_request() -> None:
+    """As from a terminal and from torchrun, which passes on what it gets."""
+    with StopRequest(speaks=False) as stop:
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert stop.asked
+
+
+LISTENING = """
+import os, signal, time
+from ffn.engine.signals import StopRequest
+with StopRequest() as stop:
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert stop.asked
+    time.sleep(1.2)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(60)
+"""
+
+
+def test_second_signal_ends_at_once() -> None:
+    found = subprocess.run(
+        [sys.executable, "-c", LISTENING],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+    assert found.returncode == 128 + signal.SIGTERM
+    assert "SIGUSR1: the run saves and ends; once more ends it at once" in found.stderr
+
+
+def test_command_exits_with_its_own_status(videos: Path, finished: Path, tmp_path: Path) -> None:
+    """With loader workers, which a signal to the whole group must not reach, as Ctrl-C sends."""
+    more = ("data.workers=2", "train.batch_size=2", "train.epochs=1")
+    whole = train(videos, tmp_path / "whole", *more[1:])
+    process = launch(videos, tmp_path / "run", *more, own_group=True)
+    wait_for_step(tmp_path / "run", 2, process)
+
+    os.killpg(process.pid, signal.SIGINT)
+    _, err = process.communicate(timeout=60)
+
+    assert process.returncode == EXIT_STOPPED, err
+    assert "the same command continues the run" in err
+    assert "Traceback" not in err
+    step = training(tmp_path / "run")["step"]
+    assert 2 <= step < 12
+    finish(launch(videos, tmp_path / "run", *more))
+    assert same_weights(tmp_path / "run", whole)
+
+
+@pytest.mark.slow
+def test_all_processes_stop_at_one_step(videos: Path, tmp_path: Path) -> None:
+    """torchrun is told, and tells them; or one of them alone is."""
+    more = ("train.batch_size=2", "train.epochs=3")
+    finish(launch(videos, tmp_path / "whole", *more, processes=2))
+    process = launch(videos, tmp_path / "run", *more, processes=2)
+    wait_for_step(tmp_path / "run", 3, process)
+    started = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    assert time.monotonic() - started < 25  # torchrun kills after 30 s
+    assert process.returncode != 0
+    assert "the same command continues the run" in err
+    assert 3 <= training(tmp_path / "run")["step"] < 36
+
+    finish(launch(videos, tmp_path / "run", *more, processes=2))
+    assert same_weights(tmp_path / "run", tmp_path / "whole")
