@@ -13,6 +13,8 @@ import pytest
 import timm
 import torch
 import torch.distributed as dist
+from rank_cases import training_steps
+from ranks import Ranks
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -375,6 +377,18 @@ def test_gradients_of_ddp(options: dict[str, bool], tmp_path: Path) -> None:
         assert_same_step(task, other)
     finally:
         dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("views", ["together", "sequential"])
+def test_two_processes_with_synchronised_norms(two_ranks: Ranks, views: str) -> None:
+    """The norms of both meet in the second run, too; DDP has its gradients."""
+    expected = two_ranks.run(training_steps, views, torch.float64, 3)
+    found = two_ranks.run(training_steps, views, torch.float64, 3, True)
+
+    for one, two in zip(expected, found, strict=True):
+        assert one["losses"] == [pytest.approx(losses, rel=1e-10) for losses in two["losses"]]
+        for key, value in one["state"].items():
+            torch.testing.assert_close(two["state"][key], value, rtol=1e-10, atol=1e-10)
 
 
 # --- the blocks ---------------------------------------------------------------------------------
