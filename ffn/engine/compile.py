@@ -28,9 +28,9 @@ def compile_network(model: nn.Module) -> None:
             clips of one length. Batches of another size need a graph each, too.
 
     Raises:
-        RuntimeError: this machine has no compiler for the device of the network. Later, from the
-            network: it cannot be one graph, or clips of more lengths or sizes came than it is
-            trained at; :func:`eager` lets these through.
+        RuntimeError: the network is on a CPU, and there is no C++ compiler. In training torch
+            raises its own: for a network that cannot be one graph, and after eight graphs for
+            clips of other lengths or sizes than the trained ones; see :func:`eager`.
     """
     device = next((p.device.type for p in model.parameters()), "cpu")
     if device == "cpu" and not has_compiler():

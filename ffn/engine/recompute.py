@@ -11,7 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -112,52 +112,50 @@ def _recomputed(block: type[nn.Module]) -> type[nn.Module]:
             return run(*args, **kwargs)
         if torch.compiler.is_compiling():  # one graph has one count, and writes statistics once
             return checkpoint(run, *args, use_reentrant=False, **kwargs)
-        contexts = functools.partial(_contexts, self)
-        return checkpoint(run, *args, use_reentrant=False, context_fn=contexts, **kwargs)
+        repetition = _Repetition(self)
+        return checkpoint(
+            run,
+            *args,
+            use_reentrant=False,
+            context_fn=lambda: (nullcontext(), repetition),
+            **kwargs,
+        )
 
     return type(block.__name__, (RecomputedBlock, block), {"forward": forward})
 
 
-def _contexts(
-    block: nn.Module,
-) -> tuple[AbstractContextManager[None], AbstractContextManager[None]]:
-    """Make the block what it is now, for its second run; and then again what it was by then."""
-    modules = list(block.modules())
-    active = {m: m.active for m in modules if isinstance(m, PrivateModules)}
-    # What a module keeps per thread, as the clip's length: on a GPU, backward has its own thread.
-    local = {
-        id(value): (value, dict(vars(value)))
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, threading.local)
-    }
+class _Repetition:
+    """Makes a block what it was in its first run, for as long as it runs again.
 
-    @contextmanager
-    def repeat() -> Iterator[None]:
-        active_by_then = {module: module.active for module in active}
-        local_by_then = [(value, dict(vars(value))) for value, _ in local.values()]
-        buffers = [(module, dict(module._buffers)) for module in modules if module._buffers]
-        try:
-            _set_active(active)
-            _set_local(local.values())
-            for module, own in buffers:  # stand-ins take what norms write into their statistics
-                module._buffers.update({k: v if v is None else v.clone() for k, v in own.items()})
-            yield
-        finally:
-            for module, own in buffers:
-                module._buffers.update(own)
-            _set_active(active_by_then)
-            _set_local(local_by_then)
+    Made in the first run, and entered in each backward through it.
+    """
 
-    return nullcontext(), repeat()
+    def __init__(self, block: nn.Module) -> None:
+        self.modules = list(block.modules())
+        self.private = [m for m in self.modules if isinstance(m, PrivateModules)]
+        values = [value for module in self.modules for value in vars(module).values()]
+        # What a module keeps per thread, as the clip's length: a GPU's backward has its own thread.
+        self.local = {id(v): v for v in values if isinstance(v, threading.local)}.values()
+        self.first = self._state()
 
+    def __enter__(self) -> None:
+        self.by_then = self._state()
+        self._set_state(self.first)
+        self.buffers = [(m, dict(m._buffers)) for m in self.modules if m._buffers]
+        for module, own in self.buffers:  # stand-ins take what norms write into their statistics
+            module._buffers.update({k: v if v is None else v.clone() for k, v in own.items()})
 
-def _set_active(counts: dict[PrivateModules, int]) -> None:
-    for module, count in counts.items():
-        module.active = count
+    def __exit__(self, *_: object) -> None:
+        for module, own in self.buffers:
+            module._buffers.update(own)
+        self._set_state(self.by_then)
 
+    def _state(self) -> tuple[list[int], list[dict[str, Any]]]:
+        return [m.active for m in self.private], [dict(vars(value)) for value in self.local]
 
-def _set_local(states: Any) -> None:
-    for value, state in states:
-        vars(value).clear()
-        vars(value).update(state)
+    def _set_state(self, state: tuple[list[int], list[dict[str, Any]]]) -> None:
+        for module, count in zip(self.private, state[0], strict=True):
+            module.active = count
+        for value, attributes in zip(self.local, state[1], strict=True):
+            vars(value).clear()
+            vars(value).update(attributes)

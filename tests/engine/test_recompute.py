@@ -267,6 +267,19 @@ def test_the_second_run_is_of_the_count_and_length_of_the_first() -> None:
     assert length.frames == 2
 
 
+def test_a_backward_twice_through_one_forward() -> None:
+    task, data = task_of("tsm_tiny"), batch_of()
+    recompute_blocks(task.model)
+    loss = task(data)["loss"]
+
+    loss.backward(retain_graph=True)
+    once = [p.grad.clone() for p in task.parameters()]
+    loss.backward()
+
+    for parameter, gradient in zip(task.parameters(), once, strict=True):
+        torch.testing.assert_close(parameter.grad, 2 * gradient, rtol=1e-10, atol=1e-12)
+
+
 def assert_same_gradients(task: nn.Module, other: nn.Module) -> None:
     pairs = list(zip(task.parameters(), other.parameters(), strict=True))
     assert any(one.grad is not None for one, _ in pairs)
