@@ -9,13 +9,17 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[1]
-READING = json.loads((ROOT / "model_zoo/results/reading.json").read_text())
+
+
+def ratios(file: str, part: str) -> dict[tuple[str, str], dict[str, Any]]:
+    """Ratios of the comparison whose title has `part`, by (variant, the other)."""
+    content = json.loads((ROOT / "model_zoo/results" / file).read_text())
+    (found,) = (c for c in content["comparisons"] if part in c["title"])
+    return {(ratio["name"], ratio["over"]): ratio for ratio in found["ratios"]}
 
 
 def speeds(part: str) -> dict[tuple[str, str], float]:
-    """Ratios of the comparison whose title has `part`, by (variant, the other)."""
-    (found,) = (c for c in READING["comparisons"] if part in c["title"])
-    return {(ratio["name"], ratio["over"]): ratio["speed"] for ratio in found["ratios"]}
+    return {pair: ratio["speed"] for pair, ratio in ratios("reading.json", part).items()}
 
 
 def cells(name: str, label: str) -> list[str]:
@@ -52,3 +56,35 @@ def test_costs_of_views(gop: str) -> None:
     each = "a decode per view"
     expected = [f"{1 / found[way, each]:.2f}" for way in ("one decode", "one decode, nested")]
     assert cells("decoding.md", f"{gop} frames") == expected
+
+
+STEPS = (
+    ("training_steps.json", "tsm_r18, views 4, 8, 16, batches of 2 at 224 px"),
+    ("training_steps_uniformer_s.json", "uniformer_s, views 4, 8, 16, batches of 2 at 112 px"),
+)
+
+
+@pytest.mark.parametrize(
+    "label",
+    [
+        "sequential",
+        "together, recomputed",
+        "sequential, recomputed",
+        "together, compiled",
+        "sequential, compiled",
+    ],
+)
+def test_memory_and_time_of_a_step(label: str) -> None:
+    expected = []
+    for file, title in STEPS:
+        ratio = ratios(file, title).get((label, "together"))
+        expected += ["", ""] if ratio is None else [ratio["memory"], 1 / ratio["speed"]]
+    shown = [value if value == "" else f"{value:.2f}" for value in expected]
+    assert cells("training_memory.md", label) == shown
+
+
+def test_views_in_sequence_save_a_third_of_the_memory_for_no_time() -> None:
+    file, title = STEPS[0]
+    ratio = ratios(file, title)["sequential", "together"]
+    assert ratio["memory"] <= 0.65
+    assert ratio["speed"] >= 1 / 1.1

@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured = describe_run(device)
             measured |= {"precision": given.precision, "memory": MEMORY[device.type]}
         comparisons = given.measure(given, device)
-    except (ValueError, OSError, ModuleNotFoundError, VideoError) as error:
+    except (ValueError, RuntimeError, OSError, ModuleNotFoundError, VideoError) as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 2
 
@@ -91,7 +91,7 @@ def _parser() -> argparse.ArgumentParser:
         "train",
         compare_training,
         "videos",
-        "views together and in sequence, against plain training",
+        "views together and in sequence, blocks kept or recomputed, against plain training",
     )
     infer = add(
         "infer", compare_inference, "clips", "frame-flexible, its extracted sub-network, plain"
@@ -104,6 +104,7 @@ def _parser() -> argparse.ArgumentParser:
     )
 
     _add_network_options(train, infer)
+    train.add_argument("--compile", action="store_true", help="also through torch.compile")
     counts = {"nargs": "+", "type": _positive, "metavar": "T"}
     for command in (train, data):
         command.add_argument("--frames", default=[4, 8, 16], help="the views", **counts)

@@ -16,10 +16,11 @@ if TYPE_CHECKING:  # what else there is of ffn is imported where it is used: --h
 
 
 def compare_training(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
-    """Steps of frame-flexible training, views together and in sequence, and of plain training.
+    """Steps of frame-flexible training in ways that save memory or time, and of plain training.
 
-    A step is what the training loop does with a batch that lies ready: forward, backward, clipping
-    of gradients, optimiser.
+    Views together and in sequence, each also with blocks that run again in the backward, and with
+    ``--compile`` compiled. A step is what the training loop does with a batch that lies ready:
+    forward, backward, clipping of gradients, optimiser.
     """
     from ffn.evaluation.benchmark import Variant, compare, in_sequence, interleave, peak_memory
 
@@ -32,25 +33,31 @@ def compare_training(given: argparse.Namespace, device: torch.device) -> list[Co
     label = torch.randint(given.num_classes, (given.batch_size,), device=device)
     batch = {"clips": clips, "label": label}
 
-    flexible = _Training(given, "flexible", counts, device)
+    networks = {"": _Training(given, "flexible", counts, device)}
+    networks[", recomputed"] = _Training(given, "flexible", counts, device, recompute=True)
+    if given.compile:
+        networks[", compiled"] = _Training(given, "flexible", counts, device, compile_it=True)
     plain = {t: _Training(given, "plain", [t], device) for t in counts}
-    calls = {
-        "together": lambda: flexible.step(batch),
-        "sequential": lambda: flexible.step(batch, sequential=True),
-        **{f"plain {t}": lambda t=t: plain[t].step(batch) for t in counts},
-    }
+    calls, held = {}, {}
+    for how, network in networks.items():
+        calls["together" + how] = lambda n=network: n.step(batch)
+        calls["sequential" + how] = lambda n=network: n.step(batch, sequential=True)
+    flexible = list(calls)
+    calls |= {f"plain {t}": lambda t=t: plain[t].step(batch) for t in counts}
     seconds = interleave(calls, rounds=given.rounds, device=device)
-    held = {name: flexible.held() + _bytes(clips.values()) for name in ("together", "sequential")}
+    for how, network in networks.items():
+        for views in ("together", "sequential"):
+            held[views + how] = network.held() + _bytes(clips.values())
     held |= {f"plain {t}": plain[t].held() + _bytes([clips[t]]) for t in counts}
     variants = [
         Variant(name, given.batch_size, seconds[name], held[name] + peak_memory(call, device))
         for name, call in calls.items()
     ]
-    largest = f"plain {counts[-1]}"
     every = f"plain {' + '.join(map(str, counts))}"
-    variants.append(in_sequence(every, variants[2:]))
-    pairs = [("together", "sequential"), ("together", largest), ("together", every)]
-    pairs += [("sequential", largest), ("sequential", every)]
+    variants.append(in_sequence(every, variants[len(flexible) :]))
+    pairs = [(name, "together") for name in flexible[1:]]
+    for over in (f"plain {counts[-1]}", every):
+        pairs += [("together", over), ("sequential", over)]
     title = f"{given.model}, views {_joined(counts)}, batches of {given.batch_size} at {side} px"
     return [compare(title, variants, pairs)]
 
@@ -59,16 +66,29 @@ class _Training:
     """One network in training, as ``ffn train`` builds it from a config."""
 
     def __init__(
-        self, given: argparse.Namespace, task: str, frames: Sequence[int], device: torch.device
+        self,
+        given: argparse.Namespace,
+        task: str,
+        frames: Sequence[int],
+        device: torch.device,
+        *,
+        recompute: bool = False,
+        compile_it: bool = False,
     ) -> None:
         from ffn.engine import build
+        from ffn.engine.compile import compile_network
         from ffn.engine.config import load_config
+        from ffn.engine.recompute import recompute_blocks
 
         options = [f"model.name={given.model}", f"task.name={task}", f"task.frames={list(frames)}"]
         config = load_config(None, options)
         self.device, self.precision = device, given.precision
         self.clip_norm = config.train.clip_norm
         self.model = build.build_model(config, given.num_classes).to(device).train()
+        if recompute:
+            recompute_blocks(self.model)
+        if compile_it:
+            compile_network(self.model)
         self.task = build.build_task(config, self.model).train()
         self.optimiser = build.build_optimiser(config, self.model)
         self.scaler = torch.amp.GradScaler(device.type, enabled=given.precision == "fp16")

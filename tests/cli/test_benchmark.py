@@ -40,13 +40,15 @@ def test_training_compares_views_together_in_sequence_and_plain(
     written = measure(tmp_path / "new" / "train.json", *arguments)
 
     (comparison,) = written["comparisons"]
-    assert names(comparison) == ["together", "sequential", "plain 4", "plain 8", "plain 4 + 8"]
+    flexible = ["together", "sequential", "together, recomputed", "sequential, recomputed"]
+    assert names(comparison) == [*flexible, "plain 4", "plain 8", "plain 4 + 8"]
     seconds = [variant["seconds"] for variant in comparison["variants"]]
     assert all(len(rounds) == 3 for rounds in seconds)
-    assert seconds[4] == pytest.approx([a + b for a, b in zip(seconds[2], seconds[3], strict=True)])
+    assert seconds[6] == pytest.approx([a + b for a, b in zip(seconds[4], seconds[5], strict=True)])
+    pairs = [(ratio["name"], ratio["over"]) for ratio in comparison["ratios"]]
+    assert pairs[:3] == [(name, "together") for name in flexible[1:]]
     first = comparison["ratios"][0]
-    assert (first["name"], first["over"]) == ("together", "sequential")
-    by_hand = [b / a for a, b in zip(seconds[0], seconds[1], strict=True)]
+    by_hand = [b / a for a, b in zip(seconds[1], seconds[0], strict=True)]
     assert first["speed"] == pytest.approx(statistics.median(by_hand))
     assert written["options"]["frames"] == [8, 4]
     assert written["measured"]["threads"] == torch.get_num_threads()
@@ -73,7 +75,30 @@ def test_views_in_sequence_hold_the_activations_of_one_view(tmp_path: Path) -> N
     peak = peaks(comparison)
     assert peak["together"] > 1.5 * peak["sequential"]
     assert peak["sequential"] < 1.5 * peak["plain 8"]
-    assert comparison["ratios"][0]["memory"] == peak["together"] / peak["sequential"]
+    assert comparison["ratios"][0]["memory"] == peak["sequential"] / peak["together"]
+
+
+def test_recomputed_blocks_hold_less(tmp_path: Path) -> None:
+    """Kept are the blocks' inputs, and what is inside one block at a time."""
+    arguments = ["train", *TINY, "--frames", "7", "8", "--size", "64", "--rounds", "1"]
+
+    (comparison,) = measure(tmp_path / "train.json", *arguments)["comparisons"]
+
+    peak = peaks(comparison)
+    assert peak["together, recomputed"] < 0.7 * peak["together"]
+    assert peak["sequential, recomputed"] < 0.8 * peak["sequential"]
+
+
+@pytest.mark.slow
+def test_compiled_training_is_compared_too(tmp_path: Path) -> None:
+    arguments = ["train", *TINY, "--frames", "2", "4", "--size", "32", "--rounds", "1"]
+
+    (comparison,) = measure(tmp_path / "train.json", *arguments, "--compile")["comparisons"]
+
+    assert names(comparison)[4:6] == ["together, compiled", "sequential, compiled"]
+    assert ("sequential, compiled", "together") in [
+        (ratio["name"], ratio["over"]) for ratio in comparison["ratios"]
+    ]
 
 
 def test_inference_compares_flexible_extracted_and_plain_at_each_frame_count(

@@ -14,6 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ffn.engine.distributed import World, average_gradients
+from ffn.engine.recompute import recompute_blocks
 from ffn.engine.statistics import precise_statistics
 from ffn.engine.sync_norms import synchronise_norms
 from ffn.engine.tasks import backward_each_view
@@ -62,12 +63,16 @@ def norm_steps(
     return {key: value.cpu() for key, value in found.items()}
 
 
-def training_steps(world: World, views: str, dtype: torch.dtype, steps: int) -> dict[str, Any]:
+def training_steps(
+    world: World, views: str, dtype: torch.dtype, steps: int, recomputed: bool = False
+) -> dict[str, Any]:
     """Losses and state of a frame-flexible network after SGD, each rank with its share of 8."""
     # Distillation compares in float32 whatever the network computes in.
     exact = {"small_views": "label"} if dtype is torch.float64 else {}
     task = flexible_task(**exact).to(dtype).train()
     task.model = synchronise_norms(task.model, world)
+    if recomputed:
+        recompute_blocks(task.model)
     together = world.size > 1 and views == "together"
     with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)

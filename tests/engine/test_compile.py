@@ -1,0 +1,263 @@
+"""Compiled networks: the same step as eager ones, a graph per frame count."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ffn import backbones
+from ffn.core import FrameFlexible, convert, extract
+from ffn.engine import compile as compiling
+from ffn.engine.compile import compile_network, eager, has_compiler
+from ffn.engine.recompute import recompute_blocks
+from ffn.engine.tasks import FlexibleTask, backward_each_view
+
+COUNTS = (2, 4)
+NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
+needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+
+
+@pytest.fixture(autouse=True)
+def _a_fresh_compiler() -> Iterator[None]:
+    """Graphs, counters and limits of one test are not those of the next."""
+    config = torch._dynamo.config
+    names = [name for name in ("recompile_limit", "cache_size_limit") if hasattr(config, name)]
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    with config.patch({names[0]: getattr(config, names[0])}):
+        yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make graphs with another backend, which needs no C++ compiler and less time."""
+    plain = nn.Module.compile
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, **kw: plain(self, backend=request.param, **kw)
+    )
+    monkeypatch.setattr(compiling, "has_compiler", lambda: True)
+
+
+captured = pytest.mark.parametrize("backend", ["eager"], indirect=True)
+# Forward and backward graphs, and what the backward computes again, as for the C++ backend.
+differentiated = pytest.mark.parametrize(
+    "backend", ["aot_eager_decomp_partition"], indirect=True, ids=["aot"]
+)
+
+
+def graphs() -> int:
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+def step(task: nn.Module, batch: dict[str, Any], views: str) -> Tensor:
+    task.zero_grad()
+    if views == "sequential":
+        return backward_each_view(task, batch, 1.0, NO_SCALER, nullcontext())["loss"]
+    loss = task(batch)["loss"]
+    loss.backward()
+    return loss.detach()
+
+
+def task_and_batch(name: str, dtype: torch.dtype) -> tuple[FlexibleTask, dict[str, Any]]:
+    torch.manual_seed(0)
+    model = convert(backbones.build(name, num_classes=3, width=8), COUNTS)
+    for parameter in model.parameters():  # sub-networks differ; nothing is near zero
+        if parameter.ndim == 1:
+            nn.init.uniform_(parameter, 0.3, 1.2)
+    clips = {t: torch.randn(4, 3, t, 32, 32, dtype=dtype) for t in COUNTS}
+    batch = {"clips": clips, "label": torch.arange(4) % 3}
+    return FlexibleTask(model.to(dtype), COUNTS).train(), batch
+
+
+def differences(task: nn.Module, other: nn.Module) -> tuple[float, float]:
+    """Largest difference of gradients, over the largest gradient; and of buffers."""
+    pairs = [(p.grad, q.grad) for p, q in zip(task.parameters(), other.parameters(), strict=True)]
+    largest = max(float(one.abs().max()) for one, _ in pairs)
+    buffers = zip(task.buffers(), other.buffers(), strict=True)
+    return (
+        max(float((one - two).abs().max()) for one, two in pairs) / largest,
+        max(float((one - two).abs().max()) for one, two in buffers),
+    )
+
+
+def assert_same_steps(name: str, views: str, recomputed: bool) -> None:
+    """Two steps, since the second one uses what the first one made."""
+    task, batch = task_and_batch(name, torch.float64)
+    other = copy.deepcopy(task)
+    keys = list(other.model.state_dict())
+    if recomputed:
+        recompute_blocks(other.model)
+    compile_network(other.model)
+
+    for _ in range(2):
+        expected, found = step(task, batch, views), step(other, batch, views)
+
+    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
+    gradients, buffers = differences(task, other)
+    assert gradients <= 1e-10
+    assert buffers <= 1e-12  # statistics moved once a step
+    assert graphs() == len(COUNTS)
+    assert list(other.model.state_dict()) == keys
+
+
+@differentiated
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "recomputed"),
+    [
+        ("tsm_tiny", True),
+        ("tea_tiny", False),
+        ("slowfast_tiny", False),
+        ("uniformer_tiny", False),
+        ("uniformer_tiny", True),
+    ],
+)
+def test_graphs_of_every_family(backend: None, name: str, recomputed: bool) -> None:
+    assert_same_steps(name, "sequential" if recomputed else "together", recomputed)
+
+
+class Masking(nn.Module):
+    """Linear in its input, with a mask that is drawn anew."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.two(self.dropout(self.one(x)))
+
+
+@differentiated
+def test_blocks_that_run_again_in_a_graph_draw_the_same_dropout(backend: None) -> None:
+    """For a linear map f, <x, grad f(x)> = f(x): only if the backward has the forward's masks."""
+    torch.manual_seed(0)
+    model = nn.Sequential(Masking(), Masking()).double()
+    assert recompute_blocks(model) == 2
+    compile_network(model)
+
+    values = []
+    for _ in range(2):
+        x = torch.ones(8, 64, dtype=torch.float64, requires_grad=True)
+        values.append(model(x).sum())
+        values[-1].backward()
+        assert (x * x.grad).sum().item() == pytest.approx(values[-1].item(), rel=1e-10)
+    assert values[0] != values[1]
+
+
+@needs_compiler
+@pytest.mark.slow
+@pytest.mark.parametrize(("views", "recomputed"), [("together", False), ("sequential", True)])
+def test_compiled_code(views: str, recomputed: bool) -> None:
+    assert_same_steps("tsm_tiny", views, recomputed)
+
+
+@needs_compiler
+@pytest.mark.slow
+def test_in_float32_it_rounds_no_worse() -> None:
+    """The norms of a tiny network magnify rounding: compared with float64, as eager is."""
+    task, batch = task_and_batch("tsm_tiny", torch.float32)
+    exact, other = copy.deepcopy(task).double(), copy.deepcopy(task)
+    compile_network(other.model)
+    clips = {t: clip.double() for t, clip in batch["clips"].items()}
+    step(exact, {**batch, "clips": clips}, "together")
+
+    step(task, batch, "together")
+    step(other, batch, "together")
+
+    rounding = differences(exact, task)[0]
+    assert rounding < 1e-4
+    assert differences(exact, other)[0] <= max(1e-5, 3 * rounding)
+
+
+class Small(nn.Module):
+    """A network of three layers, to be traced quickly."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(clip)).square().mean((2, 3, 4)))
+
+
+def small(counts: Iterable[int]) -> FrameFlexible:
+    torch.manual_seed(0)
+    return convert(Small(), counts, alter=["head"]).train()
+
+
+@captured
+def test_many_counts_have_a_graph_each_and_validation_none(backend: None) -> None:
+    """More than the eight graphs that torch keeps by default."""
+    counts = tuple(range(1, 11))
+    model = small(counts)
+    compile_network(model)
+
+    for _ in range(2):
+        for count in counts:
+            model(torch.randn(2, 3, count, 4, 4)).sum().backward()
+        with eager(), torch.no_grad():
+            for length in range(1, 30):
+                model.eval()(torch.randn(1, 3, length, 4, 4))
+        model.train()
+
+    assert graphs() == len(counts)
+
+
+@captured
+def test_lengths_that_were_not_trained_are_not_compiled_for_ever(backend: None) -> None:
+    model = small((2, 4))
+    compile_network(model)
+
+    def run() -> None:
+        for length in range(1, 40):
+            model(torch.randn(2, 3, length, 4, 4))
+
+    with pytest.raises(Exception, match=r"fullgraph=True|limit"):
+        run()
+
+
+@captured
+def test_what_cannot_be_one_graph_is_refused(backend: None) -> None:
+    class Breaking(nn.Module):
+        def forward(self, clip: Tensor) -> Tensor:
+            if clip.sum() > 0:  # depends on the data
+                return clip.mean((2, 3, 4))
+            return clip.sum((2, 3, 4))
+
+    model = Breaking()
+    compile_network(model)
+
+    with pytest.raises(torch._dynamo.exc.Unsupported):
+        model(torch.randn(1, 3, 2, 4, 4))
+
+
+@captured
+def test_copies_and_networks_taken_out_are_not_compiled(backend: None) -> None:
+    model = small((2, 4))
+    compile_network(model)
+    clip = torch.randn(2, 3, 4, 4, 4)
+    expected = model(clip)
+    assert graphs() == 1
+
+    torch.testing.assert_close(copy.deepcopy(model)(clip), expected)
+    torch.testing.assert_close(extract(model, 4)(clip), expected)
+
+    assert graphs() == 1
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+
+    with pytest.raises(RuntimeError, match=r"no C\+\+ compiler for torch.compile"):
+        compile_network(small((2, 4)))
