@@ -16,10 +16,12 @@ from torch.utils.data import DataLoader
 from ffn import core, data, zoo
 from ffn.engine import optim
 from ffn.engine.checkpoint import versions
+from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.distributed import World
 from ffn.engine.mixing import BatchMix
 from ffn.engine.options import Config, DataConfig, Flip, Groups, Optimiser, Precision, Task
+from ffn.engine.recompute import recompute_blocks
 from ffn.engine.sources import frame_source, open_store, training_order
 from ffn.engine.tasks import FlexibleTask, PlainTask
 
@@ -243,6 +245,21 @@ def build_model(config: Config, num_classes: int) -> nn.Module:
         elif isinstance(module, nn.Conv3d) and module.groups == 1:
             module.to(memory_format=torch.channels_last_3d)
     return model
+
+
+def prepare_model(config: Config, model: nn.Module) -> None:
+    """Change how a network is trained, not what it computes, in place.
+
+    Raises:
+        ConfigError: it has no blocks to recompute, or nothing here can compile it.
+    """
+    try:
+        if config.train.recompute:
+            recompute_blocks(model)
+        if config.train.compile:
+            compile_network(model)
+    except (ValueError, RuntimeError) as error:
+        raise ConfigError(f"{config.model.name}: {error}") from error
 
 
 def check_precision(config: Config, model: nn.Module, device: torch.device) -> None:

@@ -29,6 +29,9 @@ def problems(config: Config) -> list[str]:
         f"train.precise_norms is {train.precise_norms}; at least 0": train.precise_norms < 0,
         "train.precise_norms and train.freeze_norms exclude each other": train.precise_norms > 0
         and train.freeze_norms,
+        "train.compile and train.sync_norms exclude each other: a graph takes no collective": (
+            train.compile and train.sync_norms
+        ),
         "train.sync_norms and train.freeze_norms exclude each other": train.sync_norms
         and train.freeze_norms,
         f"train.ema_decay is {train.ema_decay}; 0 <= d < 1": not 0 <= train.ema_decay < 1,

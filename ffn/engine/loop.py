@@ -16,6 +16,7 @@ from ffn.core import NORMS
 from ffn.data import Normalise, watching
 from ffn.engine import announce, build
 from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.compile import eager
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.distributed import (
     World,
@@ -80,6 +81,7 @@ class Trainer:
         if config.train.freeze_norms:
             for norm in _norms(self.model):
                 norm.requires_grad_(False)
+        build.prepare_model(config, self.model)
         self.stepper = Stepper(
             config,
             self.model,
@@ -200,7 +202,7 @@ class Trainer:
         if wanted and self._validates():
             self.train_loader.sampler.set_epoch(self.epoch)  # the next one's first videos
             batches = itertools.islice(self.train_loader, wanted)
-            with self.stepper.autocast():
+            with self.stepper.autocast(), eager():
                 precise_statistics(
                     self.stepper.network,
                     (to_device(batch, self.world.device, self.normalise) for batch in batches),
@@ -210,12 +212,13 @@ class Trainer:
 
     def _validate(self, log: RunLog) -> None:
         """Accuracy at trained and unseen counts; keep the best network."""
-        self.metrics = evaluate(
-            self.stepper.network,
-            self.val_loader,
-            precision=self.config.train.precision.value,
-            batch_size=build.clips_per_forward(self.config, self.world),
-        )
+        with eager():
+            self.metrics = evaluate(
+                self.stepper.network,
+                self.val_loader,
+                precision=self.config.train.precision.value,
+                batch_size=build.clips_per_forward(self.config, self.world),
+            )
         score = sum(self.metrics[t]["top1"] for t in self.config.task.frames)
         score /= len(self.config.task.frames)
         log.say(announce.validation(self, score))

@@ -245,6 +245,8 @@ class TrainConfig:
     label_smoothing: float = _option(0.0, "share of the label spread over all classes, 0 to 1")
     accumulate: int = _option(1, "micro-batches per optimiser step")
     views: Views = _option(Views.together, "views in one pass, or sequential: less memory")
+    recompute: bool = _option(False, "residual blocks run again in the backward: less memory")
+    compile: bool = _option(False, "torch.compile, a graph per frame count: minutes at the start")
     precision: Precision = _option(Precision.fp32, "fp32, bf16 or fp16 (autocast)")
     clip_norm: float | None = _option(20.0, "largest gradient norm; null: no clipping")
     freeze_norms: bool = _option(False, "normalisation layers keep statistics and affine as given")

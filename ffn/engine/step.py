@@ -185,7 +185,12 @@ class Stepper:
         devices = [self.world.device] if self.world.device.type == "cuda" else None
         with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
             warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
-            return DistributedDataParallel(self.task, device_ids=devices, broadcast_buffers=False)
+            return DistributedDataParallel(
+                self.task,
+                device_ids=devices,
+                broadcast_buffers=False,
+                gradient_as_bucket_view=True,  # no second copy between micro-batches
+            )
 
 
 def to_device(batch: dict[str, Any], device: torch.device, normalise: Normalise) -> dict[str, Any]:

@@ -349,6 +349,47 @@ def test_exact_statistics_are_those_of_batches(
         torch.testing.assert_close(found.running_var.double(), values.var(1), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("views", ["together", "sequential"])
+def test_recomputed_run_is_the_run(
+    videos: Path, finished: Path, tmp_path: Path, views: str
+) -> None:
+    run = train(videos, tmp_path / "run", "train.recompute=true", f"train.views={views}")
+    other = (
+        finished
+        if views == "together"
+        else train(videos, tmp_path / "plain", f"train.views={views}")
+    )
+    assert same_weights(run, other)
+
+
+@pytest.mark.slow
+def test_compiled_run_is_the_run(videos: Path, finished: Path, tmp_path: Path) -> None:
+    """Losses of eight steps; rounding differs."""
+    more = ("train.compile=true", "train.ema_decay=0.5", "train.precise_norms=1", "model.dropout=0")
+    run = train(videos, tmp_path / "run", *more)
+    plain = train(videos, tmp_path / "plain", *more, "train.compile=false")
+
+    for key in ("loss", "loss/kl_2", "grad_norm"):
+        found, expected = ([e[key] for e in read_log(folder)] for folder in (run, plain))
+        assert found == pytest.approx(expected, rel=2e-3, abs=1e-4)
+    assert list(weights(run)) == list(weights(plain))
+
+
+def test_network_without_blocks_is_not_recomputed(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loop.build, "recompute_blocks", lambda model: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        Trainer(config(videos, tmp_path / "run", "train.recompute=true"), CPU)
+
+    def refuse(model: torch.nn.Module) -> int:
+        raise ValueError("no blocks")
+
+    monkeypatch.setattr(loop.build, "recompute_blocks", refuse)
+    with pytest.raises(ConfigError, match="tsm_tiny: no blocks"):
+        Trainer(config(videos, tmp_path / "run", "train.recompute=true"), CPU)
+
+
 def test_deterministic_runs_repeat(videos: Path, tmp_path: Path) -> None:
     try:
         runs = [train(videos, tmp_path / n, "train.deterministic=true") for n in ("one", "two")]
