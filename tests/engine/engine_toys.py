@@ -103,11 +103,12 @@ def launch(
     """
     empty = output.parent / "empty.yaml"
     empty.write_text("{}\n")
-    torchrun = ["-m", "torch.distributed.run", "--standalone", *launcher, "--nproc-per-node"]
+    alone = [] if "--nnodes" in launcher else ["--standalone"]
+    torchrun = ["-m", "torch.distributed.run", *alone, *launcher, "--nproc-per-node"]
     return subprocess.Popen(
         [
             sys.executable,
-            *([*torchrun, str(processes)] if processes > 1 else []),
+            *([*torchrun, str(processes)] if processes > 1 or launcher else []),
             str(ROOT / "tools/train.py"),
             str(empty),
             *options(root, output, *more),

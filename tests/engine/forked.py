@@ -10,6 +10,7 @@ import json
 import multiprocessing
 import os
 import random
+import resource
 import signal
 import socket
 import subprocess
@@ -49,6 +50,7 @@ class Forks:
         order: Path | None = None,
         said: Path | None = None,
         double: bool = False,
+        trouble: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Train.
 
@@ -60,6 +62,9 @@ class Forks:
             order: a folder that gets, per process, the videos of every step.
             said: a file for what the processes print.
             double: train in float64, where rounding does not hide differences.
+            trouble: what goes wrong in the process ``rank``: a video that ``hangs`` its decoder,
+                ``nan`` in the clips of these steps, or no file longer than ``limit`` bytes once
+                ``step`` steps are done.
 
         Returns:
             ``status`` of each process, negative if a signal ended it, ``seconds``, and whether one
@@ -72,6 +77,7 @@ class Forks:
             "order": order and str(order),
             "said": str(said or os.devnull),
             "double": double,
+            "trouble": trouble,
         }
         self._program.stdin.write(json.dumps(job) + "\n")
         self._program.stdin.flush()
@@ -140,6 +146,9 @@ def _train(job: dict[str, Any], rank: int) -> int:
         _note_order(step.Stepper, Path(job["order"]) / f"{rank}.jsonl")
     if job["double"]:
         _compute_in_float64(loop)
+    trouble = job["trouble"]
+    if trouble and trouble.pop("rank") == rank:
+        _make_trouble(**trouble)
     kill = job["kill"]
     if kill and kill["rank"] == rank:
         _arm(loop, **kill)
@@ -172,6 +181,34 @@ def _compute_in_float64(loop: Any) -> None:
     step.to_device = doubled
     nothing = {"top1": 0.0, "failed": 0}  # validation computes in float32
     loop.evaluate = lambda network, loader, **options: dict.fromkeys(loader.dataset.views, nothing)
+
+
+def _make_trouble(
+    hangs: str = "", nan: tuple[int, ...] = (), limit: int = 0, step: int = 0
+) -> None:
+    from ffn.data import VideoDataset
+    from ffn.engine.step import Stepper
+
+    open_file, backward = VideoDataset._open_file, Stepper.backward
+
+    def hang(self: Any, record: Any) -> Any:
+        if hangs and record.path.endswith(hangs):
+            time.sleep(600)
+        return open_file(self, record)
+
+    def poison(self: Any, batch: dict[str, Any], **place: int) -> dict[str, Any]:
+        if limit and place["step"] == step:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+        before = self.normalise
+        try:
+            if place["step"] in nan:
+                self.normalise = lambda clip: before(clip) * float("nan")
+            return backward(self, batch, **place)
+        finally:
+            self.normalise = before
+
+    VideoDataset._open_file, Stepper.backward = hang, poison
 
 
 def _arm(loop: Any, where: str, after: float, rank: int, nth: int = 1) -> None:

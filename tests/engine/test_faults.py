@@ -6,7 +6,9 @@ import hashlib
 import json
 import os
 import random
+import re
 import signal
+import socket
 import subprocess
 import time
 from collections import Counter
@@ -239,3 +241,102 @@ def test_worker_killed_ten_times(forks: Forks, videos: Path, tmp_path: Path) -> 
     forks.run(options(videos, tmp_path / "run", *more))
     assert digest(tmp_path / "run") == digest(train(videos, tmp_path / "whole", *more))
     assert read_log(tmp_path / "run")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_video_that_hangs_one_of_two_processes(
+    forks: Forks, videos: Path, tmp_path: Path, rank: int
+) -> None:
+    """The one that has it names it; the other does not wait for ever."""
+    more = ("data.workers=1", "data.timeout=3")
+    said, trouble = tmp_path / "said", {"rank": rank, "hangs": ".mp4"}  # whichever comes first
+    job = forks.run(options(videos, tmp_path / "run", *more), world=2, trouble=trouble, said=said)
+
+    assert job["status"] == [2, 2]
+    assert job["seconds"] < 60
+    text = said.read_text()
+    assert f"train.py, process {rank}: no batch came for 3 s; worker 0 has been at " in text
+    assert f"train.py, process {1 - rank}: another process of the run has ended" in text
+    assert "Traceback" not in text
+
+
+def test_bad_step_of_one_process_is_left_out_by_all(
+    forks: Forks, videos: Path, tmp_path: Path
+) -> None:
+    more, said = ("train.save_steps=1", "train.epochs=1"), tmp_path / "said"
+    job = forks.run(
+        options(videos, tmp_path / "run", *more),
+        world=2,
+        trouble={"rank": 1, "nan": [1]},
+        said=said,
+    )
+
+    assert job["status"] == [0, 0]
+    assert said.read_text().count("the loss is not finite around step 2: left out") == 1
+    (line,) = (tmp_path / "run/bad_batches.jsonl").read_text().splitlines()
+    ranks = json.loads(line)["ranks"]
+    assert ["nan" in rank["loss"] for rank in ranks] == [False, True]
+    assert [len(rank["videos"]) for rank in ranks] == [3, 3]
+    entries = read_log(tmp_path / "run")
+    assert [e["bad_steps"] for e in entries] == [0, 1, 0, 0]
+    assert len(load_checkpoint(tmp_path / "run/last.pt")["training"]["buffers"]) == 2
+
+
+def test_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(
+    forks: Forks, videos: Path, tmp_path: Path
+) -> None:
+    more, said = ("train.save_steps=1",), tmp_path / "said"
+    job = forks.run(
+        options(videos, tmp_path / "run", *more),
+        trouble={"rank": 0, "limit": 300_000, "step": 5},
+        said=said,
+    )
+
+    assert job["status"] == [2]
+    text = said.read_text()
+    assert re.search(r"train\.py: .*step_00000006\.pt", text)
+    assert "Traceback" not in text
+    assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == 5
+    assert not list((tmp_path / "run").rglob("*.part"))
+    forks.run(options(videos, tmp_path / "run", *more))
+    assert digest(tmp_path / "run") == digest(train(videos, tmp_path / "whole", *more))
+
+
+def test_second_run_in_a_folder_is_refused(videos: Path, tmp_path: Path) -> None:
+    more = ("train.epochs=50", "train.save_steps=0")
+    first = launch(videos, tmp_path / "run", *more)
+    try:
+        wait_for_step(tmp_path / "run", 2, first)
+        second = launch(videos, tmp_path / "run", *more)
+        _, err = second.communicate(timeout=60)
+        assert second.returncode == 2
+        assert f"is in use: process {first.pid} on " in err
+        assert len(err.strip().splitlines()) == 1
+        assert first.poll() is None
+    finally:
+        first.kill()
+        first.communicate()
+
+
+@pytest.mark.slow
+def test_two_nodes_start_again_together(videos: Path, tmp_path: Path) -> None:
+    """Two launchers with a process each, as on two machines; one process is killed."""
+    more = (*SMALL_STEPS, "train.epochs=6")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        where = f"127.0.0.1:{free.getsockname()[1]}"
+    shared = ("--nnodes", "2", "--max-restarts", "3", "--rdzv-backend", "c10d", "--rdzv-id", "1")
+    shared += ("--rdzv-endpoint", where)
+    nodes = [
+        launch(videos, tmp_path / "run", *more, processes=1, launcher=shared) for _ in range(2)
+    ]
+    wait_for_step(tmp_path / "run", 4, nodes[0])
+    (rank,) = ranks_of(nodes[1])
+    os.kill(rank, signal.SIGKILL)
+    outputs = [node.communicate(timeout=300) for node in nodes]
+
+    assert [node.returncode for node in nodes] == [0, 0], outputs
+    assert "continued" in outputs[0][0] + outputs[1][0]
+    whole = launch(videos, tmp_path / "whole", *more, processes=2)
+    assert whole.wait(300) == 0
+    assert digest(tmp_path / "run") == digest(tmp_path / "whole")

@@ -272,6 +272,21 @@ def test_mixed_videos_are_drawn_anew_in_every_step(
     assert keys == [(step, micro, 0) for step in range(2 * STEPS) for micro in range(2)]
 
 
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_interrupted_run_in_half_precision(videos: Path, tmp_path: Path, precision: str) -> None:
+    """The scale of fp16 and how long it has held go on."""
+    more = (f"train.precision={precision}", "train.save_steps=1")
+    whole = train(videos, tmp_path / "whole", *more)
+
+    train_until(3, videos, tmp_path / "run", *more)
+    train(videos, tmp_path / "run", *more)
+
+    assert same_weights(tmp_path / "run", whole)
+    one, other = (load_checkpoint(f / "last.pt")["training"] for f in (tmp_path / "run", whole))
+    assert one["scaler"] == other["scaler"]
+    assert bool(one["scaler"]) == (precision == "fp16")
+
+
 def test_interrupted_run_with_averages_and_exact_statistics(videos: Path, tmp_path: Path) -> None:
     more = (
         "train.ema_decay=0.9",
