@@ -7,6 +7,7 @@ import hashlib
 import os
 import random
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -160,25 +161,33 @@ def flip(whole: bytes, bit: int) -> bytes:
 
 
 @pytest.mark.parametrize("number", [50, pytest.param(1000, marks=pytest.mark.slow)])
-def test_truncated_file(tmp_path: Path, number: int) -> None:
+def test_truncated_file(tmp_path: Path, number: int, figure: Callable[..., None]) -> None:
     path = tmp_path / "last.pt"
     save_checkpoint(path, CONTENT)
     whole = path.read_bytes()
     assert not refused(path, whole)
 
-    assert [size for size in cuts(whole, number) if not refused(path, whole[:size])] == []
+    loaded = [size for size in cuts(whole, number) if not refused(path, whole[:size])]
+    assert loaded == []
+    figure("cut checkpoints that load", f"{len(loaded)} of {len(cuts(whole, number))}")
     assert all(refused(path, whole[:-cut]) for cut in range(1, 98))
     assert refused(path, whole + b"\0")
     assert refused(path, whole + whole)
 
 
 @pytest.mark.parametrize("number", [50, pytest.param(1000, marks=pytest.mark.slow)])
-def test_file_with_one_flipped_bit(tmp_path: Path, number: int) -> None:
+def test_file_with_one_flipped_bit(
+    tmp_path: Path, number: int, figure: Callable[..., None]
+) -> None:
     path = tmp_path / "last.pt"
     save_checkpoint(path, CONTENT)
     whole = path.read_bytes()
 
-    assert [bit for bit in flips(whole, number) if not refused(path, flip(whole, bit))] == []
+    loaded = [bit for bit in flips(whole, number) if not refused(path, flip(whole, bit))]
+    assert loaded == []
+    figure(
+        "checkpoints with a flipped bit that load", f"{len(loaded)} of {len(flips(whole, number))}"
+    )
 
 
 # --- other files --------------------------------------------------------------------------------

@@ -6,6 +6,7 @@ import errno
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -61,9 +62,10 @@ print(run.newest().content["training"]["step"])
 """
 
 
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path) -> None:
+def test_a_full_disk_leaves_what_was_there(tmp_path: Path, figure: Callable[..., None]) -> None:
     """The size of a file is limited to 30 sizes below that of the checkpoint."""
     assert run_python(FULL, tmp_path) == "2\n"
+    figure("sizes at which writing fails and the checkpoint before loads", "30 of 30")
 
 
 READ_ONLY = """

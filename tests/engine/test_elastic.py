@@ -144,6 +144,5 @@ def test_statistics_of_other_processes_are_averaged(
     assert any(not torch.equal(a, b) for a, b in zip(*before, strict=True))
 
     said = tmp_path / "said"
-    kill = {"where": "save", "rank": 0, "after": 0.01, "nth": 1}
     assert forks.run(options(videos, tmp_path / "run", *more), said=said)["status"] == [0]
     assert "was written by 2 process(es), now 1 go on: running statistics are" in said.read_text()
