@@ -72,7 +72,7 @@ class RunLog:
     ) -> None:
         self.active = world.is_main
         logging.getLogger().setLevel(logging.INFO if self.active else logging.WARNING)
-        self.console = Console(quiet=not self.active, highlight=False, soft_wrap=True)
+        self.console = Console(quiet=not self.active, highlight=False, markup=False, soft_wrap=True)
         self._step, self._written = first_step, []  # keys of each record of the step
         self._trackers: list[Tracker] = []
         if self.active:
