@@ -11,7 +11,7 @@ def failures() -> tuple[type[Exception], ...]:
 
     return (
         ValueError,
-        FileNotFoundError,
+        OSError,
         FloatingPointError,
         ImportError,  # of an extra that is not installed
         LoaderError,

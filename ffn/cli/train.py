@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+
+FOR_EVER = 30 * 86400.0  # seconds
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,22 +33,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 2
 
     from ffn.cli.failures import failures
-    from ffn.engine.distributed import processes
+    from ffn.engine.distributed import end, processes
     from ffn.engine.loop import Trainer
     from ffn.engine.signals import EXIT_STOPPED, StoppedError
 
-    with processes(patience=2 * config.data.timeout) as world:
-        who = "train.py" if world.size == 1 else f"train.py, process {world.rank}"
-        try:
+    rank, several = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)) > 1
+    who = f"train.py, process {rank}" if several else "train.py"
+    patience = 2 * config.data.timeout or FOR_EVER
+    try:
+        with processes(patience) as world:
             best = Trainer(config, world).run()
-        except StoppedError:
-            if world.is_main:
-                print("stopped and saved: the same command continues the run", file=sys.stderr)
-            return EXIT_STOPPED
-        except failures() as error:
-            if not getattr(error, "told", False):
-                print(f"{who}: {error}", file=sys.stderr)
-            return 2
-        if world.is_main:
-            print(f"best network: {best}")
+    except StoppedError as error:
+        if rank == 0:
+            print(f"train.py: {error}; the same command continues the run", file=sys.stderr)
+        return end(EXIT_STOPPED)
+    except failures() as error:
+        if not getattr(error, "told", False):
+            print(f"{who}: {error}", file=sys.stderr)
+        return end(2)
+    if rank == 0:
+        print(f"best network: {best}")
     return 0

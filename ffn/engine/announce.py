@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from ffn.engine import build, recipe
+from ffn.engine.signals import SAVED
 
 if TYPE_CHECKING:
     from ffn.engine.loop import Trainer
@@ -36,6 +37,14 @@ def start(trainer: Trainer) -> Iterator[str]:
     yield _batch(trainer)
     for text in _doubts(trainer):
         yield f"warning: {text}"
+
+
+def stopped(trainer: Trainer) -> str:
+    """What a signal left: the step that was saved."""
+    if trainer.saved == trainer.step:
+        return f"{SAVED} at step {trainer.step}"
+    kept = "there is no checkpoint" if trainer.saved is None else f"saved is step {trainer.saved}"
+    return f"stopped at step {trainer.step}, after steps that were not finite: {kept}"
 
 
 def validation(trainer: Trainer, score: float) -> str:

@@ -222,13 +222,19 @@ def build_test_loader(
     )
 
 
-def build_model(config: Config, num_classes: int) -> nn.Module:
-    """The network, frame-flexible if the task is; convolutions in channels-last layout."""
+def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -> nn.Module:
+    """The network, frame-flexible if the task is; convolutions in channels-last layout.
+
+    Args:
+        config: its options.
+        num_classes: K.
+        pretrained: with published weights.
+    """
     options, task = config.model, config.task
     model = zoo.create_model(
         options.name,
         num_classes=num_classes,
-        pretrained=options.pretrained,
+        pretrained=pretrained,
         dropout=options.dropout,
         **({"drop_path": options.drop_path} if options.drop_path else {}),
     )

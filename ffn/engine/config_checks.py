@@ -29,6 +29,8 @@ def problems(config: Config) -> list[str]:
         f"train.precise_norms is {train.precise_norms}; at least 0": train.precise_norms < 0,
         "train.precise_norms and train.freeze_norms exclude each other": train.precise_norms > 0
         and train.freeze_norms,
+        "train.compile and data.on_error=skip exclude each other: a batch that lacks a video would "
+        "be another graph": train.compile and data.on_error.value == "skip",
         "train.compile and train.sync_norms exclude each other: a graph takes no collective": (
             train.compile and train.sync_norms
         ),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -68,9 +69,23 @@ def processes(patience: float = 0.0) -> Iterator[World]:
         )
     try:
         yield World(rank, size, device)
-    finally:
-        if started_here:
+    except BaseException:
+        # NCCL finishes what is under way before it lets go, and the others may be waiting for this
+        # process in it: the group is left to end with the process, by :func:`end`.
+        if started_here and device.type == "cpu":
             leave()
+        raise
+    if started_here:
+        leave()
+
+
+def end(status: int) -> int:
+    """Exit at once if the group could not be left; else return the exit status."""
+    if dist.is_available() and dist.is_initialized():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
 
 
 @contextmanager
@@ -84,8 +99,8 @@ def company(world: World) -> Iterator[None]:
         yield
     except RuntimeError as error:
         text = str(error)
-        is_theirs = isinstance(error, dist.DistError) or "gloo" in text or "NCCL" in text
-        if world.size == 1 or not is_theirs:
+        from_torch = type(error) is RuntimeError and ("gloo" in text or "NCCL" in text)
+        if world.size == 1 or not (from_torch or isinstance(error, dist.DistError)):
             raise
         raise LostProcessError(
             "another process of the run has ended or did not answer; what it said is the cause "
@@ -187,9 +202,3 @@ def average_buffers(module: nn.Module, world: World) -> None:
         if buffer.is_floating_point():
             dist.all_reduce(buffer)
             buffer /= world.size
-
-
-def barrier(world: World) -> None:
-    """Wait for all processes."""
-    if world.size > 1:
-        dist.barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,18 @@ class StepGuard:
                 "last checkpoint is good"
             )
         return f"{text}: left out ({self.in_a_row} in a row, {self.total} in all)"
+
+    def forget_after(self, step: int) -> None:
+        """Drop the lines of later steps, which come again; the main process calls it."""
+        path = self.folder / LISTED
+        if not path.is_file():
+            return
+        lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        if kept != lines:
+            part = path.with_name(f".{path.name}.{os.getpid()}.part")
+            part.write_text("".join(kept), encoding="utf-8")
+            os.replace(part, path)
 
     def state_dict(self) -> dict[str, int]:
         """The counts."""

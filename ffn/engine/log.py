@@ -30,6 +30,7 @@ from rich.progress import (
 )
 
 from ffn.engine.distributed import World
+from ffn.engine.signals import StoppedError
 from ffn.engine.trackers import TensorBoardTracker, Tracker, start_wandb
 
 NAME = "log.jsonl"
@@ -112,7 +113,7 @@ class RunLog:
         if self.active:
             self._file.close()
         for tracker in self._trackers:
-            tracker.close(failed=kind is not None)
+            tracker.close(failed=not (kind is None or issubclass(kind, StoppedError)))
 
     def say(self, text: str) -> None:
         """Print a line."""

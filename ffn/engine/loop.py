@@ -34,7 +34,7 @@ from ffn.engine.optim import set_learning_rate
 from ffn.engine.options import Config
 from ffn.engine.randomness import make_deterministic, seed_step
 from ffn.engine.resume import begin, restore, training_state
-from ffn.engine.run_folder import CheckpointFolder
+from ffn.engine.run_folder import CheckpointFolder, Newest
 from ffn.engine.signals import StoppedError, StopRequest
 from ffn.engine.statistics import precise_statistics
 from ffn.engine.step import Stepper, Verdict, to_device
@@ -71,10 +71,13 @@ class Trainer:
         )
         self.normalise = Normalise(self.train_loader.dataset.preprocessing)
         torch.manual_seed(config.train.seed)  # the same start on every process
-        self.model = build.build_model(config, len(self.videos.classes)).to(world.device)
+        begins = gather(self.checkpoints.is_empty, world)[0]  # else the weights are there
+        self.model = build.build_model(
+            config, len(self.videos.classes), pretrained=begins and config.model.pretrained
+        ).to(world.device)
         build.check_precision(config, self.model, world.device)
         self.started_from = None
-        if config.model.weights is not None:
+        if begins and config.model.weights is not None:
             self.started_from = zoo.load_start_weights(self.model, config.model.weights)
         if config.train.sync_norms:
             self.model = synchronise_norms(self.model, world)
@@ -96,12 +99,19 @@ class Trainer:
                 f"{len(self.videos.train)} videos make no step of {config.train.batch_size}; "
                 "lower train.batch_size"
             )
+        if config.train.precise_norms > len(self.train_loader):
+            raise ConfigError(
+                f"train.precise_norms asks for {config.train.precise_norms} micro-batches, and an "
+                f"epoch has {len(self.train_loader)}; give that or less"
+            )
         self.meter = Meter(world)
         self.epoch = self.step = 0  # whole epochs done; steps done, over all epochs
         self.validates = False  # the last epoch's validation is still to come
         self.best = -1.0
         self.metrics: dict[int, dict[str, float]] = {}
         self.notes: list[str] = []  # what happened before the log was open
+        self.saved: int | None = None  # step of the last checkpoint
+        self._found: Newest | None = None
 
     def run(self) -> Path:
         """Train to the end, or on from the last checkpoint; returns the best checkpoint's path.
@@ -113,23 +123,26 @@ class Trainer:
             LostProcessError: another process has ended.
         """
         with ExitStack() as stack:
+            stack.enter_context(self.stop)
             stack.enter_context(company(self.world))
             stack.enter_context(watching(self.train_loader, self.val_loader))
             stack.enter_context(self._claimed())
             self._resume()
             log = stack.enter_context(self._open_log())
-            stack.enter_context(self.stop)
             for line in announce.start(self):
                 log.say(line)
             while not self.done:
                 if not self.validates:
                     self._train_epoch(log)
                     self.epoch += 1
-                    self._end_epoch()
+                    average_buffers(self.model, self.world)
+                    if self.stepper.average is not None:
+                        average_buffers(self.stepper.network, self.world)
                     self.validates = self._validates()
                     self._save()
                 if self.validates:
                     with self.stop.raised_at_once():
+                        self._measure_statistics(log)
                         self._validate(log)
                     self.validates = False
                     self._save()
@@ -149,8 +162,6 @@ class Trainer:
         if train.freeze_norms:
             for norm in _norms(self.model):
                 norm.eval()
-        if not first:
-            self.meter.restart()
         self.meter.start_clock()
         batches = self.meter.timed(iter(self.train_loader))
 
@@ -166,6 +177,7 @@ class Trainer:
             norm = stepper.clip()
             verdict = stepper.update(outputs, norm, step=self.step, stop=self.stop.asked)
             self.step += 1
+            self.metrics = {}  # those were another network's
             self._count(outputs, verdict, log)
             log.step(self.step, self.meter.rate())
             if self.step % self.config.log.interval == 0:
@@ -173,7 +185,7 @@ class Trainer:
             if verdict.stop or (train.save_steps and self.step % train.save_steps == 0):
                 self._save()
             if verdict.stop:
-                raise StoppedError
+                raise StoppedError(announce.stopped(self))
         self._log_skipped(log)
 
     def _count(self, outputs: list[dict[str, Any]], verdict: Verdict, log: RunLog) -> None:
@@ -193,22 +205,26 @@ class Trainer:
         train = self.config.train
         return self.epoch % train.validate_epochs == 0 or self.epoch == train.epochs
 
-    def _end_epoch(self) -> None:
-        """Give all processes the same statistics: those that they have, or exact ones."""
-        average_buffers(self.model, self.world)
-        if self.stepper.average is not None:
-            average_buffers(self.stepper.network, self.world)
+    def _measure_statistics(self, log: RunLog) -> None:
+        """Give the norms exact statistics, if that is asked for."""
         wanted = self.config.train.precise_norms
-        if wanted and self._validates():
+        if not wanted:
+            return
+        skipped: list[str] = []
+
+        def batches() -> Iterator[dict[str, Any]]:
             self.train_loader.sampler.set_epoch(self.epoch)  # the next one's first videos
-            batches = itertools.islice(self.train_loader, wanted)
-            with self.stepper.autocast(), eager():
-                precise_statistics(
-                    self.stepper.network,
-                    (to_device(batch, self.world.device, self.normalise) for batch in batches),
-                    self.world,
-                    frames=self.config.task.frames,
-                )
+            for batch in itertools.islice(self.train_loader, wanted):
+                skipped.extend(batch["skipped"])
+                yield to_device(batch, self.world.device, self.normalise)
+
+        with self.stepper.autocast(), eager():
+            precise_statistics(
+                self.stepper.network, batches(), self.world, frames=self.config.task.frames
+            )
+        skipped = [text for texts in gather(skipped, self.world) for text in texts]
+        if skipped:
+            log.say(f"exact statistics: {len(skipped)} unreadable videos skipped")
 
     def _validate(self, log: RunLog) -> None:
         """Accuracy at trained and unseen counts; keep the best network."""
@@ -226,7 +242,8 @@ class Trainer:
         log.record("val", self.step, {"epoch": self.epoch, **values, "mean": score})
         if score > self.best:
             self.best = score
-            on_main(lambda: self.checkpoints.save_best(self._network()), self.world)
+            content = self._network()
+            on_main(lambda: self.checkpoints.save_best(content) and None, self.world)
 
     def _log_interval(self, log: RunLog, lr: float, norm: Tensor) -> None:
         values = self.meter.means()
@@ -253,11 +270,23 @@ class Trainer:
         log.record("train", self.step, {"skipped": len(skipped)})
 
     def _network(self) -> dict[str, Any]:
-        """What a checkpoint holds of the network itself."""
-        return {
-            "model": self.stepper.network.state_dict(),
-            "meta": build.describe(self.config, self.videos, self.metrics),
-        }
+        """What a checkpoint holds of the network itself.
+
+        Raises:
+            FloatingPointError: it is not finite.
+        """
+        state = self.stepper.network.state_dict()
+        self._check_finite(state)
+        return {"model": state, "meta": build.describe(self.config, self.videos, self.metrics)}
+
+    def _check_finite(self, state: dict[str, Any]) -> None:
+        wrong = not_finite(state)
+        if any_of([bool(wrong)], self.world)[0]:
+            raise FloatingPointError(
+                f"weights or statistics are not finite at step {self.step} "
+                f"({', '.join(wrong[:3])}): nothing was saved, the checkpoint before is good. "
+                "Lower optim.lr, or train in fp32"
+            )
 
     def _save(self) -> None:
         """Write a checkpoint to continue from; all processes call it.
@@ -268,14 +297,9 @@ class Trainer:
         if self.stepper.guard.in_a_row > 1 and self.epoch < self.config.train.epochs:
             return
         content = {**self._network(), "training": training_state(self)}
-        wrong = not_finite({**content["model"], **content["training"].get("weights", {})})
-        if any_of([bool(wrong)], self.world)[0]:
-            raise FloatingPointError(
-                f"weights or statistics are not finite at step {self.step} "
-                f"({', '.join(wrong[:3])}): nothing was saved, the checkpoint before is good. "
-                "Lower optim.lr, or train in fp32"
-            )
-        on_main(lambda: self.checkpoints.save(content, self.step), self.world)
+        self._check_finite(content["training"].get("weights", {}))
+        on_main(lambda: self.checkpoints.save(content, self.step) and None, self.world)
+        self.saved = self.step
 
     def _resume(self) -> None:
         """Continue from the newest good checkpoint if the folder has one; else begin it."""
@@ -283,8 +307,13 @@ class Trainer:
         self.notes += passed_over
         if path is None:
             on_main(lambda: begin(self.folder, self.config), self.world)
+            on_main(lambda: self.stepper.guard.forget_after(0), self.world)
             return
-        before = restore(self, load_checkpoint(path), path)
+        content = load_checkpoint(path) if self._found is None else self._found.content
+        self._found = None
+        before = restore(self, content, path)
+        self.saved = self.step
+        on_main(lambda: self.stepper.guard.forget_after(self.step), self.world)
         if before != self.world.size:
             self.notes.append(
                 f"{path} was written by {before} process(es), now {self.world.size} go on: running "
@@ -292,7 +321,7 @@ class Trainer:
             )
 
     def _newest(self) -> tuple[Path | None, list[str]]:
-        found = self.checkpoints.newest()
+        self._found = found = self.checkpoints.newest()
         if found is None:
             return None, []
         return found.path, [f"passed over: {reason}" for reason in found.passed_over]

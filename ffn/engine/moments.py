@@ -25,8 +25,11 @@ def channel_moments(x: Tensor) -> Tensor:
         # Half precision would round the means; float32 and float64 stay what they are.
         x = x.to(torch.promote_types(x.dtype, torch.float32))
         mean = x.mean(dims, keepdim=True)  # torch.var_mean does the same 3 to 15 times slower
+        x = x - mean
+        # What rounding left of the mean: the corrected two-pass algorithm (Chan et al. 1983).
+        rest = x.mean(dims).double()
         row[0] = count
-        row[1:] = torch.cat([mean.flatten(), (x - mean).square().sum(dims)])
+        row[1:] = torch.cat([mean.flatten() + rest, x.square().sum(dims) - count * rest.square()])
     return row
 
 

@@ -285,7 +285,7 @@ class OptimConfig:
     schedule: Schedule = _option(Schedule.step, "step or cosine")
     milestones: list[float] = _option([20, 40], "epochs at which step multiplies the rate by gamma")
     gamma: float = _option(0.1, "factor of the step schedule")
-    final_lr: float = _option(0.0, "rate at the end of the cosine schedule")
+    final_lr: float = _option(0.0, "rate at the end of the cosine schedule, scaled as lr is")
     warmup_epochs: float = _option(0.0, "epochs of linear warm-up from lr / 100")
 
 

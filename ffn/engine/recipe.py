@@ -73,7 +73,7 @@ def warnings(
         clips_per_norm: clips whose statistics a BatchNorm sees in a step.
         start: the weights that it starts from.
     """
-    found = [*_rate(config), *_mirror(config, classes)]
+    found = [*_rate(config), *_mirror(config, classes), *_without_effect(config, model)]
     if not config.train.freeze_norms:
         found += _statistics(model, clips_per_norm)
     if start is not None:
@@ -109,9 +109,19 @@ def _mirror(config: Config, classes: Sequence[str]) -> Iterator[str]:
         )
 
 
+def _without_effect(config: Config, model: nn.Module) -> Iterator[str]:
+    if not _has_batch_norms(model):
+        for option in ("sync_norms", "precise_norms"):
+            if getattr(config.train, option):
+                yield f"train.{option} has no effect: {config.model.name} has no BatchNorm"
+
+
+def _has_batch_norms(model: nn.Module) -> bool:
+    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
+
+
 def _statistics(model: nn.Module, clips: int) -> Iterator[str]:
-    batch_norms = any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-    if batch_norms and clips < FEW_CLIPS:
+    if _has_batch_norms(model) and clips < FEW_CLIPS:
         yield (
             f"a BatchNorm sees {clips} clips at a time; below {FEW_CLIPS} its statistics are poor. "
             "More fit with train.views=sequential or train.recompute=true, train.sync_norms=true "

@@ -69,8 +69,15 @@ def begin(folder: Path, config: Config) -> None:
     """Make the folder of a new run, with its config.
 
     Raises:
-        ConfigError: a run with other options has logged steps there, without a checkpoint yet.
+        ConfigError: a run with other options has logged steps there, without a checkpoint yet, or
+            one left its best network there and nothing to continue from.
     """
+    best = folder / "best.pt"
+    if best.exists():
+        raise ConfigError(
+            f"{folder} holds the best network of a run, {best.name}, and no checkpoint to continue "
+            "from: a new run would overwrite it. Move it away, or choose another log.output"
+        )
     description, log = folder / "config.yaml", folder / "log.jsonl"
     if description.is_file() and log.is_file() and log.stat().st_size:
         before = config_from_dict(OmegaConf.to_container(OmegaConf.load(description)))

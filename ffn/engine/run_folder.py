@@ -70,6 +70,11 @@ class CheckpointFolder:
         self._good: set[Path] = set()  # read or written here
         self._broken: set[Path] = set()
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to continue from, good or broken."""
+        return not self._steps() and not self._last.exists()
+
     @contextmanager
     def lock(self, wait: float = WAIT) -> Iterator[str | None]:
         """Own the folder, which is made if need be; remove what a dead run left half written.

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
+SAVED = "stopped and saved"
 EXIT_STOPPED = 75  # sysexits.h: EX_TEMPFAIL, "the user is invited to retry"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # torchrun passes on the signal that its process group has already got: both are one request.
@@ -61,7 +62,7 @@ class StopRequest:
             StoppedError: a signal came, inside or before.
         """
         if self.asked:
-            raise StoppedError
+            raise StoppedError(SAVED)
         self._raises = True
         try:
             yield
@@ -80,4 +81,4 @@ class StopRequest:
             text = f"\n{name}: the run saves and ends; once more ends it at once\n"
             os.write(2, text.encode())  # what prints may hold a lock when the signal comes
         if self._raises:
-            raise StoppedError
+            raise StoppedError(SAVED)

@@ -64,7 +64,7 @@ def precise_statistics(
     passes = dict.fromkeys(norms, 0)
 
     def add(norm: _BatchNorm, args: tuple[Tensor, ...]) -> None:
-        rows[norm] = combine(torch.stack([rows[norm], channel_moments(args[0].double())]))
+        rows[norm] = combine(torch.stack([rows[norm], channel_moments(args[0])]))
         passes[norm] += 1
 
     with _normalising_by_batch(model, norms, add):

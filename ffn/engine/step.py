@@ -136,7 +136,7 @@ class Stepper:
             if self.average is not None:
                 self.average.update(self.model, step + 1)
             self.guard.accept()
-        elif is_bad:
+        else:
             self.guard.undo()
         self.scaler.update()
         self.optimiser.zero_grad(set_to_none=True)

@@ -22,7 +22,7 @@ def load_tensors(path: Path) -> Any:
     The digest of one that ends with a digest is checked first, see :mod:`ffn.zoo.digest`.
 
     Raises:
-        OSError: it cannot be opened.
+        OSError: it cannot be opened or read.
         WeightsError: it holds more than tensors and plain values, is damaged, or no torch file.
     """
     refuse_web_page(path)
@@ -46,6 +46,8 @@ def load_tensors(path: Path) -> Any:
             "torch.save({'state_dict': torch.load(path, weights_only=False)['state_dict']}, "
             "new_path)."
         ) from None
+    except (OSError, MemoryError):  # says nothing about the file
+        raise
     except Exception as error:  # torch raises many kinds, by where the file is damaged
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
         raise WeightsError(

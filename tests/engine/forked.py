@@ -177,7 +177,7 @@ def _compute_in_float64(loop: Any) -> None:
         batch = to_device(batch, *more)
         return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
 
-    loop.build.build_model = lambda *given: build_model(*given).double()
+    loop.build.build_model = lambda *given, **more: build_model(*given, **more).double()
     step.to_device = doubled
     nothing = {"top1": 0.0, "failed": 0}  # validation computes in float32
     loop.evaluate = lambda network, loader, **options: dict.fromkeys(loader.dataset.views, nothing)

@@ -201,3 +201,57 @@ def test_statistics_of_every_type_return(tmp_path: Path) -> None:
 
     assert "loss is not finite around step 7: left out (1 in a row, 1 in all)" in said
     assert all(torch.equal(v, expected[k]) for k, v in model.state_dict().items())
+
+
+def test_average_that_is_not_finite_is_not_saved(videos: Path, tmp_path: Path) -> None:
+    more = ("train.ema_decay=0.9", "train.save_steps=1", "train.epochs=1")
+    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
+    update = trainer.stepper.update
+
+    def ruin(*args: Any, **place: Any) -> Any:
+        verdict = update(*args, **place)
+        if trainer.step == 2:
+            next(b for n, b in trainer.stepper.network.named_buffers() if "running_var" in n)[0] = (
+                torch.inf
+            )
+        return verdict
+
+    trainer.stepper.update = ruin
+    with pytest.raises(FloatingPointError, match=r"not finite at step 3 \(.*running_var"):
+        trainer.run()
+    assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == 2
+
+
+def test_bad_steps_of_every_interval_are_logged(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Intervals of three steps over epochs of four."""
+    poison(monkeypatch, {3, 6})
+    folder = train(videos, tmp_path / "run", "log.interval=3")
+    assert [(e["step"], e["bad_steps"]) for e in read_log(folder)] == [(3, 0), (6, 1)]
+    folder = train(videos, tmp_path / "other", "log.interval=4")
+    assert sum(e["bad_steps"] for e in read_log(folder)) == 0  # the batches are counted on
+
+
+def test_names_of_steps_that_come_again_stand_once(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:
+        poison(patch, {1, 2})
+        trainer = Trainer(config(videos, tmp_path / "run", "train.save_steps=2"), CPU)
+        save = trainer.checkpoints.save
+
+        def die(content: dict[str, Any], step: int) -> Any:
+            if step == 4:
+                raise KeyboardInterrupt
+            return save(content, step)
+
+        trainer.checkpoints.save = die
+        with pytest.raises(KeyboardInterrupt):
+            trainer.run()  # the checkpoint is of step 2
+    with monkeypatch.context() as patch:
+        poison(patch, {0})  # step 3 again
+        train(videos, tmp_path / "run", "train.save_steps=2")
+
+    lines = (tmp_path / "run" / LISTED).read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [2, 3]

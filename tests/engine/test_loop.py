@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -461,6 +462,62 @@ def test_folder_whose_checkpoints_are_all_damaged_stays(videos: Path, tmp_path: 
 
     after = folder_content(tmp_path / "run")
     assert {name: after[name] for name in before} == before
+
+
+def test_best_network_without_anything_to_continue_from_is_not_overwritten(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    (tmp_path / "run/last.pt").unlink()
+    before = folder_content(tmp_path / "run")
+
+    with pytest.raises(ConfigError, match=r"best\.pt, and no checkpoint.*would overwrite it"):
+        train(videos, tmp_path / "run")
+
+    after = folder_content(tmp_path / "run")
+    assert {name: after[name] for name in before} == before
+
+
+def test_run_that_continues_needs_no_start_weights(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copy(finished / "best.pt", tmp_path / "start.pt")
+    more = ("train.save_steps=1", f"model.weights={tmp_path / 'start.pt'}")
+    train_until(3, videos, tmp_path / "run", *more)
+    shutil.copy(tmp_path / "start.pt", tmp_path / "again.pt")
+    (tmp_path / "start.pt").unlink()
+
+    train(videos, tmp_path / "run", *more)
+
+    whole = train(videos, tmp_path / "whole", f"model.weights={tmp_path / 'again.pt'}")
+    assert same_weights(tmp_path / "run", whole)
+
+
+def test_accuracy_in_a_checkpoint_is_that_of_its_weights(videos: Path, tmp_path: Path) -> None:
+    more = ("train.save_steps=1", "train.keep_checkpoints=9")
+    train(videos, tmp_path / "run", *more)
+
+    for number in range(1, 2 * STEPS + 1):
+        path = tmp_path / f"run/checkpoints/step_{number:08d}.pt"
+        assert bool(load_checkpoint(path)["meta"]["metrics"]) == (number % STEPS == 0)
+
+
+@pytest.mark.parametrize("name", ["log.jsonl", "config.yaml"])
+def test_full_disk_under_the_log(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture, name: str
+) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / name).symlink_to("/dev/full")
+    (tmp_path / "empty.yaml").write_text("{}")
+
+    assert main([str(tmp_path / "empty.yaml"), *options(videos, tmp_path / "run")]) == 2
+    assert "No space left on device" in capsys.readouterr().err
+
+
+def test_more_exact_statistics_than_an_epoch_has(videos: Path, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="asks for 5 micro-batches, and an epoch has 4"):
+        Trainer(config(videos, tmp_path / "run", "train.precise_norms=5"), CPU)
 
 
 def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:

@@ -73,6 +73,11 @@ def test_few_clips_per_norm() -> None:
     assert said(clips=7, model=nn.LayerNorm(3)) == []
 
 
+def test_option_without_effect() -> None:
+    (text,) = said("train.precise_norms=3", model=nn.LayerNorm(3))
+    assert text == "train.precise_norms has no effect: tsm_r50 has no BatchNorm"
+
+
 def start(**changes: object) -> recipe.Start:
     given = {"name": "best.pt", "share": 1.0, "classes": CLASSES, "new_head": False}
     return recipe.Start(**{**given, **changes})

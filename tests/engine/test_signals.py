@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from engine_toys import (
     CPU,
     ROOT,
@@ -97,6 +98,20 @@ def test_validation_is_left_at_once_and_done_again(
         for f in (tmp_path / "run", finished)
     ]
     assert logged[0] == logged[1]
+
+
+def test_says_what_was_saved(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
+    signal_in_step(trainer, 1, signal.SIGTERM)
+    with pytest.raises(StoppedError, match="stopped and saved at step 2"):
+        trainer.run()
+
+    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
+    signal_in_step(trainer, 3, signal.SIGTERM)
+    clip = trainer.stepper.clip
+    trainer.stepper.clip = lambda: clip() * torch.nan
+    with pytest.raises(StoppedError, match=r"stopped at step 4, after .*: saved is step 2"):
+        trainer.run()
 
 
 def test_two_at_a_time_are_one_request() -> None:

@@ -64,7 +64,7 @@ def test_job_goes_back_into_the_queue_and_on(
     job.send_signal(signal.SIGUSR1)
     out, err = job.communicate(timeout=120)
     assert job.returncode != 0
-    assert "saved; back into the queue" in out, err
+    assert "ended on request; back into the queue" in out, err
     assert (tmp_path / "said").read_text() == "requeue 7\n"
 
     job = submit({**slurm, "SLURM_RESTART_COUNT": "1"}, arguments)
