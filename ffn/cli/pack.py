@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _pack(place: str, options: DataConfig, given: argparse.Namespace) -> int:
     from ffn.data import pack
-    from ffn.engine.build import read_videos
+    from ffn.engine.videos import read_videos
 
     if "://" in place:
         raise ValueError(f"data.store is {place}; pack into a folder and copy it there")

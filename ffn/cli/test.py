@@ -23,8 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from ffn.cli.failures import failures
     from ffn.data import Preprocessing
-    from ffn.engine.build import build_test_loader, clips_per_forward, read_videos
+    from ffn.engine.build import build_test_loader, clips_per_forward
     from ffn.engine.distributed import processes
+    from ffn.engine.videos import read_videos
     from ffn.evaluation import print_table, save_predictions, save_table, sweep
     from ffn.zoo import load_with_record
 

@@ -39,6 +39,7 @@ from ffn.engine.signals import StoppedError, StopRequest
 from ffn.engine.statistics import precise_statistics
 from ffn.engine.step import Stepper, Verdict, to_device
 from ffn.engine.sync_norms import synchronise_norms
+from ffn.engine.videos import read_videos
 from ffn.evaluation import evaluate
 
 
@@ -60,7 +61,7 @@ class Trainer:
         self.stop = StopRequest(speaks=world.is_main)
         if config.train.deterministic:
             make_deterministic()
-        self.videos = build.read_videos(config.data)
+        self.videos = read_videos(config.data)
         self.train_loader = build.build_train_loader(config, self.videos, world)
         self.val_loader = build.build_test_loader(
             config,

@@ -19,8 +19,8 @@ from ffn.cli import COMMANDS
 from ffn.cli.prepare_data import DATASETS, _parser, main
 from ffn.data import ClipStore
 from ffn.data.synthetic import generate
-from ffn.engine.build import read_videos
 from ffn.engine.config import load_config
+from ffn.engine.videos import read_videos
 
 
 @pytest.fixture(scope="module")
