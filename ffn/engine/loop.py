@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,26 +15,23 @@ from ffn import zoo
 from ffn.core import NORMS
 from ffn.data import Normalise, watching
 from ffn.engine import announce, build
-from ffn.engine.checkpoint import load_checkpoint
 from ffn.engine.compile import eager
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.distributed import (
     World,
-    any_of,
     average_buffers,
     company,
     gather,
-    on_main,
 )
-from ffn.engine.guards import not_finite
 from ffn.engine.log import RunLog
 from ffn.engine.memory import memory_mib
 from ffn.engine.meter import Meter
 from ffn.engine.optim import set_learning_rate
 from ffn.engine.options import Config
 from ffn.engine.randomness import make_deterministic, seed_step
-from ffn.engine.resume import begin, restore, training_state
-from ffn.engine.run_folder import CheckpointFolder, Newest
+from ffn.engine.resume import claimed, resume
+from ffn.engine.run_folder import CheckpointFolder
+from ffn.engine.saving import save, save_best
 from ffn.engine.signals import StoppedError, StopRequest
 from ffn.engine.statistics import precise_statistics
 from ffn.engine.step import Stepper, Verdict, to_device
@@ -112,7 +109,6 @@ class Trainer:
         self.metrics: dict[int, dict[str, float]] = {}
         self.notes: list[str] = []  # what happened before the log was open
         self.saved: int | None = None  # step of the last checkpoint
-        self._found: Newest | None = None
 
     def run(self) -> Path:
         """Train to the end, or on from the last checkpoint; returns the best checkpoint's path.
@@ -127,8 +123,8 @@ class Trainer:
             stack.enter_context(self.stop)
             stack.enter_context(company(self.world))
             stack.enter_context(watching(self.train_loader, self.val_loader))
-            stack.enter_context(self._claimed())
-            self._resume()
+            stack.enter_context(claimed(self))
+            resume(self)
             log = stack.enter_context(self._open_log())
             for line in announce.start(self):
                 log.say(line)
@@ -140,13 +136,13 @@ class Trainer:
                     if self.stepper.average is not None:
                         average_buffers(self.stepper.network, self.world)
                     self.validates = self._validates()
-                    self._save()
+                    save(self)
                 if self.validates:
                     with self.stop.raised_at_once():
                         self._measure_statistics(log)
                         self._validate(log)
                     self.validates = False
-                    self._save()
+                    save(self)
         return self.folder / "best.pt"
 
     @property
@@ -184,7 +180,7 @@ class Trainer:
             if self.step % self.config.log.interval == 0:
                 self._log_interval(log, lr, norm)
             if verdict.stop or (train.save_steps and self.step % train.save_steps == 0):
-                self._save()
+                save(self)
             if verdict.stop:
                 raise StoppedError(announce.stopped(self))
         self._log_skipped(log)
@@ -243,8 +239,7 @@ class Trainer:
         log.record("val", self.step, {"epoch": self.epoch, **values, "mean": score})
         if score > self.best:
             self.best = score
-            content = self._network()
-            on_main(lambda: self.checkpoints.save_best(content) and None, self.world)
+            save_best(self)
 
     def _log_interval(self, log: RunLog, lr: float, norm: Tensor) -> None:
         values = self.meter.means()
@@ -269,71 +264,6 @@ class Trainer:
             shown = "".join(f"\n  {text}" for text in sorted(set(skipped))[:10])
             log.say(f"epoch {self.epoch + 1}: {len(skipped)} unreadable videos skipped{shown}")
         log.record("train", self.step, {"skipped": len(skipped)})
-
-    def _network(self) -> dict[str, Any]:
-        """What a checkpoint holds of the network itself.
-
-        Raises:
-            FloatingPointError: it is not finite.
-        """
-        state = self.stepper.network.state_dict()
-        self._check_finite(state)
-        return {"model": state, "meta": build.describe(self.config, self.videos, self.metrics)}
-
-    def _check_finite(self, state: dict[str, Any]) -> None:
-        wrong = not_finite(state)
-        if any_of([bool(wrong)], self.world)[0]:
-            raise FloatingPointError(
-                f"weights or statistics are not finite at step {self.step} "
-                f"({', '.join(wrong[:3])}): nothing was saved, the checkpoint before is good. "
-                "Lower optim.lr, or train in fp32"
-            )
-
-    def _save(self) -> None:
-        """Write a checkpoint to continue from; all processes call it.
-
-        Several bad steps in a row may mean that the weights are ruined, finite as they are: the
-        checkpoint from before stays then.
-        """
-        if self.stepper.guard.in_a_row > 1 and self.epoch < self.config.train.epochs:
-            return
-        content = {**self._network(), "training": training_state(self)}
-        self._check_finite(content["training"].get("weights", {}))
-        on_main(lambda: self.checkpoints.save(content, self.step) and None, self.world)
-        self.saved = self.step
-
-    def _resume(self) -> None:
-        """Continue from the newest good checkpoint if the folder has one; else begin it."""
-        path, passed_over = on_main(self._newest, self.world)
-        self.notes += passed_over
-        if path is None:
-            on_main(lambda: begin(self.folder, self.config), self.world)
-            on_main(lambda: self.stepper.guard.forget_after(0), self.world)
-            return
-        content = load_checkpoint(path) if self._found is None else self._found.content
-        self._found = None
-        before = restore(self, content, path)
-        self.saved = self.step
-        on_main(lambda: self.stepper.guard.forget_after(self.step), self.world)
-        if before != self.world.size:
-            self.notes.append(
-                f"{path} was written by {before} process(es), now {self.world.size} go on: running "
-                "statistics are the mean of theirs"
-            )
-
-    def _newest(self) -> tuple[Path | None, list[str]]:
-        self._found = found = self.checkpoints.newest()
-        if found is None:
-            return None, []
-        return found.path, [f"passed over: {reason}" for reason in found.passed_over]
-
-    @contextmanager
-    def _claimed(self) -> Iterator[None]:
-        """Hold the run's folder, so that no other run writes there."""
-        with ExitStack() as stack:
-            note = on_main(lambda: stack.enter_context(self.checkpoints.lock()), self.world)
-            self.notes = [note] if note else []
-            yield
 
     def _open_log(self) -> RunLog:
         return RunLog(

@@ -1,4 +1,4 @@
-"""What a run needs beside its weights to go on as if it had never stopped.
+"""Finds what a run left, and goes on as if it had never stopped.
 
 Order, augmentation and dropout are functions of the seed and the position, so a checkpoint holds no
 state of theirs, and a run may go on with another number of processes.
@@ -6,6 +6,9 @@ state of theirs, and a run may go on with another number of processes.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +16,9 @@ import torch
 from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from ffn.engine.checkpoint import CheckpointError
+from ffn.engine.checkpoint import CheckpointError, load_checkpoint
 from ffn.engine.config import ConfigError, config_from_dict, config_to_dict
-from ffn.engine.distributed import World, gather
+from ffn.engine.distributed import World, gather, on_main
 from ffn.engine.options import Config
 
 if TYPE_CHECKING:
@@ -65,8 +68,53 @@ def check_same_run(before: dict[str, Any], now: dict[str, Any], path: Path) -> N
         )
 
 
+@contextmanager
+def claimed(trainer: Trainer) -> Iterator[None]:
+    """Hold the run's folder, so that no other run writes there.
+
+    Raises:
+        ffn.engine.run_lock.FolderInUse: one does already.
+    """
+    with ExitStack() as stack:
+        note = on_main(lambda: stack.enter_context(trainer.checkpoints.lock()), trainer.world)
+        trainer.notes = [note] if note else []
+        yield
+
+
+def resume(trainer: Trainer) -> None:
+    """Continue from the newest good checkpoint if the folder has one; else begin it.
+
+    Args:
+        trainer: freshly built; its folder is claimed. What happened is added to its ``notes``.
+
+    Raises:
+        CheckpointError: there are checkpoints, and none is good.
+        ConfigError: the folder belongs to a run with other options or other videos.
+    """
+    world, found = trainer.world, None
+
+    def newest() -> tuple[Path | None, list[str]]:
+        nonlocal found
+        found = trainer.checkpoints.newest()
+        return (None, []) if found is None else (found.path, found.passed_over)
+
+    path, passed_over = on_main(newest, world)
+    trainer.notes += [f"passed over: {reason}" for reason in passed_over]
+    if path is None:
+        on_main(lambda: begin(trainer.folder, trainer.config), world)
+    else:
+        before = restore(trainer, found.content if found else load_checkpoint(path), path)
+        trainer.saved = trainer.step
+        if before != world.size:
+            trainer.notes.append(
+                f"{path} was written by {before} process(es), now {world.size} go on: running "
+                "statistics are the mean of theirs"
+            )
+    on_main(lambda: trainer.stepper.guard.forget_after(trainer.step), world)
+
+
 def begin(folder: Path, config: Config) -> None:
-    """Make the folder of a new run, with its config.
+    """Write the config of a new run into its folder.
 
     Raises:
         ConfigError: a run with other options has logged steps there, without a checkpoint yet, or
@@ -82,19 +130,9 @@ def begin(folder: Path, config: Config) -> None:
     if description.is_file() and log.is_file() and log.stat().st_size:
         before = config_from_dict(OmegaConf.to_container(OmegaConf.load(description)))
         check_same_run(config_to_dict(before), config_to_dict(config), description)
-    folder.mkdir(parents=True, exist_ok=True)
-    OmegaConf.save(config_to_dict(config), description)
-
-
-def training_state(trainer: Trainer) -> dict[str, Any]:
-    """What to keep beside the network to continue; all processes call it."""
-    return trainer.stepper.state() | {
-        "meter": trainer.meter.state(),
-        "epoch": trainer.epoch,
-        "step": trainer.step,
-        "validates": trainer.validates,
-        "best": trainer.best,
-    }
+    part = description.with_name(f".{description.name}.{os.getpid()}.part")
+    OmegaConf.save(config_to_dict(config), part)
+    os.replace(part, description)
 
 
 def restore(trainer: Trainer, content: dict[str, Any], path: Path) -> int:

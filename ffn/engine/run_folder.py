@@ -33,7 +33,9 @@ from ffn.engine.checkpoint import (
 from ffn.engine.run_lock import WAIT, lock_folder
 
 _STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})\.pt")
-_PART = re.compile(r"\.((last|best|step_\d+)\.pt|\.lock\.json)\.\d+\.part")
+_PART = re.compile(
+    r"\.((last|best|step_\d+)\.pt|\.lock\.json|config\.yaml|(log|bad_batches)\.jsonl)\.\d+\.part"
+)
 
 
 class Newest(NamedTuple):
