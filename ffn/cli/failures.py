@@ -7,6 +7,7 @@ def failures() -> tuple[type[Exception], ...]:
     """Errors of training and testing that say themselves what to do."""
     from ffn.data import LoaderError, VideoError
     from ffn.engine.distributed import LostProcessError
+    from ffn.engine.memory import OutOfMemory
     from ffn.zoo import WeightsError
 
     return (
@@ -16,6 +17,7 @@ def failures() -> tuple[type[Exception], ...]:
         ImportError,  # of an extra that is not installed
         LoaderError,
         LostProcessError,
+        OutOfMemory,
         VideoError,
         WeightsError,
     )

@@ -29,7 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(given.config, given.options)
     except ConfigError as error:
-        print(f"train.py: {error}", file=sys.stderr)
+        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # the others would say the same
+            print(f"train.py: {error}", file=sys.stderr)
         return 2
 
     from ffn.cli.failures import failures

@@ -17,12 +17,15 @@ def start(trainer: Trainer) -> Iterator[str]:
     config, train = trainer.config, trainer.config.train
     yield from trainer.notes
     if trainer.done:
-        yield f"{trainer.folder}: finished already, {trainer.epoch} of {train.epochs} epochs done"
+        yield (
+            f"{trainer.folder}: finished already, {trainer.epoch} of {train.epochs} epochs done; "
+            f"to train on, choose another log.output and model.weights={trainer.folder / 'best.pt'}"
+        )
         return
     if trainer.step:
-        within = trainer.step - trainer.epoch * trainer.steps_per_epoch
-        more = f" and {within} steps" if within else ""
-        yield f"{trainer.folder}: continued, {trainer.epoch} of {train.epochs} epochs{more} done"
+        epochs, within = divmod(trainer.step, trainer.steps_per_epoch)
+        more = f" and {within} step(s)" if within else ""
+        yield f"{trainer.folder}: continued, {epochs} of {train.epochs} epochs{more} done"
     else:
         yield (
             f"{config.model.name}, {config.task.name.value}: {len(trainer.videos.train)} training "
@@ -35,6 +38,8 @@ def start(trainer: Trainer) -> Iterator[str]:
         if trainer.started_from is not None:
             yield f"start from {config.model.weights}: {trainer.started_from[0]}"
     yield _batch(trainer)
+    if train.compile:
+        yield "compiling: the first step of each frame count takes a minute or more"
     for text in _doubts(trainer):
         yield f"warning: {text}"
 

@@ -50,6 +50,12 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
             f"{train.accumulate} micro-batches x {train.repeats} repeats; give a multiple of "
             f"{share * train.repeats}"
         )
+    if train.batch_size // train.repeats > len(videos.train):
+        raise ConfigError(
+            f"train.batch_size is {train.batch_size}, for train.repeats={train.repeats} that is "
+            f"{train.batch_size // train.repeats} videos per step, and there are "
+            f"{len(videos.train)}; lower train.batch_size"
+        )
     store = open_store(options, resize=options.resize)
     preprocessing = build_preprocessing(options)
     dataset = data.VideoDataset(

@@ -15,6 +15,8 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ffn.engine.rendezvous import fresh_store
+
 Result = TypeVar("Result")
 
 
@@ -63,10 +65,10 @@ def processes(patience: float = 0.0) -> Iterator[World]:
         torch.cuda.set_device(device)
     started_here = size > 1 and not dist.is_initialized()
     if started_here:
-        dist.init_process_group(
-            "nccl" if device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=max(PATIENCE, patience)),
-        )
+        timeout = timedelta(seconds=max(PATIENCE, patience))
+        backend = "nccl" if device.type == "cuda" else "gloo"
+        store, rank, size = fresh_store(timeout)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
     try:
         yield World(rank, size, device)
     except BaseException:
@@ -103,8 +105,8 @@ def company(world: World) -> Iterator[None]:
         if world.size == 1 or not (from_torch or isinstance(error, dist.DistError)):
             raise
         raise LostProcessError(
-            "another process of the run has ended or did not answer; what it said is the cause "
-            f"({text.splitlines()[0][:200]})"
+            "another process of the run has ended or did not answer; it has said why, or torchrun "
+            f"does ({text.splitlines()[0][:200]})"
         ) from error
 
 

@@ -26,14 +26,15 @@ class StepGuard:
         model: the network; its buffers are watched.
         folder: of the run; `bad_batches.jsonl` in it gets a line for each such step.
         limit: that many in a row end the run.
+        advice: what to try then.
 
     Attributes:
         total: such steps of the whole run.
         in_a_row: such steps since the last good one.
     """
 
-    def __init__(self, model: nn.Module, folder: Path, *, limit: int) -> None:
-        self.folder, self.limit = folder, limit
+    def __init__(self, model: nn.Module, folder: Path, *, limit: int, advice: str = "") -> None:
+        self.folder, self.limit, self.advice = folder, limit, advice
         self.total = self.in_a_row = 0
         self._groups = [
             (group, [buffer.clone() for buffer in group]) for group in _by_kind(model.buffers())
@@ -84,8 +85,7 @@ class StepGuard:
         if self.in_a_row >= self.limit:
             raise FloatingPointError(
                 f"{text}, and has not been for {self.in_a_row} steps; {self.folder / LISTED} names "
-                "their videos. Lower optim.lr, set train.clip_norm, or train in bf16 or fp32; the "
-                "last checkpoint is good"
+                f"their videos. {self.advice}; no checkpoint was written meanwhile"
             )
         return f"{text}: left out ({self.in_a_row} in a row, {self.total} in all)"
 

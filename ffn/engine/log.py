@@ -12,7 +12,8 @@ import logging
 import math
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
@@ -97,7 +98,9 @@ class RunLog:
             disable=not (self.active and self.console.is_terminal),
             transient=True,
         )
-        self._bar = self._progress.add_task("steps", total=total_steps, rate="")
+        self._bar = self._progress.add_task(
+            "steps", total=total_steps, completed=first_step, rate=""
+        )
 
     def __enter__(self) -> RunLog:
         self._progress.start()
@@ -118,6 +121,13 @@ class RunLog:
     def say(self, text: str) -> None:
         """Print a line."""
         self._progress.console.print(text)
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[None]:
+        """Show, in place of steps, what the run is at."""
+        self._progress.update(self._bar, description=what)
+        yield
+        self._progress.update(self._bar, description="steps")
 
     def step(self, step: int, rate: str) -> None:
         """Move the progress bar."""

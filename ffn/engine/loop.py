@@ -24,7 +24,7 @@ from ffn.engine.distributed import (
     gather,
 )
 from ffn.engine.log import RunLog
-from ffn.engine.memory import memory_mib
+from ffn.engine.memory import fitting, memory_mib
 from ffn.engine.meter import Meter
 from ffn.engine.optim import set_learning_rate
 from ffn.engine.options import Config
@@ -118,10 +118,12 @@ class Trainer:
             FloatingPointError: too many steps in a row were not finite.
             LoaderError: a worker of a data loader hangs or has died.
             LostProcessError: another process has ended.
+            OutOfMemory: a batch does not fit.
         """
         with ExitStack() as stack:
             stack.enter_context(self.stop)
             stack.enter_context(company(self.world))
+            stack.enter_context(fitting(self.train_loader.batch_size))
             stack.enter_context(watching(self.train_loader, self.val_loader))
             stack.enter_context(claimed(self))
             resume(self)
@@ -138,7 +140,7 @@ class Trainer:
                     self.validates = self._validates()
                     save(self)
                 if self.validates:
-                    with self.stop.raised_at_once():
+                    with self.stop.raised_at_once(), log.busy("validating"):
                         self._measure_statistics(log)
                         self._validate(log)
                     self.validates = False

@@ -1,10 +1,39 @@
-"""How much memory a process of a run has taken."""
+"""How much memory a process of a run has taken, and what to say when there is no more."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
+
+
+class OutOfMemory(RuntimeError):
+    """A batch does not fit; the message says what makes it smaller."""
+
+
+@contextmanager
+def fitting(clips: int) -> Iterator[None]:
+    """Say what to change if the memory of the device, or of the machine, does not suffice.
+
+    Args:
+        clips: videos in a micro-batch of this process.
+
+    Raises:
+        OutOfMemory: in place of torch's errors.
+    """
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if not (isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in text):
+            raise
+        raise OutOfMemory(
+            f"a micro-batch of {clips} videos needs more memory than there is: raise "
+            "train.accumulate, set train.views=sequential or train.recompute=true, or lower "
+            f"train.batch_size ({text.splitlines()[0][:200]})"
+        ) from error
 
 
 def memory_mib(device: torch.device) -> float:

@@ -9,6 +9,7 @@ from torch import Tensor
 from ffn.engine import build
 from ffn.engine.distributed import any_of, on_main
 from ffn.engine.guards import not_finite
+from ffn.engine.step import advice
 
 if TYPE_CHECKING:
     from ffn.engine.loop import Trainer
@@ -58,6 +59,6 @@ def _check_finite(trainer: Trainer, state: dict[str, Tensor]) -> None:
     if any_of([bool(wrong)], trainer.world)[0]:
         raise FloatingPointError(
             f"weights or statistics are not finite at step {trainer.step} "
-            f"({', '.join(wrong[:3])}): nothing was saved, the checkpoint before is good. Lower "
-            "optim.lr, or train in fp32"
+            f"({', '.join(wrong[:3])}): they are not saved, and what was saved before stays. "
+            f"{advice(trainer.config)}"
         )

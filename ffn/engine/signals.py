@@ -73,6 +73,8 @@ class StopRequest:
         now = time.monotonic()
         if self.asked:
             if now - self._since > ONE_REQUEST:
+                show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # which a progress bar hides
+                os.write(2, f"{show_cursor}\nended at once\n".encode())
                 os._exit(128 + number)
             return
         self.asked, self._since = True, now

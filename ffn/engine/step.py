@@ -71,7 +71,9 @@ class Stepper:
         self.wrapped = self._wrap()
         decay = config.train.ema_decay
         self.average = moving_average(model, decay) if decay else None
-        self.guard = StepGuard(model, folder, limit=config.train.max_bad_steps)
+        self.guard = StepGuard(
+            model, folder, limit=config.train.max_bad_steps, advice=advice(config)
+        )
 
     def backward(self, batch: dict[str, Any], *, step: int, micro: int) -> dict[str, Any]:
         """Forward and backward of one micro-batch; gradients are averaged after the last.
@@ -191,6 +193,16 @@ class Stepper:
                 broadcast_buffers=False,
                 gradient_as_bucket_view=True,  # no second copy between micro-batches
             )
+
+
+def advice(config: Config) -> str:
+    """What to try when numbers are not finite."""
+    tries = ["lower optim.lr"]
+    if config.train.clip_norm is None:
+        tries.append("set train.clip_norm")
+    if config.train.precision is Precision.fp16:
+        tries.append("train in bf16 or fp32")
+    return f"Try this: {', '.join(tries)}"
 
 
 def to_device(batch: dict[str, Any], device: torch.device, normalise: Normalise) -> dict[str, Any]:

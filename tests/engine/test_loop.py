@@ -24,6 +24,7 @@ from engine_toys import (
     write_videos,
 )
 
+from ffn.cli.failures import failures
 from ffn.cli.train import main
 from ffn.core import WeightAlteration
 from ffn.data import VideoError
@@ -31,6 +32,7 @@ from ffn.engine import loop, step
 from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.loop import Trainer
+from ffn.engine.memory import OutOfMemory
 
 STEPS = 4  # per epoch: 24 videos in batches of 6
 
@@ -443,7 +445,7 @@ def test_damaged_checkpoint_is_passed_over_and_kept(
 
     said = capsys.readouterr().out
     assert re.search(r"passed over: .*step_00000003\.pt .*(damaged|cut off)", said)
-    assert "run: continued, 0 of 2 epochs and 2 steps done" in said
+    assert "run: continued, 0 of 2 epochs and 2 step(s) done" in said
     assert same_weights(tmp_path / "run", finished)
     broken = list((tmp_path / "run/checkpoints").glob("*.broken"))
     assert [path.stat().st_size for path in broken] == [1000]
@@ -736,8 +738,32 @@ def test_skipped_videos_are_counted_and_shown(
 
 
 def test_too_few_videos_for_a_step(videos: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="batch"):
+    with pytest.raises(
+        ConfigError, match=r"batch_size is 25, .* 25 videos per step, and there are 24"
+    ):
         train(videos, tmp_path / "run", "train.batch_size=25")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
+        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
+    ],
+    ids=["cpu", "cuda"],
+)
+def test_batch_that_does_not_fit(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
+
+    def refuse() -> None:
+        raise error
+
+    monkeypatch.setattr(trainer.stepper, "clip", refuse)
+    with pytest.raises(OutOfMemory, match=r"micro-batch of 6 videos .*train\.recompute=true"):
+        trainer.run()
+    assert OutOfMemory in failures()
 
 
 @pytest.mark.parametrize(

@@ -145,6 +145,7 @@ def test_second_signal_ends_at_once() -> None:
 
     assert found.returncode == 128 + signal.SIGTERM
     assert "SIGUSR1: the run saves and ends; once more ends it at once" in found.stderr
+    assert found.stderr.endswith("\nended at once\n")
 
 
 def test_command_exits_with_its_own_status(videos: Path, finished: Path, tmp_path: Path) -> None:
