@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import pickle
 import re
 from pathlib import Path
@@ -14,6 +15,10 @@ from ffn.zoo.records import WeightsError
 
 CHECKPOINT_FORMAT = 2  # of training checkpoints; from 2 on a file ends with its digest
 READABLE_FORMATS = (1, 2)
+
+
+# A disk or a network that fails says nothing about what the file holds.
+_NOT_THE_FILE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EACCES)
 
 
 def load_tensors(path: Path) -> Any:
@@ -46,9 +51,9 @@ def load_tensors(path: Path) -> Any:
             "torch.save({'state_dict': torch.load(path, weights_only=False)['state_dict']}, "
             "new_path)."
         ) from None
-    except (OSError, MemoryError):  # says nothing about the file
-        raise
     except Exception as error:  # torch raises many kinds, by where the file is damaged
+        if isinstance(error, MemoryError) or getattr(error, "errno", None) in _NOT_THE_FILE:
+            raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
         raise WeightsError(
             f"{path} ({path.stat().st_size:,} bytes) is damaged, cut off, or no torch file; fetch "

@@ -220,3 +220,18 @@ def test_text_file(tmp_path: Path) -> None:
 def test_versions_are_plain_text() -> None:
     assert set(versions()) == {"python", "torch", "torchvision", "timm"}
     assert {type(value) for value in versions().values()} == {str}
+
+
+def test_disk_that_fails_is_no_damaged_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a run would pass over its newest checkpoint, and put it aside."""
+    path = tmp_path / "last.pt"
+    save_checkpoint(path, CONTENT)
+
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(torch, "load", fail)
+    with pytest.raises(UnreadableCheckpoint, match=r"last\.pt: Input/output error; check .* disk"):
+        load_checkpoint(path)

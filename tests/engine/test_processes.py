@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import signal
 from pathlib import Path
 
@@ -99,16 +98,6 @@ def test_two_killed_processes_continue_to_the_same_weights(videos: Path, tmp_pat
 def children(pid: int) -> list[int]:
     text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
     return [int(child) for child in text.split()]
-
-
-@pytest.mark.slow
-def test_other_number_of_processes_is_refused(videos: Path, finished: Path, tmp_path: Path) -> None:
-    shutil.copytree(finished, tmp_path / "run")
-    process = launch(videos, tmp_path / "run", processes=2)
-    _, err = process.communicate(timeout=300)
-
-    assert process.returncode != 0
-    assert "written by 1 processes, now 2 run" in err
 
 
 @pytest.mark.slow
