@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -12,6 +13,15 @@ FOR_EVER = 30 * 86400.0  # seconds
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, build, train; returns the exit status."""
+    before = signal.getsignal(signal.SIGINT)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the run listens: an end, no traceback
+    try:
+        return _train(arguments)
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _train(arguments: Sequence[str] | None) -> int:
     from ffn.engine.config import ConfigError, load_config, option_help
 
     parser = argparse.ArgumentParser(
