@@ -307,7 +307,7 @@ def test_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(
 
 
 def test_second_run_in_a_folder_is_refused(videos: Path, tmp_path: Path) -> None:
-    more = ("train.epochs=50", "train.save_steps=0")
+    more = ("train.epochs=5000",)  # longer than the second one waits
     first = launch(videos, tmp_path / "run", *more)
     try:
         wait_for_step(tmp_path / "run", 2, first)
