@@ -247,7 +247,7 @@ def test_worker_killed_ten_times(forks: Forks, videos: Path, tmp_path: Path) -> 
     assert read_log(tmp_path / "run")
 
 
-@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_video_that_hangs_one_of_two_processes(
     forks: Forks, videos: Path, tmp_path: Path, rank: int
 ) -> None:
@@ -306,6 +306,7 @@ def test_disk_that_is_full_ends_the_run_and_keeps_what_was_saved(
     assert digest(tmp_path / "run") == digest(train(videos, tmp_path / "whole", *more))
 
 
+@pytest.mark.slow
 def test_second_run_in_a_folder_is_refused(videos: Path, tmp_path: Path) -> None:
     more = ("train.epochs=5000",)  # longer than the second one waits
     first = launch(videos, tmp_path / "run", *more)
