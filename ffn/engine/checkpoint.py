@@ -6,7 +6,7 @@ A file is a dict that ``torch.load(weights_only=True)`` reads::
     model     the network's state dict
     meta      model, num_classes, trained_frames, classes, preprocessing, metrics per frame count,
               config, versions, data fingerprint: plain values
-    training  optimiser, scaler, random states per process, position; absent in best.pt
+    training  optimiser, scaler, statistics per process, counts, position; absent in best.pt
 
 It ends with the SHA-256 of all before (:mod:`ffn.zoo.digest`), which every load checks. Files of
 format 1, which had none, are read too.
@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from ffn.engine.files import part_of, sync_folder
 from ffn.zoo.digest import append_digest
 from ffn.zoo.records import WeightsError
 from ffn.zoo.tensors import CHECKPOINT_FORMAT, READABLE_FORMATS, load_tensors
@@ -31,7 +32,6 @@ from ffn.zoo.tensors import CHECKPOINT_FORMAT, READABLE_FORMATS, load_tensors
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
 
 
 class CheckpointError(ValueError):
@@ -106,30 +106,6 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
     raise CheckpointError(
         f"{path} is no checkpoint of ffn; tools/convert_checkpoint.py reads those of other programs"
     )
-
-
-def part_of(path: Path) -> Path:
-    """The name under which this process writes a file until it is whole."""
-    return path.with_name(f".{path.name}.{os.getpid()}.part")
-
-
-def sync_folder(folder: Path) -> None:
-    """Put the names in a folder on the disk, where the system can do that.
-
-    Raises:
-        OSError: the disk fails.
-    """
-    if os.name == "nt":  # which has no such call
-        return
-    try:
-        handle = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise
 
 
 def not_written(path: Path, cause: OSError) -> CheckpointError:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from ffn.engine.distributed import World, gather
+from ffn.engine.files import replace_text
 
 LISTED = "bad_batches.jsonl"
 
@@ -97,9 +97,7 @@ class StepGuard:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
         if kept != lines:
-            part = path.with_name(f".{path.name}.{os.getpid()}.part")
-            part.write_text("".join(kept), encoding="utf-8")
-            os.replace(part, path)
+            replace_text(path, "".join(kept))
 
     def state_dict(self) -> dict[str, int]:
         """The counts."""

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import logging
 import math
-import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -31,6 +30,7 @@ from rich.progress import (
 )
 
 from ffn.engine.distributed import World
+from ffn.engine.files import replace_text
 from ffn.engine.signals import StoppedError
 from ffn.engine.trackers import TensorBoardTracker, Tracker, start_wandb
 
@@ -194,9 +194,7 @@ def _drop_later(path: Path, first_step: int) -> list[dict[str, Any]]:
     kept = [entry for entry in entries if entry["step"] <= first_step]
     whole = "".join(f"{_to_json(entry)}\n" for entry in kept)
     if whole != text:
-        part = path.with_name(f".{path.name}.{os.getpid()}.part")
-        part.write_text(whole)
-        os.replace(part, path)
+        replace_text(path, whole)
     return kept
 
 

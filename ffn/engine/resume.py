@@ -6,7 +6,6 @@ state of theirs, and a run may go on with another number of processes.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint
 from ffn.engine.config import ConfigError, config_from_dict, config_to_dict
 from ffn.engine.distributed import World, gather, on_main
+from ffn.engine.files import replace_text
 from ffn.engine.options import Config
 
 if TYPE_CHECKING:
@@ -130,9 +130,7 @@ def begin(folder: Path, config: Config) -> None:
     if description.is_file() and log.is_file() and log.stat().st_size:
         before = config_from_dict(OmegaConf.to_container(OmegaConf.load(description)))
         check_same_run(config_to_dict(before), config_to_dict(config), description)
-    part = description.with_name(f".{description.name}.{os.getpid()}.part")
-    OmegaConf.save(config_to_dict(config), part)
-    os.replace(part, description)
+    replace_text(description, OmegaConf.to_yaml(config_to_dict(config)))
 
 
 def restore(trainer: Trainer, content: dict[str, Any], path: Path) -> int:

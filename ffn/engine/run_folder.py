@@ -26,10 +26,9 @@ from ffn.engine.checkpoint import (
     UnreadableCheckpoint,
     load_checkpoint,
     not_written,
-    part_of,
     save_checkpoint,
-    sync_folder,
 )
+from ffn.engine.files import part_of, sync_folder
 from ffn.engine.run_lock import WAIT, lock_folder
 
 _STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})\.pt")

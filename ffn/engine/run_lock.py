@@ -13,8 +13,8 @@ from pathlib import Path
 
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
-from ffn.engine.checkpoint import part_of
 from ffn.engine.config import ConfigError
+from ffn.engine.files import replace_text
 
 WAIT = 10.0  # seconds for a run that is just dying, with its loader's processes, to let go
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -91,10 +91,5 @@ def _write_owner(path: Path) -> None:
     """Who holds the lock, for the message to those who come; a full disk must not stop a run."""
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
-    part = part_of(path)
-    try:
-        part.write_text(json.dumps(owner))
-        os.replace(part, path)
-    except OSError:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
+    with suppress(OSError):
+        replace_text(path, json.dumps(owner))

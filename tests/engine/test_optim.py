@@ -119,14 +119,6 @@ LAYERS = {
         ["net.layer4.0"],
         ["net.fc"],
     ],
-    "tea_tiny": [
-        ["net.conv1", "net.bn1"],
-        ["net.layer1.0"],
-        ["net.layer2.0"],
-        ["net.layer3.0"],
-        ["net.layer4.0"],
-        ["net.fc"],
-    ],
     "tsm_r18": [
         ["net.conv1", "net.bn1"],
         *[[f"net.layer{stage}.{block}"] for stage in (1, 2, 3, 4) for block in (0, 1)],
@@ -165,6 +157,7 @@ LAYERS = {
         ["head"],
     ],
 }
+LAYERS["tea_tiny"] = LAYERS["tsm_tiny"]
 
 
 @pytest.mark.parametrize("converted", [False, True])
