@@ -105,7 +105,7 @@ def resume(trainer: Trainer) -> None:
     else:
         before = restore(trainer, found.content if found else load_checkpoint(path), path)
         trainer.saved = trainer.step
-        if before != world.size:
+        if before != world.size and not trainer.done:
             trainer.notes.append(
                 f"{path} was written by {before} process(es), now {world.size} go on: running "
                 "statistics are the mean of theirs"
