@@ -35,7 +35,7 @@ quickstart: export MALLOC_MMAP_THRESHOLD_ = 1000000000
 quickstart: export OMP_NUM_THREADS = 1
 # Tests the last weights, not the best: nothing is chosen on the videos that it is measured on.
 quickstart: $(READY)
-	$(BIN)/python -m ffn.data.synthetic data/motion
+	$(BIN)/python -m ffn.datasets.synthetic data/motion
 	$(TORCHRUN) tools/train.py configs/quickstart/motion_flexible.yaml \
 		log.output=$(RUN)/flexible train.epochs=$(EPOCHS)
 	$(TORCHRUN) tools/train.py configs/quickstart/motion_plain_16.yaml \

@@ -5,7 +5,7 @@ from torch import nn
 
 import ffn
 from ffn.data import Normalise, Preprocessing, VideoDataset, make_loader, read_annotations
-from ffn.data.synthetic import generate
+from ffn.datasets.synthetic import generate
 from ffn.engine.tasks import FlexibleTask
 from ffn.evaluation import print_table, sweep
 

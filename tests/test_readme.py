@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ffn.data.synthetic import generate
+from ffn.datasets.synthetic import generate
 from ffn.engine.config import load_config
 
 ROOT = Path(__file__).parents[1]

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import torch
 
-from ffn.cli.comparisons import compare_inference, compare_training
-from ffn.cli.reading import compare_reading
+from ffn.benchmarks.comparisons import compare_inference, compare_training
+from ffn.benchmarks.reading import compare_reading
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -20,13 +20,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The profiler, asked for memory below, would report that a CPU-only machine has no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-    from ffn.data import VideoError
-    from ffn.evaluation.benchmark import (
+    from ffn.benchmarks.timing import (
         MEMORY,
         describe_run,
         print_comparisons,
         save_comparisons,
     )
+    from ffn.data import VideoError
 
     try:
         if given.output and given.output.exists() and not given.overwrite:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from ffn.data import Record
-    from ffn.data.checking import Finding
+    from ffn.datasets.checking import Finding
 
 READERS = ("auto", "pyav", "decord", "torchcodec")
 MEANING = {
@@ -31,7 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from rich.progress import track
 
     from ffn.data import read_annotations
-    from ffn.data.checking import check_videos
+    from ffn.datasets.checking import check_videos
 
     try:
         records, classes = read_annotations(given.index, root=given.root, classes=given.classes)
@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         checked = check_videos(
             records,
             frames=None if given.frames == "all" else int(given.frames),
-            reader=given.reader,
+            decoder=given.decoder,
             pattern=given.pattern,
             workers=given.workers,
             timeout=given.timeout,
@@ -75,7 +75,7 @@ def _write(
     findings: Sequence[Finding],
 ) -> None:
     """Write report.csv, exclude.txt, and index.csv: what can be used, with the right counts."""
-    from ffn.data.preparation.index import csv_text, write_text
+    from ffn.datasets.index import csv_text, write_text
 
     paths = [Path(os.path.relpath(record.path, root)).as_posix() for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
@@ -139,7 +139,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="all|K",
         help="decode all frames (default), or K of them from first to last: quicker, sees less",
     )
-    option("--reader", default="auto", choices=READERS, help="decoder")
+    option("--decoder", default="auto", choices=READERS, help="decoder")
     option("--pattern", default="{:05d}.jpg", help="file names in a folder of frames")
     option("--timeout", type=float, default=60, metavar="S", help="per video; default: 60")
     option(

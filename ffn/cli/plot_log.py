@@ -27,8 +27,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     given = parser.parse_args(arguments)
 
-    from ffn.engine.curves import save_curves
     from ffn.engine.log import read_log
+    from ffn.evaluation.curves import save_curves
 
     try:
         output = Path(given.output)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ffn.data.preparation import Conversion, Summary
-    from ffn.data.preparation.run import Packing, Progress
+    from ffn.datasets import Conversion, Summary
+    from ffn.datasets.run import Packing, Progress
 
-# Named here so that --help loads no decoder; ffn.data.preparation.DATASETS has the readers.
+# Named here so that --help loads no decoder; ffn.datasets.DATASETS has the readers.
 DATASETS = ("sthv1", "sthv2", "k400", "k600", "k700", "hmdb51", "ucf101", "jester", "folder")
 SHOWN = 12  # problems on the console; problems.csv has all
 
@@ -27,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = parser.parse_args(arguments)
     _check_options(parser, given)
 
-    from ffn.data.preparation import Division, PreparationError, prepare
+    from ffn.datasets import Division, PreparationError, prepare
 
     dividing = _given(given, *_DIVIDING)
     try:
@@ -135,7 +135,7 @@ def _given(given: argparse.Namespace, *names: str) -> dict[str, object]:
 
 
 def _conversion(given: argparse.Namespace) -> Conversion | None:
-    from ffn.data.preparation import Conversion
+    from ffn.datasets import Conversion
 
     folder = given.extract_frames or given.reencode
     if folder is None:
@@ -225,7 +225,7 @@ def _show_flips(show: Callable[[str], None], summary: Summary) -> None:
 
 def _options(summary: Summary, root: Path, pattern: str | None, store: str | None) -> str:
     """Options of a config that name this index."""
-    from ffn.data.preparation.index import list_path
+    from ffn.datasets.index import list_path
 
     index = list_path(summary.output, root)
     splits = [split.name for split in summary.splits if split.indexed]

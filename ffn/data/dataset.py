@@ -42,7 +42,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         nested: Smaller views are subsets of the largest: max(views) frames are decoded in place of
             sum(views).
         seed: First part of every sample's random seed.
-        reader: How video files are read, one of `ffn.data.READERS`.
+        decoder: How video files are read, one of `ffn.data.READERS`.
         pattern: Name of a frame inside a folder of frames.
         source: What opens a record in place of `open_video`, as `ClipStore(...).open_record`.
         on_error: `fail` raises; `skip` returns a sample of zeros with `ok` False and the reason.
@@ -64,7 +64,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         protocol: Protocol = Protocol(),  # noqa: B008  frozen
         nested: bool = False,
         seed: int = 0,
-        reader: str = "auto",
+        decoder: str = "auto",
         pattern: str = PATTERN,
         source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
@@ -89,7 +89,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.desks: Desks | None = None  # where items note themselves; a watched loader sets it
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.nested, self.seed, self.on_error = nested, seed, on_error
-        self.reader, self.pattern = reader, pattern
+        self.decoder, self.pattern = decoder, pattern
         self._source = source or self._open_file
         self._cached: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_room = cache_bytes
@@ -178,7 +178,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
 
     def _open_file(self, record: Record) -> Video:
         return open_video(
-            record.path, reader=self.reader, pattern=self.pattern, frames=record.frames
+            record.path, decoder=self.decoder, pattern=self.pattern, frames=record.frames
         )
 
     def _nothing(self) -> dict[int, Tensor]:

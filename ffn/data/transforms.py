@@ -53,7 +53,7 @@ class TrainTransform:
             keep their label.
         colour_jitter: Strengths of brightness, contrast, saturation and hue; zeros: off.
         randaugment: timm's policy, as `rand-m7-n4-mstd0.5-inc1`; None: off.
-        erasing: Probability that a box becomes noise.
+        random_erasing: Probability that a box becomes noise.
 
     Raises:
         ValueError: if an option is unknown or outside its range, or the pairs do not exchange
@@ -73,7 +73,7 @@ class TrainTransform:
         flip_pairs: Sequence[Sequence[int]] = (),
         colour_jitter: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
         randaugment: str | None = None,
-        erasing: float = 0.0,
+        random_erasing: float = 0.0,
     ) -> None:
         if flip not in ("none", "random", "swap"):
             raise ValueError(f"flip is {flip!r}; expected 'none', 'random' or 'swap'")
@@ -81,8 +81,8 @@ class TrainTransform:
             raise ValueError("flip 'swap' needs flip_pairs, as [[0, 1]]; or set flip to 'random'")
         if flip != "swap" and flip_pairs:
             raise ValueError(f"flip_pairs has an effect with flip 'swap' alone; flip is {flip!r}")
-        if not 0 <= erasing <= 1:
-            raise ValueError(f"erasing is {erasing}; expected a probability, 0 to 1")
+        if not 0 <= random_erasing <= 1:
+            raise ValueError(f"random_erasing is {random_erasing}; expected a probability, 0 to 1")
         self.preprocessing, self.flip = preprocessing, flip
         self.mirrored = involution(flip_pairs)
         self._crop = _crop(crop_mode, preprocessing.crop, scales, area, aspect, jitter_scales)
@@ -96,8 +96,8 @@ class TrainTransform:
         if randaugment is not None:
             fill = [min(255, round(255 * value)) for value in mean]
             self._changes.append(RandAugment(randaugment, fill))
-        if erasing:
-            self._changes.append(RandomErasing(erasing, mean, std))
+        if random_erasing:
+            self._changes.append(RandomErasing(random_erasing, mean, std))
 
     def __call__(
         self, frames: Tensor, label: int, generator: np.random.Generator

@@ -72,14 +72,14 @@ def validation(trainer: Trainer, score: float) -> str:
 
 def _batch(trainer: Trainer) -> str:
     config, train, optim = trainer.config, trainer.config.train, trainer.config.optim
-    videos = f"{train.batch_size // train.repeats} videos"
-    videos += f" x {train.repeats} draws" if train.repeats > 1 else ""
+    videos = f"{train.batch_size // train.repeated_aug} videos"
+    videos += f" x {train.repeated_aug} draws" if train.repeated_aug > 1 else ""
     rate = f"{build.learning_rate_of(config):g}"
-    if optim.base_batch is not None:
-        rate += f" ({optim.lr:g} for {optim.base_batch})"
+    if optim.base_batch_size is not None:
+        rate += f" ({optim.lr:g} for {optim.base_batch_size})"
     return (
         f"{train.epochs} epochs of {trainer.steps_per_epoch} steps; {videos} "
-        f"per step = {trainer.world.size} process(es) x {train.accumulate} micro-batch(es) x "
+        f"per step = {trainer.world.size} process(es) x {train.grad_accum_steps} micro-batch(es) x "
         f"{trainer.train_loader.batch_size}; learning rate {rate}, "
         f"{train.precision.value} on {trainer.world.device.type}"
     )
@@ -92,7 +92,7 @@ def _doubts(trainer: Trainer) -> list[str]:
         start = recipe.Start(
             trainer.config.model.weights, match.share, record.classes, match.classes is not None
         )
-    together = trainer.world.size if train.sync_norms else 1
+    together = trainer.world.size if train.sync_bn else 1
     return recipe.warnings(
         trainer.config,
         trainer.model,

@@ -11,13 +11,13 @@ from torch.utils.data import DataLoader
 
 from ffn import core, data, zoo
 from ffn.engine import optim
+from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.checkpoint import versions
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.distributed import World
-from ffn.engine.mixing import BatchMix
+from ffn.engine.mixup import BatchMix
 from ffn.engine.options import Config, DataConfig, Flip, Groups, Optimiser, Precision, Task
-from ffn.engine.recompute import recompute_blocks
 from ffn.engine.sources import frame_source, open_store, training_order
 from ffn.engine.tasks import FlexibleTask, PlainTask
 from ffn.engine.videos import Videos
@@ -43,17 +43,17 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         data.StoreError: the store cannot be used.
     """
     options, train = config.data, config.train
-    share = world.size * train.accumulate
-    if train.batch_size % (share * train.repeats):
+    share = world.size * train.grad_accum_steps
+    if train.batch_size % (share * train.repeated_aug):
         raise ConfigError(
             f"train.batch_size {train.batch_size} is not divisible by {world.size} processes x "
-            f"{train.accumulate} micro-batches x {train.repeats} repeats; give a multiple of "
-            f"{share * train.repeats}"
+            f"{train.grad_accum_steps} micro-batches x {train.repeated_aug} repeats; give a "
+            f"multiple of {share * train.repeated_aug}"
         )
-    if train.batch_size // train.repeats > len(videos.train):
+    if train.batch_size // train.repeated_aug > len(videos.train):
         raise ConfigError(
-            f"train.batch_size is {train.batch_size}, for train.repeats={train.repeats} that is "
-            f"{train.batch_size // train.repeats} videos per step, and there are "
+            f"train.batch_size is {train.batch_size}, for train.repeated_aug={train.repeated_aug} "
+            f"that is {train.batch_size // train.repeated_aug} videos per step, and there are "
             f"{len(videos.train)}; lower train.batch_size"
         )
     store = open_store(options, resize=options.resize)
@@ -76,7 +76,7 @@ def build_train_loader(config: Config, videos: Videos, world: World) -> DataLoad
         workers=options.workers,
         timeout=options.timeout,
         train=True,
-        repeats=train.repeats,
+        repeats=train.repeated_aug,
         seed=config.train.seed,
         rank=world.rank,
         world_size=world.size,
@@ -100,7 +100,7 @@ def build_transform(
         flip_pairs=data.swap_pairs(pairs, classes) if options.flip is Flip.swap else (),
         colour_jitter=options.colour_jitter,
         randaugment=options.randaugment,
-        erasing=options.erasing,
+        random_erasing=options.random_erasing,
     )
 
 
@@ -118,7 +118,7 @@ def build_mix(config: Config, num_classes: int) -> BatchMix:
 
 def clips_per_forward(config: Config, world: World) -> int:
     """Clips per forward of a test on each process: as many as one of training has."""
-    return max(1, config.train.batch_size // (world.size * config.train.accumulate))
+    return max(1, config.train.batch_size // (world.size * config.train.grad_accum_steps))
 
 
 def build_test_loader(
@@ -192,8 +192,8 @@ def prepare_model(config: Config, model: nn.Module) -> None:
         ConfigError: it has no blocks to recompute, or nothing here can compile it.
     """
     try:
-        if config.train.recompute:
-            recompute_blocks(model)
+        if config.train.activation_checkpointing:
+            checkpoint_blocks(model)
         if config.train.compile:
             compile_network(model)
     except (ValueError, RuntimeError) as error:
@@ -242,7 +242,7 @@ def build_optimiser(config: Config, model: nn.Module) -> torch.optim.Optimizer:
 def learning_rate_of(config: Config) -> float:
     """The learning rate of a config for its batch, at the top of the schedule."""
     options = config.optim
-    return optim.scaled_lr(options.lr, config.train.batch_size, options.base_batch)
+    return optim.scaled_lr(options.lr, config.train.batch_size, options.base_batch_size)
 
 
 def learning_rate_at(config: Config, epoch: float) -> float:

@@ -24,7 +24,7 @@ from typing import Any
 
 import torch
 
-from ffn.engine.files import part_of, sync_folder
+from ffn.files import part_of, sync_folder
 from ffn.zoo.digest import append_digest
 from ffn.zoo.records import WeightsError
 from ffn.zoo.tensors import CHECKPOINT_FORMAT, READABLE_FORMATS, load_tensors

@@ -13,14 +13,14 @@ if TYPE_CHECKING:
 # Least values of options.
 AT_LEAST = {
     "train.batch_size": 1,
-    "train.repeats": 1,
-    "train.accumulate": 1,
+    "train.repeated_aug": 1,
+    "train.grad_accum_steps": 1,
     "train.epochs": 1,
     "train.validate_epochs": 1,
     "train.save_steps": 0,
     "train.keep_checkpoints": 1,
     "train.max_bad_steps": 1,
-    "train.precise_norms": 0,
+    "train.precise_bn": 0,
     "train.mixup": 0,
     "train.cutmix": 0,
     "task.distill_weight": 0,
@@ -60,8 +60,8 @@ def _out_of_range(config: Config) -> Iterator[str]:
     optim = config.optim
     if not 0 < optim.layer_decay <= 1:
         yield f"optim.layer_decay is {optim.layer_decay}; above 0, at most 1"
-    if optim.base_batch is not None and optim.base_batch < 1:
-        yield f"optim.base_batch is {optim.base_batch}; at least 1, or null"
+    if optim.base_batch_size is not None and optim.base_batch_size < 1:
+        yield f"optim.base_batch_size is {optim.base_batch_size}; at least 1, or null"
     frames = config.task.frames
     if not frames or min(frames) < 1 or len(set(frames)) < len(frames):
         yield f"task.frames is {frames}; give positive counts, none twice"
@@ -73,21 +73,21 @@ def _contradictions(config: Config) -> Iterator[str]:
     """Options that do not go together."""
     task, train, data, model = config.task, config.train, config.data, config.model
     flips = data.flip.value == "swap"
-    share = max(1, train.repeats) * max(1, train.accumulate)
+    share = max(1, train.repeated_aug) * max(1, train.grad_accum_steps)
     found = {
         f"task.frames is {task.frames}; task.name=plain trains exactly one": (
             task.name.value == "plain" and len(task.frames) != 1
         ),
-        f"train.batch_size {train.batch_size} is not divisible by train.accumulate "
-        f"{train.accumulate} x train.repeats {train.repeats}": train.batch_size % share != 0,
-        "train.precise_norms and train.freeze_norms exclude each other": (
-            train.precise_norms > 0 and train.freeze_norms
+        f"train.batch_size {train.batch_size} is not divisible by train.grad_accum_steps "
+        f"{train.grad_accum_steps} x train.repeated_aug {train.repeated_aug}": train.batch_size
+        % share
+        != 0,
+        "train.precise_bn and train.freeze_bn exclude each other": (
+            train.precise_bn > 0 and train.freeze_bn
         ),
-        "train.sync_norms and train.freeze_norms exclude each other": (
-            train.sync_norms and train.freeze_norms
-        ),
-        "train.compile and train.sync_norms exclude each other: a graph takes no collective": (
-            train.compile and train.sync_norms
+        "train.sync_bn and train.freeze_bn exclude each other": (train.sync_bn and train.freeze_bn),
+        "train.compile and train.sync_bn exclude each other: a graph takes no collective": (
+            train.compile and train.sync_bn
         ),
         "train.compile and data.on_error=skip exclude each other: a batch that lacks a video would "
         "be another graph": train.compile and data.on_error.value == "skip",
@@ -138,7 +138,7 @@ def _refused_by_data(data: DataConfig) -> Iterator[str]:
             jitter_scales=data.jitter_scales,
             colour_jitter=data.colour_jitter,
             randaugment=data.randaugment,
-            erasing=data.erasing,
+            random_erasing=data.random_erasing,
         )
     except ValueError as error:
         yield f"data: {error}"

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from ffn.engine.distributed import World, gather
-from ffn.engine.files import replace_text
+from ffn.files import write_text
 
 LISTED = "bad_batches.jsonl"
 
@@ -97,7 +97,7 @@ class StepGuard:
         lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
         kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
         if kept != lines:
-            replace_text(path, "".join(kept))
+            write_text(path, "".join(kept))
 
     def state_dict(self) -> dict[str, int]:
         """The counts."""

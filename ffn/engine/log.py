@@ -30,9 +30,9 @@ from rich.progress import (
 )
 
 from ffn.engine.distributed import World
-from ffn.engine.files import replace_text
 from ffn.engine.signals import StoppedError
 from ffn.engine.trackers import TensorBoardTracker, Tracker, start_wandb
+from ffn.files import write_text
 
 NAME = "log.jsonl"
 
@@ -194,7 +194,7 @@ def _drop_later(path: Path, first_step: int) -> list[dict[str, Any]]:
     kept = [entry for entry in entries if entry["step"] <= first_step]
     whole = "".join(f"{_to_json(entry)}\n" for entry in kept)
     if whole != text:
-        replace_text(path, whole)
+        write_text(path, whole)
     return kept
 
 

@@ -28,14 +28,14 @@ from ffn.engine.memory import fitting, memory_mib
 from ffn.engine.meter import Meter
 from ffn.engine.optim import set_learning_rate
 from ffn.engine.options import Config
+from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.randomness import make_deterministic, seed_step
 from ffn.engine.resume import claimed, resume
 from ffn.engine.run_folder import CheckpointFolder
 from ffn.engine.saving import save, save_best
 from ffn.engine.signals import StoppedError, StopRequest
-from ffn.engine.statistics import precise_statistics
 from ffn.engine.step import Stepper, Verdict, to_device
-from ffn.engine.sync_norms import synchronise_norms
+from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.videos import read_videos
 from ffn.evaluation import evaluate
 
@@ -77,9 +77,9 @@ class Trainer:
         self.started_from = None
         if begins and config.model.weights is not None:
             self.started_from = zoo.load_start_weights(self.model, config.model.weights)
-        if config.train.sync_norms:
-            self.model = synchronise_norms(self.model, world)
-        if config.train.freeze_norms:
+        if config.train.sync_bn:
+            self.model = convert_sync_bn(self.model, world)
+        if config.train.freeze_bn:
             for norm in _norms(self.model):
                 norm.requires_grad_(False)
         build.prepare_model(config, self.model)
@@ -91,15 +91,15 @@ class Trainer:
             folder=self.folder,
             world=world,
         )
-        self.steps_per_epoch = len(self.train_loader) // config.train.accumulate
+        self.steps_per_epoch = len(self.train_loader) // config.train.grad_accum_steps
         if self.steps_per_epoch < 1:
             raise ConfigError(
                 f"{len(self.videos.train)} videos make no step of {config.train.batch_size}; "
                 "lower train.batch_size"
             )
-        if config.train.precise_norms > len(self.train_loader):
+        if config.train.precise_bn > len(self.train_loader):
             raise ConfigError(
-                f"train.precise_norms asks for {config.train.precise_norms} micro-batches, and an "
+                f"train.precise_bn asks for {config.train.precise_bn} micro-batches, and an "
                 f"epoch has {len(self.train_loader)}; give that or less"
             )
         self.meter = Meter(world)
@@ -156,9 +156,9 @@ class Trainer:
         """One pass over the videos, or what is left of it."""
         train, stepper = self.config.train, self.stepper
         first = self.step - self.epoch * self.steps_per_epoch
-        self.train_loader.sampler.set_epoch(self.epoch, skip_batches=first * train.accumulate)
+        self.train_loader.sampler.set_epoch(self.epoch, skip_batches=first * train.grad_accum_steps)
         stepper.task.train()
-        if train.freeze_norms:
+        if train.freeze_bn:
             for norm in _norms(self.model):
                 norm.eval()
         self.meter.start_clock()
@@ -171,7 +171,7 @@ class Trainer:
             stepper.guard.remember()
             outputs = [
                 stepper.backward(next(batches), step=self.step, micro=micro)
-                for micro in range(train.accumulate)
+                for micro in range(train.grad_accum_steps)
             ]
             norm = stepper.clip()
             verdict = stepper.update(outputs, norm, step=self.step, stop=self.stop.asked)
@@ -206,7 +206,7 @@ class Trainer:
 
     def _measure_statistics(self, log: RunLog) -> None:
         """Give the norms exact statistics, if that is asked for."""
-        wanted = self.config.train.precise_norms
+        wanted = self.config.train.precise_bn
         if not wanted:
             return
         skipped: list[str] = []
@@ -218,7 +218,7 @@ class Trainer:
                 yield to_device(batch, self.world.device, self.normalise)
 
         with self.stepper.autocast(), eager():
-            precise_statistics(
+            update_precise_bn(
                 self.stepper.network, batches(), self.world, frames=self.config.task.frames
             )
         skipped = [text for texts in gather(skipped, self.world) for text in texts]

@@ -31,8 +31,9 @@ def fitting(clips: int) -> Iterator[None]:
             raise
         raise OutOfMemory(
             f"a micro-batch of {clips} videos needs more memory than there is: raise "
-            "train.accumulate, set train.views=sequential or train.recompute=true, or lower "
-            f"train.batch_size ({text.splitlines()[0][:200]})"
+            "train.grad_accum_steps, set train.views=sequential or "
+            "train.activation_checkpointing=true, or lower train.batch_size "
+            f"({text.splitlines()[0][:200]})"
         ) from error
 
 

@@ -155,15 +155,15 @@ def _is_norm(module: nn.Module) -> bool:
     return all(isinstance(copy, NORMS) for copy in copies)
 
 
-def scaled_lr(lr: float, batch_size: int, base_batch: int | None) -> float:
+def scaled_lr(lr: float, batch_size: int, base_batch_size: int | None) -> float:
     """The learning rate for a batch of another size: in proportion (Goyal et al. 2017, 1706.02677).
 
     Their rule for SGD, with a warm-up of some epochs, held up to batches of 8192 images.
 
     Args:
-        lr: rate for ``base_batch`` samples per step.
+        lr: rate for ``base_batch_size`` samples per step.
         batch_size: samples per step, over all processes and micro-batches.
-        base_batch: the batch that ``lr`` is for; None leaves ``lr`` as it is.
+        base_batch_size: the batch that ``lr`` is for; None leaves ``lr`` as it is.
 
     Example:
         >>> scaled_lr(0.01, 256, 64)
@@ -172,13 +172,14 @@ def scaled_lr(lr: float, batch_size: int, base_batch: int | None) -> float:
     Raises:
         ValueError: a batch of less than one sample.
     """
-    if base_batch is None:
+    if base_batch_size is None:
         return lr
-    if batch_size < 1 or base_batch < 1:
+    if batch_size < 1 or base_batch_size < 1:
         raise ValueError(
-            f"batch_size is {batch_size}, base_batch {base_batch}; expected 1 or more of each"
+            f"batch_size is {batch_size}, base_batch_size {base_batch_size}; expected 1 or more "
+            "of each"
         )
-    return lr * batch_size / base_batch
+    return lr * batch_size / base_batch_size
 
 
 def learning_rate(

@@ -110,7 +110,7 @@ class Colour(Enum):
     bgr = "bgr"
 
 
-class Reader(Enum):
+class Decoder(Enum):
     """How video files are read; see ``ffn.data.decoding``."""
 
     auto = "auto"
@@ -190,8 +190,9 @@ class DataConfig:
     page_window: int = _option(16, "pages in use at a time, for order=pages")
     classes: str | None = _option(None, "file with one class name per line; default: from train")
     frame_pattern: str | None = _option(None, "file names in a frame folder, as {:05d}.jpg")
-    reader: Reader = _option(
-        Reader.auto, "video files through: auto takes all; the others refuse what they read wrongly"
+    decoder: Decoder = _option(
+        Decoder.auto,
+        "video decoder: auto reads all files; the others refuse what they read wrongly",
     )
     test_frames: list[int] = _option(
         [4, 6, 8, 12, 16], "frame counts of validation, trained and unseen"
@@ -214,7 +215,7 @@ class DataConfig:
         [0.0, 0.0, 0.0, 0.0], "strength of brightness, contrast, saturation, hue; zeros: off"
     )
     randaugment: str | None = _option(None, "timm's policy, as rand-m7-n4-mstd0.5-inc1; null: off")
-    erasing: float = _option(0.0, "probability that a box becomes noise, 0 to 1")
+    random_erasing: float = _option(0.0, "probability that a box becomes noise, 0 to 1")
     mean: list[float] = _option(
         [0.485, 0.456, 0.406], "mean of the normalisation, of 0..1, in the order of colour"
     )
@@ -239,19 +240,23 @@ class TrainConfig:
     batch_size: int = _option(
         32, "samples per optimiser step, over all processes, accumulation and repeats"
     )
-    repeats: int = _option(1, "draws of each video in its batch of batch_size / repeats videos")
+    repeated_aug: int = _option(
+        1, "draws of each video in its batch of batch_size / repeats videos"
+    )
     mixup: float = _option(0.0, "alpha of mixup, 0: off; with cutmix too, either for each batch")
     cutmix: float = _option(0.0, "alpha of CutMix, 0: off")
     label_smoothing: float = _option(0.0, "share of the label spread over all classes, 0 to 1")
-    accumulate: int = _option(1, "micro-batches per optimiser step")
+    grad_accum_steps: int = _option(1, "micro-batches per optimiser step")
     views: Views = _option(Views.together, "views in one pass, or sequential: less memory")
-    recompute: bool = _option(False, "residual blocks run again in the backward: less memory")
+    activation_checkpointing: bool = _option(
+        False, "residual blocks run again in the backward: less memory"
+    )
     compile: bool = _option(False, "torch.compile, a graph per frame count: minutes at the start")
     precision: Precision = _option(Precision.fp32, "fp32, bf16 or fp16 (autocast)")
-    clip_norm: float | None = _option(20.0, "largest gradient norm; null: no clipping")
-    freeze_norms: bool = _option(False, "normalisation layers keep statistics and affine as given")
-    sync_norms: bool = _option(False, "BatchNorm statistics over all processes")
-    precise_norms: int = _option(
+    clip_grad_norm: float | None = _option(20.0, "largest gradient norm; null: no clipping")
+    freeze_bn: bool = _option(False, "normalisation layers keep statistics and affine as given")
+    sync_bn: bool = _option(False, "BatchNorm statistics over all processes")
+    precise_bn: int = _option(
         0, "micro-batches whose exact statistics norms get before a validation; 0: running ones"
     )
     ema_decay: float = _option(
@@ -272,8 +277,8 @@ class OptimConfig:
     """Optimiser and schedule."""
 
     name: Optimiser = _option(Optimiser.sgd, "sgd (Nesterov off) or adamw")
-    lr: float = _option(0.01, "learning rate, for train.batch_size or for base_batch samples")
-    base_batch: int | None = _option(
+    lr: float = _option(0.01, "learning rate, for train.batch_size or for base_batch_size samples")
+    base_batch_size: int | None = _option(
         None, "samples per step that lr is meant for: scaled to train.batch_size; null: as it is"
     )
     momentum: float = _option(0.9, "momentum of sgd")

@@ -74,7 +74,7 @@ def warnings(
         start: the weights that it starts from.
     """
     found = [*_rate(config), *_mirror(config, classes), *_without_effect(config, model)]
-    if not config.train.freeze_norms:
+    if not config.train.freeze_bn:
         found += _statistics(model, clips_per_norm)
     if start is not None:
         found += _beginning(start, classes)
@@ -87,13 +87,13 @@ def _rate(config: Config) -> Iterator[str]:
     if recipe is None or name.endswith("_tiny") or config.optim.name.value != recipe.optimiser:
         return  # nobody published one
     videos = config.train.batch_size
-    rate = scaled_lr(config.optim.lr, videos, config.optim.base_batch)
+    rate = scaled_lr(config.optim.lr, videos, config.optim.base_batch_size)
     expected = scaled_lr(recipe.lr, videos, recipe.batch_size)
     if not 1 / FAR <= rate / expected <= FAR:
         yield (
             f"the learning rate is {rate:g} for {videos} samples per step; {name} was published "
             f"with {recipe.lr:g} for {recipe.batch_size}, which is {expected:g} for {videos}: "
-            f"optim.lr={recipe.lr:g} with optim.base_batch={recipe.batch_size} scales it"
+            f"optim.lr={recipe.lr:g} with optim.base_batch_size={recipe.batch_size} scales it"
         )
 
 
@@ -111,7 +111,7 @@ def _mirror(config: Config, classes: Sequence[str]) -> Iterator[str]:
 
 def _without_effect(config: Config, model: nn.Module) -> Iterator[str]:
     if not _has_batch_norms(model):
-        for option in ("sync_norms", "precise_norms"):
+        for option in ("sync_bn", "precise_bn"):
             if getattr(config.train, option):
                 yield f"train.{option} has no effect: {config.model.name} has no BatchNorm"
 
@@ -124,8 +124,9 @@ def _statistics(model: nn.Module, clips: int) -> Iterator[str]:
     if _has_batch_norms(model) and clips < FEW_CLIPS:
         yield (
             f"a BatchNorm sees {clips} clips at a time; below {FEW_CLIPS} its statistics are poor. "
-            "More fit with train.views=sequential or train.recompute=true, train.sync_norms=true "
-            "joins the processes, train.freeze_norms=true keeps the start weights' statistics"
+            "More fit with train.views=sequential or train.activation_checkpointing=true, "
+            "train.sync_bn=true joins the processes, train.freeze_bn=true keeps the start "
+            "weights' statistics"
         )
 
 

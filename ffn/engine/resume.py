@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint
 from ffn.engine.config import ConfigError, config_from_dict, config_to_dict
 from ffn.engine.distributed import World, gather, on_main
-from ffn.engine.files import replace_text
 from ffn.engine.options import Config
+from ffn.files import write_text
 
 if TYPE_CHECKING:
     from ffn.engine.loop import Trainer
@@ -31,11 +31,11 @@ FREE = (
     "data.store",
     "data.workers",
     "data.timeout",
-    "data.reader",
+    "data.decoder",
     "data.cache_gib",
-    "train.accumulate",
+    "train.grad_accum_steps",
     "train.views",
-    "train.recompute",
+    "train.activation_checkpointing",
     "train.compile",
     "train.deterministic",
     "train.save_steps",
@@ -130,7 +130,7 @@ def begin(folder: Path, config: Config) -> None:
     if description.is_file() and log.is_file() and log.stat().st_size:
         before = config_from_dict(OmegaConf.to_container(OmegaConf.load(description)))
         check_same_run(config_to_dict(before), config_to_dict(config), description)
-    replace_text(description, OmegaConf.to_yaml(config_to_dict(config)))
+    write_text(description, OmegaConf.to_yaml(config_to_dict(config)))
 
 
 def restore(trainer: Trainer, content: dict[str, Any], path: Path) -> int:

@@ -28,8 +28,8 @@ from ffn.engine.checkpoint import (
     not_written,
     save_checkpoint,
 )
-from ffn.engine.files import part_of, sync_folder
 from ffn.engine.run_lock import WAIT, lock_folder
+from ffn.files import part_of, sync_folder
 
 _STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})\.pt")
 _PART = re.compile(

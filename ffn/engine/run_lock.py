@@ -14,7 +14,7 @@ from pathlib import Path
 from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from ffn.engine.config import ConfigError
-from ffn.engine.files import replace_text
+from ffn.files import write_text
 
 WAIT = 10.0  # seconds for a run that is just dying, with its loader's processes, to let go
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP)
@@ -92,4 +92,4 @@ def _write_owner(path: Path) -> None:
     since = time.strftime("%Y-%m-%d %H:%M:%S %z")
     owner = {"host": socket.gethostname(), "pid": os.getpid(), "since": since}
     with suppress(OSError):
-        replace_text(path, json.dumps(owner))
+        write_text(path, json.dumps(owner))

@@ -49,7 +49,7 @@ def frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str,
     if store is not None:
         return {"source": store.open_record}
     pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
-    return {"reader": options.reader.value, **pattern}
+    return {"decoder": options.decoder.value, **pattern}
 
 
 def training_order(

@@ -16,7 +16,7 @@ from ffn.engine import build
 from ffn.engine.distributed import World, any_of, average_gradients
 from ffn.engine.ema import moving_average
 from ffn.engine.guards import StepGuard
-from ffn.engine.mixing import BatchMix
+from ffn.engine.mixup import BatchMix
 from ffn.engine.options import Config, Precision, Views
 from ffn.engine.resume import gather_buffers, load_buffers
 from ffn.engine.tasks import backward_each_view
@@ -87,12 +87,12 @@ class Stepper:
             What the task returns, and ``label``, ``index`` and ``skipped`` of the batch.
         """
         train, world = self.config.train, self.world
-        last = micro == train.accumulate - 1
+        last = micro == train.grad_accum_steps - 1
         told = {key: batch[key] for key in ("skipped", "index")}
         batch = to_device(batch, world.device, self.normalise)
         batch = self.mix(batch, step=step, micro=micro, rank=world.rank)
         autocast = self.autocast()
-        scale = 1 / train.accumulate
+        scale = 1 / train.grad_accum_steps
         if train.views is Views.sequential:
             outputs = backward_each_view(self.task, batch, scale, self.scaler, autocast)
             if last:
@@ -108,7 +108,7 @@ class Stepper:
     def clip(self) -> Tensor:
         """Clip the gradients' norm, in the units of the loss in every precision; return it."""
         self.scaler.unscale_(self.optimiser)
-        largest = self.config.train.clip_norm
+        largest = self.config.train.clip_grad_norm
         return nn.utils.clip_grad_norm_(
             self.model.parameters(), float("inf") if largest is None else largest
         )
@@ -198,8 +198,8 @@ class Stepper:
 def advice(config: Config) -> str:
     """What to try when numbers are not finite."""
     tries = ["lower optim.lr"]
-    if config.train.clip_norm is None:
-        tries.append("set train.clip_norm")
+    if config.train.clip_grad_norm is None:
+        tries.append("set train.clip_grad_norm")
     if config.train.precision is Precision.fp16:
         tries.append("train in bf16 or fp32")
     return f"Try this: {', '.join(tries)}"

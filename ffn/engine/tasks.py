@@ -29,7 +29,7 @@ class _Task(nn.Module):
 
         Args:
             batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``; a label may also be
-                (B, K) probabilities, as :class:`ffn.engine.mixing.BatchMix` gives.
+                (B, K) probabilities, as :class:`ffn.engine.mixup.BatchMix` gives.
 
         Returns:
             The total loss, each view's loss, and each view's logits (B, K).

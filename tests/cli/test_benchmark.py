@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
+from ffn.benchmarks.timing import Variant, compare, in_sequence, interleave, peak_memory
 from ffn.cli import reading
 from ffn.cli.benchmark import main
-from ffn.data.synthetic import generate
-from ffn.evaluation.benchmark import Variant, compare, in_sequence, interleave, peak_memory
+from ffn.datasets.synthetic import generate
 
 CPU = torch.device("cpu")
 TINY = ["--model", "tsm_tiny", "--num-classes", "3", "--batch-size", "2", "--device", "cpu"]

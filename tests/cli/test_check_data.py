@@ -7,7 +7,7 @@ import pytest
 
 from ffn.cli.check_data import main
 from ffn.data import read_annotations
-from ffn.data.synthetic import generate
+from ffn.datasets.synthetic import generate
 
 
 @pytest.fixture

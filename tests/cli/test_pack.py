@@ -7,7 +7,7 @@ import torch
 
 from ffn.cli.pack import main
 from ffn.data import ClipStore
-from ffn.data.synthetic import generate
+from ffn.datasets.synthetic import generate
 from ffn.engine.build import build_preprocessing, build_test_loader, build_train_loader
 from ffn.engine.config import ConfigError, load_config
 from ffn.engine.distributed import World

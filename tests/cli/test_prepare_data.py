@@ -18,7 +18,7 @@ from preparation_layouts import NAMES, Layouts
 from ffn.cli import COMMANDS
 from ffn.cli.prepare_data import DATASETS, _parser, main
 from ffn.data import ClipStore
-from ffn.data.synthetic import generate
+from ffn.datasets.synthetic import generate
 from ffn.engine.config import load_config
 from ffn.engine.videos import read_videos
 

@@ -8,7 +8,7 @@ import torch
 from ffn.cli.test import main
 from ffn.core import convert
 from ffn.data import Preprocessing, read_classes
-from ffn.data.synthetic import generate
+from ffn.datasets.synthetic import generate
 from ffn.evaluation import load_predictions, load_table
 from ffn.zoo import create_model, save_weights
 

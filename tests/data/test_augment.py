@@ -26,7 +26,7 @@ ALL = {
     "flip": "random",
     "colour_jitter": (0.4, 0.4, 0.4, 0.1),
     "randaugment": POLICY,
-    "erasing": 0.5,
+    "random_erasing": 0.5,
 }
 
 
@@ -166,7 +166,7 @@ def test_noise_of_bgr_weights_has_their_channels_order():
     frames = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
     sizes = {"crop": 64, "resize": 64, "mean": (0.1, 0.5, 0.9), "std": (0.01, 0.01, 0.01)}
     for colour, red in (("rgb", 0.1), ("bgr", 0.9)):
-        transform = TrainTransform(Preprocessing(**sizes, colour=colour), erasing=1.0)
+        transform = TrainTransform(Preprocessing(**sizes, colour=colour), random_erasing=1.0)
         out, _ = transform(frames, 0, rng())
         erased = out[0, 0][out[0, 1] > 0].double() / 255
         assert erased.mean() == pytest.approx(red, abs=0.02)
@@ -188,7 +188,7 @@ def test_everything_together():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"erasing": 1.2}, "erasing is 1.2"),
+        ({"random_erasing": 1.2}, "random_erasing is 1.2"),
         ({"colour_jitter": (0.4, 0.4, 0.4)}, "four strengths"),
         ({"colour_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue of at most 0.5"),
         ({"colour_jitter": (-0.4, 0.4, 0.4, 0.1)}, "at least 0"),

@@ -146,8 +146,8 @@ def shown(path):
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
-@pytest.mark.parametrize("reader", ["auto", "decord"])
-def test_damage_gives_the_frames_of_ffmpeg_or_an_error(reader, damage, whole, tmp_path):
+@pytest.mark.parametrize("decoder", ["auto", "decord"])
+def test_damage_gives_the_frames_of_ffmpeg_or_an_error(decoder, damage, whole, tmp_path):
     outcome = Counter()
     for number, (kind, data) in enumerate(whole.items()):
         rng = np.random.default_rng([number, list(DAMAGE).index(damage)])
@@ -155,7 +155,7 @@ def test_damage_gives_the_frames_of_ffmpeg_or_an_error(reader, damage, whole, tm
         path.write_bytes(DAMAGE[damage](data, rng))
         expected = shown(str(path))
         try:
-            video = open_video(path, reader=reader)
+            video = open_video(path, decoder=decoder)
             times = video.timeline.times
         except VideoError as error:
             outcome[f"refused, {'named' if path.name in str(error) else 'nameless'}"] += 1
@@ -171,7 +171,7 @@ def test_damage_gives_the_frames_of_ffmpeg_or_an_error(reader, damage, whole, tm
             assert np.array_equal(frame, image), (kind, index)
             outcome["same"] += 1
     assert not outcome["refused, nameless"]
-    assert (outcome["same"] > 0) == (damage in SURVIVED[reader]), outcome
+    assert (outcome["same"] > 0) == (damage in SURVIVED[decoder]), outcome
 
 
 def test_undamaged_files_are_read_whole(whole, tmp_path):

@@ -103,7 +103,7 @@ def test_views_share_every_augmentation(records):
         flip="random",
         colour_jitter=(0.4, 0.4, 0.4, 0.1),
         randaugment="rand-m7-n4-mstd0.5-inc1",
-        erasing=1.0,
+        random_erasing=1.0,
     )
     options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "transform": transform}
     dataset = VideoDataset(records, nested=True, **options)

@@ -31,7 +31,7 @@ FORMS = {
     **{f"{width} wide": ("a.mp4", {"width": width}) for width in (16, 32, 96, 98, 144, 170)},
 }
 
-# What a reader does not take, since it may read other files of the kind wrongly.
+# What a decoder does not take, since it may read other files of the kind wrongly.
 REFUSED = {
     "decord": {"open groups", "fragmented", "avi", "flv", "mpeg4", "vp8", "hevc", "mpeg2", "ts"},
     "torchcodec": {"avi", "flv", "mpeg2", "ts"},
@@ -49,18 +49,18 @@ def test_frames_are_those_asked_for(form, write_video, numbers, tmp_path):
         assert numbers(frames) == wanted
 
 
-@pytest.mark.parametrize("reader", ["decord", "torchcodec"])
+@pytest.mark.parametrize("decoder", ["decord", "torchcodec"])
 @pytest.mark.parametrize("form", FORMS)
-def test_other_readers_agree_or_refuse(reader, form, write_video, numbers, tmp_path):
-    if reader == "torchcodec":
+def test_other_readers_agree_or_refuse(decoder, form, write_video, numbers, tmp_path):
+    if decoder == "torchcodec":
         pytest.importorskip("torchcodec", exc_type=(ImportError, RuntimeError, OSError))
     name, options = FORMS[form]
     path = write_video(tmp_path / name, 40, **options)
-    if form in REFUSED[reader]:
-        with pytest.raises(VideoError, match="use reader auto"):
-            open_video(path, reader=reader)
+    if form in REFUSED[decoder]:
+        with pytest.raises(VideoError, match="use decoder auto"):
+            open_video(path, decoder=decoder)
         return
-    video = open_video(path, reader=reader)
+    video = open_video(path, decoder=decoder)
     for wanted in ([0], [39], [17], [3, 3, 30, 5], list(range(40))):
         assert numbers(video.read(wanted)) == wanted
         assert torch.equal(video.read(wanted), decode(path, wanted))
@@ -74,8 +74,8 @@ def test_frames_stand_upright(write_video, tmp_path):
     stored = decode(write_video(tmp_path / "b.mp4", 6, halves=True), range(6))
     # Counterclockwise by 90 degrees: the right column becomes the top row.
     expected = stored.flip(2).transpose(1, 2)
-    for reader in ("auto", "decord"):
-        assert torch.equal(decode(path, range(6), reader=reader), expected)
+    for decoder in ("auto", "decord"):
+        assert torch.equal(decode(path, range(6), decoder=decoder), expected)
 
 
 def test_probe_tells_what_the_header_does_not(write_video, tmp_path):
@@ -120,8 +120,8 @@ def test_far_frames_are_sought(write_video, tmp_path, monkeypatch):
 
 
 def test_unknown_reader_is_named(tmp_path):
-    with pytest.raises(ValueError, match="reader 'opencv' is unknown; expected one of auto, pyav"):
-        open_video(tmp_path / "a.mp4", reader="opencv")
+    with pytest.raises(ValueError, match="decoder 'opencv' is unknown; expected one of auto, pyav"):
+        open_video(tmp_path / "a.mp4", decoder="opencv")
 
 
 def test_a_reader_reads_again(write_video, numbers, tmp_path):

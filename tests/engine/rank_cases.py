@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
+from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.distributed import World, average_gradients
-from ffn.engine.recompute import recompute_blocks
-from ffn.engine.statistics import precise_statistics
-from ffn.engine.sync_norms import synchronise_norms
+from ffn.engine.precise_bn import update_precise_bn
+from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import backward_each_view
 
 CHANNELS = 5
@@ -44,7 +44,7 @@ def norm_steps(
     for parameter in norm.parameters():
         nn.init.uniform_(parameter, 0.5, 1.5)
     world = dataclasses.replace(world, device=torch.device(device))
-    norm = synchronise_norms(norm.to(dtype), world).to(device)
+    norm = convert_sync_bn(norm.to(dtype), world).to(device)
     found: dict[str, Tensor] = {}
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
@@ -70,9 +70,9 @@ def training_steps(
     # Distillation compares in float32 whatever the network computes in.
     exact = {"small_views": "label"} if dtype is torch.float64 else {}
     task = flexible_task(**exact).to(dtype).train()
-    task.model = synchronise_norms(task.model, world)
+    task.model = convert_sync_bn(task.model, world)
     if recomputed:
-        recompute_blocks(task.model)
+        checkpoint_blocks(task.model)
     together = world.size > 1 and views == "together"
     with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
@@ -107,7 +107,7 @@ def modes_of_a_synchronised_norm(world: World) -> dict[str, bool]:
     torch.manual_seed(0)
     plain = nn.BatchNorm2d(3)
     nn.init.uniform_(plain.running_mean)
-    norm = synchronise_norms(nn.Sequential(plain), world)[0]
+    norm = convert_sync_bn(nn.Sequential(plain), world)[0]
     x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(world.rank))
     before = {key: value.clone() for key, value in norm.state_dict().items()}
 
@@ -135,7 +135,7 @@ def modes_of_a_synchronised_norm(world: World) -> dict[str, bool]:
 
 
 def one_value_per_channel(world: World) -> str:
-    norm = synchronise_norms(nn.Sequential(nn.BatchNorm1d(3)), world)
+    norm = convert_sync_bn(nn.Sequential(nn.BatchNorm1d(3)), world)
     try:
         norm(torch.ones(1 if world.rank == 0 else 0, 3))
     except ValueError as error:
@@ -152,18 +152,18 @@ def statistics_of_batches(world: World, shares: list[int], synchronised: bool) -
     batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
     batches = [{"clips": {t: c.double() for t, c in b["clips"].items()}} for b in batches]
     if synchronised:
-        model = synchronise_norms(model, world)
+        model = convert_sync_bn(model, world)
         batches = [{"clips": {t: share(c, world) for t, c in b["clips"].items()}} for b in batches]
     else:
         first = sum(shares[: world.rank])
         batches = batches[first : first + shares[world.rank]]
-    precise_statistics(model, batches, world, frames=(2, 4))
+    update_precise_bn(model, batches, world, frames=(2, 4))
     return dict(model.named_buffers())
 
 
 def coarse_and_checkpointed(world: World) -> dict[str, Tensor]:
     """A norm on bfloat16 values, run again in the backward by activation checkpointing."""
-    norm = synchronise_norms(nn.Sequential(nn.BatchNorm2d(3)), world)[0]
+    norm = convert_sync_bn(nn.Sequential(nn.BatchNorm2d(3)), world)[0]
     x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     x = share(x.bfloat16(), world).requires_grad_()
     y = checkpoint(norm, x, use_reentrant=False)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ffn import backbones
 from ffn.core import FrameFlexible, convert, extract
 from ffn.engine import compile as compiling
+from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network, eager, has_compiler
-from ffn.engine.recompute import recompute_blocks
 from ffn.engine.tasks import FlexibleTask, backward_each_view
 
 COUNTS = (2, 4)
@@ -94,7 +94,7 @@ def assert_same_steps(name: str, views: str, recomputed: bool) -> None:
     other = copy.deepcopy(task)
     keys = list(other.model.state_dict())
     if recomputed:
-        recompute_blocks(other.model)
+        checkpoint_blocks(other.model)
     compile_network(other.model)
 
     for _ in range(2):
@@ -141,7 +141,7 @@ def test_blocks_that_run_again_in_a_graph_draw_the_same_dropout(backend: None) -
     """For a linear map f, <x, grad f(x)> = f(x): only if the backward has the forward's masks."""
     torch.manual_seed(0)
     model = nn.Sequential(Masking(), Masking()).double()
-    assert recompute_blocks(model) == 2
+    assert checkpoint_blocks(model) == 2
     compile_network(model)
 
     values = []

@@ -54,7 +54,11 @@ def test_defaults_are_the_papers_recipe() -> None:
 
     assert (config.model.name, config.task.name.value) == ("tsm_r50", "flexible")
     assert (config.task.frames, config.task.distill_weight) == ([4, 8, 16], 1.0)
-    assert (config.train.epochs, config.train.batch_size, config.train.clip_norm) == (50, 32, 20)
+    assert (config.train.epochs, config.train.batch_size, config.train.clip_grad_norm) == (
+        50,
+        32,
+        20,
+    )
     assert (config.optim.lr, config.optim.milestones, config.optim.gamma) == (0.01, [20, 40], 0.1)
     assert (config.optim.momentum, config.optim.weight_decay) == (0.9, 5e-4)
 
@@ -92,7 +96,7 @@ def test_unknown_option_in_a_file_names_the_file(tmp_path: Path) -> None:
         ("train.epochs=1.5", r"train\.epochs: Value '1\.5'.* Integer"),
         ("train.epochs=null", r"train\.epochs: Incompatible value 'None'"),
         ("optim.lr=fast", r"optim\.lr: Value 'fast'.* Float"),
-        ("train.freeze_norms=maybe", r"train\.freeze_norms: .*bool"),
+        ("train.freeze_bn=maybe", r"train\.freeze_bn: .*bool"),
         ("task.frames=[4, eight]", r"task\.frames.*'eight'.*Integer"),
         ("task.frames=4", r"task\.frames: "),
         (
@@ -118,8 +122,11 @@ def test_wrong_type(override: str, message: str) -> None:
         (["task.name=plain"], "plain trains exactly one"),
         (["data.test_frames=[]"], r"data\.test_frames is \[\]"),
         (["data.test_frames=[0]"], r"data\.test_frames is \[0\]"),
-        (["train.accumulate=3"], "batch_size 32 is not divisible by train.accumulate 3"),
-        (["train.accumulate=0"], "train.accumulate is 0; at least 1"),
+        (
+            ["train.grad_accum_steps=3"],
+            "batch_size 32 is not divisible by train.grad_accum_steps 3",
+        ),
+        (["train.grad_accum_steps=0"], "train.grad_accum_steps is 0; at least 1"),
         (["train.batch_size=0"], r"train\.batch_size is 0; at least 1"),
         (["train.epochs=0"], r"train\.epochs is 0"),
         (["train.validate_epochs=0"], r"train\.validate_epochs is 0"),
@@ -134,8 +141,8 @@ def test_wrong_type(override: str, message: str) -> None:
         (["model.dropout=1"], r"model\.dropout is 1"),
         (["task.distill_weight=-1"], r"task\.distill_weight is -1"),
         (["data.crop=300"], r"data\.resize 256 is smaller than data\.crop 300"),
-        (["train.repeats=3"], r"batch_size 32 is not divisible by .*x train\.repeats 3"),
-        (["train.repeats=0"], r"train\.repeats is 0"),
+        (["train.repeated_aug=3"], r"batch_size 32 is not divisible by .*x train\.repeated_aug 3"),
+        (["train.repeated_aug=0"], r"train\.repeated_aug is 0"),
         (["train.mixup=-1"], r"train\.mixup is -1"),
         (["train.cutmix=-1"], r"train\.cutmix is -1"),
         (["train.label_smoothing=1"], r"train\.label_smoothing is 1"),
@@ -145,7 +152,7 @@ def test_wrong_type(override: str, message: str) -> None:
         (["data.crop_mode=resized", "data.scales=[1]"], r"data\.scales needs"),
         (["data.crop_mode=resized", "data.area=[0.5,2]"], r"area is \[0\.5, 2"),
         (["data.crop_mode=scale_jitter", "data.jitter_scales=[128,160]"], "crop 224 <= least"),
-        (["data.erasing=2"], "erasing is 2"),
+        (["data.random_erasing=2"], "random_erasing is 2"),
         (["data.colour_jitter=[0.4]"], "four strengths"),
         (["data.randaugment=m7-n4"], "expected timm's form"),
         (["data.flip=swap"], r"needs data\.flip_pairs"),
@@ -177,7 +184,8 @@ def test_round_trip_through_plain_values(tmp_path: Path) -> None:
     from omegaconf import OmegaConf
 
     config = load_config(
-        None, ["task.frames=[3]", "task.name=plain", "data.flip=random", "train.clip_norm=null"]
+        None,
+        ["task.frames=[3]", "task.name=plain", "data.flip=random", "train.clip_grad_norm=null"],
     )
     values = config_to_dict(config)
     OmegaConf.save(values, tmp_path / "config.yaml")

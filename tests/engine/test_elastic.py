@@ -47,7 +47,7 @@ def test_order_of_samples(forks: Forks, videos: Path, tmp_path: Path) -> None:
     for world, workers, accumulate in ways:
         place = tmp_path / f"{world}_{workers}_{accumulate}"
         (place / "order").mkdir(parents=True)
-        more = (*FOUR, f"data.workers={workers}", f"train.accumulate={accumulate}")
+        more = (*FOUR, f"data.workers={workers}", f"train.grad_accum_steps={accumulate}")
         job = forks.run(options(videos, place / "run", *more), world=world, order=place / "order")
         assert job["status"] == [0] * world
         found.append(batches(place / "order"))
@@ -63,7 +63,7 @@ def test_order_of_samples(forks: Forks, videos: Path, tmp_path: Path) -> None:
     for turn, (world, workers, accumulate, dies) in enumerate(changes):
         order = place / f"order{turn}"
         order.mkdir(parents=True)
-        more = (*FOUR, f"data.workers={workers}", f"train.accumulate={accumulate}")
+        more = (*FOUR, f"data.workers={workers}", f"train.grad_accum_steps={accumulate}")
         job = forks.run(
             options(videos, place / "run", *more),
             world=world,
@@ -96,7 +96,7 @@ EXACT = ("model.dropout=0", "train.epochs=1", "optim.groups=standard")
 @pytest.mark.slow
 @pytest.mark.parametrize("views", ["together", "sequential"])
 @pytest.mark.parametrize(
-    ("norms", "accuracy"), [("train.freeze_norms=true", 1e-6), ("train.sync_norms=true", 1e-5)]
+    ("norms", "accuracy"), [("train.freeze_bn=true", 1e-6), ("train.sync_bn=true", 1e-5)]
 )
 def test_losses_are_those_of_one_process(
     forks: Forks,

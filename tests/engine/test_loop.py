@@ -204,7 +204,7 @@ def test_interrupted_run_ends_as_if_it_had_not_been(
 def test_interrupted_accumulation_and_adamw(videos: Path, tmp_path: Path) -> None:
     more = (
         "train.save_steps=2",
-        "train.accumulate=2",
+        "train.grad_accum_steps=2",
         "optim.name=adamw",
         "train.views=sequential",
     )
@@ -223,13 +223,13 @@ AUGMENTED = (
     "data.flip_pairs=[[left,right]]",
     "data.colour_jitter=[0.4,0.4,0.4,0.1]",
     "data.randaugment=rand-m7-n4-mstd0.5-inc1",
-    "data.erasing=0.5",
+    "data.random_erasing=0.5",
     "data.colour=bgr",
     "data.test_protocol=2x3",
     "train.mixup=0.8",
     "train.cutmix=1",
     "train.label_smoothing=0.1",
-    "train.repeats=3",
+    "train.repeated_aug=3",
     "train.save_steps=1",
 )
 
@@ -260,7 +260,9 @@ def test_every_augmentation_has_an_effect(
 def test_mixed_videos_are_drawn_anew_in_every_step(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run", "train.mixup=1", "train.accumulate=2"), CPU)
+    trainer = Trainer(
+        config(videos, tmp_path / "run", "train.mixup=1", "train.grad_accum_steps=2"), CPU
+    )
     keys = []
     mix = trainer.stepper.mix
 
@@ -293,7 +295,7 @@ def test_interrupted_run_in_half_precision(videos: Path, tmp_path: Path, precisi
 def test_interrupted_run_with_averages_and_exact_statistics(videos: Path, tmp_path: Path) -> None:
     more = (
         "train.ema_decay=0.9",
-        "train.precise_norms=2",
+        "train.precise_bn=2",
         "optim.layer_decay=0.7",
         "train.save_steps=1",
     )
@@ -344,7 +346,7 @@ def test_exact_statistics_are_those_of_batches(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the first norm: mean and variance of the first convolution over the named batches."""
-    more = ("train.precise_norms=3", "train.epochs=1", "model.name=tsm_tiny")
+    more = ("train.precise_bn=3", "train.epochs=1", "model.name=tsm_tiny")
     trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
     trainer.run()
 
@@ -371,7 +373,9 @@ def test_exact_statistics_are_those_of_batches(
 def test_recomputed_run_is_the_run(
     videos: Path, finished: Path, tmp_path: Path, views: str
 ) -> None:
-    run = train(videos, tmp_path / "run", "train.recompute=true", f"train.views={views}")
+    run = train(
+        videos, tmp_path / "run", "train.activation_checkpointing=true", f"train.views={views}"
+    )
     other = (
         finished
         if views == "together"
@@ -383,7 +387,7 @@ def test_recomputed_run_is_the_run(
 @pytest.mark.slow
 def test_compiled_run_is_the_run(videos: Path, finished: Path, tmp_path: Path) -> None:
     """Losses of eight steps; rounding differs."""
-    more = ("train.compile=true", "train.ema_decay=0.5", "train.precise_norms=1", "model.dropout=0")
+    more = ("train.compile=true", "train.ema_decay=0.5", "train.precise_bn=1", "model.dropout=0")
     run = train(videos, tmp_path / "run", *more)
     plain = train(videos, tmp_path / "plain", *more, "train.compile=false")
 
@@ -399,9 +403,9 @@ def test_network_without_blocks_is_not_recomputed(
     def refuse(model: torch.nn.Module) -> int:
         raise ValueError("no blocks")
 
-    monkeypatch.setattr(loop.build, "recompute_blocks", refuse)
+    monkeypatch.setattr(loop.build, "checkpoint_blocks", refuse)
     with pytest.raises(ConfigError, match="tsm_tiny: no blocks"):
-        Trainer(config(videos, tmp_path / "run", "train.recompute=true"), CPU)
+        Trainer(config(videos, tmp_path / "run", "train.activation_checkpointing=true"), CPU)
 
 
 def test_deterministic_runs_repeat(videos: Path, tmp_path: Path) -> None:
@@ -514,7 +518,7 @@ def test_full_disk_under_the_log(
 
 def test_more_exact_statistics_than_an_epoch_has(videos: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="asks for 5 micro-batches, and an epoch has 4"):
-        Trainer(config(videos, tmp_path / "run", "train.precise_norms=5"), CPU)
+        Trainer(config(videos, tmp_path / "run", "train.precise_bn=5"), CPU)
 
 
 def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
@@ -549,12 +553,12 @@ def in_float64(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Trainer:
 def test_accumulated_micro_batches_are_one_batch(
     videos: Path, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: str
 ) -> None:
-    more = (start, f"train.views={views}", "train.freeze_norms=true", "model.dropout=0")
+    more = (start, f"train.views={views}", "train.freeze_bn=true", "model.dropout=0")
 
     entries, states = [], []
     for accumulate in (1, 2, 3):
         folder = tmp_path / str(accumulate)
-        options = config(videos, folder, *more, f"train.accumulate={accumulate}")
+        options = config(videos, folder, *more, f"train.grad_accum_steps={accumulate}")
         with monkeypatch.context() as patch:
             trainer = in_float64(Trainer(options, CPU), patch)
             trainer.run()
@@ -578,7 +582,7 @@ def test_sequential_views_train_as_together(videos: Path, finished: Path, tmp_pa
 
 
 def test_frozen_norms_stay(videos: Path, tmp_path: Path) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run", "train.freeze_norms=true"), CPU)
+    trainer = Trainer(config(videos, tmp_path / "run", "train.freeze_bn=true"), CPU)
     before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
 
     trainer.run()
@@ -597,7 +601,7 @@ def test_every_precision_clips_in_units_of_the_loss(
     videos: Path, tmp_path: Path, precision: str, views: str
 ) -> None:
     limit = 0.05
-    more = (f"train.precision={precision}", f"train.views={views}", f"train.clip_norm={limit}")
+    more = (f"train.precision={precision}", f"train.views={views}", f"train.clip_grad_norm={limit}")
     trainer = Trainer(config(videos, tmp_path / "run", *more, "train.epochs=1"), CPU)
     stepped: list[float] = []
     step = trainer.stepper.scaler.step
@@ -623,7 +627,7 @@ def test_every_precision_clips_in_units_of_the_loss(
 
 
 def test_without_clipping_the_norm_is_measured_alone(videos: Path, tmp_path: Path) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run", "train.clip_norm=null"), CPU)
+    trainer = Trainer(config(videos, tmp_path / "run", "train.clip_grad_norm=null"), CPU)
     for parameter in trainer.model.parameters():
         parameter.grad = torch.ones_like(parameter)
 
@@ -634,7 +638,7 @@ def test_without_clipping_the_norm_is_measured_alone(videos: Path, tmp_path: Pat
 
 
 def test_loss_that_is_not_finite(videos: Path, tmp_path: Path) -> None:
-    more = ("optim.lr=1e30", "train.clip_norm=null", "train.max_bad_steps=3")
+    more = ("optim.lr=1e30", "train.clip_grad_norm=null", "train.max_bad_steps=3")
     with pytest.raises(FloatingPointError, match=r"loss is not finite around step 4.*optim\.lr"):
         train(videos, tmp_path / "run", *more)
 
@@ -757,7 +761,9 @@ def test_batch_that_does_not_fit(
         raise error
 
     monkeypatch.setattr(trainer.stepper, "clip", refuse)
-    with pytest.raises(OutOfMemory, match=r"micro-batch of 6 videos .*train\.recompute=true"):
+    with pytest.raises(
+        OutOfMemory, match=r"micro-batch of 6 videos .*train\.activation_checkpointing=true"
+    ):
         trainer.run()
     assert OutOfMemory in failures()
 

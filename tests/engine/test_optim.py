@@ -311,17 +311,17 @@ def test_other_decays_are_refused(decay: float) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_size", "base_batch", "expected"),
+    ("batch_size", "base_batch_size", "expected"),
     [(64, 64, 0.02), (256, 64, 0.08), (16, 64, 0.005), (48, 32, 0.03), (512, None, 0.02)],
 )
 def test_rate_in_proportion_to_the_batch(
-    batch_size: int, base_batch: int | None, expected: float
+    batch_size: int, base_batch_size: int | None, expected: float
 ) -> None:
-    assert scaled_lr(0.02, batch_size, base_batch) == pytest.approx(expected, rel=1e-12)
+    assert scaled_lr(0.02, batch_size, base_batch_size) == pytest.approx(expected, rel=1e-12)
 
 
 def test_batches_of_nothing_are_refused() -> None:
-    with pytest.raises(ValueError, match="batch_size is 8, base_batch 0; expected 1 or more"):
+    with pytest.raises(ValueError, match="batch_size is 8, base_batch_size 0; expected 1 or more"):
         scaled_lr(0.1, 8, 0)
 
 

@@ -43,7 +43,7 @@ def test_recipes_are_those_of_the_configs(family: str) -> None:
     options = load_config(path)
     known = recipe.RECIPES[family]
     assert known.optimiser == options.optim.name.value
-    videos = options.train.batch_size // options.train.repeats
+    videos = options.train.batch_size // options.train.repeated_aug
     assert known.lr / known.batch_size == pytest.approx(options.optim.lr / videos)
 
 
@@ -52,9 +52,9 @@ def test_rate_that_does_not_fit_the_batch() -> None:
     (text,) = said("train.batch_size=256")
     assert text == (
         "the learning rate is 0.01 for 256 samples per step; tsm_r50 was published with 0.01 for "
-        "32, which is 0.08 for 256: optim.lr=0.01 with optim.base_batch=32 scales it"
+        "32, which is 0.08 for 256: optim.lr=0.01 with optim.base_batch_size=32 scales it"
     )
-    assert said("train.batch_size=256", "optim.base_batch=32") == []
+    assert said("train.batch_size=256", "optim.base_batch_size=32") == []
     assert said("train.batch_size=256", "optim.lr=0.08") == []
     assert len(said("optim.lr=0.5")) == 1
     assert said("optim.name=adamw", "optim.lr=0.001") == []  # another optimiser, another rate
@@ -69,13 +69,13 @@ def test_mirror_of_sided_classes() -> None:
 def test_few_clips_per_norm() -> None:
     (text,) = said(clips=7)
     assert text.startswith("a BatchNorm sees 7 clips at a time; below 8")
-    assert said("train.freeze_norms=true", clips=7) == []
+    assert said("train.freeze_bn=true", clips=7) == []
     assert said(clips=7, model=nn.LayerNorm(3)) == []
 
 
 def test_option_without_effect() -> None:
-    (text,) = said("train.precise_norms=3", model=nn.LayerNorm(3))
-    assert text == "train.precise_norms has no effect: tsm_r50 has no BatchNorm"
+    (text,) = said("train.precise_bn=3", model=nn.LayerNorm(3))
+    assert text == "train.precise_bn has no effect: tsm_r50 has no BatchNorm"
 
 
 def start(**changes: object) -> recipe.Start:
@@ -113,7 +113,7 @@ def test_run_says_it_at_its_start(videos: Path, finished: Path, tmp_path: Path) 
 
 
 def test_rate_is_scaled_and_said(videos: Path, tmp_path: Path) -> None:
-    more = ("optim.lr=0.02", "optim.base_batch=12", "train.epochs=1", "optim.milestones=[]")
+    more = ("optim.lr=0.02", "optim.base_batch_size=12", "train.epochs=1", "optim.milestones=[]")
     trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
     assert any("learning rate 0.01 (0.02 for 12)" in line for line in announce.start(trainer))
     trainer.run()

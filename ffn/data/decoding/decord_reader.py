@@ -36,7 +36,9 @@ class DecordFile(SoughtFile):
         super().__init__(path)
         reason = _why_unsafe(self.timeline)
         if reason:
-            raise VideoError(path, f"decord may give wrong frames here ({reason}); use reader auto")
+            raise VideoError(
+                path, f"decord may give wrong frames here ({reason}); use decoder auto"
+            )
         self._reader = _open_reader(path)
         self.check_count("decord", len(self._reader))
         self._next = 0

@@ -73,7 +73,7 @@ class Facts:
 def open_video(
     path: str | os.PathLike[str],
     *,
-    reader: str = "auto",
+    decoder: str = "auto",
     pattern: str = PATTERN,
     frames: int | None = None,
 ) -> Video:
@@ -81,7 +81,7 @@ def open_video(
 
     Args:
         path: A file is a video, a folder holds its frames.
-        reader: One of `READERS`, for files. `auto` decodes what FFmpeg decodes; the others refuse
+        decoder: One of `READERS`, for files. `auto` decodes what FFmpeg decodes; the others refuse
             files that they would read wrongly.
         pattern: Name of a frame inside a folder.
         frames: Number of frames if it is known, as from an index; it saves listing a folder, or
@@ -92,21 +92,21 @@ def open_video(
 
     Raises:
         VideoError: if it cannot be opened.
-        ValueError: if `reader` is unknown.
+        ValueError: if `decoder` is unknown.
     """
-    if reader not in READERS:
-        raise ValueError(f"reader {reader!r} is unknown; expected one of {', '.join(READERS)}")
+    if decoder not in READERS:
+        raise ValueError(f"decoder {decoder!r} is unknown; expected one of {', '.join(READERS)}")
     path = os.fspath(path)
     if os.path.isdir(path):
         return FrameFolder(path, pattern, frames)
-    return READERS[reader](path, frames)
+    return READERS[decoder](path, frames)
 
 
 def decode(
     path: str | os.PathLike[str],
     indices: Sequence[int],
     *,
-    reader: str = "auto",
+    decoder: str = "auto",
     pattern: str = PATTERN,
 ) -> Tensor:
     """Read frames of one video.
@@ -114,7 +114,7 @@ def decode(
     Args:
         path: Video file or folder of frames.
         indices: 0-based frame numbers, in any order, repeats allowed.
-        reader: See `open_video`.
+        decoder: See `open_video`.
         pattern: Name of a frame inside a folder.
 
     Returns:
@@ -123,7 +123,7 @@ def decode(
     Raises:
         VideoError: if the video cannot be opened or a frame cannot be read.
     """
-    return open_video(path, reader=reader, pattern=pattern).read(indices)
+    return open_video(path, decoder=decoder, pattern=pattern).read(indices)
 
 
 def count_frames(path: str | os.PathLike[str], *, pattern: str = PATTERN) -> int:

@@ -125,14 +125,14 @@ class SoughtFile:
         """As `PyAVFile.between`."""
         return self.timeline.between(start, end)
 
-    def check_count(self, reader: str, count: int) -> None:
+    def check_count(self, decoder: str, count: int) -> None:
         """Refuse a file of which a reader counts other frames than are shown.
 
         Raises:
             VideoError: if it does.
         """
         if count != len(self):
-            cause = f"{reader} counts {count} frames, {len(self)} are shown; use reader auto"
+            cause = f"{decoder} counts {count} frames, {len(self)} are shown; use decoder auto"
             raise VideoError(self.path, cause)
 
 

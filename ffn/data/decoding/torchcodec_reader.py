@@ -33,7 +33,7 @@ class TorchCodecFile(SoughtFile):
         if not reason and self.timeline.bits != 8:
             reason = f"colours of {self.timeline.bits}-bit video differ from those of others"
         if reason:
-            raise VideoError(path, f"not for torchcodec ({reason}); use reader auto")
+            raise VideoError(path, f"not for torchcodec ({reason}); use decoder auto")
         decoder = _decoder_class()
         try:
             self._decoder = decoder(
@@ -45,7 +45,7 @@ class TorchCodecFile(SoughtFile):
         about = self._decoder.metadata
         if about.width % 2 or about.height % 2:
             cause = f"colours of {about.width} x {about.height} pixels differ from those of others"
-            raise VideoError(path, f"not for torchcodec ({cause}); use reader auto")
+            raise VideoError(path, f"not for torchcodec ({cause}); use decoder auto")
 
     def read(self, indices: Iterable[int]) -> Tensor:
         """As `PyAVFile.read`."""
@@ -65,7 +65,7 @@ def _decoder_class() -> type:
         from torchcodec.decoders import VideoDecoder
     except (ImportError, RuntimeError, OSError) as error:
         raise ModuleNotFoundError(
-            "reader torchcodec needs torchcodec and FFmpeg's shared libraries; install the extra: "
+            "decoder torchcodec needs torchcodec and FFmpeg's shared libraries; install the extra: "
             f"pip install 'frame-flexible[torchcodec]', and FFmpeg ({_short(error)})"
         ) from error
     return VideoDecoder

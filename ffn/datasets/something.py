@@ -1,0 +1,197 @@
+"""Something-Something V1 and V2, and Jester: videos are named by a number, lists hold the numbers.
+
+V1 and Jester are frame folders with lists `id;label`; V2 is webm files with lists in JSON. Later
+releases use shorter names and add `test-answers.csv`; one of Jester has comma-separated lists with
+a header. Test lists of the first releases hold no labels.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ffn.datasets.disk import Inventory, folders_of
+from ffn.datasets.listing import (
+    Entry,
+    Listing,
+    PreparationError,
+    cells,
+    lines,
+    read_text,
+)
+from ffn.datasets.lists import find_lists
+
+# Video name, label or None, place.
+Rows = Iterator[tuple[str, str | None, str]]
+
+_FOLDERS = {"train": ("train",), "val": ("validation", "val"), "test": ("test",)}
+
+
+def sthv1(disk: Inventory, lists: Inventory) -> Listing:
+    """Read Something-Something V1."""
+    names = "something-something-v1-{}\\.csv"
+    patterns = {role: names.format(role) for role in ("labels", "train", "validation", "test")}
+    found = find_lists(lists, patterns, ("labels", "train"), "Something-Something V1")
+    classes = [row[0] for _, row in cells(found["labels"], ";")]
+    return _listing(disk, found, classes, _semicolon_rows)
+
+
+def sthv2(disk: Inventory, lists: Inventory) -> Listing:
+    """Read Something-Something V2, of either release."""
+    names = "(?:something-something-v2-)?{}"
+    patterns = {
+        role: names.format(f"{role}\\.json") for role in ("labels", "train", "validation", "test")
+    }
+    patterns["answers"] = names.format("test-answers\\.csv")
+    found = find_lists(lists, patterns, ("labels", "train"), "Something-Something V2")
+    return _listing(disk, found, _json_classes(found["labels"]), _template_rows)
+
+
+def jester(disk: Inventory, lists: Inventory) -> Listing:
+    """Read Jester, of any release."""
+    names = "(?:jester-v1-)?{}\\.csv"
+    patterns = {role: names.format(role) for role in ("labels", "train", "validation", "test")}
+    patterns["answers"] = names.format("test-answers")
+    found = find_lists(lists, patterns, ("train",), "Jester")
+    if "labels" in found:
+        classes = [line for _, line in lines(found["labels"])]
+    else:
+        classes = _header_classes(found["train"])
+    return _listing(disk, found, classes, _jester_rows)
+
+
+def _listing(
+    disk: Inventory, found: dict[str, Path], classes: list[str], read: Callable[[Path], Rows]
+) -> Listing:
+    """Put the lists together; a test list takes its labels from the answers."""
+    twice = sorted({name for name in classes if classes.count(name) > 1})
+    if twice:
+        raise PreparationError(f"{found['labels']} holds the class {twice[0]!r} twice")
+    listing = Listing(classes, [])
+    for split, role in (("train", "train"), ("val", "validation"), ("test", "test")):
+        if role in found:
+            rows = list(read(found[role]))
+            if role == "test" and "answers" in found:
+                rows = _answer(listing, rows, found["answers"])
+            _add(listing, disk, split, rows, found[role])
+    if "validation" not in found:
+        listing.notes.append("there is no validation list, so no val.csv")
+    return listing
+
+
+def _answer(
+    listing: Listing, rows: list[tuple[str, str | None, str]], path: Path
+) -> list[tuple[str, str | None, str]]:
+    """Rows of the test list with the labels of the answers."""
+    answers = {name: (label, where) for name, label, where in _semicolon_rows(path)}
+    labelled = [(name, *answers.pop(name, (label, where))) for name, label, where in rows]
+    for name, (_, where) in answers.items():
+        listing.add("missing", "test", name, f"{where}: is answered, but not in the test list")
+    return labelled
+
+
+def _add(
+    listing: Listing,
+    disk: Inventory,
+    split: str,
+    rows: list[tuple[str, str | None, str]],
+    path: Path,
+) -> None:
+    unlabelled = [row for row in rows if row[1] is None]
+    if rows and len(unlabelled) == len(rows):
+        listing.notes.append(
+            f"{path.name} holds no labels: its {len(rows)} videos are left out of the index"
+        )
+    else:
+        listing.splits.append(split)
+    for name, label, where in rows:
+        video = _find(listing, disk, split, name, where)
+        if label is not None:
+            listing.entries.append(Entry(split, name, label, where, video))
+        else:
+            listing.known |= set(disk.by_name.get(name, ()))
+            if len(unlabelled) < len(rows):
+                listing.add("label", split, name, f"{where}: has no label, unlike others")
+
+
+def _find(listing: Listing, disk: Inventory, split: str, name: str, where: str) -> str | None:
+    """The one video of that name, preferably in a folder of its split."""
+    paths = disk.by_name.get(name, [])
+    if len(paths) > 1:
+        ours = [p for p in paths if {f.lower() for f in folders_of(p)} & set(_FOLDERS[split])]
+        if len(ours) != 1:
+            listing.add("ambiguous", split, name, f"{where}: may be any of {', '.join(paths[:4])}")
+            listing.known |= set(paths)
+            return None
+        paths = ours
+    return paths[0] if paths else None
+
+
+def _semicolon_rows(path: Path) -> Rows:
+    for where, row in cells(path, ";"):
+        yield row[0], row[1] if len(row) > 1 and row[1] else None, where
+
+
+def _jester_rows(path: Path) -> Rows:
+    """`id;label` without a header, or columns `video_id,label,…` under one."""
+    header = _header(path)
+    if header is None:
+        yield from _semicolon_rows(path)
+        return
+    place = header.index("video_id" if "video_id" in header else "id")
+    for where, row in list(cells(path, ","))[1:]:
+        if len(row) != len(header):
+            raise PreparationError(f"{where}: {len(row)} cells under {len(header)} columns")
+        yield row[place], row[header.index("label")] or None, where
+
+
+def _header(path: Path) -> list[str] | None:
+    _, first = next(cells(path, ","), ("", []))
+    names = [cell.lower() for cell in first]
+    return names if "label" in names and {"id", "video_id"} & set(names) else None
+
+
+def _header_classes(path: Path) -> list[str]:
+    """Classes of a list with a header: by `label_id` where it numbers them, else sorted."""
+    header = _header(path)
+    if header is None:
+        raise PreparationError(f"no labels.csv beside {path}: it holds the order of the classes")
+    rows = [dict(zip(header, row, strict=False)) for _, row in list(cells(path, ","))[1:]]
+    numbers = {(row.get("label_id") or "", row["label"]) for row in rows if row["label"]}
+    labels = sorted({label for _, label in numbers})
+    if len(numbers) == len(labels) and all(number.isdigit() for number, _ in numbers):
+        return [label for _, label in sorted(numbers, key=lambda pair: int(pair[0]))]
+    return labels
+
+
+def _json(path: Path) -> Any:
+    try:
+        return json.loads(read_text(path))
+    except json.JSONDecodeError as error:
+        raise PreparationError(f"{path} is no JSON ({error}); fetch it again") from None
+
+
+def _json_classes(path: Path) -> list[str]:
+    """Class names of `{"name": "index", …}` in the order of the indices."""
+    table = _json(path)
+    try:
+        order = sorted((int(index), name) for name, index in table.items())
+    except (AttributeError, TypeError, ValueError):
+        raise PreparationError(f"{path}: expected {{class name: index}}") from None
+    if [index for index, _ in order] != list(range(len(order))):
+        raise PreparationError(f"{path}: the indices are not 0 … {len(order) - 1}, each once")
+    return [name for _, name in order]
+
+
+def _template_rows(path: Path) -> Rows:
+    """`[{"id": …, "template": "Pushing [something] …"}, …]`; test lists have ids alone."""
+    table = _json(path)
+    for number, row in enumerate(table, 1):
+        where = f"{path.name}, entry {number}"
+        if not isinstance(row, dict) or "id" not in row:
+            raise PreparationError(f"{where}: {row!r} has no id; expected {{id, template, …}}")
+        template = row.get("template")
+        label = None if template is None else template.replace("[", "").replace("]", "")
+        yield str(row["id"]), label, where

@@ -1,0 +1,131 @@
+"""Exact statistics for BatchNorm: Precise BN (Wu and Johnson 2021, 2105.07576, §3).
+
+Running statistics average the last batches of a network that still changed. Here the finished
+network runs over N training batches, and each norm gets mean and variance of all values that it
+saw; of a frame-flexible network, each private norm those of its own frame count. Left out: norms of
+other kinds, ``InstanceNorm`` with running statistics among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ffn.core import FrameFlexible
+from ffn.engine.distributed import World, gather
+from ffn.engine.moments import channel_moments, combine, gather_rows
+
+
+@torch.no_grad()
+def update_precise_bn(
+    model: nn.Module,
+    batches: Iterable[dict[str, Any]],
+    world: World,
+    *,
+    frames: Iterable[int],
+) -> int:
+    """Set the running statistics of every BatchNorm from whole batches.
+
+    Batches are normalised by their own statistics, as in training, while everything else is as in
+    evaluation: dropout and dropped paths, which change the variance of features, are off. Nothing
+    but running statistics changes; gradients, modes and the active frame count stay. Runs in the
+    precision of a surrounding ``torch.autocast``; sums are in float64.
+
+    ``num_batches_tracked`` becomes the number of batches that a norm saw (on one process), so that
+    a cumulative average (``momentum=None``) continues from them.
+
+    Args:
+        model: frame-flexible or not; not wrapped in DDP.
+        batches: ``{"clips": {frames: (B, C, T, H, W)}}`` on the model's device, normalised; as many
+            on each process if norms are synchronised. The paper finds 1,000 to 10,000 samples
+            enough.
+        world: the processes; all get the statistics of all their batches.
+        frames: the views to run: trained counts, or the one of a plain model.
+
+    Returns:
+        The number of norms that were set; 0 without any BatchNorm that has running statistics. A
+        norm that no view runs through keeps what it has.
+
+    Raises:
+        ValueError: no batch came, or one without a view.
+    """
+    frames = tuple(frames)
+    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    if not norms:
+        return 0
+    sizes = [2 * norm.num_features + 1 for norm in norms]
+    zeros = norms[0].running_mean.new_zeros(sum(sizes), dtype=torch.float64)
+    rows = dict(zip(norms, zeros.split(sizes), strict=True))
+    passes = dict.fromkeys(norms, 0)
+
+    def add(norm: _BatchNorm, args: tuple[Tensor, ...]) -> None:
+        rows[norm] = combine(torch.stack([rows[norm], channel_moments(args[0])]))
+        passes[norm] += 1
+
+    with _normalising_by_batch(model, norms, add):
+        for batch in batches:
+            for count in frames:
+                _run_view(model, batch["clips"], count)
+
+    seen = _over_processes(torch.cat(list(rows.values())), sizes, world)
+    if not any(row[0] > 0 for row in seen):
+        raise ValueError(
+            "no batch came to take statistics of; give an iterable of one or more, and not an "
+            "iterator that was used up"
+        )
+    most = [max(counts) for counts in zip(*gather(list(passes.values()), world), strict=True)]
+    for norm, row, batches_seen in zip(norms, seen, most, strict=True):
+        if row[0] > 0:
+            mean, squares = row[1:].chunk(2)
+            norm.running_mean.copy_(mean)
+            norm.running_var.copy_(squares / (row[0] - 1))  # unbiased, as BatchNorm's
+            norm.num_batches_tracked.fill_(batches_seen)
+    return sum(bool(row[0] > 0) for row in seen)
+
+
+def _run_view(model: nn.Module, clips: dict[int, Tensor], count: int) -> None:
+    if count not in clips:
+        raise ValueError(
+            f"a batch has no clips of {count} frames, it has {sorted(clips)}; name its views in "
+            "frames"
+        )
+    if isinstance(model, FrameFlexible):
+        model(clips[count], active=count)
+    else:
+        model(clips[count])
+
+
+@contextmanager
+def _normalising_by_batch(
+    model: nn.Module, norms: list[_BatchNorm], see: Callable[[Any, Any], None]
+) -> Iterator[None]:
+    """Evaluation but for the norms, which also show their inputs; afterwards all is as before."""
+    modes = {module: module.training for module in model.modules()}
+    tracked = {norm: norm.track_running_stats for norm in norms}
+    active = model.active if isinstance(model, FrameFlexible) else None
+    hooks = [norm.register_forward_pre_hook(see) for norm in norms]
+    try:
+        model.eval()
+        for norm in norms:
+            norm.training, norm.track_running_stats = True, False
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in modes.items():
+            module.training = mode
+        for norm, value in tracked.items():
+            norm.track_running_stats = value
+        if active is not None:
+            model.activate(active)
+
+
+def _over_processes(rows: Tensor, sizes: list[int], world: World) -> list[Tensor]:
+    """Rows, one after another in a tensor, of the values of all processes together."""
+    parts = gather_rows(rows) if world.size > 1 else rows[None]
+    return [combine(part) for part in parts.split(sizes, 1)]

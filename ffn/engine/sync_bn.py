@@ -1,0 +1,162 @@
+"""BatchNorm whose statistics span the batches of all processes, on CUDA devices and on CPUs.
+
+On CUDA it is torch's ``SyncBatchNorm``, with timm's subclass where a norm has its activation inside
+(``BatchNormAct2d``); it takes no CPU tensor, so here is one that does. Private norms of a
+frame-flexible network need nothing of their own: the copy of each trained count is a module, and
+synchronises alone.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from timm.layers.norm_act import BatchNormAct2d, SyncBatchNormAct
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from ffn.engine.distributed import World
+from ffn.engine.moments import channel_moments, combine, gather_rows
+
+_KNOWN = (_BatchNorm, nn.SyncBatchNorm, BatchNormAct2d, SyncBatchNormAct)
+
+
+class CpuSyncBatchNorm(_BatchNorm):
+    """torch's ``SyncBatchNorm`` for CPU tensors; made by :func:`convert_sync_bn`.
+
+    Not a subclass of torch's, which DDP refuses on a CPU. Batches may differ in size between
+    processes: every value counts once.
+    """
+
+    process_group: dist.ProcessGroup | None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Normalise each channel of (N, C, …); shape and dtype stay."""
+        if self.training and _processes(self.process_group) > 1:
+            x = self._normalise(x)
+        else:
+            x = super().forward(x)
+        if hasattr(self, "act"):  # timm's BatchNormAct2d
+            x = self.act(self.drop(x))
+        return x
+
+    def _normalise(self, x: Tensor) -> Tensor:
+        self._check_input_dim(x)
+        row = combine(gather_rows(channel_moments(x.detach()), self.process_group))
+        count, mean, squares = row[:1], *row[1:].chunk(2)
+        if count < 2:
+            raise ValueError(
+                f"{int(count)} value per channel over all processes; normalisation needs 2. Use a "
+                "larger batch"
+            )
+        self._track(mean, squares / (count - 1))
+
+        inverse_std = (squares / count + self.eps).rsqrt()
+        normal = _Normalise.apply(x, mean, inverse_std, count, self.process_group)
+        # A tensor of its own: activations in place must not change what the backward needs.
+        normal = normal.clone() if self.weight is None else normal * _along(self.weight, x)
+        if self.bias is not None:
+            normal = normal + _along(self.bias, x)
+        return normal.to(x.dtype)
+
+    def _check_input_dim(self, x: Tensor) -> None:
+        if x.ndim < 2:
+            raise ValueError(f"input has {x.ndim} dims {tuple(x.shape)}; expected (N, C, …)")
+
+    @torch.no_grad()
+    def _track(self, mean: Tensor, variance: Tensor) -> None:
+        """Move the running statistics as torch does, unbiased variance included."""
+        if not self.track_running_stats or self.running_mean is None:
+            return
+        self.num_batches_tracked.add_(1)
+        cumulative = self.momentum is None
+        momentum = 1 / int(self.num_batches_tracked) if cumulative else self.momentum
+        self.running_mean.lerp_(mean.to(self.running_mean.dtype), momentum)
+        self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
+
+
+class _Normalise(torch.autograd.Function):
+    """``(x - mean) / std`` whose backward knows that mean and std depend on every process's x.
+
+    With n values per channel and gradients g of the normalised values y (Ioffe and Szegedy 2015,
+    §3): ``(g - sum(g) / n - y sum(g y) / n) / std``, both sums over all processes.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, mean: Tensor, inverse_std: Tensor, count: Tensor, group: Any
+    ) -> Tensor:
+        dtype = torch.promote_types(x.dtype, torch.float32)
+        inverse_std = _along(inverse_std.to(dtype), x)
+        normal = (x.to(dtype) - _along(mean.to(dtype), x)) * inverse_std
+        ctx.save_for_backward(normal, inverse_std)
+        ctx.count, ctx.group, ctx.dtype = float(count), group, x.dtype
+        return normal
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        normal, inverse_std = ctx.saved_tensors
+        dims = [dim for dim in range(normal.ndim) if dim != 1]
+        sums = torch.stack([gradient.sum(dims), (gradient * normal).sum(dims)])
+        dist.all_reduce(sums, group=ctx.group)
+        shift, slope = (_along(total / ctx.count, normal) for total in sums)
+        gradient = (gradient - shift - normal * slope) * inverse_std
+        return gradient.to(ctx.dtype), None, None, None, None
+
+
+def convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
+    """Let every BatchNorm of a model, private copies included, see the batches of all processes.
+
+    Works before or after :func:`ffn.core.convert`, and before the model is wrapped in DDP.
+    Evaluation, frozen norms (``eval()``) and state-dict keys stay what they were, bit for bit; so
+    do layer and group norms, which do not look across a batch, and everything in a world of one.
+
+    Args:
+        model: changed in place; its parameters stay the same tensors.
+        world: the processes; their group must exist when the model is first trained.
+
+    Returns:
+        The model; a new module if it is a BatchNorm itself.
+
+    Raises:
+        ValueError: a BatchNorm with a forward of its own, which would be lost.
+    """
+    if world.size == 1:
+        return model
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    synchronised = {norm: _synchronised(norm, world.device) for norm in norms}
+    for parent in list(model.modules()):
+        for name, child in parent._modules.items():
+            parent._modules[name] = synchronised.get(child, child)
+    return synchronised.get(model, model)
+
+
+def _synchronised(norm: _BatchNorm, device: torch.device) -> _BatchNorm:
+    """A norm that shares every tensor, hook and attribute with the given one."""
+    if isinstance(norm, CpuSyncBatchNorm):
+        return norm
+    if not any(type(norm).forward is kind.forward for kind in _KNOWN):
+        raise ValueError(
+            f"{type(norm).__name__} is a BatchNorm with a forward of its own, which cannot be "
+            "synchronised; use torch's BatchNorm or timm's BatchNormAct2d, or train without "
+            "synchronised norms"
+        )
+    kind = SyncBatchNormAct if hasattr(norm, "act") else nn.SyncBatchNorm
+    kind = CpuSyncBatchNorm if device.type == "cpu" else kind
+    new = kind.__new__(kind)
+    nn.Module.__init__(new)
+    new.__dict__.update(norm.__dict__)
+    new.process_group = getattr(norm, "process_group", None)
+    return new
+
+
+def _processes(group: Any) -> int:
+    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
+
+
+def _along(values: Tensor, x: Tensor) -> Tensor:
+    """One value per channel, shaped for (N, C, …)."""
+    return values.view(1, -1, *[1] * (x.ndim - 2))

@@ -1,0 +1,95 @@
+"""Registries of named classes and functions, and the import of packages that add to them."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import TypeVar
+
+Entry = TypeVar("Entry")
+
+
+class ExtensionError(ImportError):
+    """A package that a config or a command names in ``imports`` cannot be imported."""
+
+
+class Registry(Mapping[str, Entry]):
+    """Entries of one kind by name, in order of registration.
+
+    Args:
+        kind: what an entry is, for messages: "model", "task", ….
+    """
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self._entries: dict[str, Entry] = {}
+
+    def register(self, name: str) -> Callable[[Entry], Entry]:
+        """Decorator that adds a class or function under a name.
+
+        Raises:
+            ValueError: the name belongs to an entry of another module or function.
+        """
+
+        def add(entry: Entry) -> Entry:
+            known = self._entries.get(name)
+            if known is not None and _origin(known) != _origin(entry):
+                raise ValueError(
+                    f"the {self.kind} name {name!r} is taken by {_origin(known)}; register "
+                    f"{_origin(entry)} under another name"
+                )
+            self._entries[name] = entry
+            return entry
+
+        return add
+
+    def __getitem__(self, name: str) -> Entry:
+        """The entry of a name.
+
+        Raises:
+            KeyError: no such entry; the message names the closest ones.
+        """
+        if name in self._entries:
+            return self._entries[name]
+        close = difflib.get_close_matches(name, self._entries, n=3) or list(self._entries)
+        raise KeyError(
+            f'no {self.kind} "{name}"; did you mean {", ".join(close)}? Names of a package of your '
+            "own need imports=[PACKAGE]"
+        )
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._entries)
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+def import_extensions(names: Iterable[str]) -> None:
+    """Import packages that register models, tasks, data sets or export formats.
+
+    They are looked up as Python does, and then in the current folder.
+
+    Args:
+        names: dotted module names, as ``my_package.models``.
+
+    Raises:
+        ExtensionError: one cannot be imported; the message holds the cause.
+    """
+    for name in names:
+        here = str(Path.cwd())
+        if here not in sys.path:
+            sys.path.append(here)
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            raise ExtensionError(
+                f"imports: cannot import {name!r} ({type(error).__name__}: {error}); install the "
+                f"package, or start from the folder that holds it (now {here})"
+            ) from error
+
+
+def _origin(entry: object) -> str:
+    return f"{getattr(entry, '__module__', '?')}.{getattr(entry, '__qualname__', entry)}"

@@ -1,0 +1,21 @@
+"""Fixtures that write numbered videos and miniature data sets."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from video_fixtures import numbers, write_folder, write_video
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `preparation_layouts`
+
+from preparation_layouts import Layouts
+
+__all__ = ["layouts", "numbers", "write_folder", "write_video"]
+
+
+@pytest.fixture
+def layouts(tmp_path, write_video, write_folder):
+    """Writer of miniature data sets into a folder of the test's own."""
+    return Layouts(tmp_path / "set", write_video, write_folder)

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from ffn.datasets import motions
+from ffn.datasets.motions import CLASSES, draw
+
+COUNTS = {
+    "sway_three_times": 3,
+    "sway_five_times": 5,
+    "pulse_once": 1,
+    "pulse_three_times": 3,
+}
+
+
+def test_refuses_an_unknown_class():
+    with pytest.raises(ValueError, match="unknown class 'jump'"):
+        draw("jump", size=16, frames=2, rng=np.random.default_rng(0))
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_every_pose_of_every_frame_is_uniform(name):
+    # A start that is uniform on the circle stays uniform whatever a class adds, unless it looks at
+    # the start: the first circular moment of 2000 films is then below 4/sqrt(2000).
+    time = (np.arange(8) + 0.5) / 8
+    poses = [motions._poses(name, time, np.random.default_rng([7, i])) for i in range(2000)]
+    for key in ("x", "y", "heading", "size"):
+        turns = np.stack([np.broadcast_to(pose[key], 8) for pose in poses])
+        assert np.abs(np.exp(2j * np.pi * turns).mean(axis=0)).max() < 4 / np.sqrt(2000)
+
+
+def test_clockwise_motions_turn_clockwise_on_the_screen():
+    time = np.linspace(0, 1, 200)
+    for name, sign in (("orbit_clockwise", 1), ("orbit_counterclockwise", -1)):
+        offsets = motions.MOTIONS[name](time, np.random.default_rng(0))
+        x, y = offsets["x"], offsets["y"]  # y points down
+        turning = x[:-1] * np.diff(y) - y[:-1] * np.diff(x)
+        assert (sign * turning > 0).all()
+    spin = motions.MOTIONS["spin_clockwise"](time, np.random.default_rng(0))["heading"]
+    assert (np.diff(spin) > 0).all()
+
+
+@pytest.mark.parametrize(("turns", "axis"), [(0.0, "x"), (0.25, "y")])
+def test_heading_turns_from_right_to_down(turns, axis):
+    y, x = np.mgrid[:36, :36].astype(np.float32)[:, None] + 0.5
+    pose = {key: np.array([0.5]) for key in ("x", "y", "size")} | {"heading": np.array([turns])}
+    cover = motions._dart((x, y), pose, 36)
+    mean = {"x": (cover * x).sum() / cover.sum(), "y": (cover * y).sum() / cover.sum()}
+    other = {"x": "y", "y": "x"}[axis]
+    assert mean[axis] < 16.5  # the wide end is behind, so the tip shows right or down
+    assert mean[other] == pytest.approx(18, abs=1e-3)
+
+
+@pytest.mark.parametrize(("name", "cycles"), COUNTS.items())
+def test_counts_look_alike_at_few_frames_and_differ_at_sixteen(name, cycles):
+    def strongest_frequencies(frames):
+        time = (np.arange(frames) + 0.5) / frames
+        found = []
+        for seed in range(20):
+            offsets = motions.MOTIONS[name](time, np.random.default_rng(seed))
+            turns = offsets.get("size")
+            wave = offsets["x"] if turns is None else np.cos(2 * np.pi * (turns + 0.1))
+            found.append(1 + np.abs(np.fft.rfft(wave))[1:].argmax())
+        return found
+
+    assert set(strongest_frequencies(16)) == {cycles}
+    assert strongest_frequencies(8).count(min(cycles, 8 - cycles)) >= 15  # 3 and 5 are one
+    assert strongest_frequencies(4).count(1) >= 15  # 1, 3 and 5 are one
+
+
+def test_the_decoy_makes_the_motion_of_any_class(monkeypatch):
+    names, poses = [], motions._poses
+    monkeypatch.setattr(
+        motions, "_poses", lambda name, *given: names.append(name) or poses(name, *given)
+    )
+    for seed in range(100):
+        draw("sway_five_times", size=16, frames=1, rng=np.random.default_rng(seed))
+    subjects, decoys = names[::2], names[1::2]
+    assert set(subjects) == {"sway_five_times"}
+    assert set(decoys) == set(CLASSES)
+
+
+def test_in_a_third_of_the_films_the_decoy_looks_like_the_subject():
+    films = 300
+    blue = 0
+    for seed in range(films):
+        film = draw("sway_five_times", size=28, frames=4, rng=np.random.default_rng(seed))
+        blue += (film[..., 2].astype(int) - film[..., 0] > 35).sum() > 20
+    share = 1 - blue / films
+    assert abs(share - 1 / 3) < 3 * np.sqrt(2 / 9 / films)

@@ -1,0 +1,376 @@
+"""The official layouts, in miniature: what stands in the index, and which problems are named."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+from pathlib import Path
+
+import pytest
+from preparation_layouts import NAMES, Layouts
+
+from ffn.data import read_annotations, read_classes
+from ffn.datasets import Division, PreparationError, prepare
+
+
+def rows(root: Path, name: str) -> list[dict[str, str]]:
+    with (root / "index" / name).open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+def labels(root: Path, name: str) -> dict[str, str]:
+    return {row["path"]: row["label"] for row in rows(root, name)}
+
+
+def problems(summary) -> set[tuple[str, str, str]]:
+    return {(one.kind, one.split, one.name) for one in summary.problems}
+
+
+def test_something_v1(layouts: Layouts) -> None:
+    layouts.sthv1()
+
+    summary = prepare("sthv1", layouts.root)
+
+    train = rows(layouts.root, "train.csv")
+    assert list(train[0]) == ["path", "label", "frames", "fps", "duration", "width", "height"]
+    assert [(row["path"].rpartition("/")[2], row["label"]) for row in train] == [
+        (str(n), NAMES[n % 4]) for n in (1, 2, 3, 4, 6, 7, 8)
+    ]
+    assert [row["frames"] for row in train] == [str(3 + n % 4) for n in (1, 2, 3, 4, 6, 7, 8)]
+    assert {(row["fps"], row["duration"], row["width"], row["height"]) for row in train} == {
+        ("", "", "32", "24")
+    }
+    assert problems(summary) == {
+        ("missing", "train", "9"),
+        ("unreadable", "train", "5"),
+        ("unlisted", "", "20bn-something-something-v1/99"),
+    }
+    gap = next(one for one in summary.problems if one.kind == "unreadable")
+    assert "00002.jpg is missing" in gap.detail
+    assert any("something-something-v1-test.csv holds no labels" in note for note in summary.notes)
+    assert [(s.name, s.listed, s.found, s.missing, s.unreadable) for s in summary.splits] == [
+        ("train", 9, 8, 1, 1),
+        ("val", 4, 4, 0, 0),
+    ]
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_something_v2(layouts: Layouts, later: bool) -> None:
+    layouts.sthv2(later=later)
+
+    summary = prepare("sthv2", layouts.root)
+
+    assert summary.problems == []
+    assert read_classes(layouts.root / "index/classes.txt") == NAMES  # by index, not as written
+    videos = "20bn-something-something-v2"
+    expected = {f"{videos}/{n}.webm": NAMES[n % 4] for n in range(1, 5)}
+    assert labels(layouts.root, "train.csv") == expected
+    assert (layouts.root / "index/test.csv").exists() == later
+    if later:
+        expected = {f"{videos}/{n}.webm": NAMES[n % 4] for n in range(9, 13)}
+        assert labels(layouts.root, "test.csv") == expected
+    else:
+        assert any("holds no labels: its 4 videos" in note for note in summary.notes)
+
+
+def test_index_is_what_training_reads(layouts: Layouts) -> None:
+    """With data.root=ROOT data.train=index/train.csv data.classes=index/classes.txt."""
+    layouts.sthv2()
+    prepare("sthv2", layouts.root)
+
+    index = layouts.root / "index"
+    classes = read_classes(index / "classes.txt")
+    records, names = read_annotations(index / "val.csv", root=layouts.root, classes=classes)
+
+    assert names == NAMES
+    assert [record.label for record in records] == [n % 4 for n in range(5, 9)]
+    assert all(Path(record.path).is_file() for record in records)
+    assert [record.frames for record in records] == [5] * 4
+
+
+def test_jester_of_both_releases(layouts: Layouts) -> None:
+    names = ["Swiping Left", "Swiping Right", "Thumb Up"]
+    layouts.text("jester-v1-labels.csv", names[::-1])
+    for role, ids in (("train", (1, 2, 3)), ("validation", (4, 5, 6))):
+        layouts.text(f"jester-v1-{role}.csv", [f"{n};{names[n % 3]}" for n in ids])
+    for number in range(1, 7):
+        layouts.frames(f"20bn-jester-v1/{number}")
+
+    assert prepare("jester", layouts.root).problems == []
+
+    assert read_classes(layouts.root / "index/classes.txt") == names[::-1]
+    assert labels(layouts.root, "val.csv")["20bn-jester-v1/5"] == "Thumb Up"
+
+
+def test_jester_with_a_header_and_a_folder_per_split(layouts: Layouts) -> None:
+    """Comma-separated, with a cell that holds a comma; ids count anew in every split."""
+    header = "video_id,label,frames,label_id,shape,format"
+    shape = '"(100, 176, 3)"'
+    for split, name in (("Train", "Swiping Left"), ("Validation", "Doing other things")):
+        lines = [f"{n},{name},37,{n - 1},{shape},JPEG" for n in (1,)]
+        other = f"2,Thumb Up,37,2,{shape},JPEG"
+        layouts.text(f"{split}.csv", [header, *lines, other])
+        for number in (1, 2):
+            layouts.frames(f"{split}/{number}")
+    layouts.text("Test.csv", ["id,label,frames,label_id,shape,format", f"1,,37,,{shape},JPEG"])
+    layouts.frames("Test/1")
+
+    summary = prepare("jester", layouts.root)
+
+    assert labels(layouts.root, "train.csv") == {"Train/1": "Swiping Left", "Train/2": "Thumb Up"}
+    assert labels(layouts.root, "val.csv") == {"Validation/2": "Thumb Up"}
+    assert read_classes(layouts.root / "index/classes.txt") == ["Swiping Left", "Thumb Up"]
+    assert ("label", "val", "1") in problems(summary)
+    assert not (layouts.root / "index/test.csv").exists()
+
+
+@pytest.mark.parametrize("splits", ["testTrainMulti_7030_splits", "test_train_splits/deeper"])
+def test_hmdb51_has_three_divisions(layouts: Layouts, splits: str) -> None:
+    names = layouts.hmdb51(splits)
+
+    summary = prepare("hmdb51", layouts.root)
+
+    assert summary.problems == []  # videos with 0 are unused there, not unlisted
+    marks = {1: "120", 2: "012", 3: "201"}
+    for number, mark in marks.items():
+        for part, one in (("train", "1"), ("val", "2")):
+            expected = {
+                f"hmdb51_org/{name}/{videos[mark.index(one)]}": name
+                for name, videos in names.items()
+            }
+            assert labels(layouts.root, f"split{number}/{part}.csv") == expected
+    assert read_classes(layouts.root / "index/classes.txt") == ["brush_hair", "cartwheel"]
+
+
+def test_ucf101_in_two_spellings_and_crlf(layouts: Layouts) -> None:
+    layouts.ucf101()
+
+    summary = prepare("ucf101", layouts.root)
+
+    assert summary.problems == []
+    assert labels(layouts.root, "split2/val.csv") == {
+        "UCF-101/Archery/v_Archery_g02_c01.avi": "Archery",
+        "UCF-101/HandstandPushups/v_HandStandPushups_g02_c01.avi": "HandstandPushups",
+    }
+    assert len(rows(layouts.root, "split2/train.csv")) == 4
+
+
+def test_ucf101_names_a_class_number_that_contradicts_the_folder(layouts: Layouts) -> None:
+    layouts.ucf101()
+    path = layouts.root / "ucfTrainTestlist/trainlist01.txt"
+    path.write_text(path.read_text().replace("g02_c01.avi 1", "g02_c01.avi 2"))
+
+    summary = prepare("ucf101", layouts.root)
+
+    assert problems(summary) == {("label", "split1/train", "Archery/v_Archery_g02_c01.avi")}
+
+
+def test_problems_of_a_list(layouts: Layouts) -> None:
+    """Each is named, and what is left is indexed."""
+    layouts.sthv1()
+    path = layouts.root / "something-something-v1-train.csv"
+    lines = path.read_text().splitlines()
+    again, other, unknown = lines[0], f"2;{NAMES[0]}", "3;Juggling something"
+    lines[2] = unknown
+    layouts.text(path.name, [*lines, again, other, f"11;{NAMES[3]}"])
+
+    summary = prepare("sthv1", layouts.root)
+
+    found = problems(summary)
+    assert {("duplicate", "train", "1"), ("label", "train", "2"), ("label", "train", "3")} <= found
+    assert ("overlap", "val", "11") in found
+    kept = {path.rpartition("/")[2] for path in labels(layouts.root, "train.csv")}
+    assert kept == {"1", "4", "6", "7", "8", "11"}
+    table = rows(layouts.root, "problems.csv")
+    assert [tuple(row.values()) for row in table] == [
+        (one.kind, one.split, one.name, one.detail) for one in summary.problems
+    ]
+    unknown = next(row for row in table if row["kind"] == "label" and row["name"] == "3")
+    assert "something-something-v1-train.csv:3" in unknown["detail"]
+    assert "'Juggling something'" in unknown["detail"]
+
+
+def test_a_class_without_a_video(layouts: Layouts) -> None:
+    """Its only training videos are one that is not there and one that cannot be read."""
+    layouts.sthv1()
+    (layouts.root / "20bn-something-something-v1/1").rename(layouts.root / "elsewhere")
+
+    summary = prepare("sthv1", layouts.root)
+
+    assert ("missing", "train", "1") in problems(summary)
+    assert ("class", "train", NAMES[1]) in problems(summary)
+    assert ("unlisted", "", "elsewhere") in problems(summary)
+    assert [(split.name, split.classes) for split in summary.splits] == [("train", 3), ("val", 4)]
+    assert summary.classes == NAMES
+
+
+def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
+    """Cells of a csv lose their outer blanks, and Linux allows names that are no UTF-8."""
+    write_films(layouts, {"train/run/a": 1, "val/run/a": 1})
+    layouts.frames("train/run/clip ")
+    layouts.frames("train/run/clip")
+    (layouts.root / "train/run/clip").rename(layouts.root / "train/run/\udcff")
+
+    summary = prepare("folder", layouts.root)
+
+    assert problems(summary) == {
+        ("name", "train", "train/run/clip "),
+        ("name", "train", "train/run/\\udcff"),
+    }
+    assert list(labels(layouts.root, "train.csv")) == ["train/run/a_0.mp4"]
+    assert [row["name"] for row in rows(layouts.root, "problems.csv")] == sorted(
+        one.name for one in summary.problems
+    )
+
+    layouts.video("train/jump /a.mp4")
+    with pytest.raises(PreparationError, match="class 'jump ' cannot stand in a list"):
+        prepare("folder", layouts.root, overwrite=True)
+
+
+def test_fingerprint_by_hand(layouts: Layouts) -> None:
+    layouts.sthv1()
+
+    mark = prepare("sthv1", layouts.root).description["fingerprint"]
+
+    train, val = (1, 2, 3, 4, 6, 7, 8), (11, 12, 13, 14)
+    lines = [f"train\t{n}\t{NAMES[n % 4]}\n" for n in train]
+    lines += [f"val\t{n}\t{NAMES[n % 4]}\n" for n in val]
+    assert mark["sha256"] == hashlib.sha256("".join(sorted(lines)).encode()).hexdigest()
+    assert mark["videos"] == {"train": 7, "val": 4}
+    assert mark["videos_per_class"]["train"] == dict(zip(NAMES, (2, 1, 2, 2), strict=True))
+    # 3 + n % 4 frames: 3 for n = 4, 8; 4 … 6 for the others
+    assert mark["frames"]["train"] == {"2-3": 2, "4-7": 5}
+    assert mark["classes"] == NAMES
+    written = json.loads((layouts.root / "index/dataset.json").read_text())
+    assert written["fingerprint"] == json.loads(json.dumps(mark))
+
+
+def test_lists_elsewhere_and_two_that_differ(layouts: Layouts, tmp_path: Path) -> None:
+    layouts.sthv1()
+    copy = Layouts(layouts.root / "old", None, None)
+    copy.text("something-something-v1-train.csv", [f"1;{NAMES[1]}"])
+
+    with pytest.raises(PreparationError, match=r"2 different files .* --annotations"):
+        prepare("sthv1", layouts.root)
+
+    copy.text("something-something-v1-labels.csv", NAMES)
+    prepare("sthv1", layouts.root, annotations=layouts.root / "old")
+    assert len(rows(layouts.root, "train.csv")) == 1
+
+
+def test_a_video_in_several_forms(layouts: Layouts) -> None:
+    """Files stand before frames of the same name; two files need a word of which."""
+    layouts.sthv2()
+    layouts.frames("frames/1")
+
+    assert prepare("sthv2", layouts.root).problems == []
+    assert "20bn-something-something-v2/1.webm" in labels(layouts.root, "train.csv")
+
+    layouts.video("mp4/1.mp4")
+    summary = prepare("sthv2", layouts.root, overwrite=True)
+    assert ("ambiguous", "train", "1") in problems(summary)
+    prepare("sthv2", layouts.root, overwrite=True, videos="mp4")
+    assert list(labels(layouts.root, "train.csv")) == ["mp4/1.mp4"]
+    prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root / "frames")
+    assert list(labels(layouts.root, "train.csv")) == ["frames/1"]
+    with pytest.raises(NotADirectoryError, match="no folder below"):
+        prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root.parent)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (
+            "sthv1",
+            r"no labels list of Something-Something V1 .*v1-labels\.csv",
+        ),
+        ("sthv2", r"no labels list of Something-Something V2"),
+        ("k400", r"no official list of Kinetics-400 .*youtube_id.*the data set `folder`"),
+        ("hmdb51", r"no list of HMDB51 .*brush_hair_test_split1\.txt"),
+        ("ucf101", r"no class index list of UCF101"),
+        ("jester", r"no train list of Jester"),
+        ("folder", r"holds no video as CLASS/video or SPLIT/CLASS/video"),
+        ("imagenet", r"unknown data set 'imagenet'"),
+    ],
+)
+def test_nothing_there(tmp_path: Path, dataset: str, message: str) -> None:
+    with pytest.raises(PreparationError, match=message):
+        prepare(dataset, tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_lists_without_videos(layouts: Layouts) -> None:
+    layouts.text("something-something-v1-labels.csv", NAMES)
+    layouts.text("something-something-v1-train.csv", [f"1;{NAMES[1]}"])
+
+    with pytest.raises(PreparationError, match=r"none of the 1 listed videos .* 0 video files"):
+        prepare("sthv1", layouts.root)
+
+
+def write_films(layouts: Layouts, places: dict[str, int]) -> None:
+    for path, count in places.items():
+        for number in range(count):
+            layouts.video(f"{path}_{number}.mp4")
+
+
+def test_folder_with_splits(layouts: Layouts) -> None:
+    write_films(layouts, {"train/run/a": 2, "train/jump/a": 1, "validation/run/b": 1})
+    layouts.frames("validation/jump/frames_of_one")
+    layouts.video("train/stray.mp4")
+
+    summary = prepare("folder", layouts.root)
+
+    assert labels(layouts.root, "val.csv") == {
+        "validation/jump/frames_of_one": "jump",
+        "validation/run/b_0.mp4": "run",
+    }
+    assert problems(summary) == {("unlisted", "", "train/stray.mp4")}
+    with pytest.raises(PreparationError, match=r"has folders of splits \(train, validation\)"):
+        prepare("folder", layouts.root, division=Division(), overwrite=True)
+    with pytest.raises(PreparationError, match="sthv2 has official splits"):
+        prepare("sthv2", layouts.root, division=Division())
+
+
+def test_folder_is_divided_by_class_and_always_alike(layouts: Layouts) -> None:
+    write_films(layouts, {"run/a": 10, "jump/a": 5})
+
+    prepare("folder", layouts.root, division=Division(val_fraction=0.4))
+    held_out = labels(layouts.root, "val.csv")
+    prepare("folder", layouts.root, division=Division(val_fraction=0.4), overwrite=True)
+
+    assert sorted(held_out.values()) == ["jump"] * 2 + ["run"] * 4
+    assert labels(layouts.root, "val.csv") == held_out
+    together = held_out | labels(layouts.root, "train.csv")
+    assert len(together) == 15
+    prepare("folder", layouts.root, division=Division(0.4, seed=1), overwrite=True)
+    assert labels(layouts.root, "val.csv") != held_out
+
+
+def test_folder_keeps_groups_together(layouts: Layouts) -> None:
+    """A group may reach over classes, and a class of two large groups still has one of each."""
+    write_films(
+        layouts,
+        {"run/p1": 2, "run/p2": 2, "run/p3": 2, "jump/p1": 1, "jump/p4": 3, "jump/p5": 2},
+    )
+
+    prepare("folder", layouts.root, division=Division(group_pattern=r"^(p\d)_"))
+
+    groups = {
+        name: {(path.split("/")[1])[:2] for path in labels(layouts.root, f"{name}.csv")}
+        for name in ("train", "val")
+    }
+    assert not groups["train"] & groups["val"]
+    assert set(labels(layouts.root, "val.csv").values()) == {"run", "jump"}
+    assert set(labels(layouts.root, "train.csv").values()) == {"run", "jump"}
+
+
+def test_folder_refuses_a_pattern_that_fits_not_all(layouts: Layouts) -> None:
+    write_films(layouts, {"run/p1": 1, "jump/x": 1})
+
+    with pytest.raises(PreparationError, match=r"not found in jump/x_0\.mp4"):
+        prepare("folder", layouts.root, division=Division(group_pattern=r"^(p\d)_"))
+    with pytest.raises(PreparationError, match="no regular expression"):
+        Division(group_pattern="(")
+    with pytest.raises(PreparationError, match="0 < fraction < 1"):
+        Division(val_fraction=1.0)

@@ -1,0 +1,248 @@
+"""Looking at files in parallel, the journal that lets it resume, and copies in another form."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import av
+import pytest
+from preparation_layouts import Layouts, films, index
+
+from ffn.data.workers import work
+from ffn.datasets import prepare, run
+from ffn.datasets.facts import Journal, VideoFacts
+
+ROOT = Path(__file__).parents[2]
+
+
+def count_opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Files that are really looked at."""
+    from ffn.datasets import facts
+
+    opened, read = [], facts.read_facts
+    monkeypatch.setattr(facts, "read_facts", lambda path, *a: opened.append(path) or read(path, *a))
+    return opened
+
+
+def test_facts_of_a_file(layouts: Layouts) -> None:
+    films(layouts, 1, rotation=90)
+
+    prepare("folder", layouts.root)
+
+    assert index(layouts.root) == [
+        {
+            "path": "train/run/0.mp4",
+            "label": "run",
+            "frames": "5",
+            "fps": "25",
+            "duration": "0.2",
+            "width": "24",
+            "height": "32",
+        }
+    ]
+
+
+def test_unreadable_files_are_named_with_the_cause(layouts: Layouts) -> None:
+    films(layouts, 2)
+    (layouts.root / "train/run/empty.mp4").touch()
+    layouts.text("train/run/page.mp4", ["<html>not found</html>"])
+
+    summary = prepare("folder", layouts.root)
+
+    causes = {one.name: one.detail for one in summary.problems if one.kind == "unreadable"}
+    assert "0 bytes" in causes["train/run/empty.mp4"]
+    assert "not a video" in causes["train/run/page.mp4"]
+    assert [row["path"] for row in index(layouts.root)] == ["train/run/0.mp4", "train/run/1.mp4"]
+
+
+def test_verify_finds_damage_that_the_packets_hide(layouts: Layouts) -> None:
+    for name in ("whole", "broken"):
+        layouts.video(f"train/run/{name}.mp4", 40, stream={"g": "40", "bf": "0", "qp": "5"})
+    layouts.video("val/run/a.mp4")
+    path = layouts.root / "train/run/broken.mp4"
+    data = bytearray(path.read_bytes())
+    begin = data.find(b"mdat") + 4
+    with av.open(str(path)) as container:
+        packets = [packet for packet in container.demux(video=0) if packet.size]
+        middle = packets[20].pos
+    assert begin < middle
+    data[middle + 4 : middle + 4 + packets[20].size - 8] = os.urandom(packets[20].size - 8)
+    path.write_bytes(data)
+
+    trusted = prepare("folder", layouts.root)
+    verified = prepare("folder", layouts.root, verify=True, overwrite=True)
+
+    assert [p.kind for p in trusted.problems] == []
+    assert [(p.kind, p.name) for p in verified.problems] == [("unreadable", "train/run/broken.mp4")]
+    assert verified.description["verified"]
+
+
+def test_an_index_is_not_overwritten_unasked(layouts: Layouts) -> None:
+    films(layouts)
+    prepare("folder", layouts.root)
+    before = (layouts.root / "index/train.csv").read_text()
+
+    with pytest.raises(FileExistsError, match="holds an index already"):
+        prepare("folder", layouts.root)
+    layouts.video("train/run/new.mp4")
+    prepare("folder", layouts.root, overwrite=True)
+
+    assert len(index(layouts.root)) == len(before.splitlines())  # with the header, one less
+
+
+def test_a_users_own_list_is_not_overwritten(layouts: Layouts) -> None:
+    films(layouts, 1)
+    layouts.text("index/train.csv", ["path,label", "a.mp4,run"])
+
+    with pytest.raises(FileExistsError, match=r"train\.csv"):
+        prepare("folder", layouts.root)
+
+    assert (layouts.root / "index/train.csv").read_text() == "path,label\na.mp4,run\n"
+    assert sorted(p.name for p in (layouts.root / "index").iterdir()) == ["train.csv"]
+
+
+def test_a_smaller_data_set_leaves_no_old_list(layouts: Layouts) -> None:
+    films(layouts)
+    layouts.video("test/run/a.mp4")
+    prepare("folder", layouts.root)
+    assert (layouts.root / "index/test.csv").exists()
+
+    (layouts.root / "test/run/a.mp4").unlink()
+    prepare("folder", layouts.root, overwrite=True)
+
+    assert not (layouts.root / "index/test.csv").exists()
+
+
+def test_resumes_from_the_journal(layouts: Layouts, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Broken off at the third file, it goes on with the third; half a line does no harm."""
+    films(layouts)
+    seen = []
+
+    def stop(what: str, done: int, count: int) -> None:
+        seen.append((what, done, count))
+        if done == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        prepare("folder", layouts.root, progress=stop)
+    assert seen == [("reading", done, 6) for done in range(4)]
+    assert not (layouts.root / "index/train.csv").exists()
+    with (layouts.root / "index/journal.jsonl").open("a") as file:
+        file.write('{"path": "train/run/2.mp4", "key": [1, 2')
+
+    opened = count_opened(monkeypatch)
+    prepare("folder", layouts.root)
+
+    assert len(opened) == 3
+    assert [row["frames"] for row in index(layouts.root)] == ["5", "6", "7"]
+    lines = (layouts.root / "index/journal.jsonl").read_text().splitlines()
+    assert sorted(json.loads(line)["path"] for line in lines) == sorted(
+        f"{split}/run/{n}.mp4" for split in ("train", "val") for n in range(3)
+    )
+
+
+def test_a_changed_file_is_looked_at_again(
+    layouts: Layouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    films(layouts)
+    prepare("folder", layouts.root)
+    layouts.video("train/run/1.mp4", 9)
+    opened = count_opened(monkeypatch)
+
+    prepare("folder", layouts.root, overwrite=True)
+
+    assert [Path(path).name for path in opened] == ["1.mp4"]
+    assert [row["frames"] for row in index(layouts.root)] == ["5", "9", "7"]
+
+    opened.clear()
+    prepare("folder", layouts.root, overwrite=True, verify=True)
+    assert len(opened) == 6  # what was trusted is verified now, and then once
+    prepare("folder", layouts.root, overwrite=True)
+    assert len(opened) == 6
+
+
+def test_journal_drops_what_is_no_line(tmp_path: Path) -> None:
+    (tmp_path / "a.mp4").write_bytes(b"x")
+    path = tmp_path / "journal.jsonl"
+    journal = Journal(path, tmp_path, "{:05d}.jpg")
+    journal.add("a.mp4", False, VideoFacts(3, 4, 5, 25.0, 0.12))
+    journal.close()
+    path.write_bytes(b"[]\nnonsense\n" + path.read_bytes() + b'{"pa')
+
+    again = Journal(path, tmp_path, "{:05d}.jpg")
+
+    assert again.find("a.mp4", verified=False) == VideoFacts(3, 4, 5, 25.0, 0.12)
+    assert again.find("a.mp4", verified=True) is None
+    again.add("a.mp4", True, "broken")
+    again.close()
+    assert path.read_bytes().endswith(b"}\n")
+    assert Journal(path, tmp_path, "x{}").find("a.mp4", verified=True) == "broken"
+
+
+def _die_on_three(job: int) -> int:
+    if job == 3:
+        os.kill(os.getpid(), signal.SIGKILL)
+    if job == 5:
+        time.sleep(60)
+    return job * job
+
+
+def test_a_crash_or_a_hang_of_the_decoder_costs_one_file_alone() -> None:
+    outcomes = dict(work(_die_on_three, range(8), workers=2, timeout=1))
+
+    assert "ended the process" in outcomes.pop(3)
+    assert outcomes.pop(5) == "took more than 1 s and was given up"
+    assert outcomes == {n: n * n for n in (0, 1, 2, 4, 6, 7)}
+
+
+def test_two_preparations_at_once(layouts: Layouts) -> None:
+    from filelock import FileLock
+
+    films(layouts, 1)
+    (layouts.root / "index").mkdir()
+    with (
+        FileLock(layouts.root / "index/.lock"),
+        pytest.raises(FileExistsError, match="another preparation"),
+    ):
+        prepare("folder", layouts.root)
+
+
+@pytest.mark.slow
+def test_killed_and_continued(layouts: Layouts) -> None:
+    """kill -9 while files are read; no process stays, and the same command finishes the index."""
+    films(layouts, 1)
+    for split in ("train", "val"):
+        for number in range(1, 200):
+            shutil.copy(
+                layouts.root / split / "run/0.mp4", layouts.root / split / f"run/{number}.mp4"
+            )
+    code = "import sys; from ffn.cli.prepare_data import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "folder", "--root", str(layouts.root), "--workers", "2"]
+    journal = layouts.root / "index/journal.jsonl"
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+        while not (journal.exists() and journal.read_bytes().count(b"\n") > 20):
+            time.sleep(0.01)
+        process.kill()
+    known = journal.read_bytes().count(b"\n")
+    assert 20 < known < 400
+    assert not (layouts.root / "index/dataset.json").exists()
+
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+    assert done.returncode == 0, done.stderr
+    assert len(index(layouts.root)) == 200
+    lines = [json.loads(line)["path"] for line in journal.read_text().splitlines()]
+    assert len(lines) == len(set(lines)) == 400
+
+
+def test_every_data_set_of_the_command_line_has_a_reader() -> None:
+    from ffn.cli.prepare_data import DATASETS
+
+    assert tuple(run.DATASETS) == DATASETS

@@ -1,0 +1,80 @@
+"""Which classes a mirror exchanges."""
+
+from __future__ import annotations
+
+import pytest
+
+from ffn.data import swap_pairs
+from ffn.datasets import mirror_pairs, mirror_problems
+from ffn.datasets.motions import CLASSES
+
+
+def test_something_something() -> None:
+    names = [
+        "Plugging something into something but pulling it right out as you remove your hand",
+        "Pulling something from left to right",
+        "Pulling something from right to left",
+        "Pulling two ends of something so that it separates into two pieces",
+        "Pushing something from left to right",
+        "Pushing something from right to left",
+        "Putting something upright on the table",
+        "Turning the camera downwards while filming something",
+        "Turning the camera left while filming something",
+        "Turning the camera right while filming something",
+        "Turning the camera upwards while filming something",
+        "Twisting (wringing) something wet until water comes out",
+    ]
+
+    pairs = mirror_pairs(names)
+
+    assert pairs == [(names[1], names[2]), (names[4], names[5]), (names[8], names[9])]
+    assert mirror_problems(names) == []
+    assert swap_pairs(pairs, names) == [[1, 2], [4, 5], [8, 9]]
+
+
+def test_jester() -> None:
+    names = ["Swiping Right", "Thumb Up", "Sliding Two Fingers Right", "Turning Hand Clockwise"]
+    names += ["Swiping Left", "Turning Hand Counterclockwise", "Sliding Two Fingers Left"]
+
+    assert mirror_pairs(names) == [
+        ("Swiping Right", "Swiping Left"),
+        ("Sliding Two Fingers Right", "Sliding Two Fingers Left"),
+        ("Turning Hand Clockwise", "Turning Hand Counterclockwise"),
+    ]
+
+
+def test_generated_motions() -> None:
+    """A mirror turns an orbit round; "right, then down" becomes "left, then down", no class."""
+    assert mirror_pairs(CLASSES) == [
+        ("orbit_clockwise", "orbit_counterclockwise"),
+        ("spin_clockwise", "spin_counterclockwise"),
+    ]
+    assert mirror_problems(CLASSES) == [name for name in CLASSES if "_then_" in name]
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ("SwipeLeft", "SwipeRight"),
+        ("swipe_left", "swipe_right"),
+        ("turn clockwise", "turn anti-clockwise"),
+        ("turn clockwise", "turn counter clockwise"),
+        ("left", "RIGHT"),
+        ("left hand then right foot", "right hand then left foot"),
+    ],
+)
+def test_spellings(one: str, other: str) -> None:
+    assert mirror_pairs([other, "jump", one]) == [(other, one)]
+
+
+@pytest.mark.parametrize("name", ["upright", "eating leftovers", "bright light", "right away"])
+def test_words_that_are_no_side(name: str) -> None:
+    assert mirror_pairs([name]) == []
+    assert mirror_problems([name]) == []
+
+
+def test_what_has_no_single_mirror_image() -> None:
+    assert mirror_problems(["left hook", "jump"]) == ["left hook"]
+    two = ["turn clockwise", "turn counterclockwise", "turn anticlockwise"]
+    assert mirror_pairs(two) == []
+    assert mirror_problems(two) == two

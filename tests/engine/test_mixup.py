@@ -1,0 +1,222 @@
+"""Mixup, CutMix and smoothing against the formulas, and the losses of soft labels by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from engine_toys import batch, flexible_task, tiny
+
+from ffn.data import Preprocessing, TrainTransform
+from ffn.engine.mixup import BatchMix
+from ffn.engine.tasks import PlainTask, top1
+
+COUNTS = (2, 4, 8)
+CLASSES = 3
+
+
+def mixed(data, step=0, micro=0, rank=0, **options):
+    return BatchMix(CLASSES, **options)(data, step=step, micro=micro, rank=rank)
+
+
+def one_hot(label):
+    return np.eye(CLASSES)[label.numpy()]
+
+
+def before(array):
+    """The video before each one in the batch, the last one before the first."""
+    return np.roll(array, 1, axis=0)
+
+
+def distinct_batch():
+    """Neighbours have different labels, so that the share can be read from the mixed label."""
+    data = batch(COUNTS, size=6)
+    assert all(a != b for a, b in zip(data["label"], data["label"].roll(1), strict=True))
+    return data
+
+
+def share_of(label, own):
+    """lambda of mixed labels: the weight of each video's own class."""
+    weights = label.gather(1, own[:, None])[:, 0]
+    assert weights.numpy() == pytest.approx(weights[0].item(), abs=1e-6)
+    return weights[0].item()
+
+
+def test_mixup_is_the_formula_for_every_view() -> None:
+    data, shares = distinct_batch(), []
+    for step in range(200):
+        out = mixed(data, step, mixup=0.8)
+        share = share_of(out["label"], data["label"])
+        shares.append(share)
+        y = one_hot(data["label"])
+        assert out["label"].numpy() == pytest.approx(share * y + (1 - share) * before(y), abs=1e-6)
+        if step > 5:
+            continue
+        for frames, clip in data["clips"].items():
+            x = clip.double().numpy()
+            expected = share * x + (1 - share) * before(x)
+            np.testing.assert_allclose(out["clips"][frames].numpy(), expected, atol=1e-5)
+            assert type(out["clips"][frames]) is torch.Tensor
+    assert np.mean(shares) == pytest.approx(0.5, abs=0.06)  # Beta(a, a)
+    assert np.var(shares) == pytest.approx(1 / (4 * (2 * 0.8 + 1)), rel=0.2)
+
+
+def test_cutmix_exchanges_one_box_in_every_view() -> None:
+    data, boxes = distinct_batch(), set()
+    for step in range(20):
+        out = mixed(data, step, cutmix=1.0)
+        share = share_of(out["label"], data["label"])
+        for frames, clip in data["clips"].items():
+            partner = clip.roll(1, 0)
+            taken = (out["clips"][frames] != clip).all((0, 1, 2))  # (H, W)
+            rows, columns = taken.any(1).nonzero().flatten(), taken.any(0).nonzero().flatten()
+            box = torch.zeros_like(taken)
+            if len(rows):
+                box[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1] = True
+            assert torch.equal(out["clips"][frames], torch.where(box, partner, clip))
+            assert 1 - box.float().mean().item() == pytest.approx(share, abs=1e-6)
+            boxes.add((step, tuple(box.flatten().tolist())))
+    assert len(boxes) == 20  # one for all views
+    assert len({box for _, box in boxes}) > 12
+
+
+def test_both_take_turns() -> None:
+    data = distinct_batch()
+    cut = 0
+    for step in range(100):
+        out = mixed(data, step, mixup=0.8, cutmix=1.0)["clips"][4]
+        cut += bool(((out == data["clips"][4]) | (out == data["clips"][4].roll(1, 0))).all())
+    assert 35 < cut < 65
+
+
+def test_mirrored_videos_are_mixed_with_the_label_of_their_mirror() -> None:
+    transform = TrainTransform(
+        Preprocessing(crop=16, resize=16), scales=(1,), flip="swap", flip_pairs=[[0, 1]]
+    )
+    ramp = torch.arange(16, dtype=torch.uint8).mul(10).expand(16, 16)
+    frames = ramp[None, :, :, None].expand(2, 16, 16, 3)
+    made = [transform(frames, i % 2, np.random.default_rng(i)) for i in range(8)]
+    mirrored = [bool(clip[0, 0, 0, 0] > clip[0, 0, 0, 15]) for clip, _ in made]
+    assert 0 < sum(mirrored) < 8
+    clips = {2: torch.stack([clip.transpose(0, 1) for clip, _ in made]).float()}
+    label = torch.tensor([label for _, label in made])
+
+    out = mixed({"clips": clips, "label": label}, mixup=0.8)
+
+    drawn = mixed({"clips": clips, "label": torch.arange(8) % 3}, mixup=0.8)["label"]
+    share = share_of(drawn, torch.arange(8) % 3)  # the same draw
+    expected = np.zeros((8, CLASSES))
+    for i in range(8):
+        for j, weight in ((i, share), ((i - 1) % 8, 1 - share)):
+            expected[i, (j + mirrored[j]) % 2] += weight
+    assert out["label"].numpy() == pytest.approx(expected, abs=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"mixup": 0.8}, {"cutmix": 1.0}])
+def test_smoothing_spreads_a_share_over_all_classes(options) -> None:
+    data = distinct_batch()
+    hard = mixed(data, 3, **options)["label"] if options else torch.eye(CLASSES)[data["label"]]
+    soft = mixed(data, 3, **options, smoothing=0.1)
+    assert torch.allclose(soft["label"], 0.9 * hard + 0.1 / CLASSES)
+    assert soft["label"].sum(1).numpy() == pytest.approx(1, abs=1e-6)
+    if not options:
+        assert soft["clips"] is data["clips"]
+
+
+def test_without_options_the_batch_stays() -> None:
+    data = distinct_batch()
+    assert mixed(data) is data
+
+
+def test_draws_depend_on_seed_step_micro_batch_and_rank_alone() -> None:
+    data = distinct_batch()
+    options = {"mixup": 0.8, "cutmix": 1.0, "seed": 4}
+    expected = mixed(data, 3, 1, 2, **options)["label"]
+    torch.manual_seed(9)
+    state = torch.get_rng_state()
+    assert torch.equal(mixed(data, 3, 1, 2, **options)["label"], expected)
+    assert torch.equal(torch.get_rng_state(), state)
+    others = [(4, 1, 2), (3, 0, 2), (3, 1, 0)]
+    found = [mixed(data, *other, **options)["label"] for other in others]
+    found.append(mixed(data, 3, 1, 2, **{**options, "seed": 5})["label"])
+    assert len({tuple(x.flatten().tolist()) for x in [expected, *found]}) == 5
+
+
+def test_the_batch_that_was_given_stays_as_it_was() -> None:
+    data = distinct_batch()
+    copies = {frames: clip.clone() for frames, clip in data["clips"].items()}
+    for step in range(4):
+        mixed(data, step, mixup=0.8, cutmix=1.0, smoothing=0.1)
+    assert all(torch.equal(data["clips"][frames], copies[frames]) for frames in COUNTS)
+    assert data["label"].ndim == 1
+
+
+@pytest.mark.parametrize(
+    "options", [{"mixup": -1}, {"cutmix": -0.1}, {"smoothing": 1.0}, {"smoothing": -0.1}]
+)
+def test_refuses(options) -> None:
+    with pytest.raises(ValueError, match="expected alphas of at least 0 and 0 <= smoothing < 1"):
+        BatchMix(CLASSES, **options)
+
+
+# --- losses -------------------------------------------------------------------------------------
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    return logits - np.log(np.exp(logits).sum(1, keepdims=True))
+
+
+@pytest.mark.parametrize("small_views", ["distill", "label", "mixed"])
+def test_flexible_loss_of_soft_labels_is_the_formula(small_views: str) -> None:
+    task = flexible_task(COUNTS, small_views=small_views).eval()
+    data = mixed(distinct_batch(), mixup=0.8, smoothing=0.1)
+
+    outputs = task(data)
+
+    with torch.no_grad():
+        low, middle, high = (
+            log_softmax(task.model(data["clips"][t], active=t).double().numpy()) for t in COUNTS
+        )
+    target = data["label"].double().numpy()
+
+    def entropy(log_p):
+        return -(target * log_p).sum(1).mean()
+
+    def small(log_q):
+        kl = (np.exp(high) * (high - log_q)).sum(1).mean()
+        parts = {"distill": kl, "label": entropy(log_q), "mixed": (kl + entropy(log_q)) / 2}
+        return parts[small_views]
+
+    expected = entropy(high) + small(middle) + small(low)
+    assert outputs["loss"].item() == pytest.approx(expected, rel=1e-5)
+    assert outputs["loss/ce_8"].item() == pytest.approx(entropy(high), rel=1e-5)
+
+
+def test_plain_loss_of_a_mixed_batch_is_the_weighted_sum_of_two() -> None:
+    """lambda CE(p, y_i) + (1 - lambda) CE(p, y_j), as the papers write it."""
+    torch.manual_seed(0)
+    task, data = PlainTask(tiny(), 4).eval(), distinct_batch()
+    out = mixed(data, cutmix=1.0)
+    share, partner = share_of(out["label"], data["label"]), data["label"].roll(1)
+
+    loss = task(out)["loss"].item()
+
+    log_p = log_softmax(task.model(out["clips"][4]).detach().double().numpy())
+    own, other = (-log_p[np.arange(6), y.numpy()].mean() for y in (data["label"], partner))
+    assert loss == pytest.approx(share * own + (1 - share) * other, rel=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_soft_labels_in_low_precision(dtype: torch.dtype) -> None:
+    task, data = flexible_task(COUNTS).eval(), mixed(distinct_batch(), mixup=0.8, smoothing=0.1)
+    expected = task(data)["loss"]
+    with torch.autocast("cpu", dtype):
+        loss = task(data)["loss"]
+    assert loss.dtype == torch.float32
+    assert loss.item() == pytest.approx(expected.item(), rel=0.05)
+
+
+def test_top1_of_soft_labels_asks_for_the_larger_share() -> None:
+    logits = torch.tensor([[0.1, 0.9, 0.0], [2.0, 1.0, 3.0], [0.0, -1.0, -2.0], [1.0, 2.0, 3.0]])
+    label = torch.tensor([[0.3, 0.7, 0.0], [0.6, 0.0, 0.4], [0.9, 0.05, 0.05], [0.0, 0.4, 0.6]])
+    assert top1(logits, label) == 0.75

@@ -1,0 +1,244 @@
+"""Precise statistics against numpy, hooks on torch's own norms, and one process against two."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_toys import batch, flexible_task, tiny
+from rank_cases import ONE, statistics_of_batches
+from ranks import Ranks
+from timm.layers import BatchNormAct2d
+from torch import Tensor, nn
+
+from ffn import backbones
+from ffn.core import FrameFlexible, convert
+from ffn.engine.precise_bn import update_precise_bn
+
+BATCHES = [batch((2, 4), size=size, seed=size) for size in (4, 3, 5)]  # of different sizes
+
+
+def expected(inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
+    """Mean and unbiased variance per channel of (N, C, …) tensors."""
+    values = [x.movedim(1, 0).flatten(1).double().numpy() for x in inputs]
+    joined = np.concatenate(values, 1)
+    return joined.mean(1), joined.var(1, ddof=1)
+
+
+def check(norm: Any, inputs: list[Tensor], rtol: float = 1e-6) -> None:
+    mean, variance = expected(inputs)
+    np.testing.assert_allclose(norm.running_mean.numpy(), mean, rtol=rtol, atol=rtol)
+    np.testing.assert_allclose(norm.running_var.numpy(), variance, rtol=rtol)
+
+
+def recorded(model: nn.Module, names: list[str], run: Any) -> dict[str, list[Tensor]]:
+    """The inputs of modules during ``run(model)``, on a copy in which torch trains its norms."""
+    model = copy.deepcopy(model).train()
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+    seen: dict[str, list[Tensor]] = {name: [] for name in names}
+    for name, inputs in seen.items():
+        module = model.get_submodule(name)
+        module.register_forward_pre_hook(lambda _, args, inputs=inputs: inputs.append(args[0]))
+    with torch.no_grad():
+        run(model)
+    return seen
+
+
+class First(nn.Module):
+    """A norm that sees the clip itself."""
+
+    def __init__(self, mean: float = 0.0) -> None:
+        super().__init__()
+        self.mean = mean
+        self.norm = nn.BatchNorm3d(3)
+        self.head = nn.Linear(3, 2)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        return self.head(self.norm(clip + self.mean).mean((2, 3, 4)))
+
+
+def test_first_norm_has_the_statistics_of_the_data() -> None:
+    model = convert(First(), (2, 4), alter="none")
+
+    assert update_precise_bn(model, BATCHES, ONE, frames=(2, 4)) == 2
+
+    for count in (2, 4):
+        norm = model.model.norm[str(count)]
+        check(norm, [b["clips"][count] for b in BATCHES])
+        assert int(norm.num_batches_tracked) == 3
+    assert not torch.equal(model.model.norm["2"].running_var, model.model.norm["4"].running_var)
+
+
+def test_large_means_cost_no_digits() -> None:
+    model = First(mean=1e6)  # where float32 itself has steps of 0.06
+
+    update_precise_bn(model, BATCHES, ONE, frames=[4])
+
+    check(model.norm, [b["clips"][4] + 1e6 for b in BATCHES])
+
+
+def test_deep_private_norms_by_hand() -> None:
+    model = flexible_task((2, 4), dropout=0.5).model
+    names = [
+        f"model.net.{norm}.{count}"
+        for norm in ("bn1", "layer2.0.bn1", "layer4.0.bn2", "layer4.0.downsample.1")
+        for count in (2, 4)
+    ]
+
+    def run(model: FrameFlexible) -> None:
+        for one in BATCHES:
+            for count in (2, 4):
+                model(one["clips"][count], active=count)
+
+    inputs = recorded(model, names, run)
+    found = update_precise_bn(model.train(), iter(BATCHES), ONE, frames=(4, 2))
+
+    assert found == 2 * 14
+    for name in names:
+        assert len(inputs[name]) == 3
+        check(model.get_submodule(name), inputs[name], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("slowfast_tiny", nn.BatchNorm3d),
+        ("uniformer_tiny", nn.BatchNorm3d),
+        ("tea_tiny", nn.BatchNorm2d),
+        ("tsm.mobilenetv3_small_050", BatchNormAct2d),
+    ],
+)
+def test_one_batch_is_a_step_with_momentum_one(name: str, kind: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = backbones.build(name, num_classes=3, dropout=0.0)
+    reference = copy.deepcopy(model).train()
+    norms = {n: m for n, m in reference.named_modules() if isinstance(m, nn.BatchNorm2d | kind)}
+    assert any(type(m) is kind for m in norms.values())
+    for norm in norms.values():
+        norm.momentum = 1.0
+    clip = torch.randn(4, 3, 4, 32, 32)
+    with torch.no_grad():
+        reference(clip)
+
+    assert update_precise_bn(model.eval(), [{"clips": {4: clip}}], ONE, frames=[4]) == len(norms)
+
+    for key, norm in norms.items():
+        found = model.get_submodule(key)
+        torch.testing.assert_close(found.running_mean, norm.running_mean, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(found.running_var, norm.running_var, rtol=1e-4, atol=1e-6)
+        assert int(found.num_batches_tracked) == 1
+
+
+def test_norms_of_vectors() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
+    batches = [{"clips": {2: torch.randn(size, 3, 2, 2, 2)}} for size in (4, 9)]
+
+    update_precise_bn(model, batches, ONE, frames=[2])
+
+    with torch.no_grad():
+        check(model[2], [model[1](b["clips"][2].flatten(1)) for b in batches], rtol=1e-5)
+
+
+def test_a_shared_norm_has_the_statistics_of_all_views() -> None:
+    model = convert(First(), (2, 4), private="none", alter="none")
+
+    update_precise_bn(model, BATCHES, ONE, frames=(2, 4))
+
+    check(model.model.norm, [b["clips"][count] for b in BATCHES for count in (2, 4)])
+    assert int(model.model.norm.num_batches_tracked) == 6
+
+
+def test_nothing_else_changes() -> None:
+    model = flexible_task((2, 4), dropout=0.5).model.train()
+    model.model.net.layer1.eval()
+    model.activate(2)
+    model(BATCHES[0]["clips"][2], active=2).sum().backward()
+    before = copy.deepcopy(model)
+    gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    random = torch.get_rng_state()
+
+    update_precise_bn(model, BATCHES, ONE, frames=(2, 4))
+
+    assert torch.equal(torch.get_rng_state(), random)  # no dropout was drawn
+    assert model.active == 2
+    for found, old in zip(model.modules(), before.modules(), strict=True):
+        assert found.training == old.training
+        assert getattr(found, "track_running_stats", 0) == getattr(old, "track_running_stats", 0)
+        assert len(found._forward_pre_hooks) == len(old._forward_pre_hooks)
+    for parameter, old in zip(model.parameters(), before.parameters(), strict=True):
+        assert torch.equal(parameter, old)
+    for parameter, old in zip(model.parameters(), gradients, strict=True):
+        assert old is None if parameter.grad is None else torch.equal(parameter.grad, old)
+    changed = {n for n, b in before.named_buffers() if not torch.equal(b, model.get_buffer(n))}
+    assert len(changed) == 3 * 2 * 14
+    assert {name.rsplit(".", 1)[1] for name in changed} == {
+        "running_mean",
+        "running_var",
+        "num_batches_tracked",
+    }
+
+
+def test_only_the_named_views_and_used_norms_are_set() -> None:
+    model = convert(First(), (2, 4), alter="none")
+    model.unused = nn.BatchNorm2d(3)
+
+    assert update_precise_bn(model, BATCHES, ONE, frames=[2]) == 1
+
+    for norm in (model.model.norm["4"], model.unused):
+        assert int(norm.num_batches_tracked) == 0
+        assert torch.equal(norm.running_var, torch.ones(3))
+
+
+def test_without_running_statistics_nothing_runs() -> None:
+    model = nn.Sequential(nn.LayerNorm(3), nn.BatchNorm2d(3, track_running_stats=False))
+
+    assert update_precise_bn(model, [], ONE, frames=[2]) == 0
+
+
+def test_no_batch_or_view_is_an_error() -> None:
+    model = tiny().train()
+    with pytest.raises(ValueError, match="no batch came"):
+        update_precise_bn(model, [], ONE, frames=[2])
+    with pytest.raises(ValueError, match=r"no clips of 8 frames, it has \[2, 4\]"):
+        update_precise_bn(model, BATCHES, ONE, frames=[8])
+
+    assert all(module.training for module in model.modules())
+    assert all(len(module._forward_pre_hooks) == 0 for module in model.modules())
+
+
+@pytest.mark.parametrize("shares", [[2, 2], [1, 3], [4, 0]])
+def test_two_processes_find_what_one_does(two_ranks: Ranks, shares: list[int]) -> None:
+    expected = statistics_of_batches(ONE, [4], False)
+    found = two_ranks.run(statistics_of_batches, shares, False)
+
+    assert len(expected) == 3 * 2 * 14
+    for key, value in expected.items():
+        assert torch.equal(found[0][key], found[1][key])
+        if key.endswith("tracked"):
+            assert int(found[0][key]) == max(shares)
+        else:
+            torch.testing.assert_close(found[0][key], value, rtol=1e-10, atol=1e-12)
+
+
+def test_synchronised_norms_see_whole_batches(two_ranks: Ranks) -> None:
+    expected = statistics_of_batches(ONE, [4], False)
+    found = two_ranks.run(statistics_of_batches, [4], True)
+
+    for key, value in expected.items():
+        torch.testing.assert_close(found[0][key], value, rtol=1e-10, atol=1e-12)
+        assert torch.equal(found[0][key], found[1][key])
+
+
+def test_dropout_before_a_norm_is_off() -> None:
+    """It would raise the variance, which the norm in evaluation never sees."""
+    model = nn.Sequential(nn.Dropout(0.5), First()).train()
+
+    update_precise_bn(model, BATCHES, ONE, frames=[4])
+
+    check(model[1].norm, [b["clips"][4] for b in BATCHES])
