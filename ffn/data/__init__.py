@@ -19,6 +19,7 @@ from ffn.data.sampling import (
     segment_random,
     segment_views,
 )
+from ffn.data.splits import Splits, read_splits
 from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack, page_order
 from ffn.data.transforms import EvalTransform, TrainTransform
 from ffn.data.watch import LoaderError, watching
@@ -35,6 +36,7 @@ __all__ = [
     "Preprocessing",
     "Protocol",
     "Record",
+    "Splits",
     "StoreError",
     "StoredVideo",
     "TrainTransform",
@@ -56,6 +58,7 @@ __all__ = [
     "probe",
     "read_annotations",
     "read_classes",
+    "read_splits",
     "sample_views",
     "segment_centre",
     "segment_random",

@@ -208,8 +208,8 @@ def test_video_that_hangs_ends_the_run_and_is_named(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = ("data.workers=2", "data.timeout=3", "train.save_steps=1")
-    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
-    dataset = trainer.train_loader.dataset
+    run = build(videos, tmp_path / "run", *more)
+    dataset = run.train_loader.dataset
     source = dataset._source
 
     def hang(record: Any) -> Any:
@@ -220,7 +220,7 @@ def test_video_that_hangs_ends_the_run_and_is_named(
     dataset._source = hang
     started = time.monotonic()
     with pytest.raises(LoaderError, match=r"no batch came for 3 s; worker \d .*train_5\.mp4 for"):
-        trainer.run()
+        loop.train(run)
     assert time.monotonic() - started < 60
 
     whole = train(videos, tmp_path / "whole", *more)
