@@ -11,7 +11,7 @@ from typing import Any
 
 from ffn.core import FrameFlexible, convert, extract, nearest
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "Predictor": "ffn.serve",

@@ -151,7 +151,7 @@ def option_help() -> str:
     place = next(i for i, line in enumerate(lines) if line.startswith("  data."))
     common = {field.name for field in fields(TaskOptions)}
     shared = [_help_line(f"task.{field.name}", field) for field in fields(TaskOptions)]
-    shared[0] += f" ({'|'.join(TASKS)})"
+    shared[0] += f" ({'|'.join(sorted(TASKS))})"
     for name, task in TASKS.items():
         own = [field for field in fields(task.Options) if field.name not in common]
         shared += [f"{_help_line(f'task.{f.name}', f)} [task.name={name}]" for f in own]
