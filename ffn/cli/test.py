@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ffn.cli.arguments import positive_int
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, test each network, show and write the tables; returns the exit status."""
@@ -84,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
         "--weights", nargs="+", required=True, help="names of the zoo, .pt or .safetensors files"
     )
     parser.add_argument(
-        "--frames", nargs="+", type=_count, metavar="T", help="default: data.test_frames"
+        "--frames", nargs="+", type=positive_int, metavar="T", help="default: data.test_frames"
     )
     parser.add_argument(
         "--protocol",
@@ -111,9 +113,3 @@ def _name(weights: str, name: str) -> str:
 def _trained_frames(config: dict[str, Any] | None) -> list[int] | None:
     """What a network was trained at, by the config of its training run."""
     return config["task"]["frames"] if config else None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of frames; give 1 or more")
-    return int(text)
