@@ -38,7 +38,7 @@ def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None
             reasons = [*sweep.failed[:5], *([f"... and {more} more"] if more > 0 else [])]
             share = f"{len(sweep.failed)} of {sweep.rows[0].videos} videos"
             others = ", ".join(f"{row.frames}f {row.top1_readable:.2f}" for row in sweep.rows)
-            cause = "cannot be decoded and count as wrong"
+            cause = "could not be decoded and count as wrong"
             text = "\n  ".join([f"{share} {cause}; top-1 of the others: {others}:", *reasons])
             console.print(text, style="yellow", markup=False, soft_wrap=True)
 

@@ -336,7 +336,7 @@ def test_the_table_shows_every_row_and_the_failures(swept: Sweep) -> None:
         assert f"{row.top1:.2f}" in text
     assert "toy.f2_6, 8 x 8 pixels" in text
     assert (
-        "2 of 33 videos cannot be decoded and count as wrong; top-1 of the others: "
+        "2 of 33 videos could not be decoded and count as wrong; top-1 of the others: "
         + ", ".join(f"{row.frames}f {row.top1 * 33 / 31:.2f}" for row in swept.rows)
         + ":\n  video_4.mp4: no frames"
         in text
