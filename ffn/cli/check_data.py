@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ffn.cli.arguments import positive_int
+
 if TYPE_CHECKING:
     from ffn.data import Record
     from ffn.datasets.checking import Finding
@@ -154,7 +156,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _frames(text: str) -> str:
-    if text != "all" and (not text.isdecimal() or int(text) < 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 'all' nor a number from 1 up")
-    return text
+def _frames(text: str) -> str | int:
+    return text if text == "all" else positive_int(text)

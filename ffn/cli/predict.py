@@ -6,6 +6,8 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, label each file, print; returns 1 if a file could not be read, 2 if no weights."""
@@ -16,9 +18,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ffn.zoo import WeightsError
 
     try:
+        load_imports(given)
         predictor = Predictor(given.weights, device=given.device)
         frames = given.frames or predictor.default_frames
-    except (ValueError, FileNotFoundError, WeightsError) as error:
+    except (ValueError, FileNotFoundError, ImportError, WeightsError) as error:
         print(f"predict.py: {error}", file=sys.stderr)
         return 2
 
@@ -53,14 +56,9 @@ def _parser() -> argparse.ArgumentParser:
         "--weights", required=True, help="a name of the zoo, a .pt or a .safetensors file"
     )
     parser.add_argument(
-        "--frames", type=_positive, metavar="n", help="default: the largest trained count"
+        "--frames", type=positive_int, metavar="n", help="default: the largest trained count"
     )
-    parser.add_argument("--top", type=_positive, default=5, metavar="k", help="labels per file")
+    parser.add_argument("--top", type=positive_int, default=5, metavar="k", help="labels per file")
     parser.add_argument("--device", default="cpu", help="as torch names it: cpu, cuda, cuda:1")
+    add_imports_argument(parser)
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)

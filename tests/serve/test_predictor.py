@@ -160,4 +160,4 @@ def test_without_weights_nothing_runs(video, tmp_path, capsys):
 def test_a_number_of_frames_is_one_or_more(video, weights, capsys):
     with pytest.raises(SystemExit):
         main([str(video), "--weights", str(weights), "--frames", "0"])
-    assert "'0' is not a number from 1 up" in capsys.readouterr().err
+    assert "'0' is not an integer of 1 or more" in capsys.readouterr().err
