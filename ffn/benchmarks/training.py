@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
 from ffn.benchmarks.timing import (
     Comparison,
@@ -18,11 +18,7 @@ from ffn.benchmarks.timing import (
     peak_memory,
     tensor_bytes,
 )
-from ffn.engine import build
-from ffn.engine.activation_checkpointing import checkpoint_blocks
-from ffn.engine.compile import compile_network
-from ffn.engine.config import load_config
-from ffn.engine.tasks import backward_each_view
+from ffn.engine.train_step import TrainStep
 
 # Variant of frame-flexible training -> options of its config. "recomputed" in the names is
 # activation checkpointing, as in the result files.
@@ -33,9 +29,13 @@ VARIANTS = {
 }
 
 
+LR = 1e-3  # learning rate of the timed steps
+
+
 def compare_training(
     model: str,
     frames: Sequence[int],
+    build_step: Callable[[str, Sequence[int], Sequence[str]], TrainStep],
     *,
     batch_size: int,
     size: int,
@@ -47,12 +47,14 @@ def compare_training(
 ) -> Comparison:
     """Compare training steps with all views together and in sequence, and steps of plain training.
 
-    A step runs on a batch that is already on the device: forward, backward, gradient clipping and
-    optimiser.
+    A step is that of a training run, on a batch that is already on the device: normalisation,
+    forward, backward, gradient clipping, the check for finite numbers, optimiser.
 
     Args:
-        model: name of a model.
+        model: name of the model, for the title.
         frames: the views, two frame counts or more.
+        build_step: builds a train step from the name of a task, its frame counts, and further
+            options of a config.
         batch_size: videos per step.
         size: height and width of the clips, pixels.
         num_classes: K.
@@ -68,29 +70,23 @@ def compare_training(
     shown = ", ".join(map(str, views))
     if len(views) < 2:
         raise ValueError(f"--frames is {shown}; give two or more frame counts, as 4 8 16")
-    clips = {t: torch.randn(batch_size, 3, t, size, size, device=device) for t in views}
-    batch = {"clips": clips, "label": torch.randint(num_classes, (batch_size,), device=device)}
-
-    common = {"num_classes": num_classes, "device": device}
+    batch = _batch(views, batch_size, size, num_classes, device)
+    clips = batch["clips"]
     options = [f"train.precision={precision}"]
     steps = {
-        f"{order}{name}": build_step(
-            model, "flexible", views, options=[*options, f"train.views={order}", *more], **common
-        )
+        f"{order}{name}": build_step("flexible", views, [*options, f"train.views={order}", *more])
         for name, more in VARIANTS.items()
         if compiled or name != ", compiled"
         for order in ("together", "sequential")
     }
     flexible = list(steps)
-    steps |= {
-        f"plain {t}": build_step(model, "plain", [t], options=options, **common) for t in views
-    }
-    calls = {name: lambda step=step: step(batch) for name, step in steps.items()}
+    steps |= {f"plain {t}": build_step("plain", [t], options) for t in views}
+    calls = {name: _call(step, batch) for name, step in steps.items()}
     seconds = interleave(calls, rounds=rounds, device=device)
     variants = []
     for name, step in steps.items():
         used = clips.values() if name in flexible else [clips[int(name.removeprefix("plain "))]]
-        peak = step.held_bytes() + tensor_bytes(used) + peak_memory(calls[name], device)
+        peak = held_bytes(step) + tensor_bytes(used) + peak_memory(calls[name], device)
         variants.append(Variant(name, batch_size, seconds[name], peak))
     every = f"plain {' + '.join(map(str, views))}"
     variants.append(in_sequence(every, variants[len(flexible) :]))
@@ -101,79 +97,30 @@ def compare_training(
     return compare(title, variants, pairs)
 
 
-def build_step(
-    model: str,
-    task: str,
-    frames: Sequence[int],
-    *,
-    num_classes: int,
-    device: torch.device,
-    options: Sequence[str] = (),
-) -> TimedStep:
-    """Build the training step that a config describes.
-
-    Args:
-        model: name of a model.
-        task: name of a task.
-        frames: the trained frame counts.
-        num_classes: K.
-        device: of the network.
-        options: other options of the config, as "train.views=sequential".
-
-    Returns:
-        A function that trains on a batch ``{"clips": {T: (B, C, T, H, W)}, "label": (B,)}``.
-    """
-    given = [f"model.name={model}", f"task.name={task}", f"task.frames={list(frames)}"]
-    config = load_config(None, [*given, *options])
-    network = build.build_model(config, num_classes).to(device).train()
-    if config.train.activation_checkpointing:
-        checkpoint_blocks(network)
-    if config.train.compile:
-        compile_network(network)
-    return TimedStep(
-        build.build_task(config, network).train(),
-        build.build_optimiser(config, network),
-        precision=config.train.precision.value,
-        sequential=config.train.views.value == "sequential",
-        clip_grad_norm=config.train.clip_grad_norm,
-    )
+def _batch(
+    views: Sequence[int], batch_size: int, size: int, num_classes: int, device: torch.device
+) -> dict[str, Any]:
+    """A batch as the training loader returns it, of random pixels and labels, on a device."""
+    shape = (size, size)
+    return {
+        "clips": {
+            t: torch.randint(256, (batch_size, 3, t, *shape), dtype=torch.uint8, device=device)
+            for t in views
+        },
+        "label": torch.randint(num_classes, (batch_size,), device=device),
+        "index": torch.arange(batch_size),
+        "skipped": [],
+    }
 
 
-class TimedStep:
-    """A training step: forward, backward, gradient clipping, optimiser."""
+def _call(step: TrainStep, batch: dict[str, Any]) -> Callable[[], object]:
+    numbers = count()
+    return lambda: step.step(repeat(batch), number=next(numbers), lr=LR)
 
-    def __init__(
-        self,
-        task: nn.Module,
-        optimiser: torch.optim.Optimizer,
-        *,
-        precision: str,
-        sequential: bool,
-        clip_grad_norm: float,
-    ) -> None:
-        self.task, self.optimiser = task, optimiser
-        self.sequential, self.clip_grad_norm = sequential, clip_grad_norm
-        device = next(task.parameters()).device.type
-        dtype = torch.float16 if precision == "fp16" else torch.bfloat16
-        self.autocast = torch.autocast(device, dtype, enabled=precision != "fp32")
-        self.scaler = torch.amp.GradScaler(device, enabled=precision == "fp16")
 
-    def __call__(self, batch: dict[str, Any]) -> None:
-        """Train on a batch; the gradients are released."""
-        if self.sequential:
-            backward_each_view(self.task, batch, 1.0, self.scaler, self.autocast)
-        else:
-            with self.autocast:
-                loss = self.task(batch)["loss"]
-            self.scaler.scale(loss).backward()
-        self.scaler.unscale_(self.optimiser)
-        nn.utils.clip_grad_norm_(self.task.parameters(), self.clip_grad_norm)
-        self.scaler.step(self.optimiser)
-        self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
-
-    def held_bytes(self) -> int:
-        """Memory kept between steps: parameters, buffers and optimiser state."""
-        states = self.optimiser.state.values()
-        state: list[Tensor] = [v for s in states for v in s.values() if torch.is_tensor(v)]
-        return model_bytes(self.task) + tensor_bytes(state)
+def held_bytes(step: TrainStep) -> int:
+    """Memory between steps: parameters, two copies of the buffers, average, optimiser state."""
+    average = 0 if step.ema is None else model_bytes(step.ema.module)
+    values = (value for state in step.optimiser.state.values() for value in state.values())
+    tensors = [*step.model.buffers(), *filter(torch.is_tensor, values)]
+    return model_bytes(step.model) + average + tensor_bytes(tensors)

@@ -15,6 +15,7 @@ from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
 
 if TYPE_CHECKING:
     from ffn.benchmarks.timing import Comparison
+    from ffn.engine.train_step import TrainStep
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -54,10 +55,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
     from ffn.benchmarks.training import compare_training
+    from ffn.engine import build
+    from ffn.engine.config import load_config
+    from ffn.engine.distributed import World
+
+    def build_step(task: str, frames: Sequence[int], options: Sequence[str]) -> TrainStep:
+        network = [f"model.name={given.model}", f"task.name={task}", f"task.frames={list(frames)}"]
+        config = load_config(None, [*network, *options])
+        model = build.build_model(config, given.num_classes).to(device)
+        world = World(0, 1, device)
+        return build.build_train_step(config, model, world, num_classes=given.num_classes)
 
     comparison = compare_training(
         given.model,
         given.frames,
+        build_step,
         batch_size=given.batch_size,
         size=given.size,
         num_classes=given.num_classes,
