@@ -1,4 +1,4 @@
-"""Packages of a user's own: the code and the commands of CONTRIBUTING.md, from a temporary folder."""
+"""Extensions from a package of your own: code and commands of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
