@@ -175,7 +175,7 @@ def test_options_that_are_refused(
         (["k400", "--root", "{}/none"], "is no folder"),
         (["folder", "--root", "{}", "--val-fraction", "2"], "0 < fraction < 1"),
         (["folder", "--root", "{}", "--reencode", "x", "--gop", "0"], "gop is 0"),
-        (["folder", "--root", "{}", "--pattern", "frame.jpg"], "no single place for a number"),
+        (["folder", "--root", "{}", "--pattern", "frame.jpg"], "exactly one field for the number"),
     ],
 )
 def test_what_cannot_be_done(
