@@ -238,9 +238,9 @@ def _known_label(row: _Row, names: list[str], index: dict[str, int]) -> int:
 
 
 def _to_record(row: _Row, label: int, base: Path) -> Record:
-    frames = None if row.frames is None else _number(row, "frames", int)
-    start = None if row.start is None else _number(row, "start", float)
-    end = None if row.end is None else _number(row, "end", float)
+    frames = None if row.frames is None else _parse_number(row, "frames", int)
+    start = None if row.start is None else _parse_number(row, "start", float)
+    end = None if row.end is None else _parse_number(row, "end", float)
     if frames is not None and frames < 1:
         raise ValueError(f"{row.where}: {frames} frames; expected at least 1")
     if start is not None and end is not None and start >= end:
@@ -248,7 +248,7 @@ def _to_record(row: _Row, label: int, base: Path) -> Record:
     return Record(os.path.join(base, row.path), label, frames, start, end)
 
 
-def _number(row: _Row, field: str, kind: type) -> int | float:
+def _parse_number(row: _Row, field: str, kind: type) -> int | float:
     text = getattr(row, field)
     try:
         return kind(text)

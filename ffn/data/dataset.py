@@ -70,7 +70,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         on_error: str = "fail",
         cache_bytes: int = 0,
     ) -> None:
-        _check_options(records, views, on_error, train, transform, protocol, nested)
+        _check_dataset_options(records, views, on_error, train, transform, protocol, nested)
         transform = TrainTransform(preprocessing) if transform is None else transform
         if transform.preprocessing != preprocessing:
             raise ValueError("transform has another preprocessing; pass the same to both")
@@ -180,7 +180,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         return {view: torch.zeros(shape, dtype=torch.uint8) for view, shape in shapes.items()}
 
 
-def _check_options(
+def _check_dataset_options(
     records: Sequence[Record],
     views: Sequence[int],
     on_error: str,

@@ -43,7 +43,7 @@ def same(one, other):
     )
 
 
-def test_copies_are_other_draws_of_the_same_video(records):
+def test_copies_have_different_draws_of_the_same_video(records):
     data = dataset(records)
     loader = make_loader(data, batch_size=4, train=True, repeats=2)
     batch = next(iter(loader))
@@ -57,7 +57,7 @@ def test_copies_are_other_draws_of_the_same_video(records):
 
 
 @pytest.mark.parametrize("train", [True, False])
-def test_workers_change_nothing(train, records):
+def test_workers_do_not_change_batches(train, records):
     options = {"batch_size": 4, "train": train, "seed": 3}
     alone = make_loader(dataset(records, train), **options)
     helped = make_loader(dataset(records, train), **options, workers=2)
@@ -90,11 +90,11 @@ def test_samples_do_not_depend_on_ranks(records):
         part = make_loader(dataset(records), batch_size=2, train=True, rank=rank, world_size=2)
         shard = next(iter(part))
         for i, index in enumerate(shard["index"]):
-            place = batch["index"].tolist().index(index)
-            assert torch.equal(shard["clips"][4][i], batch["clips"][4][place])
+            position = batch["index"].tolist().index(index)
+            assert torch.equal(shard["clips"][4][i], batch["clips"][4][position])
 
 
-def test_batch_has_the_promised_form(records):
+def test_batch_has_the_documented_shapes(records):
     batch = next(iter(make_loader(dataset(records), batch_size=3, train=True)))
     assert {view: clip.shape for view, clip in batch["clips"].items()} == {
         2: (3, 3, 2, 16, 16),
@@ -106,7 +106,7 @@ def test_batch_has_the_promised_form(records):
     assert batch["skipped"] == []
 
 
-def test_global_random_state_is_left_alone(records):
+def test_global_random_state_is_unchanged(records):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     list(make_loader(dataset(records), batch_size=4, train=True))
@@ -120,7 +120,7 @@ def with_broken(records, tmp_path):
     return [*records[:3], Record(str(tmp_path / "broken.mp4"), 3)]
 
 
-def test_training_leaves_out_unreadable_videos_by_name(with_broken):
+def test_training_skips_and_reports_unreadable_videos(with_broken):
     data = dataset(with_broken, on_error="skip")
     batch = next(iter(make_loader(data, batch_size=4, train=True)))
     assert sorted(batch["label"].tolist()) == [0, 1, 2]

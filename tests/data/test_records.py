@@ -1,3 +1,5 @@
+"""Records in shared memory."""
+
 from __future__ import annotations
 
 import pytest
@@ -14,7 +16,7 @@ RECORDS = [
 ]
 
 
-def test_records_come_back():
+def test_records_are_restored():
     shared = SharedRecords(RECORDS)
     assert len(shared) == 5
     assert list(shared) == RECORDS

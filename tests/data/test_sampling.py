@@ -1,3 +1,5 @@
+"""Frame indices, against the reference code and the properties of each rule."""
+
 from __future__ import annotations
 
 import doctest
@@ -78,7 +80,7 @@ def test_segment_random_draws_every_frame_of_its_segment(num_frames, frames):
         assert set(draws[:, i]) == set(segment)
 
 
-def test_segment_random_depends_on_its_generator_alone():
+def test_segment_random_depends_on_its_generator_only():
     np.random.seed(0)
     one = segment_random(100, 8, np.random.default_rng(5))
     np.random.seed(1)
