@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ffn.data import Record
     from ffn.datasets.checking import Finding
 
-READERS = ("auto", "pyav", "decord", "torchcodec")
+DECODERS = ("auto", "pyav", "decord", "torchcodec")
 MEANING = {
     "ok": "as listed",
     "count": "decodes, with another number of frames than is listed",
@@ -141,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="all|K",
         help="decode all frames (default), or K of them from first to last: quicker, sees less",
     )
-    option("--decoder", default="auto", choices=READERS, help="decoder")
+    option("--decoder", default="auto", choices=DECODERS, help="decoder")
     option("--pattern", default="{:05d}.jpg", help="file names in a folder of frames")
     option("--timeout", type=float, default=60, metavar="S", help="per video; default: 60")
     option(

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, config, read_log, train, weights
+from engine_toys import read_log, train, weights
+from ffn.engine.guards import LISTED, StepGuard, not_finite
 from torch import nn
 
 from ffn.engine import step
 from ffn.engine.checkpoint import load_checkpoint
 from ffn.engine.distributed import World
-from ffn.engine.guards import LISTED, StepGuard, not_finite
 from ffn.engine.loop import Trainer
 
 

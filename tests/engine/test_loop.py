@@ -23,8 +23,9 @@ from engine_toys import (
     weights,
     write_videos,
 )
-
 from ffn.cli.failures import failures
+from ffn.engine.memory import OutOfMemory
+
 from ffn.cli.train import main
 from ffn.core import WeightAlteration
 from ffn.data import VideoError
@@ -32,7 +33,6 @@ from ffn.engine import loop, step
 from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.loop import Trainer
-from ffn.engine.memory import OutOfMemory
 
 STEPS = 4  # per epoch: 24 videos in batches of 6
 
@@ -525,7 +525,8 @@ def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> Non
 
     expected = weights(finished)
     assert all(
-        torch.equal(value, expected[key]) for key, value in run.train_step.model.state_dict().items()
+        torch.equal(value, expected[key])
+        for key, value in run.train_step.model.state_dict().items()
     )
     assert trainer.step == 0
 

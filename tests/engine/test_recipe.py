@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_toys import CPU, ROOT, config
+from engine_toys import ROOT
 from torch import nn
 
 from ffn.engine import announce, recipe
 from ffn.engine.config import load_config
-from ffn.engine.loop import Trainer
 
 NORMS = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
 CLASSES = ["Pushing left", "Pushing right", "Cleft"]

@@ -1,3 +1,5 @@
+"""Errors of loader workers that hang or die, and the videos that they name."""
+
 from __future__ import annotations
 
 import os
@@ -11,8 +13,8 @@ from ffn.data import LoaderError, Preprocessing, Record, VideoDataset, VideoErro
 PLAIN = Preprocessing(crop=16, resize=16)
 
 
-class Troubled(VideoDataset):
-    """Videos that hang, end their process or raise, by name."""
+class FaultyDataset(VideoDataset):
+    """Videos that hang or kill their process, by name."""
 
     def _open(self, record, index):
         if "hangs" in record.path:
@@ -24,40 +26,40 @@ class Troubled(VideoDataset):
 
 @pytest.fixture(scope="module")
 def folder(write_folder, tmp_path_factory):
-    place = tmp_path_factory.mktemp("videos")
+    root = tmp_path_factory.mktemp("videos")
     for name in ("a", "b", "c", "hangs", "dies"):
-        write_folder(place / name, 4)
-    return place
+        write_folder(root / name, 4)
+    return root
 
 
 def loader(folder, names, timeout=0.0):
     records = [Record(str(folder / name), 0) for name in names]
-    dataset = Troubled(records, views=(2,), preprocessing=PLAIN)
+    dataset = FaultyDataset(records, views=(2,), preprocessing=PLAIN)
     return make_loader(dataset, batch_size=1, workers=2, timeout=timeout)
 
 
-def test_a_video_that_hangs_is_named_in_time(folder):
+def test_a_hanging_video_is_named_after_the_timeout(folder):
     started = time.monotonic()
     with pytest.raises(LoaderError) as caught:
         list(loader(folder, ["a", "b", "hangs", "c"], timeout=2))
     assert time.monotonic() - started < 30
-    assert "no batch came for 2 s; worker " in str(caught.value)
-    assert f"has been at {folder / 'hangs'} for " in str(caught.value)
-    assert str(folder / "c") not in str(caught.value)  # its worker is done
+    assert "no batch within 2 s; worker " in str(caught.value)
+    assert f"has been reading {folder / 'hangs'} for " in str(caught.value)
+    assert str(folder / "c") not in str(caught.value)  # its worker is idle
 
 
-def test_a_worker_that_dies_is_an_error_that_names_its_video(folder):
+def test_the_video_of_a_dead_worker_is_named(folder, start_method):
     with pytest.raises(LoaderError) as caught:
         list(loader(folder, ["a", "dies", "b", "c"]))
-    assert "a worker ended (" in str(caught.value)
-    assert f"has been at {folder / 'dies'} for " in str(caught.value)
+    assert "a worker died (" in str(caught.value)
+    assert f"has been reading {folder / 'dies'} for " in str(caught.value)
 
 
-def test_errors_of_videos_come_as_they_are(folder):
+def test_video_errors_are_raised_unchanged(folder):
     with pytest.raises(VideoError, match="absent: no such file"):
         list(loader(folder, ["a", "absent"], timeout=20))
 
 
-def test_slow_videos_within_the_time_are_no_error(folder, monkeypatch):
+def test_no_error_before_the_timeout(folder, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert len(list(loader(folder, ["a", "hangs", "b"], timeout=20))) == 3

@@ -1,9 +1,11 @@
+"""Records in shared memory."""
+
 from __future__ import annotations
 
 import pytest
 
 from ffn.data import Record
-from ffn.data.packed import PackedRecords
+from ffn.data.records import SharedRecords
 
 RECORDS = [
     Record("/videos/a.mp4", 0),
@@ -14,17 +16,17 @@ RECORDS = [
 ]
 
 
-def test_records_come_back():
-    packed = PackedRecords(RECORDS)
-    assert len(packed) == 5
-    assert list(packed) == RECORDS
-    assert [packed[i] for i in range(-5, 5)] == RECORDS + RECORDS
-    assert packed[1:4] == RECORDS[1:4]
-    assert list(PackedRecords(packed)) == RECORDS
+def test_records_are_restored():
+    shared = SharedRecords(RECORDS)
+    assert len(shared) == 5
+    assert list(shared) == RECORDS
+    assert [shared[i] for i in range(-5, 5)] == RECORDS + RECORDS
+    assert shared[1:4] == RECORDS[1:4]
+    assert list(SharedRecords(shared)) == RECORDS
     with pytest.raises(IndexError):
-        packed[5]
+        shared[5]
 
 
 def test_values_are_plain():
-    record = PackedRecords(RECORDS)[2]
+    record = SharedRecords(RECORDS)[2]
     assert [type(value) for value in (record.label, record.frames, record.end)] == [int, int, float]

@@ -1,4 +1,4 @@
-"""Random numbers of a sample for libraries that draw from global generators."""
+"""Seed the global random generators for libraries that draw from them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ import torch
 
 @contextmanager
 def library_draws(generator: np.random.Generator) -> Iterator[int]:
-    """Let what a library draws inside depend on `generator` alone; outside nothing changes.
+    """Make the draws of a library inside the context depend on `generator` alone.
 
-    Seeds the global generators of torch (CPU), numpy and Python with one number from `generator`,
-    and puts their states back. The generators of CUDA devices are not touched.
+    Seeds the global generators of torch (CPU), NumPy and Python with one number from `generator`,
+    and restores their states on exit. Generators of CUDA devices are not changed.
 
     Args:
         generator: Source of one draw.
 
     Yields:
-        The number; :func:`seed_libraries` with it starts the same draws again.
+        The seed; `seed_libraries(seed)` restarts the same draws.
     """
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     seed = int(generator.integers(2**32))
@@ -35,7 +35,7 @@ def library_draws(generator: np.random.Generator) -> Iterator[int]:
 
 
 def seed_libraries(seed: int) -> None:
-    """Seed the global generators of torch (CPU), numpy and Python.
+    """Seed the global generators of torch (CPU), NumPy and Python.
 
     Args:
         seed: In [0, 2**32).
