@@ -1,4 +1,4 @@
-"""The timed training step is the step of training."""
+"""The training step of the benchmark against plain SGD."""
 
 from __future__ import annotations
 
