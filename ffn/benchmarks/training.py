@@ -24,14 +24,6 @@ from ffn.engine.compile import compile_network
 from ffn.engine.config import load_config
 from ffn.engine.tasks import backward_each_view
 
-# Variant of frame-flexible training -> options of its config. "recomputed" in the names is
-# activation checkpointing, as in the result files.
-VARIANTS = {
-    "": (),
-    ", recomputed": ("train.activation_checkpointing=true",),
-    ", compiled": ("train.compile=true",),
-}
-
 
 def compare_training(
     model: str,
@@ -72,18 +64,15 @@ def compare_training(
     batch = {"clips": clips, "label": torch.randint(num_classes, (batch_size,), device=device)}
 
     common = {"num_classes": num_classes, "device": device}
-    options = [f"train.precision={precision}"]
+    precision_option = f"train.precision={precision}"
     steps = {
-        f"{order}{name}": build_step(
-            model, "flexible", views, options=[*options, f"train.views={order}", *more], **common
-        )
-        for name, more in VARIANTS.items()
-        if compiled or name != ", compiled"
-        for order in ("together", "sequential")
+        name: build_step(model, "flexible", views, options=[precision_option, *options], **common)
+        for name, options in _variants(compiled).items()
     }
     flexible = list(steps)
     steps |= {
-        f"plain {t}": build_step(model, "plain", [t], options=options, **common) for t in views
+        f"plain {t}": build_step(model, "plain", [t], options=[precision_option], **common)
+        for t in views
     }
     calls = {name: lambda step=step: step(batch) for name, step in steps.items()}
     seconds = interleave(calls, rounds=rounds, device=device)
@@ -99,6 +88,21 @@ def compare_training(
         pairs += [("together", over), ("sequential", over)]
     title = f"{model}, views {shown}, batches of {batch_size} at {size} px"
     return compare(title, variants, pairs)
+
+
+def _variants(compiled: bool) -> dict[str, list[str]]:
+    """Variants of frame-flexible training: name -> options of the config.
+
+    "recomputed" is activation checkpointing; result files have this name.
+    """
+    features = {"": [], ", recomputed": ["train.activation_checkpointing=true"]}
+    if compiled:
+        features[", compiled"] = ["train.compile=true"]
+    return {
+        views + name: [f"train.views={views}", *options]
+        for name, options in features.items()
+        for views in ("together", "sequential")
+    }
 
 
 def build_step(
