@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ffn.core import FrameFlexible, convert
-from ffn.data import Preprocessing, Protocol
-from ffn.data.loader import ClipSampler, collate_eval
+from ffn.data import ClipSampler, Preprocessing, Protocol, collate_eval
 from ffn.engine.distributed import leave
 from ffn.evaluation import evaluate, sweep
 from ffn.layers import AlterationSite, PerFrame
