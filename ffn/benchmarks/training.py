@@ -64,16 +64,13 @@ def compare_training(
     batch = {"clips": clips, "label": torch.randint(num_classes, (batch_size,), device=device)}
 
     common = {"num_classes": num_classes, "device": device}
-    precision_option = f"train.precision={precision}"
+    flexible = _variants(compiled, precision)
     steps = {
-        name: build_step(model, "flexible", views, options=[precision_option, *options], **common)
-        for name, options in _variants(compiled).items()
+        name: build_step(model, "flexible", views, options=options, **common)
+        for name, options in flexible.items()
     }
-    flexible = list(steps)
-    steps |= {
-        f"plain {t}": build_step(model, "plain", [t], options=[precision_option], **common)
-        for t in views
-    }
+    plain = [f"train.precision={precision}"]
+    steps |= {f"plain {t}": build_step(model, "plain", [t], options=plain, **common) for t in views}
     calls = {name: lambda step=step: step(batch) for name, step in steps.items()}
     seconds = interleave(calls, rounds=rounds, device=device)
     variants = []
@@ -83,14 +80,14 @@ def compare_training(
         variants.append(Variant(name, batch_size, seconds[name], peak))
     every = f"plain {' + '.join(map(str, views))}"
     variants.append(in_sequence(every, variants[len(flexible) :]))
-    pairs = [(name, "together") for name in flexible[1:]]
+    pairs = [(name, "together") for name in flexible if name != "together"]
     for over in (f"plain {views[-1]}", every):
         pairs += [("together", over), ("sequential", over)]
     title = f"{model}, views {shown}, batches of {batch_size} at {size} px"
     return compare(title, variants, pairs)
 
 
-def _variants(compiled: bool) -> dict[str, list[str]]:
+def _variants(compiled: bool, precision: str) -> dict[str, list[str]]:
     """Variants of frame-flexible training: name -> options of the config.
 
     "recomputed" is activation checkpointing; result files have this name.
@@ -99,7 +96,7 @@ def _variants(compiled: bool) -> dict[str, list[str]]:
     if compiled:
         features[", compiled"] = ["train.compile=true"]
     return {
-        views + name: [f"train.views={views}", *options]
+        views + name: [f"train.views={views}", f"train.precision={precision}", *options]
         for name, options in features.items()
         for views in ("together", "sequential")
     }
