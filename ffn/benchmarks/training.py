@@ -20,15 +20,6 @@ from ffn.benchmarks.timing import (
 )
 from ffn.engine.train_step import TrainStep
 
-# Variant of frame-flexible training -> options of its config. "recomputed" in the names is
-# activation checkpointing, as in the result files.
-VARIANTS = {
-    "": (),
-    ", recomputed": ("train.activation_checkpointing=true",),
-    ", compiled": ("train.compile=true",),
-}
-
-
 LR = 1e-3  # learning rate of the timed steps
 
 
@@ -72,15 +63,11 @@ def compare_training(
         raise ValueError(f"--frames is {shown}; give two or more frame counts, as 4 8 16")
     batch = _batch(views, batch_size, size, num_classes, device)
     clips = batch["clips"]
-    options = [f"train.precision={precision}"]
-    steps = {
-        f"{order}{name}": build_step("flexible", views, [*options, f"train.views={order}", *more])
-        for name, more in VARIANTS.items()
-        if compiled or name != ", compiled"
-        for order in ("together", "sequential")
+    flexible = _variants(compiled, precision)
+    steps = {name: build_step("flexible", views, more) for name, more in flexible.items()}
+    steps |= {
+        f"plain {t}": build_step("plain", [t], [f"train.precision={precision}"]) for t in views
     }
-    flexible = list(steps)
-    steps |= {f"plain {t}": build_step("plain", [t], options) for t in views}
     calls = {name: _call(step, batch) for name, step in steps.items()}
     seconds = interleave(calls, rounds=rounds, device=device)
     variants = []
@@ -90,11 +77,26 @@ def compare_training(
         variants.append(Variant(name, batch_size, seconds[name], peak))
     every = f"plain {' + '.join(map(str, views))}"
     variants.append(in_sequence(every, variants[len(flexible) :]))
-    pairs = [(name, "together") for name in flexible[1:]]
+    pairs = [(name, "together") for name in flexible if name != "together"]
     for over in (f"plain {views[-1]}", every):
         pairs += [("together", over), ("sequential", over)]
     title = f"{model}, views {shown}, batches of {batch_size} at {size} px"
     return compare(title, variants, pairs)
+
+
+def _variants(compiled: bool, precision: str) -> dict[str, list[str]]:
+    """Variants of frame-flexible training: name -> options of the config.
+
+    "recomputed" is activation checkpointing; result files have this name.
+    """
+    features = {"": [], ", recomputed": ["train.activation_checkpointing=true"]}
+    if compiled:
+        features[", compiled"] = ["train.compile=true"]
+    return {
+        views + name: [f"train.views={views}", f"train.precision={precision}", *options]
+        for name, options in features.items()
+        for views in ("together", "sequential")
+    }
 
 
 def _batch(

@@ -139,38 +139,27 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="train|infer|data")
 
     def add(name: str, measure: Callable, items: str, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(
-            name,
-            help=text,
-            description=text,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-        )
+        command = commands.add_parser(name, help=text, description=f"Compare {text}.")
         command.set_defaults(measure=measure, items=items)
         return command
 
-    train = add("train", _train, "videos", "training steps: views together and in sequence, "
-                "activation checkpointing, plain training")  # fmt: skip
-    infer = add("infer", _infer, "clips", "forward passes: the frame-flexible network, its "
-                "extracted sub-network, a plain network")  # fmt: skip
-    data = add("data", _data, "samples", "training samples: one decode for all views or one per "
-               "view, formats of the same videos, data loader workers")  # fmt: skip
+    steps = "training steps: all views together, in sequence, with activation checkpointing; plain"
+    train = add("train", _train, "videos", f"{steps} training")
+    passes = "forward passes: the frame-flexible network, its extracted sub-network, a plain"
+    infer = add("infer", _infer, "clips", f"{passes} network")
+    samples = "training samples: one decode for all views or one per view, video formats, data"
+    data = add("data", _data, "samples", f"{samples} loader workers")
 
-    _add_network_options(train, infer)
-    counts = {"nargs": "+", "type": positive_int, "metavar": "T"}
+    several = {"nargs": "+", "metavar": "T"}
     for command in (train, data):
-        command.add_argument(
-            "--frames", default=[4, 8, 16], help="frame counts of the views", **counts
-        )
-    infer.add_argument(
-        "--frames", help="frame counts of the clips; default: --trained-frames", **counts
-    )
-    infer.add_argument("--trained-frames", default=[4, 8, 16], help="sub-networks", **counts)
+        _integer(command, "--frames", [4, 8, 16], "frame counts of the views", **several)
+    _integer(infer, "--trained-frames", [4, 8, 16], "frame counts of the sub-networks", **several)
+    _integer(infer, "--frames", None, "frame counts of the clips; default: trained ones", **several)
+    _add_network_options(train, infer)
     _add_data_options(data)
     for command, rounds in ((train, 10), (infer, 20), (data, 5)):
         option = command.add_argument
-        option(
-            "--rounds", type=positive_int, default=rounds, metavar="N", help="timed runs of each"
-        )
+        _integer(command, "--rounds", rounds, "timed runs of each variant")
         option("--output", type=Path, metavar="FILE.json", help="also write the results to a file")
         option("--overwrite", action="store_true", help="replace an existing file")
         add_imports_argument(command)
@@ -178,46 +167,47 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_network_options(train: argparse.ArgumentParser, infer: argparse.ArgumentParser) -> None:
-    train.add_argument("--compile", action="store_true", help="also measure torch.compile")
-    train.add_argument(
-        "--batch-size",
-        type=positive_int,
-        metavar="B",
-        help="videos per step; without it, 8 on a GPU and 2 on a CPU",
-    )
-    infer.add_argument(
-        "--batch-size", type=positive_int, default=1, metavar="B", help="clips per forward pass"
-    )
+    text = "videos per step; default: 8 on a GPU, 2 on a CPU"
+    _integer(train, "--batch-size", None, text, metavar="B")
+    _integer(infer, "--batch-size", 1, "clips per forward pass", metavar="B")
     for command in (train, infer):
         option = command.add_argument
-        option("--model", default="tsm_r50", help="name of a model")
-        option("--num-classes", type=positive_int, default=174, metavar="K", help="classes")
-        option("--size", type=positive_int, default=224, metavar="PX", help="side of a frame")
-        option("--precision", default="fp32", choices=["fp32", "bf16", "fp16"], help="precision")
-        option("--device", help="cpu, cuda, cuda:1, ...; without it, cuda if available, else cpu")
+        option("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
+        _integer(command, "--num-classes", 174, "number of classes", metavar="K")
+        _integer(command, "--size", 224, "height and width of the frames", metavar="PX")
+        precisions = ["fp32", "bf16", "fp16"]
+        option("--precision", default="fp32", choices=precisions, help="default: fp32")
+        option("--device", help="cpu, cuda, cuda:1, ...; default: cuda if available, else cpu")
+    train.add_argument("--compile", action="store_true", help="also measure torch.compile")
 
 
 def _add_data_options(data: argparse.ArgumentParser) -> None:
-    option = data.add_argument
-    integers = {"type": positive_int, "metavar": "N"}
-    option(
-        "--size",
-        nargs="+",
-        type=positive_int,
-        default=[224],
-        metavar="PX",
-        help="sides of a clip, each measured; generated videos are 256/224 of it",
-    )
-    option(
-        "--annotations",
-        type=Path,
-        metavar="FILE",
-        help="list of videos, or a folder per class; without it, videos are generated",
-    )
-    option("--root", type=Path, metavar="FOLDER", help="folder of the paths in the list")
-    option("--videos", default=14, help="number of videos, at most", **integers)
+    several = {"nargs": "+"}
+    text = "sides of a clip, each measured; generated videos are 256/224 of it"
+    _integer(data, "--size", [224], text, metavar="PX", **several)
+    text = "list of videos, or a folder per class; without it, videos are generated"
+    data.add_argument("--annotations", type=Path, metavar="FILE", help=text)
+    text = "folder of the paths in the list"
+    data.add_argument("--root", type=Path, metavar="FOLDER", help=text)
+    _integer(data, "--videos", 14, "maximum number of videos")
     text = "frames per group of pictures of generated videos, each measured"
-    option("--gop", nargs="+", default=[12, 250], help=text, **integers)
-    option("--video-frames", default=300, help="frames of a generated video", **integers)
-    text = "numbers of data loader processes, each measured; none: no data loader"
-    option("--workers", nargs="*", default=[1, 2], help=text, **integers)
+    _integer(data, "--gop", [12, 250], text, **several)
+    _integer(data, "--video-frames", 300, "frames of a generated video")
+    text = "numbers of data loader processes, each measured; without a number, no data loader"
+    _integer(data, "--workers", [1, 2], text, nargs="*")
+
+
+def _integer(
+    parser: argparse.ArgumentParser,
+    name: str,
+    default: int | list[int] | None,
+    text: str,
+    metavar: str = "N",
+    **more: str,
+) -> None:
+    """Add an option that takes positive integers; its default follows the help text."""
+    if default is not None:
+        text += f"; default: {default if isinstance(default, int) else ' '.join(map(str, default))}"
+    parser.add_argument(
+        name, type=positive_int, default=default, help=text, metavar=metavar, **more
+    )

@@ -1,4 +1,4 @@
-"""The reading benchmark opens and reads what its variants describe."""
+"""Videos, formats and reads of the reading benchmark."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_folders_of_frames_have_the_size_of_their_files(tmp_path: Path) -> None:
 
 
 def test_frames_are_read_within_the_time_range_of_a_record() -> None:
-    """Frames 3 to 6 of ten lie in the range; the others are never read."""
+    """Frames 3 to 6 of ten are in the range."""
     read: list[int] = []
 
     class Video:

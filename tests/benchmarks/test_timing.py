@@ -36,8 +36,8 @@ def test_rounds_below_one_are_refused() -> None:
         interleave({}, rounds=0, device=CPU)
 
 
-def test_ratios_are_formed_round_by_round() -> None:
-    """A machine four times as slow in the last round changes no ratio."""
+def test_ratios_are_computed_round_by_round() -> None:
+    """Both variants take four times as long in the last round; the ratio is the same."""
     fast = Variant("fast", 4, (1.0, 1.0, 2.0, 4.0), peak_bytes=300)
     slow = Variant("slow", 4, (2.0, 3.0, 4.0, 8.0), peak_bytes=200)
 

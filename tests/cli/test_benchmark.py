@@ -14,7 +14,7 @@ TINY = ["--model", "tsm_tiny", "--num-classes", "3", "--batch-size", "2", "--dev
 
 
 def measure(output: Path, *arguments: str) -> dict[str, Any]:
-    """What the command writes."""
+    """The JSON file that the command writes."""
     assert main([*arguments, "--output", str(output)]) == 0
     return json.loads(output.read_text())
 
@@ -53,7 +53,7 @@ def test_training_compares_views_together_in_sequence_and_plain(
     assert f"torch: {torch.__version__}" in screen
 
 
-def test_training_on_a_cpu_takes_two_videos_unless_told(tmp_path: Path) -> None:
+def test_the_default_batch_size_on_a_cpu_is_two(tmp_path: Path) -> None:
     small = ["--model", "tsm_tiny", "--device", "cpu", "--size", "32", "--frames", "2", "4"]
 
     written = measure(tmp_path / "train.json", "train", *small, "--rounds", "1")
@@ -61,7 +61,7 @@ def test_training_on_a_cpu_takes_two_videos_unless_told(tmp_path: Path) -> None:
     assert written["options"]["batch_size"] == 2
 
 
-def test_views_in_sequence_hold_the_activations_of_one_view(tmp_path: Path) -> None:
+def test_views_in_sequence_store_the_activations_of_one_view(tmp_path: Path) -> None:
     """Activations dominate here: 7 + 8 frames together, at most 8 in sequence."""
     arguments = ["train", *TINY, "--frames", "7", "8", "--size", "64", "--rounds", "1"]
 
@@ -73,8 +73,8 @@ def test_views_in_sequence_hold_the_activations_of_one_view(tmp_path: Path) -> N
     assert comparison["ratios"][0]["memory"] == peak["sequential"] / peak["together"]
 
 
-def test_recomputed_blocks_hold_less(tmp_path: Path) -> None:
-    """Kept are the blocks' inputs, and what is inside one block at a time."""
+def test_activation_checkpointing_stores_less(tmp_path: Path) -> None:
+    """Only the inputs of all blocks and the activations of one block are stored."""
     arguments = ["train", *TINY, "--frames", "7", "8", "--size", "64", "--rounds", "1"]
 
     (comparison,) = measure(tmp_path / "train.json", *arguments)["comparisons"]
@@ -85,7 +85,7 @@ def test_recomputed_blocks_hold_less(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_compiled_training_is_compared_too(tmp_path: Path) -> None:
+def test_compiled_training_is_compared(tmp_path: Path) -> None:
     arguments = ["train", *TINY, "--frames", "2", "4", "--size", "32", "--rounds", "1"]
 
     (comparison,) = measure(tmp_path / "train.json", *arguments, "--compile")["comparisons"]
@@ -148,7 +148,7 @@ def test_data_is_measured_on_generated_videos_of_each_size(tmp_path: Path) -> No
     assert raw == pytest.approx(10 * 32 * 42 * 3 / 2**20, rel=0.05)  # 10 frames of 32 x 42
 
 
-def test_a_file_that_is_there_is_kept_unless_it_may_be_replaced(
+def test_an_existing_file_is_replaced_with_overwrite_alone(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     output = tmp_path / "infer.json"

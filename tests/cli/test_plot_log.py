@@ -33,7 +33,7 @@ def write_run(folder: Path, *, scale: float = 1.0, steps: int = 8, end: str = ""
 
 @pytest.fixture
 def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The figures that a test draws."""
+    """The figures drawn in a test."""
     drawn = []
 
     def keep(*size: float) -> Any:
@@ -100,7 +100,7 @@ def test_two_runs_are_drawn(tmp_path: Path, figures: list[Any]) -> None:
     assert points(other_val) == [(4, 8.0)]
     assert {line.get_color() for line in (train, val)} == {COLOURS[0]}
     heights = {a.get_ylim() for a in figure.axes if a.get_title().startswith("top-1 %")}
-    assert len(heights) == 1  # counts compare by eye
+    assert len(heights) == 1  # one scale for all counts
     assert not any(line.is_dashed() for line in found["loss"])
 
 
@@ -121,7 +121,7 @@ def test_many_runs_one_of_them_in_progress(tmp_path: Path, figures: list[Any], n
     assert len({tuple(colour) for _, colour in legend(figures[0])}) == number
     last = panels(figures[0])["loss"][-1]
     assert points(last) == [(1, 1.0)]
-    assert last.get_marker() == "o"  # a line through one point is not seen
+    assert last.get_marker() == "o"  # a line through one point is invisible
 
 
 def test_numbers_that_are_not_finite_leave_a_gap(tmp_path: Path, figures: list[Any]) -> None:

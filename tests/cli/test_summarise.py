@@ -141,7 +141,7 @@ def test_a_difference_needs_tests_at_the_trained_counts(
     assert "a difference needs tests at the trained counts" in capsys.readouterr().err
 
 
-def test_a_dot_in_the_name_of_the_output_stays(tmp_path: Path) -> None:
+def test_the_name_of_the_output_may_contain_a_dot(tmp_path: Path) -> None:
     save_table([sweep("a.s0", {4: 1.0})], tmp_path)
 
     assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "new" / "v0.2")]) == 0

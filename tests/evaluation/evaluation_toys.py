@@ -1,4 +1,4 @@
-"""A data set and networks small enough to check by hand, and what a spawned process runs."""
+"""A small data set, small networks, and the function of spawned processes."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from ffn.core import FrameFlexible, convert
-from ffn.data import Preprocessing, Protocol
-from ffn.data.loader import ClipSampler, collate_eval
+from ffn.data import ClipSampler, Preprocessing, Protocol, collate_eval
 from ffn.engine.distributed import leave
 from ffn.evaluation import evaluate, sweep
 from ffn.layers import AlterationSite, PerFrame
@@ -23,7 +22,7 @@ PROTOCOL = Protocol()
 
 
 def normalised(clip: torch.Tensor) -> torch.Tensor:
-    """What the network takes of a clip (C, T, H, W), written out."""
+    """A normalised clip (C, T, H, W), by hand."""
     mean, std = torch.full((3, 1, 1, 1), 0.5), torch.tensor([0.25, 0.3, 0.4]).view(3, 1, 1, 1)
     return (clip / 255 - mean) / std
 
@@ -95,7 +94,7 @@ def flexible() -> FrameFlexible:
 
 
 class NaNAtVideo(nn.Module):
-    """Breaks at one video, at 4 frames only."""
+    """Returns NaN for one video at 4 frames."""
 
     def __init__(self, clip: torch.Tensor) -> None:
         super().__init__()
@@ -110,7 +109,7 @@ class NaNAtVideo(nn.Module):
 
 
 def spawned(rank: int, world_size: int, folder: str) -> None:
-    """Write what this process got for several data sets, the error of a broken model included."""
+    """Write the results of this process on several data sets, and the error of a broken model."""
     torch.set_num_threads(1)
     rendezvous = f"file://{folder}/rendezvous_{world_size}"
     torch.distributed.init_process_group(

@@ -1,4 +1,4 @@
-"""Multiply-accumulates and parameters of the published networks, as another tool counted them.
+"""Multiply-accumulates and parameters of the published networks against those of another tool.
 
 Plain networks of FFN-pytorch, 174 classes, one clip, counted by fvcore (convolutions, linear and
 matrix products): at 224 px, SlowFast at 256.
@@ -35,7 +35,7 @@ def on_meta(name: str) -> torch.nn.Module:
 
 
 @pytest.mark.parametrize("name", COUNTED)
-def test_cost_is_what_another_tool_counts(name: str) -> None:
+def test_cost_equals_the_count_of_another_tool(name: str) -> None:
     side, parameters, macs = COUNTED[name]
     model = on_meta(name)
     assert count_parameters(model) == parameters
@@ -46,7 +46,7 @@ def test_cost_is_what_another_tool_counts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FLEXIBLE)
-def test_frame_flexible_adds_less_than_a_percent(name: str) -> None:
+def test_frame_flexible_networks_add_less_than_one_percent(name: str) -> None:
     plain = on_meta(name)
     flexible = convert(plain, (4, 8, 16))
     assert count_parameters(flexible) == FLEXIBLE[name]
@@ -55,7 +55,7 @@ def test_frame_flexible_adds_less_than_a_percent(name: str) -> None:
     assert count_parameters(flexible) / count_parameters(plain) - 1 < 0.01  # the file
 
 
-def test_tsm_costs_what_the_paper_says() -> None:
+def test_cost_of_tsm_is_that_of_the_paper() -> None:
     flexible = convert(on_meta("tsm_r50"), (4, 8, 16))
     for frames, gmacs in PAPER.items():
         clip = torch.empty(1, 3, frames, 224, 224, device="meta")

@@ -24,7 +24,7 @@ def resnet() -> nn.Module:
 
 
 @pytest.mark.parametrize("frames", [4, 8, 16])
-def test_resnet50_costs_what_fvcore_counts(resnet: nn.Module, frames: int) -> None:
+def test_cost_of_resnet50_is_that_of_fvcore(resnet: nn.Module, frames: int) -> None:
     clip = torch.zeros(1, 3, frames, 224, 224, device="meta")
 
     assert count_macs(resnet, clip) == {
@@ -33,7 +33,7 @@ def test_resnet50_costs_what_fvcore_counts(resnet: nn.Module, frames: int) -> No
     }
 
 
-def test_resnet50_has_as_many_parameters_as_the_published_tsm(resnet: nn.Module) -> None:
+def test_parameters_of_resnet50_are_those_of_the_published_tsm(resnet: nn.Module) -> None:
     assert count_parameters(resnet) == 23864558
 
 
@@ -53,7 +53,7 @@ class Attention(nn.Module):
 
 
 @pytest.mark.parametrize("device", ["cpu", "meta"])
-def test_attention_is_counted_however_it_is_fused(device: str) -> None:
+def test_fused_attention_is_counted(device: str) -> None:
     frames, width = 10, 64
     linear = frames * width * 3 * width
     product = frames * frames * width  # summed over heads
@@ -92,7 +92,7 @@ def test_a_shared_parameter_counts_once() -> None:
 
 
 class Sleeper(nn.Module):
-    """Slow at first, then 10 ms, with one hiccup."""
+    """The first three calls and the seventh take 100 ms, the others 10 ms."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ def test_a_slow_network_is_timed_less_often(seconds: float, calls: int) -> None:
     assert 100 + 3 <= model.calls <= 100 + calls
 
 
-def test_measuring_leaves_the_model_as_it_was() -> None:
+def test_measuring_restores_the_model() -> None:
     model = flexible().train()
     model.model.net[2].eval()
     model.activate(2)

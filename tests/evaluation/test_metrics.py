@@ -9,7 +9,7 @@ from ffn.evaluation.metrics import NOT_FINITE, UNREADABLE, accuracy, label_ranks
 
 
 def by_hand(logits: np.ndarray, labels: np.ndarray, failed: set[int]) -> dict[str, float]:
-    """The metrics as sorted lists and loops."""
+    """The metrics from sorted lists and loops."""
     first, five, classes = 0, 0, {}
     for i, (row, label) in enumerate(zip(logits, labels, strict=True)):
         order = sorted(range(len(row)), key=lambda k: (-row[k], k))

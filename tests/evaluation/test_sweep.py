@@ -39,7 +39,7 @@ from ffn.evaluation.collect import video_logits
 
 
 def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, float]:
-    """One video after the other, in plain Python."""
+    """The metrics in plain Python, video by video."""
     model.eval()
     first, five, classes = [], [], {}
     for i in range(len(toys)):
@@ -64,7 +64,7 @@ def swept() -> Sweep:
     return sweep(flexible(), loader(toys, batch_size=4), name="toy.f2_6", keep_logits=True)
 
 
-def test_rows_equal_one_video_after_the_other(swept: Sweep) -> None:
+def test_rows_equal_a_loop_over_videos(swept: Sweep) -> None:
     toys = ToyVideos(33, failed=(4, 20))
     assert [row.frames for row in swept.rows] == [2, 4, 6]
     for row in swept.rows:
@@ -115,7 +115,7 @@ def test_several_views_are_averaged_video_by_video(batch_size: int | None) -> No
 
 
 def test_probabilities_are_averaged_and_not_logits() -> None:
-    """One sure view outweighs two that are nearly as unlike it in logits."""
+    """One confident view outweighs two others, although the mean logit favours those."""
     sure = torch.tensor([[8.0, 0.0], [-4.5, 0.0], [-4.5, 0.0]])
     assert sure.mean(0).argmax() == 1
     mean = video_logits(torch.nn.Identity(), [sure[:2], sure[2:]], videos=1)
@@ -137,7 +137,7 @@ def test_tables_name_the_protocol(tmp_path: Path) -> None:
     with files[0].open(newline="") as lines:
         assert [row["protocol"] for row in csv.DictReader(lines)] == ["2x3"] * 3
     old = json.loads(files[1].read_text())
-    del old["networks"][0]["protocol"]  # as files were written before there were protocols
+    del old["networks"][0]["protocol"]  # the format before protocols were added
     files[1].write_text(json.dumps(old))
     assert load_table(files[1])[0].protocol == "1x1"
 
@@ -160,7 +160,7 @@ def test_a_plain_network_has_no_sub_network() -> None:
     assert result.trained_frames == (4,)
 
 
-def test_the_model_and_the_random_state_stay_as_they_were() -> None:
+def test_the_model_and_the_random_state_are_restored() -> None:
     model = flexible().train()
     model.model.net[2].eval()
     model.activate(2)
@@ -179,7 +179,7 @@ def test_the_model_and_the_random_state_stay_as_they_were() -> None:
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision_answers_nearly_the_same(swept: Sweep, precision: str) -> None:
+def test_mixed_precision_gives_similar_logits(swept: Sweep, precision: str) -> None:
     toys = ToyVideos(33, failed=(4, 20))
     result = sweep(
         flexible(), loader(toys), precision=precision, latency=False, keep_logits=True
@@ -192,7 +192,7 @@ def test_mixed_precision_answers_nearly_the_same(swept: Sweep, precision: str) -
     assert result.measured["precision"] == precision
 
 
-def test_nan_names_frames_and_first_video() -> None:
+def test_the_error_for_nan_names_frame_count_and_first_video() -> None:
     toys = ToyVideos(7)
 
     with pytest.raises(FloatingPointError, match=r"at 4 frames, first for video 5 \(video_5.mp4\)"):
@@ -244,7 +244,7 @@ def test_predictions_reproduce_the_table(swept: Sweep, tmp_path: Path) -> None:
         assert 100 * right.double().mean().item() == pytest.approx(row.top1, abs=1e-12)
 
 
-def test_predictions_must_have_been_kept(swept: Sweep, tmp_path: Path) -> None:
+def test_saving_needs_kept_predictions(swept: Sweep, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep_logits=True"):
         save_predictions(replace(swept, predictions=None), tmp_path / "toy.safetensors")
 

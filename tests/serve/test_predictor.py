@@ -155,6 +155,9 @@ def test_command_without_weights_is_an_error(video, tmp_path, capsys):
     assert "no file" in capsys.readouterr().err
     assert main([str(video), "--weights", "tsm_none"]) == 2
     assert "no weights" in capsys.readouterr().err
+    command = [str(video), "--weights", "tsm_none", "--imports", "no_such_package"]
+    assert main(command) == 2
+    assert "cannot import 'no_such_package'" in capsys.readouterr().err
 
 
 def test_frames_is_at_least_one(video, weights, capsys):
