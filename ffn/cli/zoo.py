@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not given.models and any((given.frames, given.side, given.classes)):
         parser.error("--frames, --side and --classes say how to count models; add --models")
 
-    from ffn.zoo.create import list_models
+    from ffn.zoo import list_models
     from ffn.zoo.records import list_weights, zoo_folder
 
     if given.write:
@@ -74,7 +74,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def page(folder: Path) -> str:
     """The whole of ``model_zoo/README.md``, for the zoo in a folder."""
-    from ffn.zoo.create import list_models
+    from ffn.zoo import list_models
     from ffn.zoo.records import list_weights
 
     models = MODELS + models_table(list_models())
@@ -118,7 +118,7 @@ def _costs(name: str, frames: Sequence[int], side: int, num_classes: int) -> str
 
     from ffn.core import convert
     from ffn.evaluation import count_macs, count_parameters
-    from ffn.zoo.create import create_model
+    from ffn.zoo import create_model
 
     with torch.device("meta"):  # shapes without numbers: nothing is computed
         model = create_model(name, num_classes=num_classes)
