@@ -14,6 +14,7 @@ COMMANDS = {
     "check_data": "decode the videos of a list, report the bad ones",
     "pack": "pack the videos of a config for fast training",
     "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
+    "export": "export a network as a file of torch.export",
     "publish": "write a trained network as one file with its record",
     "summarise": "mean and spread over the seeds of a run",
     "zoo": "list weights, or models and their cost",
