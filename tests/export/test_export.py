@@ -173,7 +173,8 @@ def test_a_format_of_another_package_by_the_command(tmp_path: Path) -> None:
         "@register_format('program')\n"
         "def program(network, clip, file):\n"
         "    shapes = ({0: torch.export.Dim.DYNAMIC},)\n"
-        "    torch.export.save(torch.export.export(network, (clip,), dynamic_shapes=shapes), file)\n"
+        "    made = torch.export.export(network, (clip,), dynamic_shapes=shapes)\n"
+        "    torch.export.save(made, file)\n"
         "    file.seek(0)\n"
         "    return torch.export.load(file).module()\n"
     )
