@@ -1,11 +1,11 @@
-# make quickstart   environment, data, training, and the table of accuracy per frame count
-# make test         environment, then the tests
-# make test-slow    the tests that take minutes
+# make quickstart   create the environment, generate data, train, and tabulate accuracy per frame count
+# make test         create the environment, run the tests
+# make test-slow    run the tests that take minutes
 # make lint         ruff: lint and format check
+# make format       ruff: fix and format
 #
-# EPOCHS=150        train the quickstart as long as the table in the README; the default stops short,
-#                   for time
-# TORCH_INDEX=URL   take torch and torchvision from this package index, as one with CPU builds
+# EPOCHS=150        schedule of the quickstart for the table in the README; the default is shorter
+# TORCH_INDEX=URL   package index for torch and torchvision, as one with CPU builds
 
 PYTHON ?= python3
 VENV ?= .venv
@@ -28,12 +28,12 @@ $(READY): setup.cfg constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	touch $@
 
-# glibc gives large blocks back to the system after every step; keeping them saves about a tenth
-# of the time of small networks on a CPU.
+# glibc returns large blocks to the system after every step; keeping them saves about a tenth of the time
+# of small networks on a CPU.
 quickstart: export MALLOC_TRIM_THRESHOLD_ = 1000000000
 quickstart: export MALLOC_MMAP_THRESHOLD_ = 1000000000
 quickstart: export OMP_NUM_THREADS = 1
-# Tests the last weights, not the best: nothing is chosen on the videos that it is measured on.
+# Tests the last weights, not the best ones: the test videos must not be used for a choice.
 quickstart: $(READY)
 	$(BIN)/python -m ffn.datasets.synthetic data/motion
 	$(TORCHRUN) tools/train.py configs/quickstart/motion_flexible.yaml \

@@ -14,7 +14,7 @@ from ffn.core import FrameFlexible, convert, extract, nearest
 # Not lazy: a later import of the package ffn.export would replace the function of that name.
 from ffn.export import export
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 _LAZY = {
     "Predictor": "ffn.serve",

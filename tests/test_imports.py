@@ -62,7 +62,7 @@ def test_the_test_sees_the_sources() -> None:
     assert {"layers", "core", "backbones", "data", "engine", "evaluation", "zoo"} <= rooms
 
     loop = set(imports(ROOT / "ffn/engine/loop.py"))
-    assert {"ffn.core.NORMS", "ffn.zoo", "torch"} <= loop
+    assert {"ffn.engine.console", "ffn.engine.run.Run", "contextlib.ExitStack"} <= loop
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -82,6 +82,77 @@ def test_rooms_import_one_way(path: Path) -> None:
             known = {*LIBRARIES[room], *sys.stdlib_module_names}
             assert first in known, f"{room} imports {name}"
         assert first not in ("tools", "tests"), f"{path.name} imports {name}"
+
+
+# The modules that know the options, and who may import them: they turn a config into plain values.
+OPTIONS = {"ffn.engine.options", "ffn.engine.config", "ffn.engine.config_checks"}
+READERS_OF_OPTIONS = ("ffn.engine.build.", "ffn.engine.config", "ffn.engine.options", "ffn.cli.")
+
+
+def module_of(path: Path) -> str:
+    parts = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+MODULES = {module_of(path): path for path in FILES}
+
+
+def imported_modules(path: Path) -> set[str]:
+    """Modules of ffn that a file imports, anywhere in it; not ffn itself."""
+    found = set()
+    for name in imports(path):
+        while name and name not in MODULES:  # a class or function: the module that has it
+            name = name.rpartition(".")[0]
+        found.add(name)
+    return found - {"", "ffn", module_of(path)}
+
+
+def circles(graph: dict[str, set[str]]) -> list[set[str]]:
+    """Groups of modules that import each other, directly or through others (Tarjan 1972)."""
+    index: dict[str, int] = {}
+    low: dict[str, int] = {}
+    stack: list[str] = []
+    found: list[set[str]] = []
+
+    def visit(module: str) -> None:
+        index[module] = low[module] = len(index)
+        stack.append(module)
+        for other in graph[module]:
+            if other not in index:
+                visit(other)
+                low[module] = min(low[module], low[other])
+            elif other in stack:
+                low[module] = min(low[module], index[other])
+        if low[module] == index[module]:
+            place = stack.index(module)
+            group = set(stack[place:])
+            del stack[place:]
+            if len(group) > 1:
+                found.append(group)
+
+    for module in graph:
+        if module not in index:
+            visit(module)
+    return found
+
+
+def test_the_search_finds_circles() -> None:
+    graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
+    assert sorted(map(sorted, circles(graph))) == [["a", "b", "c"], ["d", "e"]]
+    assert "ffn.engine.train_step" in imported_modules(ROOT / "ffn/engine/checkpointer.py")
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    graph = {module: imported_modules(path) for module, path in MODULES.items() if module != "ffn"}
+
+    assert circles(graph) == []
+
+
+def test_only_build_config_and_cli_import_the_options() -> None:
+    importers = {module for module, path in MODULES.items() if imported_modules(path) & OPTIONS}
+
+    assert {"ffn.engine.build.run", "ffn.engine.build.data", "ffn.cli.train"} <= importers
+    assert not {m for m in importers if not f"{m}.".startswith(READERS_OF_OPTIONS)}
 
 
 def test_tools_are_thin_and_nobody_imports_them() -> None:

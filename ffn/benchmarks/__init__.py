@@ -1,1 +1,1 @@
-"""What ``tools/benchmark.py`` compares: training, inference and reading, timed side by side."""
+"""Benchmarks: training steps, inference and video reading, each as ratios between variants."""

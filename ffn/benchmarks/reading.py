@@ -1,134 +1,154 @@
-"""What ``tools/benchmark.py data`` compares: ways to get a training sample from a video."""
+"""Benchmark of reading videos: views from one decode, video formats, data loader workers."""
 
 from __future__ import annotations
 
-import argparse
 import itertools
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor
 
-if TYPE_CHECKING:  # imported where it is used: --help is quick
-    from ffn.benchmarks.timing import Comparison
-    from ffn.data import Preprocessing, Record, Video
+from ffn.benchmarks.formats import VideoFormat, converted, generated_videos, listed_videos
+from ffn.benchmarks.timing import Comparison, Variant, compare, interleave
+from ffn.data import (
+    Preprocessing,
+    Record,
+    VideoDataset,
+    make_loader,
+    segment_centre,
+    segment_random,
+)
+from ffn.data.crops import draw_crop
 
-Source = Callable[["Record"], "Video"]
+CPU = torch.device("cpu")
+REFERENCE = "store, JPEG"  # the other formats are compared with it
+BATCH_SIZE = 2  # of the data loader
 
 
-@dataclass(frozen=True)
-class _Form:
-    """The same videos in one form.
+def compare_reading(
+    frames: Sequence[int],
+    *,
+    sizes: Sequence[int],
+    annotations: Path | None,
+    root: Path | None,
+    videos: int,
+    gops: Sequence[int],
+    video_frames: int,
+    workers: Sequence[int],
+    rounds: int,
+) -> list[Comparison]:
+    """Compare ways to read training samples from videos.
 
-    Attributes:
-        name: In tables.
-        records: The videos.
-        open: How one is opened.
-        mib: Mean size of a video.
+    For each size: views from one decode, nested or not, against one decode per view; formats of
+    the same videos; and data loaders with several worker processes.
+
+    Args:
+        frames: the views, two frame counts or more.
+        sizes: heights and widths of a clip, pixels. Stores and generated videos are 256/224 of it.
+        annotations: list of videos; None generates videos.
+        root: folder of the paths in the list.
+        videos: number of generated videos, or maximum number of listed ones.
+        gops: frames per group of pictures of generated videos.
+        video_frames: of generated videos.
+        workers: numbers of data loader processes; empty leaves the loaders out.
+        rounds: timed runs of each variant.
+
+    Raises:
+        ValueError: an argument is out of range, or a video cannot be decoded.
     """
-
-    name: str
-    records: list[Record]
-    open: Source
-    mib: float
-
-
-def compare_reading(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
-    """Views of one decode, nested or decoded each; forms of the same videos; loader workers."""
-    views = sorted(set(given.frames))
+    views = sorted(set(frames))
     if len(views) < 2:
-        raise ValueError(f"--frames is {views[0]}; give two or more counts, as 4 8 16")
+        raise ValueError(f"--frames is {views[0]}; give two or more frame counts, as 4 8 16")
+    if root is not None and annotations is None:
+        raise ValueError(f"--root {root} needs --annotations, the list of videos in it")
     comparisons = []
-    for size in given.size:
-        preprocessing = _preprocessing(size)
+    for size in sizes:
+        preprocessing = Preprocessing(crop=size, resize=round(size * 256 / 224))
         with tempfile.TemporaryDirectory() as folder:
-            videos = _videos(given, Path(folder), preprocessing.resize)
-            for form in videos:
-                comparisons.append(_compare_views(given, form, views, preprocessing))
-            forms = [*videos, *_other_forms(videos[0], Path(folder), preprocessing.resize)]
-            comparisons += _compare_forms(given, forms, views[len(views) // 2], preprocessing)
-            comparisons += [
-                _compare_workers(given, forms, views, preprocessing, workers)
-                for workers in given.workers
-            ]
+            if annotations is not None:
+                originals = [listed_videos(annotations, root, videos)]
+            else:
+                originals = [
+                    generated_videos(
+                        Path(folder, f"gop{gop}"),
+                        number=videos,
+                        short_side=preprocessing.resize,
+                        frames=video_frames,
+                        gop=gop,
+                    )
+                    for gop in gops
+                ]
+            _check_number(len(originals[0].records), workers)
+            comparisons += [compare_views(one, views, preprocessing, rounds) for one in originals]
+            formats = [*originals, *converted(originals[0], Path(folder), preprocessing.resize)]
+            comparisons += compare_formats(formats, views[len(views) // 2], preprocessing, rounds)
+            for number in workers:
+                comparisons.append(compare_loaders(formats, views, preprocessing, number, rounds))
     return comparisons
 
 
-def _compare_views(
-    given: argparse.Namespace, form: _Form, views: Sequence[int], preprocessing: Preprocessing
+def compare_views(
+    videos: VideoFormat, views: Sequence[int], preprocessing: Preprocessing, rounds: int
 ) -> Comparison:
-    """One decode for all views, nested or not, against a decode for each."""
-    from ffn.benchmarks.timing import Variant, compare, interleave
-
-    each = "a decode per view"
-
-    def dataset(*frames: int, nested: bool = False) -> Any:
-        return _dataset(form, frames, preprocessing, nested=nested)
-
+    """Compare one decode for all views, nested or not, with one decode per view."""
+    together = make_dataset(videos, views, preprocessing)
+    nested = make_dataset(videos, views, preprocessing, nested=True)
+    single = [make_dataset(videos, [view], preprocessing) for view in views]
     calls = {
-        "one decode": _samples([dataset(*views)]),
-        "one decode, nested": _samples([dataset(*views, nested=True)]),
-        each: _samples([dataset(view) for view in views]),
+        "one decode": _samples([together]),
+        "one decode, nested": _samples([nested]),
+        "a decode per view": _samples(single),
     }
-    seconds = interleave(calls, rounds=given.rounds, device=_CPU, warmup=1, clock=time.process_time)
-    variants = [Variant(name, len(form.records), seconds[name]) for name in calls]
+    variants = _cpu_times(calls, items=len(videos.records), rounds=rounds)
+    each = "a decode per view"
     pairs = [
         ("one decode", each),
         ("one decode, nested", each),
         ("one decode, nested", "one decode"),
     ]
-    counts = ", ".join(map(str, views))
-    title = (
-        f"views {counts} of {preprocessing.crop} px from {len(form.records)} videos, {form.name}"
-    )
+    shown, count = ", ".join(map(str, views)), len(videos.records)
+    title = f"views {shown} of {preprocessing.crop} px from {count} videos, {videos.name}"
     return compare(f"{title}; CPU time", variants, pairs)
 
 
-def _compare_forms(
-    given: argparse.Namespace, forms: Sequence[_Form], frames: int, preprocessing: Preprocessing
+def compare_formats(
+    formats: Sequence[VideoFormat], frames: int, preprocessing: Preprocessing, rounds: int
 ) -> list[Comparison]:
-    """Each form against the JPEG store: frames alone, and whole samples."""
-    from ffn.benchmarks.timing import Variant, compare, interleave
-
-    sizes = ", ".join(f"{form.name} {form.mib:.3g}" for form in forms)
-    count = len(forms[0].records)
-    by_name = {form.name: form for form in forms}
-    reads = {form.name: _reads(form, frames) for form in forms}
+    """Compare each format with the JPEG store: reading frames alone, and whole samples."""
+    by_name = {one.name: one for one in formats}
+    reads = {one.name: _reads(one, frames) for one in formats}
     reads["memory copy"] = _copies(by_name["store, raw"], frames)
-    samples = {form.name: _samples([_dataset(form, [frames], preprocessing)]) for form in forms}
+    samples = {one.name: _samples([make_dataset(one, [frames], preprocessing)]) for one in formats}
     samples["JPEG files, PIL"] = _pil_samples(by_name["JPEG files"], frames, preprocessing)
+
+    count = len(formats[0].records)
+    sizes = ", ".join(f"{one.name} {one.mib:.3g}" for one in formats)
     comparisons = []
     for what, calls in (("frames alone", reads), ("whole samples", samples)):
-        seconds = interleave(
-            calls, rounds=given.rounds, device=_CPU, warmup=1, clock=time.process_time
-        )
-        variants = [Variant(name, count, seconds[name]) for name in calls]
-        pairs = [("store, JPEG", name) for name in calls if name != "store, JPEG"]
-        title = f"{frames} frames of {count} videos, {what}; CPU time; MiB per video: {sizes}"
-        comparisons.append(compare(title, variants, pairs))
+        variants = _cpu_times(calls, items=count, rounds=rounds)
+        title = f"{frames} frames of {count} videos for {preprocessing.crop} px, {what}; CPU time"
+        title += f"; MiB per video: {sizes}"
+        comparisons.append(compare(title, variants, _pairs(calls)))
     return comparisons
 
 
-def _compare_workers(
-    given: argparse.Namespace,
-    forms: Sequence[_Form],
+def compare_loaders(
+    formats: Sequence[VideoFormat],
     views: Sequence[int],
     preprocessing: Preprocessing,
     workers: int,
+    rounds: int,
 ) -> Comparison:
-    """Batches through a loader, every form with the same workers."""
-    from ffn.benchmarks.timing import Variant, compare, interleave
-    from ffn.data import make_loader
+    """Compare the formats in batches of a data loader with worker processes."""
 
-    def batches(form: _Form) -> Callable[[], None]:
-        dataset = _dataset(form, views, preprocessing)
-        loader = make_loader(dataset, batch_size=2, workers=workers, train=True)
+    def batches(videos: VideoFormat) -> Callable[[], None]:
+        dataset = make_dataset(videos, views, preprocessing)
+        loader = make_loader(dataset, batch_size=BATCH_SIZE, workers=workers, train=True)
         epochs = itertools.count()
 
         def run() -> None:
@@ -138,36 +158,53 @@ def _compare_workers(
 
         return run
 
-    calls = {form.name: batches(form) for form in forms}
-    seconds = interleave(calls, rounds=given.rounds, device=_CPU, warmup=1)
-    count = len(forms[0].records) // 2 * 2
+    calls = {one.name: batches(one) for one in formats}
+    seconds = interleave(calls, rounds=rounds, device=CPU, warmup=1)
+    count = len(formats[0].records) // BATCH_SIZE * BATCH_SIZE
     variants = [Variant(name, count, seconds[name]) for name in calls]
-    pairs = [("store, JPEG", name) for name in calls if name != "store, JPEG"]
-    counts = ", ".join(map(str, views))
-    title = f"views {counts} of {count} videos through {workers} workers; time on the clock"
-    return compare(title, variants, pairs)
+    shown = ", ".join(map(str, views))
+    title = f"views {shown} of {preprocessing.crop} px from {count} videos through {workers} "
+    title += "workers; wall-clock time"
+    return compare(title, variants, _pairs(calls))
 
 
-_CPU = torch.device("cpu")
-
-
-def _dataset(
-    form: _Form, views: Sequence[int], preprocessing: Preprocessing, *, nested: bool = False
-) -> Any:
-    from ffn.data import VideoDataset
-
+def make_dataset(
+    videos: VideoFormat,
+    views: Sequence[int],
+    preprocessing: Preprocessing,
+    *,
+    nested: bool = False,
+) -> VideoDataset:
+    """Training samples of videos in one format."""
     return VideoDataset(
-        form.records,
+        videos.records,
         views=views,
         preprocessing=preprocessing,
         train=True,
         nested=nested,
-        source=form.open,
+        source=videos.open,
     )
 
 
-def _samples(datasets: Sequence[Any]) -> Callable[[], None]:
-    """A function that makes every sample once, with other random frames in each round."""
+def _check_number(videos: int, workers: Sequence[int]) -> None:
+    if workers and videos < BATCH_SIZE:
+        raise ValueError(
+            f"number of videos is {videos}; data loaders need {BATCH_SIZE} or more. Use more "
+            "videos, or --workers without a number"
+        )
+
+
+def _cpu_times(calls: dict[str, Callable[[], None]], *, items: int, rounds: int) -> list[Variant]:
+    seconds = interleave(calls, rounds=rounds, device=CPU, warmup=1, clock=time.process_time)
+    return [Variant(name, items, seconds[name]) for name in calls]
+
+
+def _pairs(calls: dict[str, Callable[[], None]]) -> list[tuple[str, str]]:
+    return [(REFERENCE, name) for name in calls if name != REFERENCE]
+
+
+def _samples(datasets: Sequence[VideoDataset]) -> Callable[[], None]:
+    """A function that makes every sample once, with new random frames in each call."""
     epochs = itertools.count()
 
     def run() -> None:
@@ -179,23 +216,24 @@ def _samples(datasets: Sequence[Any]) -> Callable[[], None]:
     return run
 
 
-def _reads(form: _Form, frames: int) -> Callable[[], None]:
-    """A function that reads random frames of every video, and does no more with them."""
+def _reads(videos: VideoFormat, frames: int) -> Callable[[], None]:
+    """A function that reads random frames of every video."""
     rounds = itertools.count()
 
     def run() -> None:
         number = next(rounds)
-        for index, record in enumerate(form.records):
-            video = form.open(record)
-            video.read(_indices(len(video), frames, number, index))
+        for index, record in enumerate(videos.records):
+            video = videos.open(record)
+            usable = range(len(video))
+            if record.start is not None or record.end is not None:
+                usable = video.between(record.start, record.end)
+            video.read([usable[i] for i in _indices(len(usable), frames, number, index)])
 
     return run
 
 
-def _copies(raw: _Form, frames: int) -> Callable[[], None]:
-    """The limit: as many frames copied from one place in memory to another."""
-    from ffn.data.sampling import segment_centre
-
+def _copies(raw: VideoFormat, frames: int) -> Callable[[], None]:
+    """A function that copies the same number of frames within memory: the lower bound."""
     rounds = itertools.count()
     video = raw.open(raw.records[0])
     held = video.read(segment_centre(len(video), min(64, len(video))))
@@ -210,12 +248,10 @@ def _copies(raw: _Form, frames: int) -> Callable[[], None]:
     return run
 
 
-def _pil_samples(folders: _Form, frames: int, preprocessing: Preprocessing) -> Callable[[], None]:
-    """A sample as the repositories of TSM and FFN make it: frame by frame through PIL, in float."""
-    from PIL import Image
-
-    from ffn.data.crops import draw_crop
-
+def _pil_samples(
+    folders: VideoFormat, frames: int, preprocessing: Preprocessing
+) -> Callable[[], None]:
+    """A function that makes samples as the repositories of TSM and FFN do: PIL images, floats."""
     rounds = itertools.count()
     side = preprocessing.crop
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (preprocessing.mean, preprocessing.std))
@@ -247,70 +283,4 @@ def _pil_samples(folders: _Form, frames: int, preprocessing: Preprocessing) -> C
 
 
 def _indices(count: int, frames: int, number: int, index: int) -> list[int]:
-    from ffn.data import segment_random
-
     return segment_random(count, frames, np.random.default_rng([number, index]))
-
-
-def _videos(given: argparse.Namespace, folder: Path, short_side: int) -> list[_Form]:
-    """The given videos as they are, or films with short and with long groups of pictures."""
-    from ffn.benchmarks.clips import write_film
-    from ffn.data import Record, open_video, read_annotations
-
-    def form(name: str, records: Sequence[Record]) -> _Form:
-        sizes = [
-            Path(record.path).stat().st_size for record in records if Path(record.path).is_file()
-        ]
-        mib = sum(sizes) / len(records) / 2**20
-        return _Form(name, list(records), lambda r: open_video(r.path, frames=r.frames), mib)
-
-    if given.annotations is not None:
-        records = read_annotations(given.annotations, root=given.root)[0]
-        return [form("videos", records[: given.videos])]
-    if given.root is not None:
-        raise ValueError(f"--root {given.root} needs --annotations, the list of videos in it")
-    forms = []
-    for gop in given.gop:
-        paths = [folder / f"gop{gop}" / f"{i}.mp4" for i in range(given.videos)]
-        paths[0].parent.mkdir()
-        for seed, path in enumerate(paths):
-            write_film(path, short_side, given.film_frames, gop, seed)
-        forms.append(form(f"mp4, GOP {gop}", [Record(str(path), 0) for path in paths]))
-    return forms
-
-
-def _other_forms(videos: _Form, folder: Path, short_side: int) -> list[_Form]:
-    """The videos as JPEG files per frame, and as stores."""
-    from PIL import Image
-
-    from ffn.data import ClipStore, Record, pack
-    from ffn.data.decoding import FrameFolder
-
-    stores = []
-    for name, form in (("store, JPEG", "jpeg"), ("store, raw", "raw")):
-        report = pack(videos.records, folder / form, form=form, short_side=short_side)
-        store = ClipStore(folder / form)
-        mib = report.bytes / len(videos.records) / 2**20
-        stores.append(_Form(name, videos.records, store.open_record, mib))
-
-    records, size = [], 0
-    for number, record in enumerate(videos.records):
-        place = folder / "images" / str(number)
-        place.mkdir(parents=True)
-        stored = stores[1].open(record)
-        for index in range(len(stored)):
-            path = place / f"{index + 1:05d}.jpg"
-            image = stored.read([index])[0].numpy()
-            Image.fromarray(image).save(path, quality=90)  # as in the store
-            size += path.stat().st_size
-        records.append(Record(str(place), record.label, len(stored)))
-    mib = size / len(records) / 2**20
-    images = _Form("JPEG files", records, lambda r: FrameFolder(r.path, frames=r.frames), mib)
-    return [images, *stores]
-
-
-def _preprocessing(size: int) -> Preprocessing:
-    """As 224 px are cut from 256."""
-    from ffn.data import Preprocessing
-
-    return Preprocessing(crop=size, resize=round(size * 256 / 224))

@@ -1,46 +1,33 @@
-"""Compare the cost of variants of one job, fairly on a machine that is never quite idle.
+"""Time and memory of variants of one job, measured in turn, and the ratios between them.
 
-Variants run in turn, A B C A B C …, so that a slow moment of the machine meets all of them. What
-counts are ratios: each round gives one; shown are their median and their quartiles.
+Variants run in turn, A B C A B C …, so that other load on the machine affects all of them alike.
+Each round gives one ratio per pair of variants; the result is their median and quartiles.
 """
 
 from __future__ import annotations
 
-import datetime
 import json
-import os
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
+from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
-
-from ffn.evaluation.cost import describe_device
-
-FORMAT = 1  # of the JSON file
-MEMORY = {
-    "cpu": "peak of torch's CPU allocator, from torch.profiler; without oneDNN's own buffers",
-    "cuda": "peak of torch's CUDA allocator, torch.cuda.max_memory_allocated",
-}
 
 
 @dataclass(frozen=True)
 class Variant:
-    """One of the things compared.
+    """One variant and its measurements.
 
     Attributes:
         name: in tables and files.
-        items: how many videos, clips or samples one call handles.
+        items: videos, clips or samples per call.
         seconds: duration of a call in each round.
-        peak_bytes: most memory held at a time; None if not measured.
+        peak_bytes: peak memory; None if not measured.
     """
 
     name: str
@@ -50,21 +37,21 @@ class Variant:
 
     @property
     def rate(self) -> float:
-        """Items per second, by the median round."""
+        """Items per second in the median round."""
         return self.items / statistics.median(self.seconds)
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One variant over another.
+    """One variant relative to another.
 
     Attributes:
         name: the variant.
-        over: the one it is compared with.
-        speed: items per second, as a ratio: the median over the rounds. 2 is twice as fast.
-        low: lower quartile of the rounds' ratios.
+        over: the reference variant.
+        speed: ratio of items per second, median over the rounds; 2 is twice as fast.
+        low: lower quartile of the ratios of the rounds.
         high: upper quartile.
-        memory: peak memory, as a ratio; None if not measured.
+        memory: ratio of peak memory; None if not measured.
     """
 
     name: str
@@ -77,12 +64,12 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants that ran in turn, and the ratios asked of them.
+    """Variants that ran in turn, and ratios between them.
 
     Attributes:
-        title: what all of them have in common, as "4 frames".
+        title: what the variants have in common, as "4 frames".
         variants: in the order in which they ran.
-        ratios: pairs of them.
+        ratios: of the compared pairs.
     """
 
     title: str
@@ -98,14 +85,14 @@ def interleave(
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
-    """Time calls in turn: the first, the second, …, and again from the first.
+    """Time functions in turn.
 
     Args:
-        calls: what to time, by name.
-        rounds: timed calls of each, at least 1.
-        device: waited for before and after each call.
-        warmup: rounds before them that do not count.
-        clock: time in seconds; ``time.process_time`` counts what this process's CPUs do.
+        calls: name -> function. The result of the function is discarded.
+        rounds: timed calls of each function.
+        device: the device that the functions use; a CUDA device is synchronised around each call.
+        warmup: rounds before the timed ones.
+        clock: current time in seconds; ``time.process_time`` counts the CPU time of this process.
 
     Returns:
         For each name the duration of a call in every round, in seconds.
@@ -118,24 +105,24 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(warmup + rounds):
         for name, call in calls.items():
-            _wait(device)
+            _synchronise(device)
             start = clock()
             call()
-            _wait(device)
+            _synchronise(device)
             if number >= warmup:
                 seconds[name].append(clock() - start)
     return {name: tuple(values) for name, values in seconds.items()}
 
 
 def peak_memory(call: Callable[[], object], device: torch.device) -> int:
-    """Most bytes of tensors that a call holds at a time, beyond those held before it.
+    """Peak memory of the tensors that a call allocates, in bytes.
 
-    Both kinds of device are asked the same question, of torch's own allocator (`MEMORY`); the
-    memory of the process is larger, since allocators and libraries keep reserves.
+    Tensors allocated before the call do not count. The value comes from torch's allocator of the
+    device; the process uses more, because allocators and libraries keep reserves.
 
     Args:
-        call: what to measure; run once.
-        device: where its tensors are, a CPU or a CUDA device.
+        call: runs once.
+        device: the device of its tensors, a CPU or a CUDA device.
 
     Raises:
         ValueError: another device.
@@ -163,15 +150,25 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
     return peak
 
 
+def tensor_bytes(tensors: Iterable[Tensor]) -> int:
+    """Memory of tensors in bytes."""
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+def model_bytes(model: nn.Module) -> int:
+    """Memory of the parameters and buffers of a model in bytes."""
+    return tensor_bytes([*model.parameters(), *model.buffers()])
+
+
 def in_sequence(name: str, parts: Sequence[Variant]) -> Variant:
-    """What it costs to do the jobs of several variants one after the other, for the same items.
+    """Combine variants into one that runs them one after another on the same items.
 
     Args:
         name: of the result.
-        parts: variants of one run, of equally many items.
+        parts: variants of one run, all with the same number of items.
 
     Returns:
-        A variant whose rounds are the sums of theirs; its memory is that of the largest.
+        A variant whose rounds are the sums of the rounds of the parts; its memory is the largest.
     """
     peaks = [part.peak_bytes for part in parts]
     return Variant(
@@ -185,80 +182,24 @@ def in_sequence(name: str, parts: Sequence[Variant]) -> Variant:
 def compare(
     title: str, variants: Sequence[Variant], pairs: Sequence[tuple[str, str]]
 ) -> Comparison:
-    """Form ratios, round by round.
+    """Compute the ratios of pairs of variants, round by round.
 
     Args:
         title: see :class:`Comparison`.
         variants: of one run of :func:`interleave`.
-        pairs: (variant, the one it is compared with), by name.
+        pairs: (variant, reference), by name.
     """
     named = {variant.name: variant for variant in variants}
     ratios = tuple(_ratio(named[one], named[other]) for one, other in pairs)
     return Comparison(title, tuple(variants), ratios)
 
 
-def describe_run(device: torch.device) -> dict[str, Any]:
-    """When, on which device, with how many threads and which torch a benchmark ran."""
-    return {
-        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "device": describe_device(device),
-        "threads": torch.get_num_threads(),
-        "torch": str(torch.__version__),
-    }
-
-
-def print_comparisons(
-    comparisons: Sequence[Comparison],
-    *,
-    items: str,
-    measured: Mapping[str, Any],
-    console: Console | None = None,
-) -> None:
-    """Print, for each comparison, a table of its variants and one of its ratios.
-
-    Args:
-        comparisons: what to show.
-        items: what the rates count, as "clips".
-        measured: see :func:`describe_run`; printed last, one line per entry.
-        console: where to print; the terminal by default.
-    """
-    console = console or Console()
-    for comparison in comparisons:
-        console.print(_variant_table(comparison, items))
-        console.print(_ratio_table(comparison))
-    for key, value in measured.items():
-        console.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
-
-
-def save_comparisons(
-    comparisons: Sequence[Comparison],
-    path: str | Path,
-    *,
-    measured: Mapping[str, Any],
-    options: Mapping[str, Any],
-) -> None:
-    """Write all of it as JSON; the file appears whole, and replaces one that is there.
-
-    Args:
-        comparisons: what was measured.
-        path: the file; its folder is made if missing.
-        measured: see :func:`describe_run`.
-        options: what was asked for; paths become text.
-    """
-    content = {
-        "format": FORMAT,
-        "measured": dict(measured),
-        "options": dict(options),
-        "comparisons": [asdict(comparison) for comparison in comparisons],
-    }
-    path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    try:
-        partial.write_text(json.dumps(content, indent=2, default=str) + "\n", encoding="utf-8")
-        partial.replace(path)
-    finally:
-        partial.unlink(missing_ok=True)
+def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+    """Lower quartile, median, upper quartile."""
+    if len(values) == 1:
+        return values[0], values[0], values[0]
+    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
+    return low, middle, high
 
 
 def _ratio(one: Variant, other: Variant) -> Ratio:
@@ -267,50 +208,10 @@ def _ratio(one: Variant, other: Variant) -> Ratio:
     memory = None
     if one.peak_bytes is not None and other.peak_bytes:
         memory = one.peak_bytes / other.peak_bytes
-    low, speed, high = _quartiles(speeds)
+    low, speed, high = quartiles(speeds)
     return Ratio(one.name, other.name, speed, low, high, memory)
 
 
-def _quartiles(values: Sequence[float]) -> tuple[float, float, float]:
-    """Lower quartile, median, upper quartile."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
-
-
-def _variant_table(comparison: Comparison, items: str) -> Table:
-    measures_memory = any(v.peak_bytes is not None for v in comparison.variants)
-    table = Table(title=escape(comparison.title))
-    table.add_column("variant")
-    for column in (f"{items}/s", "ms", "25 %", "75 %"):
-        table.add_column(column, justify="right", no_wrap=True)
-    if measures_memory:
-        table.add_column("peak MiB", justify="right", no_wrap=True)
-    for variant in comparison.variants:
-        low, middle, high = _quartiles([1e3 * value for value in variant.seconds])
-        row = [variant.name, *(f"{value:.4g}" for value in (variant.rate, middle, low, high))]
-        if measures_memory:
-            row.append("-" if variant.peak_bytes is None else f"{variant.peak_bytes / 2**20:.1f}")
-        table.add_row(*row)
-    return table
-
-
-def _ratio_table(comparison: Comparison) -> Table:
-    measures_memory = any(ratio.memory is not None for ratio in comparison.ratios)
-    table = Table()
-    table.add_column("ratio")
-    for column in ("speed", "25 %", "75 %", *(["memory"] if measures_memory else [])):
-        table.add_column(column, justify="right", no_wrap=True)
-    for ratio in comparison.ratios:
-        row = [f"{ratio.name} : {ratio.over}"]
-        row += [f"{value:.3f}" for value in (ratio.speed, ratio.low, ratio.high)]
-        if measures_memory:
-            row.append("-" if ratio.memory is None else f"{ratio.memory:.3f}")
-        table.add_row(*row)
-    return table
-
-
-def _wait(device: torch.device) -> None:
+def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

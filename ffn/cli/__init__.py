@@ -1,36 +1,46 @@
-"""The commands: ``ffn train``, ``ffn test``, … and, from a checkout, ``tools/*.py``."""
+"""Commands ``ffn train``, ``ffn test``, …; a checkout also has them as ``tools/*.py``."""
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import sys
 
 COMMANDS = {
     "train": "train a network from a config",
-    "plot_log": "curves of training runs in one picture",
-    "test": "accuracy and cost at any frame counts",
+    "plot_log": "draw the curves of training runs",
+    "test": "measure accuracy and cost at several frame counts",
     "predict": "label video files",
-    "prepare_data": "official lists and files of a data set become an index",
-    "check_data": "decode the videos of a list, report the bad ones",
-    "pack": "pack the videos of a config for fast training",
-    "convert_checkpoint": "turn a foreign checkpoint into weights of ffn",
-    "export": "export a network as a file of torch.export",
-    "publish": "write a trained network as one file with its record",
-    "summarise": "mean and spread over the seeds of a run",
+    "prepare_data": "write the index of a data set from its official lists and files",
+    "check_data": "decode the videos of a list and report damaged ones",
+    "pack": "pack the videos of a config into a clip store, for fast training",
+    "convert_checkpoint": "convert a checkpoint of another repository to weights of ffn",
+    "publish": "write a trained network as one weight file with its record",
+    "export": "write a sub-network in a deployment format",
+    "summarise": "average test results over the seeds of a run",
     "zoo": "list weights, or models and their cost",
-    "benchmark": "throughput and memory as ratios from one run",
+    "benchmark": "compare throughput and memory of training, inference and reading",
 }
 
 
 def main() -> int:
-    """Run the command that the first argument names; returns the exit status."""
+    """Run the command in the first argument; returns the exit status."""
     name, *arguments = sys.argv[1:] or ["--help"]
-    name = name.replace("-", "_")
-    if name not in COMMANDS:
-        wide = max(map(len, COMMANDS))
-        print("usage: ffn COMMAND …\n")
-        for command, meaning in COMMANDS.items():
-            print(f"  {command:<{wide}}  {meaning}")
-        print("\nffn COMMAND --help tells more.")
-        return 0 if name in ("__help", "_h") else 2
-    return importlib.import_module(f"ffn.cli.{name}").main(arguments)
+    if name in ("--help", "-h", "help"):
+        print(_usage())
+        return 0
+    command = name.replace("-", "_")
+    if command not in COMMANDS:
+        close = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f"; did you mean {close[0]}?" if close else ""
+        print(f"ffn: no command {name!r}{hint}\n\n{_usage()}", file=sys.stderr)
+        return 2
+    return importlib.import_module(f"ffn.cli.{command}").main(arguments)
+
+
+def _usage() -> str:
+    width = max(map(len, COMMANDS))
+    lines = [f"  {command:<{width}}  {meaning}" for command, meaning in COMMANDS.items()]
+    return "\n".join(
+        ["usage: ffn COMMAND …", "", *lines, "", "ffn COMMAND --help lists the options."]
+    )

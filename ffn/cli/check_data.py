@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ffn.cli.arguments import positive_int
+
 if TYPE_CHECKING:
     from ffn.data import Record
     from ffn.datasets.checking import Finding
 
-READERS = ("auto", "pyav", "decord", "torchcodec")
+DECODERS = ("auto", "pyav", "decord", "torchcodec")
 MEANING = {
     "ok": "as listed",
     "count": "decodes, with another number of frames than is listed",
@@ -139,7 +141,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="all|K",
         help="decode all frames (default), or K of them from first to last: quicker, sees less",
     )
-    option("--decoder", default="auto", choices=READERS, help="decoder")
+    option("--decoder", default="auto", choices=DECODERS, help="decoder")
     option("--pattern", default="{:05d}.jpg", help="file names in a folder of frames")
     option("--timeout", type=float, default=60, metavar="S", help="per video; default: 60")
     option(
@@ -154,7 +156,5 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _frames(text: str) -> str:
-    if text != "all" and (not text.isdecimal() or int(text) < 1):
-        raise argparse.ArgumentTypeError(f"{text!r} is neither 'all' nor a number from 1 up")
-    return text
+def _frames(text: str) -> str | int:
+    return text if text == "all" else positive_int(text)

@@ -1,4 +1,4 @@
-"""``tools/plot_log.py RUN…``: the curves of training runs, finished or not, in one picture."""
+"""``tools/plot_log.py RUN…``: curves of training runs in one figure."""
 
 from __future__ import annotations
 
@@ -10,28 +10,13 @@ from pathlib import Path
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, read, draw; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="plot_log.py",
-        description="Draw loss, accuracy per frame count, learning rate, gradient norm, speed and "
-        "data wait of runs from their log.jsonl.",
-    )
-    option = parser.add_argument
-    option("runs", nargs="+", metavar="RUN", help="folder of a run (log.output)")
-    option("--output", default="curves.png", help="picture; default: curves.png, here")
-    option("--overwrite", action="store_true", help="replace a file that is there")
-    option(
-        "--keys",
-        nargs="+",
-        metavar="KEY",
-        help="other keys of the log, as train/memory_mib 'val/top1/*'; a panel for each",
-    )
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
 
     from ffn.engine.log import read_log
     from ffn.evaluation.curves import save_curves
 
+    output = Path(given.output)
     try:
-        output = Path(given.output)
         if output.exists() and not given.overwrite:
             raise FileExistsError(f"{output} exists; name another --output or add --overwrite")
         runs = {name: read_log(path) for name, path in named(given.runs).items()}
@@ -48,7 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def named(paths: Sequence[str]) -> dict[str, Path]:
-    """Folders by the shortest end of their path that names each alone; one given twice counts once.
+    """Name folders by the shortest end of their path that is unique; repeated folders count once.
 
     >>> list(named(["runs/a", "runs/b"])), list(named(["one/a", "two/a"]))
     (['a', 'b'], ['one/a', 'two/a'])
@@ -59,3 +44,22 @@ def named(paths: Sequence[str]) -> dict[str, Path]:
         if len(set(names)) == len(names):
             break
     return dict(zip(names, folders, strict=True))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="plot_log.py",
+        description="Draw loss, accuracy per frame count, learning rate, gradient norm, speed and "
+        "data wait of runs, finished or in progress, from their log.jsonl.",
+    )
+    option = parser.add_argument
+    option("runs", nargs="+", metavar="RUN", help="folder of a run (log.output)")
+    option("--output", default="curves.png", metavar="FILE", help="figure; default: curves.png")
+    option("--overwrite", action="store_true", help="replace an existing file")
+    option(
+        "--keys",
+        nargs="+",
+        metavar="KEY",
+        help="draw these keys of the log, one panel each, as train/memory_mib 'val/top1/*'",
+    )
+    return parser

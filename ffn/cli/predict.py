@@ -1,4 +1,4 @@
-"""``tools/predict.py FILE… --weights W --frames n``: labels of video files, with timing."""
+"""``tools/predict.py FILE… --weights W --frames n``: predict labels of video files."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 
+from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, label each file, print; returns 1 if a file could not be read, 2 if no weights."""
+    """Print the labels of each file.
+
+    Returns:
+        0; 1 if a file could not be read; 2 if the weights could not be loaded.
+    """
     given = _parser().parse_args(arguments)
 
     from ffn.data import VideoError
@@ -16,9 +22,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ffn.zoo import WeightsError
 
     try:
+        load_imports(given)
         predictor = Predictor(given.weights, device=given.device)
         frames = given.frames or predictor.default_frames
-    except (ValueError, FileNotFoundError, WeightsError) as error:
+    except (ValueError, FileNotFoundError, ImportError, WeightsError) as error:
         print(f"predict.py: {error}", file=sys.stderr)
         return 2
 
@@ -38,29 +45,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for label, probability in prediction.top(given.top):
             print(f"  {probability:7.2%}  {label}")
     if failed:
-        print(f"predict.py: {failed} of {len(given.files)} files failed", file=sys.stderr)
+        print(
+            f"predict.py: {failed} of {len(given.files)} files could not be read", file=sys.stderr
+        )
     return 1 if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="predict.py", description="Label video files, with any number of frames."
+        prog="predict.py", description="Predict labels of video files, with any number of frames."
     )
-    parser.add_argument(
-        "files", nargs="+", metavar="FILE", help="video files, or folders of frames"
-    )
-    parser.add_argument(
-        "--weights", required=True, help="a name of the zoo, a .pt or a .safetensors file"
-    )
-    parser.add_argument(
-        "--frames", type=_positive, metavar="n", help="default: the largest trained count"
-    )
-    parser.add_argument("--top", type=_positive, default=5, metavar="k", help="labels per file")
-    parser.add_argument("--device", default="cpu", help="as torch names it: cpu, cuda, cuda:1")
+    option = parser.add_argument
+    option("files", nargs="+", metavar="FILE", help="video files or folders of frames")
+    option("--weights", required=True, help="name in the zoo, or a .pt or .safetensors file")
+    option("--frames", type=positive_int, metavar="n", help="default: the largest trained count")
+    option("--top", type=positive_int, default=5, metavar="k", help="number of labels per file")
+    option("--device", default="cpu", help="torch device: cpu, cuda, cuda:1")
+    add_imports_argument(parser)
     return parser
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number from 1 up")
-    return int(text)

@@ -1,4 +1,4 @@
-"""``tools/train.py CONFIG key=value…``: train, alone or under torchrun."""
+"""``tools/train.py CONFIG key=value…``: train, in one process or under torchrun."""
 
 from __future__ import annotations
 
@@ -8,13 +8,11 @@ import signal
 import sys
 from collections.abc import Sequence
 
-FOR_EVER = 30 * 86400.0  # seconds
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, build, train; returns the exit status."""
     before = signal.getsignal(signal.SIGINT)
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the run listens: an end, no traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C before the run starts: no traceback
     try:
         return _train(arguments)
     finally:
@@ -22,46 +20,61 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: Sequence[str] | None) -> int:
-    from ffn.engine.config import ConfigError, load_config, option_help
+    from ffn.engine.config import ConfigError, load_config
 
-    parser = argparse.ArgumentParser(
-        prog="train.py",
-        description="Train a video network from a config, alone or under torchrun. A run whose "
-        "folder exists is continued. Exit status: 0 trained; 2 it cannot be done, or went wrong, "
-        "as the message says; 75 SIGTERM, SIGINT or SIGUSR1 came, and the run has saved what it "
-        "did: the same command continues it.",
-        epilog="options, with their defaults:\n\n" + option_help(),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("config", help="yaml file; configs/ holds those that ship")
-    parser.add_argument("options", nargs="*", metavar="key=value", help="overrides, see below")
+    parser = _parser()
     given = parser.parse_args(arguments)
+    if given.config is None and not given.help:
+        parser.error("CONFIG is missing")
     try:
+        if given.help:
+            _print_help(parser, given.config, given.options)
+            return 0
         config = load_config(given.config, given.options)
     except ConfigError as error:
-        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # the others would say the same
+        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # all processes have the same error
             print(f"train.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.cli.failures import failures
-    from ffn.engine.distributed import end, processes
-    from ffn.engine.loop import Trainer
-    from ffn.engine.signals import EXIT_STOPPED, StoppedError
+    from ffn.engine.build import build_run
+    from ffn.engine.distributed import World
+    from ffn.engine.failures import run_command
+    from ffn.engine.loop import train
 
-    rank, several = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)) > 1
-    who = f"train.py, process {rank}" if several else "train.py"
-    patience = 2 * config.data.timeout or FOR_EVER
-    try:
-        with processes(patience) as world:
-            best = Trainer(config, world).run()
-    except StoppedError as error:
-        if rank == 0:
-            print(f"train.py: {error}; the same command continues the run", file=sys.stderr)
-        return end(EXIT_STOPPED)
-    except failures() as error:
-        if not getattr(error, "told", False):
-            print(f"{who}: {error}", file=sys.stderr)
-        return end(2)
-    if rank == 0:
-        print(f"best network: {best}")
-    return 0
+    def run(world: World) -> None:
+        best = train(build_run(config, world))
+        if world.is_main:
+            print(f"best network: {best}")
+
+    return run_command("train.py", run, data_timeout=config.data.timeout)
+
+
+def _print_help(
+    parser: argparse.ArgumentParser, config: str | None, overrides: Sequence[str]
+) -> None:
+    """Print the usage and all options, with those of imported tasks."""
+    from ffn.engine.config import import_packages, option_help
+
+    import_packages(config, overrides)
+    print(parser.format_help())
+    print(f"options, with their defaults:\n\n{option_help()}")
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="train.py",
+        add_help=False,
+        description="Train a video network from a config, in one process or under torchrun. If the "
+        "run folder (log.output) has a checkpoint, the run is resumed. Exit status: 0: trained. "
+        "2: error; the message names the remedy. 75: stopped by SIGTERM, SIGINT or SIGUSR1 after "
+        "saving a checkpoint; the same command resumes the run.",
+    )
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file, as in configs/")
+    parser.add_argument("options", nargs="*", metavar="key=value", help="options, see below")
+    parser.add_argument(
+        "-h",
+        "--help",
+        action="store_true",
+        help="show this message and all options; with imports=[PACKAGE], those of its tasks too",
+    )
+    return parser

@@ -1,15 +1,24 @@
-"""Videos in, batches of clips out: sampling rules, decoding, annotations, transforms, loading."""
+"""Annotations, decoding, frame sampling, transforms and loading of videos."""
 
 from __future__ import annotations
 
-from ffn.data.annotations import Record, read_annotations, read_classes
+from ffn.data.annotations import read_annotations, read_classes
+from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
-from ffn.data.decoding import READERS, Facts, VideoError, count_frames, decode, open_video, probe
-from ffn.data.draws import library_draws
-from ffn.data.flips import swap_pairs
-from ffn.data.loader import ClipSampler, collate_eval, collate_train, make_loader
+from ffn.data.decoding import (
+    DECODERS,
+    VideoError,
+    VideoMetadata,
+    count_frames,
+    decode,
+    open_video,
+    probe,
+)
+from ffn.data.global_rng import library_draws
+from ffn.data.loader import collate_eval, collate_train, make_loader
 from ffn.data.preprocessing import Normalise, Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
+from ffn.data.records import Record
 from ffn.data.sampling import (
     dense,
     dense_clips,
@@ -19,27 +28,29 @@ from ffn.data.sampling import (
     segment_random,
     segment_views,
 )
+from ffn.data.splits import Splits, read_splits
 from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack, page_order
-from ffn.data.transforms import EvalTransform, TrainTransform
-from ffn.data.watch import LoaderError, watching
+from ffn.data.transforms import EvalTransform, TrainTransform, swap_pairs
+from ffn.data.watched_loader import LoaderError, watching
 
 __all__ = [
-    "READERS",
+    "DECODERS",
     "ClipSampler",
     "ClipStore",
     "EvalTransform",
-    "Facts",
     "LoaderError",
     "Normalise",
     "PackReport",
     "Preprocessing",
     "Protocol",
     "Record",
+    "Splits",
     "StoreError",
     "StoredVideo",
     "TrainTransform",
     "VideoDataset",
     "VideoError",
+    "VideoMetadata",
     "clip_indices",
     "collate_eval",
     "collate_train",
@@ -56,6 +67,7 @@ __all__ = [
     "probe",
     "read_annotations",
     "read_classes",
+    "read_splits",
     "sample_views",
     "segment_centre",
     "segment_random",

@@ -1,11 +1,11 @@
-"""Annotation lists as the field writes them, read into records.
+"""Read annotations of labelled videos from a folder per class, a text list or a csv.
 
 * a folder with one sub-folder per class, of video files or of folders of frames;
-* a text list, one video per line: `path label` or `path frames label` (paths may hold spaces);
+* a text list, one video per line: `path label` or `path frames label` (paths may contain spaces);
 * a csv with a header: a path column, a label column, optionally frames, start and end.
 
-Labels are class indices or class names. A validation list is read with the classes of the training
-list, so that both count the same way.
+Labels are class indices or class names. Pass the classes of the training list when reading the
+validation list, so that both use the same indices.
 """
 
 from __future__ import annotations
@@ -17,12 +17,14 @@ from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 
+from ffn.data.records import Record
+
 VIDEO_SUFFIXES = (
     *(".3gp", ".avi", ".flv", ".gif", ".m4v", ".mkv", ".mov"),
     *(".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv"),
 )
 
-# Header of a csv, lower case: the first column that exists is taken.
+# Accepted names of the columns of a csv, in lower case; the first one found is used.
 _COLUMNS = {
     "path": ("path", "video", "video_path", "file", "filename"),
     "label": ("label", "class", "class_name", "category"),
@@ -33,27 +35,8 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One labelled video.
-
-    Attributes:
-        path: Video file or folder of frames.
-        label: Class index.
-        frames: Number of frames of a folder, or None to count them; a video file counts its own.
-        start: Start of the part to use, in seconds, or None for the start of the video.
-        end: End of the part to use, in seconds, or None for the end of the video.
-    """
-
-    path: str
-    label: int
-    frames: int | None = None
-    start: float | None = None
-    end: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class _Row:
-    """One line as it was written; `where` names it in errors."""
+    """One unparsed entry; `where` is its file and line, for messages."""
 
     where: str
     path: str
@@ -72,8 +55,8 @@ def read_annotations(
     """Read an annotation list or a folder per class.
 
     Args:
-        source: Text list, csv (named `.csv`), or a folder with one sub-folder per class.
-        root: Folder that relative paths start from; default the folder of `source`.
+        source: Text list, csv (suffix `.csv`), or folder with one sub-folder per class.
+        root: Folder that relative paths start from; default: the folder of `source`.
         classes: Class names in the order of their indices, or a text file with one name per line.
             Default: the names found, sorted; for a list with indices, "0", "1", ….
 
@@ -82,32 +65,20 @@ def read_annotations(
 
     Raises:
         FileNotFoundError: if `source` or the file of `classes` does not exist.
-        ValueError: if a line cannot be read in exactly one way, or a label is unknown; the message
-            names the file and the line.
+        ValueError: if a line is invalid or ambiguous, or a label is unknown; the message contains
+            the file and the line.
     """
     source = Path(source)
-    if not source.exists():
-        folder = source.with_suffix("")
-        hint = f"; there is a folder {folder.name}: name that" if folder.is_dir() else ""
-        raise FileNotFoundError(
-            f"annotations {source} do not exist: name a list, a csv, or a folder with one folder "
-            f"per class{hint} (data.train and data.val of a config)"
-        )
+    if source.is_dir() and root is not None:
+        raise ValueError(f"root is {root}; {source} is a folder per class and takes no root")
+    rows = _read_rows(source)
     names = read_classes(classes) if isinstance(classes, str | os.PathLike) else classes
-    if source.is_dir():
-        if root is not None:
-            raise ValueError(f"{source} is a folder per class, which needs no root; got {root}")
-        rows = list(_folder_rows(source))
-    elif source.suffix.lower() == ".csv":
-        rows = list(_csv_rows(source))
-    else:
-        rows = list(_text_rows(source))
     if not rows:
-        raise ValueError(f"{source} lists no video")
+        raise ValueError(f"{source} contains no video")
 
     labels, names = _label_indices(rows, names)
     base = source.parent if root is None else Path(root)
-    records = [_record(row, label, base) for row, label in zip(rows, labels, strict=True)]
+    records = [_to_record(row, label, base) for row, label in zip(rows, labels, strict=True)]
     return records, names
 
 
@@ -116,35 +87,50 @@ def read_classes(path: str | os.PathLike[str]) -> list[str]:
 
     Raises:
         FileNotFoundError: if the file does not exist.
-        ValueError: if there is no name or one stands twice.
+        ValueError: if it contains no name, or a name more than once.
     """
     if not os.path.isfile(path):
-        raise FileNotFoundError(f"file of classes {path} does not exist")
+        raise FileNotFoundError(f"file of class names {path} does not exist")
     lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
     names = [line.strip() for line in lines if line.strip()]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if not names or twice:
-        raise ValueError(f"{path}: " + (f"{twice[0]!r} stands twice" if twice else "no class name"))
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if not names:
+        raise ValueError(f"{path} contains no class name")
+    if repeated:
+        raise ValueError(f"{path} contains {repeated[0]!r} more than once")
     return names
+
+
+def _read_rows(source: Path) -> list[_Row]:
+    if source.is_dir():
+        return list(_folder_rows(source))
+    if not source.exists():
+        folder = source.with_suffix("")
+        hint = f"; the folder {folder.name} exists: use its name" if folder.is_dir() else ""
+        raise FileNotFoundError(
+            f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
+            f"sub-folder per class{hint} (data.train and data.val of a config)"
+        )
+    return list(_csv_rows(source) if source.suffix.lower() == ".csv" else _text_rows(source))
 
 
 def _folder_rows(folder: Path) -> Iterator[_Row]:
     classes = [entry for entry in sorted(folder.iterdir()) if _visible_folder(entry)]
     if not classes:
         raise ValueError(f"{folder} has no sub-folders; expected one per class")
-    for one in classes:
+    for class_folder in classes:
         videos = [
             entry
-            for entry in sorted(one.iterdir())
+            for entry in sorted(class_folder.iterdir())
             if _visible_folder(entry) or entry.suffix.lower() in VIDEO_SUFFIXES
         ]
         if not videos:
             raise ValueError(
-                f"{one} holds no video; expected files ({' '.join(VIDEO_SUFFIXES)}) "
+                f"{class_folder} contains no video; expected files ({' '.join(VIDEO_SUFFIXES)}) "
                 "or folders of frames"
             )
         for video in videos:
-            yield _Row(str(video), os.path.abspath(video), one.name)
+            yield _Row(str(video), os.path.abspath(video), class_folder.name)
 
 
 def _visible_folder(entry: Path) -> bool:
@@ -155,50 +141,52 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         table = csv.reader(file)
         header = [name.strip().lower() for name in next(table, [])]
-        columns = {
-            what: next((header.index(name) for name in names if name in header), None)
-            for what, names in _COLUMNS.items()
-        }
-        for what in ("path", "label"):
-            if columns[what] is None:
-                raise ValueError(
-                    f"{path}:1: no column for the {what} in the header {header}; "
-                    f"expected one of {', '.join(_COLUMNS[what])}"
-                )
+        columns = _find_columns(path, header)
         for cells in table:
             if not any(cell.strip() for cell in cells):
                 continue
             where = f"{path}:{table.line_num}"
             if len(cells) != len(header):
-                raise ValueError(f"{where}: {len(cells)} cells under {len(header)} columns")
-            values = {
-                what: cells[place].strip() or None
-                for what, place in columns.items()
-                if place is not None
-            }
-            for what in ("path", "label"):
-                if values[what] is None:
-                    raise ValueError(f"{where}: the {what} is empty")
+                raise ValueError(f"{where}: {len(cells)} cells, but the header has {len(header)}")
+            values = {field: cells[column].strip() or None for field, column in columns.items()}
+            for field in ("path", "label"):
+                if values[field] is None:
+                    raise ValueError(f"{where}: the {field} is empty")
             yield _Row(where, **values)
 
 
-def _text_rows(path: Path) -> Iterator[_Row]:
-    """Lines `path label` or `path frames label`, split from the right.
+def _find_columns(path: Path, header: list[str]) -> dict[str, int]:
+    """Column of each field that a csv has."""
+    found = {
+        field: next((header.index(name) for name in names if name in header), None)
+        for field, names in _COLUMNS.items()
+    }
+    for field in ("path", "label"):
+        if found[field] is None:
+            raise ValueError(
+                f"{path}:1: no column for the {field} in the header {header}; "
+                f"expected one of {', '.join(_COLUMNS[field])}"
+            )
+    return {field: column for field, column in found.items() if column is not None}
 
-    A path may end in " 12", so the form is that of the whole list: three columns if every line has
-    a number before its label, two if none has.
+
+def _text_rows(path: Path) -> Iterator[_Row]:
+    """Split lines `path label` or `path frames label` from the right.
+
+    A path may end in " 12". The format is therefore decided for the whole list: three columns if
+    every line has a number before its label, two if no line has one.
     """
     text = path.read_text(encoding="utf-8-sig")
     lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
     counted = {n: len(p := line.rsplit(None, 2)) == 3 and p[1].isdigit() for n, line in lines}
     if any(counted.values()) and not all(counted.values()):
-        # The rarer form is the more likely slip.
+        # The rarer format is the more likely mistake.
         rare = sum(counted.values()) * 2 <= len(counted)
         n, line = next((n, line) for n, line in lines if counted[n] == rare)
         raise ValueError(
-            f"{path}:{n}: {line!r} {'has' if rare else 'lacks'} a number before the label, unlike "
-            f"other lines; expected 'path label' or 'path frames label' throughout. If the number "
-            "is part of a path, write the list as a csv with the header path,label"
+            f"{path}:{n}: {line!r} has {'a' if rare else 'no'} number before the label, unlike "
+            "other lines; expected 'path label' or 'path frames label' in every line. If the "
+            "number is part of a path, write the list as a csv with the header path,label"
         )
     for n, line in lines:
         where = f"{path}:{n}"
@@ -211,7 +199,7 @@ def _text_rows(path: Path) -> Iterator[_Row]:
 def _label_indices(
     rows: Sequence[_Row], classes: Sequence[str] | None
 ) -> tuple[list[int], list[str]]:
-    """Class index of every row, and all class names."""
+    """Class index of each row, and all class names."""
     if classes is not None:
         names = [str(name) for name in classes]
         index = {name: i for i, name in enumerate(names)}
@@ -224,8 +212,9 @@ def _label_indices(
     if any(numeric):
         odd = rows[numeric.index(sum(numeric) * 2 <= len(rows))]
         raise ValueError(
-            f"{odd.where}: label {odd.label!r}, while other lines differ in kind; expected class "
-            "indices throughout or class names throughout. Give `classes` if names are digits"
+            f"{odd.where}: label {odd.label!r} differs in kind from other labels; expected class "
+            "indices in every line or class names in every line. Pass `classes` if class names "
+            "are digits"
         )
     names = sorted({row.label for row in rows})
     return [names.index(row.label) for row in rows], names
@@ -238,20 +227,20 @@ def _known_label(row: _Row, names: list[str], index: dict[str, int]) -> int:
         if int(row.label) < len(names):
             return int(row.label)
         raise ValueError(
-            f"{row.where}: label {row.label}, but there are {len(names)} classes; "
+            f"{row.where}: label {row.label} is not one of the {len(names)} classes; "
             f"expected 0 … {len(names) - 1}"
         )
     close = get_close_matches(row.label, names, n=1, cutoff=0.0)
     raise ValueError(
-        f"{row.where}: label {row.label!r} is not among the {len(names)} classes; "
+        f"{row.where}: label {row.label!r} is not one of the {len(names)} classes; "
         f"the closest is {close[0]!r}"
     )
 
 
-def _record(row: _Row, label: int, base: Path) -> Record:
-    frames = None if row.frames is None else _number(row, "frames", row.frames, int)
-    start = None if row.start is None else _number(row, "start", row.start, float)
-    end = None if row.end is None else _number(row, "end", row.end, float)
+def _to_record(row: _Row, label: int, base: Path) -> Record:
+    frames = None if row.frames is None else _parse_number(row, "frames", int)
+    start = None if row.start is None else _parse_number(row, "start", float)
+    end = None if row.end is None else _parse_number(row, "end", float)
     if frames is not None and frames < 1:
         raise ValueError(f"{row.where}: {frames} frames; expected at least 1")
     if start is not None and end is not None and start >= end:
@@ -259,8 +248,9 @@ def _record(row: _Row, label: int, base: Path) -> Record:
     return Record(os.path.join(base, row.path), label, frames, start, end)
 
 
-def _number(row: _Row, what: str, text: str, kind: type) -> int | float:
+def _parse_number(row: _Row, field: str, kind: type) -> int | float:
+    text = getattr(row, field)
     try:
         return kind(text)
     except ValueError:
-        raise ValueError(f"{row.where}: {what} is {text!r}; expected a number") from None
+        raise ValueError(f"{row.where}: {field} is {text!r}; expected a number") from None

@@ -1,8 +1,7 @@
-"""What training may do to pixels besides crop and flip: one draw for all frames of a sample.
+"""Colour jitter, RandAugment and random erasing, with the same parameters for all frames.
 
-Everything takes and returns uint8 RGB frames (N, 3, H, W), so that it runs in the loader's workers
-and what leaves them stays small. Each frame is changed by itself: what a frame becomes depends on
-the draw, not on the other frames.
+All transforms take and return uint8 RGB frames (N, 3, H, W), so that loader workers send small
+tensors. A transform draws its parameters once per sample and changes each frame separately.
 """
 
 from __future__ import annotations
@@ -16,45 +15,45 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from ffn.data.draws import library_draws, seed_libraries
+from ffn.data.global_rng import library_draws, seed_libraries
 
 _SECTION = re.compile(r"-(m|n|mmax|inc|p|mstd)(\d+(?:\.\d+)?)")
-_BOX_AREA = (0.02, 1 / 3)  # of the frame; Zhong et al. 2020 as timm, SlowFast and UniFormer use it
+_BOX_AREA = (0.02, 1 / 3)  # share of the frame; the values of timm, SlowFast and UniFormer
 _BOX_ASPECT = (0.3, 1 / 0.3)  # height over width
 
 
 def check_randaugment(policy: str) -> None:
-    """Refuse what is no policy of :class:`RandAugment`.
+    """Check a policy of :class:`RandAugment`.
 
     Raises:
-        ValueError: a section is unknown.
+        ValueError: if a section is unknown, or a value is outside its range.
     """
-    head, sections = policy[:4], dict(_SECTION.findall(policy))
+    prefix, sections = policy[:4], dict(_SECTION.findall(policy))
     whole = all(sections.get(key, "0").isdecimal() for key in ("m", "n", "mmax", "inc"))
-    known = head == "rand" and not _SECTION.sub("", policy[4:])
-    most = float(sections.get("mmax", 10))
-    in_range = float(sections.get("m", 0)) <= most and float(sections.get("p", 0)) <= 1
+    known = prefix == "rand" and not _SECTION.sub("", policy[4:])
+    largest = float(sections.get("mmax", 10))
+    in_range = float(sections.get("m", 0)) <= largest and float(sections.get("p", 0)) <= 1
     if not (known and whole and in_range and sections.get("inc", "0") in "01"):
         raise ValueError(
-            f"randaugment is {policy!r}; expected timm's form, as rand-m7-n4-mstd0.5-inc1: 'rand', "
-            "then m (magnitude, 0 to 10), n (operations), p (probability of each, default 0.5), "
-            "mstd (deviation of the magnitude), mmax (largest magnitude, default 10), inc (1: "
-            "larger magnitudes are stronger)"
+            f"randaugment is {policy!r}; expected a policy of timm, as rand-m7-n4-mstd0.5-inc1: "
+            "'rand', then m (magnitude, 0 to 10), n (number of operations), p (probability of "
+            "each, default 0.5), mstd (standard deviation of the magnitude), mmax (largest "
+            "magnitude, default 10), inc (1: larger magnitudes are stronger)"
         )
 
 
 class ColourJitter:
-    """Brightness, contrast, saturation and hue by random factors, in random order: torchvision's.
+    """torchvision's `ColorJitter`: brightness, contrast, saturation and hue, in random order.
 
     Args:
-        strengths: Of the four; factors are drawn from 1 - s … 1 + s, hue from -s … s.
+        strengths: Four values s; a factor is drawn from 1 - s … 1 + s, the hue from -s … s.
     """
 
     def __init__(self, strengths: Sequence[float]) -> None:
         self.jitter = v2.ColorJitter(*strengths)
 
     def __call__(self, x: Tensor, generator: np.random.Generator) -> Tensor:
-        """Change all frames by the same factors.
+        """Apply the same factors to all frames.
 
         Args:
             x: uint8 (N, 3, H, W).
@@ -65,20 +64,20 @@ class ColourJitter:
 
 
 class RandAugment:
-    """RandAugment (Cubuk et al. 2020) as timm has it, the same operations for all frames.
+    """timm's RandAugment (Cubuk et al. 2020), with the same operations for all frames.
 
-    timm's, not torchvision's: the published video recipes (`rand-m7-n4-mstd0.5-inc1` of SlowFast
-    and UniFormer) are written in its language. torchvision's never skips an operation (timm's
-    p = 0.5), has no noise on the magnitude (mstd), neither Invert nor SolarizeAdd, and a weaker
-    Posterize. timm works on images of PIL and draws from Python's and numpy's global generators:
-    they are seeded anew for each frame, so that each meets the same draws.
+    The published video recipes (`rand-m7-n4-mstd0.5-inc1` of SlowFast and UniFormer) are timm
+    policies. torchvision's RandAugment differs: it never skips an operation (p = 0.5 in timm), has
+    no noise on the magnitude (mstd), no Invert and no SolarizeAdd, and a weaker Posterize. timm
+    takes PIL images and draws from the global generators of Python and NumPy; they are seeded
+    again for each frame, so that all frames get the same draws.
 
     Args:
         policy: As `rand-m7-n4-mstd0.5-inc1`.
-        fill: RGB, 0 to 255, of what a frame that was moved leaves empty.
+        fill: RGB, 0 to 255, of the area that a shifted or rotated frame leaves empty.
 
     Raises:
-        ValueError: the policy is not of timm's form.
+        ValueError: if the policy is invalid.
     """
 
     def __init__(self, policy: str, fill: Sequence[int] = (128, 128, 128)) -> None:
@@ -90,7 +89,7 @@ class RandAugment:
         self.augment = rand_augment_transform(policy, settings)
 
     def __call__(self, x: Tensor, generator: np.random.Generator) -> Tensor:
-        """Change all frames by the same operations.
+        """Apply the same operations to all frames.
 
         Args:
             x: uint8 (N, 3, H, W).
@@ -108,20 +107,20 @@ class RandAugment:
 
 
 class RandomErasing:
-    """Noise in place of a random box (Zhong et al. 2020), the same for all frames.
+    """Random erasing (Zhong et al. 2020): replace a box by noise, the same in all frames.
 
-    The noise is normal with the mean and deviation of the normalisation, that is N(0, 1) for the
+    The noise has the mean and standard deviation of the normalisation, so it is N(0, 1) for the
     network.
 
     Args:
-        probability: That a sample loses a box.
-        mean: RGB, of 0 to 1.
-        std: Likewise.
+        probability: Probability that a sample is erased.
+        mean: RGB, on a scale of 0 to 1.
+        std: RGB, on a scale of 0 to 1.
 
     Note:
-        SlowFast and UniFormer erase after the normalisation and draw fresh noise in each frame.
-        Here it is done in uint8, in the workers, which cuts the noise off at 0 and 255 (about two
-        deviations), and all frames show one picture of noise: a film that stands still stays so.
+        SlowFast and UniFormer erase after the normalisation and draw new noise for each frame.
+        Here the frames are uint8, which clips the noise at 0 and 255 (about two standard
+        deviations), and all frames get the same noise, so that a static video stays static.
     """
 
     def __init__(self, probability: float, mean: Sequence[float], std: Sequence[float]) -> None:
@@ -129,7 +128,7 @@ class RandomErasing:
         self.mean, self.std = (np.array(v, dtype=np.float32)[:, None, None] for v in (mean, std))
 
     def __call__(self, x: Tensor, generator: np.random.Generator) -> Tensor:
-        """Erase the same box in all frames, or nothing.
+        """Erase the same box in all frames, with the given probability.
 
         Args:
             x: uint8 (N, 3, H, W).
@@ -155,12 +154,12 @@ def draw_box(
     """Draw a box of 2 % to a third of a frame, its height 0.3 to 3.3 times its width.
 
     Args:
-        height: Of the frame, in pixels.
-        width: Of the frame, in pixels.
+        height: Height of the frame, in pixels.
+        width: Width of the frame, in pixels.
         generator: Source of the draws.
 
     Returns:
-        top, left, height and width in pixels; None if ten boxes did not fit.
+        Top, left, height and width in pixels; None if ten draws did not fit into the frame.
     """
     for _ in range(10):
         area = height * width * generator.uniform(*_BOX_AREA)

@@ -1,140 +1,19 @@
-"""Which rank sees which video when, and how samples become batches."""
+"""Build the DataLoader of a VideoDataset, and collate samples into batches."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader
 
+from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import VideoError
-from ffn.data.watch import WatchedLoader
-
-
-class ClipSampler(Sampler[tuple[int, ...]]):
-    """Keys `(epoch, index)` of one rank, in the order in which it sees them.
-
-    With repeats the keys are `(epoch, index, copy)`: a batch holds batch_size / repeats videos,
-    each `repeats` times with other draws (repeated augmentation, Hoffer et al. 2020), first all of
-    them as copy 0, then all as copy 1, …: neighbours in a batch are different videos. An epoch is
-    still one pass over the videos; it has `repeats` times as many samples.
-
-    All ranks share one permutation per epoch, from (seed, epoch). Position p of it goes to rank
-    p mod world_size, so that batch b of all ranks together holds what batch b of one process with
-    the same global batch would hold.
-
-    Args:
-        size: Number of videos.
-        shuffle: True for training: a new order every epoch, and the same number of samples on every
-            rank. False for evaluation: rank r takes r, r + world_size, …, each sample exactly once
-            over all ranks, so that ranks may differ by one sample.
-        seed: Of the permutations.
-        rank: This process.
-        world_size: Number of processes.
-        batch_size: Samples per batch and rank, copies included.
-        repeats: Times that a video stands in its batch; training only.
-        drop_last: Training only. True leaves out what does not fill a batch on every rank. False
-            keeps the smaller last batch; if the ranks cannot share it evenly, the first few samples
-            of the epoch come again (at most world_size - 1).
-        order: Training only. What makes the permutation of an epoch from (seed, epoch), in place of
-            a uniformly random one: `functools.partial(page_order, pages)` for a clip store.
-
-    Raises:
-        ValueError: if a number is outside its range, less than one batch would remain, or `order`
-            does not give each sample once.
-    """
-
-    def __init__(
-        self,
-        size: int,
-        *,
-        shuffle: bool,
-        seed: int = 0,
-        rank: int = 0,
-        world_size: int = 1,
-        batch_size: int = 1,
-        repeats: int = 1,
-        drop_last: bool = False,
-        order: Callable[[int, int], np.ndarray] | None = None,
-    ) -> None:
-        if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
-            raise ValueError(
-                f"size {size}, batch_size {batch_size}, rank {rank} of {world_size}; "
-                "expected size and batch_size of at least 1 and 0 <= rank < world_size"
-            )
-        if repeats < 1 or batch_size % repeats or (repeats > 1 and not drop_last):
-            raise ValueError(
-                f"repeats is {repeats} with batch_size {batch_size}, drop_last {drop_last}; "
-                "expected a divisor of batch_size, and drop_last in training if it is above 1"
-            )
-        if drop_last and not shuffle:
-            raise ValueError("drop_last would leave samples out of an evaluation; set it False")
-        if drop_last and size < batch_size // repeats * world_size:
-            raise ValueError(
-                f"{size} videos do not fill one batch of {batch_size // repeats} on each of "
-                f"{world_size} ranks; use a smaller batch, or drop_last=False"
-            )
-        self.size, self.shuffle, self.seed = size, shuffle, seed
-        self.rank, self.world_size = rank, world_size
-        if order is not None and not shuffle:
-            raise ValueError("order has an effect in training alone; leave it out, or shuffle=True")
-        self.batch_size, self.repeats, self.drop_last = batch_size, repeats, drop_last
-        self.order = order
-        self.epoch = self.skip_batches = 0
-
-    def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
-        """Choose the epoch that the next iteration runs through.
-
-        Args:
-            epoch: Number of the epoch, from 0.
-            skip_batches: Batches of this rank to leave out at its start, to continue an epoch that
-                was interrupted after so many.
-        """
-        self.epoch, self.skip_batches = epoch, skip_batches
-
-    def __len__(self) -> int:
-        """Samples that remain for this rank in this epoch."""
-        return self.repeats * len(self._indices())
-
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
-        indices = self._indices()
-        if self.repeats == 1:
-            return ((self.epoch, index) for index in indices)
-        videos = self.batch_size // self.repeats
-        return (
-            (self.epoch, index, copy)
-            for first in range(0, len(indices), videos)
-            for copy in range(self.repeats)
-            for index in indices[first : first + videos]
-        )
-
-    def _indices(self) -> list[int]:
-        order = np.arange(self.size)
-        if self.shuffle:
-            order = self._permutation()
-            videos = self.batch_size // self.repeats
-            share = videos * self.world_size if self.drop_last else self.world_size
-            whole = self.size // share if self.drop_last else -(-self.size // share)
-            order = np.resize(order, whole * share)
-        done = self.skip_batches * (self.batch_size // self.repeats)
-        return order[self.rank :: self.world_size][done:].tolist()
-
-    def _permutation(self) -> np.ndarray:
-        order = np.arange(self.size)
-        if self.order is None:
-            entropy = np.random.SeedSequence([self.seed, self.epoch])
-            np.random.default_rng(entropy).shuffle(order)
-            return order
-        chosen = self.order(self.seed, self.epoch)
-        if not np.array_equal(np.sort(chosen), order):
-            raise ValueError(
-                f"order gives {len(chosen)} indices for {self.size} samples; expected each of "
-                f"0 … {self.size - 1} once"
-            )
-        return chosen
+from ffn.data.watched_loader import WatchedLoader
 
 
 def make_loader(
@@ -151,27 +30,28 @@ def make_loader(
     timeout: float = 0.0,
     order: Callable[[int, int], np.ndarray] | None = None,
 ) -> DataLoader:
-    """Load batches of a dataset; `loader.sampler.set_epoch(epoch)` starts an epoch.
+    """Build a loader; call `loader.sampler.set_epoch(epoch)` before each epoch.
 
-    The loader draws from a generator of its own: making or iterating it leaves torch's global
-    random state as it was. Workers live as long as the loader.
+    The loader has its own random generator and does not change torch's global random state. Its
+    workers persist over epochs.
 
     Args:
         dataset: The samples.
         batch_size: Samples per batch and rank.
-        workers: Processes that decode; 0 decodes in this one.
-        train: Shuffled and equal for all ranks, or in order and each sample once.
-        seed: Of the order.
-        rank: This process.
-        world_size: Number of processes.
+        workers: Number of worker processes; 0 loads in the main process.
+        train: Whether to shuffle, with the same number of samples on every rank. Otherwise samples
+            are in order, and each is loaded once.
+        seed: Seed of the order.
+        rank: Rank of this process.
+        world_size: Number of ranks.
         repeats: See `ClipSampler`; training only.
         drop_last: See `ClipSampler`; training only.
-        timeout: Seconds to wait for a batch of the workers, which is an error then that names the
-            videos that they are at; 0 waits for ever.
+        timeout: Seconds to wait for a batch before `LoaderError` is raised, which names the videos
+            that the workers are reading; 0 for no limit.
         order: See `ClipSampler`; training only.
 
     Returns:
-        Batches as `collate_train` or `collate_eval` make them.
+        A loader of batches, see `collate_train` and `collate_eval`.
     """
     sampler = ClipSampler(
         len(dataset),
@@ -198,21 +78,21 @@ def make_loader(
         num_workers=workers,
         timeout=timeout,
         persistent_workers=True,
-        multiprocessing_context=_start_method(),
+        multiprocessing_context=worker_start_method(),
         **options,
     )
 
 
 def collate_eval(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Stack samples; those that could not be read stay, as zeros with `ok` False.
+    """Stack samples; an unreadable video stays in the batch as zeros with `ok` False.
 
     Args:
         samples: Items of `VideoDataset`.
 
     Returns:
-        `clips`: for each view uint8 (B, C, T, H, W), or (B * V, C, T, H, W) if a protocol gives
-        each video V clips and crops, those of the first video first; `label` and `index`: (B,)
-        int64; `ok`: (B,) bool; `skipped`: the reasons of the videos that could not be read.
+        `clips`: for each view uint8 (B, C, T, H, W), or (B * V, C, T, H, W) with V clips and crops
+        per video, those of the first video first; `label` and `index`: (B,) int64; `ok`: (B,)
+        bool; `skipped`: the errors of the unreadable videos.
     """
     return {
         "clips": {
@@ -227,26 +107,30 @@ def collate_eval(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def collate_train(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Stack the samples that could be read; `skipped` names the others.
+    """Stack the samples of readable videos.
 
     Args:
         samples: Items of `VideoDataset`.
 
     Returns:
-        As `collate_eval`, with a smaller B if videos were skipped.
+        As `collate_eval`, with B reduced by the number of skipped videos.
 
     Raises:
-        VideoError: if no video of the batch could be read.
+        VideoError: if no video of the batch is readable.
     """
-    good = [s for s in samples if s["ok"]]
+    readable = [s for s in samples if s["ok"]]
     skipped = [s["error"] for s in samples if not s["ok"]]
-    if not good:
-        raise VideoError(skipped[0], f"nor could any other of the {len(skipped)} of its batch")
-    return collate_eval(good) | {"skipped": skipped}
+    if not readable:
+        raise VideoError(skipped[0], f"no video of this batch of {len(skipped)} is readable")
+    return collate_eval(readable) | {"skipped": skipped}
 
 
-def _start_method() -> str | None:
-    """How workers start: a fork after CUDA has started would break CUDA in the child."""
-    if "fork" not in torch.multiprocessing.get_all_start_methods():
-        return None
+def worker_start_method() -> str:
+    """Start method of loader workers: `fork` on Linux, unless CUDA is initialised; else `spawn`.
+
+    A process that uses CUDA cannot be forked, so Linux then uses `forkserver`. On macOS, system
+    libraries are not safe to fork.
+    """
+    if sys.platform != "linux":
+        return "spawn"
     return "forkserver" if torch.cuda.is_initialized() else "fork"

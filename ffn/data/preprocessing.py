@@ -1,4 +1,4 @@
-"""What has to happen to a video before a network may see it, and its last step, on the device."""
+"""Preprocessing parameters of a network, and normalisation of clips on the device."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ffn.data.sampling import RULES
 
 @dataclass(frozen=True)
 class Preprocessing:
-    """What has to happen to a video before a network may see it; travels with its weights.
+    """Preprocessing parameters of a network; stored with its weights.
 
     Attributes:
         crop: Height and width of the network's input, in pixels.
-        resize: Length of the shorter side before the centre crop of a test, in pixels.
+        resize: Length of the shorter side before the centre crop in tests, in pixels.
         mean: Per channel, on a scale of 0 to 1, in the order of `colour`.
-        std: Per channel, likewise.
+        std: Per channel, on a scale of 0 to 1, in the order of `colour`.
         colour: `rgb` or `bgr`.
-        sampling: Rule that picks the frames, one of `ffn.data.sampling.RULES`.
+        sampling: Rule that selects the frames, one of `ffn.data.sampling.RULES`.
     """
 
     crop: int = 224
@@ -51,12 +51,12 @@ class Preprocessing:
             raise ValueError(f"sampling is {self.sampling!r}; expected one of {', '.join(RULES)}")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return plain numbers, strings and lists, fit for JSON, YAML and checkpoints."""
+        """Return plain numbers, strings and lists, for JSON, YAML and checkpoints."""
         return {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
 
     @classmethod
     def from_dict(cls, values: dict[str, Any]) -> Preprocessing:
-        """Build from what `to_dict` returned.
+        """Build from the result of `to_dict`.
 
         Raises:
             ValueError: if a key is unknown or missing, or a value is not allowed.
@@ -74,10 +74,10 @@ class Preprocessing:
 
 
 class Normalise:
-    """From uint8 clips to what a network takes, on the device where they lie.
+    """Convert uint8 clips to the float input of a network, on the device of the clip.
 
-    Data sets give uint8: a quarter of the bytes of float32 through workers, pinned memory and the
-    way to the device.
+    Data sets return uint8, which needs a quarter of the bytes of float32 in worker queues, in
+    pinned memory and in the copy to the device.
 
     Args:
         preprocessing: Order of the channels, mean and standard deviation.
@@ -88,7 +88,7 @@ class Normalise:
         self._constants: dict[torch.device, tuple[Tensor, Tensor]] = {}
 
     def __call__(self, clip: Tensor) -> Tensor:
-        """Order the channels, scale to 0 … 1, subtract the mean, divide by the deviation.
+        """Order the channels, scale to 0 … 1, subtract the mean, divide by the standard deviation.
 
         Args:
             clip: uint8 RGB of shape (B, C, T, H, W).
@@ -97,21 +97,21 @@ class Normalise:
             float32 of the same shape.
 
         Raises:
-            ValueError: if the clip has another type or shape.
+            ValueError: if the clip has another dtype or shape.
         """
         if clip.dtype != torch.uint8 or clip.ndim != 5 or clip.shape[1] != 3:
             raise ValueError(
                 f"clip is {clip.dtype} {tuple(clip.shape)}; expected uint8 RGB (B, 3, T, H, W), as "
-                "a VideoDataset gives it. A clip that is normalised already is the network's input"
+                "from VideoDataset. Pass a clip that is already normalised to the network directly"
             )
-        mean, std = self._on(clip.device)
+        mean, std = self._constants_on(clip.device)
 
         x = clip.flip(1) if self.preprocessing.colour == "bgr" else clip
         x = F.to_dtype(x, torch.float32, scale=True)
         return x.sub_(mean).div_(std)
 
-    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and deviation (C, 1, 1, 1), sent once: a copy to a GPU waits for its queue."""
+    def _constants_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation (C, 1, 1, 1); cached, since a copy to a GPU synchronises."""
         if device not in self._constants:
             both = (self.preprocessing.mean, self.preprocessing.std)
             mean, std = (torch.tensor(v, device=device).view(3, 1, 1, 1) for v in both)

@@ -1,7 +1,7 @@
-"""How often a video is looked at in a test, named as in papers: `CLIPSxCROPS`, as 2x3.
+"""Test protocols: the number of clips and crops per video, named `CLIPSxCROPS` as in papers.
 
-The clips of a video are spread over its time; each is seen at every crop. What a network says of a
-video is the mean over these views (`ffn.evaluation`).
+The clips of a video are spread over its duration; each clip is tested at every crop. The prediction
+for a video is the mean over these views (`ffn.evaluation`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ class Protocol:
     """Temporal clips and spatial crops of a test.
 
     Attributes:
-        clips: Clips per video and number of frames, see :func:`clip_indices`.
-        crops: Crops per clip: 1, the centre; 3, both ends and the centre of the longer side, see
+        clips: Clips per video and view, see :func:`clip_indices`.
+        crops: Crops per clip: 1 (centre) or 3 (both ends and centre of the longer side), see
             `EvalTransform`.
     """
 
@@ -29,16 +29,16 @@ class Protocol:
     def __post_init__(self) -> None:
         if self.clips < 1 or self.crops not in CROPS:
             raise ValueError(
-                f"protocol {self} is unknown; expected CLIPSxCROPS with 1 or more clips and "
+                f"protocol {self} is unknown; expected CLIPSxCROPS with at least 1 clip and "
                 f"{' or '.join(map(str, CROPS))} crops, as 1x1, 1x3, 2x3 or 10x3"
             )
 
     @classmethod
     def parse(cls, text: str) -> Protocol:
-        """Read a name as `2x3`.
+        """Parse a name such as `2x3`.
 
         Raises:
-            ValueError: if it is no protocol.
+            ValueError: if the name is invalid.
         """
         parts = re.fullmatch(r"(\d+)x(\d+)", text)
         if parts is None:
@@ -49,7 +49,7 @@ class Protocol:
 
     @property
     def views(self) -> int:
-        """Clips times crops: forwards per video and number of frames."""
+        """Clips times crops: forward passes per video and number of frames."""
         return self.clips * self.crops
 
     def __str__(self) -> str:
@@ -57,10 +57,10 @@ class Protocol:
 
 
 def clip_indices(num_frames: int, frames: int, clips: int, rule: str) -> list[list[int]]:
-    """Indices of the clips that a video is tested with.
+    """Indices of the test clips of a video.
 
-    * `segment`: one frame per segment, at the same place in each; the place of clip k is
-      `(1/2 + k/clips) mod 1` of a segment. One clip is `segment_centre`, two are TSM's
+    * `segment`: one frame per segment, at the same offset in each; the offset of clip k is
+      `(1/2 + k/clips) mod 1` of a segment. One clip is `segment_centre`; two clips are TSM's
       `--twice_sample`: the middle and the start of each segment.
     * `interval`: `segment_views` (SlowFast and UniFormer on Something-Something).
     * `dense`: `dense_clips`, starts spread evenly over the video (TSM and SlowFast on Kinetics).

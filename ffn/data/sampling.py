@@ -1,8 +1,8 @@
-"""Which frames of a video make a clip: index arithmetic alone.
+"""Frame sampling: select the frames of a video that form a clip.
 
-Every rule takes the number of frames of the video and the number of frames of the clip, and returns
-0-based indices in ascending order. Randomness comes from the generator that is passed in; nothing
-here opens a file. A video shorter than its clip gives every frame in turn, repeated evenly.
+Each rule takes the number of frames of the video and of the clip, and returns 0-based indices in
+ascending order. Random draws come from the generator that is passed in. If the video is shorter
+than the clip, its frames are repeated evenly.
 
 Rules (training / test), named as in `RULES`:
 
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 RULES = ("segment", "interval", "dense")
-WINDOW = 64  # frames that a dense clip spans (TSM: "64 / T" is its stride)
+WINDOW = 64  # frames that a dense clip spans (the stride of TSM is 64 / T)
 
 
 def segment_centre(num_frames: int, frames: int) -> list[int]:
@@ -31,7 +31,7 @@ def segment_centre(num_frames: int, frames: int) -> list[int]:
 
         >>> segment_centre(10, 4)  # segments of 2.5 frames
         [1, 3, 6, 8]
-        >>> segment_centre(3, 8)  # shorter than the clip: repeats spread over the video
+        >>> segment_centre(3, 8)  # shorter than the clip: frames repeat evenly
         [0, 0, 0, 1, 1, 2, 2, 2]
 
     Args:
@@ -45,10 +45,10 @@ def segment_centre(num_frames: int, frames: int) -> list[int]:
         ValueError: if either number is below 1.
 
     Note:
-        The reference code answers with all zeros as soon as `num_frames <= frames`; here such a
-        video repeats its frames evenly.
+        The reference code returns all zeros if `num_frames <= frames`; here the frames of such a
+        video are repeated evenly.
     """
-    _check(num_frames, frames)
+    _check_counts(num_frames, frames)
     tick = num_frames / frames
     return [int(tick / 2 + tick * i) for i in range(frames)]
 
@@ -75,11 +75,11 @@ def segment_random(num_frames: int, frames: int, generator: np.random.Generator)
         ValueError: if either number is below 1.
 
     Note:
-        The reference code draws from `i * d … i * d + d - 1` with `d = n // s`: it never sees the
-        last `n - s * d` frames (up to s - 1 of them), and returns all zeros if `n < s`. Here the
-        segments cover the whole video, as those of the test rule do.
+        The reference code draws from `i * d … i * d + d - 1` with `d = n // s`: it never selects
+        the last `n - s * d` frames (up to s - 1 of them), and returns all zeros if `n < s`. Here
+        the segments cover the whole video, as in the test rule.
     """
-    _check(num_frames, frames)
+    _check_counts(num_frames, frames)
     edges = np.arange(frames + 1) * num_frames // frames
     low, high = edges[:-1], np.maximum(edges[1:], edges[:-1] + 1)
     return generator.integers(low, high).tolist()
@@ -99,8 +99,8 @@ def segment_views(num_frames: int, frames: int, view: int = 0, views: int = 1) -
     Args:
         num_frames: Frames of the video, at least 1.
         frames: Frames of the clip, at least 1.
-        view: Which of the clips, in [0, views).
-        views: How many clips the video is tested with, at least 1.
+        view: Index of the clip, in [0, views).
+        views: Number of clips per video, at least 1.
 
     Returns:
         `frames` ascending indices in [0, num_frames).
@@ -108,7 +108,7 @@ def segment_views(num_frames: int, frames: int, view: int = 0, views: int = 1) -
     Raises:
         ValueError: if a number is outside its range.
     """
-    _check(num_frames, frames)
+    _check_counts(num_frames, frames)
     if not 0 <= view < views:
         raise ValueError(f"view {view} of {views} does not exist; expected 0 <= view < views")
     seg = (num_frames - 1) / frames
@@ -117,7 +117,7 @@ def segment_views(num_frames: int, frames: int, view: int = 0, views: int = 1) -
 
 
 def dense(num_frames: int, frames: int, start: int) -> list[int]:
-    """Frames at stride `64 // frames` from `start` on.
+    """Frames at stride `64 // frames`, from `start`.
 
         >>> dense(100, 4, start=30)
         [30, 46, 62, 78]
@@ -136,19 +136,19 @@ def dense(num_frames: int, frames: int, start: int) -> list[int]:
         ValueError: if a number is outside its range.
 
     Note:
-        In a video shorter than the window the reference code starts again from the first frame
-        (indices modulo n), which breaks the order of time and can return one frame `frames` times
-        (n = 4, T = 16). Here such a video is sampled evenly as a whole.
+        In a video shorter than the window, the reference code wraps to the first frame (indices
+        modulo n). This breaks the temporal order and can return one frame `frames` times (n = 4,
+        T = 16). Here such a video is sampled evenly.
     """
-    _check(num_frames, frames)
+    _check_counts(num_frames, frames)
     if frames > WINDOW:
         raise ValueError(
-            f"a dense clip spans {WINDOW} frames of video and cannot have {frames}; "
-            "use sampling 'segment' for longer clips"
+            f"a dense clip has at most {WINDOW} frames; got {frames}. "
+            "Use sampling 'segment' for longer clips"
         )
     if not 0 <= start <= max(0, num_frames - WINDOW):
         raise ValueError(
-            f"dense clip cannot start at frame {start} of {num_frames}; "
+            f"start is {start} in a video of {num_frames} frames; "
             f"expected 0 … {max(0, num_frames - WINDOW)}"
         )
     if num_frames < WINDOW:
@@ -175,9 +175,9 @@ def dense_start(num_frames: int, generator: np.random.Generator) -> int:
         ValueError: if `num_frames` is below 1.
 
     Note:
-        The reference code draws from 0 … n - 65 and never sees the video's last frame.
+        The reference code draws from 0 … n - 65 and never selects the last frame of the video.
     """
-    _check(num_frames, 1)
+    _check_counts(num_frames, 1)
     return int(generator.integers(max(0, num_frames - WINDOW) + 1))
 
 
@@ -200,7 +200,7 @@ def dense_clips(num_frames: int, frames: int, clips: int = 10) -> list[list[int]
     Raises:
         ValueError: if a number is outside its range.
     """
-    _check(num_frames, frames)
+    _check_counts(num_frames, frames)
     if clips < 1:
         raise ValueError(f"clips is {clips}; expected at least 1")
     last = max(0, num_frames - WINDOW)
@@ -216,11 +216,11 @@ def sample_views(
     generator: np.random.Generator | None = None,
     nested: bool = False,
 ) -> dict[int, list[int]]:
-    """Indices of several clips of one video, by the training or the test form of a rule.
+    """Indices of several clips of one video, by the training or test variant of a rule.
 
-    Dense views share one window, so that a view of 4 and one of 16 frames show the same event.
-    Nested views are subsets of the largest one: its positions are cut into segments and one
-    position is taken from each, so that views of 4, 8 and 16 frames decode 16 frames, not 28.
+    Dense views share one window, so that views of 4 and of 16 frames show the same event. Nested
+    views are subsets of the largest view: one of its frames is taken from each segment of it, so
+    that views of 4, 8 and 16 frames need 16 decoded frames instead of 28.
 
         >>> sample_views(32, (2, 4))
         {2: [8, 24], 4: [4, 12, 20, 28]}
@@ -231,11 +231,11 @@ def sample_views(
         num_frames: Frames of the video, at least 1.
         views: Frames of each clip, each at least 1.
         rule: One of `RULES`.
-        generator: Source of random draws; None for the test form of the rule.
+        generator: Source of random draws; None for the test variant of the rule.
         nested: Whether smaller views are subsets of the largest.
 
     Returns:
-        For each view its ascending indices.
+        The ascending indices of each view.
 
     Raises:
         ValueError: if the rule is unknown, there is no view, or a number is below 1.
@@ -261,14 +261,14 @@ def sample_views(
 
 
 def _segment(num_frames: int, frames: int, generator: np.random.Generator | None) -> list[int]:
-    """Segment rule in its training (a generator) or test (None) form."""
+    """Segment rule: random with a generator (training), centred without (test)."""
     if generator is None:
         return segment_centre(num_frames, frames)
     return segment_random(num_frames, frames, generator)
 
 
-def _check(num_frames: int, frames: int) -> None:
+def _check_counts(num_frames: int, frames: int) -> None:
     if num_frames < 1:
         raise ValueError(f"the video has {num_frames} frames; expected at least 1")
     if frames < 1:
-        raise ValueError(f"a clip of {frames} frames was asked for; expected at least 1")
+        raise ValueError(f"the clip has {frames} frames; expected at least 1")

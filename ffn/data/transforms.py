@@ -1,13 +1,14 @@
-"""From decoded frames to the uint8 frames of a clip: one crop, one flip, one draw for all frames.
+"""Training and test transforms: crop, flip and augmentation of decoded frames.
 
-The transforms take all frames of a sample at once, those of every view, so that views cannot differ
-in space or colour. Random numbers come from the generator that is passed in. What comes out is
-uint8 RGB still; `ffn.data.Normalise` makes floats of it on the device.
+A transform takes the frames of all views of a sample together, so that all views get the same crop,
+flip and augmentation. Random draws come from the generator that is passed in. The result is uint8
+RGB; `ffn.data.Normalise` converts it to float on the device.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from difflib import get_close_matches
 from functools import partial
 
 import numpy as np
@@ -26,38 +27,37 @@ from ffn.data.crops import (
     resized_crop,
     three_squares,
 )
-from ffn.data.flips import involution
 from ffn.data.preprocessing import Preprocessing
 
 CROP_MODES = ("multiscale", "resized", "scale_jitter")
-CROPS = (1, 3)  # of a test
+CROPS = (1, 3)  # numbers of crops in a test
 
 
 class TrainTransform:
-    """Random crop, optional flip, and what else changes pixels, in this order.
+    """Random crop, flip, colour jitter, RandAugment and random erasing, in this order.
 
-    As it stands, the training transform of TSN and TSM.
+    The defaults are the training transform of TSN and TSM.
 
     Args:
         preprocessing: Input size and normalisation.
-        crop_mode: `multiscale`, TSN's and TSM's crop; `resized`, random area and shape (UniFormer);
-            `scale_jitter`, a random length of the shorter side (SlowFast). See `ffn.data.crops`.
-        scales: For `multiscale`, sides of the crop over the shorter side, each above 0 and at most
-            1.
-        area: For `resized`, least and largest share of the frame.
-        aspect: For `resized`, least and largest width over height.
-        jitter_scales: For `scale_jitter`, least and largest length of the shorter side, in pixels.
-        flip: `none`; `random`, half of the samples are mirrored; `swap`, mirrored ones also get the
-            label of the mirrored class, for data where left and right are labels.
-        flip_pairs: For `swap`, the pairs of class indices that a mirror exchanges; other classes
-            keep their label.
-        colour_jitter: Strengths of brightness, contrast, saturation and hue; zeros: off.
-        randaugment: timm's policy, as `rand-m7-n4-mstd0.5-inc1`; None: off.
-        random_erasing: Probability that a box becomes noise.
+        crop_mode: `multiscale` (TSN, TSM); `resized`, random area and aspect ratio (UniFormer);
+            `scale_jitter`, random length of the shorter side (SlowFast). See `ffn.data.crops`.
+        scales: For `multiscale`, sides of the crop as fractions of the shorter side, each above 0
+            and at most 1.
+        area: For `resized`, smallest and largest share of the frame.
+        aspect: For `resized`, smallest and largest width / height.
+        jitter_scales: For `scale_jitter`, smallest and largest length of the shorter side, in
+            pixels.
+        flip: `none`; `random`: flip half of the samples; `swap`: also change the label of a flipped
+            sample, for classes that differ by left and right.
+        flip_pairs: For `swap`, pairs of class indices that a flip exchanges; other classes keep
+            their label.
+        colour_jitter: Strengths of brightness, contrast, saturation and hue; zeros disable it.
+        randaugment: A policy of timm, as `rand-m7-n4-mstd0.5-inc1`; None disables it.
+        random_erasing: Probability that a box is replaced by noise.
 
     Raises:
-        ValueError: if an option is unknown or outside its range, or the pairs do not exchange
-            classes one for one.
+        ValueError: if an option is unknown or outside its range, or a class is in several pairs.
     """
 
     def __init__(
@@ -75,34 +75,30 @@ class TrainTransform:
         randaugment: str | None = None,
         random_erasing: float = 0.0,
     ) -> None:
-        if flip not in ("none", "random", "swap"):
-            raise ValueError(f"flip is {flip!r}; expected 'none', 'random' or 'swap'")
-        if flip == "swap" and not flip_pairs:
-            raise ValueError("flip 'swap' needs flip_pairs, as [[0, 1]]; or set flip to 'random'")
-        if flip != "swap" and flip_pairs:
-            raise ValueError(f"flip_pairs has an effect with flip 'swap' alone; flip is {flip!r}")
+        _check_flip(flip, flip_pairs)
         if not 0 <= random_erasing <= 1:
             raise ValueError(f"random_erasing is {random_erasing}; expected a probability, 0 to 1")
         self.preprocessing, self.flip = preprocessing, flip
-        self.mirrored = involution(flip_pairs)
-        self._crop = _crop(crop_mode, preprocessing.crop, scales, area, aspect, jitter_scales)
+        self.flipped_label = _flipped_labels(flip_pairs)
+        self._crop = _build_crop(crop_mode, preprocessing.crop, scales, area, aspect, jitter_scales)
 
         mean, std = preprocessing.mean, preprocessing.std
-        if preprocessing.colour == "bgr":  # frames are RGB until they are normalised
+        if preprocessing.colour == "bgr":  # frames are RGB before the normalisation
             mean, std = mean[::-1], std[::-1]
-        self._changes: list[Callable[[Tensor, np.random.Generator], Tensor]] = []
-        if any(_strengths(colour_jitter)):
-            self._changes.append(ColourJitter(colour_jitter))
+        self._augmentations: list[Callable[[Tensor, np.random.Generator], Tensor]] = []
+        _check_colour_jitter(colour_jitter)
+        if any(colour_jitter):
+            self._augmentations.append(ColourJitter(colour_jitter))
         if randaugment is not None:
             fill = [min(255, round(255 * value)) for value in mean]
-            self._changes.append(RandAugment(randaugment, fill))
+            self._augmentations.append(RandAugment(randaugment, fill))
         if random_erasing:
-            self._changes.append(RandomErasing(random_erasing, mean, std))
+            self._augmentations.append(RandomErasing(random_erasing, mean, std))
 
     def __call__(
         self, frames: Tensor, label: int, generator: np.random.Generator
     ) -> tuple[Tensor, int]:
-        """Transform all frames of one sample alike.
+        """Apply the same transform to all frames of a sample.
 
         Args:
             frames: uint8 RGB of shape (N, H, W, 3).
@@ -117,26 +113,25 @@ class TrainTransform:
         x = self._crop(x, generator=generator)
         if self.flip != "none" and generator.random() < 0.5:
             x = F.horizontal_flip(x)
-            label = self.mirrored.get(label, label)
-        for change in self._changes:
-            x = change(x, generator)
+            label = self.flipped_label.get(label, label)
+        for augment in self._augmentations:
+            x = augment(x, generator)
         return x, label
 
 
 class EvalTransform:
-    """The squares that a test looks at.
+    """Test transform: resize the shorter side to `resize` pixels, then crop.
 
-    One crop: the shorter side to `resize` pixels, then the centre of `crop` x `crop` pixels. Three
-    crops: the shorter side to `resize` pixels, then squares of that side, `ffn.data.crops`'
-    `three_squares`; the network's input has `resize` pixels then. A recipe that tests three crops
-    of its training size (UniFormer: 224) says `resize: 224`.
+    One crop is the centre square of `crop` pixels. Three crops are squares of `resize` pixels
+    (`ffn.data.crops.three_squares`), so the network's input has `resize` pixels. To test three
+    crops of the training size, set `resize` to it (UniFormer: 224).
 
     Args:
         preprocessing: Sizes.
         crops: 1 or 3.
 
     Raises:
-        ValueError: another number of crops.
+        ValueError: for another number of crops.
     """
 
     def __init__(self, preprocessing: Preprocessing, crops: int = 1) -> None:
@@ -146,17 +141,17 @@ class EvalTransform:
 
     @property
     def side(self) -> int:
-        """Height and width of what comes out, in pixels."""
+        """Height and width of the result, in pixels."""
         return self.preprocessing.crop if self.crops == 1 else self.preprocessing.resize
 
     def __call__(self, frames: Tensor) -> Tensor:
-        """Transform all frames of one sample alike.
+        """Apply the same transform to all frames of a sample.
 
         Args:
             frames: uint8 RGB of shape (N, H, W, 3).
 
         Returns:
-            uint8 RGB frames of shape (N, 3, side, side); of three crops (3, N, 3, side, side).
+            uint8 RGB frames of shape (N, 3, side, side); with three crops (3, N, 3, side, side).
         """
         _check_frames(frames)
         x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
@@ -166,7 +161,7 @@ class EvalTransform:
         return F.center_crop(x, [self.side, self.side])
 
 
-def _crop(
+def _build_crop(
     mode: str,
     side: int,
     scales: Sequence[float],
@@ -174,7 +169,7 @@ def _crop(
     aspect: Sequence[float],
     jitter_scales: Sequence[int],
 ) -> Callable[..., Tensor]:
-    """The crop of a mode, its options checked."""
+    """Check the options of a crop mode and return its function."""
     if mode == "multiscale":
         if not scales or min(scales) <= 0 or max(scales) > 1:
             raise ValueError(f"scales is {list(scales)}; expected numbers above 0 and at most 1")
@@ -182,28 +177,29 @@ def _crop(
     if mode == "resized":
         if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
             raise ValueError(
-                f"area is {list(area)}; expected two shares, 0 < least <= largest <= 1"
+                f"area is {list(area)}; expected two shares, 0 < smallest <= largest <= 1"
             )
         if len(aspect) != 2 or not 0 < aspect[0] <= aspect[1]:
-            raise ValueError(f"aspect is {list(aspect)}; expected two ratios, 0 < least <= largest")
+            raise ValueError(
+                f"aspect is {list(aspect)}; expected two ratios, 0 < smallest <= largest"
+            )
         return partial(resized_crop, side=side, area=area, aspect=aspect)
     if mode == "scale_jitter":
         if len(jitter_scales) != 2 or not side <= jitter_scales[0] <= jitter_scales[1]:
             raise ValueError(
                 f"jitter_scales is {list(jitter_scales)}; expected two lengths in pixels, "
-                f"crop {side} <= least <= largest"
+                f"crop {side} <= smallest <= largest"
             )
         return partial(jittered_crop, side=side, scales=jitter_scales)
     raise ValueError(f"crop_mode is {mode!r}; expected one of {', '.join(CROP_MODES)}")
 
 
-def _strengths(colour_jitter: Sequence[float]) -> Sequence[float]:
+def _check_colour_jitter(colour_jitter: Sequence[float]) -> None:
     if len(colour_jitter) != 4 or min(colour_jitter) < 0 or colour_jitter[3] > 0.5:
         raise ValueError(
             f"colour_jitter is {list(colour_jitter)}; expected four strengths of at least 0: "
             "brightness, contrast, saturation, and hue of at most 0.5"
         )
-    return colour_jitter
 
 
 def _check_frames(frames: Tensor) -> None:
@@ -211,3 +207,59 @@ def _check_frames(frames: Tensor) -> None:
         raise ValueError(
             f"frames are {frames.dtype} {tuple(frames.shape)}; expected uint8 (N, H, W, 3)"
         )
+
+
+def swap_pairs(pairs: Sequence[Sequence[int | str]], classes: Sequence[str]) -> list[list[int]]:
+    """Convert pairs of class names or indices to pairs of indices.
+
+    Args:
+        pairs: As `[["left", "right"], [4, 5]]`.
+        classes: All class names.
+
+    Raises:
+        ValueError: if a name or index is not a class, or a class is in several pairs.
+    """
+    indices = [[_class_index(name, classes) for name in pair] for pair in pairs]
+    _flipped_labels(indices)
+    return indices
+
+
+def _class_index(name: int | str, classes: Sequence[str]) -> int:
+    if isinstance(name, str):
+        if name not in classes:
+            close = get_close_matches(name, classes, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"there are {len(classes)} classes"
+            raise ValueError(f"flip_pairs contains {name!r}, which is not a class; {hint}")
+        return list(classes).index(name)
+    if not 0 <= name < len(classes):
+        raise ValueError(f"flip_pairs contains class {name}; expected 0 … {len(classes) - 1}")
+    return name
+
+
+def _check_flip(flip: str, flip_pairs: Sequence[Sequence[int]]) -> None:
+    if flip not in ("none", "random", "swap"):
+        raise ValueError(f"flip is {flip!r}; expected 'none', 'random' or 'swap'")
+    if flip == "swap" and not flip_pairs:
+        raise ValueError("flip 'swap' needs flip_pairs, as [[0, 1]]; or set flip to 'random'")
+    if flip != "swap" and flip_pairs:
+        raise ValueError(f"flip_pairs is only used with flip 'swap'; flip is {flip!r}")
+
+
+def _flipped_labels(pairs: Sequence[Sequence[int]]) -> dict[int, int]:
+    """Label after a flip, for each class in a pair.
+
+    Raises:
+        ValueError: if a pair is not two different classes, or a class is in several pairs.
+    """
+    flipped: dict[int, int] = {}
+    for pair in pairs:
+        if len(pair) != 2 or pair[0] == pair[1]:
+            raise ValueError(f"flip_pairs contains {list(pair)}; expected two different classes")
+        for label, other in (tuple(pair), tuple(pair)[::-1]):
+            if label in flipped:
+                raise ValueError(
+                    f"flip_pairs contains class {label} twice, with {flipped[label]} and {other}; "
+                    "expected each class in one pair"
+                )
+            flipped[label] = other
+    return flipped

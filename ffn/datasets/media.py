@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ffn.data.decoding import PATTERN, FrameFolder, VideoError
-from ffn.data.decoding.pyav_reader import upright
-from ffn.data.decoding.timeline import decoded, open_container, read_timeline
+from ffn.data.decoding.container import decode_frames, open_container, to_rgb
+from ffn.data.decoding.timeline import read_timeline
 
 if TYPE_CHECKING:
     import av
@@ -46,7 +46,7 @@ def write_images(
 
     folder.mkdir(parents=True)
     for number, frame in enumerate(frames, 1):
-        image = Image.fromarray(np.ascontiguousarray(upright(frame)))
+        image = Image.fromarray(np.ascontiguousarray(to_rgb(frame)))
         size = smaller(*image.size, short_side)
         if size != image.size:
             image = image.resize(size, Image.Resampling.BICUBIC)
@@ -157,11 +157,11 @@ def _file_frames(path: str, chosen: range) -> Iterator[av.VideoFrame]:
     """Frames by index, as readers number them: by their times where packets tell these."""
     with open_container(path) as container:
         timeline = read_timeline(path, container)
-    place_at = {} if timeline.unsought else {int(t): i for i, t in enumerate(timeline.times)}
+    place_at = {} if timeline.not_seekable else {int(t): i for i, t in enumerate(timeline.times)}
     done, size = 0, None
     with open_container(path) as container:
-        for place, frame in enumerate(decoded(path, container)):
-            index = place if timeline.unsought else place_at.get(frame.pts, -1)
+        for place, frame in enumerate(decode_frames(path, container)):
+            index = place if timeline.not_seekable else place_at.get(frame.pts, -1)
             if index in chosen:
                 size = size or (frame.width, frame.height)
                 if size != (frame.width, frame.height):

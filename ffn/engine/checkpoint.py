@@ -1,21 +1,20 @@
-"""Checkpoints: written whole or not at all, self-describing, free of pickled objects of ours.
+"""Checkpoint files: written atomically, self-describing, loaded with ``weights_only=True``.
 
-A file is a dict that ``torch.load(weights_only=True)`` reads::
+A file is a dict::
 
     format    2
     model     the network's state dict
     meta      model, num_classes, trained_frames, classes, preprocessing, metrics per frame count,
-              config, versions, data fingerprint: plain values
-    training  optimiser, scaler, statistics per process, counts, position; absent in best.pt
+              imports, config, versions, data fingerprint: plain values
+    training  optimiser, scaler, statistics per process, counters, position; absent in best.pt
 
-It ends with the SHA-256 of all before (:mod:`ffn.zoo.torch_files`), which every load checks. Files
-of format 1, which had none, are read too.
+It ends with the SHA-256 of its content (:mod:`ffn.zoo.torch_files`), which every load checks. Files
+of format 1, which have no digest, are read too.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 import platform
 import shutil
 from contextlib import suppress
@@ -24,7 +23,7 @@ from typing import Any
 
 import torch
 
-from ffn.files import part_of, sync_folder
+from ffn.files import atomic_write
 from ffn.zoo.records import WeightsError
 from ffn.zoo.torch_files import (
     CHECKPOINT_FORMAT,
@@ -39,40 +38,30 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.ESTALE)
 
 
 class CheckpointError(ValueError):
-    """A file that is no usable checkpoint, or cannot be written; the message says what to do."""
+    """A file that is not a valid checkpoint, or cannot be written; the message has the remedy."""
 
 
 class UnreadableCheckpoint(CheckpointError):
-    """A file that may be good, but not for this version of ffn, or this user."""
+    """A file that this version of ffn, or this user, cannot read; it may be valid."""
 
 
 def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
-    """Write a checkpoint atomically: a failure leaves the file that was there before.
-
-    The bytes are on the disk, not only with the system, before they get their name.
+    """Write a checkpoint atomically and sync it to the disk.
 
     Args:
-        path: the file.
+        path: the file; its folder is created.
         content: ``model``, ``meta`` and perhaps ``training``.
 
     Raises:
-        CheckpointError: the disk is full, the folder read-only or gone, or the disk fails. Nothing
-            unfinished is left.
+        CheckpointError: the disk is full, the folder read-only or gone, or the disk fails. The
+            previous file stays, and no partial file is left.
     """
-    part = part_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        part.unlink(missing_ok=True)  # from a dead process of the same number; it may be a link
-        with part.open("w+b") as file:
+        with atomic_write(path, sync=True) as file:
             torch.save({**content, "format": CHECKPOINT_FORMAT}, file)
             append_digest(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(part, path)
-        sync_folder(path.parent)
     except BaseException as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
         cause = _os_error(error)
         if cause is None:
             raise
@@ -80,10 +69,10 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
 
 
 def load_checkpoint(path: Path) -> dict[str, Any]:
-    """Read a checkpoint onto the CPU without executing anything in it.
+    """Read a checkpoint onto the CPU, without executing pickled code.
 
     Raises:
-        CheckpointError: the file is missing, cut short, altered, or not one of ours.
+        CheckpointError: the file is missing, truncated, altered, or not a checkpoint of ffn.
         UnreadableCheckpoint: it cannot be opened, or a newer version of ffn wrote it.
     """
     if not path.is_file():
@@ -96,8 +85,8 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         ) from error
     except WeightsError as error:
         raise CheckpointError(
-            f"{error}. Without it a run starts anew, in another log.output; model.weights may name "
-            "another checkpoint to start from, as the best.pt of the run"
+            f"{error}. To train without it, choose another log.output; model.weights can name "
+            "another checkpoint to start from, as best.pt of the run"
         ) from error
     format_ = content.get("format") if isinstance(content, dict) else None
     if format_ in READABLE_FORMATS:
@@ -108,35 +97,34 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn"
         )
     raise CheckpointError(
-        f"{path} is no checkpoint of ffn; tools/convert_checkpoint.py reads those of other programs"
+        f"{path} is not a checkpoint of ffn; tools/convert_checkpoint.py reads other formats"
     )
 
 
 def not_written(path: Path, cause: OSError) -> CheckpointError:
-    """What to say of a file that could not be written."""
+    """The error for a file that cannot be written, with the remedy."""
     if cause.errno in _FULL:
-        remedy = f"Free some space{_free(path.parent)}, or raise the quota"
+        remedy = f"Free disk space{_free(path.parent)}, or raise the quota"
     elif cause.errno in _FORBIDDEN:
-        remedy = f"Check who may write to {path.parent}, and how its disk is mounted"
+        remedy = f"Check the permissions of {path.parent}, and whether its disk is read-only"
     elif cause.errno in _GONE:
-        remedy = f"{path.parent} was moved, removed or unmounted: bring it back"
+        remedy = f"{path.parent} was moved, removed or unmounted; restore it"
     else:
         remedy = "Check the disk"
     return CheckpointError(
-        f"cannot write {path}: {cause.strerror or cause}. What was saved before is kept, and "
-        f"nothing unfinished is left. {remedy}; then start the same command again: a run goes on "
-        "from its last checkpoint"
+        f"cannot write {path}: {cause.strerror or cause}. Earlier checkpoints are intact. "
+        f"{remedy}; then start the same command again: the run resumes from its last checkpoint"
     )
 
 
 def _free(folder: Path) -> str:
     with suppress(OSError):
-        return f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB are free now)"
+        return f" ({shutil.disk_usage(folder).free / 1e6:,.0f} MB free)"
     return ""
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """What the system said: torch answers a failed write with a RuntimeError of its own."""
+    """The system's error; torch reports a failed write as a RuntimeError."""
     while isinstance(error, (OSError, RuntimeError)):
         if isinstance(error, OSError):
             return error
@@ -145,7 +133,7 @@ def _os_error(error: BaseException | None) -> OSError | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what determines results."""
+    """Versions of the libraries that determine results."""
     import timm
     import torchvision
 

@@ -1,121 +1,275 @@
-"""A config file, checked: it names only what differs from the defaults in ``options.py``.
+"""Load a config: defaults, a YAML file and ``key=value`` overrides, checked before use.
 
-``load_config`` merges defaults, file and ``key=value`` overrides, and refuses unknown keys, wrong
-types and contradictions before anything is built.
+A file names only what differs from the defaults in ``options.py``. All problems of a config are
+reported together: unknown options, wrong types, values out of range, contradictions.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterator, Sequence
-from dataclasses import fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, Field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import ConfigKeyError, OmegaConfBaseException
+from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from ffn.engine.config_checks import problems
+from ffn.engine.config_checks import find_problems
 from ffn.engine.options import Config
+from ffn.engine.tasks import TASKS, TaskOptions
+from ffn.registry import ExtensionError, import_extensions
+
+# Options of version 0.1 and their names today.
+RENAMED = {
+    "data.erasing": "data.random_erasing",
+    "data.reader": "data.decoder",
+    "optim.base_batch": "optim.base_batch_size",
+    "train.accumulate": "train.grad_accum_steps",
+    "train.clip_norm": "train.clip_grad_norm",
+    "train.freeze_norms": "train.freeze_bn",
+    "train.precise_norms": "train.precise_bn",
+    "train.recompute": "train.activation_checkpointing",
+    "train.repeats": "train.repeated_aug",
+    "train.sync_norms": "train.sync_bn",
+}
+
+# Options that may change when a run is resumed: they do not change what it computes.
+RESUMABLE = (
+    "imports",
+    "log",
+    "data.root",
+    "data.store",
+    "data.workers",
+    "data.timeout",
+    "data.decoder",
+    "data.cache_gib",
+    "train.grad_accum_steps",
+    "train.views",
+    "train.activation_checkpointing",
+    "train.compile",
+    "train.deterministic",
+    "train.save_steps",
+    "train.keep_checkpoints",
+    "train.max_bad_steps",
+)
 
 
 class ConfigError(ValueError):
-    """A config that cannot be used; the message says what to change."""
+    """A config that cannot be used; the message lists each problem and its remedy."""
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
-    """Merge defaults, a yaml file and ``key=value`` overrides into one checked config.
+    """Merge defaults, a YAML file and ``key=value`` overrides into one checked config.
+
+    The packages in ``imports`` are imported first, so that their tasks and models are known.
 
     Raises:
-        ConfigError: no such file, an unknown key (the closest valid one is named), a value of the
-            wrong type, or options that contradict each other.
+        ConfigError: the file is missing or invalid, a package cannot be imported, or options are
+            unknown, of a wrong type, out of range or contradictory. The message lists all problems.
     """
-    config = OmegaConf.structured(Config)
-    if path is not None:
-        if not Path(path).is_file():
-            raise ConfigError(f"no config file {path}; see configs/ for the ones that ship")
-        try:
-            loaded = OmegaConf.load(path)
-        except YAMLError as error:
-            raise ConfigError(f"{path} is no yaml: {error}") from error
-        if not isinstance(loaded, DictConfig):
-            raise ConfigError(f"{path} holds no options; expected yaml with keys as train.epochs")
-        config = _merge(config, loaded, str(path))
-    wrong = [text for text in overrides if "=" not in text]
-    if wrong:
-        raise ConfigError(f"override {wrong[0]!r} is no key=value, as train.epochs=10")
-    config = _merge(config, OmegaConf.from_dotlist(list(overrides)), "command line")
-    result = OmegaConf.to_object(config)
-    for problem in problems(result):
-        raise ConfigError(problem)
-    return result
+    problems: list[str] = []
+    sources = {} if path is None else {str(path): _read_file(Path(path))}
+    sources["command line"] = _read_overrides(overrides, problems)
+    given = {key: value for values in sources.values() for key, value in values.items()}
+    _import(given)
+
+    schema = _schema(given.get("task.name"), problems)
+    wrong = {"task.name"} if problems else set()
+    for source, values in sources.items():
+        for key, value in values.items():
+            problem = None if key in wrong else _set(schema, key, value)
+            if problem:
+                problems.append(f"{source}: {problem}")
+                wrong.add(key)
+    config = OmegaConf.to_object(schema)
+    problems += find_problems(config, wrong)
+    if problems:
+        raise ConfigError(_listed(problems))
+    return config
 
 
-def config_from_dict(values: dict[str, Any]) -> Config:
-    """Restore a config that :func:`config_to_dict` flattened into plain values."""
-    return OmegaConf.to_object(
-        _merge(OmegaConf.structured(Config), OmegaConf.create(values), "dict")
-    )
+def import_packages(path: str | Path | None, overrides: Sequence[str]) -> None:
+    """Import the packages that a config file or overrides name in ``imports``.
+
+    Raises:
+        ConfigError: the file is missing or invalid, or a package cannot be imported.
+    """
+    given: dict[str, Any] = {}
+    if path is not None and "=" not in str(path):
+        given |= _read_file(Path(path))
+    given |= _read_overrides([text for text in (str(path), *overrides) if "=" in text], [])
+    _import(given)
+
+
+def config_from_dict(values: Mapping[str, Any]) -> Config:
+    """Restore a config that :func:`config_to_dict` returned, also that of version 0.1.
+
+    Raises:
+        ConfigError: it has options that this version does not have.
+    """
+    leaves = {RENAMED.get(key, key): value for key, value in _leaves(values)}
+    _import(leaves)
+    problems: list[str] = []
+    schema = _schema(leaves.get("task.name"), problems)
+    if leaves.get("task.name") == "plain":  # version 0.1 wrote the options of all tasks
+        leaves = {
+            k: v for k, v in leaves.items() if not k.startswith("task.") or k in _keys(schema)
+        }
+    problems += filter(None, (_set(schema, key, value) for key, value in leaves.items()))
+    if problems:
+        raise ConfigError(_listed(problems))
+    return OmegaConf.to_object(schema)
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
-    """The config as nested dicts of plain values, for yaml and checkpoints."""
-    container = OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
-    return container
+    """The config as nested dicts of plain values, for YAML and checkpoints."""
+    return OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+
+
+def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
+    """Options, with both values, that keep a run from being resumed; see `RESUMABLE`.
+
+    Args:
+        before: the config of the run, as :func:`config_to_dict` returned it.
+        now: the config given.
+    """
+    old = dict(_leaves(config_to_dict(config_from_dict(before))))
+    new = dict(_leaves(config_to_dict(now)))
+    return [
+        f"{key} {old.get(key)} -> {new.get(key)}"
+        for key in sorted({*old, *new})
+        if old.get(key) != new.get(key) and not key.startswith(RESUMABLE)
+    ]
 
 
 def option_help() -> str:
-    """One line per option: key, type or choices, default, meaning."""
-    lines = []
-    for key, option in _options(Config):
-        default = option.default_factory() if option.default is _MISSING else option.default
-        shown = default.value if isinstance(default, Enum) else default
-        choices = (
-            f" ({'|'.join(e.value for e in type(default))})" if isinstance(default, Enum) else ""
+    """One line per option: key, default, meaning, choices; those of each task under its name."""
+    lines = [_help_line(key, option) for key, option in _options(Config) if key != "task"]
+    place = next(i for i, line in enumerate(lines) if line.startswith("  data."))
+    common = {field.name for field in fields(TaskOptions)}
+    shared = [_help_line(f"task.{field.name}", field) for field in fields(TaskOptions)]
+    shared[0] += f" ({'|'.join(sorted(TASKS))})"
+    for name, task in TASKS.items():
+        own = [field for field in fields(task.Options) if field.name not in common]
+        shared += [f"{_help_line(f'task.{f.name}', f)} [task.name={name}]" for f in own]
+    return "\n".join([*lines[:place], *shared, *lines[place:]])
+
+
+def _help_line(key: str, option: Field) -> str:
+    default = option.default if option.default is not MISSING else option.default_factory()
+    choices = f" ({'|'.join(e.value for e in type(default))})" if isinstance(default, Enum) else ""
+    shown = default.value if isinstance(default, Enum) else default
+    if shown is None or isinstance(shown, bool):
+        shown = {None: "null", True: "true", False: "false"}[shown]
+    return f"  {f'{key}={shown}':<44} {option.metadata.get('help', '')}{choices}"
+
+
+def _schema(task: Any, problems: list[str]) -> DictConfig:
+    """All options with their defaults; the section ``task`` is that of the named task."""
+    schema = OmegaConf.structured(Config)
+    if task is None:
+        return schema
+    if task not in TASKS:
+        close = difflib.get_close_matches(str(task), TASKS, n=1)
+        hint = f"did you mean {close[0]}?" if close else f"registered are {', '.join(TASKS)}."
+        problems.append(
+            f"task.name: no task {task!r}; {hint} A task of your own needs imports=[PACKAGE]"
         )
-        shown = {None: "null", True: "true", False: "false"}[shown] if _is_word(shown) else shown
-        lines.append(f"  {f'{key}={shown}':<44} {option.metadata['help']}{choices}")
-    return "\n".join(lines)
+        return schema
+    schema.task = OmegaConf.structured(TASKS[task].Options)
+    schema.task.name = task
+    return schema
 
 
-_MISSING = fields(Config)[0].default
+def _set(schema: DictConfig, key: str, value: Any) -> str | None:
+    """Set one option; return the problem if it is unknown or has another type."""
+    if key in RENAMED:
+        return f"option {key} is now {RENAMED[key]}"
+    if key not in _keys(schema):
+        return f"unknown option {key}; {_hint(key, schema)}"
+    if key == "imports":
+        value = _as_list(value)
+    try:
+        OmegaConf.update(schema, key, value)
+        OmegaConf.select(schema, key)  # resolves interpolations
+    except OmegaConfBaseException as error:
+        return f"option {error.full_key or key}: {str(error).splitlines()[0]}"
+    return None
 
 
-def _is_word(value: Any) -> bool:
-    return value is None or isinstance(value, bool)
+def _hint(key: str, schema: DictConfig) -> str:
+    valid = _keys(schema)
+    last = key.rsplit(".", 1)[-1]
+    same = [option for option in valid if option.rsplit(".", 1)[-1] == last]
+    close = same or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
+    if key.startswith("task.") and not same:
+        own = ", ".join(option for option in valid if option.startswith("task."))
+        return f"task {schema.task.name} has {own}"
+    return f"did you mean {close[0]}?" if close else "tools/train.py --help lists all options"
 
 
-def _options(cls: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
+def _keys(schema: DictConfig) -> list[str]:
+    """The keys of all options, as ``train.epochs``."""
+    return [
+        f"{section}.{key}" if isinstance(options, DictConfig) else str(section)
+        for section, options in schema.items()
+        for key in (options if isinstance(options, DictConfig) else [section])
+    ]
+
+
+def _options(cls: type, prefix: str = "") -> Iterator[tuple[str, Field]]:
+    """Key and field of every option below a dataclass; the section ``task`` as one field."""
     for option in fields(cls):
         factory = option.default_factory
-        if isinstance(factory, type) and is_dataclass(factory):
+        if option.name != "task" and isinstance(factory, type) and is_dataclass(factory):
             yield from _options(factory, f"{prefix}{option.name}.")
         else:
             yield f"{prefix}{option.name}", option
 
 
-def _merge(config: DictConfig, values: DictConfig, source: str) -> DictConfig:
-    valid = [key for key, _ in _options(Config)]
-    for key in _leaves(OmegaConf.to_container(values)):
-        if key not in valid:
-            close = difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
-            same = [k for k in valid if k.rsplit(".", 1)[-1] == key.rsplit(".", 1)[-1]]
-            hint = same[0] if same else close[0] if close else None
-            advice = f"did you mean {hint}?" if hint else "tools/train.py --help lists all."
-            raise ConfigError(f"{source}: unknown option {key}; {advice}")
-    try:
-        return OmegaConf.merge(config, values)
-    except (ConfigKeyError, OmegaConfBaseException) as error:
-        key = getattr(error, "full_key", "") or "?"
-        cause = str(error).splitlines()[0]
-        raise ConfigError(f"{source}: option {key}: {cause}") from error
-
-
-def _leaves(values: dict[str, Any], prefix: str = "") -> Iterator[str]:
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, Mapping):
             yield from _leaves(value, f"{prefix}{key}.")
         else:
-            yield f"{prefix}{key}"
+            yield f"{prefix}{key}", value
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    if not path.is_file():
+        raise ConfigError(f"no config file {path}; see configs/ for the ones that ship")
+    try:
+        loaded = OmegaConf.load(path)
+    except YAMLError as error:
+        raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    if not isinstance(loaded, DictConfig):
+        raise ConfigError(f"{path} holds no options; expected YAML with keys as train.epochs")
+    return dict(_leaves(OmegaConf.to_container(loaded)))
+
+
+def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
+    valid = [text for text in overrides if "=" in text]
+    problems += [
+        f"{text!r} is not key=value, as train.epochs=10" for text in overrides if text not in valid
+    ]
+    return dict(_leaves(OmegaConf.to_container(OmegaConf.from_dotlist(valid))))
+
+
+def _import(values: Mapping[str, Any]) -> None:
+    try:
+        import_extensions(_as_list(values.get("imports")))
+    except ExtensionError as error:
+        raise ConfigError(str(error)) from error
+
+
+def _as_list(value: Any) -> list[Any]:
+    return [value] if isinstance(value, str) else list(value or [])
+
+
+def _listed(problems: Sequence[str]) -> str:
+    if len(problems) == 1:
+        return problems[0]
+    return f"{len(problems)} problems:" + "".join(f"\n  {problem}" for problem in problems)

@@ -1,14 +1,16 @@
-"""Values outside their range, and options that contradict each other."""
+"""Check a config for values out of range and for options that contradict each other."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Collection, Iterator
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from ffn.engine.tasks import TASKS
+
 if TYPE_CHECKING:
     from ffn.engine.options import Config, DataConfig
-
 
 # Least values of options.
 AT_LEAST = {
@@ -23,7 +25,6 @@ AT_LEAST = {
     "train.precise_bn": 0,
     "train.mixup": 0,
     "train.cutmix": 0,
-    "task.distill_weight": 0,
     "data.workers": 0,
     "data.timeout": 0,
     "data.page_mib": 1,
@@ -33,17 +34,41 @@ AT_LEAST = {
 }
 ABOVE_ZERO = ("data.store_cache_gib", "optim.lr")
 BELOW_ONE = ("train.label_smoothing", "train.ema_decay", "model.dropout", "model.drop_path")  # 0 on
+# Options of a random crop, and the crop_mode that reads them.
+CROP_OPTIONS = {
+    "scales": "multiscale",
+    "area": "resized",
+    "aspect": "resized",
+    "jitter_scales": "scale_jitter",
+}
 
 
-def problems(config: Config) -> list[str]:
-    """What is wrong with a config, each with what to change; nothing if it can be used."""
-    wrong = [*_out_of_range(config), *_contradictions(config)]
-    return wrong or [*_without_effect(config.data), *_refused_by_data(config.data)]
+def find_problems(config: Config, known: Collection[str] = ()) -> list[str]:
+    """Messages about a config, each with the remedy; empty if it can be used.
+
+    Args:
+        config: the options.
+        known: options whose problem is reported already. Other problems that mention one of them
+            are left out.
+    """
+    found = [*_out_of_range(config)]
+    if config.task.name in TASKS:
+        found += TASKS[config.task.name].problems(config.task)
+    named = {*known, *_named(found)}
+    for problem in (*_contradictions(config), *_crop_contradictions(config.data)):
+        if not named & _named([problem]):
+            found.append(problem)
+    if not any(key.startswith("data.") for key in {*known, *_named(found)}):
+        found += _refused_by_data(config.data)
+    return [problem for problem in found if not _named([problem]) & {*known}]
+
+
+def _named(problems: Collection[str]) -> set[str]:
+    """The options that messages mention."""
+    return {key for text in problems for key in re.findall(r"\b[a-z]+\.[a-z_]+", text)}
 
 
 def _out_of_range(config: Config) -> Iterator[str]:
-    """Options whose value cannot be, each on its own."""
-
     def value(key: str) -> float:
         section, name = key.split(".")
         return getattr(getattr(config, section), name)
@@ -64,33 +89,28 @@ def _out_of_range(config: Config) -> Iterator[str]:
         yield f"optim.base_batch_size is {optim.base_batch_size}; at least 1, or null"
     frames = config.task.frames
     if not frames or min(frames) < 1 or len(set(frames)) < len(frames):
-        yield f"task.frames is {frames}; give positive counts, none twice"
+        yield f"task.frames is {frames}; give different counts of at least 1, as [4, 8, 16]"
     if not config.data.test_frames or min(config.data.test_frames) < 1:
-        yield f"data.test_frames is {config.data.test_frames}; give positive counts"
+        yield f"data.test_frames is {config.data.test_frames}; give counts of at least 1"
 
 
 def _contradictions(config: Config) -> Iterator[str]:
-    """Options that do not go together."""
-    task, train, data, model = config.task, config.train, config.data, config.model
-    flips = data.flip.value == "swap"
+    """Combinations of options that cannot be used."""
+    train, data, model = config.train, config.data, config.model
+    swaps = data.flip.value == "swap"
     share = max(1, train.repeated_aug) * max(1, train.grad_accum_steps)
     found = {
-        f"task.frames is {task.frames}; task.name=plain trains exactly one": (
-            task.name.value == "plain" and len(task.frames) != 1
-        ),
         f"train.batch_size {train.batch_size} is not divisible by train.grad_accum_steps "
-        f"{train.grad_accum_steps} x train.repeated_aug {train.repeated_aug}": train.batch_size
-        % share
-        != 0,
+        f"{train.grad_accum_steps} x train.repeated_aug {train.repeated_aug}; use a multiple of "
+        f"{share}": train.batch_size % share != 0,
         "train.precise_bn and train.freeze_bn exclude each other": (
             train.precise_bn > 0 and train.freeze_bn
         ),
-        "train.sync_bn and train.freeze_bn exclude each other": (train.sync_bn and train.freeze_bn),
-        "train.compile and train.sync_bn exclude each other: a graph takes no collective": (
-            train.compile and train.sync_bn
-        ),
-        "train.compile and data.on_error=skip exclude each other: a batch that lacks a video would "
-        "be another graph": train.compile and data.on_error.value == "skip",
+        "train.sync_bn and train.freeze_bn exclude each other": train.sync_bn and train.freeze_bn,
+        "train.compile and train.sync_bn exclude each other: a compiled graph cannot contain "
+        "collectives": train.compile and train.sync_bn,
+        "train.compile and data.on_error=skip exclude each other: a batch without its unreadable "
+        "videos would need another graph": train.compile and data.on_error.value == "skip",
         "model.pretrained and model.weights exclude each other": (
             model.pretrained and model.weights is not None
         ),
@@ -98,8 +118,8 @@ def _contradictions(config: Config) -> Iterator[str]:
             data.order.value == "pages" and data.format.value != "store"
         ),
         f"data.resize {data.resize} is smaller than data.crop {data.crop}": data.resize < data.crop,
-        "data.flip=swap needs data.flip_pairs": flips and not data.flip_pairs,
-        "data.flip_pairs needs data.flip=swap": not flips and bool(data.flip_pairs),
+        "data.flip=swap needs data.flip_pairs": swaps and not data.flip_pairs,
+        "data.flip_pairs needs data.flip=swap": not swaps and bool(data.flip_pairs),
         "log.tensorboard needs TensorBoard: pip install 'frame-flexible[tensorboard]'": (
             config.log.tensorboard and find_spec("tensorboard") is None
         ),
@@ -107,28 +127,23 @@ def _contradictions(config: Config) -> Iterator[str]:
     yield from (message for message, wrong in found.items() if wrong)
 
 
-def _without_effect(data: DataConfig) -> Iterator[str]:
-    """Options of a random crop that another one does not read."""
+def _crop_contradictions(data: DataConfig) -> Iterator[str]:
+    """Options of a random crop that the chosen crop_mode does not read."""
     defaults = type(data)()
-    for option, mode in (
-        ("scales", "multiscale"),
-        ("area", "resized"),
-        ("aspect", "resized"),
-        ("jitter_scales", "scale_jitter"),
-    ):
-        if data.crop_mode.value != mode and getattr(data, option) != getattr(defaults, option):
-            yield (
-                f"data.{option} needs data.crop_mode={mode}; it is {data.crop_mode.value}, which "
-                f"does not read {option}"
-            )
+    for name, mode in CROP_OPTIONS.items():
+        if data.crop_mode.value != mode and getattr(data, name) != getattr(defaults, name):
+            yield f"data.{name} needs data.crop_mode={mode}; crop_mode is {data.crop_mode.value}"
 
 
 def _refused_by_data(data: DataConfig) -> Iterator[str]:
-    """What the objects that are built from the options would say."""
-    from ffn.data import Preprocessing, Protocol, TrainTransform  # --help does without torch
+    """Values that the objects of ``ffn.data`` refuse."""
+    from ffn.data import Preprocessing, Protocol, TrainTransform
 
     try:
         Protocol.parse(data.test_protocol)
+    except ValueError as error:
+        yield f"data.test_protocol: {error}"
+    try:
         TrainTransform(
             Preprocessing(crop=data.crop, resize=data.resize, mean=data.mean, std=data.std),
             crop_mode=data.crop_mode.value,

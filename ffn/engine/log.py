@@ -1,8 +1,7 @@
-"""What a run shows and keeps: a progress bar, one line per interval, and its numbers.
+"""Log of a run: progress bar, console lines, ``log.jsonl``, TensorBoard and wandb.
 
-``log.jsonl``, TensorBoard and wandb hold the same numbers under the same keys, ``train/loss``,
-``val/top1/8``, …; docs/logging.md lists them. Only the main process speaks; the others stay silent
-below warnings.
+All of them have the same numbers under the same keys, ``train/loss``, ``val/top1/8``, …;
+docs/logging.md lists them. Only the main process logs.
 """
 
 from __future__ import annotations
@@ -11,7 +10,7 @@ import json
 import logging
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from operator import itemgetter
@@ -29,7 +28,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from ffn.engine.distributed import World
+from ffn.engine.distributed import World, gather
 from ffn.engine.signals import StoppedError
 from ffn.engine.trackers import TensorBoardTracker, Tracker, start_wandb
 from ffn.files import write_text
@@ -40,16 +39,14 @@ NAME = "log.jsonl"
 class RunLog:
     """Writes a run's numbers to the console, ``log.jsonl``, TensorBoard and wandb.
 
-    A context manager. A continued run leaves one line per step and kind, as a run that was never
-    stopped: what stands there of later steps goes, because it is made again, and what stands there
-    of the step itself stays, and is not written a second time. A run may have stopped between the
-    checkpoint of a step and the validation after it, or between that and the next checkpoint.
+    A context manager. The log of a resumed run equals that of an uninterrupted one: lines of steps
+    after ``first_step`` are removed, since the run repeats these steps, and a line that exists for
+    ``first_step`` itself is not written again.
 
     Args:
         folder: the run's folder.
-        world: the processes; all but the main one get a log that does nothing.
-        first_step: optimiser steps that are done; 0 for a run from its start, which leaves nothing
-            of an earlier one in the folder's log.
+        world: the processes; the log of all but the main one does nothing.
+        first_step: optimiser steps done; 0 removes all lines of an earlier run.
         total_steps: optimiser steps of the run, for the progress bar.
         wandb_mode: "auto", "online", "offline" or "disabled".
         project: wandb project.
@@ -57,7 +54,7 @@ class RunLog:
         tensorboard: whether to write event files into ``folder/tensorboard``.
 
     Raises:
-        ImportError: TensorBoard is asked for and not installed.
+        ImportError: TensorBoard is requested and not installed.
     """
 
     def __init__(
@@ -118,14 +115,14 @@ class RunLog:
         for tracker in self._trackers:
             tracker.close(failed=not (kind is None or issubclass(kind, StoppedError)))
 
-    def say(self, text: str) -> None:
-        """Print a line."""
+    def print(self, text: str) -> None:
+        """Print a line on the console."""
         self._progress.console.print(text)
 
     @contextmanager
-    def busy(self, what: str) -> Iterator[None]:
-        """Show, in place of steps, what the run is at."""
-        self._progress.update(self._bar, description=what)
+    def status(self, text: str) -> Iterator[None]:
+        """Show a text in place of "steps" on the progress bar."""
+        self._progress.update(self._bar, description=text)
         yield
         self._progress.update(self._bar, description="steps")
 
@@ -134,7 +131,7 @@ class RunLog:
         self._progress.update(self._bar, completed=step, rate=rate)
 
     def record(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Keep numbers with the step they belong to.
+        """Write numbers with the step they belong to.
 
         Args:
             kind: "train" or "val", the first part of every key.
@@ -157,10 +154,10 @@ class RunLog:
 
 
 def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """The lines of a run's log, in order, also of a run that is not finished.
+    """Read the lines of a run's log, in order; the run may still be in progress.
 
-    Numbers that are not finite, null in the file, come as NaN. A last line that is not whole yet is
-    left out. Logs of the first form, ``{"kind": "train", "loss": 1.2}``, come in today's.
+    Non-finite numbers, null in the file, become NaN. An incomplete last line is left out. Lines of
+    the first format, ``{"kind": "train", "loss": 1.2}``, are converted.
 
     Args:
         path: a run's folder, or its ``log.jsonl``.
@@ -170,7 +167,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
     Raises:
         FileNotFoundError: there is no log.
-        ValueError: a line before the last is not of a log.
+        ValueError: a line before the last is not a log line.
     """
     path = Path(path)
     if path.is_dir():
@@ -180,13 +177,13 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
     *lines, last = path.read_text().split("\n")
     entries = [_parse(line) for line in lines]
     if None in entries:
-        raise ValueError(f"{path}, line {entries.index(None) + 1} is no line of a training log")
-    unfinished = _parse(last)  # whole, but for the line break, or cut
+        raise ValueError(f"{path}, line {entries.index(None) + 1} is not a line of a training log")
+    unfinished = _parse(last)  # complete but for the line break, or cut
     return entries + ([unfinished] if unfinished else [])
 
 
 def _drop_later(path: Path, first_step: int) -> list[dict[str, Any]]:
-    """Rewrite a log without its lines of later steps and broken ones; returns what stays."""
+    """Remove invalid lines and those of later steps from a log; return the others."""
     if not path.is_file():
         return []
     text = path.read_text()
@@ -199,7 +196,7 @@ def _drop_later(path: Path, first_step: int) -> list[dict[str, Any]]:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """A line of a log in today's form, or None if it is cut or something else."""
+    """A log line in today's format; None if it is cut or not a log line."""
     try:
         entry = json.loads(line)
         kind, step, when = entry.pop("kind", None), entry.pop("step"), entry.pop("time", math.nan)
@@ -214,7 +211,7 @@ def _parse(line: str) -> dict[str, Any] | None:
 
 
 def _to_json(entry: dict[str, Any]) -> str:
-    """Strict JSON, which has no NaN and no infinity: null stands for both."""
+    """Strict JSON, with null for NaN and infinities."""
     finite = {key: value if math.isfinite(value) else None for key, value in entry.items()}
     return json.dumps(finite, allow_nan=False)
 
@@ -224,7 +221,46 @@ def _numbers(entry: dict[str, Any]) -> dict[str, float]:
 
 
 def _send(kept: list[dict[str, Any]], wandb: Tracker) -> None:
-    """Give wandb what it may lack: it writes and sends seconds later, which a killed run loses."""
+    """Send wandb the lines before the resumed step: a killed run may have lost the latest ones."""
     for step, lines in groupby(kept, key=itemgetter("step")):
         for place, line in enumerate(lines):
             wandb.record(step, place, _numbers(line))
+
+
+class BadBatches:
+    """``bad_batches.jsonl`` of a run: one line per skipped step, with its losses and videos.
+
+    Args:
+        path: the file.
+        videos: paths of the training videos, by index.
+        world: the processes; the main one writes.
+    """
+
+    def __init__(self, path: Path, videos: Sequence[str], world: World) -> None:
+        self.path, self._videos, self._world = path, videos, world
+
+    def append(self, step: int, losses: Sequence[float], indices: Sequence[int]) -> None:
+        """Add the line of a step; all processes call it.
+
+        Args:
+            step: its number, from 1.
+            losses: of this process's micro-batches.
+            indices: of this process's videos.
+        """
+        own = {
+            "loss": [str(loss) for loss in losses],  # JSON has no NaN
+            "videos": [self._videos[index] for index in indices],
+        }
+        line = {"step": step, "ranks": gather(own, self._world)}
+        if self._world.is_main:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(line) + "\n")
+
+    def truncate(self, step: int) -> None:
+        """Remove the lines of later steps, which a resumed run repeats; the main process calls."""
+        if not self.path.is_file():
+            return
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        if kept != lines:
+            write_text(self.path, "".join(kept))

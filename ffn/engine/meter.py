@@ -1,7 +1,9 @@
-"""What the steps between two lines of the log report, over all processes."""
+"""Metrics of training between two log lines, over all processes: means, speed, skipped videos."""
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -10,104 +12,135 @@ import torch
 from torch import Tensor
 
 from ffn.engine.distributed import World, average, gather
-from ffn.engine.tasks import top1
+from ffn.engine.train_step import StepResult
 
 
 class Meter:
-    """Sums what the steps of an interval report, and where the time went.
+    """Accumulates losses, accuracies, speed and skipped videos of the steps of an interval.
 
     Args:
-        world: the processes; means and speeds are theirs together.
-
-    Attributes:
-        skipped: unreadable videos of this process in the epoch.
+        world: the processes; means and speeds are over all of them.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
-        self.skipped: list[str] = []
+        self._skipped: list[str] = []  # unreadable videos of this process in the epoch
         self.restart()
 
     def restart(self) -> None:
-        """Begin a new interval."""
-        self.sums: dict[str, Tensor] = {}
-        self.batches = self.left_out = 0
-        self.start_clock()
+        """Begin an interval."""
+        self._sums: dict[str, Tensor] = {}
+        self._batches = self._bad_steps = 0
+        self.restart_clock()
 
-    def start_clock(self) -> None:
+    def restart_clock(self) -> None:
         """Begin to measure speed."""
-        self.videos, self.waited = 0, 0.0
-        self.started = time.perf_counter()
+        self._videos, self._waited = 0, 0.0
+        self._started = time.perf_counter()
 
     def timed(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-        """The same batches; the time spent on waiting for each is counted."""
+        """Yield the batches and measure the time spent waiting for each."""
         while True:
             begin = time.perf_counter()
             batch = next(batches, None)
-            self.waited += time.perf_counter() - begin
+            self._waited += time.perf_counter() - begin
             if batch is None:
                 return
             yield batch
 
-    def add(self, outputs: dict[str, Any]) -> None:
-        """Count a micro-batch: its losses, accuracies from its logits per view, skipped videos."""
-        label = outputs["label"]
-        values = {k: v.detach() for k, v in outputs.items() if k.startswith("loss")}
-        for key, logits in outputs.items():
-            if key.startswith("logits/"):
-                values[f"top1/{key.removeprefix('logits/')}"] = 100 * top1(logits, label)
-        for key, value in values.items():
-            self.sums[key] = self.sums.get(key, 0) + value.double()
-        self.batches += 1
+    def add(self, result: StepResult) -> None:
+        """Add a step: losses and accuracies per view, if it updated the weights; videos."""
+        for outputs in result.outputs:
+            self._videos += len(outputs["label"])
+            self._skipped += outputs["skipped"]
+            if result.updated:
+                self._add_losses(outputs)
+        self._bad_steps += result.warning is not None
 
-    def read(self, outputs: dict[str, Any]) -> None:
-        """Count the videos of a micro-batch, and those that could not be read."""
-        self.videos += len(outputs["label"])
-        self.skipped += outputs["skipped"]
-
-    def leave_out(self) -> None:
-        """Count a step whose numbers were not finite."""
-        self.left_out += 1
+    def interval(self, *, lr: float, grad_norm: Tensor) -> dict[str, float]:
+        """Metrics of the interval, as the log stores them; see docs/logging.md."""
+        rate, waited = self.speed()
+        return {
+            **self.means(),
+            "lr": lr,
+            "grad_norm": float(grad_norm),
+            "videos_per_s": rate,
+            "data_wait": waited,
+            "memory_mib": memory_mib(self.world.device),
+        }
 
     def means(self) -> dict[str, float]:
         """Means over the interval and all processes, and the count ``bad_steps``."""
         found: dict[str, float] = {}
-        if self.sums:  # else no step was good
-            sums = torch.stack(list(self.sums.values()))
-            means = average(sums / self.batches, self.world)
-            found = dict(zip(self.sums, means.tolist(), strict=True))
-        return {**found, "bad_steps": self.left_out}
+        if self._sums:  # else every step was bad
+            sums = torch.stack(list(self._sums.values()))
+            means = average(sums / self._batches, self.world)
+            found = dict(zip(self._sums, means.tolist(), strict=True))
+        return {**found, "bad_steps": self._bad_steps}
 
-    def state(self) -> dict[str, Any]:
-        """What the interval holds so far, of all processes together; all of them call it."""
+    def speed(self) -> tuple[float, float]:
+        """Videos per second over all processes, and the share of time spent waiting for data.
+
+        With repeated augmentation each sample of a video counts.
+        """
+        elapsed = time.perf_counter() - self._started
+        return self._videos * self.world.size / elapsed, self._waited / elapsed
+
+    def take_skipped(self) -> list[str]:
+        """Reasons of the skipped videos of the epoch, on all processes; clears them."""
+        own, self._skipped = self._skipped, []
+        return [text for texts in gather(own, self.world) for text in texts]
+
+    def state_dict(self) -> dict[str, Any]:
+        """State of the interval over all processes; all of them call it."""
         own = {
-            "sums": {key: value.cpu() for key, value in self.sums.items()},
-            "skipped": self.skipped,
+            "sums": {key: value.cpu() for key, value in self._sums.items()},
+            "skipped": self._skipped,
         }
         states = gather(own, self.world)
         return {
-            "sums": {k: sum(s["sums"][k] for s in states) / len(states) for k in self.sums},
-            "batches": self.batches,
+            "sums": {k: sum(s["sums"][k] for s in states) / len(states) for k in self._sums},
+            "batches": self._batches,
             "skipped": [text for s in states for text in s["skipped"]],
-            "left_out": self.left_out,
+            "left_out": self._bad_steps,
         }
 
-    def load_state(self, state: dict[str, Any]) -> None:
-        """Go on from what :meth:`state` returned; what happened before counts for rank 0."""
-        self.sums = {k: value.to(self.world.device) for k, value in state["sums"].items()}
-        self.batches, self.left_out = state["batches"], state["left_out"]
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what :meth:`state_dict` returned; rank 0 takes the skipped videos of all."""
+        self._sums = {k: value.to(self.world.device) for k, value in state["sums"].items()}
+        self._batches, self._bad_steps = state["batches"], state["left_out"]
         if self.world.is_main:
-            self.skipped = list(state["skipped"])
+            self._skipped = list(state["skipped"])
 
-    def speed(self) -> tuple[float, float]:
-        """Videos per second of all processes, and the share of time spent waiting for data.
+    def _add_losses(self, outputs: dict[str, Any]) -> None:
+        values = {k: v.detach() for k, v in outputs.items() if k.startswith("loss")}
+        for key, logits in outputs.items():
+            if key.startswith("logits/"):
+                values[f"top1/{key.removeprefix('logits/')}"] = 100 * top1(logits, outputs["label"])
+        for key, value in values.items():
+            self._sums[key] = self._sums.get(key, 0) + value.double()
+        self._batches += 1
 
-        A video that is drawn several times counts each time.
-        """
-        elapsed = time.perf_counter() - self.started
-        return self.videos * self.world.size / elapsed, self.waited / elapsed
 
-    def rate(self) -> str:
-        """The speed so far, for the progress bar."""
-        rate, waited = self.speed()
-        return f"{rate:.0f} videos/s, data {waited:.0%}"
+def top1(logits: Tensor, label: Tensor) -> Tensor:
+    """Fraction of a batch whose largest logit is the label's.
+
+    Args:
+        logits: (B, K).
+        label: (B,); or (B, K) probabilities, of which the largest counts: the label of the video
+            with the greater share in a mixed one.
+    """
+    label = label.argmax(-1) if label.ndim == 2 else label
+    return (logits.argmax(-1) == label).float().mean()
+
+
+def memory_mib(device: torch.device) -> float:
+    """Peak memory of this process so far, in MiB.
+
+    On CUDA the peak of allocated tensors (``torch.cuda.max_memory_allocated``); the caching
+    allocator reserves more. On a CPU the peak resident set size, without loader workers.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (2**20 if sys.platform == "darwin" else 2**10)  # bytes there, KiB elsewhere

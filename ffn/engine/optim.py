@@ -1,4 +1,4 @@
-"""Optimiser, parameter groups and learning-rate schedule (PAPER §4)."""
+"""Parameter groups, learning-rate schedule, and moving average of the weights."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from timm.models import group_parameters
+from timm.utils import ModelEmaV3
 from torch import nn
 
 from ffn.core import NORMS, PrivateModules
@@ -218,3 +219,42 @@ def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
     """Give every group ``lr`` times its own ``lr_scale``."""
     for group in optimiser.param_groups:
         group["lr"] = lr * group["lr_scale"]
+
+
+def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
+    """Exponential moving average of a network (timm's ``ModelEmaV3``).
+
+    Call ``.update(model, step)`` after each optimiser step. With w_t the model after step t,
+    counted from 1, and a_t the average::
+
+        a_t = d_t a_{t-1} + (1 - d_t) w_t,    d_t = min(decay, 1 - t^(-2/3))
+
+    so that a_1 = w_1 and the initial weights have little influence for any decay: d_10 = 0.78,
+    d_1000 = 0.99, d_32000 = 0.999. Floating-point buffers, the (private) running statistics, are
+    averaged likewise; integer buffers are copied. Processes without synchronised norms average
+    their own statistics: call :func:`ffn.engine.distributed.average_buffers` on ``.module`` before
+    a test.
+
+    The state is ``.module.state_dict()``, with the model's own keys, and the step number.
+
+    Args:
+        model: on its device, not wrapped in DDP. The average starts as a copy of it.
+        decay: above 0 and below 1; the average spans about 1 / (1 - decay) steps.
+
+    Returns:
+        The average: ``.module`` is the network, in evaluation mode and without gradients.
+
+    Raises:
+        ValueError: another decay, or weights in half precision, where most updates round to zero.
+    """
+    if not 0 < decay < 1:
+        raise ValueError(f"decay is {decay}; expected above 0 and below 1, as 0.999")
+    narrow = {p.dtype for p in model.parameters()} & {torch.float16, torch.bfloat16}
+    if narrow:
+        raise ValueError(
+            f"the model has weights in {', '.join(map(str, narrow))}, too coarse for an average; "
+            "keep them in float32 and train under torch.autocast (train.precision)"
+        )
+    average = ModelEmaV3(model, decay=decay, use_warmup=True)
+    average.module.requires_grad_(False)
+    return average

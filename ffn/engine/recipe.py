@@ -1,4 +1,4 @@
-"""Does a run look like one that has worked? What does not is said once, at the start."""
+"""Warnings about settings that differ from published recipes, printed at the start of a run."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from dataclasses import dataclass
 from torch import nn
 
 from ffn.engine.optim import scaled_lr
-from ffn.engine.options import Config, Flip
 
-FEW_CLIPS = 8  # below this, statistics of a batch are poor (Wu and He 2018, figure 1)
-FAR = 4.0  # times more or less than the recipe's rate, scaled to the batch
-LITTLE = 0.95  # share of the parameters that start weights should bring
+FEW_CLIPS = 8  # batches below this have poor statistics (Wu and He 2018, figure 1)
+LR_FACTOR = 4.0  # a learning rate further than this from the recipe's is reported
+MIN_SHARE = 0.95  # of the parameters that start weights should contain
 
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a family was published with (FFN, CVPR 2023, and the authors' configs).
+    """Published hyperparameters of a family (FFN, CVPR 2023, and the authors' configs).
 
     Attributes:
         optimiser: its name.
         lr: learning rate.
-        batch_size: videos per step that the rate belongs to.
+        batch_size: videos per step for this rate.
     """
 
     optimiser: str
@@ -39,109 +38,97 @@ RECIPES = {
 }
 
 
-@dataclass(frozen=True)
-class Start:
-    """Weights that a run starts from.
-
-    Attributes:
-        name: of the weights.
-        share: of the network's parameters that they brought, 0 to 1.
-        classes: their class names; None if they do not tell.
-        new_head: the classifier starts anew.
-    """
-
-    name: str
-    share: float
-    classes: Sequence[str] | None
-    new_head: bool
-
-
-def warnings(
-    config: Config,
-    model: nn.Module,
-    classes: Sequence[str],
-    *,
-    clips_per_norm: int,
-    start: Start | None = None,
-) -> list[str]:
-    """What about a run is unlike what is known to work, each with what to try.
+def learning_rate_warnings(
+    model_name: str, optimiser: str, lr: float, batch_size: int
+) -> Iterator[str]:
+    """A learning rate far from the recipe of the model's family.
 
     Args:
-        config: its options.
-        model: its network.
-        classes: class names of its data.
-        clips_per_norm: clips whose statistics a BatchNorm sees in a step.
-        start: the weights that it starts from.
+        model_name: as ``tsm_r50``.
+        optimiser: its name.
+        lr: rate in use, scaled to the batch.
+        batch_size: samples per step.
     """
-    found = [*_rate(config), *_mirror(config, classes), *_without_effect(config, model)]
-    if not config.train.freeze_bn:
-        found += _statistics(model, clips_per_norm)
-    if start is not None:
-        found += _beginning(start, classes)
-    return found
-
-
-def _rate(config: Config) -> Iterator[str]:
-    name = config.model.name
-    recipe = RECIPES.get(re.split(r"[_.]", name)[0])
-    if recipe is None or name.endswith("_tiny") or config.optim.name.value != recipe.optimiser:
-        return  # nobody published one
-    videos = config.train.batch_size
-    rate = scaled_lr(config.optim.lr, videos, config.optim.base_batch_size)
-    expected = scaled_lr(recipe.lr, videos, recipe.batch_size)
-    if not 1 / FAR <= rate / expected <= FAR:
+    recipe = RECIPES.get(re.split(r"[_.]", model_name)[0])
+    if recipe is None or model_name.endswith("_tiny") or optimiser != recipe.optimiser:
+        return  # no published rate
+    expected = scaled_lr(recipe.lr, batch_size, recipe.batch_size)
+    if not 1 / LR_FACTOR <= lr / expected <= LR_FACTOR:
         yield (
-            f"the learning rate is {rate:g} for {videos} samples per step; {name} was published "
-            f"with {recipe.lr:g} for {recipe.batch_size}, which is {expected:g} for {videos}: "
-            f"optim.lr={recipe.lr:g} with optim.base_batch_size={recipe.batch_size} scales it"
+            f"the learning rate is {lr:g} for {batch_size} samples per step; the published one of "
+            f"{model_name} is {recipe.lr:g} for {recipe.batch_size}, or {expected:g} for "
+            f"{batch_size}. optim.lr={recipe.lr:g} with optim.base_batch_size={recipe.batch_size} "
+            "scales it"
         )
 
 
-def _mirror(config: Config, classes: Sequence[str]) -> Iterator[str]:
-    if config.data.flip is not Flip.random:
-        return
+def flip_warnings(classes: Sequence[str]) -> Iterator[str]:
+    """Class names with "left" or "right", for training with a random horizontal flip."""
     sided = [name for name in classes if re.search(r"(?i)(?<![a-z])(left|right)(?![a-z])", name)]
     if sided:
         yield (
-            f"data.flip=random mirrors clips of {len(sided)} classes whose names tell left from "
-            f"right, as {sided[0]!r}; data.flip=swap exchanges their labels, data.flip=none leaves "
-            "clips as they are"
+            f"data.flip=random flips clips of {len(sided)} classes with left or right in their "
+            f"names, as {sided[0]!r}; data.flip=swap exchanges their labels, data.flip=none does "
+            "not flip"
         )
 
 
-def _without_effect(config: Config, model: nn.Module) -> Iterator[str]:
-    if not _has_batch_norms(model):
-        for option in ("sync_bn", "precise_bn"):
-            if getattr(config.train, option):
-                yield f"train.{option} has no effect: {config.model.name} has no BatchNorm"
+def batch_norm_warnings(
+    model: nn.Module,
+    *,
+    clips: int,
+    freeze_bn: bool = False,
+    sync_bn: bool = False,
+    precise_bn: int = 0,
+) -> Iterator[str]:
+    """BatchNorm options without effect, and batches too small for its statistics.
 
-
-def _has_batch_norms(model: nn.Module) -> bool:
-    return any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules())
-
-
-def _statistics(model: nn.Module, clips: int) -> Iterator[str]:
-    if _has_batch_norms(model) and clips < FEW_CLIPS:
+    Args:
+        model: the network.
+        clips: number of clips over which a BatchNorm takes its statistics.
+        freeze_bn: ``train.freeze_bn``.
+        sync_bn: ``train.sync_bn``.
+        precise_bn: ``train.precise_bn``.
+    """
+    if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+        for name, value in (("sync_bn", sync_bn), ("precise_bn", precise_bn)):
+            if value:
+                yield f"train.{name} has no effect: the model has no BatchNorm"
+    elif clips < FEW_CLIPS and not freeze_bn:
         yield (
-            f"a BatchNorm sees {clips} clips at a time; below {FEW_CLIPS} its statistics are poor. "
-            "More fit with train.views=sequential or train.activation_checkpointing=true, "
-            "train.sync_bn=true joins the processes, train.freeze_bn=true keeps the start "
-            "weights' statistics"
+            f"BatchNorm takes its statistics over {clips} clips; below {FEW_CLIPS} they are poor. "
+            "train.views=sequential or train.activation_checkpointing=true make room for larger "
+            "batches, train.sync_bn=true takes statistics over all processes, "
+            "train.freeze_bn=true keeps those of the start weights"
         )
 
 
-def _beginning(start: Start, classes: Sequence[str]) -> Iterator[str]:
-    if start.share < LITTLE:
-        yield f"{start.name} brought {start.share:.0%} of the parameters; the others start anew"
-    if start.new_head or start.classes is None:
+def start_weight_warnings(
+    name: str,
+    *,
+    share: float,
+    start_classes: Sequence[str] | None,
+    classes: Sequence[str],
+) -> Iterator[str]:
+    """Start weights that lack parameters, or whose classes differ from those of the data.
+
+    Args:
+        name: of the weights.
+        share: of the network's parameters that they contain, 0 to 1.
+        start_classes: their class names; None if unknown, or if the classifier is new.
+        classes: class names of the data.
+    """
+    if share < MIN_SHARE:
+        yield f"{name} contains {share:.0%} of the parameters; the others are initialised"
+    if start_classes is None:
         return
-    pairs = list(zip(start.classes, classes, strict=True))
+    pairs = list(zip(start_classes, classes, strict=True))
     moved = [number for number, (there, here) in enumerate(pairs) if there != here]
     if moved:
         there, here = pairs[moved[0]]
-        order = "order" if sorted(start.classes) == sorted(classes) else "names"
+        kind = "order" if sorted(start_classes) == sorted(classes) else "names"
         yield (
-            f"the classes have other {order} than those of {start.name}, whose classifier the run "
-            f"starts from: {len(moved)} of {len(pairs)} differ, the first is class {moved[0]}, "
-            f"{here!r} here and {there!r} there; data.classes=FILE sets their order"
+            f"the {kind} of the classes differs from that of {name}, whose classifier is kept: "
+            f"{len(moved)} of {len(pairs)} differ, the first is class {moved[0]}, {here!r} here "
+            f"and {there!r} there. data.classes=FILE sets the order"
         )

@@ -1,12 +1,12 @@
-"""The folder of a run: its checkpoints, the newest good one, and one run at a time.
+"""The folder of a run: its checkpoints, the newest valid one, and its lock.
 
 ::
 
     checkpoints/step_00000123.pt    the newest few
     last.pt                         the newest, the same file
     best.pt                         the best network
-    .lock, .lock.json               who trains here
-    *.broken                        checkpoints that could not be read, kept for whoever wonders why
+    .lock, .lock.json               lock of the run that writes here, and its owner
+    *.broken                        unreadable checkpoints, kept for inspection
 """
 
 from __future__ import annotations
@@ -38,66 +38,66 @@ _PART = re.compile(
 
 
 class Newest(NamedTuple):
-    """The newest good checkpoint.
+    """The newest valid checkpoint.
 
     Attributes:
-        path: where it lies.
-        content: what :func:`ffn.engine.checkpoint.load_checkpoint` returned.
-        passed_over: newer files that cannot be used, each with its reason; print them.
+        path: of the file.
+        content: as :func:`ffn.engine.checkpoint.load_checkpoint` returned it.
+        invalid: one message per newer file that is not valid.
     """
 
     path: Path
     content: dict[str, Any]
-    passed_over: list[str]
+    invalid: list[str]
 
 
-class CheckpointFolder:
-    """The checkpoints of a run. One process of the run uses it, within :meth:`lock`.
+class RunFolder:
+    """Writes and finds the checkpoints of a run. One process uses it, within :meth:`lock`.
 
     Args:
-        folder: of the run.
-        keep: number of newest checkpoints that stay, at least 1; older ones are removed.
+        path: the folder.
+        keep: number of newest checkpoints to keep, at least 1; older ones are removed.
 
     Raises:
         ValueError: ``keep`` is below 1.
     """
 
-    def __init__(self, folder: Path, keep: int) -> None:
+    def __init__(self, path: Path, keep: int) -> None:
         if keep < 1:
-            raise ValueError(f"keep is {keep}; at least 1 checkpoint stays")
-        self.folder, self.keep = folder, keep
-        self._steps_folder = folder / "checkpoints"
-        self._last, self._best = folder / "last.pt", folder / "best.pt"
-        self._good: set[Path] = set()  # read or written here
+            raise ValueError(f"keep is {keep}; at least 1 checkpoint must be kept")
+        self.path, self.keep = path, keep
+        self._steps_folder = path / "checkpoints"
+        self._last, self._best = path / "last.pt", path / "best.pt"
+        self._valid: set[Path] = set()  # files that this process read or wrote
         self._broken: set[Path] = set()
 
     @property
     def is_empty(self) -> bool:
-        """Whether there is nothing to continue from, good or broken."""
+        """Whether the folder has no checkpoint, valid or not."""
         return not self._steps() and not self._last.exists()
 
     @contextmanager
     def lock(self, wait: float = WAIT) -> Iterator[str | None]:
-        """Own the folder, which is made if need be; remove what a dead run left half written.
+        """Own the folder, which is created; remove partial files of a killed run.
 
-        The system frees the lock of a process that dies, however it dies.
+        The system releases the lock of a process that dies.
 
         Args:
             wait: seconds to wait for another run to end.
 
         Yields:
-            What to print if the file system has no locks, so that another run would not be noticed.
+            A warning if the file system has no locks; else None.
 
         Raises:
             ffn.engine.run_lock.FolderInUse: another run has it; the message says which.
-            ConfigError: the folder cannot be made or written to.
+            RunError: the folder cannot be created or written.
         """
-        with lock_folder(self.folder, wait) as note:
+        with lock_folder(self.path, wait) as note:
             self._remove_parts()
             yield note
 
     def save(self, content: dict[str, Any], step: int) -> Path:
-        """Write the checkpoint of a step, make it ``last.pt``, then remove the oldest.
+        """Write the checkpoint of a step, link it as ``last.pt``, and remove the oldest.
 
         Args:
             content: as :func:`ffn.engine.checkpoint.save_checkpoint` takes it.
@@ -107,18 +107,18 @@ class CheckpointFolder:
             Its path.
 
         Raises:
-            CheckpointError: it cannot be written; all that was there is still there.
+            CheckpointError: it cannot be written; all earlier files stay.
         """
         path = self._steps_folder / f"step_{step:08d}.pt"
         self._prepare(path, self._last)
         save_checkpoint(path, content)
-        self._good.add(path)
+        self._valid.add(path)
         try:
             self._link_last(path)
-            steps = self._steps()  # those after this one are not its past, and stay
+            steps = self._steps()  # later ones belong to another run, and stay
             for old in sorted(number for number in steps if number <= step)[: -self.keep]:
                 steps[old].unlink()
-                self._good.discard(steps[old])
+                self._valid.discard(steps[old])
         except OSError as error:
             raise not_written(Path(error.filename or self._last), error) from error
         return path
@@ -127,43 +127,42 @@ class CheckpointFolder:
         """Write ``best.pt``. Arguments and errors of :meth:`save`."""
         self._prepare(self._best)
         save_checkpoint(self._best, content)
-        self._good.add(self._best)
+        self._valid.add(self._best)
         return self._best
 
     def newest(self) -> Newest | None:
-        """The newest checkpoint that is whole and that a run can go on from.
+        """Load the newest valid checkpoint with a training state.
 
-        Nothing is changed here. Files that were passed over get the ending ``.broken`` when the
-        run saves the next time.
+        No file changes. Invalid files get the suffix ``.broken`` at the next save.
 
         Returns:
             The checkpoint; None if the folder has none at all.
 
         Raises:
-            CheckpointError: there are some, and none is good; each is named.
-            UnreadableCheckpoint: the newest may be good, but not for this version or this user.
+            CheckpointError: there are checkpoints, and none is valid; each is named.
+            UnreadableCheckpoint: this version or this user cannot read the newest one.
         """
         numbered = [(step, path) for step, path in self._steps().items()]
         refused: dict[Path, str] = {}
         if self._last.exists() and not any(_same(self._last, path) for _, path in numbered):
-            # From before there were numbered ones, a copy, or put there by hand: it knows its step.
+            # Of an old version, or a copy: the file itself has its step.
             content = self._read(self._last, refused)
             if content is not None:
                 numbered.append((content["training"]["step"], self._last))
-        # Of one step, the numbered file stays before last.pt.
+        # Of the same step, the numbered file comes before last.pt.
         for _, path in sorted(numbered, key=itemgetter(0), reverse=True):
             content = self._read(path, refused)
             if content is not None:
-                self._good.add(path)
+                self._valid.add(path)
                 self._broken = set(refused)
                 return Newest(path, content, list(refused.values()))
         if not refused:
             return None
         listed = "".join(f"\n  {why}" for why in refused.values())
         raise CheckpointError(
-            f"{self.folder} holds {len(refused)} checkpoint(s) and none can be used:{listed}\n"
-            "Nothing was changed. Put a copy back, or start anew in another log.output, perhaps "
-            f"with model.weights={self._best}"
+            f"{self.path} holds {len(refused)} checkpoint(s) and none can be used:{listed}\n"
+            "No file was changed. Restore a copy, or start a new run in another log.output, for "
+            f"example with model.weights={self._best}"
         )
 
     def _read(self, path: Path, refused: dict[Path, str]) -> dict[str, Any] | None:
@@ -171,7 +170,7 @@ class CheckpointFolder:
             content = load_checkpoint(path)
             training = content.get("training")
             if not isinstance(training, dict) or not isinstance(training.get("step"), int):
-                raise CheckpointError(f"{path} has no training state to continue from")
+                raise CheckpointError(f"{path} has no training state to resume from")
         except UnreadableCheckpoint:
             raise
         except CheckpointError as error:
@@ -180,18 +179,18 @@ class CheckpointFolder:
         return content
 
     def _steps(self) -> dict[int, Path]:
-        """The numbered checkpoints; whatever else lies there is not ours."""
+        """The numbered checkpoints by step; other files are ignored."""
         found = self._steps_folder.iterdir() if self._steps_folder.is_dir() else ()
         matches = [(_STEP.fullmatch(path.name), path) for path in found]
         return {int(match[1]): path for match, path in matches if match}
 
     def _prepare(self, *targets: Path) -> None:
-        """Nothing broken is overwritten: it moves aside, for whoever wonders what happened."""
-        if not self.folder.is_dir():
-            gone = OSError(errno.ENOENT, "the folder of the run is gone")
+        """Rename invalid files before a save, so that none is overwritten."""
+        if not self.path.is_dir():
+            gone = OSError(errno.ENOENT, "the run folder is gone")
             raise not_written(targets[0], gone)
         for path in targets:
-            if path.exists() and not any(_same(path, good) for good in self._good):
+            if path.exists() and not any(_same(path, good) for good in self._valid):
                 try:
                     load_checkpoint(path)
                 except CheckpointError:
@@ -206,22 +205,22 @@ class CheckpointFolder:
     def _link_last(self, path: Path) -> None:
         part = part_of(self._last)
         try:
-            part.unlink(missing_ok=True)  # a link that a dead run left: not to be written through
+            part.unlink(missing_ok=True)  # of a killed run; writing to it would write to its target
             try:
                 os.link(path, part)
-            except OSError:  # no links here, or not this many
+            except OSError:  # the file system has no hard links, or too many of this file
                 _copy(path, part)
             os.replace(part, self._last)
         except BaseException:
             with suppress(OSError):
                 part.unlink(missing_ok=True)
             raise
-        sync_folder(self.folder)
-        self._good.add(self._last)
+        sync_folder(self.path)
+        self._valid.add(self._last)
 
     def _remove_parts(self) -> None:
-        """What a process that died was writing; nobody else writes while the lock is held."""
-        for path in [*self.folder.glob(".*.part"), *self._steps_folder.glob(".*.part")]:
+        """Remove partial files of a killed process; the lock excludes other writers."""
+        for path in [*self.path.glob(".*.part"), *self._steps_folder.glob(".*.part")]:
             if _PART.fullmatch(path.name):
                 path.unlink(missing_ok=True)
 

@@ -1,24 +1,91 @@
-"""What is trained: a model with its loss, as a module whose forward takes a batch.
+"""Tasks: a model with its loss, as a module whose forward takes a batch.
 
-``forward(batch)`` returns ``{"loss": ..., "loss/<name>": ..., "logits/<frames>": ...}``. The loop
-never asks which task it has. A task also gives its losses one by one (``losses``), for a backward
-after each view.
+``forward(batch)`` returns ``{"loss": ..., "loss/<name>": ..., "logits/<frames>": ...}``. A task
+also yields its losses one by one (``losses``), for a backward pass after each view. The train step
+does not depend on the kind of task. Tasks are registered by name with :func:`register_task`, each
+with its own options; a package of your own adds one in the same way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from enum import Enum
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-SMALL_VIEWS = ("distill", "label", "mixed")
+from ffn.registry import Registry
+
+TASKS: Registry[type[Task]] = Registry("task")
 
 
-class _Task(nn.Module):
-    """Sums the losses that a task yields view by view."""
+def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
+    """Decorator that registers a subclass of :class:`Task` for ``task.name`` in a config.
+
+    Raises:
+        ValueError: another class has the name.
+    """
+    return TASKS.register(name)
+
+
+def option(default: Any, meaning: str) -> Any:
+    """Dataclass field of an option: its default, and a line for ``--help``."""
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata={"help": meaning})
+    return field(default=default, metadata={"help": meaning})
+
+
+@dataclass
+class TaskOptions:
+    """Options that every task has. A task of your own derives its options from this class."""
+
+    name: str = option("flexible", "registered task")
+    frames: list[int] = option([4, 8, 16], "trained frame counts")
+
+
+class Task(nn.Module):
+    """A model with its loss.
+
+    Subclasses define ``losses``, and ``Options`` if they have options.
+
+    Args:
+        model: takes a clip (B, C, T, H, W), returns logits (B, K).
+
+    Attributes:
+        Options: dataclass of the task's options, derived from :class:`TaskOptions`.
+    """
+
+    Options: type[TaskOptions] = TaskOptions
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: Any) -> Task:
+        """Build the task from its options.
+
+        Args:
+            model: converted with :meth:`conversion`.
+            options: an instance of ``Options``.
+        """
+        return cls(model)
+
+    @classmethod
+    def conversion(cls, options: Any) -> dict[str, Any] | None:
+        """Arguments of :func:`ffn.convert` for the model of this task; None keeps it plain.
+
+        Checkpoints store ``trained_frames``, ``private`` and ``alter``, from which
+        :func:`ffn.load` rebuilds the network.
+        """
+        return None
+
+    @classmethod
+    def problems(cls, options: Any) -> list[str]:
+        """Messages about options that contradict each other; empty if there are none."""
+        return []
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield (name, weighted loss, frames, logits) for each view of a batch."""
@@ -29,7 +96,7 @@ class _Task(nn.Module):
 
         Args:
             batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``; a label may also be
-                (B, K) probabilities, as :class:`ffn.engine.mixup.BatchMix` gives.
+                (B, K) probabilities, as :class:`ffn.engine.mixup.BatchMix` returns.
 
         Returns:
             The total loss, each view's loss, and each view's logits (B, K).
@@ -43,7 +110,8 @@ class _Task(nn.Module):
         return {"loss": total, **outputs}
 
 
-class PlainTask(_Task):
+@register_task("plain")
+class PlainTask(Task):
     """Separated training (ST): cross-entropy at one frame count.
 
     Args:
@@ -52,9 +120,23 @@ class PlainTask(_Task):
     """
 
     def __init__(self, model: nn.Module, frames: int) -> None:
-        super().__init__()
-        self.model = model
+        super().__init__(model)
         self.frames = frames
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: TaskOptions) -> PlainTask:
+        """Build the task at the one count in ``options.frames``."""
+        return cls(model, options.frames[0])
+
+    @classmethod
+    def problems(cls, options: TaskOptions) -> list[str]:
+        """More or fewer than one frame count."""
+        if len(options.frames) == 1:
+            return []
+        return [
+            f"task.frames is {options.frames}; task.name=plain trains exactly one frame count, "
+            "as task.frames=[8]"
+        ]
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the cross-entropy of the one view."""
@@ -62,11 +144,42 @@ class PlainTask(_Task):
         yield f"ce_{self.frames}", F.cross_entropy(logits, batch["label"]), self.frames, logits
 
 
-class FlexibleTask(_Task):
+class SmallViews(Enum):
+    """Target of the views below the largest."""
+
+    distill = "distill"
+    label = "label"
+    mixed = "mixed"
+
+
+class Private(Enum):
+    """Modules that each trained count owns."""
+
+    norms = "norms"
+    none = "none"
+    all = "all"
+
+
+@dataclass
+class FlexibleOptions(TaskOptions):
+    """Options of :class:`FlexibleTask`."""
+
+    private: Private = option(
+        Private.norms, "private modules of each count: norms (paper), none, all"
+    )
+    alteration: bool = option(True, "weight alteration per count at the backbone's sites")
+    small_views: SmallViews = option(
+        SmallViews.distill, "target of smaller views: KL to the largest, the label, or the mean"
+    )
+    distill_weight: float = option(1.0, "weight of each smaller view's loss (lambda), >= 0")
+
+
+@register_task("flexible")
+class FlexibleTask(Task):
     """Frame-flexible training (FFN, CVPR 2023, §3.2, eq. 3 to 5).
 
     ``CE(p_H, y) + λ Σ KL(sg(p_H) ‖ p_v)`` over the smaller views v: the largest view learns the
-    label, the others learn the largest one's distribution and never see the label.
+    label, the others learn the largest one's distribution and do not use the label.
 
     Args:
         model: a frame-flexible network.
@@ -79,6 +192,8 @@ class FlexibleTask(_Task):
         ValueError: an unknown ``small_views``.
     """
 
+    Options = FlexibleOptions
+
     def __init__(
         self,
         model: nn.Module,
@@ -87,13 +202,39 @@ class FlexibleTask(_Task):
         distill_weight: float = 1.0,
         small_views: str = "distill",
     ) -> None:
-        super().__init__()
-        if small_views not in SMALL_VIEWS:
-            raise ValueError(f'small_views is "{small_views}"; allowed: {", ".join(SMALL_VIEWS)}')
-        self.model = model
+        super().__init__(model)
+        allowed = [member.value for member in SmallViews]
+        if small_views not in allowed:
+            raise ValueError(f'small_views is "{small_views}"; allowed: {", ".join(allowed)}')
         self.trained_frames = tuple(sorted(trained_frames))
         self.distill_weight = distill_weight
         self.small_views = small_views
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: FlexibleOptions) -> FlexibleTask:
+        """Build the task for all counts in ``options.frames``."""
+        return cls(
+            model,
+            tuple(options.frames),
+            distill_weight=options.distill_weight,
+            small_views=options.small_views.value,
+        )
+
+    @classmethod
+    def conversion(cls, options: FlexibleOptions) -> dict[str, Any]:
+        """Private modules and alterations for all counts in ``options.frames``."""
+        return {
+            "trained_frames": tuple(sorted(options.frames)),
+            "private": options.private.value,
+            "alter": "sites" if options.alteration else "none",
+        }
+
+    @classmethod
+    def problems(cls, options: FlexibleOptions) -> list[str]:
+        """A negative weight."""
+        if options.distill_weight >= 0:
+            return []
+        return [f"task.distill_weight is {options.distill_weight}; at least 0"]
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""
@@ -105,17 +246,27 @@ class FlexibleTask(_Task):
 
         for frames in reversed(small):
             logits = self.model(batch["clips"][frames], active=frames)
-            if self.small_views == "label":
-                name, loss = "ce", F.cross_entropy(logits, label)
-            else:
-                name, loss = "kl", distillation(logits, teacher)
-            if self.small_views == "mixed":
-                name, loss = "mixed", (loss + F.cross_entropy(logits, label)) / 2
+            name, loss = self.small_view_loss(logits, teacher, label)
             yield f"{name}_{frames}", self.distill_weight * loss, frames, logits
+
+    def small_view_loss(self, logits: Tensor, teacher: Tensor, label: Tensor) -> tuple[str, Tensor]:
+        """Name and loss of a view below the largest.
+
+        Args:
+            logits: of the view (B, K).
+            teacher: log-probabilities of the largest view (B, K), without gradient.
+            label: (B,), or (B, K) probabilities.
+        """
+        if self.small_views == "label":
+            return "ce", F.cross_entropy(logits, label)
+        loss = distillation(logits, teacher)
+        if self.small_views == "mixed":
+            return "mixed", (loss + F.cross_entropy(logits, label)) / 2
+        return "kl", loss
 
 
 def distillation(logits: Tensor, teacher: Tensor) -> Tensor:
-    """``KL(teacher ‖ student)``, mean over the batch, without a temperature (PAPER §2).
+    """``KL(teacher ‖ student)``, mean over the batch, without a temperature (FFN, §3.2).
 
     Args:
         logits: of the student (B, K).
@@ -123,52 +274,3 @@ def distillation(logits: Tensor, teacher: Tensor) -> Tensor:
     """
     student = logits.float().log_softmax(-1)
     return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
-
-
-def top1(logits: Tensor, label: Tensor) -> Tensor:
-    """Fraction of a batch whose largest logit is the label's.
-
-    Args:
-        logits: (B, K).
-        label: (B,); or (B, K) probabilities, of which the largest counts: the label of the video
-            that has the greater share in a mixed one.
-    """
-    label = label.argmax(-1) if label.ndim == 2 else label
-    return (logits.argmax(-1) == label).float().mean()
-
-
-def backward_each_view(
-    task: _Task,
-    batch: dict[str, Any],
-    scale: float,
-    scaler: torch.amp.GradScaler,
-    autocast: torch.autocast,
-) -> dict[str, Tensor]:
-    """Run views one after another, each with its backward at once.
-
-    Gradients equal those of one backward through :meth:`_Task.forward`; only one view's
-    activations exist at a time.
-
-    Args:
-        task: the task, not wrapped in DDP.
-        batch: see :meth:`_Task.forward`.
-        scale: factor of every loss, one over the micro-batches of a step.
-        scaler: the run's gradient scaler.
-        autocast: the precision of the forward passes.
-
-    Returns:
-        What :meth:`_Task.forward` returns, without graph.
-    """
-    outputs: dict[str, Tensor] = {}
-    total: Tensor | float = 0.0
-    views = task.losses(batch)
-    while True:
-        with autocast:
-            view = next(views, None)
-        if view is None:
-            return {"loss": total, **outputs}
-        name, loss, frames, logits = view
-        scaler.scale(loss * scale).backward()
-        outputs[f"loss/{name}"] = loss.detach()
-        outputs[f"logits/{frames}"] = logits.detach()
-        total = total + loss.detach()

@@ -1,17 +1,18 @@
 """Accuracy and cost of a network at every frame count.
 
-One sweep gives, per frame count: the sub-network that answered, top-1, top-5 and mean-class
-accuracy, multiply-accumulates, parameters and latency. Exact under any number of processes.
+A sweep reports for each frame count the answering sub-network, top-1, top-5 and mean-class
+accuracy, multiply-accumulates, parameters and latency. The number of processes does not change the
+accuracies.
 """
 
 from ffn.evaluation.cost import (
     count_macs,
     count_parameters,
     describe_device,
-    inference,
     measure_latency,
 )
-from ffn.evaluation.metrics import accuracy, label_places
+from ffn.evaluation.eval_mode import evaluating, inference
+from ffn.evaluation.metrics import accuracy, label_ranks
 from ffn.evaluation.plots import save_figure
 from ffn.evaluation.report import (
     load_predictions,
@@ -21,7 +22,6 @@ from ffn.evaluation.report import (
     save_table,
 )
 from ffn.evaluation.results import Predictions, Row, Sweep
-from ffn.evaluation.state import evaluating
 from ffn.evaluation.sweep import evaluate, sweep
 
 __all__ = [
@@ -35,7 +35,7 @@ __all__ = [
     "evaluate",
     "evaluating",
     "inference",
-    "label_places",
+    "label_ranks",
     "load_predictions",
     "load_table",
     "measure_latency",

@@ -1,4 +1,4 @@
-"""What a forward costs: multiply-accumulates, parameters, latency."""
+"""Cost of a forward pass: multiply-accumulates, parameters, latency."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ import os
 import platform
 import statistics
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -16,27 +14,25 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffn.core import PrivateModules
-from ffn.evaluation.state import evaluating
-
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+from ffn.evaluation.eval_mode import evaluating, inference
 
 
 def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
-    """Count the multiply-accumulates of one forward, by operator.
+    """Count the multiply-accumulates of one forward pass, by operator.
 
-    Convolutions, linear layers, matrix products and attention count; norms, activations, pooling
-    and weight alterations (which fold into the convolution behind them) do not. One
-    multiply-accumulate is two floating-point operations of torch's counter.
+    Convolutions, linear layers, matrix products and attention count. Norms, activations, pooling
+    and weight alterations (which fold into the next convolution) do not. One multiply-accumulate
+    is two floating-point operations of torch's counter.
 
     Args:
         model: on the device of the clip; on "meta" nothing is computed.
-        clip: (B, C, T, H, W); the count is that of the whole batch.
+        clip: (B, C, T, H, W); the count is for the whole batch.
 
     Returns:
         Operator name ("convolution", "addmm", ...) to multiply-accumulates.
     """
     fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # the counter does not see into fused attention
+    torch.backends.mha.set_fastpath_enabled(False)  # the counter skips fused attention
     try:
         counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
         with evaluating(model), torch.inference_mode(), counter:
@@ -48,12 +44,12 @@ def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
 
 
 def count_parameters(model: nn.Module, active: int | None = None) -> int:
-    """Count the parameters of a network, each once however often it is used.
+    """Count the parameters of a network; a shared parameter counts once.
 
     Args:
         model: any network.
-        active: a trained count of a frame-flexible network: count the shared parameters and that
-            branch only, which is what ``ffn.extract(model, active)`` has.
+        active: a trained count of a frame-flexible network: count the shared parameters and the
+            private ones of this count, as in ``ffn.extract(model, active)``.
     """
     inactive = {
         id(parameter)
@@ -75,16 +71,16 @@ def measure_latency(
     seconds: float = 3.0,
     precision: str = "fp32",
 ) -> float:
-    """Measure the median time of a forward in eval mode, in milliseconds.
+    """Measure the median time of a forward pass in eval mode, in milliseconds.
 
-    Every forward is waited for, so this is latency, not throughput.
+    The device is synchronised around each pass: the result is latency, not throughput.
 
     Args:
         model: on the device of the clip.
         clip: (B, C, T, H, W), usually B = 1.
-        repeats: timed forwards, at most.
-        warmup: forwards before them.
-        seconds: no new forward is timed after this long, once there are three.
+        repeats: maximum number of timed passes.
+        warmup: passes before the timed ones.
+        seconds: time limit; at least three passes are timed.
         precision: "fp32", "bf16" or "fp16".
     """
     times: list[float] = []
@@ -92,37 +88,22 @@ def measure_latency(
         for _ in range(warmup):
             model(clip)
         while len(times) < repeats and (len(times) < 3 or sum(times) < seconds):
-            _wait(clip.device)
+            _synchronise(clip.device)
             start = time.perf_counter()
             model(clip)
-            _wait(clip.device)
+            _synchronise(clip.device)
             times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)
 
 
-@contextmanager
-def inference(device: torch.device, precision: str) -> Iterator[None]:
-    """Run without gradients, and in mixed precision unless ``precision`` is "fp32".
-
-    Raises:
-        ValueError: an unknown precision.
-    """
-    if precision not in PRECISIONS:
-        raise ValueError(f'precision is "{precision}"; allowed: {", ".join(PRECISIONS)}')
-    dtype = PRECISIONS[precision]
-    mixed = torch.autocast(device.type, dtype=dtype, enabled=dtype is not None)
-    with torch.inference_mode(), mixed:
-        yield
-
-
 def describe_device(device: torch.device) -> str:
-    """Name the hardware: "NVIDIA H200", or a CPU with its number of threads."""
+    """Name of the hardware: "NVIDIA H200", or a CPU with its number of threads."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return device.type
     name = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):  # Linux, where platform knows the architecture only
+    if os.path.exists("/proc/cpuinfo"):  # on Linux, platform returns the architecture
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
             entries = (line.partition(":") for line in lines)
             name = next((value.strip() for key, _, value in entries if "model name" in key), name)
@@ -138,10 +119,10 @@ def _attention_flops(
     return 2 * math.prod(outer) * length * key[-2] * (width + value[-1])
 
 
-# Attention fused for CPUs, which the counter of older torch (2.6) passes over.
+# Fused attention on CPUs, which the counter of torch 2.6 does not know.
 _FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
-def _wait(device: torch.device) -> None:
+def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

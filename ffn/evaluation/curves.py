@@ -1,4 +1,4 @@
-"""The figure of training logs: a panel per quantity, a colour per run."""
+"""Figure of training logs: a panel per quantity, a colour per run."""
 
 from __future__ import annotations
 
@@ -9,14 +9,15 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.evaluation.plots import COLOURS, GREY, new_figure, tidy
+from ffn.evaluation.plots import COLOURS, GREY, new_figure, tidy, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Run = Sequence[Mapping[str, Any]]
 
-# What is drawn unless keys are given; each group begins a row.
+# Keys of the default figure; each group starts a row.
 GROUPS = (
     ("train/loss", "train/loss/*"),
     ("*/top1/*", "val/mean"),
@@ -32,7 +33,7 @@ TITLES = {
     "skipped": "unreadable videos skipped per epoch",
 }
 COLUMNS = 4
-FEW = 15  # validations, up to which each is marked
+MARKED = 15  # maximum number of validations drawn with markers
 
 
 def save_curves(
@@ -41,79 +42,69 @@ def save_curves(
     """Draw the logs of runs over their optimiser steps into a file.
 
     A quantity that is logged in training and in validation has one panel: training dashed,
-    validation solid. Needs no display.
+    validation solid. No display is needed.
 
     Args:
         runs: name in the legend -> lines of the log, from ``read_log``.
         path: ``.png``, or any format of matplotlib.
-        keys: keys of the logs, with ``*`` for anything, as ``val/top1/*``; None for losses,
+        keys: keys of the logs, with ``*`` as a wildcard, as ``val/top1/*``. None draws losses,
             accuracies, learning rate, gradient norm, speed and data wait.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: no run has such a key.
+        ValueError: no run has such a key, or matplotlib does not know the format.
     """
     panels = _layout(_groups(keys, _numbers(runs.values())))
-    rows, columns = (1 + max(place[axis] for place in panels) for axis in range(2))
+    rows, columns = (1 + max(cell[axis] for cell in panels) for axis in range(2))
     figure = new_figure(max(6.4, 3.3 * columns), 0.9 + 2.3 * rows)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
     colours = _colours(len(runs))
     coloured = list(zip(runs.values(), colours, strict=True))
-    for place, axes in [((i, j), grid[i, j]) for i in range(rows) for j in range(columns)]:
-        if place not in panels:
+    for cell, axes in [((i, j), grid[i, j]) for i in range(rows) for j in range(columns)]:
+        if cell not in panels:
             axes.set_visible(False)
             continue
-        _draw(axes, coloured, *panels[place])
-        if place[0] == max(row for row, column in panels if column == place[1]):
+        _draw(axes, coloured, *panels[cell])
+        if cell[0] == max(row for row, column in panels if column == cell[1]):
             axes.set_xlabel("optimiser steps")
             axes.tick_params(labelbottom=True)
-    _even([grid[place] for place, (quantity, _) in panels.items() if _is_accuracy(quantity)])
-
-    from matplotlib.lines import Line2D
-
-    figure.legend(
-        handles=[
-            Line2D([], [], color=colour, label=name, linewidth=2.5)
-            for name, colour in zip(runs, colours, strict=True)
-        ],
-        loc="outside upper center",
-        ncols=min(COLUMNS, len(runs)),
-        frameon=False,
-    )
+    _share_scale([grid[cell] for cell, (quantity, _) in panels.items() if _is_accuracy(quantity)])
+    _add_legend(figure, list(runs), colours)
     if any(len(found) > 1 for _, found in panels.values()):
-        note = "with both in a panel: training dashed, validation solid"
+        note = "training dashed, validation solid, where a panel has both"
         figure.supxlabel(note, fontsize=9, color=GREY)
-    figure.savefig(path)
-    return Path(path)
+    return write_figure(figure, path)
 
 
 def _numbers(runs: Iterable[Run]) -> list[str]:
-    """Keys of numbers in any run: in order of appearance, but frame counts ascend."""
+    """The keys of all runs in order of appearance, with ascending frame counts."""
     keys = dict.fromkeys(key for run in runs for entry in run for key in entry if "/" in key)
     counts = {key: re.search(r"[/_](\d+)$", key) for key in keys}
     return sorted(keys, key=lambda key: int(counts[key][1]) if counts[key] else 0)
 
 
 def _groups(given: Sequence[str] | None, there: Sequence[str]) -> list[dict[str, list[str]]]:
-    """Per group: quantity, which is a key without "train/" or "val/" -> its keys."""
+    """Per group: quantity -> its keys. A quantity is a key without "train/" or "val/"."""
     groups = []
     for patterns in GROUPS if given is None else (given,):
         group: dict[str, list[str]] = {}
         for pattern in patterns:
             found = [key for key in there if fnmatchcase(key, pattern)]
             if not found and given is not None:
-                raise ValueError(f"no run has a key {pattern!r}; there are {', '.join(there)}")
+                raise ValueError(f"no run has a key {pattern!r}; the keys are {', '.join(there)}")
             for key in found:
                 keys = group.setdefault(key.partition("/")[2], [])
                 keys += [] if key in keys else [key]
         groups.append(group)
     if not any(groups):
-        raise ValueError(f"none of the usual keys is in the logs; there are {', '.join(there)}")
+        raise ValueError(
+            f"the logs have none of the default keys; choose from {', '.join(there)} with --keys"
+        )
     return groups
 
 
 def _layout(groups: list[dict[str, list[str]]]) -> dict[tuple[int, int], tuple[str, list[str]]]:
-    """(row, column) -> a quantity and its keys; rows of a group are as even as can be."""
+    """(row, column) -> a quantity and its keys; the rows of a group have similar lengths."""
     panels, row = {}, 0
     for group in filter(None, groups):
         columns = math.ceil(len(group) / math.ceil(len(group) / COLUMNS))
@@ -133,12 +124,12 @@ def _colours(number: int) -> Sequence[Any]:
 
 def _draw(axes: Axes, runs: list[tuple[Run, Any]], quantity: str, keys: list[str]) -> None:
     for order, (run, colour) in enumerate(runs):
-        # Rates are often the same in all runs: the first shows at the edges of the others.
+        # Learning rates often coincide: earlier runs are wider, so that all remain visible.
         width = 1.6 + (1.2 * (len(runs) - 1 - order) if quantity == "lr" else 0)
         for key in keys:
             points = [(entry["step"], entry[key]) for entry in run if key in entry]
             style: dict[str, Any] = {"color": colour, "linewidth": width}
-            if len(points) == 1 or (key.startswith("val/") and len(points) <= FEW):
+            if len(points) == 1 or (key.startswith("val/") and len(points) <= MARKED):
                 style |= {"marker": "o", "markersize": 3.5}
             if len(keys) > 1 and key.startswith("train/"):
                 style |= {"linestyle": (0, (3, 1.5)), "linewidth": 1, "alpha": 0.8}
@@ -159,8 +150,19 @@ def _is_accuracy(quantity: str) -> bool:
     return quantity == "mean" or quantity.startswith("top1/")
 
 
-def _even(panels: list[Axes]) -> None:
-    """One scale for all, so that frame counts compare by eye."""
+def _share_scale(panels: list[Axes]) -> None:
+    """Give all panels one vertical scale, to compare frame counts."""
     top = max((axes.get_ylim()[1] for axes in panels), default=None)
     for axes in panels:
         axes.set_ylim(0, min(top, 102))
+
+
+def _add_legend(figure: Figure, names: Sequence[str], colours: Sequence[Any]) -> None:
+    from matplotlib.lines import Line2D
+
+    handles = [
+        Line2D([], [], color=colour, label=name, linewidth=2.5)
+        for name, colour in zip(names, colours, strict=True)
+    ]
+    columns = min(COLUMNS, len(names))
+    figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)

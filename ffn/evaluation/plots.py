@@ -1,4 +1,4 @@
-"""The figure of a sweep: accuracy against frames and against cost, one line per network."""
+"""Figure of a sweep: accuracy against frames and against cost, one line per network."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffn.evaluation.results import Sweep
+from ffn.files import atomic_write
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# Okabe and Ito's colours, distinct in every kind of colour blindness; the marker says it once more.
+# The palette of Okabe and Ito, distinct for colour-blind readers; markers differ as well.
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 GREY = "#555555"
@@ -22,7 +23,7 @@ GREY = "#555555"
 def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     """Draw top-1 accuracy against frames, and against multiply-accumulates of a video, into a file.
 
-    Filled markers stand at the frame counts a network was trained at. Needs no display.
+    Filled markers show the frame counts of training. No display is needed.
 
     Args:
         sweeps: the networks, in the order of the legend.
@@ -30,10 +31,9 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
 
     Raises:
         ImportError: matplotlib is not installed.
+        ValueError: matplotlib does not know the format.
     """
     figure = new_figure(9.6, 4.4)
-    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
-
     by_frames, by_cost = figure.subplots(1, 2, sharey=True)
     styles = zip(sweeps, cycle(COLOURS), cycle(MARKERS), strict=False)
     for order, (sweep, colour, marker) in enumerate(styles):
@@ -46,24 +46,56 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     by_frames.set_xticks(sorted({row.frames for sweep in sweeps for row in sweep.rows}))
     several = any(sweep.views > 1 for sweep in sweeps)
     by_cost.set_xlabel(f"multiply-accumulates per {'video' if several else 'clip'} (G)")
-    by_cost.set_xscale("log")
-    costs = [cost for sweep in sweeps for cost in _cost(sweep)]
-    narrow = max(costs) < 30 * min(costs)
-    by_cost.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1,)))
-    by_cost.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    by_cost.xaxis.set_minor_locator(NullLocator())
+    _scale_cost(by_cost, [cost for sweep in sweeps for cost in _cost(sweep)])
     for axes in (by_frames, by_cost):
         tidy(axes)
 
     lines, names = by_frames.get_legend_handles_labels()
     figure.legend(lines, names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
     figure.supxlabel("filled: trained at this number of frames", fontsize=8.5, color=GREY)
-    figure.savefig(path)
-    return Path(path)
+    return write_figure(figure, path)
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of the given size in inches that needs no display.
+
+    Raises:
+        ImportError: matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise ImportError(
+            "the figure needs matplotlib: pip install 'frame-flexible[plot]'"
+        ) from error
+    return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def tidy(axes: Axes) -> None:
+    """Show two thin axes, and horizontal grid lines behind the curves."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(colors=GREY, labelcolor="black")
+
+
+def write_figure(figure: Figure, path: str | Path) -> Path:
+    """Write a figure atomically, in the format of the file's suffix.
+
+    Raises:
+        ValueError: there is no suffix, or matplotlib does not know the format.
+    """
+    path = Path(path)
+    if not path.suffix:
+        raise ValueError(f"{path} has no suffix; add one, as .png, .svg or .pdf")
+    with atomic_write(path) as file:
+        figure.savefig(file, format=path.suffix[1:])
+    return path
 
 
 def _cost(sweep: Sweep) -> list[float]:
-    """Of a video: of all its views together."""
+    """Multiply-accumulates of a video, for all its views, per frame count."""
     return [sweep.views * row.gmacs for row in sweep.rows]
 
 
@@ -79,25 +111,12 @@ def _draw(axes: Axes, sweep: Sweep, x: list[float], style: dict[str, Any]) -> No
     )  # fmt: skip
 
 
-def new_figure(width: float, height: float) -> Figure:
-    """An empty figure of so many inches that needs no display.
+def _scale_cost(axes: Axes, costs: Sequence[float]) -> None:
+    """A logarithmic axis, with more labels if the costs span less than a factor of 30."""
+    from matplotlib.ticker import LogLocator, NullLocator, StrMethodFormatter
 
-    Raises:
-        ImportError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise ImportError(
-            "the figure needs matplotlib: pip install 'frame-flexible[plot]'"
-        ) from error
-    return Figure(figsize=(width, height), dpi=150, layout="constrained")
-
-
-def tidy(axes: Axes) -> None:
-    """Two thin axes and horizontal lines behind the curves."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
-    axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
-    axes.set_axisbelow(True)
-    axes.tick_params(colors=GREY, labelcolor="black")
+    axes.set_xscale("log")
+    narrow = max(costs) < 30 * min(costs)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1,)))
+    axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())

@@ -1,12 +1,14 @@
-"""Sweeps on screen, as CSV, JSON and figure, and the predictions behind them as a file."""
+"""Sweeps as console table, CSV, JSON and figure; predictions as a safetensors file."""
 
 from __future__ import annotations
 
 import csv
+import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
+from typing import Any
 
 import safetensors.torch
 from rich.console import Console
@@ -16,6 +18,7 @@ from safetensors import safe_open
 
 from ffn.evaluation.plots import save_figure
 from ffn.evaluation.results import Predictions, Row, Sweep
+from ffn.files import atomic_write, write_text
 
 FORMAT = 1  # of the JSON file
 
@@ -25,7 +28,7 @@ def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None
 
     Args:
         sweeps: the networks.
-        console: where to print; the terminal by default.
+        console: the terminal by default.
     """
     console = console or Console()
     for sweep in sweeps:
@@ -41,39 +44,28 @@ def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None
 
 
 def save_table(sweeps: Sequence[Sweep], folder: str | Path, stem: str = "results") -> list[Path]:
-    """Write ``results.csv``, ``results.json`` and ``results.png``; replaces what is there.
+    """Write ``results.csv``, ``results.json`` and ``results.png``; existing files are replaced.
 
     Args:
         sweeps: the networks.
-        folder: made if missing.
-        stem: the files' name.
+        folder: created if it is missing.
+        stem: name of the files without suffix.
 
     Returns:
         The three files.
 
     Raises:
-        ImportError: matplotlib is missing; the other two files are written by then.
+        ImportError: matplotlib is not installed; the CSV and the JSON file are complete.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"{stem}.{suffix}" for suffix in ("csv", "json", "png")]
-
-    with files[0].open("w", newline="", encoding="utf-8") as out:
-        writer = csv.writer(out)
-        columns = [*(field.name for field in fields(Row)), "top1_readable", "protocol"]
-        writer.writerow(["network", *columns])
-        writer.writerows(
-            [sweep.name, *asdict(row).values(), row.top1_readable, sweep.protocol]
-            for sweep in sweeps
-            for row in sweep.rows
-        )
-
+    write_text(files[0], _csv(sweeps))
     networks = [asdict(replace(sweep, predictions=None)) for sweep in sweeps]
     for network in networks:
         del network["predictions"]
     text = json.dumps({"format": FORMAT, "networks": networks}, indent=2, ensure_ascii=False)
-    files[1].write_text(text + "\n", encoding="utf-8")
-
+    write_text(files[1], text + "\n")
     save_figure(sweeps, files[2])
     return files
 
@@ -82,50 +74,47 @@ def load_table(path: str | Path) -> list[Sweep]:
     """Read the JSON file of :func:`save_table`, without predictions.
 
     Raises:
-        ValueError: it is of another format.
+        OSError: the file cannot be read.
+        ValueError: it is not such a file.
     """
-    content = json.loads(Path(path).read_text(encoding="utf-8"))
-    if content.get("format") != FORMAT:
-        raise ValueError(
-            f"{path} has format {content.get('format')!r}; expected {FORMAT}, a file that "
-            "tools/test.py wrote"
-        )
-    sweeps = []
-    for network in content["networks"]:
-        trained = network["trained_frames"]
-        network |= {
-            "trained_frames": None if trained is None else tuple(trained),
-            "crop": tuple(network["crop"]),
-            "rows": tuple(Row(**row) for row in network["rows"]),
-            "failed": tuple(network["failed"]),
-        }
-        sweeps.append(Sweep(**network))
-    return sweeps
+    expected = "expected a results.json of tools/test.py"
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        found = content["format"]
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(f"{path} is not a file of results; {expected}") from error
+    if found != FORMAT:
+        raise ValueError(f"{path} has format {found!r}; {expected}, format {FORMAT}")
+    try:
+        return [_sweep(network) for network in content["networks"]]
+    except (KeyError, TypeError) as error:
+        raise ValueError(f"{path} is damaged ({error!r}); {expected}") from error
 
 
 def save_predictions(sweep: Sweep, path: str | Path) -> Path:
-    """Write every video's label and logits per frame count as one safetensors file.
+    """Write the label and the logits of every video as one safetensors file.
 
-    Safetensors loads in any language without running code. It holds ``label`` (N,), ``ok`` (N,),
-    ``logits.4`` (N, K) float32 per frame count (the table can be computed from it exactly), and in
-    its metadata ``paths``, a JSON list, and the network's ``name``.
+    The file holds ``label`` (N,), ``ok`` (N,) and, per frame count, ``logits.4`` (N, K) float32,
+    from which the table follows exactly. Its metadata holds ``paths``, a JSON list, and the
+    ``name`` of the network.
 
     Args:
         sweep: made with ``keep_logits=True``, on rank 0.
-        path: the file to write.
+        path: the file; its folder is created if it is missing.
 
     Raises:
-        ValueError: the sweep kept no logits.
+        ValueError: the sweep has no logits.
     """
     kept = sweep.predictions
     if kept is None:
-        raise ValueError("the sweep kept no predictions; sweep with keep_logits=True, on rank 0")
+        raise ValueError("the sweep has no predictions; call sweep(keep_logits=True) on rank 0")
     tensors = {"label": kept.label, "ok": kept.ok}
     tensors |= {f"logits.{frames}": logits for frames, logits in kept.logits.items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {"name": sweep.name, "paths": json.dumps(kept.paths)}
-    path.write_bytes(safetensors.torch.save(tensors, metadata))
+    with atomic_write(path) as file:
+        file.write(safetensors.torch.save(tensors, metadata))
     return path
 
 
@@ -142,12 +131,37 @@ def load_predictions(path: str | Path) -> Predictions:
         )
 
 
+def _csv(sweeps: Sequence[Sweep]) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text)
+    columns = [*(field.name for field in fields(Row)), "top1_readable", "protocol"]
+    writer.writerow(["network", *columns])
+    writer.writerows(
+        [sweep.name, *asdict(row).values(), row.top1_readable, sweep.protocol]
+        for sweep in sweeps
+        for row in sweep.rows
+    )
+    return text.getvalue()
+
+
+def _sweep(network: dict[str, Any]) -> Sweep:
+    """A sweep from its entry in the JSON file."""
+    trained = network["trained_frames"]
+    network = network | {
+        "trained_frames": None if trained is None else tuple(trained),
+        "crop": tuple(network["crop"]),
+        "rows": tuple(Row(**row) for row in network["rows"]),
+        "failed": tuple(network["failed"]),
+    }
+    return Sweep(**network)
+
+
 def _table(sweep: Sweep) -> Table:
-    """One network as a table for the screen."""
+    """The console table of one network."""
     height, width = sweep.crop
     caption = (
         f"{sweep.rows[0].videos} videos; accuracies in %; parameters of the sub-network,\n"
-        f"{sweep.params / 1e6:.2f} M in all"
+        f"{sweep.params / 1e6:.2f} M in total"
     )
     if any(row.latency_ms is not None for row in sweep.rows):
         precision, device = sweep.measured["precision"], escape(sweep.measured["device"])
@@ -156,7 +170,7 @@ def _table(sweep: Sweep) -> Table:
         title=f"{escape(sweep.name)}, {height} x {width} pixels, {sweep.protocol} clips x crops",
         caption=caption,
     )
-    several = f" x {sweep.views}" if sweep.views > 1 else ""  # as papers do
+    several = f" x {sweep.views}" if sweep.views > 1 else ""  # as in papers
     header = "frames sub-net top-1 top-5 per-class GMACs M-params ms"
     for column in header.split():
         table.add_column(column, justify="right", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What a test finds: a row per frame count, and the answers behind it."""
+"""Results of a sweep: a row per frame count, and the predictions for each video."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ class Row:
 
     Attributes:
         frames: T of the clips.
-        subnet: the trained count whose sub-network answered; None for a plain network.
+        subnet: trained count of the sub-network that answered; None for a plain network.
         top1: accuracy in percent.
         top5: in percent; see :func:`ffn.evaluation.accuracy`.
         mean_class: in percent, averaged over classes.
         gmacs: multiply-accumulates of one clip, in 1e9.
-        params: parameters of the sub-network that answered, shared ones included.
-        latency_ms: median time of a forward of one clip, in milliseconds; None if not measured.
-        videos: how many videos counted.
-        failed: how many of them could not be decoded (and counted as wrong).
+        params: parameters of the sub-network that answered, including shared ones.
+        latency_ms: median time of a forward pass of one clip in milliseconds; None if not measured.
+        videos: number of videos, including ``failed``.
+        failed: videos that cannot be decoded, which count as wrong.
     """
 
     frames: int
@@ -40,20 +40,20 @@ class Row:
 
     @property
     def top1_readable(self) -> float:
-        """Top-1 in percent of the videos that could be decoded; NaN if none could."""
+        """Top-1 in percent of the videos that can be decoded; NaN if there is none."""
         readable = self.videos - self.failed
         return self.top1 * self.videos / readable if readable else float("nan")
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """The answers behind a sweep, row i of every tensor for video i of the data set.
+    """The logits of all videos; row i of every tensor belongs to video i of the data set.
 
     Attributes:
         paths: the videos.
-        label: (N,), their classes.
-        ok: (N,), False where a video could not be decoded.
-        logits: per frame count (N, K) float32; NaN where ``ok`` is False. Of several views per
+        label: (N,), class indices.
+        ok: (N,), False where a video cannot be decoded.
+        logits: per frame count (N, K) float32; NaN where ``ok`` is False. For several views per
             video, the logarithm of their mean probabilities.
     """
 
@@ -69,15 +69,15 @@ class Sweep:
 
     Attributes:
         name: of the network or its weights, in tables and figures.
-        trained_frames: what it was trained at; None if unknown.
-        params: parameters of the whole network, all trained counts together.
-        protocol: clips x crops that each video was looked at, as "2x3"; the cost of a row is that
-            of one of these views.
+        trained_frames: frame counts of its training; None if unknown.
+        params: parameters of the whole network, with all trained counts.
+        protocol: clips x crops per video, as "2x3"; the cost in a row is that of one of these
+            views.
         crop: height and width of the clips, pixels.
         rows: one per frame count, ascending.
-        failed: the videos that could not be decoded, each with the reason.
-        measured: when, on which device, in which precision, with which versions.
-        predictions: on rank 0, if they were asked for.
+        failed: for each video that cannot be decoded, the reason.
+        measured: date, device, precision and library versions.
+        predictions: on rank 0, if they were kept.
     """
 
     name: str
@@ -92,5 +92,5 @@ class Sweep:
 
     @property
     def views(self) -> int:
-        """Forwards per video: the cost of a video is this many times that of a row."""
+        """Forward passes per video: the cost of a video is this many times the cost in a row."""
         return Protocol.parse(self.protocol).views

@@ -1,4 +1,4 @@
-"""Trained networks at work: from a video file to labels."""
+"""Inference: labels and probabilities of video files."""
 
 from ffn.serve.predictor import Prediction, Predictor
 

@@ -1,4 +1,4 @@
-"""From a video file to labels and probabilities, fed as the weights' record says."""
+"""Predict labels of a video file with the preprocessing stored in the weights."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from ffn.zoo import load_with_record
 
 @dataclass(frozen=True)
 class Prediction:
-    """What a network says about one video.
+    """The prediction of a network for one video.
 
     Attributes:
-        path: the video.
-        probabilities: (K,), on the CPU.
-        classes: K names.
-        frames: number of frames that the network saw.
-        active: trained count of the sub-network that answered; None for a plain network.
-        decode_ms: time to decode and to prepare the clip, in milliseconds.
-        model_ms: time of the network, its input's way to the device included, in milliseconds.
+        path: The video.
+        probabilities: Class probabilities (K,), on the CPU.
+        classes: K class names.
+        frames: Number of input frames.
+        active: Trained count of the sub-network that was used; None for a plain network.
+        decode_ms: Time to decode and transform the clip, in milliseconds.
+        model_ms: Time of the forward pass, the copy to the device included, in milliseconds.
     """
 
     path: str
@@ -37,33 +37,34 @@ class Prediction:
     model_ms: float
 
     def top(self, k: int = 5) -> list[tuple[str, float]]:
-        """The k most probable labels with their probabilities, most probable first."""
-        values, places = self.probabilities.topk(min(k, len(self.classes)))
-        return [(self.classes[i], p) for i, p in zip(places.tolist(), values.tolist(), strict=True)]
+        """The k most probable labels with their probabilities, in descending order."""
+        values, indices = self.probabilities.topk(min(k, len(self.classes)))
+        pairs = zip(indices.tolist(), values.tolist(), strict=True)
+        return [(self.classes[i], probability) for i, probability in pairs]
 
 
 class Predictor:
     """A trained network with its preprocessing and class names.
 
     Args:
-        name_or_path: weights, as :func:`ffn.load` takes them.
-        device: where the network runs.
+        name_or_path: Name or path of weights, see :func:`ffn.load`.
+        device: Device of the network.
 
     Raises:
-        ValueError: no such weights, or a record without usable preprocessing.
-        FileNotFoundError: no such file.
-        WeightsError: weights that cannot be used.
+        ValueError: if the name is unknown, or the record has no valid preprocessing.
+        FileNotFoundError: if the file does not exist.
+        WeightsError: if the weights cannot be loaded.
     """
 
     def __init__(
         self, name_or_path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
     ) -> None:
-        import av  # noqa: F401  here, so that the first video's time is its own
+        import av  # noqa: F401  not in the first call, whose time is measured
 
         self.device = torch.device(device)
         self.model, self.record = load_with_record(name_or_path, device=self.device)
         self.preprocessing = Preprocessing.from_dict(self.record.preprocessing)
-        # Foreign checkpoints hold no names.
+        # Converted foreign checkpoints have no class names.
         self.classes = self.record.classes or tuple(
             f"class {i}" for i in range(self.record.num_classes)
         )
@@ -72,31 +73,31 @@ class Predictor:
 
     @property
     def default_frames(self) -> int:
-        """The largest number of frames that the network was trained at.
+        """The largest number of frames that the network was trained with.
 
         Raises:
-            ValueError: the record of a plain network does not tell.
+            ValueError: if the record of a plain network does not contain it.
         """
         trained = self.record.trained_frames
         if trained is None and self.record.config:
             trained = self.record.config["task"]["frames"]
         if not trained:
             raise ValueError(
-                f"{self.record.name} is a plain network, its trained number of frames is not "
-                "known; pass frames"
+                f"{self.record.name} is a plain network with an unknown number of trained frames; "
+                "pass frames"
             )
         return max(trained)
 
     def __call__(self, path: str | os.PathLike[str], frames: int | None = None) -> Prediction:
-        """Label one video.
+        """Predict the label of one video.
 
         Args:
-            path: a video file, or a folder of frames.
-            frames: number of frames to look at, at least 1; by default :attr:`default_frames`.
+            path: Video file or folder of frames.
+            frames: Number of input frames, at least 1; default :attr:`default_frames`.
 
         Raises:
-            VideoError: the video cannot be read.
-            ValueError: a number of frames below 1.
+            VideoError: if the video cannot be read.
+            ValueError: if `frames` is below 1.
         """
         frames = self.default_frames if frames is None else frames
         started = time.perf_counter()
@@ -104,7 +105,7 @@ class Predictor:
         decoded = time.perf_counter()
         with torch.inference_mode():
             logits = self.model(self._normalise(clip.to(self.device)))[0]
-            probabilities = logits.float().softmax(0).cpu()  # waits for the device
+            probabilities = logits.float().softmax(0).cpu()  # synchronises with the device
         finished = time.perf_counter()
 
         trained = self.record.trained_frames

@@ -2,19 +2,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from ffn.benchmarks.timing import Variant, compare, in_sequence, interleave, peak_memory
-from ffn.cli import reading
 from ffn.cli.benchmark import main
-from ffn.datasets.synthetic import generate
 
-CPU = torch.device("cpu")
 TINY = ["--model", "tsm_tiny", "--num-classes", "3", "--batch-size", "2", "--device", "cpu"]
 
 
@@ -123,11 +118,11 @@ def test_inference_compares_flexible_extracted_and_plain_at_each_frame_count(
         ]
 
 
-FILMS = ["--videos", "2", "--rounds", "1", "--film-frames", "10", "--gop", "4"]
+VIDEOS = ["--videos", "2", "--rounds", "1", "--video-frames", "10", "--gop", "4"]
 
 
-def test_data_is_measured_on_generated_films_of_each_size(tmp_path: Path) -> None:
-    arguments = ["data", "--size", "28", "56", *FILMS, "--workers", "1"]
+def test_data_is_measured_on_generated_videos_of_each_size(tmp_path: Path) -> None:
+    arguments = ["data", "--size", "28", "56", *VIDEOS, "--workers", "1"]
 
     written = measure(tmp_path / "data.json", *arguments, "--frames", "2", "4")
 
@@ -136,9 +131,9 @@ def test_data_is_measured_on_generated_films_of_each_size(tmp_path: Path) -> Non
     for size, part in (("28", titles[:4]), ("56", titles[4:])):
         assert part == [
             f"views 2, 4 of {size} px from 2 videos, mp4, GOP 4",
-            "4 frames of 2 videos, frames alone",
-            "4 frames of 2 videos, whole samples",
-            "views 2, 4 of 2 videos through 1 workers",
+            f"4 frames of 2 videos for {size} px, frames alone",
+            f"4 frames of 2 videos for {size} px, whole samples",
+            f"views 2, 4 of {size} px from 2 videos through 1 workers",
         ]
     forms = ["mp4, GOP 4", "JPEG files", "store, JPEG", "store, raw"]
     assert [names(comparison) for comparison in comparisons[:4]] == [
@@ -151,33 +146,6 @@ def test_data_is_measured_on_generated_films_of_each_size(tmp_path: Path) -> Non
     sizes = comparisons[1]["title"].split("MiB per video: ")[1]
     raw = float(sizes.rsplit(" ", 1)[1])
     assert raw == pytest.approx(10 * 32 * 42 * 3 / 2**20, rel=0.05)  # 10 frames of 32 x 42
-
-
-def test_given_videos_are_opened_once_for_all_views_or_once_per_view(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root = generate(tmp_path / "films", train_per_class=1, val_per_class=1, size=32, frames=8)
-    opened: list[str] = []
-    dataset = reading._dataset
-
-    def counting(form, *args, **kwargs):
-        def open_counted(record):
-            opened.append(record.path)
-            return form.open(record)
-
-        return dataset(replace(form, open=open_counted), *args, **kwargs)
-
-    monkeypatch.setattr(reading, "_dataset", counting)
-    monkeypatch.setattr(reading, "_compare_forms", lambda *args: [])
-    arguments = ["--annotations", str(root / "val.csv"), "--root", str(root), "--size", "28"]
-    arguments += ["--workers", "--rounds", "2", "--videos", "3"]
-
-    written = measure(tmp_path / "data.json", "data", *arguments)
-
-    # Three videos, a warm-up and two rounds; opened 1 + 1 + 3 times for three views.
-    assert len(opened) == 3 * 3 * (1 + 1 + 3)
-    assert len(set(opened)) == 3
-    assert written["options"]["annotations"] == str(root / "val.csv")
 
 
 def test_a_file_that_is_there_is_kept_unless_it_may_be_replaced(
@@ -199,14 +167,19 @@ def test_a_file_that_is_there_is_kept_unless_it_may_be_replaced(
     ("arguments", "message"),
     [
         (["train", "--model", "tsm_tinny"], 'no model "tsm_tinny"; did you mean tsm_tiny'),
-        (["train", *TINY, "--frames", "8"], "--frames is 8; give two or more counts"),
+        (["train", *TINY, "--frames", "8"], "--frames is 8; give two or more frame counts"),
         (["infer", *TINY, "--device", "tpu"], "--device is 'tpu'; allowed: cpu, cuda"),
-        (["infer", *TINY, "--device", "cuda:99"], "no cuda:99 here"),
-        (["data", "--root", "films"], "--root films needs --annotations"),
+        (["infer", *TINY, "--device", "cuda:99"], "--device is 'cuda:99'; torch finds"),
+        (["data", "--root", "videos"], "--root videos needs --annotations"),
+        (
+            ["data", "--videos", "1", *VIDEOS[2:], "--size", "28"],
+            "number of videos is 1; data load",
+        ),
+        (["infer", "--imports", "no_such_package"], "imports: cannot import 'no_such_package'"),
         (["data", "--annotations", "none.csv"], "annotations none.csv do not exist"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(
+def test_errors_take_one_line(
     arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(arguments) == 2
@@ -219,54 +192,5 @@ def test_what_cannot_be_done_is_told_in_one_line(
 def test_zero_rounds_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["infer", "--rounds", "0"])
-    with pytest.raises(ValueError, match="rounds is 0; expected at least 1"):
-        interleave({}, rounds=0, device=CPU)
 
-    assert "'0' is not a number from 1 up" in capsys.readouterr().err
-
-
-def test_calls_are_interleaved_and_warm_up_does_not_count() -> None:
-    order: list[str] = []
-    calls = {name: lambda name=name: order.append(name) for name in "abc"}
-
-    seconds = interleave(calls, rounds=3, warmup=1, device=CPU)
-
-    assert "".join(order) == "abc" * 4
-    assert [len(seconds[name]) for name in "abc"] == [3, 3, 3]
-
-
-def test_ratios_are_formed_round_by_round() -> None:
-    """A machine four times as slow in the last round changes no ratio."""
-    fast = Variant("fast", 4, (1.0, 1.0, 2.0, 4.0), peak_bytes=300)
-    slow = Variant("slow", 4, (2.0, 3.0, 4.0, 8.0), peak_bytes=200)
-
-    (ratio,) = compare("", [fast, slow], [("fast", "slow")]).ratios
-
-    assert (ratio.low, ratio.speed, ratio.high) == (2.0, 2.0, 2.25)
-    assert ratio.memory == 1.5
-    assert fast.rate == 4 / 1.5
-    both = in_sequence("both", [fast, slow])
-    assert both == Variant("both", 4, (3.0, 4.0, 6.0, 12.0), peak_bytes=300)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
-def test_peak_memory_counts_what_is_held_at_a_time(device: str) -> None:
-    block, held = 1 << 20, torch.ones(1 << 18, device=device)  # a MiB each
-
-    def call() -> torch.Tensor:
-        a = torch.empty(2 * block, dtype=torch.uint8, device=device)
-        b = torch.empty(3 * block, dtype=torch.uint8, device=device)
-        del a
-        c = torch.empty(block, dtype=torch.uint8, device=device)
-        del b
-        return c + held[0].to(torch.uint8)  # a few bytes, and a block
-
-    peak = peak_memory(call, torch.device(device))
-
-    assert 5 * block <= peak < 5 * block + 4096
-    assert peak_memory(call, torch.device(device)) == peak
-
-
-def test_memory_of_other_devices_is_not_guessed() -> None:
-    with pytest.raises(ValueError, match="memory of device meta cannot be measured"):
-        peak_memory(lambda: None, torch.device("meta"))
+    assert "'0' is not an integer of 1 or more" in capsys.readouterr().err

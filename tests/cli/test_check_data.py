@@ -65,4 +65,4 @@ def test_what_cannot_be_read_is_said(films: Path, capsys: pytest.CaptureFixture)
     assert "do not exist" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([str(films / "train.csv"), "--frames", "0"])
-    assert "neither 'all' nor a number from 1 up" in capsys.readouterr().err
+    assert "is not an integer of 1 or more" in capsys.readouterr().err

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from ffn.engine.videos import read_videos
 
 from ffn.cli.pack import main
 from ffn.data import ClipStore
@@ -11,7 +12,6 @@ from ffn.datasets.synthetic import generate
 from ffn.engine.build import build_preprocessing, build_test_loader, build_train_loader
 from ffn.engine.config import ConfigError, load_config
 from ffn.engine.distributed import World
-from ffn.engine.videos import read_videos
 
 CONFIG = """\
 task:

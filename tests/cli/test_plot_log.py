@@ -1,4 +1,4 @@
-"""The curves that are drawn are those of the logs, also of runs in progress."""
+"""Curves show the values of the logs, also of runs in progress."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ffn.cli.plot_log import main, named
-from ffn.engine import curves
+from ffn.evaluation import curves
 from ffn.evaluation.plots import COLOURS
 
 pytest.importorskip("matplotlib")
@@ -46,7 +46,7 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
 
 def panels(figure: Any) -> dict[str, list[Any]]:
-    """Title -> lines of the panels that are seen, row by row."""
+    """Title -> lines of the visible panels, row by row."""
     return {axes.get_title(): axes.get_lines() for axes in figure.axes if axes.get_visible()}
 
 
@@ -158,13 +158,17 @@ def test_runs_are_named_by_the_end_of_their_path(tmp_path: Path) -> None:
         (["missing"], "missing does not exist; give the folder of a run"),
         (["empty"], "the log of empty is empty; wait for its first log.interval"),
         (["run", "--output", "there.png"], "there.png exists; name another --output or add --over"),
-        (["run", "--keys", "train/lose"], "no run has a key 'train/lose'; there are train/loss, "),
+        (
+            ["run", "--keys", "train/lose"],
+            "no run has a key 'train/lose'; the keys are train/loss, ",
+        ),
         (["run", "--output", "a.docx"], "docx"),
+        (["run", "--output", "curves"], "curves has no suffix; add one, as .png"),
         (["other"], "log.jsonl, line 1 is no line of a training log"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_what_cannot_be_drawn_is_said_in_a_line(
+def test_errors_take_one_line(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

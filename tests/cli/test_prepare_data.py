@@ -13,6 +13,7 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
 
+from ffn.engine.videos import read_videos
 from preparation_layouts import NAMES, Layouts
 
 from ffn.cli import COMMANDS
@@ -20,7 +21,6 @@ from ffn.cli.prepare_data import DATASETS, _parser, main
 from ffn.data import ClipStore
 from ffn.datasets.synthetic import generate
 from ffn.engine.config import load_config
-from ffn.engine.videos import read_videos
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_options_that_are_refused(
         (["k400", "--root", "{}/none"], "is no folder"),
         (["folder", "--root", "{}", "--val-fraction", "2"], "0 < fraction < 1"),
         (["folder", "--root", "{}", "--reencode", "x", "--gop", "0"], "gop is 0"),
-        (["folder", "--root", "{}", "--pattern", "frame.jpg"], "no single place for a number"),
+        (["folder", "--root", "{}", "--pattern", "frame.jpg"], "exactly one field for the number"),
     ],
 )
 def test_what_cannot_be_done(

@@ -59,7 +59,7 @@ def test_seeds_of_different_protocols_are_not_averaged(
     one, other = (sweep(f"plain.s{i}/last", {4: 50.0}) for i in range(2))
     save_table([one, replace(other, protocol="1x3")], tmp_path)
     assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "mean")]) == 2
-    assert "seeds of plain were tested by different protocols" in capsys.readouterr().err
+    assert "seeds of plain have different protocols" in capsys.readouterr().err
 
 
 def test_one_seed_has_no_spread(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_differences_from_a_run_of_the_same_counts(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["plain/last"], "names no seed"), (["a.s0/last"], "no run 'b'; there are a")],
+    [(["plain/last"], "'plain/last' has no seed"), (["a.s0/last"], "no run 'b'; the runs are a")],
 )
 def test_runs_that_cannot_be_averaged_are_refused(
     names: list[str], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -107,4 +107,52 @@ def test_seeds_tested_at_other_frames_are_refused(
 
     assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "mean")]) == 2
 
-    assert "different frame counts" in capsys.readouterr().err
+    assert "the seeds of a have different frame counts" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"trained_frames": (8,)}, "the seeds of a have different trained counts"),
+        ({"name": "a.s0/best"}, "seed 0 of a occurs twice, as a.s0/last and a.s0/best"),
+    ],
+)
+def test_seeds_that_are_not_comparable_are_refused(
+    changed: dict, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = replace(sweep("a.s1/last", {4: 1.0}), **changed)
+    save_table([sweep("a.s0/last", {4: 1.0}), other], tmp_path)
+
+    assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "mean")]) == 2
+
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "mean.json").exists()
+
+
+@pytest.mark.parametrize("trained", [None, (4, 16)])
+def test_a_difference_needs_tests_at_the_trained_counts(
+    trained: tuple[int, ...] | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_table([replace(sweep("a.s0", {4: 1.0}), trained_frames=trained)], tmp_path)
+    command = [str(tmp_path / "results.json"), "--output", str(tmp_path / "x"), "--against", "a"]
+
+    assert main(command) == 2
+
+    assert "a difference needs tests at the trained counts" in capsys.readouterr().err
+
+
+def test_a_dot_in_the_name_of_the_output_stays(tmp_path: Path) -> None:
+    save_table([sweep("a.s0", {4: 1.0})], tmp_path)
+
+    assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "new" / "v0.2")]) == 0
+
+    written = sorted(file.name for file in (tmp_path / "new").iterdir())
+    assert written == ["v0.2.json", "v0.2.md", "v0.2.png"]
+
+
+def test_a_missing_file_takes_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(tmp_path / "none.json"), "--output", str(tmp_path / "x")]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith("summarise.py: ")
+    assert "none.json" in error

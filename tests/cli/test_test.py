@@ -133,4 +133,4 @@ def test_zero_frames_are_refused(root: Path, capsys: pytest.CaptureFixture[str])
     with pytest.raises(SystemExit):
         main([str(root / "config.yaml"), "--weights", "w", "--frames", "0"])
 
-    assert "give 1 or more" in capsys.readouterr().err
+    assert "is not an integer of 1 or more" in capsys.readouterr().err

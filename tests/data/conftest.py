@@ -1,5 +1,15 @@
-"""Fixtures that write numbered videos."""
+"""Fixtures that write numbered videos, and that set the start method of loader workers."""
 
+import pytest
 from video_fixtures import numbers, write_folder, write_video
 
-__all__ = ["numbers", "write_folder", "write_video"]
+from ffn.data import loader
+
+__all__ = ["numbers", "start_method", "write_folder", "write_video"]
+
+
+@pytest.fixture(params=["fork", "forkserver", "spawn"])
+def start_method(request, monkeypatch):
+    """Start method of the workers of `make_loader`."""
+    monkeypatch.setattr(loader, "worker_start_method", lambda: request.param)
+    return request.param

@@ -1,4 +1,4 @@
-"""Augmentations: one draw for all frames, from the sample's own generator, and what they do."""
+"""Augmentations: equal for all frames, drawn from the sample's generator; their distributions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def rng(seed=0):
 
 
 def noise(*shape):
-    """Smooth noise: single pixels would hardly survive a rotation."""
+    """Noise in blocks of 8 pixels, since a rotation blurs single pixels."""
     generator = torch.Generator().manual_seed(0)
     *outer, height, width = shape
     coarse = torch.rand(*outer, height // 8, width // 8, generator=generator)
@@ -55,8 +55,8 @@ def test_equal_frames_stay_equal(change):
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_a_frame_is_changed_by_the_draw_and_not_by_other_frames(change):
-    """So that views agree, whichever frames they hold."""
+def test_a_frame_does_not_depend_on_other_frames(change):
+    """Views with different frames therefore agree."""
     frames = noise(5, 3, 48, 64)
     for seed in range(8):
         together = change()(frames, rng(seed))
@@ -65,7 +65,7 @@ def test_a_frame_is_changed_by_the_draw_and_not_by_other_frames(change):
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_draws_come_from_the_samples_generator_alone(change):
+def test_draws_come_from_the_samples_generator_only(change):
     frames = noise(2, 3, 48, 64)
     expected = change()(frames, rng(3))
     torch.manual_seed(5), np.random.seed(5), random.seed(5)
@@ -77,7 +77,7 @@ def test_draws_come_from_the_samples_generator_alone(change):
     assert random.getstate() == before[2]
 
 
-def test_states_come_back_after_an_error():
+def test_states_are_restored_after_an_error():
     before = torch.get_rng_state()
 
     def fail():
@@ -104,7 +104,7 @@ def test_brightness_is_one_factor_for_all_frames():
 
 
 def test_randaugment_is_timms():
-    """The same operations as timm's own on an image, where its generators start alike."""
+    """The same result as timm's transform of each image with the same seed."""
     frames = noise(3, 3, 48, 64)
     settings = {"img_mean": (1, 2, 3), "interpolation": Image.Resampling.BICUBIC}
     timms = rand_augment_transform(POLICY, settings)
@@ -137,10 +137,10 @@ def test_erased_box_and_noise():
     assert 2.5 < max(aspects) < 3.5
     values = torch.cat(pixels, 1).double() / 255
     assert values.mean(1).tolist() == pytest.approx(MEAN, abs=0.02)
-    assert values.std(1).tolist() == pytest.approx(STD, abs=0.03)  # cut off at 0 and 1
+    assert values.std(1).tolist() == pytest.approx(STD, abs=0.03)  # clipped at 0 and 1
 
 
-def test_erasing_happens_with_its_probability():
+def test_erasing_has_its_probability():
     frames = noise(1, 3, 32, 32)
     generator = rng()
     hits = sum(
@@ -150,7 +150,7 @@ def test_erasing_happens_with_its_probability():
     assert 160 < hits < 240
 
 
-def test_frames_that_were_given_stay_as_they_were():
+def test_inputs_are_not_modified():
     frames = noise(2, 3, 48, 64)
     before = frames.clone()
     for change in CHANGES.values():
@@ -162,7 +162,7 @@ def test_no_box_fits_into_a_pixel():
     assert draw_box(1, 1, rng()) is None
 
 
-def test_noise_of_bgr_weights_has_their_channels_order():
+def test_noise_of_bgr_weights_has_their_channel_order():
     frames = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
     sizes = {"crop": 64, "resize": 64, "mean": (0.1, 0.5, 0.9), "std": (0.01, 0.01, 0.01)}
     for colour, red in (("rgb", 0.1), ("bgr", 0.9)):
@@ -181,7 +181,7 @@ def test_everything_together():
     assert torch.equal(outs[0][0], outs[1][0])
     assert not torch.equal(outs[0][0], outs[2][0])
     assert torch.equal(outs[0][0], outs[0][0][:1].expand_as(outs[0][0]))
-    again = pickle.loads(pickle.dumps(transform))  # as workers that are not forked get it
+    again = pickle.loads(pickle.dumps(transform))  # as in workers started by spawn
     assert torch.equal(again(frames, 2, rng())[0], outs[0][0])
 
 
@@ -192,12 +192,12 @@ def test_everything_together():
         ({"colour_jitter": (0.4, 0.4, 0.4)}, "four strengths"),
         ({"colour_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue of at most 0.5"),
         ({"colour_jitter": (-0.4, 0.4, 0.4, 0.1)}, "at least 0"),
-        ({"randaugment": "m7-n4"}, "expected timm's form"),
-        ({"randaugment": "rand-m7-n4-mstd"}, "expected timm's form"),
-        ({"randaugment": "rand-m7.5"}, "expected timm's form"),
-        ({"randaugment": "rand-m11"}, "expected timm's form"),
-        ({"randaugment": "rand-p2"}, "expected timm's form"),
-        ({"randaugment": "rand-q2"}, "expected timm's form"),
+        ({"randaugment": "m7-n4"}, "expected a policy of timm"),
+        ({"randaugment": "rand-m7-n4-mstd"}, "expected a policy of timm"),
+        ({"randaugment": "rand-m7.5"}, "expected a policy of timm"),
+        ({"randaugment": "rand-m11"}, "expected a policy of timm"),
+        ({"randaugment": "rand-p2"}, "expected a policy of timm"),
+        ({"randaugment": "rand-q2"}, "expected a policy of timm"),
     ],
 )
 def test_refuses(options, message):

@@ -1,4 +1,4 @@
-"""Windows of random crops, measured on frames whose pixels say where they were."""
+"""Crops, measured on frames whose pixels are their coordinates."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def noise(*shape):
 def window(out, side):
     """Top, left, height and width of the window that was resized to `side`, within 2 %.
 
-    Of frames whose first channel is their row and second their column.
+    The first channel of a frame is its row, the second its column.
     """
     quarter, three = side // 4, 3 * side // 4
     down, across = out[0, 0, :, side // 2].double(), out[0, 1, side // 2].double()
@@ -36,7 +36,7 @@ def ramps(height, width):
     return torch.stack([rows, columns, torch.zeros_like(rows)]).to(torch.uint8)[None]
 
 
-def test_resized_crop_has_the_areas_and_shapes_it_was_given():
+def test_resized_crop_has_the_default_areas_and_aspect_ratios():
     frames, generator = ramps(200, 240), rng()
     windows = np.array(
         [window(resized_crop(frames, 64, generator), 64) for _ in range(400)]
@@ -44,7 +44,7 @@ def test_resized_crop_has_the_areas_and_shapes_it_was_given():
     area, aspect = windows[:, 2] * windows[:, 3] / (200 * 240), windows[:, 3] / windows[:, 2]
     assert 0.07 < area.min() < 0.1
     assert 0.85 < area.max() < 1.03
-    assert 0.42 < area.mean() < 0.56  # uniform: 0.54, less what does not fit
+    assert 0.42 < area.mean() < 0.56  # uniform: 0.54, minus windows that do not fit
     assert 0.72 < aspect.min() < 0.78
     assert 1.28 < aspect.max() < 1.4
     assert abs(np.log(aspect).mean()) < 0.03  # log-uniform around 1
@@ -52,7 +52,7 @@ def test_resized_crop_has_the_areas_and_shapes_it_was_given():
     assert windows[:, 1].max() > 120
 
 
-def test_resized_crop_takes_other_ranges():
+def test_resized_crop_has_given_ranges():
     frames, generator = ramps(200, 240), rng()
     for _ in range(20):
         out = resized_crop(frames, 64, generator, area=(0.25, 0.25), aspect=(2.0, 2.0))
@@ -62,7 +62,7 @@ def test_resized_crop_takes_other_ranges():
 
 
 def test_jittered_crop_is_a_square_of_the_resized_frame():
-    """Against torch's interpolation of floats and a slice."""
+    """Against torch's interpolation of floats, and a slice."""
     frames, lengths = noise(2, 3, 60, 90), set()
     for seed in range(60):
         out = jittered_crop(frames, 32, rng(seed), (40, 50))
@@ -80,17 +80,17 @@ def test_jittered_crop_is_a_square_of_the_resized_frame():
 
 
 @pytest.mark.parametrize(
-    ("height", "width", "places"),
+    ("height", "width", "corners"),
     [
         (40, 71, [(0, 0), (0, 16), (0, 31)]),  # left, centre, right; SlowFast rounds up
         (71, 40, [(0, 0), (16, 0), (31, 0)]),  # top, centre, bottom
         (40, 40, [(0, 0)] * 3),
     ],
 )
-def test_three_squares_are_slices(height, width, places):
+def test_three_squares_are_slices(height, width, corners):
     frames = noise(2, 3, height, width)
     out = three_squares(frames, 40)
-    for square, (top, left) in zip(out, places, strict=True):
+    for square, (top, left) in zip(out, corners, strict=True):
         assert torch.equal(square, frames[:, :, top : top + 40, left : left + 40])
 
 
@@ -104,7 +104,7 @@ def test_three_crops_take_the_full_short_side_and_one_the_centre():
 
 
 @pytest.mark.parametrize("mode", ["multiscale", "resized", "scale_jitter"])
-def test_every_crop_treats_frames_alike_and_leaves_generators_alone(mode):
+def test_crops_are_equal_for_all_frames_and_do_not_change_global_generators(mode):
     frame = noise(1, 60, 80, 3)
     transform = TrainTransform(
         Preprocessing(crop=32, resize=32), crop_mode=mode, jitter_scales=(40, 50)
@@ -124,7 +124,7 @@ def test_every_crop_treats_frames_alike_and_leaves_generators_alone(mode):
         ({"crop_mode": "random"}, "expected one of multiscale, resized, scale_jitter"),
         ({"crop_mode": "resized", "area": (0.0, 1.0)}, "area is"),
         ({"crop_mode": "resized", "aspect": (2.0, 1.0)}, "aspect is"),
-        ({"crop_mode": "scale_jitter", "jitter_scales": (200, 256)}, "crop 224 <= least"),
+        ({"crop_mode": "scale_jitter", "jitter_scales": (200, 256)}, "crop 224 <= smallest"),
     ],
 )
 def test_refuses(options, message):

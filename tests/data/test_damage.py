@@ -1,7 +1,7 @@
-"""Damaged files: whatever is read equals what FFmpeg shows at that time, or there is an error.
+"""Damaged files: a frame equals FFmpeg's frame at the same time, or an error is raised.
 
-The oracle decodes the same damaged file from its first frame on, with FFmpeg's own tolerance, and
-names frames by their times alone.
+The oracle decodes the same damaged file from its first frame, with FFmpeg's default error
+tolerance, and identifies frames by their times.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ DAMAGE = {
 }
 
 
-# Damage that leaves frames to be read; some files survive it, others do not.
+# Damage after which at least one file of `FILES` has a readable frame.
 FATAL = {"empty", "first 100 bytes"}
 SURVIVED = {
     "auto": set(DAMAGE) - FATAL,
@@ -114,10 +114,10 @@ def whole(write_video, tmp_path_factory):
 
 
 def shown(path):
-    """Pixels by time, as FFmpeg shows them in spite of damage; times that come twice are left out.
+    """Pixels by time, as FFmpeg decodes them despite damage; repeated times are omitted.
 
-    Past an error it goes on with the next packet. Without times, as in a bare stream of H.264 that
-    lost its container, the places of the frames are their times.
+    After an error, decoding continues with the next packet. Frames without times, as in a raw H.264
+    stream that lost its container, are identified by their positions.
     """
     images, times = {}, Counter()
     try:
@@ -147,7 +147,7 @@ def shown(path):
 
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("decoder", ["auto", "decord"])
-def test_damage_gives_the_frames_of_ffmpeg_or_an_error(decoder, damage, whole, tmp_path):
+def test_damaged_files_give_frames_of_ffmpeg_or_errors(decoder, damage, whole, tmp_path):
     outcome = Counter()
     for number, (kind, data) in enumerate(whole.items()):
         rng = np.random.default_rng([number, list(DAMAGE).index(damage)])
@@ -167,15 +167,15 @@ def test_damage_gives_the_frames_of_ffmpeg_or_an_error(decoder, damage, whole, t
                 outcome["error"] += 1
                 continue
             image = expected.get(int(times[index]) if times[-1] else index)
-            assert image is not None, (kind, index, "was never shown")
+            assert image is not None, (kind, index, "is not in the oracle")
             assert np.array_equal(frame, image), (kind, index)
             outcome["same"] += 1
     assert not outcome["refused, nameless"]
     assert (outcome["same"] > 0) == (damage in SURVIVED[decoder]), outcome
 
 
-def test_undamaged_files_are_read_whole(whole, tmp_path):
-    """Or the test above would pass on files that nobody can read."""
+def test_undamaged_files_are_complete(whole, tmp_path):
+    """The oracle and the decoder read all frames of undamaged files."""
     for number, (kind, data) in enumerate(whole.items()):
         path = tmp_path / f"{number}{FILES[kind][0]}"
         path.write_bytes(data)

@@ -1,3 +1,5 @@
+"""Samples of VideoDataset, against frame numbers in the pixels and the sampling rules."""
+
 from __future__ import annotations
 
 import pytest
@@ -37,7 +39,7 @@ def equal(one, other):
     )
 
 
-def test_evaluation_shows_the_frames_of_the_rule(records, numbers):
+def test_evaluation_has_the_frames_of_the_rule(records, numbers):
     dataset = VideoDataset(records, views=(12, 4, 40), preprocessing=PLAIN)
     for index, count in enumerate((30, 31, 32, 33)):
         item = dataset[index]
@@ -52,11 +54,11 @@ def test_evaluation_shows_the_frames_of_the_rule(records, numbers):
 def test_one_decode_fetches_all_views(nested, records, numbers, monkeypatch):
     reads = []
 
-    def read(self, indices, original=decoding.PyAVFile.read):
+    def read(self, indices, original=decoding.PyAVDecoder.read):
         reads.append(list(indices))
         return original(self, indices)
 
-    monkeypatch.setattr(decoding.PyAVFile, "read", read)
+    monkeypatch.setattr(decoding.PyAVDecoder, "read", read)
     dataset = VideoDataset(records, views=(4, 8), preprocessing=PLAIN, train=True, nested=nested)
     clips = dataset[1]["clips"]
     four, eight = (frames_of(clips[v], numbers) for v in (4, 8))
@@ -75,10 +77,10 @@ def test_cached_videos_give_the_same_samples(frames_kept, decoded_again, records
     assert all(equal(cached[0, i], plain[0, i]) for i in range(4))
 
     opened = []
-    original = decoding.PyAVFile.read
+    original = decoding.PyAVDecoder.read
     expected = [plain[1, i] for i in range(4)]
     monkeypatch.setattr(
-        decoding.PyAVFile, "read", lambda self, i: opened.append(1) or original(self, i)
+        decoding.PyAVDecoder, "read", lambda self, i: opened.append(1) or original(self, i)
     )
     assert all(equal(cached[1, i], expected[i]) for i in range(4))
     assert len(opened) == decoded_again
@@ -118,7 +120,7 @@ def test_views_share_every_augmentation(records):
     assert not equal(alone[2, 1], alone[2, 1, 1])  # another copy
 
 
-def test_sample_depends_on_seed_epoch_and_index_alone(records):
+def test_sample_depends_on_seed_epoch_and_index_only(records):
     transform = TrainTransform(PLAIN, flip="random")
     options = {"views": (4, 8), "preprocessing": PLAIN, "train": True, "transform": transform}
     dataset = VideoDataset(records, seed=7, **options)
@@ -129,7 +131,7 @@ def test_sample_depends_on_seed_epoch_and_index_alone(records):
     assert equal(VideoDataset(records, seed=7, **options)[3, 1], first)
     assert equal(dataset[1], dataset[0, 1])
     assert not equal(dataset[4, 1], first)
-    twice = VideoDataset([records[1], records[1]], **options)  # one video at two places
+    twice = VideoDataset([records[1], records[1]], **options)  # one video at two indices
     assert not equal(twice[0], twice[1])
     assert not equal(VideoDataset(records, seed=8, **options)[3, 1], first)
 
@@ -174,8 +176,8 @@ def test_unreadable_video_fails_or_is_marked(train, records, tmp_path):
         ({"views": ()}, r"views is \(\)"),
         ({"views": (0, 4)}, r"views is \(0, 4\)"),
         ({"on_error": "ignore"}, "expected 'fail' or 'skip'"),
-        ({"transform": TrainTransform(PLAIN)}, "effect with train alone"),
-        ({"train": True, "protocol": Protocol(2, 1)}, "2x1 has an effect without train alone"),
+        ({"transform": TrainTransform(PLAIN)}, "only used with train=True"),
+        ({"train": True, "protocol": Protocol(2, 1)}, "2x1 is only used with train=False"),
         ({"nested": True, "protocol": Protocol(2, 1)}, "2x1 has several clips"),
         (
             {"train": True, "transform": TrainTransform(Preprocessing(crop=8, resize=16))},

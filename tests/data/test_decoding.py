@@ -1,3 +1,5 @@
+"""Frames by index from files of many formats, and from folders of images."""
+
 from __future__ import annotations
 
 import pickle
@@ -10,10 +12,10 @@ import torch
 
 from ffn.data import VideoError, count_frames, decode, open_video, probe
 from ffn.data.decoding import timeline
-from ffn.data.decoding.decord_reader import _rgb
+from ffn.data.decoding.decord_decoder import _remove_padding
 
 X264 = {"g": "8", "bf": "3"}
-FORMS = {
+FORMATS = {
     "mp4": ("a.mp4", {}),
     "open groups": ("a.mp4", {"stream": {**X264, "x264-params": "open-gop=1:keyint=8"}}),
     "fragmented": ("a.mp4", {"container": {"movflags": "frag_keyframe+empty_moov"}}),
@@ -31,16 +33,16 @@ FORMS = {
     **{f"{width} wide": ("a.mp4", {"width": width}) for width in (16, 32, 96, 98, 144, 170)},
 }
 
-# What a decoder does not take, since it may read other files of the kind wrongly.
+# Formats that a decoder refuses, since it returns wrong frames of some of their files.
 REFUSED = {
     "decord": {"open groups", "fragmented", "avi", "flv", "mpeg4", "vp8", "hevc", "mpeg2", "ts"},
     "torchcodec": {"avi", "flv", "mpeg2", "ts"},
 }
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_frames_are_those_asked_for(form, write_video, numbers, tmp_path):
-    name, options = FORMS[form]
+@pytest.mark.parametrize("format", FORMATS)
+def test_frames_are_the_requested_ones(format, write_video, numbers, tmp_path):
+    name, options = FORMATS[format]
     path = write_video(tmp_path / name, 40, **options)
     assert count_frames(path) == 40
     for wanted in ([0], [39], [17], [3, 3, 30, 5], list(range(40))):
@@ -50,13 +52,13 @@ def test_frames_are_those_asked_for(form, write_video, numbers, tmp_path):
 
 
 @pytest.mark.parametrize("decoder", ["decord", "torchcodec"])
-@pytest.mark.parametrize("form", FORMS)
-def test_other_readers_agree_or_refuse(decoder, form, write_video, numbers, tmp_path):
+@pytest.mark.parametrize("format", FORMATS)
+def test_other_decoders_agree_or_refuse(decoder, format, write_video, numbers, tmp_path):
     if decoder == "torchcodec":
         pytest.importorskip("torchcodec", exc_type=(ImportError, RuntimeError, OSError))
-    name, options = FORMS[form]
+    name, options = FORMATS[format]
     path = write_video(tmp_path / name, 40, **options)
-    if form in REFUSED[decoder]:
+    if format in REFUSED[decoder]:
         with pytest.raises(VideoError, match="use decoder auto"):
             open_video(path, decoder=decoder)
         return
@@ -67,10 +69,10 @@ def test_other_readers_agree_or_refuse(decoder, form, write_video, numbers, tmp_
     assert video.between(0.2, 0.4) == range(5, 10)
 
 
-def test_frames_stand_upright(write_video, tmp_path):
+def test_rotation_is_applied(write_video, tmp_path):
     path = write_video(tmp_path / "a.mp4", 6, rotation=90, halves=True)
-    facts = probe(path)
-    assert (facts.width, facts.height, facts.rotation) == (48, 64, 90)
+    metadata = probe(path)
+    assert (metadata.width, metadata.height, metadata.rotation) == (48, 64, 90)
     stored = decode(write_video(tmp_path / "b.mp4", 6, halves=True), range(6))
     # Counterclockwise by 90 degrees: the right column becomes the top row.
     expected = stored.flip(2).transpose(1, 2)
@@ -78,62 +80,64 @@ def test_frames_stand_upright(write_video, tmp_path):
         assert torch.equal(decode(path, range(6), decoder=decoder), expected)
 
 
-def test_probe_tells_what_the_header_does_not(write_video, tmp_path):
-    facts = probe(write_video(tmp_path / "a.mkv", 20))
-    assert (facts.header_frames, facts.frames) == (0, 20)
-    assert facts.fps == pytest.approx(25, rel=1e-2)  # times of mkv are whole milliseconds
-    assert facts.duration == pytest.approx(0.8, rel=1e-2)
-    assert (facts.width, facts.height, facts.rotation) == (64, 48, 0)
-    assert (facts.codec, facts.unsought) == ("h264", "")
+def test_probe_measures_what_the_header_omits(write_video, tmp_path):
+    metadata = probe(write_video(tmp_path / "a.mkv", 20))
+    assert (metadata.header_frames, metadata.frames) == (0, 20)
+    assert metadata.fps == pytest.approx(25, rel=1e-2)  # times of mkv are whole milliseconds
+    assert metadata.duration == pytest.approx(0.8, rel=1e-2)
+    assert (metadata.width, metadata.height, metadata.rotation) == (64, 48, 0)
+    assert (metadata.codec, metadata.not_seekable) == ("h264", "")
 
 
-def test_known_count_saves_counting(write_video, numbers, tmp_path, monkeypatch):
-    path = write_video(tmp_path / "a.avi", 20, **FORMS["mpeg4"][1])
-    monkeypatch.setattr(timeline, "_decoded_times", None)  # fails if it is called
+def test_known_count_avoids_decoding_to_count(write_video, numbers, tmp_path, monkeypatch):
+    path = write_video(tmp_path / "a.avi", 20, **FORMATS["mpeg4"][1])
+    monkeypatch.setattr(timeline, "_decode_times", None)  # fails if it is called
     video = open_video(path, frames=20)
     assert len(video) == 20
     assert numbers(video.read([19, 4])) == [19, 4]
 
 
-def test_known_count_that_is_wrong_is_an_error(write_video, tmp_path):
+def test_wrong_known_count_is_an_error(write_video, tmp_path):
     path = write_video(tmp_path / "a.avi", 20, codec="mpeg4")
-    with pytest.raises(VideoError, match="frame 21: does not decode, though 22 are counted"):
+    with pytest.raises(VideoError, match="frame 21: cannot be decoded; 22 frames expected"):
         open_video(path, frames=22).read([3, 21])
 
 
-def test_a_file_that_changes_is_probed_again(write_video, tmp_path):
+def test_a_changed_file_is_read_again(write_video, tmp_path):
     path = tmp_path / "a.mp4"
     assert count_frames(write_video(path, 20)) == 20
     assert count_frames(write_video(path, 12)) == 12
 
 
-def test_far_frames_are_sought(write_video, tmp_path, monkeypatch):
-    """Frames 0 and 35 of groups of 8 need 1 + 4 frames, besides those that B-frames reach for."""
+def test_distant_frames_are_sought(write_video, tmp_path, monkeypatch):
+    """Frames 0 and 35 of groups of 8 without B-frames need 1 + 4 decoded frames."""
     path = write_video(tmp_path / "a.mp4", 40, stream={"g": "8", "bf": "0"})
-    video, came = open_video(path), []
-    original = video._frames_from
+    video, decoded = open_video(path), []
+    original = video._decode_from_keyframe
     monkeypatch.setattr(
-        video, "_frames_from", lambda *a: (came.append(f.pts) or f for f in original(*a))
+        video,
+        "_decode_from_keyframe",
+        lambda *a: (decoded.append(f.pts) or f for f in original(*a)),
     )
     video.read([35, 0])
-    assert len(came) == 5
+    assert len(decoded) == 5
 
 
-def test_unknown_reader_is_named(tmp_path):
+def test_unknown_decoder_is_refused(tmp_path):
     with pytest.raises(ValueError, match="decoder 'opencv' is unknown; expected one of auto, pyav"):
         open_video(tmp_path / "a.mp4", decoder="opencv")
 
 
-def test_a_reader_reads_again(write_video, numbers, tmp_path):
+def test_a_video_is_read_twice(write_video, numbers, tmp_path):
     video = open_video(write_video(tmp_path / "a.mp4"))
     assert numbers(video.read([12])) == [12]
     assert numbers(video.read([3, 19])) == [3, 19]
 
 
-def test_padding_of_decord_is_cut_off():
+def test_row_padding_of_decord_is_removed():
     row = np.arange(12, dtype=np.uint8).reshape(1, 4, 3)
     padded = np.concatenate([row.reshape(1, 12), np.full((1, 4), 99, np.uint8)], axis=1)
-    assert np.array_equal(_rgb(padded.reshape(1, 4, 4)), row)
+    assert np.array_equal(_remove_padding(padded.reshape(1, 4, 4)), row)
 
 
 def test_time_range_is_half_open(write_video, tmp_path):
@@ -156,7 +160,7 @@ def write_audio(path):
             output.mux(packet)
 
 
-def test_unreadable_files_say_why(write_video, tmp_path):
+def test_errors_name_file_and_cause(write_video, tmp_path):
     (tmp_path / "empty.mp4").touch()
     (tmp_path / "text.mp4").write_text("This is not a video.")
     write_audio(tmp_path / "audio.mp4")
@@ -168,7 +172,7 @@ def test_unreadable_files_say_why(write_video, tmp_path):
         "empty.mp4": "is empty",
         "text.mp4": "not a video",
         "audio.mp4": "no video stream",
-        "headless.mp4": "not a video, or cut off before its index",
+        "headless.mp4": "not a video, or truncated before its index",
     }
     for name, cause in causes.items():
         with pytest.raises(VideoError, match=cause) as caught:
@@ -179,21 +183,21 @@ def test_unreadable_files_say_why(write_video, tmp_path):
 
 
 @pytest.mark.parametrize("wanted", [[0], [30]])
-def test_truncated_file_is_refused_whatever_is_asked_for(wanted, write_video, tmp_path):
+def test_truncated_file_is_refused_for_any_frame(wanted, write_video, tmp_path):
     path = tmp_path / "a.mp4"
     write_video(path, 40, container={"movflags": "faststart"})
     path.write_bytes(path.read_bytes()[:-60])
-    with pytest.raises(VideoError, match=r"cut off: \d+ of its 40 frames are there"):
+    with pytest.raises(VideoError, match=r"truncated: it has \d+ of its 40 frames"):
         decode(path, wanted)
 
 
-def test_frames_that_are_counted_and_not_shown_do_not_count(write_video, numbers, tmp_path):
-    # Times before 0: the container counts frames that a player does not show.
+def test_hidden_frames_are_not_counted(write_video, numbers, tmp_path):
+    # Frames at times below 0 are in the header, but are not shown.
     path = write_video(
         tmp_path / "a.mp4", 40, late=-13, container={"avoid_negative_ts": "disabled"}
     )
-    facts = probe(path, decode_all=True)
-    assert (facts.header_frames, facts.frames) == (40, 27)
+    metadata = probe(path, decode_all=True)
+    assert (metadata.header_frames, metadata.frames) == (40, 27)
     assert numbers(decode(path, range(27))) == list(range(13, 40))
 
 
@@ -215,13 +219,13 @@ def test_folder_counts_from_zero_or_one(first, pattern, write_folder, numbers, t
     assert numbers(decode(folder, [11, 0, 5, 5], pattern=pattern)) == [11, 0, 5, 5]
 
 
-def test_folder_trusts_a_given_count(write_folder, numbers, tmp_path):
+def test_folder_uses_a_given_count(write_folder, numbers, tmp_path):
     video = open_video(write_folder(tmp_path / "v", 12), frames=8)
     assert len(video) == 8
     assert numbers(video.read([7])) == [7]
 
 
-def test_broken_folders_say_why(write_folder, tmp_path):
+def test_errors_of_folders(write_folder, tmp_path):
     (tmp_path / "empty").mkdir()
     write_folder(tmp_path / "gap")
     (tmp_path / "gap" / "00004.jpg").unlink()
@@ -229,21 +233,21 @@ def test_broken_folders_say_why(write_folder, tmp_path):
     causes = {
         "empty": "the folder is empty",
         "gap": "frame 3: 00004.jpg is missing",
-        "other": "no image 00000.jpg or 00001.jpg; the folder holds 10 names, the first is img_",
+        "other": "no image 00000.jpg or 00001.jpg; the folder contains 10 entries, the first is",
     }
     for name, cause in causes.items():
         with pytest.raises(VideoError, match=f"{name}.*{cause}"):
             open_video(tmp_path / name)
 
 
-def test_broken_images_say_which(write_folder, tmp_path):
+def test_errors_of_images(write_folder, tmp_path):
     folder = tmp_path / "v"
     write_folder(folder)
     whole = (folder / "00003.jpg").read_bytes()
     (folder / "00003.jpg").write_bytes(whole[: len(whole) // 2])
     (folder / "00005.jpg").write_text("no image")
     for index, name in ((2, "00003.jpg"), (4, "00005.jpg")):
-        with pytest.raises(VideoError, match=f"frame {index}: {name} is no readable image"):
+        with pytest.raises(VideoError, match=f"frame {index}: {name} is not a readable image"):
             decode(folder, [index])
     (folder / "00010.jpg").unlink()
     with pytest.raises(VideoError, match=r"frame 9: 00010\.jpg is missing"):
@@ -259,12 +263,12 @@ def test_images_of_different_size_are_refused(write_folder, tmp_path):
 
 
 @pytest.mark.parametrize("pattern", ["%05d.jpg", "{:05d}_{:d}.jpg", "{number}.jpg"])
-def test_pattern_needs_one_number(pattern, write_folder, tmp_path):
-    with pytest.raises(ValueError, match="has no single place for a number"):
+def test_pattern_needs_one_field(pattern, write_folder, tmp_path):
+    with pytest.raises(ValueError, match="expected exactly one field for the number"):
         open_video(write_folder(tmp_path / "v"), pattern=pattern)
 
 
-def test_error_survives_a_process_border():
+def test_error_is_picklable():
     error = VideoError("a b.mp4", "is empty", 3)
     copy = pickle.loads(pickle.dumps(error))
     assert str(copy) == str(error) == "a b.mp4, frame 3: is empty"

@@ -1,4 +1,4 @@
-"""What a whole epoch gives: every sample exactly as often as promised, and no growing memory."""
+"""Whole epochs: each sample is loaded as often as documented, and memory does not grow."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ BROKEN = {7, 20, 41, 42, 99}  # 5 % of 100
 
 @pytest.fixture(scope="module")
 def records(write_folder, write_video, tmp_path_factory):
-    """100 videos, folders and files; those of `BROKEN` in several ways."""
-    place = tmp_path_factory.mktemp("videos")
+    """100 videos, folders and files; those in `BROKEN` are damaged in different ways."""
+    root = tmp_path_factory.mktemp("videos")
     records = []
     for i in range(100):
-        path = place / f"{i:03d}"
+        path = root / f"{i:03d}"
         if i % 10 == 0:
             path = path.with_suffix(".mp4")
             write_video(path, 5, width=32, height=32)
         else:
             write_folder(path, 5, size=(24, 24))
         records.append(Record(str(path), i % 7))
-    (place / "007/00003.jpg").write_bytes(b"no image")
+    (root / "007/00003.jpg").write_bytes(b"no image")
     os.truncate(records[20].path, 500)
-    for image in (place / "041").iterdir():
+    for image in (root / "041").iterdir():
         image.unlink()
-    (place / "042/00001.jpg").unlink()
-    records[99] = Record(str(place / "absent"), 1)
+    (root / "042/00001.jpg").unlink()
+    records[99] = Record(str(root / "absent"), 1)
     return records
 
 
 @pytest.mark.parametrize("workers", [0, 1, 2, 4])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_training_sees_each_good_video_once_and_names_each_broken_one(workers, ranks, records):
+def test_training_loads_each_video_once_and_reports_broken_ones(workers, ranks, records):
     seen, skipped = Counter(), Counter()
     for rank in range(ranks):
         dataset = VideoDataset(
@@ -65,7 +65,7 @@ def test_training_sees_each_good_video_once_and_names_each_broken_one(workers, r
 
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_testing_keeps_every_video_once_and_marks_the_broken_ones(workers, ranks, records):
+def test_testing_keeps_each_video_once_and_marks_broken_ones(workers, ranks, records):
     seen, marked = Counter(), set()
     for rank in range(ranks):
         dataset = VideoDataset(records, views=(2,), preprocessing=PLAIN, on_error="skip")
@@ -75,12 +75,12 @@ def test_testing_keeps_every_video_once_and_marks_the_broken_ones(workers, ranks
             marked.update(batch["index"][~batch["ok"]].tolist())
             assert len(batch["skipped"]) == (~batch["ok"]).sum()
     assert seen == Counter(range(100))
-    assert marked <= BROKEN  # two frames of five need not meet the broken image of video 7
+    assert marked <= BROKEN  # the two sampled frames may miss the broken image of video 7
     assert marked >= BROKEN - {7}
 
 
-def test_an_epoch_goes_on_with_another_number_of_ranks(records):
-    """With the global batch held, each step takes the same videos, whoever reads them."""
+def test_an_epoch_resumes_with_another_number_of_ranks(records):
+    """With the same global batch size, each step has the same videos for any number of ranks."""
 
     def order(ranks, done):
         batches = []
@@ -103,7 +103,7 @@ def test_an_epoch_goes_on_with_another_number_of_ranks(records):
 
 
 def memory(process):
-    """MiB of a process without files, pages shared by n processes as one n-th (Linux)."""
+    """Anonymous memory of a process in MiB; a page shared by n processes counts as 1/n (Linux)."""
     text = Path(f"/proc/{process}/smaps_rollup").read_text()
     lines = dict(line.split(":") for line in text.splitlines() if "kB" in line)
     return int(lines["Pss_Anon"].split()[0]) / 1024
@@ -113,7 +113,7 @@ def memory(process):
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
 @pytest.mark.parametrize("format", ["video", "store"])
 def test_memory_stays_flat_over_twenty_epochs(format, write_video, tmp_path):
-    """500 clips, 20 epochs: no process has more at the end than after a quarter of them."""
+    """500 clips, 20 epochs: no process has more memory at the end than after a quarter."""
     files = [write_video(tmp_path / f"{i}.mp4", 40, width=96, height=64) for i in range(10)]
     records = [Record(path, i % 5) for i, path in enumerate(50 * files)]
     source = {}
@@ -138,6 +138,6 @@ def test_memory_stays_flat_over_twenty_epochs(format, write_video, tmp_path):
         workers = [worker.pid for worker in loader._iterator._workers]
         used.append([memory(process) for process in (os.getpid(), *workers)])
     print(format, "MiB of parent and workers:", [[round(x, 1) for x in row] for row in used[::5]])
-    # What the allocator keeps varies by some MiB; a decoder that is not let go has 100 KiB.
+    # The allocator's reserve varies by some MiB; a leaked decoder has 100 KiB.
     for process in zip(*used, strict=True):
         assert median(process[-5:]) - median(process[5:10]) < 10  # MiB, 5,000 samples later

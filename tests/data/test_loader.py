@@ -1,21 +1,25 @@
+"""Batches of the loader, with and without workers."""
+
 from __future__ import annotations
 
-from itertools import pairwise
+import sys
+from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
 
 from ffn.data import (
-    ClipSampler,
     Preprocessing,
     Record,
+    TrainTransform,
     VideoDataset,
     VideoError,
     collate_eval,
     collate_train,
     make_loader,
 )
-from ffn.data import loader as loader_module
+from ffn.data.loader import worker_start_method
 
 SMALL = Preprocessing(crop=16, resize=16)
 
@@ -39,99 +43,7 @@ def same(one, other):
     )
 
 
-def sampler(size=23, **options):
-    return ClipSampler(size, **{"shuffle": True, "seed": 1, "batch_size": 3, **options})
-
-
-def keys(one, epoch=0, skip=0):
-    one.set_epoch(epoch, skip)
-    return list(one)
-
-
-@pytest.mark.parametrize("drop_last", [False, True])
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5])
-def test_training_ranks_share_the_epoch_equally(world_size, drop_last):
-    ranks = [
-        keys(sampler(rank=r, world_size=world_size, drop_last=drop_last), epoch=4)
-        for r in range(world_size)
-    ]
-    assert len({len(rank) for rank in ranks}) == 1
-    seen = [index for rank in ranks for epoch, index in rank]
-    assert all(epoch == 4 for rank in ranks for epoch, _ in rank)
-    if drop_last:
-        assert len(seen) == len(set(seen)) == 23 // (3 * world_size) * 3 * world_size
-    else:
-        assert set(seen) == set(range(23))
-        assert len(seen) - 23 < world_size
-
-
-def test_batches_of_all_ranks_are_those_of_one_process():
-    one = keys(sampler(batch_size=6, drop_last=True))
-    two = [keys(sampler(rank=r, world_size=2, drop_last=True)) for r in range(2)]
-    for b in range(len(one) // 6):
-        together = [key for rank in two for key in rank[3 * b : 3 * b + 3]]
-        assert sorted(together) == sorted(one[6 * b : 6 * b + 6])
-
-
-def test_order_changes_with_epoch_and_seed_alone():
-    assert keys(sampler(), 2) == keys(sampler(), 2)
-    orders = [
-        [index for _, index in keys(sampler(seed=seed), epoch)]
-        for seed, epoch in ((1, 0), (1, 1), (2, 0))
-    ]
-    assert len({tuple(order) for order in orders}) == 3
-    assert all(sorted(order) == list(range(23)) for order in orders)
-
-
-@pytest.mark.parametrize("world_size", [1, 2, 3, 5, 30])
-def test_evaluation_sees_each_sample_once(world_size):
-    ranks = [
-        [i for _, i in sampler(shuffle=False, rank=r, world_size=world_size)]
-        for r in range(world_size)
-    ]
-    assert sorted(i for rank in ranks for i in rank) == list(range(23))
-    assert ranks[world_size - 1] == list(range(world_size - 1, 23, world_size))
-
-
-def test_skipping_continues_an_epoch():
-    whole = keys(sampler(rank=1, world_size=2), epoch=3)
-    assert keys(sampler(rank=1, world_size=2), epoch=3, skip=2) == whole[6:]
-    resumed = sampler()
-    resumed.set_epoch(3, 2)
-    assert len(resumed) == 23 - 6
-    resumed.set_epoch(4)
-    assert len(resumed) == 23
-
-
-@pytest.mark.parametrize("world_size", [1, 2])
-@pytest.mark.parametrize("repeats", [2, 3])
-def test_repeats_put_every_video_several_times_into_one_batch(repeats, world_size):
-    options = {"batch_size": 6, "repeats": repeats, "drop_last": True, "world_size": world_size}
-    videos, seen = 6 // repeats, []
-    for rank in range(world_size):
-        one = sampler(rank=rank, **options)
-        found = keys(one, epoch=4)
-        assert len(found) == len(one) == 23 // (videos * world_size) * 6
-        for b in range(len(found) // 6):
-            part = found[6 * b : 6 * b + 6]
-            copies = [[key[1] for key in part if key[2] == copy] for copy in range(repeats)]
-            assert copies == [copies[0]] * repeats
-            assert len(set(copies[0])) == videos
-            assert all(epoch == 4 for epoch, *_ in part)
-            assert all(a[1] != b[1] for a, b in pairwise(part))
-            seen += copies[0]
-        assert keys(sampler(rank=rank, **options), epoch=4, skip=1) == found[6:]
-    assert len(seen) == len(set(seen))  # an epoch is one pass over the videos
-    assert len(seen) == 23 // (videos * world_size) * videos * world_size
-
-
-def test_repeats_see_the_videos_in_the_order_of_a_smaller_batch():
-    repeated = keys(sampler(batch_size=6, repeats=2, drop_last=True))
-    once = keys(sampler(batch_size=3, drop_last=True))
-    assert [key[:2] for key in repeated if key[2] == 1] == once
-
-
-def test_copies_are_other_draws_of_the_same_video(records):
+def test_copies_have_different_draws_of_the_same_video(records):
     data = dataset(records)
     loader = make_loader(data, batch_size=4, train=True, repeats=2)
     batch = next(iter(loader))
@@ -144,25 +56,8 @@ def test_copies_are_other_draws_of_the_same_video(records):
     assert all(torch.equal(data[3, 1]["clips"][v], data[3, 1, 0]["clips"][v]) for v in (2, 4))
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"size": 0}, "size 0"),
-        ({"repeats": 2, "drop_last": True}, "repeats is 2 with batch_size 3"),
-        ({"repeats": 3}, "and drop_last in training"),
-        ({"repeats": 0}, "repeats is 0"),
-        ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
-        ({"drop_last": True, "world_size": 10}, "do not fill one batch of 3 on each of 10"),
-        ({"drop_last": True, "shuffle": False}, "leave samples out of an evaluation"),
-    ],
-)
-def test_sampler_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        sampler(**options)
-
-
 @pytest.mark.parametrize("train", [True, False])
-def test_workers_change_nothing(train, records):
+def test_workers_do_not_change_batches(train, records):
     options = {"batch_size": 4, "train": train, "seed": 3}
     alone = make_loader(dataset(records, train), **options)
     helped = make_loader(dataset(records, train), **options, workers=2)
@@ -195,11 +90,11 @@ def test_samples_do_not_depend_on_ranks(records):
         part = make_loader(dataset(records), batch_size=2, train=True, rank=rank, world_size=2)
         shard = next(iter(part))
         for i, index in enumerate(shard["index"]):
-            place = batch["index"].tolist().index(index)
-            assert torch.equal(shard["clips"][4][i], batch["clips"][4][place])
+            position = batch["index"].tolist().index(index)
+            assert torch.equal(shard["clips"][4][i], batch["clips"][4][position])
 
 
-def test_batch_has_the_promised_form(records):
+def test_batch_has_the_documented_shapes(records):
     batch = next(iter(make_loader(dataset(records), batch_size=3, train=True)))
     assert {view: clip.shape for view, clip in batch["clips"].items()} == {
         2: (3, 3, 2, 16, 16),
@@ -211,7 +106,7 @@ def test_batch_has_the_promised_form(records):
     assert batch["skipped"] == []
 
 
-def test_global_random_state_is_left_alone(records):
+def test_global_random_state_is_unchanged(records):
     torch.manual_seed(0)
     before = torch.get_rng_state()
     list(make_loader(dataset(records), batch_size=4, train=True))
@@ -225,7 +120,7 @@ def with_broken(records, tmp_path):
     return [*records[:3], Record(str(tmp_path / "broken.mp4"), 3)]
 
 
-def test_training_leaves_out_unreadable_videos_by_name(with_broken):
+def test_training_skips_and_reports_unreadable_videos(with_broken):
     data = dataset(with_broken, on_error="skip")
     batch = next(iter(make_loader(data, batch_size=4, train=True)))
     assert sorted(batch["label"].tolist()) == [0, 1, 2]
@@ -245,7 +140,7 @@ def test_evaluation_keeps_unreadable_videos(with_broken):
 
 def test_batch_without_any_readable_video_fails(with_broken):
     item = dataset(with_broken, on_error="skip")[3]
-    with pytest.raises(VideoError, match=r"broken\.mp4.*nor could any other of the 2"):
+    with pytest.raises(VideoError, match=r"broken\.mp4.*no video of this batch of 2 is readable"):
         collate_train([item, item])
     assert collate_eval([item, item])["ok"].tolist() == [False, False]
 
@@ -257,6 +152,76 @@ def test_failure_names_the_file_from_any_process(workers, with_broken):
         list(make_loader(data, batch_size=2, workers=workers))
 
 
-def test_workers_do_not_fork_a_process_that_uses_cuda(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    assert loader_module._start_method() in ("forkserver", None)
+@pytest.mark.parametrize(
+    ("platform", "cuda", "expected"),
+    [
+        ("linux", False, "fork"),
+        ("linux", True, "forkserver"),
+        ("darwin", False, "spawn"),
+        ("darwin", True, "spawn"),
+    ],
+)
+def test_start_method(platform, cuda, expected, monkeypatch):
+    monkeypatch.setattr(sys, "platform", platform)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
+    assert worker_start_method() == expected
+
+
+class CountingDataset(VideoDataset):
+    """A dataset whose items contain the number of videos that this process has opened."""
+
+    opened = 0
+
+    def _open_file(self, record):
+        self.opened += 1
+        return super()._open_file(record)
+
+    def __getitem__(self, key):
+        item = super().__getitem__(key)
+        return {**item, "index": self.opened}
+
+
+def test_workers_of_every_start_method_give_the_same_samples(records, start_method):
+    """With every option of a training transform, and with cached videos in the second epoch."""
+    transform = TrainTransform(
+        SMALL,
+        crop_mode="resized",
+        flip="random",
+        colour_jitter=(0.4, 0.4, 0.4, 0.1),
+        randaugment="rand-m7-n4-mstd0.5-inc1",
+        random_erasing=0.5,
+    )
+    options = {"views": (2, 4), "preprocessing": SMALL, "train": True, "seed": 5}
+    data = CountingDataset(records, transform=transform, cache_bytes=2**24, **options)
+    helped = make_loader(data, batch_size=4, train=True, workers=1, drop_last=False)
+    plain = VideoDataset(records, transform=transform, **options)
+    alone = make_loader(plain, batch_size=4, train=True, drop_last=False)
+    for epoch in (0, 1):
+        for loader in (alone, helped):
+            loader.sampler.set_epoch(epoch)
+        for expected, batch in zip(alone, helped, strict=True):
+            assert torch.equal(batch["label"], expected["label"])
+            assert all(torch.equal(batch["clips"][v], expected["clips"][v]) for v in (2, 4))
+        assert batch["index"].max() == len(records)  # no video is opened again in epoch 1
+
+
+def test_workers_of_every_start_method_share_the_records(records, start_method):
+    """A write of the main process is visible in a running worker."""
+    data = dataset(records[:4], train=False)
+    loader = make_loader(data, batch_size=4, workers=1)
+    assert [batch["label"].tolist() for batch in loader] == [[0, 1, 2, 3]]
+    data.records._labels[2, 0] = 77
+    assert [batch["label"].tolist() for batch in loader] == [[0, 1, 77, 3]]
+
+
+def test_pickled_dataset_does_not_contain_the_records():
+    """A worker started by forkserver or spawn receives the dataset as such a pickle."""
+
+    def size(count):
+        records = [Record(f"/videos/{i:020d}.mp4", i, 12, 0.5, 1.5) for i in range(count)]
+        return len(ForkingPickler.dumps(dataset(records)))
+
+    try:
+        assert abs(size(20_000) - size(2)) < 100
+    finally:
+        resource_sharer.stop()  # closes the file descriptors that the pickles refer to

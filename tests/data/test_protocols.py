@@ -1,4 +1,4 @@
-"""Clips and crops of a test, against the papers' formulas and slices by hand."""
+"""Clips and crops of test protocols, against the formulas of the papers and slices by hand."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ def test_segment_clips_are_tsms(count, frames):
     for clips in (3, 5, 10):
         found = clip_indices(count, frames, clips, "segment")
         assert found[0] == centre
-        places = sorted((0.5 + k / clips) % 1 for k in range(clips))
-        expected = [[int(tick * (place + x) + 1e-9) for x in range(frames)] for place in places]
+        offsets = sorted((0.5 + k / clips) % 1 for k in range(clips))
+        expected = [[int(tick * (offset + x) + 1e-9) for x in range(frames)] for offset in offsets]
         assert sorted(found) == expected
         assert all(0 <= i < count for clip in found for i in clip)
 
 
-def test_segment_clips_differ_while_there_are_frames():
+def test_segment_clips_differ_in_long_videos():
     assert len(set(map(tuple, clip_indices(160, 8, 10, "segment")))) == 10
 
 
@@ -89,7 +89,7 @@ def records(tmp_path_factory):
 
 
 @pytest.mark.parametrize("sampling", ["segment", "interval"])
-def test_samples_show_each_clip_at_each_crop(records, sampling):
+def test_samples_have_each_clip_at_each_crop(records, sampling):
     sizes = Preprocessing(crop=16, resize=24, sampling=sampling)
     dataset = VideoDataset(records, views=(2, 5), preprocessing=sizes, protocol=Protocol(2, 3))
     for index, record in enumerate(records):
@@ -98,16 +98,16 @@ def test_samples_show_each_clip_at_each_crop(records, sampling):
             assert clips[frames].shape == (6, 3, frames, 24, 24)
             for k, indices in enumerate(clip_indices(12, frames, 2, sampling)):
                 pixels = decode(record.path, indices)  # the shorter side has 24 pixels
-                for s, place in enumerate((0, 8, 16)):
+                for s, left in enumerate((0, 8, 16)):
                     by_hand = (
-                        pixels[:, :, place : place + 24]
+                        pixels[:, :, left : left + 24]
                         if index == 0
-                        else pixels[:, place : place + 24]
+                        else pixels[:, left : left + 24]
                     ).permute(3, 0, 1, 2)
                     assert torch.equal(clips[frames][3 * k + s], by_hand)
 
 
-def test_batches_hold_the_views_of_the_first_video_first(records):
+def test_batches_have_the_views_of_the_first_video_first(records):
     sizes = Preprocessing(crop=16, resize=24)
     dataset = VideoDataset(records, views=(4,), preprocessing=sizes, protocol=Protocol(1, 3))
     batch = next(iter(make_loader(dataset, batch_size=2)))
@@ -117,7 +117,7 @@ def test_batches_hold_the_views_of_the_first_video_first(records):
     assert batch["label"].tolist() == [0, 1]
 
 
-def test_one_view_is_a_clip_as_ever(records):
+def test_one_view_has_no_view_dimension(records):
     sizes = Preprocessing(crop=16, resize=24)
     one = VideoDataset(records, views=(4,), preprocessing=sizes, protocol=Protocol())
     assert one[0]["clips"][4].shape == (3, 4, 16, 16)

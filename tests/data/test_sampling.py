@@ -1,3 +1,5 @@
+"""Frame indices, against the reference code and the properties of each rule."""
+
 from __future__ import annotations
 
 import doctest
@@ -78,7 +80,7 @@ def test_segment_random_draws_every_frame_of_its_segment(num_frames, frames):
         assert set(draws[:, i]) == set(segment)
 
 
-def test_segment_random_depends_on_its_generator_alone():
+def test_segment_random_depends_on_its_generator_only():
     np.random.seed(0)
     one = segment_random(100, 8, np.random.default_rng(5))
     np.random.seed(1)
@@ -134,7 +136,7 @@ def test_dense_views_share_one_window():
     assert views[4] == views[16][::4]
 
 
-def test_test_forms_are_the_rules_named():
+def test_test_variants_are_the_documented_rules():
     assert sample_views(100, (8,))[8] == segment_centre(100, 8)
     assert sample_views(100, (8,), rule="interval")[8] == segment_views(100, 8)
     assert sample_views(100, (8,), rule="dense")[8] == dense(100, 8, start=18)
@@ -144,15 +146,15 @@ def test_test_forms_are_the_rules_named():
     ("call", "message"),
     [
         (lambda: segment_centre(0, 4), "the video has 0 frames"),
-        (lambda: segment_centre(4, 0), "a clip of 0 frames"),
+        (lambda: segment_centre(4, 0), "the clip has 0 frames"),
         (lambda: segment_views(10, 4, 3, 3), "view 3 of 3"),
-        (lambda: dense(100, 65, 0), "spans 64 frames"),
+        (lambda: dense(100, 65, 0), "at most 64 frames; got 65"),
         (lambda: dense(100, 8, 37), r"expected 0 … 36"),
         (lambda: dense_clips(100, 8, 0), "clips is 0"),
         (lambda: sample_views(10, ()), "views is empty"),
         (lambda: sample_views(10, (4,), rule="centre"), "'centre' is unknown.*segment"),
     ],
 )
-def test_errors_say_what_is_allowed(call, message):
+def test_errors_name_the_accepted_values(call, message):
     with pytest.raises(ValueError, match=message):
         call()

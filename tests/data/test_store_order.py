@@ -97,7 +97,7 @@ def test_sampler_refuses_orders_that_lose_samples():
         len(ClipSampler(999, order=partial(page_order, PAGES), **options))
     with pytest.raises(ValueError, match="each of 0 … 3 once"):
         len(ClipSampler(4, order=lambda seed, epoch: np.array([0, 1, 1, 2]), **options))
-    with pytest.raises(ValueError, match="in training alone"):
+    with pytest.raises(ValueError, match="only used in training"):
         ClipSampler(4, shuffle=False, order=lambda seed, epoch: np.arange(4))
 
 

@@ -1,3 +1,5 @@
+"""Training and test transforms, against torchvision and torch operations."""
+
 from __future__ import annotations
 
 import json
@@ -68,8 +70,8 @@ def test_eval_resizes_and_crops():
 
 
 @pytest.mark.parametrize("colour", ["rgb", "bgr"])
-def test_clips_are_normalised_as_frames_were(colour):
-    """Against torchvision's on the frames of a clip, one by one, as was done before."""
+def test_clips_are_normalised_as_frames(colour):
+    """Against torchvision's normalisation of each frame of a clip."""
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     clip = noise(2, 3, 4, 5, 6)
     out = Normalise(Preprocessing(8, 8, mean, std, colour))(clip)
@@ -92,26 +94,26 @@ def test_normalise_refuses(clip):
         Normalise(Preprocessing())(clip)
 
 
-def test_crop_sizes_and_places_are_those_of_tsn():
+def test_crop_sizes_and_positions_are_those_of_tsn():
     sizes = {256: 0, 224: 1, 192: 2, 168: 3}
     generator, seen = rng(), set()
     for _ in range(4000):
         top, left, height, width = draw_crop(256, 340, generator)
         assert abs(sizes[height] - sizes[width]) <= 1
         down, right = (256 - height) // 4, (340 - width) // 4
-        place = (down and top // down, left // right)
-        assert (top, left) == (place[0] * down, place[1] * right)
-        seen.add((height, width, *place))
+        position = (down and top // down, left // right)
+        assert (top, left) == (position[0] * down, position[1] * right)
+        seen.add((height, width, *position))
     heights = {pair[:2] for pair in seen}
     assert len(heights) == 10
-    places = {s[2:] for s in seen if s[:2] == (192, 192)}
-    assert places == {
+    positions = {s[2:] for s in seen if s[:2] == (192, 192)}
+    assert positions == {
         *((a, b) for a in (0, 2, 4) for b in (0, 2, 4)),
         *((1, 1), (1, 3), (3, 1), (3, 3)),
     }
 
 
-def test_train_shows_the_window_that_was_drawn():
+def test_train_crops_the_window_that_is_drawn():
     transform = TrainTransform(Preprocessing(crop=128, resize=128), scales=(0.5,))
     for seed in range(10):
         top, left, height, width = draw_crop(256, 256, rng(seed), (0.5,))
@@ -121,7 +123,7 @@ def test_train_shows_the_window_that_was_drawn():
         assert out[0, 1, 0].tolist() == list(range(left, left + 128))
 
 
-def test_train_treats_all_frames_alike():
+def test_train_transforms_all_frames_equally():
     frame = noise(1, 60, 80, 3)
     transform = TrainTransform(Preprocessing(crop=32, resize=32), flip="random")
     for seed in range(5):
@@ -129,7 +131,7 @@ def test_train_treats_all_frames_alike():
         assert torch.equal(out, out[:1].expand_as(out))
 
 
-def test_train_leaves_the_global_generators_alone():
+def test_train_does_not_change_the_global_generators():
     torch.manual_seed(0)
     before = torch.get_rng_state()
     frames = torch.zeros(1, 40, 40, 3, dtype=torch.uint8)
@@ -158,8 +160,8 @@ def test_flip_changes_sides_and_labels(flip, pairs):
     [
         ({"flip": "yes"}, "expected 'none', 'random' or 'swap'"),
         ({"flip": "swap"}, "needs flip_pairs"),
-        ({"flip": "random", "flip_pairs": [[0, 1]]}, "flip 'swap' alone"),
-        ({"flip": "swap", "flip_pairs": [[0, 1], [1, 2]]}, "names class 1 twice, with 0 and 2"),
+        ({"flip": "random", "flip_pairs": [[0, 1]]}, "only used with flip 'swap'"),
+        ({"flip": "swap", "flip_pairs": [[0, 1], [1, 2]]}, "contains class 1 twice, with 0 and 2"),
         ({"flip": "swap", "flip_pairs": [[2, 2]]}, "two different classes"),
         ({"flip": "swap", "flip_pairs": [[0, 1, 2]]}, "two different classes"),
         ({"scales": (1.2,)}, "at most 1"),
@@ -175,15 +177,15 @@ def test_swap_pairs_takes_names_and_indices():
     assert swap_pairs([["left", "right"], [3, 0]], classes) == [[1, 2], [3, 0]]
     with pytest.raises(ValueError, match="'lft', which is not a class; did you mean 'left'"):
         swap_pairs([["lft", "right"]], classes)
-    with pytest.raises(ValueError, match="holds class 4; expected 0 … 3"):
+    with pytest.raises(ValueError, match="contains class 4; expected 0 … 3"):
         swap_pairs([[4, 0]], classes)
-    with pytest.raises(ValueError, match="names class 2 twice"):
+    with pytest.raises(ValueError, match="contains class 2 twice"):
         swap_pairs([["left", "right"], ["right", "up"]], classes)
 
 
 @pytest.mark.parametrize(
     "frames", [torch.zeros(2, 3, 8, 8, dtype=torch.uint8), torch.zeros(2, 8, 8, 3)]
 )
-def test_frames_of_another_form_are_refused(frames):
+def test_frames_of_another_shape_or_dtype_are_refused(frames):
     with pytest.raises(ValueError, match=r"expected uint8 \(N, H, W, 3\)"):
         EvalTransform(Preprocessing(crop=8, resize=8))(frames)

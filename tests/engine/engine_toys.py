@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from ffn import backbones
 from ffn.core import convert
-from ffn.engine import log
+from ffn.engine import log, loop
+from ffn.engine.build import build_run
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
-from ffn.engine.loop import Trainer
 from ffn.engine.options import Config
+from ffn.engine.run import Run
 from ffn.engine.tasks import FlexibleTask
 
 ROOT = Path(__file__).parents[2]
@@ -77,9 +78,14 @@ def config(root: Path, output: Path, *more: str) -> Config:
     return load_config(None, options(root, output, *more))
 
 
+def build(root: Path, output: Path, *more: str) -> Run:
+    """The parts of a small run in this process."""
+    return build_run(config(root, output, *more), CPU)
+
+
 def train(root: Path, output: Path, *more: str) -> Path:
     """Run to the end in this process; returns the run's folder."""
-    Trainer(config(root, output, *more), CPU).run()
+    loop.train(build(root, output, *more))
     return output
 
 

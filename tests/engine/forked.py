@@ -186,8 +186,9 @@ def _compute_in_float64(loop: Any) -> None:
 def _make_trouble(
     hangs: str = "", nan: tuple[int, ...] = (), limit: int = 0, step: int = 0
 ) -> None:
-    from ffn.data import VideoDataset
     from ffn.engine.step import Stepper
+
+    from ffn.data import VideoDataset
 
     open_file, backward = VideoDataset._open_file, Stepper.backward
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, config, launch, options, read_log, train, wait_for_step
+from engine_toys import launch, options, read_log, train, wait_for_step
 from forked import Forks
 
 from ffn.data import LoaderError
 from ffn.engine.checkpoint import load_checkpoint
-from ffn.engine.loop import Trainer
 
 SMALL_STEPS = ("train.batch_size=4", "train.save_steps=1")  # 6 steps per epoch
 FAMILIES = {
@@ -208,8 +207,8 @@ def test_video_that_hangs_ends_the_run_and_is_named(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     more = ("data.workers=2", "data.timeout=3", "train.save_steps=1")
-    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
-    dataset = trainer.train_loader.dataset
+    run = build(videos, tmp_path / "run", *more)
+    dataset = run.train_loader.dataset
     source = dataset._source
 
     def hang(record: Any) -> Any:
@@ -219,8 +218,8 @@ def test_video_that_hangs_ends_the_run_and_is_named(
 
     dataset._source = hang
     started = time.monotonic()
-    with pytest.raises(LoaderError, match=r"no batch came for 3 s; worker \d .*train_5\.mp4 for"):
-        trainer.run()
+    with pytest.raises(LoaderError, match=r"no batch within 3 s; worker \d .*train_5\.mp4 for"):
+        loop.train(run)
     assert time.monotonic() - started < 60
 
     whole = train(videos, tmp_path / "whole", *more)
@@ -240,7 +239,7 @@ def test_worker_killed_ten_times(forks: Forks, videos: Path, tmp_path: Path) -> 
         assert found["status"] == [2]
     lines = [line for line in said.read_text().splitlines() if line.startswith("train.py: ")]
     assert lines
-    assert all("a worker ended (" in line for line in lines)
+    assert all("a worker died (" in line for line in lines)
     assert "Traceback" not in said.read_text()
     forks.run(options(videos, tmp_path / "run", *more))
     assert digest(tmp_path / "run") == digest(train(videos, tmp_path / "whole", *more))
@@ -259,7 +258,7 @@ def test_video_that_hangs_one_of_two_processes(
     assert job["status"] == [2, 2]
     assert job["seconds"] < 60
     text = said.read_text()
-    assert f"train.py, process {rank}: no batch came for 3 s; worker 0 has been at " in text
+    assert f"train.py, process {rank}: no batch within 3 s; worker 0 has been reading " in text
     assert f"train.py, process {1 - rank}: another process of the run has ended" in text
     assert "Traceback" not in text
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, config, read_log, train, weights
+from engine_toys import read_log, train, weights
+from ffn.engine.guards import LISTED, StepGuard, not_finite
 from torch import nn
 
 from ffn.engine import step
 from ffn.engine.checkpoint import load_checkpoint
 from ffn.engine.distributed import World
-from ffn.engine.guards import LISTED, StepGuard, not_finite
 from ffn.engine.loop import Trainer
 
 
@@ -34,7 +34,7 @@ def poison(monkeypatch: pytest.MonkeyPatch, steps: set[int], value: float = torc
 
 def states(trainer: Trainer, steps: dict[int, dict[str, torch.Tensor]]) -> None:
     """Note the network before each optimiser update of a run."""
-    update = trainer.stepper.update
+    update = run.train_step.update
 
     def watch(*args: Any, **place: Any) -> Any:
         steps[trainer.step] = {k: v.clone() for k, v in kept(trainer).items()}
@@ -42,11 +42,11 @@ def states(trainer: Trainer, steps: dict[int, dict[str, torch.Tensor]]) -> None:
         steps[trainer.step + 0.5] = {k: v.clone() for k, v in kept(trainer).items()}
         return verdict
 
-    trainer.stepper.update = watch
+    run.train_step.update = watch
 
 
 def kept(trainer: Trainer) -> dict[str, torch.Tensor]:
-    return dict(trainer.model.state_dict())
+    return dict(run.train_step.model.state_dict())
 
 
 @pytest.mark.parametrize("views", ["together", "sequential"])
@@ -57,11 +57,11 @@ def test_ten_bad_steps_leave_no_trace(
     bad = {1, 2, 5, 8, 11, 12, 13, 17, 20, 22}
     poison(monkeypatch, bad, value)
     more = ("train.batch_size=2", "train.save_steps=1", "train.max_bad_steps=4")
-    trainer = Trainer(config(videos, tmp_path / "run", *more, f"train.views={views}"), CPU)
+    run = build(videos, tmp_path / "run", *more, f"train.views={views}")
     seen: dict[float, dict[str, torch.Tensor]] = {}
     states(trainer, seen)
 
-    trainer.run()
+    loop.train(run)
 
     before = seen[0]  # after the forward pass of the first step: statistics have moved already
     for done in range(24):
@@ -89,10 +89,10 @@ def test_bad_step_is_as_if_it_had_not_been(
     """The steps around it compute what they would with an optimiser that never saw it."""
     poison(monkeypatch, {1})
     more = ("train.epochs=1", "model.dropout=0")
-    one = Trainer(config(videos, tmp_path / "one", *more), CPU)
+    one = build(videos, tmp_path / "one", *more)
     one.run()
 
-    other = Trainer(config(videos, tmp_path / "other", *more), CPU)
+    other = build(videos, tmp_path / "other", *more)
     other.stepper.task.train()
     batches = list(other.train_loader)
     optimiser = torch.optim.SGD(other.stepper.optimiser.param_groups, momentum=0.9)
@@ -131,24 +131,24 @@ def test_counts_survive_an_interruption(
 ) -> None:
     poison(monkeypatch, {2, 3})
     folder = train(videos, tmp_path / "run", "train.epochs=1")
-    again = Trainer(config(videos, folder, "train.epochs=1"), CPU)
+    again = build(videos, folder, "train.epochs=1")
     again.run()
     assert (again.stepper.guard.total, again.stepper.guard.in_a_row) == (2, 2)
 
 
 def test_weights_that_are_not_finite_are_never_saved(videos: Path, tmp_path: Path) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run", "train.save_steps=1"), CPU)
-    update = trainer.stepper.update
+    run = build(videos, tmp_path / "run", "train.save_steps=1")
+    update = run.train_step.update
 
     def ruin(*args: Any, **place: Any) -> Any:
         verdict = update(*args, **place)
         if trainer.step == 2:
-            next(trainer.model.parameters()).data[0] = torch.nan
+            next(run.train_step.model.parameters()).data[0] = torch.nan
         return verdict
 
-    trainer.stepper.update = ruin
+    run.train_step.update = ruin
     with pytest.raises(FloatingPointError, match=r"not finite at step 3 \(.*are not saved"):
-        trainer.run()
+        loop.train(run)
 
     last = load_checkpoint(tmp_path / "run/last.pt")
     assert last["training"]["step"] == 2
@@ -163,11 +163,11 @@ def test_scaler_of_fp16_is_left_to_its_work(
         torch.amp, "GradScaler", lambda device, enabled: real(device, 2.0**60, enabled=enabled)
     )
     more = ("train.precision=fp16", "train.max_bad_steps=1", "train.batch_size=1")
-    trainer = Trainer(config(videos, tmp_path / "run", *more, "train.epochs=2"), CPU)
-    trainer.run()
+    run = build(videos, tmp_path / "run", *more, "train.epochs=2")
+    loop.train(run)
 
-    assert trainer.stepper.guard.total == 0
-    assert trainer.stepper.scaler.get_scale() < 2.0**60
+    assert run.train_step.guard.total == 0
+    assert run.train_step.scaler.get_scale() < 2.0**60
     assert all(e["bad_steps"] == 0 for e in read_log(tmp_path / "run"))
 
 
@@ -205,20 +205,20 @@ def test_statistics_of_every_type_return(tmp_path: Path) -> None:
 
 def test_average_that_is_not_finite_is_not_saved(videos: Path, tmp_path: Path) -> None:
     more = ("train.ema_decay=0.9", "train.save_steps=1", "train.epochs=1")
-    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
-    update = trainer.stepper.update
+    run = build(videos, tmp_path / "run", *more)
+    update = run.train_step.update
 
     def ruin(*args: Any, **place: Any) -> Any:
         verdict = update(*args, **place)
         if trainer.step == 2:
-            next(b for n, b in trainer.stepper.network.named_buffers() if "running_var" in n)[0] = (
+            next(b for n, b in run.train_step.network.named_buffers() if "running_var" in n)[0] = (
                 torch.inf
             )
         return verdict
 
-    trainer.stepper.update = ruin
+    run.train_step.update = ruin
     with pytest.raises(FloatingPointError, match=r"not finite at step 3 \(.*running_var"):
-        trainer.run()
+        loop.train(run)
     assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == 2
 
 
@@ -238,7 +238,7 @@ def test_names_of_steps_that_come_again_stand_once(
 ) -> None:
     with monkeypatch.context() as patch:
         poison(patch, {1, 2})
-        trainer = Trainer(config(videos, tmp_path / "run", "train.save_steps=2"), CPU)
+        run = build(videos, tmp_path / "run", "train.save_steps=2")
         save = trainer.checkpoints.save
 
         def die(content: dict[str, Any], step: int) -> Any:
@@ -248,7 +248,7 @@ def test_names_of_steps_that_come_again_stand_once(
 
         trainer.checkpoints.save = die
         with pytest.raises(KeyboardInterrupt):
-            trainer.run()  # the checkpoint is of step 2
+            loop.train(run)  # the checkpoint is of step 2
     with monkeypatch.context() as patch:
         poison(patch, {0})  # step 3 again
         train(videos, tmp_path / "run", "train.save_steps=2")

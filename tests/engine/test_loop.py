@@ -23,8 +23,9 @@ from engine_toys import (
     weights,
     write_videos,
 )
-
 from ffn.cli.failures import failures
+from ffn.engine.memory import OutOfMemory
+
 from ffn.cli.train import main
 from ffn.core import WeightAlteration
 from ffn.data import VideoError
@@ -32,7 +33,6 @@ from ffn.engine import loop, step
 from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.loop import Trainer
-from ffn.engine.memory import OutOfMemory
 
 STEPS = 4  # per epoch: 24 videos in batches of 6
 
@@ -165,17 +165,17 @@ class Killed(BaseException):
 
 def train_until(step: int, videos: Path, folder: Path, *more: str) -> None:
     """Stop without any clean-up of the loop's own, before a step."""
-    trainer = Trainer(config(videos, folder, *more), CPU)
-    clip = trainer.stepper.clip
+    run = build(videos, folder, *more)
+    clip = run.train_step._clip
 
     def stop() -> Any:
         if trainer.step == step:
             raise Killed
         return clip()
 
-    trainer.stepper.clip = stop
+    run.train_step._clip = stop
     with pytest.raises(Killed):
-        trainer.run()
+        loop.train(run)
 
 
 def test_saving_and_logging_change_nothing(videos: Path, finished: Path, tmp_path: Path) -> None:
@@ -260,19 +260,17 @@ def test_every_augmentation_has_an_effect(
 def test_mixed_videos_are_drawn_anew_in_every_step(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(
-        config(videos, tmp_path / "run", "train.mixup=1", "train.grad_accum_steps=2"), CPU
-    )
+    run = build(videos, tmp_path / "run", "train.mixup=1", "train.grad_accum_steps=2")
     keys = []
-    mix = trainer.stepper.mix
+    mix = run.train_step.mix
 
     def watch(batch: dict[str, Any], **key: int) -> dict[str, Any]:
         keys.append((key["step"], key["micro"], key["rank"]))
         return mix(batch, **key)
 
-    monkeypatch.setattr(trainer.stepper, "mix", watch)
+    monkeypatch.setattr(run.train_step, "mix", watch)
     monkeypatch.setattr(trainer, "_validate", lambda log: None)
-    trainer.run()
+    loop.train(run)
 
     assert keys == [(step, micro, 0) for step in range(2 * STEPS) for micro in range(2)]
 
@@ -313,14 +311,14 @@ def test_average_of_the_weights_is_what_is_validated_and_kept(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the formula: a_t = d a_(t-1) + (1 - d) w_t with d = min(decay, 1 - t^(-2/3))."""
-    trainer = Trainer(config(videos, tmp_path / "run", "train.ema_decay=0.5"), CPU)
+    run = build(videos, tmp_path / "run", "train.ema_decay=0.5")
     expected: dict[str, torch.Tensor] = {}
-    update, evaluate = trainer.stepper.update, loop.evaluate
+    update, evaluate = run.train_step.update, loop.evaluate
 
     def watch(*args: Any, **place: Any) -> Any:
         verdict = update(*args, **place)
         d = min(0.5, 1 - (trainer.step + 1) ** (-2 / 3))
-        for key, value in trainer.model.state_dict().items():
+        for key, value in run.train_step.model.state_dict().items():
             old = expected.get(key, value)
             new = d * old + (1 - d) * value if value.is_floating_point() else value
             expected[key] = new.clone()
@@ -331,9 +329,9 @@ def test_average_of_the_weights_is_what_is_validated_and_kept(
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
         return evaluate(network, *args, **kwargs)
 
-    trainer.stepper.update = watch
+    run.train_step.update = watch
     monkeypatch.setattr(loop, "evaluate", hold)
-    trainer.run()
+    loop.train(run)
 
     for key, value in weights(tmp_path / "run").items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
@@ -347,18 +345,18 @@ def test_exact_statistics_are_those_of_batches(
 ) -> None:
     """Of the first norm: mean and variance of the first convolution over the named batches."""
     more = ("train.precise_bn=3", "train.epochs=1", "model.name=tsm_tiny")
-    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
-    trainer.run()
+    run = build(videos, tmp_path / "run", *more)
+    loop.train(run)
 
-    trainer.train_loader.sampler.set_epoch(1)
-    batches = [batch for _, batch in zip(range(3), trainer.train_loader, strict=False)]
+    run.train_loader.sampler.set_epoch(1)
+    batches = [batch for _, batch in zip(range(3), run.train_loader, strict=False)]
     name, conv = next(
-        (n, m) for n, m in trainer.model.named_modules() if isinstance(m, torch.nn.Conv2d)
+        (n, m) for n, m in run.train_step.model.named_modules() if isinstance(m, torch.nn.Conv2d)
     )
-    norm = dict(trainer.model.named_modules())[f"{name.rpartition('.')[0]}.1"]
+    norm = dict(run.train_step.model.named_modules())[f"{name.rpartition('.')[0]}.1"]
     for frames in (2, 4):
         seen = [
-            conv(trainer.normalise(batch["clips"][frames]).transpose(1, 2).flatten(0, 1))
+            conv(run.train_step.normalise(batch["clips"][frames]).transpose(1, 2).flatten(0, 1))
             for batch in batches
         ]
         values = torch.cat(seen).double().transpose(0, 1).flatten(1)
@@ -405,7 +403,7 @@ def test_network_without_blocks_is_not_recomputed(
 
     monkeypatch.setattr(loop.build, "checkpoint_blocks", refuse)
     with pytest.raises(ConfigError, match="tsm_tiny: no blocks"):
-        Trainer(config(videos, tmp_path / "run", "train.activation_checkpointing=true"), CPU)
+        build(videos, tmp_path / "run", "train.activation_checkpointing=true")
 
 
 def test_deterministic_runs_repeat(videos: Path, tmp_path: Path) -> None:
@@ -518,16 +516,17 @@ def test_full_disk_under_the_log(
 
 def test_more_exact_statistics_than_an_epoch_has(videos: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="asks for 5 micro-batches, and an epoch has 4"):
-        Trainer(config(videos, tmp_path / "run", "train.precise_bn=5"), CPU)
+        build(videos, tmp_path / "run", "train.precise_bn=5")
 
 
 def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
     start = f"model.weights={finished / 'last.pt'}"
-    trainer = Trainer(config(videos, tmp_path / "run", start), CPU)
+    run = build(videos, tmp_path / "run", start)
 
     expected = weights(finished)
     assert all(
-        torch.equal(value, expected[key]) for key, value in trainer.model.state_dict().items()
+        torch.equal(value, expected[key])
+        for key, value in run.train_step.model.state_dict().items()
     )
     assert trainer.step == 0
 
@@ -537,7 +536,7 @@ def test_start_from_weights(videos: Path, finished: Path, tmp_path: Path) -> Non
 
 def in_float64(trainer: Trainer, monkeypatch: pytest.MonkeyPatch) -> Trainer:
     """So that differences between two ways to sum are far below those that a mistake makes."""
-    trainer.stepper.task.double()
+    run.train_step.task.double()
     to_device = step.to_device
 
     def convert(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
@@ -561,9 +560,9 @@ def test_accumulated_micro_batches_are_one_batch(
         options = config(videos, folder, *more, f"train.grad_accum_steps={accumulate}")
         with monkeypatch.context() as patch:
             trainer = in_float64(Trainer(options, CPU), patch)
-            trainer.run()
+            loop.train(run)
         entries.append(read_log(folder))
-        states.append(trainer.model.state_dict())
+        states.append(run.train_step.model.state_dict())
 
     for other, state in zip(entries[1:], states[1:], strict=True):
         for key in ("loss", "loss/ce_4", "loss/kl_2", "top1/2", "top1/4", "grad_norm"):
@@ -582,12 +581,12 @@ def test_sequential_views_train_as_together(videos: Path, finished: Path, tmp_pa
 
 
 def test_frozen_norms_stay(videos: Path, tmp_path: Path) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run", "train.freeze_bn=true"), CPU)
-    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
+    run = build(videos, tmp_path / "run", "train.freeze_bn=true")
+    before = {key: value.clone() for key, value in run.train_step.model.state_dict().items()}
 
-    trainer.run()
+    loop.train(run)
 
-    after = trainer.model.state_dict()
+    after = run.train_step.model.state_dict()
     moved = {key for key in before if not torch.equal(before[key], after[key])}
     norms = {key for key in before if ".bn" in key or ".running" in key or "downsample.1" in key}
     norms |= {key for key in before if key.startswith(("net.conv1.1.", "net.conv1.4."))}  # stem
@@ -602,39 +601,39 @@ def test_every_precision_clips_in_units_of_the_loss(
 ) -> None:
     limit = 0.05
     more = (f"train.precision={precision}", f"train.views={views}", f"train.clip_grad_norm={limit}")
-    trainer = Trainer(config(videos, tmp_path / "run", *more, "train.epochs=1"), CPU)
+    run = build(videos, tmp_path / "run", *more, "train.epochs=1")
     stepped: list[float] = []
-    step = trainer.stepper.scaler.step
+    step = run.train_step.scaler.step
 
     def watch(optimiser: torch.optim.Optimizer) -> Any:
         gradients = [p.grad.double().norm() for g in optimiser.param_groups for p in g["params"]]
         stepped.append(float(torch.stack(gradients).norm()))
         return step(optimiser)
 
-    trainer.stepper.scaler.step = watch
-    before = {key: value.clone() for key, value in trainer.model.state_dict().items()}
-    trainer.run()
+    run.train_step.scaler.step = watch
+    before = {key: value.clone() for key, value in run.train_step.model.state_dict().items()}
+    loop.train(run)
 
-    assert trainer.stepper.scaler.is_enabled() == (precision == "fp16")
+    assert run.train_step.scaler.is_enabled() == (precision == "fp16")
     assert len(stepped) == STEPS
     assert max(stepped) == pytest.approx(limit, rel=1e-3)
     norms = [entry["grad_norm"] for entry in read_log(tmp_path / "run")]
     assert all(limit < norm < 50 for norm in norms)  # before clipping, and without loss scale
     assert all(entry["loss"] < 5 for entry in read_log(tmp_path / "run"))
-    after = trainer.model.state_dict()
+    after = run.train_step.model.state_dict()
     assert all(torch.isfinite(value).all() for value in after.values())
     assert not torch.equal(after["net.fc.weight"], before["net.fc.weight"])
 
 
 def test_without_clipping_the_norm_is_measured_alone(videos: Path, tmp_path: Path) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run", "train.clip_grad_norm=null"), CPU)
-    for parameter in trainer.model.parameters():
+    run = build(videos, tmp_path / "run", "train.clip_grad_norm=null")
+    for parameter in run.train_step.model.parameters():
         parameter.grad = torch.ones_like(parameter)
 
-    norm = trainer.stepper.clip()
+    norm = run.train_step._clip()
 
-    assert norm == pytest.approx(sum(p.numel() for p in trainer.model.parameters()) ** 0.5)
-    assert all((p.grad == 1).all() for p in trainer.model.parameters())
+    assert norm == pytest.approx(sum(p.numel() for p in run.train_step.model.parameters()) ** 0.5)
+    assert all((p.grad == 1).all() for p in run.train_step.model.parameters())
 
 
 def test_loss_that_is_not_finite(videos: Path, tmp_path: Path) -> None:
@@ -668,10 +667,10 @@ def test_plain_task(videos: Path, tmp_path: Path) -> None:
     ids=str,
 )
 def test_options_of_the_task(videos: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run", *more, "train.epochs=1"), CPU)
-    trainer.run()
+    run = build(videos, tmp_path / "run", *more, "train.epochs=1")
+    loop.train(run)
 
-    altered = any(isinstance(m, WeightAlteration) for m in trainer.model.modules())
+    altered = any(isinstance(m, WeightAlteration) for m in run.train_step.model.modules())
     assert altered == (more[0] not in ("task.alteration=false", "task.private=all"))
     assert load_checkpoint(tmp_path / "run/best.pt")["meta"]["metrics"]
 
@@ -679,12 +678,12 @@ def test_options_of_the_task(videos: Path, tmp_path: Path, more: tuple[str, ...]
 @pytest.mark.parametrize("name", ["tea_tiny", "slowfast_tiny", "uniformer_tiny"])
 def test_every_family_trains(videos: Path, tmp_path: Path, name: str) -> None:
     options = [f"model.name={name}", "data.crop=16", "data.resize=16", "train.epochs=1"]
-    trainer = Trainer(config(videos, tmp_path / "run", *options), CPU)
-    before = {k: v.clone() for k, v in trainer.model.named_parameters()}
+    run = build(videos, tmp_path / "run", *options)
+    before = {k: v.clone() for k, v in run.train_step.model.named_parameters()}
 
-    trainer.run()
+    loop.train(run)
 
-    moved = [k for k, v in trainer.model.named_parameters() if not torch.equal(v, before[k])]
+    moved = [k for k, v in run.train_step.model.named_parameters() if not torch.equal(v, before[k])]
     assert len(moved) > 0.9 * len(before)
     assert load_checkpoint(tmp_path / "run/best.pt")["meta"]["model"] == name
 
@@ -694,7 +693,7 @@ def test_half_precision_of_3d_convolutions_on_a_cpu_is_refused(
 ) -> None:
     options = ["model.name=slowfast_tiny", "train.precision=bf16"]
     with pytest.raises(ConfigError, match=r"train\.precision=bf16 on a CPU gives wrong gradients"):
-        Trainer(config(videos, tmp_path / "run", *options), CPU)
+        build(videos, tmp_path / "run", *options)
 
 
 # --- broken videos ------------------------------------------------------------------------------
@@ -755,16 +754,16 @@ def test_too_few_videos_for_a_step(videos: Path, tmp_path: Path) -> None:
 def test_batch_that_does_not_fit(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
+    run = build(videos, tmp_path / "run")
 
     def refuse() -> None:
         raise error
 
-    monkeypatch.setattr(trainer.stepper, "clip", refuse)
+    monkeypatch.setattr(run.train_step, "clip", refuse)
     with pytest.raises(
         OutOfMemory, match=r"micro-batch of 6 videos .*train\.activation_checkpointing=true"
     ):
-        trainer.run()
+        loop.train(run)
     assert OutOfMemory in failures()
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_toys import CPU, ROOT, config
+from engine_toys import ROOT
 from torch import nn
 
 from ffn.engine import announce, recipe
 from ffn.engine.config import load_config
-from ffn.engine.loop import Trainer
 
 NORMS = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
 CLASSES = ["Pushing left", "Pushing right", "Cleft"]
@@ -101,7 +100,7 @@ def test_run_says_it_at_its_start(videos: Path, finished: Path, tmp_path: Path) 
     other = tmp_path / "names.txt"
     other.write_text("right\nleft\nstill\n")
     more = (f"model.weights={finished / 'best.pt'}", f"data.classes={other}", "data.flip=random")
-    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
+    run = build(videos, tmp_path / "run", *more)
 
     lines = list(announce.start(trainer))
 
@@ -114,7 +113,7 @@ def test_run_says_it_at_its_start(videos: Path, finished: Path, tmp_path: Path) 
 
 def test_rate_is_scaled_and_said(videos: Path, tmp_path: Path) -> None:
     more = ("optim.lr=0.02", "optim.base_batch_size=12", "train.epochs=1", "optim.milestones=[]")
-    trainer = Trainer(config(videos, tmp_path / "run", *more), CPU)
+    run = build(videos, tmp_path / "run", *more)
     assert any("learning rate 0.01 (0.02 for 12)" in line for line in announce.start(trainer))
-    trainer.run()
-    assert {g["lr"] / g["lr_scale"] for g in trainer.stepper.optimiser.param_groups} == {0.01}
+    loop.train(run)
+    assert {g["lr"] / g["lr_scale"] for g in run.train_step.optimiser.param_groups} == {0.01}

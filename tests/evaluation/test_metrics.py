@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from ffn.evaluation.metrics import NOT_FINITE, UNANSWERED, accuracy, first_of_each, label_places
+from ffn.evaluation.collect import first_of_each
+from ffn.evaluation.metrics import NOT_FINITE, UNREADABLE, accuracy, label_ranks
 
 
 def by_hand(logits: np.ndarray, labels: np.ndarray, failed: set[int]) -> dict[str, float]:
@@ -34,42 +35,42 @@ def test_metrics_equal_a_loop(classes: int, ties: bool) -> None:
     labels = random.integers(0, max(1, classes - 1), 200)  # the last class does not occur
     failed = {0, 7, 111}
 
-    places = label_places(torch.tensor(logits), torch.tensor(labels))
-    places[list(failed)] = UNANSWERED
+    ranks = label_ranks(torch.tensor(logits), torch.tensor(labels))
+    ranks[list(failed)] = UNREADABLE
 
     expected = by_hand(logits, labels, failed)
-    assert accuracy(places, torch.tensor(labels)) == pytest.approx(expected, abs=1e-12)
+    assert accuracy(ranks, torch.tensor(labels)) == pytest.approx(expected, abs=1e-12)
 
 
-def test_five_classes_or_fewer_make_top5_the_share_of_answered_videos() -> None:
-    places = label_places(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
-    places[2] = UNANSWERED
+def test_top5_of_five_classes_or_fewer_is_the_share_of_decoded_videos() -> None:
+    ranks = label_ranks(torch.randn(4, 3), torch.tensor([0, 1, 2, 0]))
+    ranks[2] = UNREADABLE
 
-    assert accuracy(places, torch.tensor([0, 1, 2, 0]))["top5"] == 75
+    assert accuracy(ranks, torch.tensor([0, 1, 2, 0]))["top5"] == 75
 
 
 def test_equal_logits_prefer_the_smaller_class() -> None:
-    places = label_places(torch.zeros(3, 4), torch.tensor([0, 2, 3]))
+    ranks = label_ranks(torch.zeros(3, 4), torch.tensor([0, 2, 3]))
 
-    assert places.tolist() == [0, 2, 3]
+    assert ranks.tolist() == [0, 2, 3]
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_logits_that_are_no_numbers_are_marked(value: float) -> None:
+def test_logits_that_are_not_finite_are_marked(value: float) -> None:
     logits = torch.tensor([[1.0, 2.0], [value, 0.0], [0.0, 1.0]])
 
-    assert label_places(logits, torch.tensor([1, 1, 0])).tolist() == [0, NOT_FINITE, 1]
+    assert label_ranks(logits, torch.tensor([1, 1, 0])).tolist() == [0, NOT_FINITE, 1]
 
 
 @pytest.mark.parametrize("label", [[0, 3], [-1, 2]])
-def test_a_label_that_is_no_class_is_an_error(label: list[int]) -> None:
-    with pytest.raises(ValueError, match="knows classes 0 to 2"):
-        label_places(torch.zeros(2, 3), torch.tensor(label))
+def test_a_label_outside_the_classes_is_an_error(label: list[int]) -> None:
+    with pytest.raises(ValueError, match=r"labels are .* the model has classes 0 to 2"):
+        label_ranks(torch.zeros(2, 3), torch.tensor(label))
 
 
 def test_logits_of_the_wrong_rank_are_an_error() -> None:
     with pytest.raises(ValueError, match=r"shape \(2, 4, 3\); expected \(B, K\)"):
-        label_places(torch.zeros(2, 4, 3), torch.tensor([0, 1]))
+        label_ranks(torch.zeros(2, 4, 3), torch.tensor([0, 1]))
 
 
 def test_no_videos_is_an_error() -> None:
@@ -77,5 +78,5 @@ def test_no_videos_is_an_error() -> None:
         accuracy(torch.tensor([], dtype=torch.long), torch.tensor([], dtype=torch.long))
 
 
-def test_a_repeated_index_counts_where_it_came_first() -> None:
+def test_a_repeated_index_counts_at_its_first_row() -> None:
     assert first_of_each(torch.tensor([3, 1, 3, 0])).tolist() == [3, 1, 0]

@@ -30,11 +30,12 @@ from ffn.evaluation import (
     load_predictions,
     load_table,
     print_table,
+    save_figure,
     save_predictions,
     save_table,
     sweep,
 )
-from ffn.evaluation.views import video_logits
+from ffn.evaluation.collect import video_logits
 
 
 def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, float]:
@@ -198,11 +199,11 @@ def test_nan_names_frames_and_first_video() -> None:
         evaluate(NaNAtVideo(toys[5]["clips"][4]), loader(toys))
 
 
-def test_videos_that_never_come_are_an_error() -> None:
+def test_videos_that_the_loader_leaves_out_are_an_error() -> None:
     collate = loader(ToyVideos(7)).collate_fn
     part = torch.utils.data.DataLoader(ToyVideos(7), sampler=[0, 2, 6], collate_fn=collate)
 
-    with pytest.raises(RuntimeError, match="4 of 7 videos were never tested, first video 1"):
+    with pytest.raises(RuntimeError, match="4 of 7 videos were not evaluated, first video 1"):
         evaluate(plain(), part)
 
 
@@ -248,7 +249,7 @@ def test_predictions_must_have_been_kept(swept: Sweep, tmp_path: Path) -> None:
         save_predictions(replace(swept, predictions=None), tmp_path / "toy.safetensors")
 
 
-def test_tables_come_back(swept: Sweep, tmp_path: Path) -> None:
+def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
     other = sweep(plain(), loader(ToyVideos(5)), name="plain", latency=False)
 
     files = save_table([swept, other], tmp_path / "new")
@@ -266,14 +267,58 @@ def test_tables_come_back(swept: Sweep, tmp_path: Path) -> None:
     assert written["measured"]["versions"]["torch"] == torch.__version__
 
 
-def test_a_file_of_another_format_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text('{"format": 99}')
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"format": 99}', "has format 99; expected a results.json of tools/test.py, format 1"),
+        ("[1, 2]", "is not a file of results; expected a results.json"),
+        ("{", "is not a file of results; expected a results.json"),
+        ('{"format": 1}', "is damaged .KeyError.'networks'"),
+        (
+            '{"format": 1, "networks": [{"trained_frames": null, "crop": [8, 8], "rows": '
+            '[{"frames": 4}], "failed": []}]}',
+            "is damaged .TypeError.* missing .*'top1'",
+        ),
+    ],
+)
+def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text(content)
 
-    with pytest.raises(ValueError, match="format 99; expected 1"):
+    with pytest.raises(ValueError, match=rf"results.json {message}"):
         load_table(tmp_path / "results.json")
 
 
-def test_the_screen_speaks_of_latency_only_where_it_was_measured(swept: Sweep) -> None:
+def test_a_failed_write_leaves_the_old_files(
+    swept: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = [*save_table([swept], tmp_path), save_predictions(swept, tmp_path / "p.safetensors")]
+    before = {file: file.read_bytes() for file in files}
+
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    monkeypatch.setattr("os.replace", fail)
+    for write in (
+        lambda: save_table([replace(swept, name="other")], tmp_path),
+        lambda: save_figure([replace(swept, name="other")], files[2]),
+        lambda: save_predictions(replace(swept, name="other"), files[3]),
+    ):
+        with pytest.raises(OSError, match="disk full"):
+            write()
+
+    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_a_figure_needs_a_suffix(swept: Sweep, tmp_path: Path) -> None:
+    """matplotlib would add .png to the name."""
+    with pytest.raises(ValueError, match="figure has no suffix; add one"):
+        save_figure([swept], tmp_path / "figure")
+    with pytest.raises(ValueError, match="docx"):
+        save_figure([swept], tmp_path / "figure.docx")
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_table_shows_latency_only_where_it_was_measured(swept: Sweep) -> None:
     for latency in (None, 1.5):
         screen = io.StringIO()
         rows = tuple(replace(row, latency_ms=latency) for row in swept.rows)
@@ -281,7 +326,7 @@ def test_the_screen_speaks_of_latency_only_where_it_was_measured(swept: Sweep) -
         assert ("median latency of one clip" in screen.getvalue()) == (latency is not None)
 
 
-def test_the_screen_shows_every_row_and_the_failures(swept: Sweep) -> None:
+def test_the_table_shows_every_row_and_the_failures(swept: Sweep) -> None:
     screen = io.StringIO()
 
     print_table([swept], Console(file=screen, width=120))

@@ -1,4 +1,4 @@
-"""From a video file to labels, and the command that prints them."""
+"""Predictor, against its parts called one by one, and the predict command."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ def video(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def film(tmp_path_factory):
-    """The same kind of noise as an mp4 file."""
+def mp4(tmp_path_factory):
+    """Eleven frames of noise, as an mp4 file."""
     import av
 
-    path = tmp_path_factory.mktemp("film") / "film.mp4"
+    path = tmp_path_factory.mktemp("mp4") / "video.mp4"
     pixels = np.random.default_rng(1).integers(0, 256, (11, 40, 48, 3), dtype=np.uint8)
     with av.open(str(path), "w") as output:
         stream = output.add_stream("libx264", rate=25)
@@ -68,7 +68,7 @@ def film(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("frames", "active"), [(1, 2), (4, 2), (5, 8), (8, 8), (20, 8)])
-def test_a_prediction_is_the_networks_on_the_videos_own_frames(weights, video, frames, active):
+def test_prediction_equals_the_network_on_the_sampled_frames(weights, video, frames, active):
     prediction = Predictor(weights)(video, frames=frames)
 
     pixels = decode(video, segment_centre(11, frames))
@@ -82,7 +82,7 @@ def test_a_prediction_is_the_networks_on_the_videos_own_frames(weights, video, f
     assert prediction.model_ms > 0
 
 
-def test_the_top_labels_are_ordered_and_named(weights, video):
+def test_top_labels_are_sorted(weights, video):
     prediction = Predictor(weights)(video)
     top = prediction.top(2)
     probabilities = dict(zip(CLASSES, prediction.probabilities.tolist(), strict=True))
@@ -91,7 +91,7 @@ def test_the_top_labels_are_ordered_and_named(weights, video):
     assert len(prediction.top(5)) == 3  # no more than there are classes
 
 
-def test_by_default_the_largest_trained_count_is_used(weights, video, tmp_path):
+def test_default_is_the_largest_trained_count(weights, video, tmp_path):
     assert Predictor(weights)(video).frames == 8
 
     plain = create_model("tsm_tiny", num_classes=3)
@@ -105,7 +105,7 @@ def test_by_default_the_largest_trained_count_is_used(weights, video, tmp_path):
     assert unknown(video, frames=3).frames == 3
 
 
-def test_classes_nobody_named_have_numbers(video, tmp_path):
+def test_unnamed_classes_have_numbers(video, tmp_path):
     path = save(tmp_path, create_model("tsm_tiny", num_classes=3), None, classes=None)
     assert {label for label, _ in Predictor(path)(video, 2).top()} == {
         "class 0",
@@ -114,7 +114,7 @@ def test_classes_nobody_named_have_numbers(video, tmp_path):
     }
 
 
-def test_a_video_that_cannot_be_read_and_no_frames_are_errors(weights, video, tmp_path):
+def test_unreadable_video_and_zero_frames_are_errors(weights, video, tmp_path):
     predictor = Predictor(weights)
     with pytest.raises(VideoError, match="no such file"):
         predictor(tmp_path / "none.mp4")
@@ -125,19 +125,19 @@ def test_a_video_that_cannot_be_read_and_no_frames_are_errors(weights, video, tm
 # The command.
 
 
-def test_the_command_prints_labels_and_timing(weights, film, video, capsys):
-    assert main([str(film), str(video), "--weights", str(weights), "--frames", "3"]) == 0
+def test_command_prints_labels_and_times(weights, mp4, video, capsys):
+    assert main([str(mp4), str(video), "--weights", str(weights), "--frames", "3"]) == 0
 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * (1 + 3)
-    assert lines[0].startswith(f"{film}: 3 frames, sub-network 2, decode ")
-    best, probability = Predictor(weights)(film, frames=3).top(1)[0]
+    assert lines[0].startswith(f"{mp4}: 3 frames, sub-network 2, decode ")
+    best, probability = Predictor(weights)(mp4, frames=3).top(1)[0]
     assert lines[1].split() == [f"{probability:.2%}", best]
 
 
-def test_a_bad_file_is_reported_and_the_others_are_labelled(weights, video, tmp_path, capsys):
+def test_command_reports_unreadable_files_and_labels_the_others(weights, video, tmp_path, capsys):
     bad = tmp_path / "bad.mp4"
-    bad.write_bytes(b"no film")
+    bad.write_bytes(b"not a video")
     command = [str(bad), str(video), str(tmp_path / "gone.mp4"), "--weights", str(weights)]
 
     assert main([*command, "--top", "1"]) == 1
@@ -147,17 +147,17 @@ def test_a_bad_file_is_reported_and_the_others_are_labelled(weights, video, tmp_
     assert len(printed.out.splitlines()) == 2
     assert str(bad) in printed.err
     assert "gone.mp4: no such file" in printed.err
-    assert "2 of 3 files failed" in printed.err
+    assert "2 of 3 files could not be read" in printed.err
 
 
-def test_without_weights_nothing_runs(video, tmp_path, capsys):
+def test_command_without_weights_is_an_error(video, tmp_path, capsys):
     assert main([str(video), "--weights", str(tmp_path / "none.pt")]) == 2
     assert "no file" in capsys.readouterr().err
     assert main([str(video), "--weights", "tsm_none"]) == 2
     assert "no weights" in capsys.readouterr().err
 
 
-def test_a_number_of_frames_is_one_or_more(video, weights, capsys):
+def test_frames_is_at_least_one(video, weights, capsys):
     with pytest.raises(SystemExit):
         main([str(video), "--weights", str(weights), "--frames", "0"])
-    assert "'0' is not a number from 1 up" in capsys.readouterr().err
+    assert "'0' is not an integer of 1 or more" in capsys.readouterr().err

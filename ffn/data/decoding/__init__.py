@@ -1,33 +1,25 @@
-"""Frames by index, from video files through several readers, and from folders of images.
+"""Read frames by index from video files and from folders of images.
 
-`open_video(path)` returns a video that knows its length and reads any frames in one pass. Frames
-are numbered in the order in which they are shown. Whatever cannot be read raises `VideoError` with
-the path, the frame and the cause; a frame is never replaced by another one.
+`open_video(path)` returns a `Video` with a length and a `read(indices)` method. Frames are numbered
+in presentation order. A frame that cannot be read raises `VideoError` with path, frame and cause.
 """
 
 from __future__ import annotations
 
-from ffn.data.decoding.errors import VideoError
+from ffn.data.decoding.decoders import DECODERS, count_frames, decode, open_video
 from ffn.data.decoding.folder import PATTERN, FrameFolder
-from ffn.data.decoding.opening import (
-    READERS,
-    Facts,
-    Video,
-    count_frames,
-    decode,
-    open_video,
-    probe,
-)
-from ffn.data.decoding.pyav_reader import PyAVFile
+from ffn.data.decoding.metadata import VideoMetadata, probe
+from ffn.data.decoding.pyav_decoder import PyAVDecoder
+from ffn.data.decoding.video import Video, VideoError
 
 __all__ = [
+    "DECODERS",
     "PATTERN",
-    "READERS",
-    "Facts",
     "FrameFolder",
-    "PyAVFile",
+    "PyAVDecoder",
     "Video",
     "VideoError",
+    "VideoMetadata",
     "count_frames",
     "decode",
     "open_video",

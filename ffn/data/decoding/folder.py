@@ -1,4 +1,4 @@
-"""Frames of a video as images in a folder."""
+"""Read the frames of a video from a folder with one image per frame."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from collections.abc import Iterable
 import numpy as np
 from torch import Tensor
 
-from ffn.data.decoding.errors import VideoError, check_range, stack
+from ffn.data.decoding.video import VideoError, check_indices, stack_frames
 
-PATTERN = "{:05d}.jpg"  # the usual name of frame images
+PATTERN = "{:05d}.jpg"  # default name of a frame
 
 
 class FrameFolder:
@@ -20,11 +20,11 @@ class FrameFolder:
     Args:
         path: The folder.
         pattern: Name of a frame, as `{:05d}.jpg` or `img_{:05d}.png`.
-        frames: Number of frames if it is known, which saves listing the folder.
+        frames: Number of frames if it is known; it avoids listing the folder.
 
     Raises:
-        VideoError: if there is no such folder, it holds no image of that name, or has a gap.
-        ValueError: if `pattern` has no field for the number.
+        VideoError: if the folder does not exist, contains no frame, or a frame is missing.
+        ValueError: if `pattern` does not contain exactly one field for the number.
     """
 
     def __init__(self, path: str, pattern: str = PATTERN, frames: int | None = None) -> None:
@@ -32,7 +32,7 @@ class FrameFolder:
         check_pattern(pattern)
         if not os.path.isdir(path):
             raise VideoError(path, "no such folder")
-        self._first = next((i for i in (0, 1) if os.path.exists(self._name(i))), None)
+        self._first = next((i for i in (0, 1) if os.path.exists(self._file_name(i))), None)
         if self._first is None:
             raise VideoError(path, self._why_empty())
         self._frames = self._count() if frames is None else frames
@@ -49,47 +49,48 @@ class FrameFolder:
         Raises:
             VideoError: if an image is missing, cannot be decoded, or differs in size.
         """
-        wanted = list(indices)
-        check_range(self.path, wanted, len(self))
-        return stack(self.path, wanted, {i: self._image(i) for i in sorted(set(wanted))})
+        indices = list(indices)
+        check_indices(self.path, indices, len(self))
+        images = {i: self._read_image(i) for i in sorted(set(indices))}
+        return stack_frames(self.path, indices, images)
 
     def between(self, start: float | None, end: float | None) -> range:
-        """Refuse a time range, since images carry no time.
+        """Raise an error: images have no times.
 
         Raises:
             VideoError: always.
         """
         raise VideoError(self.path, f"a folder of frames has no times; got {start} … {end} s")
 
-    def _name(self, number: int) -> str:
+    def _file_name(self, number: int) -> str:
         return os.path.join(self.path, self.pattern.format(number))
 
-    def _image(self, index: int) -> np.ndarray:
+    def _read_image(self, index: int) -> np.ndarray:
         from PIL import Image
 
-        name = self._name(self._first + index)
+        name = self._file_name(self._first + index)
         try:
             with Image.open(name) as image:
                 return np.asarray(image.convert("RGB"))
         except FileNotFoundError:
             raise VideoError(self.path, f"{os.path.basename(name)} is missing", index) from None
         except (OSError, SyntaxError, ValueError) as error:
-            cause = f"{os.path.basename(name)} is no readable image ({error})"
+            cause = f"{os.path.basename(name)} is not a readable image ({error})"
             raise VideoError(self.path, cause, index) from None
 
     def _numbers(self) -> list[int]:
-        """Numbers of all images whose name follows the pattern, ascending."""
-        head, tail = re.split(r"\{.*?\}", self.pattern, maxsplit=1)
-        form = re.compile(re.escape(head) + r"(\d+)" + re.escape(tail))
-        found = (form.fullmatch(name) for name in os.listdir(self.path))
-        return sorted(int(m[1]) for m in found if m and self.pattern.format(int(m[1])) == m[0])
+        """Numbers of all images whose name matches the pattern, ascending."""
+        prefix, suffix = re.split(r"\{.*?\}", self.pattern, maxsplit=1)
+        regex = re.compile(re.escape(prefix) + r"(\d+)" + re.escape(suffix))
+        matches = (regex.fullmatch(name) for name in os.listdir(self.path))
+        return sorted(int(m[1]) for m in matches if m and self.pattern.format(int(m[1])) == m[0])
 
     def _count(self) -> int:
         numbers = self._numbers()
-        for place, number in enumerate(numbers):
-            if number != self._first + place:
-                missing = self.pattern.format(self._first + place)
-                raise VideoError(self.path, f"{missing} is missing", place)
+        for index, number in enumerate(numbers):
+            if number != self._first + index:
+                missing = self.pattern.format(self._first + index)
+                raise VideoError(self.path, f"{missing} is missing", index)
         return len(numbers)
 
     def _why_empty(self) -> str:
@@ -98,19 +99,21 @@ class FrameFolder:
             return "the folder is empty"
         return (
             f"no image {self.pattern.format(0)} or {self.pattern.format(1)}; "
-            f"the folder holds {len(names)} names, the first is {names[0]}"
+            f"the folder contains {len(names)} entries, the first is {names[0]}"
         )
 
 
 def check_pattern(pattern: str) -> None:
-    """Refuse a name of frames that has no place for their number.
+    """Check that a name pattern contains exactly one field for the number of a frame.
 
     Raises:
-        ValueError: if it has none, or more than one.
+        ValueError: if it does not.
     """
     try:
-        fits = pattern.format(0) != pattern.format(1)
+        valid = pattern.format(0) != pattern.format(1)
     except (IndexError, KeyError, ValueError):
-        fits = False
-    if not fits:
-        raise ValueError(f"pattern {pattern!r} has no single place for a number; try '{PATTERN}'")
+        valid = False
+    if not valid:
+        raise ValueError(
+            f"pattern is {pattern!r}; expected exactly one field for the number, as '{PATTERN}'"
+        )

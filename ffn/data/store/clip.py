@@ -20,7 +20,7 @@ from torchvision.io import ImageReadMode, decode_jpeg, encode_jpeg
 from torchvision.transforms.v2 import functional as F
 
 from ffn.data.annotations import Record
-from ffn.data.decoding import PyAVFile, Video, VideoError, open_video
+from ffn.data.decoding import PyAVDecoder, Video, VideoError, open_video
 
 CHUNK_BYTES = 1 << 29  # of decoded frames that are held at a time
 
@@ -138,7 +138,7 @@ def encode_clip(
 
 def _times(video: Video) -> np.ndarray | None:
     """When each frame is shown, in seconds; None for a folder, or a file that does not say."""
-    if not isinstance(video, PyAVFile):
+    if not isinstance(video, PyAVDecoder):
         return None
     times = video.timeline.seconds
     if len(times) != len(video):

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError
-from ffn.data.loader import _start_method
+from ffn.data.loader import worker_start_method
 from ffn.data.store.clip import EncodedClip, encode_clip
 from ffn.data.store.layout import FORMS, Manifest, StoreError, Unreadable, key_of
 from ffn.data.store.writer import LOCK, StoreWriter
@@ -184,7 +184,7 @@ def _encoded(encoder: _Encoder, workers: int) -> Iterator[tuple[EncodedClip | No
             num_workers=workers,
             collate_fn=_as_it_is,
             generator=torch.Generator(),  # torch's global random state is left alone
-            multiprocessing_context=_start_method() if workers else None,
+            multiprocessing_context=worker_start_method() if workers else None,
             worker_init_fn=_sit_down,
         )
     )

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from ffn.data.decoding import VideoError
-from ffn.data.decoding.errors import check_range
-from ffn.data.decoding.timeline import shown_between
+from ffn.data.decoding.video import check_indices, frames_between
 from ffn.data.store.clip import Head, decode_frame
 from ffn.data.store.files import OpenShards
 from ffn.data.store.layout import shard_name
@@ -60,7 +59,7 @@ class StoredVideo:
             ValueError: if no frame is asked for.
         """
         wanted = list(indices)
-        check_range(self.path, wanted, len(self))
+        check_indices(self.path, wanted, len(self))
         height, width = int(self.row["height"]), int(self.row["width"])
         chosen = sorted(set(wanted))
         images = torch.empty(len(chosen), height, width, 3, dtype=torch.uint8)
@@ -81,7 +80,7 @@ class StoredVideo:
         Raises:
             VideoError: if there is none, or the frames have no times.
         """
-        return shown_between(self.path, self.times, start, end)
+        return frames_between(self.path, self.times, start, end)
 
     def verify(self) -> None:
         """Compare the checksums of the head and of all frames.

@@ -1,0 +1,116 @@
+"""Comparisons as tables on the console and as a JSON file."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from ffn.benchmarks.timing import Comparison, quartiles
+from ffn.evaluation import describe_device
+from ffn.files import write_text
+
+FORMAT = 1  # of the JSON file
+MEMORY = {
+    "cpu": "peak of torch's CPU allocator, from torch.profiler; without oneDNN's own buffers",
+    "cuda": "peak of torch's CUDA allocator, torch.cuda.max_memory_allocated",
+}
+
+
+def describe_run(device: torch.device) -> dict[str, Any]:
+    """Date, device, number of CPU threads and torch version of a benchmark."""
+    return {
+        "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "device": describe_device(device),
+        "threads": torch.get_num_threads(),
+        "torch": str(torch.__version__),
+    }
+
+
+def print_comparisons(
+    comparisons: Sequence[Comparison],
+    *,
+    items: str,
+    measured: Mapping[str, Any],
+    console: Console | None = None,
+) -> None:
+    """Print a table of variants and a table of ratios for each comparison.
+
+    Args:
+        comparisons: the results.
+        items: the unit of the rates, as "clips".
+        measured: see :func:`describe_run`; printed last, one line per entry.
+        console: the terminal by default.
+    """
+    console = console or Console()
+    for comparison in comparisons:
+        console.print(_variant_table(comparison, items))
+        console.print(_ratio_table(comparison))
+    for key, value in measured.items():
+        console.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
+
+
+def save_comparisons(
+    comparisons: Sequence[Comparison],
+    path: str | Path,
+    *,
+    measured: Mapping[str, Any],
+    options: Mapping[str, Any],
+) -> None:
+    """Write comparisons to a JSON file; an existing file is replaced.
+
+    Args:
+        comparisons: the results.
+        path: the file; its folder is created if it is missing.
+        measured: see :func:`describe_run`.
+        options: of the command; paths are written as text.
+    """
+    content = {
+        "format": FORMAT,
+        "measured": dict(measured),
+        "options": dict(options),
+        "comparisons": [asdict(comparison) for comparison in comparisons],
+    }
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def _variant_table(comparison: Comparison, items: str) -> Table:
+    measures_memory = any(v.peak_bytes is not None for v in comparison.variants)
+    table = Table(title=escape(comparison.title))
+    table.add_column("variant")
+    for column in (f"{items}/s", "ms", "25 %", "75 %"):
+        table.add_column(column, justify="right", no_wrap=True)
+    if measures_memory:
+        table.add_column("peak MiB", justify="right", no_wrap=True)
+    for variant in comparison.variants:
+        low, middle, high = quartiles([1e3 * value for value in variant.seconds])
+        row = [variant.name, *(f"{value:.4g}" for value in (variant.rate, middle, low, high))]
+        if measures_memory:
+            row.append("-" if variant.peak_bytes is None else f"{variant.peak_bytes / 2**20:.1f}")
+        table.add_row(*row)
+    return table
+
+
+def _ratio_table(comparison: Comparison) -> Table:
+    measures_memory = any(ratio.memory is not None for ratio in comparison.ratios)
+    table = Table()
+    table.add_column("ratio")
+    for column in ("speed", "25 %", "75 %", *(["memory"] if measures_memory else [])):
+        table.add_column(column, justify="right", no_wrap=True)
+    for ratio in comparison.ratios:
+        row = [f"{ratio.name} : {ratio.over}"]
+        row += [f"{value:.3f}" for value in (ratio.speed, ratio.low, ratio.high)]
+        if measures_memory:
+            row.append("-" if ratio.memory is None else f"{ratio.memory:.3f}")
+        table.add_row(*row)
+    return table

@@ -1,0 +1,126 @@
+"""Benchmark of training steps: options that save memory or time, and plain training."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count, repeat
+from typing import Any
+
+import torch
+
+from ffn.benchmarks.timing import (
+    Comparison,
+    Variant,
+    compare,
+    in_sequence,
+    interleave,
+    model_bytes,
+    peak_memory,
+    tensor_bytes,
+)
+from ffn.engine.train_step import TrainStep
+
+# Variant of frame-flexible training -> options of its config. "recomputed" in the names is
+# activation checkpointing, as in the result files.
+VARIANTS = {
+    "": (),
+    ", recomputed": ("train.activation_checkpointing=true",),
+    ", compiled": ("train.compile=true",),
+}
+
+
+LR = 1e-3  # learning rate of the timed steps
+
+
+def compare_training(
+    model: str,
+    frames: Sequence[int],
+    build_step: Callable[[str, Sequence[int], Sequence[str]], TrainStep],
+    *,
+    batch_size: int,
+    size: int,
+    num_classes: int,
+    precision: str,
+    compiled: bool,
+    rounds: int,
+    device: torch.device,
+) -> Comparison:
+    """Compare training steps with all views together and in sequence, and steps of plain training.
+
+    A step is that of a training run, on a batch that is already on the device: normalisation,
+    forward, backward, gradient clipping, the check for finite numbers, optimiser.
+
+    Args:
+        model: name of the model, for the title.
+        frames: the views, two frame counts or more.
+        build_step: builds a train step from the name of a task, its frame counts, and further
+            options of a config.
+        batch_size: videos per step.
+        size: height and width of the clips, pixels.
+        num_classes: K.
+        precision: "fp32", "bf16" or "fp16".
+        compiled: also measure ``torch.compile``.
+        rounds: timed steps of each variant.
+        device: CPU or CUDA.
+
+    Raises:
+        ValueError: fewer than two frame counts, or an unknown model.
+    """
+    views = sorted(set(frames))
+    shown = ", ".join(map(str, views))
+    if len(views) < 2:
+        raise ValueError(f"--frames is {shown}; give two or more frame counts, as 4 8 16")
+    batch = _batch(views, batch_size, size, num_classes, device)
+    clips = batch["clips"]
+    options = [f"train.precision={precision}"]
+    steps = {
+        f"{order}{name}": build_step("flexible", views, [*options, f"train.views={order}", *more])
+        for name, more in VARIANTS.items()
+        if compiled or name != ", compiled"
+        for order in ("together", "sequential")
+    }
+    flexible = list(steps)
+    steps |= {f"plain {t}": build_step("plain", [t], options) for t in views}
+    calls = {name: _call(step, batch) for name, step in steps.items()}
+    seconds = interleave(calls, rounds=rounds, device=device)
+    variants = []
+    for name, step in steps.items():
+        used = clips.values() if name in flexible else [clips[int(name.removeprefix("plain "))]]
+        peak = held_bytes(step) + tensor_bytes(used) + peak_memory(calls[name], device)
+        variants.append(Variant(name, batch_size, seconds[name], peak))
+    every = f"plain {' + '.join(map(str, views))}"
+    variants.append(in_sequence(every, variants[len(flexible) :]))
+    pairs = [(name, "together") for name in flexible[1:]]
+    for over in (f"plain {views[-1]}", every):
+        pairs += [("together", over), ("sequential", over)]
+    title = f"{model}, views {shown}, batches of {batch_size} at {size} px"
+    return compare(title, variants, pairs)
+
+
+def _batch(
+    views: Sequence[int], batch_size: int, size: int, num_classes: int, device: torch.device
+) -> dict[str, Any]:
+    """A batch as the training loader returns it, of random pixels and labels, on a device."""
+    shape = (size, size)
+    return {
+        "clips": {
+            t: torch.randint(256, (batch_size, 3, t, *shape), dtype=torch.uint8, device=device)
+            for t in views
+        },
+        "label": torch.randint(num_classes, (batch_size,), device=device),
+        "index": torch.arange(batch_size),
+        "skipped": [],
+    }
+
+
+def _call(step: TrainStep, batch: dict[str, Any]) -> Callable[[], object]:
+    numbers = count()
+    return lambda: step.step(repeat(batch), number=next(numbers), lr=LR)
+
+
+def held_bytes(step: TrainStep) -> int:
+    """Memory between steps: parameters, two copies of the buffers, average, optimiser state."""
+    average = 0 if step.ema is None else model_bytes(step.ema.module)
+    values = (value for state in step.optimiser.state.values() for value in state.values())
+    tensors = [*step.model.buffers(), *filter(torch.is_tensor, values)]
+    return model_bytes(step.model) + average + tensor_bytes(tensors)

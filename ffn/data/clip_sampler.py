@@ -1,0 +1,130 @@
+"""The order in which the ranks load the videos of an epoch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import numpy as np
+from torch.utils.data import Sampler
+
+
+class ClipSampler(Sampler[tuple[int, ...]]):
+    """Sampler of one rank; yields keys `(epoch, index)` of `VideoDataset`.
+
+    With `repeats` above 1 the keys are `(epoch, index, copy)`: a batch contains batch_size /
+    repeats videos, each `repeats` times with different draws (repeated augmentation, Hoffer et al.
+    2020). All videos come as copy 0, then all as copy 1, …, so that neighbours in a batch are
+    different videos. An epoch is one pass over the videos, with `repeats` times as many samples.
+
+    All ranks use the same permutation of an epoch, drawn from (seed, epoch). Rank r takes the
+    positions p with p mod world_size = r. The batches b of all ranks together are thus batch b of
+    one process with the same global batch size.
+
+    Args:
+        size: Number of videos.
+        shuffle: True for training: a new order every epoch, and the same number of samples on every
+            rank. False for evaluation: rank r takes r, r + world_size, …; each sample is taken
+            exactly once over all ranks, so that ranks may differ by one sample.
+        seed: Seed of the permutations.
+        rank: Rank of this process.
+        world_size: Number of ranks.
+        batch_size: Samples per batch and rank, copies included.
+        repeats: Copies of each video in its batch; training only.
+        drop_last: Training only. True drops the videos that do not fill a batch on every rank.
+            False keeps the smaller last batch; if it does not divide evenly, the first samples of
+            the epoch are repeated (at most world_size - 1).
+        order: Training only. A function of (seed, epoch) that returns the permutation of an epoch;
+            default uniformly random. For a clip store: `functools.partial(page_order, pages)`.
+
+    Raises:
+        ValueError: if a number is outside its range, or the videos do not fill one batch.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        rank: int = 0,
+        world_size: int = 1,
+        batch_size: int = 1,
+        repeats: int = 1,
+        drop_last: bool = False,
+        order: Callable[[int, int], np.ndarray] | None = None,
+    ) -> None:
+        if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
+            raise ValueError(
+                f"size {size}, batch_size {batch_size}, rank {rank} of {world_size}; "
+                "expected size and batch_size of at least 1 and 0 <= rank < world_size"
+            )
+        if repeats < 1 or batch_size % repeats or (repeats > 1 and not drop_last):
+            raise ValueError(
+                f"repeats is {repeats} with batch_size {batch_size}, drop_last {drop_last}; "
+                "expected a divisor of batch_size, and drop_last in training if it is above 1"
+            )
+        if drop_last and not shuffle:
+            raise ValueError("drop_last would drop samples of an evaluation; set it to False")
+        if drop_last and size < batch_size // repeats * world_size:
+            raise ValueError(
+                f"{size} videos do not fill one batch of {batch_size // repeats} on each of "
+                f"{world_size} ranks; use a smaller batch, or drop_last=False"
+            )
+        if order is not None and not shuffle:
+            raise ValueError("order is only used in training; omit it, or set shuffle=True")
+        self.size, self.shuffle, self.seed = size, shuffle, seed
+        self.rank, self.world_size = rank, world_size
+        self.batch_size, self.repeats, self.drop_last = batch_size, repeats, drop_last
+        self.order = order
+        self.epoch = self.skip_batches = 0
+
+    def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
+        """Set the epoch of the next iteration.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            skip_batches: Batches of this rank to skip at the start, to resume an interrupted epoch.
+        """
+        self.epoch, self.skip_batches = epoch, skip_batches
+
+    def __len__(self) -> int:
+        """Remaining samples of this rank in this epoch."""
+        return self.repeats * len(self._indices())
+
+    def __iter__(self) -> Iterator[tuple[int, ...]]:
+        indices = self._indices()
+        if self.repeats == 1:
+            return ((self.epoch, index) for index in indices)
+        videos = self.batch_size // self.repeats
+        return (
+            (self.epoch, index, copy)
+            for first in range(0, len(indices), videos)
+            for copy in range(self.repeats)
+            for index in indices[first : first + videos]
+        )
+
+    def _indices(self) -> list[int]:
+        """Indices of the remaining videos of this rank."""
+        videos = self.batch_size // self.repeats
+        if self.shuffle:
+            order = self._permutation()
+            share = videos * self.world_size if self.drop_last else self.world_size
+            whole = self.size // share if self.drop_last else -(-self.size // share)
+            order = np.resize(order, whole * share)
+        else:
+            order = np.arange(self.size)
+        return order[self.rank :: self.world_size][self.skip_batches * videos :].tolist()
+
+    def _permutation(self) -> np.ndarray:
+        if self.order is None:
+            order = np.arange(self.size)
+            entropy = np.random.SeedSequence([self.seed, self.epoch])
+            np.random.default_rng(entropy).shuffle(order)
+            return order
+        order = self.order(self.seed, self.epoch)
+        if not np.array_equal(np.sort(order), np.arange(self.size)):
+            raise ValueError(
+                f"order gives {len(order)} indices for {self.size} samples; expected each of "
+                f"0 … {self.size - 1} once"
+            )
+        return order

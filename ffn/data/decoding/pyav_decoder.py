@@ -1,0 +1,142 @@
+"""Decode video files with PyAV (FFmpeg): frames are identified by their presentation times."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from typing import TYPE_CHECKING
+from weakref import finalize
+
+import numpy as np
+from torch import Tensor
+
+from ffn.data.decoding.container import decode_frames, open_container, to_rgb
+from ffn.data.decoding.timeline import Timeline, read_timeline
+from ffn.data.decoding.video import VideoError, check_indices, stack_frames
+
+if TYPE_CHECKING:
+    import av
+
+
+class PyAVDecoder:
+    """A video file, decoded by FFmpeg on one thread; frames are numbered in presentation order.
+
+    In a seekable file, decoding starts at the last keyframe at or before a requested frame, runs
+    forward only, and skips H.264 frames that are neither requested nor referenced. Any other file
+    is decoded from its first frame. Rotation flags are applied; pixels are taken as square.
+
+    Args:
+        path: The file.
+        frames: Number of frames if it is known, as from an index. It avoids decoding a file that
+            is not seekable to count its frames; a seekable file is counted by its packets.
+
+    Raises:
+        VideoError: if the file does not exist, is not a video, has no video stream, or is
+            truncated.
+    """
+
+    def __init__(self, path: str, frames: int | None = None) -> None:
+        self.path = path
+        self._container = open_container(path)
+        # A container and its streams refer to each other. Without an explicit close, open decoders
+        # accumulate until the garbage collector runs.
+        finalize(self, self._container.close)
+        self._timeline = read_timeline(path, self._container, count=frames is None)
+        self._frames = len(self._timeline) if self._timeline.times is not None else frames
+
+    def __len__(self) -> int:
+        return self._frames
+
+    @property
+    def timeline(self) -> Timeline:
+        """Times of all frames; a file that is not seekable is decoded to find them."""
+        if self._timeline.times is None:
+            self._timeline = read_timeline(self.path, self._container)
+        return self._timeline
+
+    def between(self, start: float | None, end: float | None) -> range:
+        """Indices of the frames shown at a time in [start, end), in seconds after the first.
+
+        Raises:
+            VideoError: if the range contains no frame.
+        """
+        return self.timeline.between(start, end)
+
+    def read(self, indices: Iterable[int]) -> Tensor:
+        """Frames at `indices`, in that order; repeated indices are decoded once.
+
+        Returns:
+            uint8 RGB of shape (N, H, W, 3).
+
+        Raises:
+            VideoError: if an index is outside the video, or a frame cannot be decoded.
+        """
+        indices = list(indices)
+        check_indices(self.path, indices, len(self))
+        return stack_frames(self.path, indices, self._read_images(sorted(set(indices))))
+
+    def _read_images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
+        """Pixels by index, for ascending indices."""
+        import av
+
+        if self._timeline.not_seekable:
+            return self._read_from_start(indices)
+        index_of = {int(self._timeline.times[i]): i for i in indices}
+        try:
+            images = self._read_by_seeking(index_of)
+        except (av.error.FFmpegError, ValueError):
+            images = {}
+        # Seeking misses frames after damage, or if a packet marked as a keyframe depends on others.
+        # Decoding from the first frame returns such frames, or raises the error.
+        return images if len(images) == len(indices) else self._read_from_start(indices)
+
+    def _read_by_seeking(self, index_of: Mapping[int, int]) -> dict[int, np.ndarray]:
+        """Pixels by index, for ascending times; stops at the first frame that is missing."""
+        images: dict[int, np.ndarray] = {}
+        frames, reached = iter(()), None
+        for time, index in index_of.items():
+            keyframe = self._timeline.preceding_keyframe(time)
+            if reached is None or keyframe > reached:
+                frames, reached = self._decode_from_keyframe(keyframe, index_of), keyframe
+            while index not in images and reached <= time:
+                frame = next(frames, None)
+                if frame is None or frame.is_corrupt:
+                    return images
+                reached = frame.pts
+                if frame.pts in index_of:
+                    images[index_of[frame.pts]] = to_rgb(frame)
+        return images
+
+    def _decode_from_keyframe(
+        self, keyframe: int, requested: Mapping[int, int]
+    ) -> Iterator[av.VideoFrame]:
+        """Frames shown from a keyframe on; unreferenced H.264 frames only if they are requested."""
+        stream = self._container.streams.best("video")
+        context = stream.codec_context
+        # No frame depends on an H.264 frame marked as non-reference. HEVC's mark is weaker.
+        can_skip = self._timeline.codec == "h264"
+        mode = context.skip_frame = "DEFAULT"
+        self._container.seek(keyframe, stream=stream)
+        with closing(self._container.demux(stream)) as packets:  # an open one keeps its memory
+            for packet in packets:
+                skip = can_skip and packet.size and packet.pts not in requested
+                if mode != (new := "NONREF" if skip else "DEFAULT"):
+                    mode = context.skip_frame = new
+                for frame in context.decode(packet):
+                    if frame.pts is not None and frame.pts >= keyframe:
+                        yield frame
+
+    def _read_from_start(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
+        """Pixels by index; decodes from the first frame to the last requested one."""
+        timeline, images = self._timeline, {}
+        by_position = bool(timeline.not_seekable)
+        requested = {i if by_position else int(timeline.times[i]): i for i in indices}
+        with open_container(self.path) as container:
+            for position, frame in enumerate(decode_frames(self.path, container)):
+                index = requested.get(position if by_position else frame.pts)
+                if index is not None:
+                    images[index] = to_rgb(frame)
+                if len(images) == len(requested):
+                    return images
+        missing = next(i for i in indices if i not in images)
+        raise VideoError(self.path, f"cannot be decoded; {len(self)} frames expected", missing)

@@ -1,0 +1,97 @@
+"""Read the training and validation lists of a data set, and fingerprint them."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ffn.data.annotations import Record, read_annotations, read_classes
+
+
+@dataclass(frozen=True)
+class Splits:
+    """The labelled videos of a data set.
+
+    Attributes:
+        train: training records; empty if they were not requested.
+        val: validation records.
+        classes: class names in the order of their indices.
+        prepared: fingerprint in the ``dataset.json`` beside the lists, which
+            ``tools/prepare_data.py`` writes: counts per class, lengths, names. None without one.
+    """
+
+    train: list[Record]
+    val: list[Record]
+    classes: list[str]
+    prepared: Any = None
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Counts, and a hash of file names and labels, stored in checkpoints."""
+        lines = [f"{Path(r.path).name} {r.label}" for r in [*self.train, *self.val]]
+        digest = hashlib.sha256("\n".join([*self.classes, *lines]).encode()).hexdigest()
+        found = {
+            "train_videos": len(self.train),
+            "val_videos": len(self.val),
+            "classes": len(self.classes),
+            "sha256": digest,
+        }
+        return found if self.prepared is None else {**found, "prepared": self.prepared}
+
+
+def read_splits(
+    root: str | Path,
+    *,
+    train: str,
+    val: str,
+    class_file: str | None = None,
+    classes: Sequence[str] | None = None,
+    with_train: bool = True,
+) -> Splits:
+    """Read the annotations of a data set.
+
+    Args:
+        root: folder of the annotations and of the paths in them.
+        train: training annotations under ``root``: a list, a csv, or a folder per class.
+        val: validation annotations, likewise.
+        class_file: file under ``root`` with one class name per line; by default the class names
+            come from the training annotations.
+        classes: class names, as those of a checkpoint; they replace both.
+        with_train: whether to return the training records.
+
+    Raises:
+        ValueError: an annotation file or ``dataset.json`` is invalid.
+        FileNotFoundError: an annotation file is missing.
+    """
+    root = Path(root)
+
+    def read(name: str, names: Sequence[str] | None) -> tuple[list[Record], list[str]]:
+        source = root / name
+        return read_annotations(source, root=None if source.is_dir() else root, classes=names)
+
+    names = list(classes) if classes is not None else None
+    if names is None and class_file is not None:
+        names = read_classes(root / class_file)
+    records: list[Record] = []
+    if with_train or names is None:
+        records, names = read(train, names)
+    val_records, names = read(val, names)
+    return Splits(records if with_train else [], val_records, names, _prepared(root / train))
+
+
+def _prepared(annotations: Path) -> Any:
+    """Fingerprint of a prepared data set, found through one of its lists; None without one."""
+    for folder in annotations.parents[:2]:  # index/train.csv or index/split1/train.csv
+        description = folder / "dataset.json"
+        if description.is_file():
+            try:
+                return json.loads(description.read_text(encoding="utf-8")).get("fingerprint")
+            except (ValueError, AttributeError) as error:
+                raise ValueError(
+                    f"{description} does not describe a data set ({error}); prepare the data set "
+                    "again, or move the file away"
+                ) from error
+    return None

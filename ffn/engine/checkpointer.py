@@ -1,0 +1,262 @@
+"""Save the state of a run and restore it from the newest valid checkpoint.
+
+Order, augmentation and dropout are functions of the seed and the position, so a checkpoint holds no
+random state, and a run may resume on another number of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from torch import Tensor, nn
+
+from ffn.engine.checkpoint import CheckpointError, load_checkpoint
+from ffn.engine.distributed import World, any_of, check_replicas, gather, on_main
+from ffn.engine.meter import Meter
+from ffn.engine.run_folder import RunFolder
+from ffn.engine.run_lock import RunError
+from ffn.engine.train_step import TrainStep
+from ffn.files import write_text
+
+
+@dataclass
+class RunState:
+    """Position of a run.
+
+    Attributes:
+        epoch: complete epochs.
+        step: optimiser steps, over all epochs.
+        best: highest score of a validation, in percent.
+        metrics: per frame count the measures of the network in ``step``; empty before its
+            validation.
+        validation_pending: the validation after the last epoch has not finished.
+    """
+
+    epoch: int = 0
+    step: int = 0
+    best: float = -1.0
+    metrics: dict[int, dict[str, float]] = field(default_factory=dict)
+    validation_pending: bool = False
+
+
+class Checkpointer:
+    """Writes and reads the checkpoints of a run. All processes call it, the main one writes.
+
+    Args:
+        folder: of the run.
+        train_step: its network, optimiser and counters are saved.
+        meter: its interval is saved.
+        world: the processes.
+        metadata: describes the network and the run in every checkpoint: plain values, with
+            ``config`` and ``data`` among them.
+        changed_options: given the ``config`` of a checkpoint, the options that differ and must not.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        train_step: TrainStep,
+        meter: Meter,
+        world: World,
+        *,
+        metadata: dict[str, Any],
+        changed_options: Callable[[dict[str, Any]], list[str]],
+    ) -> None:
+        self.folder, self.train_step, self.meter, self.world = folder, train_step, meter, world
+        self.metadata, self._changed_options = metadata, changed_options
+        self.saved_step: int | None = None  # step of the last checkpoint
+        self.notes: list[str] = []  # messages about the folder and the restored checkpoint
+
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Own the run's folder.
+
+        Raises:
+            ffn.engine.run_lock.FolderInUse: another run writes there.
+        """
+        with ExitStack() as stack:
+            note = on_main(lambda: stack.enter_context(self.folder.lock()), self.world)
+            self.notes = [note] if note else []
+            yield
+
+    def save(self, state: RunState, *, final: bool = False) -> None:
+        """Write a checkpoint to resume from.
+
+        After several bad steps in a row the weights may be ruined although they are finite. No
+        checkpoint is written then, unless it is the final one.
+
+        Raises:
+            FloatingPointError: weights or statistics are not finite.
+            CheckpointError: the file cannot be written; the previous checkpoint stays.
+            ReplicaError: the processes have different weights.
+        """
+        if self.train_step.consecutive_bad_steps > 1 and not final:
+            return
+        check_replicas(self.train_step.model, self.world)
+        content = self._content(state)
+        content["training"] = self._training_state() | {
+            "meter": self.meter.state_dict(),
+            "epoch": state.epoch,
+            "step": state.step,
+            "validates": state.validation_pending,
+            "best": state.best,
+        }
+        self._check_finite(content["training"].get("weights", {}), state.step)
+        on_main(lambda: self.folder.save(content, state.step) and None, self.world)
+        self.saved_step = state.step
+
+    def save_best(self, state: RunState) -> None:
+        """Write the network as ``best.pt``. Errors of :meth:`save`."""
+        content = self._content(state)
+        on_main(lambda: self.folder.save_best(content) and None, self.world)
+
+    def restore(self) -> RunState:
+        """Load the newest valid checkpoint, or begin the run if the folder has none.
+
+        Call it within :meth:`lock`. Messages for the user are added to ``notes``.
+
+        Raises:
+            CheckpointError: there are checkpoints, and none is valid.
+            RunError: the folder belongs to a run with other options or videos.
+        """
+        found = None
+
+        def newest() -> tuple[Path | None, list[str]]:
+            nonlocal found
+            found = self.folder.newest()
+            return (None, []) if found is None else (found.path, found.invalid)
+
+        path, invalid = on_main(newest, self.world)
+        self.notes += [f"invalid checkpoint: {reason}" for reason in invalid]
+        if path is None:
+            on_main(self._begin, self.world)
+            state = RunState()
+        else:
+            state = self._restore(found.content if found else load_checkpoint(path), path)
+        check_replicas(self.train_step.model, self.world)
+        if self.train_step.bad_batches is not None:
+            on_main(lambda: self.train_step.bad_batches.truncate(state.step), self.world)
+        return state
+
+    def _begin(self) -> None:
+        """Write the config of a new run into its folder."""
+        folder = self.folder.path
+        best = folder / "best.pt"
+        if best.exists():
+            raise RunError(
+                f"{folder} holds {best.name} of a run and no checkpoint to resume from; a new run "
+                "would overwrite it. Move it away, or choose another log.output"
+            )
+        description, log = folder / "config.yaml", folder / "log.jsonl"
+        if description.is_file() and log.is_file() and log.stat().st_size:
+            self._check_options(yaml.safe_load(description.read_text("utf-8")), description)
+        text = yaml.safe_dump(self.metadata["config"], sort_keys=False, allow_unicode=True)
+        write_text(description, text)
+
+    def _restore(self, content: dict[str, Any], path: Path) -> RunState:
+        """Load a checkpoint into the parts of the run."""
+        training, meta = content.get("training"), content["meta"]
+        if training is None:
+            raise CheckpointError(f"{path} has no training state to resume from")
+        self._check_options(meta["config"], path)
+        now = self.metadata["data"]
+        if any(now.get(key) != value for key, value in meta["data"].items()):
+            raise RunError(
+                f"{path} was trained on other videos or labels than data.root lists now; restore "
+                "the lists, or choose another log.output"
+            )
+        self._load_network(content["model"], training)
+        self.train_step.load_state_dict(training)
+        if "meter" in training:  # not in files of format 1
+            self.meter.load_state_dict(training["meter"])
+        self.saved_step = training["step"]
+        writers = len(training["buffers"])
+        if writers != self.world.size:
+            self.notes.append(
+                f"{path} was written by {writers} process(es) and is resumed by {self.world.size}: "
+                "running statistics are averaged"
+            )
+        return RunState(
+            epoch=training["epoch"],
+            step=training["step"],
+            best=training["best"],
+            metrics={int(frames): values for frames, values in meta["metrics"].items()},
+            validation_pending=training.get("validates", False),
+        )
+
+    def _check_options(self, before: dict[str, Any], path: Path) -> None:
+        changed = self._changed_options(before)
+        if changed:
+            raise RunError(
+                f"{path} belongs to a run with other options ({'; '.join(changed[:5])}). Choose "
+                "another log.output, or use the options of that run"
+            )
+
+    def _content(self, state: RunState) -> dict[str, Any]:
+        network = self.train_step.network.state_dict()
+        self._check_finite(network, state.step)
+        metrics = {str(frames): dict(values) for frames, values in state.metrics.items()}
+        return {"model": network, "meta": {**self.metadata, "metrics": metrics}}
+
+    def _training_state(self) -> dict[str, Any]:
+        """State of the train step; running statistics differ between processes until averaged."""
+        step = self.train_step
+        state = step.state_dict() | {"buffers": gather_buffers(step.model, self.world)}
+        if step.ema is not None:  # then the checkpoint's network is the average
+            state["weights"] = step.model.state_dict()
+            state["average_buffers"] = gather_buffers(step.ema.module, self.world)
+        return state
+
+    def _load_network(self, network: dict[str, Tensor], training: dict[str, Any]) -> None:
+        step = self.train_step
+        step.network.load_state_dict(network)
+        if step.ema is not None:
+            step.model.load_state_dict(training["weights"])
+            load_buffers(step.ema.module, training["average_buffers"], self.world)
+        load_buffers(step.model, training["buffers"], self.world)
+
+    def _check_finite(self, state: dict[str, Tensor], step: int) -> None:
+        wrong = not_finite(state)
+        if any_of([bool(wrong)], self.world)[0]:
+            raise FloatingPointError(
+                f"weights or statistics are not finite at step {step} ({', '.join(wrong[:3])}); "
+                f"they are not saved, and earlier checkpoints stay. {self.train_step.advice}"
+            )
+
+
+def not_finite(state: dict[str, Any]) -> list[str]:
+    """Names of the floating-point tensors in a state dict that hold NaN or an infinity."""
+    floats = {k: v for k, v in state.items() if torch.is_tensor(v) and v.is_floating_point()}
+    if not floats:
+        return []
+    # One number per tensor: a single synchronisation with a GPU.
+    sums = torch.stack([value.detach().double().abs().sum() for value in floats.values()])
+    return [key for key, good in zip(floats, sums.isfinite().tolist(), strict=True) if not good]
+
+
+def gather_buffers(module: nn.Module, world: World) -> list[list[Tensor]]:
+    """Copies on the CPU of the buffers of every process, in order of rank."""
+    return gather([buffer.detach().cpu().clone() for buffer in module.buffers()], world)
+
+
+def load_buffers(module: nn.Module, saved: list[list[Tensor]], world: World) -> None:
+    """Restore what :func:`gather_buffers` returned, in place.
+
+    With another number of processes than before, each gets the mean over the saved ones, and the
+    first one's integer buffers.
+    """
+    same = len(saved) == world.size
+    for position, buffer in enumerate(module.buffers()):
+        if same:
+            value = saved[world.rank][position]
+        elif buffer.is_floating_point():
+            value = torch.stack([own[position] for own in saved]).mean(0)
+        else:
+            value = saved[0][position]
+        buffer.copy_(value)

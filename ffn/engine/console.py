@@ -1,0 +1,151 @@
+"""Console messages of a run: start, intervals, validations, stop."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def new_run(
+    model: str,
+    task: str,
+    *,
+    train_videos: int,
+    val_videos: int,
+    classes: int,
+    report: object = None,
+) -> list[str]:
+    """Lines about a new run.
+
+    Args:
+        model: its name.
+        task: its name.
+        train_videos: number of training videos.
+        val_videos: number of validation videos.
+        classes: number of classes.
+        report: of the model's conversion; printable.
+    """
+    lines = [
+        f"{model}, task {task}: {train_videos} training and {val_videos} validation videos, "
+        f"{classes} classes"
+    ]
+    return lines if report is None else [*lines, str(report)]
+
+
+def finished(folder: Path, epochs: int) -> str:
+    """Line about a run that has no epochs left."""
+    return (
+        f"{folder}: finished, {epochs} of {epochs} epochs are done. To train further, choose "
+        f"another log.output and model.weights={folder / 'best.pt'}"
+    )
+
+
+def resumed(folder: Path, *, step: int, steps_per_epoch: int, epochs: int) -> str:
+    """Line about a run that continues from a checkpoint."""
+    done, within = divmod(step, steps_per_epoch)
+    more = f" and {within} step(s)" if within else ""
+    return f"{folder}: resumed after {done} of {epochs} epochs{more}"
+
+
+def schedule(
+    *,
+    epochs: int,
+    steps_per_epoch: int,
+    batch_size: int,
+    repeated_aug: int,
+    processes: int,
+    grad_accum_steps: int,
+    lr: float,
+    base: tuple[float, int] | None,
+    precision: str,
+    device: str,
+) -> str:
+    """Line about the length of a run, its batches and its learning rate.
+
+    Args:
+        epochs: passes over the training videos.
+        steps_per_epoch: optimiser steps.
+        batch_size: samples per step.
+        repeated_aug: samples of each video in a batch.
+        processes: number of them.
+        grad_accum_steps: micro-batches per step.
+        lr: scaled learning rate.
+        base: learning rate and batch size that it was scaled from; None without scaling.
+        precision: of the forward passes.
+        device: its type.
+    """
+    videos = f"{batch_size // repeated_aug} videos"
+    videos += f" x {repeated_aug} samples" if repeated_aug > 1 else ""
+    rate = f"{lr:g}" if base is None else f"{lr:g} ({base[0]:g} for {base[1]})"
+    micro = batch_size // (processes * grad_accum_steps)
+    return (
+        f"{epochs} epochs of {steps_per_epoch} steps; {videos} per step = {processes} process(es) "
+        f"x {grad_accum_steps} micro-batch(es) x {micro}; learning rate {rate}, {precision} on "
+        f"{device}"
+    )
+
+
+def interval(epoch: float, step: int, values: Mapping[str, float]) -> str:
+    """Line about the steps since the last one.
+
+    Args:
+        epoch: epochs done, with fraction.
+        step: optimiser steps done.
+        values: as :meth:`ffn.engine.meter.Meter.interval` returns them.
+    """
+    shown = "  ".join(
+        f"{key} {value:.3f}" for key, value in values.items() if "/" in key or key == "loss"
+    )
+    return (
+        f"epoch {epoch:6.2f}  step {step}  lr {values['lr']:.2e}  {shown}  "
+        f"grad {values['grad_norm']:.2f}  {speed(values['videos_per_s'], values['data_wait'])}"
+    )
+
+
+def speed(videos_per_s: float, data_wait: float) -> str:
+    """Videos per second, and the share of time spent waiting for data."""
+    return f"{videos_per_s:.0f} videos/s, data wait {data_wait:.0%}"
+
+
+def validation(
+    epoch: int, metrics: Mapping[int, Mapping[str, float]], score: float, videos: int
+) -> str:
+    """Line with the accuracy at every tested frame count.
+
+    Args:
+        epoch: epochs done.
+        metrics: measures by frame count.
+        score: mean top-1 over the trained counts, in percent of all videos.
+        videos: number of validation videos.
+    """
+    shown = "  ".join(f"{frames}f {values['top1']:.1f}" for frames, values in metrics.items())
+    failed = next(iter(metrics.values()))["failed"]
+    note = ""
+    if failed:
+        readable = videos - failed
+        mean = f"{score * videos / readable:.2f}" if readable else "none"
+        note = f"  ({failed} unreadable videos count as wrong; mean without them {mean})"
+    return f"epoch {epoch:>3} validation top-1 %: {shown}  mean {score:.2f}{note}"
+
+
+def skipped(epoch: int, reasons: Sequence[str]) -> str:
+    """Lines about the unreadable videos of an epoch."""
+    listed = "".join(f"\n  {text}" for text in sorted(set(reasons))[:10])
+    return f"epoch {epoch}: {len(reasons)} unreadable videos skipped{listed}"
+
+
+def stopped(step: int, saved_step: int | None) -> str:
+    """Line about a run that a signal stopped.
+
+    Args:
+        step: optimiser steps done.
+        saved_step: step of the last checkpoint; None without one.
+    """
+    if saved_step == step:
+        return f"stopped and saved at step {step}"
+    kept = (
+        "there is no checkpoint"
+        if saved_step is None
+        else f"the last checkpoint is of step {saved_step}"
+    )
+    return f"stopped at step {step} after non-finite steps: {kept}"

@@ -1,0 +1,82 @@
+"""Validation of a run: exact BatchNorm statistics, then accuracy per frame count."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from ffn.engine.compile import eager
+from ffn.engine.distributed import World, gather
+from ffn.engine.precise_bn import update_precise_bn
+from ffn.engine.train_step import TrainStep, to_device
+from ffn.evaluation import evaluate
+
+
+class Validator:
+    """Tests the network of a train step on the validation videos. All processes call it.
+
+    Args:
+        train_step: its network is tested, in its precision.
+        loader: validation batches.
+        world: the processes.
+        trained_frames: counts whose mean top-1 is the score.
+        batch_size: clips per forward pass.
+        precise_bn: micro-batches of training data for exact BatchNorm statistics; 0 keeps the
+            running ones.
+        train_loader: these batches.
+    """
+
+    def __init__(
+        self,
+        train_step: TrainStep,
+        loader: DataLoader,
+        world: World,
+        *,
+        trained_frames: Sequence[int],
+        batch_size: int,
+        precise_bn: int = 0,
+        train_loader: DataLoader | None = None,
+    ) -> None:
+        self.train_step, self.loader, self.world = train_step, loader, world
+        self.trained_frames, self.batch_size = tuple(trained_frames), batch_size
+        self.precise_bn, self.train_loader = precise_bn, train_loader
+        self.videos = len(loader.dataset)
+
+    def evaluate(self) -> dict[int, dict[str, float]]:
+        """Measures of the network at every tested frame count, by count."""
+        with eager():
+            return evaluate(
+                self.train_step.network,
+                self.loader,
+                precision=self.train_step.precision,
+                batch_size=self.batch_size,
+            )
+
+    def score(self, metrics: dict[int, dict[str, float]]) -> float:
+        """Mean top-1 over the trained counts, in percent of all videos."""
+        return sum(metrics[t]["top1"] for t in self.trained_frames) / len(self.trained_frames)
+
+    def update_statistics(self, epoch: int) -> list[str]:
+        """Give BatchNorms exact statistics of the first training videos of an epoch.
+
+        Returns:
+            Reasons of the unreadable videos, over all processes.
+        """
+        if not self.precise_bn:
+            return []
+        skipped: list[str] = []
+
+        def batches() -> Iterator[dict[str, Any]]:
+            self.train_loader.sampler.set_epoch(epoch)
+            for batch in itertools.islice(self.train_loader, self.precise_bn):
+                skipped.extend(batch["skipped"])
+                yield to_device(batch, self.world.device, self.train_step.normalise)
+
+        with self.train_step.autocast(), eager():
+            update_precise_bn(
+                self.train_step.network, batches(), self.world, frames=self.trained_frames
+            )
+        return [text for texts in gather(skipped, self.world) for text in texts]

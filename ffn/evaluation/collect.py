@@ -1,0 +1,226 @@
+"""Run a model over a data loader and gather the label ranks and logits of all processes."""
+
+from __future__ import annotations
+
+import math
+from collections import ChainMap
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+import torch.distributed as dist
+from rich.progress import track
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from ffn.data import Normalise
+from ffn.evaluation.eval_mode import evaluating, inference
+from ffn.evaluation.metrics import NOT_FINITE, UNREADABLE, label_ranks
+
+
+@dataclass(frozen=True)
+class Outputs:
+    """Gathered results, row i for video i; the same on every process.
+
+    Attributes:
+        label: (N,), class indices.
+        ok: (N,), False where a video cannot be decoded.
+        errors: for each video that cannot be decoded, the reason.
+        ranks: per frame count (N,); see :func:`ffn.evaluation.label_ranks`.
+        shapes: per frame count (C, T, H, W) of the clips.
+        logits: per frame count (N, K) on rank 0, if they were kept.
+    """
+
+    label: Tensor
+    ok: Tensor
+    errors: tuple[str, ...]
+    ranks: dict[int, Tensor]
+    shapes: dict[int, tuple[int, ...]]
+    logits: dict[int, Tensor] | None
+
+
+@dataclass
+class _Shard:
+    """Results of one process: columns and logits per batch, clip shapes, decoding errors."""
+
+    columns: list[dict[str, Tensor]] = field(default_factory=list)
+    logits: list[dict[str, Tensor]] = field(default_factory=list)
+    shapes: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    errors: dict[int, str] = field(default_factory=dict)
+
+
+def collect(
+    model: nn.Module,
+    loader: DataLoader,
+    precision: str,
+    batch_size: int | None,
+    *,
+    keep_logits: bool,
+    progress: bool,
+) -> Outputs:
+    """Run a model over the shard of this process and gather the results of all processes.
+
+    Arguments and errors of :func:`ffn.evaluation.evaluate`; ``keep_logits`` also gathers the
+    logits on rank 0.
+    """
+    own = _run(model, loader, precision, batch_size, keep_logits, progress and is_first())
+    shards = gather((merge(own.columns), own.shapes, own.errors))
+    merged = merge([columns for columns, _, _ in shards])
+    if not merged:
+        raise ValueError("no videos to evaluate: the data set is empty")
+    keep = first_of_each(merged["index"])
+    merged = merge([merged], keep)
+    ranks = _ranks(merged)
+    _check_finite(ranks, merged["index"], loader)
+    _check_complete(merged["index"], len(loader.dataset))
+
+    logits = gather_first(merge(own.logits)) if keep_logits else None
+    errors = ChainMap(*(errors for _, _, errors in shards))
+    return Outputs(
+        label=merged["label"],
+        ok=merged["ok"],
+        ranks=ranks,
+        errors=tuple(reason for _, reason in sorted(errors.items())),
+        shapes=dict(ChainMap(*(shapes for _, shapes, _ in shards))),
+        logits=None if logits is None else {int(t): x for t, x in merge(logits, keep).items()},
+    )
+
+
+def _run(
+    model: nn.Module,
+    loader: DataLoader,
+    precision: str,
+    batch_size: int | None,
+    keep_logits: bool,
+    progress: bool,
+) -> _Shard:
+    """Run a model over the batches of this process; stop at logits that are not finite."""
+    device = next(model.parameters()).device
+    normalise = Normalise(loader.dataset.preprocessing)
+    shard = _Shard()
+    bar = track(loader, "testing", total=len(loader), transient=True, disable=not progress)
+    with evaluating(model), inference(device, precision):
+        for batch in bar:
+            columns = {key: batch[key] for key in ("index", "label", "ok")}
+            shard.errors |= zip(
+                batch["index"][~batch["ok"]].tolist(), batch["skipped"], strict=True
+            )
+            shard.columns.append(columns)
+            shard.logits.append({})
+            label = batch["label"].to(device)
+            for frames, clip in batch["clips"].items():
+                shard.shapes[frames] = tuple(clip.shape[1:])
+                parts = (
+                    normalise(part.to(device, non_blocking=True))
+                    for part in clip.split(batch_size or loader.batch_size or len(clip))
+                )
+                logits = video_logits(model, parts, videos=len(label))
+                ranks = label_ranks(logits, label).cpu()
+                columns[f"rank/{frames}"] = ranks.where(batch["ok"], UNREADABLE)
+                if keep_logits:
+                    kept = logits.cpu().where(batch["ok"][:, None], torch.nan)
+                    shard.logits[-1][str(frames)] = kept
+            if any((column == NOT_FINITE).any() for column in _ranks(columns).values()):
+                break  # all processes raise together after gathering; otherwise the others hang
+    return shard
+
+
+def video_logits(model: nn.Module, clips: Iterable[Tensor], videos: int) -> Tensor:
+    """Run a network over the views of several videos and average the views of each video.
+
+    The probabilities (softmax) are averaged, as in SlowFast and UniFormer; the test of TSM averages
+    logits.
+
+    Args:
+        model: takes clips (n, C, T, H, W), returns logits (n, K).
+        clips: the views of all videos in parts, those of the first video first.
+        videos: B; all have the same number of views.
+
+    Returns:
+        (B, K) float32: the logits for one view, the logarithm of the mean probability for several.
+    """
+    logits = torch.cat([model(part).float() for part in clips])  # (B * V, K)
+    views = len(logits) // videos
+    if views == 1:
+        return logits
+    log_probabilities = logits.log_softmax(-1).unflatten(0, (videos, views))  # (B, V, K)
+    return log_probabilities.logsumexp(1) - math.log(views)
+
+
+def gather(value: object) -> list:
+    """Return the values of all processes in the order of their ranks."""
+    if not _distributed():
+        return [value]
+    values: list = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values
+
+
+def gather_first(value: object) -> list | None:
+    """Return the values of all processes on rank 0, None on the others."""
+    if not _distributed():
+        return [value]
+    values: list | None = [None] * dist.get_world_size() if dist.get_rank() == 0 else None
+    dist.gather_object(value, values)
+    return values
+
+
+def is_first() -> bool:
+    """Whether this is rank 0, or the only process."""
+    return not _distributed() or dist.get_rank() == 0
+
+
+def merge(shards: Sequence[Mapping[str, Tensor]], keep: Tensor | None = None) -> dict[str, Tensor]:
+    """Concatenate the columns of several processes; a process without videos has no columns.
+
+    Args:
+        shards: per process, columns (n, ...) by name.
+        keep: rows of the concatenation to keep, in that order; all by default.
+    """
+    shards = [shard for shard in shards if shard]
+    names = shards[0] if shards else ()
+    merged = {name: torch.cat([shard[name] for shard in shards]) for name in names}
+    return merged if keep is None else {name: column[keep] for name, column in merged.items()}
+
+
+def first_of_each(index: Tensor) -> Tensor:
+    """Return the rows where each index occurs first, ascending by index.
+
+    Samplers that pad the last batch evaluate a video twice; it counts once.
+    ``[3, 1, 3, 0]`` gives rows ``[3, 1, 0]``.
+    """
+    index, rows = index.sort(stable=True)
+    new = torch.ones_like(index, dtype=torch.bool)
+    new[1:] = index[1:] != index[:-1]
+    return rows[new]
+
+
+def _distributed() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def _ranks(columns: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """The label ranks by frame count, ascending."""
+    names = [name for name in columns if name.startswith("rank/")]
+    counts = sorted(int(name.removeprefix("rank/")) for name in names)
+    return {frames: columns[f"rank/{frames}"] for frames in counts}
+
+
+def _check_finite(ranks: Mapping[int, Tensor], index: Tensor, loader: DataLoader) -> None:
+    for frames, column in ranks.items():
+        bad = index[column == NOT_FINITE].tolist()
+        if bad:
+            raise FloatingPointError(
+                f"logits are NaN or infinite at {frames} frames, first for video {bad[0]} "
+                f"({loader.dataset.records[bad[0]].path}). Check that the weights belong to this "
+                'model; in fp16, where large activations overflow, use precision="bf16"'
+            )
+
+
+def _check_complete(index: Tensor, videos: int) -> None:
+    missing = sorted(set(range(videos)) - set(index.tolist()))
+    if missing:
+        raise RuntimeError(
+            f"{len(missing)} of {videos} videos were not evaluated, first video {missing[0]}. Use "
+            "a sampler that covers all videos over all processes, with drop_last=False"
+        )

@@ -1,0 +1,134 @@
+"""Mean and standard deviation of sweeps over the seeds of a run, as Markdown tables.
+
+Runs that differ in their seed alone are named ``<run>.s<seed>``, as ``motion_flexible.s0``.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ffn.evaluation.results import Row, Sweep
+
+Summary = dict[str, Any]  # of one run; see :func:`summarise`
+
+
+def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
+    """Group sweeps by the name of their run without its seed, in order of appearance.
+
+    Raises:
+        ValueError: a name has no seed, a seed occurs twice, or the seeds of a run differ in frame
+            counts, protocol, trained counts or number of videos.
+    """
+    runs: dict[str, dict[int, Sweep]] = {}
+    for sweep in sweeps:
+        match = re.fullmatch(r"(.+)\.s(\d+)(/.*)?", sweep.name)
+        if match is None:
+            raise ValueError(f"{sweep.name!r} has no seed; expected a name as <run>.s<seed>")
+        seeds, seed = runs.setdefault(match[1], {}), int(match[2])
+        if seed in seeds:
+            raise ValueError(
+                f"seed {seed} of {match[1]} occurs twice, as {seeds[seed].name} and {sweep.name}; "
+                "give each seed once"
+            )
+        seeds[seed] = sweep
+    for run, seeds in runs.items():
+        for what, values in {
+            "frame counts": {tuple(row.frames for row in sweep.rows) for sweep in seeds.values()},
+            "protocols": {sweep.protocol for sweep in seeds.values()},
+            "trained counts": {sweep.trained_frames for sweep in seeds.values()},
+            "numbers of videos": {row.videos for sweep in seeds.values() for row in sweep.rows},
+        }.items():
+            if len(values) > 1:
+                raise ValueError(f"the seeds of {run} have different {what}; test all alike")
+    return {run: list(seeds.values()) for run, seeds in runs.items()}
+
+
+def summarise(seeds: Sequence[Sweep]) -> Summary:
+    """Mean and sample standard deviation over seeds, per frame count."""
+    rows = [_summary_row(same) for same in zip(*(sweep.rows for sweep in seeds), strict=True)]
+    first = seeds[0]
+    trained = list(first.trained_frames) if first.trained_frames else None
+    return {
+        "seeds": len(seeds),
+        "trained_frames": trained,
+        "params": first.params,
+        "protocol": first.protocol,
+        "measured": first.measured,
+        "rows": rows,
+    }
+
+
+def mean_sweep(name: str, seeds: Sequence[Sweep], summary: Summary) -> Sweep:
+    """The first of several seeds with the mean accuracies, for a figure."""
+    rows = [
+        replace(row, top1=mean["top1_mean"])
+        for row, mean in zip(seeds[0].rows, summary["rows"], strict=True)
+    ]
+    return replace(seeds[0], name=name, rows=tuple(rows))
+
+
+def markdown_table(title: str, summary: Mapping[str, Summary]) -> str:
+    """A line per run and a column per frame count; trained counts are bold."""
+    frames = sorted({row["frames"] for run in summary.values() for row in run["rows"]})
+    several = any(run["seeds"] > 1 for run in summary.values())
+    spread = "mean ± standard deviation over seeds" if several else "one seed"
+    lines = [f"{title}, {spread}; bold: trained at that count.", ""]
+    lines.append("| run | seeds | " + " | ".join(map(str, frames)) + " |")
+    lines.append("|---" * (len(frames) + 2) + "|")
+    for name, run in summary.items():
+        cells = {row["frames"]: _cell(row, run["trained_frames"] or []) for row in run["rows"]}
+        shown = " | ".join(cells.get(count, "") for count in frames)
+        lines.append(f"| {name} | {run['seeds']} | {shown} |")
+    return "\n".join(lines) + "\n"
+
+
+def differences(summary: Mapping[str, Summary], against: str) -> str:
+    """Top-1 minus that of the run ``against``, for runs with the same trained counts.
+
+    Raises:
+        ValueError: the run has no trained counts, or was not tested at all of them.
+    """
+    counts = summary[against]["trained_frames"] or []
+    base = _top1(summary[against])
+    if not counts or not set(counts) <= set(base):
+        raise ValueError(
+            f"{against} is trained at {counts or 'unknown frame counts'} and tested at "
+            f"{list(base)}; a difference needs tests at the trained counts"
+        )
+    lines = [f"Difference from `{against}` at the trained counts, in points.", ""]
+    lines.append("| run | " + " | ".join(map(str, counts)) + " |")
+    lines.append("|---" * (len(counts) + 1) + "|")
+    for name, run in summary.items():
+        if name != against and run["trained_frames"] == counts:
+            top1 = _top1(run)
+            cells = (f"{top1[t] - base[t]:+.1f}" if t in top1 else "" for t in counts)
+            lines.append(f"| {name} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def _summary_row(same: Sequence[Row]) -> dict[str, Any]:
+    top1 = [row.top1 for row in same]
+    return {
+        "frames": same[0].frames,
+        "subnet": same[0].subnet,
+        "top1_mean": round(statistics.mean(top1), 2),
+        "top1_std": round(statistics.stdev(top1), 2) if len(top1) > 1 else None,
+        "top1": [round(value, 2) for value in top1],
+        "gmacs": same[0].gmacs,
+        "params": same[0].params,
+        "videos": same[0].videos,
+    }
+
+
+def _top1(run: Summary) -> dict[int, float]:
+    return {row["frames"]: row["top1_mean"] for row in run["rows"]}
+
+
+def _cell(row: dict[str, Any], trained: Sequence[int]) -> str:
+    spread = "" if row["top1_std"] is None else f" ± {row['top1_std']:.1f}"
+    text = f"{row['top1_mean']:.1f}{spread}"
+    return f"**{text}**" if row["frames"] in trained else text

@@ -1,0 +1,91 @@
+"""The timed training step is the train step of a run."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import pytest
+import torch
+
+from ffn.benchmarks import training
+from ffn.benchmarks.timing import tensor_bytes
+from ffn.engine import build
+from ffn.engine.config import load_config
+from ffn.engine.distributed import World
+from ffn.engine.train_step import TrainStep
+
+CPU = torch.device("cpu")
+
+
+def build_step(task: str, frames: Sequence[int], options: Sequence[str] = ()) -> TrainStep:
+    network = ["model.name=tsm_tiny", f"task.name={task}", f"task.frames={list(frames)}"]
+    config = load_config(None, [*network, "model.dropout=0", *options])
+    model = build.build_model(config, 3)
+    return build.build_train_step(config, model, World(0, 1, CPU), num_classes=3)
+
+
+def test_every_variant_times_train_steps_with_its_options() -> None:
+    built = []
+
+    def record(task: str, frames: Sequence[int], options: Sequence[str]) -> TrainStep:
+        step = build_step(task, frames, options)
+        calls, run = [], step.step
+        step.step = lambda *args, **more: (calls.append(more["number"]), run(*args, **more))
+        built.append((task, tuple(frames), tuple(options), calls))
+        return step
+
+    sizes = {"batch_size": 2, "size": 32, "num_classes": 3}
+    comparison = training.compare_training(
+        "tsm_tiny",
+        [4, 2],
+        record,
+        **sizes,
+        precision="fp32",
+        compiled=False,
+        rounds=2,
+        device=CPU,
+    )
+
+    tasks = [(task, frames) for task, frames, *_ in built]
+    assert tasks == [("flexible", (2, 4))] * 4 + [("plain", (2,)), ("plain", (4,))]
+    views = {o for *_, options, _ in built[:4] for o in options if o.startswith("train.views")}
+    assert views == {"train.views=together", "train.views=sequential"}
+    assert all(len(calls) >= 2 and calls == sorted(calls) for *_, calls in built)
+    names = [variant.name for variant in comparison.variants]
+    assert names[:2] == ["together", "sequential"]
+    assert names[-1] == "plain 2 + 4"
+
+
+@pytest.mark.parametrize("views", ["together", "sequential"])
+def test_a_timed_step_is_sgd_on_the_sum_of_the_losses(views: str) -> None:
+    """The first step of SGD by hand; the gradients are small and not clipped."""
+    torch.manual_seed(0)
+    step = build_step("flexible", [2, 4], [f"train.views={views}", "optim.weight_decay=0"])
+    expected = copy.deepcopy(step.task)
+    batch = training._batch([2, 4], 4, 32, 3, CPU)
+
+    training._call(step, batch)()
+
+    clips = {t: step.normalise(clip) for t, clip in batch["clips"].items()}
+    expected({"clips": clips, "label": batch["label"]})["loss"].backward()
+    norm = sum(p.grad.square().sum() for p in expected.parameters()).sqrt()
+    assert 0.1 < norm < 20
+    scale = {id(p): g["lr_scale"] for g in step.optimiser.param_groups for p in g["params"]}
+    ours = dict(step.task.named_parameters())
+    with torch.no_grad():
+        for name, p in expected.named_parameters():
+            p -= training.LR * scale[id(ours[name])] * p.grad
+    torch.testing.assert_close(step.task.state_dict(), expected.state_dict(), rtol=1e-4, atol=1e-5)
+    assert all(p.grad is None for p in step.task.parameters())
+
+
+def test_memory_between_steps_is_weights_statistics_their_copies_and_momentum() -> None:
+    step = build_step("plain", [2])
+    parameters = tensor_bytes(step.task.parameters())
+    buffers = tensor_bytes(step.task.buffers())
+
+    assert training.held_bytes(step) == parameters + 2 * buffers
+    training._call(step, training._batch([2], 2, 32, 3, CPU))()
+
+    assert training.held_bytes(step) == 2 * parameters + 2 * buffers

@@ -1,0 +1,65 @@
+"""Errors of loader workers that hang or die, and the videos that they name."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+
+import pytest
+
+from ffn.data import LoaderError, Preprocessing, Record, VideoDataset, VideoError, make_loader
+
+PLAIN = Preprocessing(crop=16, resize=16)
+
+
+class FaultyDataset(VideoDataset):
+    """Videos that hang or kill their process, by name."""
+
+    def _open(self, record, index):
+        if "hangs" in record.path:
+            time.sleep(120)
+        if "dies" in record.path:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._open(record, index)
+
+
+@pytest.fixture(scope="module")
+def folder(write_folder, tmp_path_factory):
+    root = tmp_path_factory.mktemp("videos")
+    for name in ("a", "b", "c", "hangs", "dies"):
+        write_folder(root / name, 4)
+    return root
+
+
+def loader(folder, names, timeout=0.0):
+    records = [Record(str(folder / name), 0) for name in names]
+    dataset = FaultyDataset(records, views=(2,), preprocessing=PLAIN)
+    return make_loader(dataset, batch_size=1, workers=2, timeout=timeout)
+
+
+def test_a_hanging_video_is_named_after_the_timeout(folder):
+    started = time.monotonic()
+    with pytest.raises(LoaderError) as caught:
+        list(loader(folder, ["a", "b", "hangs", "c"], timeout=2))
+    assert time.monotonic() - started < 30
+    assert "no batch within 2 s; worker " in str(caught.value)
+    assert f"has been reading {folder / 'hangs'} for " in str(caught.value)
+    assert str(folder / "c") not in str(caught.value)  # its worker is idle
+
+
+def test_the_video_of_a_dead_worker_is_named(folder, start_method):
+    with pytest.raises(LoaderError) as caught:
+        list(loader(folder, ["a", "dies", "b", "c"]))
+    assert "a worker died (" in str(caught.value)
+    assert f"has been reading {folder / 'dies'} for " in str(caught.value)
+
+
+def test_video_errors_are_raised_unchanged(folder):
+    with pytest.raises(VideoError, match="absent: no such file"):
+        list(loader(folder, ["a", "absent"], timeout=20))
+
+
+def test_no_error_before_the_timeout(folder, monkeypatch):
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    assert len(list(loader(folder, ["a", "hangs", "b"], timeout=20))) == 3
