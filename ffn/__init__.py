@@ -1,7 +1,7 @@
 """ffn: frame-flexible video recognition. One network, trained once, for any number of frames.
 
-Everything a user calls stands here; it is imported when it is first used, so that ``import ffn``
-costs what torch costs and never loads a decoder, a data set or a logger.
+Every public name is available here. Names that need more than torch are imported on first use, so
+``import ffn`` loads no decoder, data set or logger.
 """
 
 from __future__ import annotations
@@ -10,6 +10,9 @@ import importlib
 from typing import Any
 
 from ffn.core import FrameFlexible, convert, extract, nearest
+
+# Not lazy: a later import of the package ffn.export would replace the function of that name.
+from ffn.export import export
 
 __version__ = "0.2.0"
 
@@ -26,6 +29,7 @@ __all__ = [
     "Predictor",
     "convert",
     "create_model",
+    "export",
     "extract",
     "list_models",
     "list_weights",

@@ -1,11 +1,12 @@
 """Plain video models, each written once, for clips of any length.
 
-Everything here takes a clip (B, C, T, H, W) and returns logits (B, K); none knows a frame count.
+Every model maps a clip (B, C, T, H, W) to logits (B, K); none depends on a number of frames.
 """
 
 from ffn.backbones.registry import (
     build,
     families,
+    is_registered,
     model_names,
     register,
     register_family,
@@ -23,6 +24,7 @@ __all__ = [
     "UniFormer",
     "build",
     "families",
+    "is_registered",
     "model_names",
     "register",
     "register_family",

@@ -1,41 +1,54 @@
-"""One dict of named models, and one of families that take any timm network by name."""
+"""Registries of models by name, and of families that build a model from any timm network.
+
+A package of your own adds a model with the same decorators::
+
+    from ffn.backbones import register
+
+    @register
+    def my_net(*, num_classes: int = 400, dropout: float = 0.0) -> nn.Module: ...
+
+The factory maps its keyword arguments to a network: clip (B, C, T, H, W) of any T to logits (B, K).
+"""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
+import re
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
+import timm
 from torch import nn
 
-Factory = Callable[..., nn.Module]
+from ffn.registry import Registry
 
-_models: dict[str, Factory] = {}
-_families: dict[str, Factory] = {}
+Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
+
+_models: Registry[Callable[..., nn.Module]] = Registry("model")
+_families: Registry[Callable[..., nn.Module]] = Registry("model family")
 _with_image_weights: set[str] = set()
 
 
 def register(factory: Factory) -> Factory:
-    """Register a model factory under its function's name; use as a decorator."""
-    _models[factory.__name__] = factory
-    return factory
+    """Register a model factory (a function or a class) under its own name; a decorator.
+
+    Raises:
+        ValueError: the name belongs to another factory.
+    """
+    return _models.register(factory.__name__)(factory)
 
 
 def register_pretrained(factory: Factory) -> Factory:
-    """The same for a factory that takes ``pretrained``, for image weights of timm."""
+    """Like :func:`register`, for a factory that takes ``pretrained=True`` (image weights)."""
+    register(factory)
     _with_image_weights.add(factory.__name__)
-    return register(factory)
+    return factory
 
 
 def register_family(name: str) -> Callable[[Factory], Factory]:
-    """Register ``factory(timm_name, **kwargs)``: ``name.<timm name>`` then builds a model."""
-
-    def decorator(factory: Factory) -> Factory:
-        _families[name] = factory
-        return factory
-
-    return decorator
+    """Register ``factory(timm_name, **kwargs)``, which builds ``name.<timm name>``; a decorator."""
+    return _families.register(name)
 
 
 def model_names(pattern: str = "*") -> list[str]:
@@ -48,26 +61,64 @@ def families() -> list[str]:
     return sorted(_families)
 
 
-def build(name: str, *, pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """Build a model by its registered name, or ``family.<timm name>``.
+def is_registered(name: str) -> bool:
+    """Whether :func:`build` knows the model, or the family of a ``family.<timm name>``."""
+    family, _, timm_name = name.partition(".")
+    return name in _models or (bool(timm_name) and family in _families)
+
+
+def build(
+    name: str, *, num_classes: int = 400, pretrained: bool = False, **kwargs: Any
+) -> nn.Module:
+    """Build a model by its registered name, or by ``family.<timm name>``.
+
+    Args:
+        name: see :func:`model_names` and :func:`families`.
+        num_classes: K, at least 1.
+        pretrained: start from image weights; the classifier starts with new weights.
+        kwargs: further arguments of the model's factory.
 
     Raises:
-        ValueError: no such name, the message holds the closest ones; or no image weights of it.
+        ValueError: no model of that name (the message lists the closest names), no image weights
+            for it, or an argument that its factory does not take.
     """
+    if num_classes < 1:
+        raise ValueError(f"num_classes is {num_classes}; expected at least 1")
+    factory, *arguments = _find(name)
     if pretrained and name in _models and name not in _with_image_weights:
         raise ValueError(
-            f"{name} has no image weights; pass pretrained=False, and start from weights of the "
-            "zoo or a converted checkpoint (model.weights in a config)"
+            f"{name} has no image weights; pass pretrained=False, or start from weights of the zoo "
+            "or a converted checkpoint (model.weights in a config)"
         )
     if pretrained:
         kwargs["pretrained"] = True
-    if name in _models:
-        return _models[name](**kwargs)
-    family, _, inner = name.partition(".")
-    if inner and family in _families:
-        return _families[family](inner, **kwargs)
-    close = difflib.get_close_matches(name, _models, n=3) or model_names()
-    raise ValueError(
-        f'no model "{name}"; did you mean {", ".join(close)}? Any timm CNN with residual blocks '
-        f"runs as {', '.join(f'{f}.<timm name>' for f in families())}."
-    )
+    try:
+        return factory(*arguments, num_classes=num_classes, **kwargs)
+    except TypeError as error:
+        unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
+        if unknown is None:
+            raise
+        raise ValueError(f"{name} takes no {unknown[1]}; remove it") from error
+
+
+def _find(name: str) -> tuple[Any, ...]:
+    """The factory of a name, and its positional arguments."""
+    family, _, timm_name = name.partition(".")
+    if timm_name and family in _families:
+        _check_timm_name(family, timm_name)
+        return _families[family], timm_name
+    try:
+        return (_models[name],)
+    except KeyError as error:
+        raise ValueError(
+            f"{error.args[0]}. Any timm CNN with residual blocks is available as "
+            f"{', '.join(f'{f}.<timm name>' for f in families())}."
+        ) from None
+
+
+def _check_timm_name(family: str, timm_name: str) -> None:
+    if timm.is_model(timm_name):
+        return
+    close = difflib.get_close_matches(timm_name.split(".")[0], timm.list_models(), n=3)
+    hint = f"did you mean {', '.join(f'{family}.{c}' for c in close)}?" if close else ""
+    raise ValueError(f'no model "{family}.{timm_name}": timm has no "{timm_name}". {hint}'.strip())

@@ -7,6 +7,7 @@ Left out: the online form, non-local blocks, and a shift in place of the residua
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import timm
@@ -21,9 +22,9 @@ class TSM(TimedPerFrame):
     """A 2-D CNN with temporal shifts, for clips of any length.
 
     Args:
-        net: a timm CNN with residual blocks; changed in place. Its keys stay what they were.
+        net: a timm CNN with residual blocks; changed in place. Its state-dict keys do not change.
         shift_divisor: 8 shifts 1/8 of a block's input channels back and 1/8 forth.
-        shift_every: 2 shifts in every second block of each stage, the first one included.
+        shift_every: 2 shifts in every second block of each stage, starting with the first.
 
     Raises:
         ValueError: ``net`` has no residual block that could be shifted.
@@ -31,15 +32,15 @@ class TSM(TimedPerFrame):
 
     def __init__(self, net: nn.Module, *, shift_divisor: int = 8, shift_every: int = 1) -> None:
         super().__init__(net)
-        names = shiftable_convs(net)
-        if not names:
+        convs = shiftable_convs(net)
+        if not convs:
             raise ValueError(
                 f"{type(net).__name__} has no residual block with a plain convolution; "
                 "choose a CNN such as resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
             )
-        for name in names if shift_every == 1 else _every(names, shift_every):
-            shifted = ShiftConv2d(net.get_submodule(name), self.length, shift_divisor)
-            net.set_submodule(name, shifted)
+        for block in _every(convs, shift_every):
+            conv = net.get_submodule(convs[block])
+            net.set_submodule(convs[block], ShiftConv2d(conv, self.length, shift_divisor))
 
     @property
     def shifted(self) -> tuple[str, ...]:
@@ -47,14 +48,14 @@ class TSM(TimedPerFrame):
         return tuple(name for name, m in self.named_modules() if isinstance(m, ShiftConv2d))
 
 
-def shiftable_convs(net: nn.Module) -> list[str]:
-    """Names of the first convolution in every residual block of a timm CNN, in order.
+def shiftable_convs(net: nn.Module) -> dict[str, str]:
+    """Name of the first convolution of every residual block of a timm CNN, by name of the block.
 
     timm's residual blocks are the modules with a ``drop_path``. A block without a shortcut
-    (``has_skip`` false, as the strided ones of MobileNet) is not shifted: without the unshifted
-    path beside it the shift would destroy spatial features (TSM §3.2).
+    (``has_skip`` is false, as in the strided blocks of MobileNet) does not shift: without the
+    unshifted path in parallel, the shift would destroy spatial features (TSM §3.2).
     """
-    names: list[str] = []
+    convs: dict[str, str] = {}
     blocks = [(n, m) for n, m in net.named_modules() if n and hasattr(m, "drop_path")]
     outer = ""
     for name, block in blocks:
@@ -63,24 +64,24 @@ def shiftable_convs(net: nn.Module) -> list[str]:
         outer = name
         if not getattr(block, "has_skip", True):
             continue
-        convs = (n for n, m in block.named_modules() if type(m) is nn.Conv2d)
-        first = next((n for n in convs if not n.startswith(("downsample", "shortcut"))), None)
+        plain = (n for n, m in block.named_modules() if type(m) is nn.Conv2d)
+        first = next((n for n in plain if not n.startswith(("downsample", "shortcut"))), None)
         if first is not None:
-            names.append(f"{name}.{first}")
-    return names
+            convs[name] = f"{name}.{first}"
+    return convs
 
 
-def _every(names: list[str], step: int) -> list[str]:
-    """Every step-th name of each stage; names are ``<stage>.<block>.<layer>``."""
+def _every(blocks: Iterable[str], step: int) -> list[str]:
+    """Every step-th block of each stage; blocks are called ``<stage>.<block>``."""
     stages: dict[str, list[str]] = {}
-    for name in names:
-        stages.setdefault(name.rsplit(".", 2)[0], []).append(name)
-    return [name for stage in stages.values() for name in stage[::step]]
+    for block in blocks:
+        stages.setdefault(block.rpartition(".")[0], []).append(block)
+    return [block for stage in stages.values() for block in stage[::step]]
 
 
 def _tsm(net: nn.Module, shift_every: int = 1) -> TSM:
     head = net.get_classifier()
-    if isinstance(head, nn.Linear):  # as in the reference: small enough that averaging starts even
+    if isinstance(head, nn.Linear):  # as in the reference: logits start close to zero
         nn.init.normal_(head.weight, std=1e-3)
         nn.init.zeros_(head.bias)
     return TSM(net, shift_every=shift_every)
@@ -102,13 +103,13 @@ def tsm_of(
     Args:
         timm_name: as in ``timm.list_models()``; a ``.tag`` chooses among pretrained weights.
         num_classes: K.
-        pretrained: start from timm's ImageNet weights; the classifier starts anew.
+        pretrained: start from timm's ImageNet weights; the classifier is new.
         dropout: probability before the classifier (0.5 in the paper's recipes).
-        drop_path: probability that the last block's branch is skipped; earlier ones less.
+        drop_path: stochastic depth rate of the last block; it grows linearly from 0.
         shift_every: see :class:`TSM`.
         kwargs: further arguments of ``timm.create_model``.
     """
-    if drop_path:  # not every network of timm takes it
+    if drop_path:  # some timm networks do not accept it
         kwargs["drop_path_rate"] = drop_path
     net = timm.create_model(
         timm_name, pretrained=pretrained, num_classes=num_classes, drop_rate=dropout, **kwargs
@@ -163,7 +164,7 @@ def tsm_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -
         (1, 1, 1, 1),
         num_classes=num_classes,
         drop_rate=dropout,
-        zero_init_last=False,  # the branch that sees motion must speak from the start
+        zero_init_last=False,  # the shifted branch contributes from the first step
         stem_type="deep",
         stem_width=width // 2,
         channels=(width, 2 * width, 4 * width, 8 * width),

@@ -1,4 +1,4 @@
-"""``tools/convert_checkpoint.py IN OUT --from SOURCE --model M``: foreign weights as ours."""
+"""``tools/convert_checkpoint.py IN OUT --model M``: convert weights of other implementations."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ffn.cli.arguments import add_imports_argument, load_imports
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, convert, write weights and record, print what matched; returns 2 on a refusal."""
+    """Parse, convert, write weights and record, print what matched; returns 2 on an error."""
     given = _parser().parse_args(arguments)
 
     from ffn.data import Preprocessing, read_classes
@@ -17,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ffn.zoo.remap import from_foreign, read_foreign
 
     try:
+        load_imports(given)
         classes = read_classes(given.classes) if given.classes else None
         converted = from_foreign(
             read_foreign(given.input),
@@ -34,6 +37,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             given.output,
             {
                 "model": given.model,
+                "imports": given.imports,
                 "num_classes": converted.num_classes,
                 "classes": classes,
                 "trained_frames": converted.trained_frames,
@@ -42,17 +46,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             },
             overwrite=given.overwrite,
         )
-    except (ValueError, FileNotFoundError, FileExistsError, WeightsError) as error:
+    except (ValueError, OSError, ImportError, WeightsError) as error:
         print(f"convert_checkpoint.py: {error}", file=sys.stderr)
         return 2
 
-    print(f"source: {converted.source}" + ("" if given.source else ", by the names of its entries"))
+    detected = "" if given.source else " (detected from the names of the entries)"
+    print(f"source: {converted.source}{detected}")
     print(converted.match)
     counts = " ".join(map(str, converted.trained_frames or ["none, a plain network"]))
     print(f"trained frames: {counts}")
     print(f"classes: {converted.num_classes}" + ("" if classes else ", unnamed"))
     shown = ", ".join(f"{key} {value}" for key, value in preprocessing.to_dict().items())
-    print(f"preprocessing: {shown}; another one is set with --preprocessing")
+    print(f"preprocessing: {shown} (change it with --preprocessing)")
     print(f"written: {given.output} ({record.size:,} bytes) and its record, sha256 {record.sha256}")
     return 0
 
@@ -60,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="convert_checkpoint.py",
-        description="Read a checkpoint of another implementation, without executing what it holds, "
-        "and write safetensors with a record that ffn.load takes.",
+        description="Read a checkpoint of another implementation, without executing pickled code, "
+        "and write a safetensors file with a record for ffn.load.",
     )
     parser.add_argument("input", metavar="IN", type=Path, help="a .pth, .pyth, .tar or .pkl file")
     parser.add_argument("output", metavar="OUT", type=Path, help="ends in .safetensors")
@@ -69,22 +74,23 @@ def _parser() -> argparse.ArgumentParser:
         "--from",
         dest="source",
         choices=["ffn-pytorch", "tsm", "pyslowfast", "uniformer", "mmaction2", "image"],
-        help="what wrote it; by default, what the names of its entries look like",
+        help="implementation that wrote it; default: detected from the names of its entries",
     )
-    parser.add_argument("--model", required=True, help="our name of the network, as tsm_r50")
+    parser.add_argument("--model", required=True, help="name of the model in ffn, as tsm_r50")
     parser.add_argument(
         "--trained-frames",
         nargs="+",
         type=int,
         metavar="T",
-        help="what a flexible checkpoint was trained at; with a plain one, the counts of the "
-        "flexible network to start from it",
+        help="frame counts of a flexible checkpoint; for a plain one, those of the flexible "
+        "network to build from it",
     )
     parser.add_argument(
         "--num-classes",
         type=int,
         metavar="K",
-        help="default: the checkpoint's; another number starts a new classifier",
+        help="default: the checkpoint's. Another number, or a checkpoint without a classifier, "
+        "gives a new classifier",
     )
     parser.add_argument(
         "--partial",
@@ -93,7 +99,7 @@ def _parser() -> argparse.ArgumentParser:
         const=0.95,
         metavar="SHARE",
         help="accept a checkpoint that holds this share of the network's parameters (0.95 if no "
-        "number follows): what it lacks starts anew. Without it, everything must match",
+        "number follows); the others are initialised. Without it, everything must match",
     )
     parser.add_argument(
         "--preprocessing",
@@ -101,11 +107,12 @@ def _parser() -> argparse.ArgumentParser:
         type=_setting,
         default=[],
         metavar="KEY=VALUE",
-        help="what the network was trained on, where it is not as usual for its source, as "
+        help="preprocessing of its training where it differs from the default of its source, as "
         "crop=256 resize=256 colour=bgr sampling=dense mean=0.45,0.45,0.45",
     )
     parser.add_argument("--classes", metavar="FILE", help="class names, one per line")
-    parser.add_argument("--overwrite", action="store_true", help="replace files that are there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
+    add_imports_argument(parser)
     return parser
 
 
@@ -118,7 +125,7 @@ def _setting(text: str) -> tuple[str, object]:
         return key, kinds[key](value)
     except (KeyError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no setting; as crop=256 resize=256 mean=0.45,0.45,0.45 "
+            f"{text!r} is no setting; examples: crop=256 resize=256 mean=0.45,0.45,0.45 "
             "std=0.225,0.225,0.225 colour=bgr sampling=dense"
         ) from None
 

@@ -1,4 +1,4 @@
-"""``tools/zoo.py``: weights and models as tables; ``--write`` makes ``model_zoo/README.md``."""
+"""``tools/zoo.py``: tables of weights and models; ``--write`` writes ``model_zoo/README.md``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ffn.cli.arguments import add_imports_argument, load_imports
+from ffn.files import write_text
+
 if TYPE_CHECKING:
     from ffn.zoo import WeightRecord
 
@@ -15,21 +18,21 @@ HEAD = """# Model zoo
 
 Written by `tools/zoo.py --write`, from the records in `weights/` and the files in `results/`.
 
-`ffn.load(NAME)` and `--weights NAME` take every name below. What is *reported* is what the authors
-published; it was not measured here. Weights with a link are downloaded on first use, checked and
-converted. None of them could be downloaded where this was written: their hashes are not known yet,
-the hash of your first download is kept beside it and asked for from then on.
+`ffn.load(NAME)` and `--weights NAME` accept every name below. *reported* numbers are those of the
+authors; they were not measured here. Weights with a link are downloaded on first use, checked and
+converted. The machine that wrote this page has no internet access, so their hashes are unknown: the
+hash of your first download is stored beside it, and every later download must have it.
 
 ## Weights
 
 """
-FRAMES, SIDE, CLASSES = (4, 8, 16, 32, 64), 224, 174  # that models are counted at
+FRAMES, SIDE, CLASSES = (4, 8, 16, 32, 64), 224, 174  # defaults of the table of models
 MODELS = f"""## Models
 
 Parameters, and multiply-accumulates of one clip in billions, with {CLASSES} classes at {SIDE} px;
-for SlowFast these are frames of the fast pathway. `flexible` is what three trained counts add to
-the file. `tools/zoo.py --models PATTERN --frames 4 8 --side 256 --classes 400` counts others,
-`tsm.<timm name>` too.
+for SlowFast, frames are those of the fast pathway. `flexible` is the increase in parameters with
+three trained counts. `tools/zoo.py --models PATTERN --frames 4 8 --side 256 --classes 400` prints
+the table for other models, also `tsm.<timm name>`, and sizes.
 
 """
 
@@ -37,44 +40,46 @@ the file. `tools/zoo.py --models PATTERN --frames 4 8 --side 256 --classes 400` 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or write the page; returns the exit status."""
     parser = argparse.ArgumentParser(
-        prog="zoo.py", description="List weights and what they reach, or models and their cost."
+        prog="zoo.py", description="List weights and their accuracy, or models and their cost."
     )
     parser.add_argument("pattern", nargs="?", default="*", help="names to list, as '*sthv1*'")
-    parser.add_argument("--models", action="store_true", help="list models in place of weights")
-    parser.add_argument("--write", action="store_true", help="write model_zoo/README.md anew")
+    parser.add_argument("--models", action="store_true", help="list models instead of weights")
+    parser.add_argument("--write", action="store_true", help="write model_zoo/README.md")
     size = parser.add_argument_group("with --models")
     shown = " ".join(map(str, FRAMES))
     size.add_argument("--frames", nargs="+", type=int, metavar="T", help=f"of a clip ({shown})")
     size.add_argument("--side", type=int, metavar="PX", help=f"of a clip ({SIDE})")
     size.add_argument("--classes", type=int, metavar="K", help=f"of a model ({CLASSES})")
+    add_imports_argument(parser)
     given = parser.parse_args(arguments)
     if not given.models and any((given.frames, given.side, given.classes)):
-        parser.error("--frames, --side and --classes say how to count models; add --models")
+        parser.error("--frames, --side and --classes need --models")
 
-    from ffn.zoo.create import list_models
+    from ffn.zoo import list_models
     from ffn.zoo.records import list_weights, zoo_folder
 
     if given.write:
         path = zoo_folder().parent / "README.md"
-        path.write_text(page(zoo_folder().parent), encoding="utf-8")
+        write_text(path, page(zoo_folder().parent))
         print(path)
         return 0
     if not given.models:
         print(weights_table(list_weights(given.pattern)), end="")
         return 0
     try:
+        load_imports(given)
         names = list_models(given.pattern) or [given.pattern]
         sizes = {"frames": given.frames, "side": given.side, "num_classes": given.classes}
         print(models_table(names, **{k: v for k, v in sizes.items() if v is not None}), end="")
-    except ValueError as error:
+    except (ValueError, ImportError) as error:
         print(f"zoo.py: {error}", file=sys.stderr)
         return 2
     return 0
 
 
 def page(folder: Path) -> str:
-    """The whole of ``model_zoo/README.md``, for the zoo in a folder."""
-    from ffn.zoo.create import list_models
+    """The content of ``model_zoo/README.md``, for the zoo in a folder."""
+    from ffn.zoo import list_models
     from ffn.zoo.records import list_weights
 
     models = MODELS + models_table(list_models())
@@ -85,7 +90,7 @@ def page(folder: Path) -> str:
 
 
 def weights_table(names: Sequence[str]) -> str:
-    """One line of Markdown per set of weights: top-1 per frame count, and where it comes from."""
+    """A Markdown table of weights: top-1 per frame count, and the origin."""
     from ffn.zoo.records import find_record
 
     lines = [
@@ -101,10 +106,10 @@ def models_table(
     side: int = SIDE,
     num_classes: int = CLASSES,
 ) -> str:
-    """One line of Markdown per model: parameters, what three trained counts add, GMACs per T.
+    """A Markdown table of models: parameters, increase with three trained counts, GMACs per T.
 
     Raises:
-        ValueError: no such model, or a size that a model does not take.
+        ValueError: no such model, or a size that a model does not accept.
     """
     if min(frames) < 1 or side < 1:
         raise ValueError(f"frames are {list(frames)} at {side} px; expected at least 1 of each")
@@ -118,9 +123,9 @@ def _costs(name: str, frames: Sequence[int], side: int, num_classes: int) -> str
 
     from ffn.core import convert
     from ffn.evaluation import count_macs, count_parameters
-    from ffn.zoo.create import create_model
+    from ffn.zoo import create_model
 
-    with torch.device("meta"):  # shapes without numbers: nothing is computed
+    with torch.device("meta"):  # shapes only: nothing is computed
         model = create_model(name, num_classes=num_classes)
         gmacs = [
             sum(count_macs(model, torch.empty(1, 3, count, side, side)).values()) / 1e9

@@ -8,8 +8,8 @@ A file is a dict::
               imports, config, versions, data fingerprint: plain values
     training  optimiser, scaler, statistics per process, counters, position; absent in best.pt
 
-It ends with the SHA-256 of its content (:mod:`ffn.zoo.digest`), which every load checks. Files of
-format 1, which have no digest, are read too.
+It ends with the SHA-256 of its content (:mod:`ffn.zoo.torch_files`), which every load checks. Files
+of format 1, which have no digest, are read too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,13 @@ from typing import Any
 import torch
 
 from ffn.files import atomic_write
-from ffn.zoo.digest import append_digest
 from ffn.zoo.records import WeightsError
-from ffn.zoo.tensors import CHECKPOINT_FORMAT, READABLE_FORMATS, load_tensors
+from ffn.zoo.torch_files import (
+    CHECKPOINT_FORMAT,
+    READABLE_FORMATS,
+    append_digest,
+    load_tensors,
+)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _FORBIDDEN = (errno.EACCES, errno.EPERM, errno.EROFS)

@@ -1,23 +1,17 @@
-"""Models by name, weights by name: create, load, save, download, read foreign checkpoints."""
+"""Models and weights by name: create, load, save, download, convert foreign checkpoints."""
 
 from ffn.zoo.create import create_model, list_models
 from ffn.zoo.download import download, home
-from ffn.zoo.load import (
-    build_model,
-    load,
-    load_start_weights,
-    load_with_record,
-    read_weights,
-    save_weights,
-)
-from ffn.zoo.match import Match, match_state
+from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
+from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
+from ffn.zoo.save import save_weights
+from ffn.zoo.state_match import Match, match_state
 
 __all__ = [
     "Match",
     "WeightRecord",
     "WeightsError",
-    "build_model",
     "create_model",
     "download",
     "find_record",
@@ -28,6 +22,7 @@ __all__ = [
     "load_start_weights",
     "load_with_record",
     "match_state",
+    "model_from_record",
     "read_weights",
     "save_weights",
 ]

@@ -1,4 +1,9 @@
-"""Files from the web: cached, resumed where they broke off, never used before their hash fits."""
+"""Download files: cached, resumed after an interruption, and checked by SHA-256 before use.
+
+Files on the Hugging Face Hub are fetched with huggingface_hub (tokens, mirrors, Xet), files on
+Google Drive with gdown (confirmation pages). Other addresses are fetched here: gdown fails forever
+on a server without ranges, and huggingface_hub does not resume in a later process.
+"""
 
 from __future__ import annotations
 
@@ -6,52 +11,68 @@ import hashlib
 import http.client
 import logging
 import os
+import re
+import sys
+import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qs, unquote, urlsplit
 
 from filelock import FileLock
 
+from ffn.files import write_text
 from ffn.zoo.records import WeightsError
 
-ATTEMPTS = 5  # in a row that bring nothing new, before giving up
+ATTEMPTS = 5  # in a row without a new byte, before giving up
 TIMEOUT = 30  # seconds without a byte
 PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
 CHUNK = 1 << 20  # bytes
 
+_HUB = (
+    r"hf://(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)",
+    r"https?://(?:huggingface\.co|hf\.co)/(?P<repo>[^/]+/[^/]+)/(?:resolve|blob)"
+    r"/(?P<revision>[^/]+)/(?P<path>[^?#]+).*",
+)
+_DRIVE = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com")
+
 _log = logging.getLogger(__name__)
+
+Report = Callable[[int, int | None], None]  # takes the bytes so far, and in all
 
 
 def home() -> Path:
-    """Where downloads are kept: the folder named by ``FFN_HOME``, by default ``~/.cache/ffn``."""
+    """The folder of downloads: the environment variable ``FFN_HOME``, or ``~/.cache/ffn``."""
     return Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
 
 
 def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
-    """Return the local copy of a file, fetched on the first call only.
+    """Return the local copy of a file; the first call downloads it.
 
-    A copy that is there and has the right hash is used without touching the network. A transfer
-    that broke off is continued, also by a later process. Two processes never write at once.
+    A copy with the right hash is used without network access. A later call, also of another
+    process, resumes an interrupted http(s) or Google Drive download. A lock keeps two processes
+    from writing at once. On a terminal, a progress bar is shown.
 
     Args:
-        url: http or https address.
-        sha256: hash that the file must have, 64 hex digits; None if nobody knows it. The hash of
-            the first download is then written beside it, ``….sha256``, and asked for ever after.
+        url: http or https address, or ``hf://OWNER/REPO[@REVISION]/PATH`` on the Hugging Face Hub.
+        sha256: expected hash, 64 hex digits; None if it is unknown. The hash of the first download
+            is then stored beside the file, ``….sha256``, and expected from then on.
         name: of the local file; by default, the last part of the address.
 
     Returns:
         Path of the complete and checked file, ``FFN_HOME/weights/<hash>-<name>``, where ``<hash>``
-        is that of the address if the file's is not known.
+        is the hash of the address if that of the file is unknown.
 
     Raises:
-        WeightsError: no connection, no such file, or another hash; a file of another hash is kept
-            beside the place with the ending ``.rejected``, and not used.
+        WeightsError: no connection, no such file, or another hash. A file with another hash is
+            renamed to ``….rejected`` and not used.
     """
     parts = urlsplit(url)
-    if parts.scheme not in ("http", "https"):
-        raise WeightsError(f"cannot download {url!r}: expected an http or https address")
+    if parts.scheme not in ("http", "https", "hf"):
+        raise WeightsError(f"cannot download {url!r}: expected an http, https or hf address")
     folder = home() / "weights"
     key = sha256 or hashlib.sha256(url.encode()).hexdigest()
     target = folder / f"{key[:16]}-{name or Path(unquote(parts.path)).name or 'file'}"
@@ -64,45 +85,42 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
     with FileLock(f"{target}.lock"):
         sha256 = sha256 or _pinned(pinned)
         if target.is_file():
-            if sha256_of(target) == sha256:  # another process was faster
+            if sha256_of(target) == sha256:  # downloaded by another process in the meantime
                 return target
-            _log.warning("%s was damaged after its download; fetching it again", target)
+            _log.warning("%s does not have its SHA-256 any more; downloading it again", target)
             _reject(target)
         part = target.with_name(f"{target.name}.part")
-        _log.info("downloading %s to %s", url, target)
+        print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
         _fetch(url, part)
         found = sha256_of(part)
         if sha256 is None:
-            _log.warning(
-                "%s: nobody has recorded a hash of it; sha256 %s is remembered from now on",
-                url,
-                found,
-            )
-            pinned.write_text(f"{found}\n")
+            _log.warning("%s: the expected sha256 is unknown; %s is stored as it", url, found)
+            write_text(pinned, f"{found}\n")
         elif found != sha256:
             raise WeightsError(
-                f"{url} has sha256 {found}, expected {sha256}. It was not used and lies in "
-                f"{_reject(part, target)}. Try again; if this stays, the file was changed."
+                f"{url} has sha256 {found}, expected {sha256}. The file is not used; it was moved "
+                f"to {_reject(part, target)}. Try again; a second failure means that the file at "
+                "this address has changed."
             )
         os.replace(part, target)
     return target
 
 
 def forget(path: Path) -> Path:
-    """Put a download aside that turned out to be useless, with the hash that was kept of it.
+    """Rename an unusable download to ``….rejected``, and remove its stored hash.
 
     Returns:
-        Where it lies now; the next :func:`download` fetches it anew.
+        The new path; the next :func:`download` fetches the file again.
     """
     with FileLock(f"{path}.lock"):
         path.with_name(f"{path.name}.sha256").unlink(missing_ok=True)
-        if path.is_file():  # unless another process was faster
+        if path.is_file():  # unless another process has renamed it
             _reject(path)
     return path.with_name(f"{path.name}.rejected")
 
 
 def sha256_of(path: Path) -> str:
-    """The sha256 of a file, 64 hex digits."""
+    """The SHA-256 of a file, 64 hex digits."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(CHUNK):
@@ -111,63 +129,128 @@ def sha256_of(path: Path) -> str:
 
 
 def _pinned(path: Path | None) -> str | None:
-    """The hash of the first download, if there was one."""
+    """The stored hash of the first download, if there is one."""
     return path.read_text().strip() if path is not None and path.is_file() else None
 
 
 def _reject(path: Path, name: Path | None = None) -> Path:
-    """Put a file aside, under the name it would have had."""
+    """Rename a file to ``NAME.rejected``; ``NAME`` is its own by default."""
     aside = (name or path).with_name(f"{(name or path).name}.rejected")
     os.replace(path, aside)
     return aside
 
 
 def _fetch(url: str, part: Path) -> None:
-    """Complete ``part``, continuing as long as attempts bring new bytes."""
+    """Download an address to ``part`` with the library of its host."""
+    hub = next(filter(None, (re.fullmatch(pattern, url) for pattern in _HUB)), None)
+    drive_id = _drive_id(url)
+    try:
+        if hub:
+            _fetch_from_hub(hub["repo"], hub["revision"], unquote(hub["path"]), part)
+        elif drive_id:
+            _fetch_from_drive(drive_id, part)
+        else:
+            _fetch_from_web(url, part)
+    except WeightsError:
+        raise
+    except Exception as error:  # the libraries raise errors of several packages
+        raise WeightsError(f"cannot download {url}: {error}") from error
+
+
+def _drive_id(url: str) -> str | None:
+    """The id of a file on Google Drive, from a link to its page or to its content."""
+    parts = urlsplit(url)
+    if parts.hostname not in _DRIVE:
+        return None
+    on_page = re.match(r"/file/(?:u/\d+/)?d/([-\w]+)", parts.path)
+    return on_page[1] if on_page else parse_qs(parts.query).get("id", [None])[0]
+
+
+def _fetch_from_hub(repo: str, revision: str | None, path: str, part: Path) -> None:
+    from huggingface_hub import hf_hub_download
+
+    with tempfile.TemporaryDirectory(dir=part.parent, prefix=".hub-") as folder:
+        os.replace(hf_hub_download(repo, path, revision=revision, local_dir=folder), part)
+
+
+def _fetch_from_drive(file_id: str, part: Path) -> None:
+    import gdown
+
+    part.unlink(missing_ok=True)  # gdown resumes a file of its own beside it
+    with _progress(part) as report:
+        gdown.download(
+            id=file_id,
+            output=str(part),
+            resume=True,
+            quiet=True,
+            use_cookies=False,
+            timeout=TIMEOUT,
+            retries=ATTEMPTS - 1,
+            progress=report,
+        )
+
+
+@contextmanager
+def _progress(part: Path) -> Iterator[Report]:
+    """Show a progress bar on a terminal, nothing elsewhere."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
+
+    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+        task = bar.add_task(part.stem.partition("-")[2], total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _fetch_from_web(url: str, part: Path) -> None:
+    """Complete ``part``, with new attempts as long as they receive new bytes."""
     failures = 0
-    while True:
-        before = _size(part)
-        try:
-            _transfer(url, part)
-            return
-        except urllib.error.HTTPError as error:
-            if error.code < 500:
+    with _progress(part) as report:
+        while True:
+            before = _size(part)
+            try:
+                _transfer(url, part, report)
+                return
+            except urllib.error.HTTPError as error:
+                if error.code < 500:
+                    raise WeightsError(
+                        f"cannot download {url}: HTTP {error.code} {error.reason}"
+                    ) from None
+                cause: Exception = error
+            except (OSError, http.client.HTTPException) as error:
+                cause = error
+            failures = 1 if _size(part) > before else failures + 1
+            if failures == ATTEMPTS:
                 raise WeightsError(
-                    f"cannot download {url}: HTTP {error.code} {error.reason}"
-                ) from None
-            cause: Exception = error
-        except (OSError, http.client.HTTPException) as error:
-            cause = error
-        failures = 1 if _size(part) > before else failures + 1
-        if failures == ATTEMPTS:
-            raise WeightsError(
-                f"cannot download {url}: {cause}. {_size(part):,} bytes are kept in {part}; "
-                "the next try goes on from there."
-            ) from cause
-        time.sleep(PAUSE * 2 ** (failures - 1))
+                    f"cannot download {url}: {cause}. {_size(part):,} bytes are kept in {part}; "
+                    "the next download resumes from there."
+                ) from cause
+            time.sleep(PAUSE * 2 ** (failures - 1))
 
 
-def _transfer(url: str, part: Path) -> None:
-    """One request: append what ``part`` lacks; an early end raises ConnectionError."""
+def _transfer(url: str, part: Path, report: Report) -> None:
+    """One request: append the missing bytes to ``part``; an early end raises ConnectionError."""
     have = _size(part)
     headers = {"User-Agent": "ffn"} | ({"Range": f"bytes={have}-"} if have else {})
     request = urllib.request.Request(url, headers=headers)
     try:
         response = urllib.request.urlopen(request, timeout=TIMEOUT)
     except urllib.error.HTTPError as error:
-        if have and error.code == 416:  # nothing lies beyond: the part is complete, or too long
+        if have and error.code == 416:  # the part is complete, or too long
             return
         raise
     with response:
-        resumed = response.status == 206
-        expected = response.headers.get("Content-Length")
-        with part.open("ab" if resumed else "wb") as file:
+        length = response.headers.get("Content-Length")
+        expected = None if length is None else int(length)
+        with part.open("ab" if response.status == 206 else "wb") as file:
             start = file.tell()
             while chunk := response.read(CHUNK):
                 file.write(chunk)
+                report(file.tell(), None if expected is None else start + expected)
             received = file.tell() - start
-    if expected is not None and received < int(expected):
-        raise ConnectionError(f"broken off after {received:,} of {int(expected):,} bytes")
+    if expected is not None and received < expected:
+        raise ConnectionError(f"interrupted after {received:,} of {expected:,} bytes")
 
 
 def _size(path: Path) -> int:

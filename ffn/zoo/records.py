@@ -1,7 +1,7 @@
-"""Records: what has to be known about weights before they may be used, one yaml file per weight.
+"""Records: the description of a set of weights, one YAML file each.
 
-Records of the zoo lie in ``model_zoo/weights/`` of a checkout and in ``ffn/model_zoo/weights/`` of
-an installed package; one's own record lies beside its ``.safetensors`` file, with the same stem.
+The zoo's records are in ``model_zoo/weights/`` of a checkout, or ``ffn/model_zoo/weights/`` of an
+installed package. The record of any other ``.safetensors`` file is beside it, with the same stem.
 """
 
 from __future__ import annotations
@@ -20,38 +20,40 @@ from ffn.core import check_trained_frames
 
 
 class WeightsError(RuntimeError):
-    """Weights that are not what they should be: damaged, foreign, of another model or hash."""
+    """Weights that cannot be used: damaged, foreign, or of another model or hash."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WeightRecord:
-    """One set of weights: the network they belong to, how to feed it, what it reached.
+    """One set of weights: their network, its preprocessing and its metrics.
 
     Attributes:
         name: ``model.dataset_frames``, as "tsm_r50.sthv1_f4_8_16"; permanent.
-        model: as :func:`ffn.create_model` takes it.
+        model: its name, see :func:`ffn.create_model`.
         model_args: further arguments of that function.
+        imports: packages that register the model, if it is not part of ffn. Loading names them in
+            an error if they are missing, and never imports them.
         num_classes: K.
-        classes: the K class names in order, or None if nobody wrote them down.
+        classes: the K class names in order; None if unknown.
         trained_frames: counts of a frame-flexible network, ascending; None for a plain one.
-        private: what each count owns, see :func:`ffn.convert`.
-        alter: where features are altered, see :func:`ffn.convert`.
-        preprocessing: how frames become a clip, as ``ffn.data.Preprocessing.to_dict`` writes it.
-        metrics: per number of frames the measures by name, in %.
-        origin: "measured" by us or "reported" by a paper; None without metrics.
-        file: name of the weights beside the record.
-        url: where to get them if there is no file.
-        sha256: of the weights, 64 hex digits. Without one, the hash of the first download is kept
-            beside it and asked for from then on.
-        page: where a person finds the weights.
+        private: modules private to each count, see :func:`ffn.convert`.
+        alter: places of weight alterations, see :func:`ffn.convert`.
+        preprocessing: of frames, as ``ffn.data.Preprocessing.to_dict`` returns it.
+        metrics: per number of frames the metrics by name, in %.
+        origin: "measured" here or "reported" by a paper; None without metrics.
+        file: name of the weights file beside the record.
+        url: download address, if there is no file.
+        sha256: of the weights, 64 hex digits. If None, the hash of the first download is stored
+            beside it, and every later download must have it.
+        page: web page of the weights.
         source_format: the implementation that wrote them, one of ``ffn.zoo.remap.SOURCES``; None
-            if they are ours.
-        protocol: how the metrics were measured, as "3 crops x 10 clips"; by default one of each.
+            for weights of ffn.
+        protocol: test protocol of the metrics, as "3 crops x 10 clips"; by default one of each.
         size: of the weights, in bytes.
-        source: where the weights come from.
+        source: origin of the weights, in a sentence.
         licence: of the weights, as an SPDX name.
-        config: the resolved configuration of the training run.
-        versions: of the libraries that trained it.
+        config: the resolved config of the training run, with the option names of its version.
+        versions: of the libraries of the training run.
         data: fingerprint of the training data.
     """
 
@@ -64,6 +66,7 @@ class WeightRecord:
     private: str = "norms"
     alter: str | tuple[str, ...] = "sites"
     model_args: dict[str, Any] = field(default_factory=dict)
+    imports: tuple[str, ...] = ()
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     origin: str | None = None
     file: str | None = None
@@ -85,9 +88,12 @@ class WeightRecord:
             object.__setattr__(self, name, None if value is None else tuple(value))
         if self.trained_frames is not None:
             object.__setattr__(self, "trained_frames", check_trained_frames(self.trained_frames))
+        if isinstance(self.imports, str) or not all(isinstance(n, str) for n in self.imports):
+            raise ValueError(f"imports is {self.imports!r}; expected a list of package names")
+        object.__setattr__(self, "imports", tuple(self.imports))
         if not isinstance(self.alter, str):
             object.__setattr__(self, "alter", tuple(self.alter))
-        # Keys of a YAML or JSON mapping may be text.
+        # Keys of a YAML or JSON mapping may be strings.
         object.__setattr__(self, "metrics", {int(t): dict(m) for t, m in self.metrics.items()})
         if self.classes is not None and len(self.classes) != self.num_classes:
             raise ValueError(f"{len(self.classes)} class names for num_classes {self.num_classes}")
@@ -97,16 +103,16 @@ class WeightRecord:
             raise ValueError(f"sha256 is {self.sha256!r}; expected 64 lower-case hex digits")
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values without those that nobody set, fit for YAML and JSON."""
+        """The fields that are set, as plain values for YAML and JSON."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
-        return {k: v for k, v in plain.items() if v not in (None, "", {})}
+        return {k: v for k, v in plain.items() if v not in (None, "", {}, [])}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WeightRecord:
-        """Build from what :meth:`to_dict` returned.
+        """Build a record from the result of :meth:`to_dict`.
 
         Raises:
-            ValueError: an unknown or missing key, or a value that is not allowed.
+            ValueError: an unknown or missing key, or an invalid value.
         """
         known = [f.name for f in fields(cls)]
         for key in values:
@@ -126,8 +132,8 @@ def read_record(path: Path) -> WeightRecord:
     """Read a record file.
 
     Raises:
-        FileNotFoundError: there is none.
-        WeightsError: it is no record, or one that contradicts itself.
+        FileNotFoundError: no such file.
+        WeightsError: it is no valid record.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -151,20 +157,20 @@ def list_weights(pattern: str = "*") -> list[str]:
 
 
 def find_record(name: str) -> WeightRecord:
-    """The zoo's record of a name.
+    """Read the zoo's record of a name.
 
     Raises:
-        ValueError: no such weights; the message holds the closest names.
+        ValueError: no such weights; the message lists the closest names.
         WeightsError: the record is damaged.
     """
     names = list_weights()
     if name not in names:
         close = difflib.get_close_matches(name, names, n=3)
-        hint = f"did you mean {', '.join(close)}?" if close else "ffn.list_weights() lists them."
+        hint = f"did you mean {', '.join(close)}?" if close else "ffn.list_weights() lists all."
         raise ValueError(
             f'no weights "{name}" in the zoo; {hint} A file needs its suffix, .pt or .safetensors.'
         )
     record = read_record(zoo_folder() / f"{name}.yaml")
     if record.name != name:
-        raise WeightsError(f'the record {name}.yaml calls itself "{record.name}"')
+        raise WeightsError(f'the record {name}.yaml has the name "{record.name}"')
     return record

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import timm
 import torch
@@ -53,7 +55,26 @@ def test_convolutions_that_shift() -> None:
 
     bottlenecks = shiftable_convs(timm.create_model("resnet50"))
     assert len(bottlenecks) == 3 + 4 + 6 + 3
-    assert all(name.endswith(".conv1") for name in bottlenecks)
+    assert all(conv == f"{block}.conv1" for block, conv in bottlenecks.items())
+
+
+@pytest.mark.parametrize(
+    ("timm_name", "block"), [("regnety_002", r"s(\d+)\.b(\d+)"), ("resnet50", r"layer(\d+)\.(\d+)")]
+)
+def test_every_second_block_of_a_stage_shifts(timm_name: str, block: str) -> None:
+    """Counted by hand from timm's names: blocks of a RegNet are numbered from 1, s1.b1."""
+    with torch.device("meta"):
+        places = {
+            every: [
+                tuple(map(int, re.match(rf"net\.{block}\.", name).groups()))
+                for name in backbones.build(f"tsm.{timm_name}", shift_every=every).shifted
+            ]
+            for every in (1, 2)
+        }
+
+    first = min(index for _, index in places[1])
+    assert len(places[1]) == sum({"regnety_002": (1, 1, 4, 7), "resnet50": (3, 4, 6, 3)}[timm_name])
+    assert places[2] == [(s, index) for s, index in places[1] if (index - first) % 2 == 0]
 
 
 def test_only_mobile_blocks_with_a_shortcut_shift() -> None:
@@ -62,8 +83,7 @@ def test_only_mobile_blocks_with_a_shortcut_shift() -> None:
 
     assert len(names) == 10  # of 17 blocks, those with stride 1 and as many channels out as in
     for name in names:
-        block = net.get_submodule(name.rpartition(".")[0])
-        assert block.has_skip
+        assert net.get_submodule(name).has_skip
 
 
 @pytest.mark.parametrize("timm_name", ["regnety_002", "mobilenetv3_small_050", "convnext_atto"])

@@ -1,5 +1,9 @@
+"""Publishing a checkpoint; the door for models of other packages, by the commands."""
+
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +15,7 @@ from ffn.data import Preprocessing
 from ffn.engine.checkpoint import save_checkpoint
 from ffn.zoo import load_with_record
 
+ROOT = Path(__file__).parents[2]
 NAME = "tsm_tiny.test_f2_4"
 
 
@@ -57,3 +62,63 @@ def test_nothing_is_overwritten(
 
     assert "exists" in capsys.readouterr().err
     assert path.read_bytes() == b"mine"
+
+
+PACKAGE = """
+import torch
+from torch import nn
+from ffn.backbones import register
+from ffn.layers import AlterationSite, check_clip
+
+
+@register
+class MyNet(nn.Module):
+    def __init__(self, *, num_classes: int = 400) -> None:
+        super().__init__()
+        self.site = AlterationSite(3)
+        self.conv = nn.Conv3d(3, 8, 3, padding=1)
+        self.norm = nn.BatchNorm3d(8)
+        self.head = nn.Linear(8, num_classes)
+
+    def forward(self, clip):
+        check_clip(clip)
+        return self.head(self.norm(self.conv(self.site(clip))).relu().mean((2, 3, 4)))
+"""
+
+
+def run(tmp_path: Path, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "tools" / f"{tool}.py"), *arguments]
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+
+
+def test_a_backbone_of_another_package_is_converted_published_and_exported(
+    tmp_path: Path,
+) -> None:
+    """The package is in the current folder; every command needs --imports."""
+    (tmp_path / "my_package.py").write_text(PACKAGE)
+    names = {"conv.weight": (8, 3, 3, 3, 3), "conv.bias": (8,), "head.weight": (5, 8)}
+    names |= {"head.bias": (5,)} | {f"norm.{n}": (8,) for n in ("weight", "bias", "running_mean")}
+    state = {key: torch.randn(shape) for key, shape in names.items()}
+    state |= {"norm.running_var": torch.rand(8) + 0.5, "norm.num_batches_tracked": torch.tensor(9)}
+    torch.save(state, tmp_path / "theirs.pth")
+    imports = ["--imports", "my_package"]
+
+    convert = ["theirs.pth", "mine.safetensors", "--model", "MyNet", "--from", "uniformer"]
+    convert += ["--trained-frames", "2", "4"]
+    assert 'no model "MyNet"' in run(tmp_path, "convert_checkpoint", *convert).stderr
+    done = run(tmp_path, "convert_checkpoint", *convert, *imports)
+    assert done.returncode == 0, done.stderr
+    assert "imports:\n- my_package\n" in (tmp_path / "mine.yaml").read_text()
+
+    publish = ["mine.safetensors", "MyNet.toy_f2_4"]
+    refused = run(tmp_path, "publish", *publish)
+    assert refused.returncode == 2
+    assert "pass --imports my_package to a command" in refused.stderr
+    done = run(tmp_path, "publish", *publish, *imports)
+    assert done.returncode == 0, done.stderr
+    assert "imports:\n- my_package\n" in (tmp_path / "MyNet.toy_f2_4.yaml").read_text()
+
+    export = ["--weights", "MyNet.toy_f2_4.safetensors", "--frames", "4", "--size", "16"]
+    done = run(tmp_path, "export", *export, "--output", "net.pt2", *imports)
+    assert done.returncode == 0, done.stderr
+    assert "sub-network of 4 frames" in done.stdout

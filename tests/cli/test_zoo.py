@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
+from ffn.backbones.registry import _models
 from ffn.cli.zoo import main, models_table, page, weights_table
-from ffn.zoo.create import list_models
-from ffn.zoo.records import find_record, list_weights
+from ffn.zoo import find_record, list_models, list_weights
 
 FOLDER = Path(__file__).parents[2] / "model_zoo"
 
@@ -81,4 +82,28 @@ def test_models_that_cannot_be_counted(
 def test_sizes_without_models_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
         main(["tsm_r50*", "--frames", "8"])
-    assert "add --models" in capsys.readouterr().err
+    assert "need --models" in capsys.readouterr().err
+
+
+def test_a_model_of_another_package_is_listed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "my_listed_package.py").write_text(
+        "from ffn.backbones import register\n"
+        "from ffn.backbones.tsm import tsm_tiny\n"
+        "@register\n"
+        "def my_listed_net(**kwargs):\n"
+        "    return tsm_tiny(**kwargs)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    command = ["--models", "my_listed*", "--frames", "4"]
+    assert main(command) == 2
+    assert 'no model "my_listed*"' in capsys.readouterr().err
+    try:
+        assert main([*command, "--imports", "my_listed_package"]) == 0
+        assert "| `my_listed_net` | 0.33 M | +1.00 % | 0.87 |" in capsys.readouterr().out
+    finally:
+        sys.modules.pop("my_listed_package", None)
+        _models._entries.pop("my_listed_net", None)
+    assert main([*command, "--imports", "no_such_package"]) == 2
+    assert "cannot import 'no_such_package'" in capsys.readouterr().err

@@ -29,8 +29,8 @@ from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpo
 from ffn.engine.run_folder import CheckpointFolder
 from ffn.serve import Predictor
 from ffn.zoo import WeightsError, load_start_weights
-from ffn.zoo.digest import append_digest
 from ffn.zoo.remap import read_foreign
+from ffn.zoo.torch_files import append_digest
 
 
 class Payload:

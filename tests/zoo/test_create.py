@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffn.zoo import create_model, list_models
+from ffn.zoo import WeightsError, create_model, list_models, save_weights
 
 
 def test_a_registered_and_a_timm_name_give_video_models():
@@ -40,7 +40,7 @@ def test_no_classes_no_model():
 
 
 def test_arguments_that_a_model_does_not_take() -> None:
-    with pytest.raises(ValueError, match="tsm_tiny takes no drop_path; leave it out"):
+    with pytest.raises(ValueError, match="tsm_tiny takes no drop_path; remove it"):
         create_model("tsm_tiny", drop_path=0.1)
 
 
@@ -54,3 +54,25 @@ def test_drop_path_reaches_the_last_block(name: str) -> None:
     assert rates == sorted(rates)
     assert rates[-1] == pytest.approx(0.2)
     assert len(set(rates)) > 3  # and rises from block to block
+
+
+def test_pretrained_may_be_a_path_or_a_zoo_name(tmp_path, plain, plain_meta) -> None:
+    path = tmp_path / "mine.safetensors"
+    save_weights(plain, path, plain_meta)
+    for start in (path, str(path)):
+        model = create_model("tsm_tiny", num_classes=5, pretrained=start, width=8)
+        assert torch.equal(model.net.conv1[0].weight, plain.net.conv1[0].weight)
+        assert model.net.fc.out_features == 5
+
+    with pytest.raises(FileNotFoundError, match=r"no file .*other\.pt"):
+        create_model("tsm_tiny", pretrained=tmp_path / "other.pt")
+    with pytest.raises(ValueError, match=r'no weights "tsm_tiny\.nothing" in the zoo'):
+        create_model("tsm_tiny", pretrained="tsm_tiny.nothing")
+    with pytest.raises(WeightsError, match="does not fit the model"):  # shipped: frame-flexible
+        create_model("tsm_tiny", num_classes=12, pretrained="tsm_tiny.motion_f4_8_16")
+
+
+def test_pretrained_false_and_true_keep_their_meaning() -> None:
+    create_model("tsm_tiny", pretrained=False)
+    with pytest.raises(ValueError, match="tsm_tiny has no image weights"):
+        create_model("tsm_tiny", pretrained=True)

@@ -1,18 +1,24 @@
-"""Downloads from a server on this machine that can break off, lie, or be gone."""
+"""Downloads from a local server that interrupts transfers, changes its file, or is down."""
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import http.server
 import multiprocessing
 import os
+import pty
+import re
 import sys
 import threading
 import time
+from contextlib import suppress
 
+import huggingface_hub
 import numpy as np
 import parity
 import pytest
+import requests
 import torch
 import yaml
 
@@ -132,7 +138,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped(server):
 def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server, monkeypatch):
     monkeypatch.setattr(MODULE, "ATTEMPTS", 1)
     server.break_after = [400_000]
-    with pytest.raises(WeightsError, match="broken off after 400,000 of 1,048,576 bytes") as error:
+    with pytest.raises(WeightsError, match="interrupted after 400,000 of 1,048,576 bytes") as error:
         download(server.url, sha256=SHA256)
     assert "400,000 bytes are kept in" in str(error.value)
 
@@ -171,7 +177,7 @@ def test_a_file_damaged_in_the_cache_is_fetched_again(server, caplog):
     path = download(server.url, sha256=SHA256)
     path.write_bytes(CONTENT[:-1] + b"x")
     assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
-    assert "was damaged" in caplog.text
+    assert "does not have its SHA-256 any more" in caplog.text
     assert path.with_name(f"{path.name}.rejected").exists()
 
 
@@ -192,7 +198,7 @@ def test_only_a_servers_own_faults_are_tried_again(server, status, requests):
 
 
 def test_only_the_web_is_read():
-    with pytest.raises(WeightsError, match="http or https"):
+    with pytest.raises(WeightsError, match="expected an http, https or hf address"):
         download("file:///etc/hostname", sha256=SHA256)
 
 
@@ -207,6 +213,181 @@ def test_two_processes_fetch_once(server):
 
 def _download(url):
     return download(url, sha256=SHA256)
+
+
+def test_without_a_terminal_a_download_prints_one_line(server, capfd):
+    path = download(server.url, sha256=SHA256)
+    assert capfd.readouterr() == ("", f"downloading {server.url} to {path}\n")
+    download(server.url, sha256=SHA256)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_on_a_terminal_a_download_shows_a_progress_bar(server, monkeypatch):
+    ours, theirs = pty.openpty()
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "100")
+    with open(theirs, "w") as terminal:
+        monkeypatch.setattr(sys, "stderr", terminal)
+        server.break_after = [300_000]
+        download(server.url, sha256=SHA256)
+        monkeypatch.undo()
+    shown = b""
+    with suppress(OSError):  # Linux raises one at the end of a closed terminal
+        while chunk := os.read(ours, 65536):
+            shown += chunk
+    os.close(ours)
+    assert b"tiny.safetensors" in shown
+    assert b"1.0/1.0 MB" in shown
+
+
+# Files of hosts that a library fetches.
+
+
+class HubHandler(http.server.BaseHTTPRequestHandler):
+    """The part of the Hugging Face Hub that a download of one file needs."""
+
+    def do_HEAD(self):
+        self.server.paths.append(self.path)
+        if not re.fullmatch(r"/me/nets/resolve/(main|v1)/deep/tiny\.safetensors", self.path):
+            self.send_response(404)
+            self.send_header("X-Error-Code", "EntryNotFound")
+            self.end_headers()
+            return
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", "1" * 40)
+        self.send_header("ETag", f'"{SHA256}"')
+        self.send_header("Content-Length", str(len(CONTENT)))
+        self.end_headers()
+
+    def do_GET(self):
+        self.do_HEAD()
+        self.wfile.write(CONTENT)
+
+    def log_message(self, *args):
+        pass
+
+
+class DriveHandler(http.server.BaseHTTPRequestHandler):
+    """Google Drive: a large file is behind a page that asks for confirmation."""
+
+    def do_GET(self):
+        self.server.paths.append(self.path)
+        if self.path.startswith("/uc?id=large"):
+            page = (
+                f'<html><form id="download-form" action="{self.server.url}/download" method="get">'
+                '<input type="hidden" name="id" value="large">'
+                '<input type="hidden" name="confirm" value="t">'
+                '<input type="hidden" name="uuid" value="u-1"></form></html>'
+            ).encode()
+            self.answer(page, "text/html")
+        elif self.path == "/download?id=large&confirm=t&uuid=u-1":
+            self.answer(CONTENT, "application/octet-stream")
+        else:
+            page = b'<html><p class="uc-error-subcaption">Too many users have viewed it.</p></html>'
+            self.answer(page, "text/html")
+
+    def answer(self, content, kind):
+        start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        self.send_response(206 if start else 200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
+        if kind != "text/html":
+            self.send_header("Content-Disposition", 'attachment; filename="any.pth"')
+        self.end_headers()
+        limit = None if start or kind == "text/html" else self.server.break_after
+        self.wfile.write(content[start:][:limit])
+
+    def log_message(self, *args):
+        pass
+
+
+@pytest.fixture
+def host(request):
+    """A server with the handler that a test names."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), request.param) as server:
+        server.paths = []
+        server.break_after = None
+        server.url = f"http://127.0.0.1:{server.server_port}"
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def hub(host, monkeypatch):
+    """Requests for the Hugging Face Hub reach the local server."""
+    local = functools.partial(huggingface_hub.hf_hub_download, endpoint=host.url)
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", local)
+    return host
+
+
+@pytest.mark.parametrize("host", [HubHandler], indirect=True)
+@pytest.mark.parametrize(
+    ("url", "revision"),
+    [
+        ("hf://me/nets/deep/tiny.safetensors", "main"),
+        ("hf://me/nets@v1/deep/tiny.safetensors", "v1"),
+        ("https://huggingface.co/me/nets/resolve/v1/deep/tiny.safetensors?download=true", "v1"),
+        ("https://huggingface.co/me/nets/blob/main/deep/tiny.safetensors", "main"),
+    ],
+)
+def test_a_file_on_the_hub(hub, url, revision, tmp_path):
+    path = download(url, sha256=SHA256)
+
+    assert path.read_bytes() == CONTENT
+    assert path == tmp_path / "weights" / f"{SHA256[:16]}-tiny.safetensors"
+    assert f"/me/nets/resolve/{revision}/deep/tiny.safetensors" in hub.paths
+    hub.paths.clear()
+    assert download(url, sha256=SHA256) == path  # no network access
+    assert hub.paths == []
+    kept = sorted(p.name for p in path.parent.iterdir())
+    assert kept == [path.name, f"{path.name}.lock"]
+
+
+@pytest.mark.parametrize("host", [HubHandler], indirect=True)
+def test_a_file_that_the_hub_does_not_have(hub):
+    with pytest.raises(WeightsError, match=r"cannot download hf://me/nets/other\.pt: .*404"):
+        download("hf://me/nets/other.pt", sha256=SHA256)
+    with pytest.raises(WeightsError, match=f"has sha256 {SHA256}"):
+        download("hf://me/nets/deep/tiny.safetensors", sha256=OTHER)
+
+
+@pytest.fixture
+def drive(host, monkeypatch):
+    """Requests for drive.google.com reach the local server."""
+    original = requests.Session.get
+
+    def get(session, url, **kwargs):
+        return original(session, url.replace("https://drive.google.com", host.url), **kwargs)
+
+    monkeypatch.setattr(requests.Session, "get", get)
+    return host
+
+
+LARGE = (
+    "https://drive.google.com/file/d/large/view?usp=sharing",
+    "https://drive.google.com/uc?id=large",
+    "https://drive.usercontent.google.com/download?id=large&export=download&confirm=t",
+)
+
+
+@pytest.mark.parametrize("host", [DriveHandler], indirect=True)
+@pytest.mark.parametrize("url", LARGE)
+def test_a_large_file_on_google_drive(drive, url):
+    drive.break_after = 700_000
+    assert download(url, sha256=SHA256, name="x.pth").read_bytes() == CONTENT
+    assert drive.paths[0] == "/uc?id=large"
+    assert drive.paths[1:] == ["/download?id=large&confirm=t&uuid=u-1"] * 2  # resumed once
+
+
+@pytest.mark.parametrize("host", [DriveHandler], indirect=True)
+def test_a_file_that_google_drive_does_not_give(drive):
+    with pytest.raises(WeightsError, match="Too many users have viewed it"):
+        download("https://drive.google.com/uc?id=busy", sha256=None)
+    assert drive.paths == ["/uc?id=busy"]
 
 
 def test_a_zoo_name_with_a_url_is_fetched_and_loaded(server, tmp_path, monkeypatch, network, meta):
@@ -229,7 +410,7 @@ def test_a_zoo_name_with_a_url_is_fetched_and_loaded(server, tmp_path, monkeypat
 def test_a_hash_that_nobody_knows_is_remembered(server, caplog):
     first = download(server.url, sha256=None, name="x.pth")
     assert first.read_bytes() == CONTENT
-    assert f"sha256 {SHA256} is remembered" in caplog.text
+    assert f"the expected sha256 is unknown; {SHA256} is stored" in caplog.text
     assert download(server.url, sha256=None, name="x.pth") == first
     assert server.ranges == [None]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import re
+import resource
 import sys
 from pathlib import Path
 
@@ -15,6 +17,7 @@ import ffn
 from ffn import backbones
 from ffn.core import convert
 from ffn.data import Preprocessing
+from ffn.registry import import_extensions
 from ffn.zoo import (
     WeightsError,
     create,
@@ -22,11 +25,13 @@ from ffn.zoo import (
     load,
     load_start_weights,
     load_with_record,
+    match_state,
     read_weights,
     remap,
     save_weights,
 )
 from ffn.zoo import records as zoo_records
+from ffn.zoo.torch_files import append_digest
 
 CLIP = torch.rand(2, 3, 3, 32, 32)
 
@@ -109,21 +114,22 @@ def test_nothing_is_overwritten_unless_told(tmp_path, network, meta):
     assert equal(load(path), network)
 
 
-def test_an_interrupted_save_leaves_what_was_there(tmp_path, network, meta, monkeypatch):
+def test_a_save_on_a_full_disk_leaves_the_old_files(tmp_path, network, meta):
     path = tmp_path / "m.safetensors"
     save_weights(network, path, meta)
-    before = path.read_bytes()
+    before = path.read_bytes(), path.with_suffix(".yaml").read_bytes()
+    with torch.no_grad():
+        network.model.net.fc.bias.add_(1)
 
-    def full(part, data):
-        with part.open("wb") as file:
-            file.write(data[: len(data) // 2])
-        raise OSError("no space left")
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[0]) // 2, hard))
+    try:
+        with pytest.raises(OSError, match="too large"):
+            save_weights(network, path, meta, overwrite=True)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    monkeypatch.setattr(type(path), "write_bytes", full)
-    with pytest.raises(OSError, match="no space"):
-        save_weights(network, path, meta, overwrite=True)
-    monkeypatch.undo()
-    assert path.read_bytes() == before
+    assert (path.read_bytes(), path.with_suffix(".yaml").read_bytes()) == before
     assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "m.yaml"]
 
 
@@ -185,7 +191,7 @@ def test_a_record_must_be_there_whole_and_with_a_hash(tmp_path, network, meta):
     values = yaml.safe_load(beside.read_text())
 
     beside.write_text(yaml.safe_dump({k: v for k, v in values.items() if k != "sha256"}))
-    with pytest.raises(WeightsError, match="names no sha256"):
+    with pytest.raises(WeightsError, match="has no sha256"):
         load(path)
     beside.write_text(yaml.safe_dump({k: v for k, v in values.items() if k != "model"}))
     with pytest.raises(WeightsError, match=r"m\.yaml is no record of weights: no model"):
@@ -241,7 +247,7 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
     with pytest.raises(WeightsError, match="SHA-256 at its end is gone"):
         load(path)
     checkpoint(path, network, {"model": "tsm_tiny"})
-    with pytest.raises(WeightsError, match="does not describe itself: no num_classes"):
+    with pytest.raises(WeightsError, match=r"meta data of .* is not valid: no num"):
         load(path)
 
 
@@ -258,10 +264,10 @@ class Trap:
 def test_no_pickle_is_ever_executed(tmp_path, network, meta):
     trace = tmp_path / "trace"
     path = checkpoint(tmp_path / "m.pt", network, meta, training=Trap(trace))
-    with pytest.raises(WeightsError, match=r"never loaded here.*save its tensors alone"):
+    with pytest.raises(WeightsError, match=r"could execute code.*save its tensors alone"):
         load(path)
     path.write_bytes(pickle.dumps(Trap(trace), protocol=2))
-    with pytest.raises(WeightsError, match="never loaded here"):
+    with pytest.raises(WeightsError, match="could execute code"):
         load(path)
     assert not trace.exists()
 
@@ -287,7 +293,7 @@ def zoo(tmp_path, network, meta, monkeypatch):
     folder = tmp_path / "zoo"
     save_weights(network, folder / "tsm_tiny.motion_f2_4.safetensors", meta)
     monkeypatch.setattr(zoo_records, "zoo_folder", lambda: folder)
-    monkeypatch.setattr(sys.modules["ffn.zoo.load"], "zoo_folder", lambda: folder)
+    monkeypatch.setattr("ffn.zoo.read.zoo_folder", lambda: folder)
     return folder
 
 
@@ -306,7 +312,7 @@ def test_a_zoo_weight_keeps_its_name_and_hash(zoo):
     record = zoo / "tsm_tiny.motion_f2_4.yaml"
     text = record.read_text()
     record.write_text(text.replace("name: tsm_tiny.motion_f2_4", "name: other"))
-    with pytest.raises(WeightsError, match='calls itself "other"'):
+    with pytest.raises(WeightsError, match='has the name "other"'):
         load("tsm_tiny.motion_f2_4")
     record.write_text(text)
     (zoo / "tsm_tiny.motion_f2_4.safetensors").write_bytes(b"")
@@ -387,7 +393,153 @@ def test_a_classifier_of_other_classes_starts_anew_and_is_reported(
     assert torch.equal(state["net.fc.weight"], head)
     assert torch.equal(state["net.layer1.0.conv2.weight"], plain.net.layer1[0].conv2.weight)
     assert match.classes == (3, 5)
-    assert "classifier: 3 classes there, 5 here; starts anew" in str(match)
+    assert "classifier: 3 classes in the weights, 5 in the model; initialised anew" in str(match)
+
+
+@pytest.mark.parametrize("flexible", [False, True])
+def test_private_classifiers_of_other_classes_are_initialised(
+    tmp_path, plain, plain_meta, meta, flexible
+):
+    """private="all": each count has a classifier of its own, four entries of another shape."""
+    if flexible:
+        source = convert(plain, (2, 4), private="all", alter="none")
+        described = meta | {"private": "all", "alter": "none"}
+    else:
+        source, described = plain, plain_meta
+    path = checkpoint(tmp_path / "m.pt", source, described)
+    model = create_model("tsm_tiny", num_classes=5, width=8)
+    model = convert(model, (2, 4), private="all", alter="none")
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+
+    match, _ = load_start_weights(model, path)
+
+    assert match.classes == (3, 5)
+    assert match.share == 1
+    for key, value in model.state_dict().items():
+        is_head = key.startswith("net.fc.")
+        theirs = source.state_dict()[key if flexible else re.sub(r"\.[24]\.(\w+)$", r".\1", key)]
+        assert torch.equal(value, before[key] if is_head else theirs), key
+
+
+def test_two_layers_of_another_size_are_no_classifier():
+    def state(*sizes):
+        return {f"{n}.weight": torch.ones(s, 4) for n, s in zip("ab", sizes, strict=True)}
+
+    assert match_state(state(3, 3), state(3, 5)).classes == (3, 5)
+    both = match_state(state(3, 3), state(5, 5))
+    assert both.classes is None
+    assert both.reshaped == (
+        "a.weight is (3, 4), the model's (5, 4)",
+        "b.weight is (3, 4), the model's (5, 4)",
+    )
+    other_inputs = match_state({"a.weight": torch.ones(3, 4)}, {"a.weight": torch.ones(5, 6)})
+    assert other_inputs.classes is None
+
+
+# Models of other packages.
+
+
+@pytest.fixture
+def my_package(tmp_path, monkeypatch):
+    """A package that registers a model, and weights of this model."""
+    folder = tmp_path / "lib"
+    folder.mkdir()
+    (folder / "my_zoo_package.py").write_text(
+        "from ffn.backbones import register\n"
+        "from ffn.backbones.tsm import tsm_tiny\n"
+        "@register\n"
+        "def my_zoo_net(**kwargs):\n"
+        "    return tsm_tiny(**kwargs)\n"
+    )
+    monkeypatch.syspath_prepend(folder)
+    yield "my_zoo_package"
+    sys.modules.pop("my_zoo_package", None)
+    backbones.registry._models._entries.pop("my_zoo_net", None)
+
+
+@pytest.mark.parametrize("suffix", ["pt", "safetensors"])
+def test_a_file_names_a_missing_package_and_never_imports_it(
+    tmp_path, plain, plain_meta, my_package, suffix
+):
+    import_extensions([my_package])
+    meta = plain_meta | {"model": "my_zoo_net", "imports": [my_package]}
+    path = tmp_path / f"m.{suffix}"
+    if suffix == "pt":
+        checkpoint(path, plain, meta)
+    else:
+        assert save_weights(plain, path, meta).imports == (my_package,)
+        assert f"imports:\n- {my_package}\n" in path.with_suffix(".yaml").read_text()
+    assert equal(load(path), plain)
+    del sys.modules[my_package]
+    del backbones.registry._models._entries["my_zoo_net"]
+
+    with pytest.raises(WeightsError) as error:
+        load(path)
+
+    assert my_package not in sys.modules
+    assert f'needs the model "my_zoo_net" of {my_package}, which is not imported' in str(
+        error.value
+    )
+    assert f"`import {my_package}` before ffn.load, or pass --imports {my_package}" in str(
+        error.value
+    )
+    import_extensions([my_package])
+    assert equal(load(path), plain)
+
+
+def test_an_unneeded_package_is_not_asked_for(tmp_path, plain, plain_meta):
+    """A run that imported a package for its task alone: the model is part of ffn."""
+    meta = plain_meta | {"imports": ["package_of_a_task"]}
+    assert equal(load(checkpoint(tmp_path / "m.pt", plain, meta)), plain)
+
+
+def test_imports_are_a_list_of_names(tmp_path, plain, plain_meta):
+    for imports in ("one", [1]):
+        with pytest.raises(WeightsError, match="expected a list of package names"):
+            load(checkpoint(tmp_path / "m.pt", plain, plain_meta | {"imports": imports}))
+
+
+# Meta data that version 0.1.0 wrote into a checkpoint, with its option names (shortened).
+META_OF_0_1 = {
+    "model": "tsm_tiny",
+    "model_args": {"width": 8},
+    "num_classes": 3,
+    "trained_frames": [2, 4],
+    "private": "norms",
+    "alter": "sites",
+    "classes": ["left", "right", "still"],
+    "preprocessing": {
+        "crop": 32,
+        "resize": 36,
+        "mean": [0.5, 0.5, 0.5],
+        "std": [0.25, 0.25, 0.25],
+        "colour": "rgb",
+        "sampling": "segment",
+    },
+    "metrics": {"2": {"top1": 50.0}, "4": {"top1": 60.0}},
+    "config": {
+        "task": {"name": "flexible", "frames": [2, 4], "alteration": True},
+        "train": {"accumulate": 1, "clip_norm": 20.0, "freeze_norms": False, "recompute": False},
+        "data": {"erasing": 0.25, "reader": "decord"},
+        "optim": {"base_batch": 0},
+    },
+    "versions": {"python": "3.11.7", "torch": "2.15.0+cu132", "timm": "1.0.31"},
+    "data": {"train_videos": 960, "classes": 3, "sha256": "cd2db998"},
+}
+
+
+@pytest.mark.parametrize("format_", [1, 2])
+def test_a_checkpoint_of_0_1_loads(tmp_path, network, format_):
+    path = checkpoint(tmp_path / "best.pt", network, META_OF_0_1, format=format_)
+    if format_ == 2:
+        with path.open("r+b") as file:
+            append_digest(file)
+
+    model, record = load_with_record(path)
+
+    assert equal(model, network)
+    assert record.config == META_OF_0_1["config"]
+    assert record.imports == ()
 
 
 def test_a_start_from_another_network_is_refused(tmp_path, network, plain, meta, plain_meta):

@@ -143,7 +143,10 @@ def test_a_new_classifier_is_reported(plain, tmp_path, capsys):
     out = tmp_path / "out.safetensors"
     source = str(pth(tmp_path / "ckpt.pth", plain))
     assert main([source, str(out), *ARGUMENTS, "--num-classes", "9"]) == 0
-    assert "classifier: 5 classes there, 9 here; starts anew" in capsys.readouterr().out
+    assert (
+        "classifier: 5 classes in the weights, 9 in the model; initialised anew"
+        in capsys.readouterr().out
+    )
     assert load(out).net.fc.out_features == 9
 
 
@@ -222,13 +225,13 @@ class Payload:
 
 
 FAULTS = {
-    "cut short": "is damaged, cut off, or no torch file; fetch or copy it again",
+    "cut short": "is damaged, cut off, or no torch file; copy or download it again",
     "wrong shape": r"net.conv1.weight is \(64, 3, 5, 5\), the model's \(64, 3, 7, 7\)\. --partial",
     "extra key": r"net\.layer5\.weight is unknown to the model\. --partial",
     "wrong family": "another model",
-    "malicious": r"asks for (_?io)\.open: .* could run any code and is never loaded here",
+    "malicious": r"asks for (_?io)\.open\. .* could execute code",
     "not finite": r"1 of \d+ entries of the checkpoint hold NaN or infinity, as net.conv1",
-    "web page": "is a web page, not a checkpoint: .* Open it in a browser",
+    "web page": "is a web page, not a checkpoint: .* Open the link in a browser",
 }
 
 

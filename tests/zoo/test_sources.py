@@ -372,3 +372,58 @@ def test_slow_frames_of_mmaction2() -> None:
         stamps = torch.arange(frames).float()[None, None]
         nearest = torch.nn.functional.interpolate(stamps, scale_factor=0.25, mode="nearest")
         assert index.tolist() == nearest[0, 0].tolist()
+
+
+def jester_state(num_classes: int | None) -> State:
+    """TSM's published MobileNetV2 for Jester, or its features alone: names without prefix."""
+    ours = numbered("tsm_mobilenetv2", num_classes or 1)
+    theirs = {
+        tsm_mobilenet_name(k).removeprefix("base_model.").replace(".net.", "."): v
+        for k, v in ours.items()
+    }
+    classifier = {f"classifier.{leaf}": theirs.pop(f"new_fc.{leaf}") for leaf in ("weight", "bias")}
+    return theirs | (classifier if num_classes else {})
+
+
+MOBILE = ["--model", "tsm_mobilenetv2"]
+
+
+def test_the_published_jester_names_convert(tmp_path: Path, capsys) -> None:
+    """``features.*`` and ``classifier.weight``, with 27 classes."""
+    state = jester_state(27)
+    assert len(state) == 314
+    torch.save(state, tmp_path / "jester.pth")
+    out = tmp_path / "out.safetensors"
+
+    assert main([str(tmp_path / "jester.pth"), str(out), *MOBILE]) == 0
+
+    printed = capsys.readouterr().out
+    assert "matched: 314 of 314 entries, 100.0%" in printed
+    assert "classes: 27" in printed
+    ours = load(out).state_dict()
+    assert torch.equal(ours["net.classifier.weight"], state["classifier.weight"])
+    assert torch.equal(ours["net.blocks.1.0.conv_pw.weight"], state["features.2.conv.0.weight"])
+
+
+@pytest.mark.parametrize("partial", [[], ["--partial"]])
+def test_a_backbone_without_a_classifier_converts_with_a_number_of_classes(
+    partial: list[str], tmp_path: Path, capsys
+) -> None:
+    state = jester_state(None)
+    assert len(state) == 312
+    torch.save(state, tmp_path / "backbone.pt")
+    command = [str(tmp_path / "backbone.pt"), str(tmp_path / "out.safetensors"), *MOBILE, *partial]
+
+    assert main(command) == 2
+    assert "has no classifier" in (error := capsys.readouterr().err)
+    assert "--num-classes K" in error
+    assert main([*command, "--num-classes", "6"]) == 0
+
+    printed = capsys.readouterr().out
+    assert "matched: 312 of 312 entries, 100.0%" in printed
+    assert "classifier: no classes in the weights, 6 in the model; initialised anew" in printed
+    model = load(tmp_path / "out.safetensors")
+    assert model.net.classifier.out_features == 6
+    assert torch.equal(model.net.conv_stem.weight, state["features.0.0.weight"])
+    again = from_foreign(state, model="tsm_mobilenetv2", num_classes=6).model.state_dict()
+    assert torch.equal(again["net.classifier.weight"], model.net.classifier.weight)

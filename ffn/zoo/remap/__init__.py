@@ -1,9 +1,10 @@
-"""Checkpoints of other implementations as ours.
+"""Convert checkpoints of other implementations.
 
-Sources: FFN-pytorch, the code of the paper; TSM's own repository; PySlowFast, Caffe2 files too;
-UniFormer's own; MMAction2 (TSM, SlowFast); image networks of torchvision and timm.
+Sources: FFN-pytorch, the code of the paper; TSM's repository; PySlowFast, also its Caffe2 files;
+UniFormer's repository; MMAction2 (TSM, SlowFast); image networks of torchvision and timm.
 """
 
+from ffn.zoo.remap.files import read_foreign
 from ffn.zoo.remap.foreign import (
     SOURCES,
     Converted,
@@ -12,8 +13,7 @@ from ffn.zoo.remap.foreign import (
     preprocessing_of,
     rename,
 )
-from ffn.zoo.remap.read import read_foreign
-from ffn.zoo.remap.sources import (
+from ffn.zoo.remap.names import (
     caffe2,
     ffn_pytorch,
     image,

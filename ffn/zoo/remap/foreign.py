@@ -1,4 +1,4 @@
-"""Another implementation's checkpoint as a network of ours: detect, rename, hold against, load."""
+"""Build a network from another implementation's state dict: detect, rename, compare, load."""
 
 from __future__ import annotations
 
@@ -10,20 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ffn.backbones import TSM
+from ffn import backbones
 from ffn.core import check_trained_frames, convert
-from ffn.zoo.create import create_model
-from ffn.zoo.match import Match, match_state
 from ffn.zoo.records import WeightsError
-from ffn.zoo.remap import sources
-from ffn.zoo.remap.sources import State, is_flexible
+from ffn.zoo.remap.names import (
+    State,
+    caffe2,
+    ffn_pytorch,
+    image,
+    is_flexible,
+    mmaction2,
+    pyslowfast,
+    tsm,
+    uniformer,
+)
+from ffn.zoo.state_match import Match, match_state
 
-_HEADS = ("net.fc.weight", "head.weight", "net.classifier.weight", "net.head.fc.weight")
-_PARTIAL = "--partial (min_match=0.95) takes what matches, starts the rest anew and names it."
+_HEADS = ("net.fc", "head", "net.classifier", "net.head.fc")  # classifiers of our models
+_PARTIAL = "--partial (min_match=0.95) loads what matches, initialises the rest and lists it."
 
 
 def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
-    """Does every pattern match the start of some name?"""
+    """Whether every pattern matches the start of a name."""
     return all(any(re.match(pattern, key) for key in state) for pattern in patterns)
 
 
@@ -39,39 +47,37 @@ def _is_pyslowfast(state: Mapping[str, Tensor]) -> bool:
     return _has(state, r"s1\.pathway0_stem") or _has(state, r"res2_0_branch2a_w$")
 
 
-# What their checkpoints look like. A checkpoint that fits several belongs to the first.
+# Recognises the checkpoints of each source; the first one that matches is taken.
 SOURCES: dict[str, Callable[[Mapping[str, Tensor]], bool]] = {
     "ffn-pytorch": _is_ffn_pytorch,
     "tsm": lambda state: _has(state, r"base_model\.", _SHIFTED),
     "pyslowfast": _is_pyslowfast,
     "uniformer": lambda state: _has(state, r"patch_embed1\.", r"blocks1\."),
     "mmaction2": lambda state: _has(state, r"backbone\.", r"cls_head\."),
-    "image": lambda state: _has(
-        state, r"(conv1|stem|conv_stem|features\.0)\.", r"(fc|classifier|head)\."
-    ),
+    "image": lambda state: _has(state, r"(conv1|stem|conv_stem|features\.0)\."),
 }
 
 
 def detect_source(state: Mapping[str, Tensor]) -> str:
-    """The implementation, one of `SOURCES`, that wrote a state dict.
+    """The source, one of `SOURCES`, of a state dict, by the names of its entries.
 
     Raises:
-        WeightsError: none of them.
+        WeightsError: no source matches.
     """
     for source, wrote in SOURCES.items():
         if wrote(state):
             return source
     names = ", ".join(list(state)[:3])
     raise WeightsError(
-        f"the names of its entries ({names}, …) are of none of {', '.join(SOURCES)}; if it is one "
-        "of them, name it with --from"
+        f"the names of its entries ({names}, …) are of none of {', '.join(SOURCES)}; if it is of "
+        "one of them, pass it as --from"
     )
 
 
 def rename(
     state: Mapping[str, Tensor], source: str, trained_frames: tuple[int, ...] | None = None
 ) -> State:
-    """The entries of a source's checkpoint under our names.
+    """The entries of a source's checkpoint with the names of our networks.
 
     Raises:
         ValueError: unknown source, or a flexible checkpoint without its three counts.
@@ -79,21 +85,21 @@ def rename(
     if source not in SOURCES:
         raise ValueError(f'source is "{source}"; allowed: {", ".join(SOURCES)}')
     if source == "ffn-pytorch":
-        return sources.ffn_pytorch(state, trained_frames)
+        return ffn_pytorch(state, trained_frames)
     if source == "pyslowfast" and not any("." in key for key in state):
-        return sources.caffe2(state)
+        return caffe2(state)
     by_source = {
-        "tsm": sources.tsm,
-        "pyslowfast": sources.pyslowfast,
-        "uniformer": sources.uniformer,
-        "mmaction2": sources.mmaction2,
-        "image": sources.image,
+        "tsm": tsm,
+        "pyslowfast": pyslowfast,
+        "uniformer": uniformer,
+        "mmaction2": mmaction2,
+        "image": image,
     }
     return by_source[source](state)
 
 
 def preprocessing_of(source: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
-    """What the networks of a source see, where it is not 224 px of RGB with ImageNet's mean.
+    """Preprocessing of a source's networks, where it differs from 224 px RGB and ImageNet's mean.
 
     The code of SlowFast and of UniFormer subtracts 0.45 and divides by 0.225; UniFormer in
     FFN-pytorch was trained on BGR.
@@ -109,14 +115,14 @@ def preprocessing_of(source: str, state: Mapping[str, Tensor]) -> dict[str, Any]
 
 @dataclass(frozen=True)
 class Converted:
-    """A foreign checkpoint as a network of ours.
+    """A converted checkpoint.
 
     Attributes:
         model: the network.
-        source: what wrote the checkpoint.
-        num_classes: of its classifier.
+        source: the implementation that wrote the checkpoint.
+        num_classes: of the network.
         trained_frames: its counts, ascending; None for a plain network.
-        match: what came from the checkpoint.
+        match: which entries came from the checkpoint.
         preprocessing: see :func:`preprocessing_of`.
     """
 
@@ -141,40 +147,39 @@ def from_foreign(
 
     Args:
         state: from :func:`read_foreign`.
-        model: as :func:`ffn.create_model` takes it.
-        source: one of `SOURCES`; by default what its names look like.
-        trained_frames: the counts of a flexible checkpoint; or, for a plain one, those of the
-            network to build: private copies start from the plain norm, alterations at N(0, 1e-3).
-        num_classes: of the network; by default the checkpoint's. Otherwise the classifier is new.
-        min_match: None asks for every entry of both sides to match, but for a new classifier. A
-            share, 0 to 1, is enough of the network's parameters: what the checkpoint lacks starts
-            anew, what the network lacks is left out, and ``match`` names both.
+        model: name of the model, see :func:`ffn.create_model`.
+        source: one of `SOURCES`; by default detected from the names of the entries.
+        trained_frames: the counts of a flexible checkpoint; for a plain one, those of the network
+            to build: private copies start from the plain norm, alterations at N(0, 1e-3).
+        num_classes: of the network; by default the checkpoint's. With another number, or for a
+            checkpoint without a classifier, the classifier is new.
+        min_match: None: every entry of both sides must match, except for a new classifier. A
+            share, 0 to 1: so much of the network's parameters must match. Entries that the
+            checkpoint lacks are initialised, entries that the network lacks are dropped, and
+            ``match`` lists both.
 
     Raises:
         ValueError: unknown source or model, or no counts for a flexible checkpoint.
-        WeightsError: the checkpoint does not fit the model.
+        WeightsError: the checkpoint does not fit the model, or it has no classifier and no
+            ``num_classes`` is given.
     """
     source = source or detect_source(state)
     if trained_frames is not None:
         trained_frames = check_trained_frames(trained_frames)
     ours = rename(state, source, trained_frames)
-    head = next((ours[key] for key in _HEADS if key in ours), None)
-    if head is None:
-        raise WeightsError(
-            f"the checkpoint has no classifier: it is no complete network of {source}, or was "
-            "written by another program (without --from, that is detected)"
-        )
-    num_classes = num_classes or len(head)
+    num_classes = num_classes or _classes(ours, source)
 
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)  # what the checkpoint lacks starts alike each time
-        network = create_model(model, num_classes=num_classes)
+        torch.manual_seed(0)  # entries that the checkpoint lacks get the same values each time
+        network = backbones.build(model, num_classes=num_classes)
         if source in ("tsm", "mmaction2"):
             _check_shifts(state, source, network)
         flexible = source == "ffn-pytorch" and is_flexible(state)
         if flexible:
             network = convert(network, trained_frames)
-        match = match_state(ours, network.state_dict())
+        own = network.state_dict()
+        head = [key for key in own if key.rpartition(".")[0] in _HEADS]
+        match = match_state(ours, own, head=head)
         match.require("the checkpoint", new_head=True, enough=min_match, remedy=_PARTIAL)
         _check_finite(match.state)
         network.load_state_dict(match.state, strict=False)
@@ -184,22 +189,34 @@ def from_foreign(
     return Converted(network, source, num_classes, trained_frames, match, known)
 
 
+def _classes(state: Mapping[str, Tensor], source: str) -> int:
+    """The number of classes of a renamed checkpoint's classifier."""
+    weights = (f"{head}.weight" for head in _HEADS)
+    head = next((state[key] for key in weights if key in state), None)
+    if head is None:
+        raise WeightsError(
+            f"the checkpoint has no classifier under the names of {source}. If it is a backbone "
+            "alone, pass --num-classes K for a new classifier; if it is of another source, --from"
+        )
+    return len(head)
+
+
 def _check_finite(state: Mapping[str, Tensor]) -> None:
-    """Refuse weights of a training that diverged."""
+    """Refuse weights that hold NaN or infinity."""
     broken = [key for key, value in state.items() if not torch.isfinite(value).all()]
     if broken:
         raise WeightsError(
             f"{len(broken)} of {len(state)} entries of the checkpoint hold NaN or infinity, as "
-            f"{broken[0]}: its training had diverged, or the file is damaged; take another one"
+            f"{broken[0]}: its training diverged, or the file is damaged; use another checkpoint"
         )
 
 
 def _check_shifts(state: Mapping[str, Tensor], source: str, network: nn.Module) -> None:
-    """Refuse a TSM whose shifts are not where the network's are: no entry would tell.
+    """Refuse a TSM checkpoint with shifts in other blocks than the network: no shape differs then.
 
-    The authors' R101 shifts every second block, FFN's every block.
+    The authors' R101 shifts in every second block, FFN's in every block.
     """
-    if not isinstance(network, TSM):
+    if not isinstance(network, backbones.TSM):
         return
     shifted = {key: state[key] for key in state if re.search(r"\.net\.(conv\.)?weight$", key)}
     there = {key.removesuffix(".weight") for key in rename(shifted, source)}

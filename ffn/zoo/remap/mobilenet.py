@@ -1,4 +1,9 @@
-"""Names of a MobileNetV2 in torchvision, TSM's repository and MMAction2, under timm's."""
+"""Map the names of a MobileNetV2 in torchvision, TSM's repository and MMAction2 to timm's.
+
+Note:
+    TSM's published network for Jester (``features.*``, ``classifier.weight``) is the online form:
+    it shifts from past frames only. It converts, but our shift is bidirectional; train it further.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +14,7 @@ _BLOCKS = [(stage, b) for stage, depth in enumerate((1, 2, 3, 4, 3, 3, 1)) for b
 _TIMM = ("conv_pw", "bn1", "conv_dw", "bn2", "conv_pwl", "bn3")
 _TIMM_FIRST = ("conv_dw", "bn1", "conv_pw", "bn2")  # the first block does not widen
 
-# Layers of a block in theirs, in the order of the two above.
+# Layers of a block in the other implementations, in the order of the two above.
 _TORCHVISION = ("0.0", "0.1", "1.0", "1.1", "2", "3"), ("0.0", "0.1", "1", "2")
 _TSM = ("0", "1", "3", "4", "6", "7"), ("0", "1", "3", "4")
 _MMACTION2 = tuple(f"{place}.{kind}" for place in range(3) for kind in ("conv", "bn"))
@@ -24,18 +29,19 @@ _ENDS = {
     "conv2.conv": "conv_head",
     "conv2.bn": "bn2",
     "new_fc": "classifier",
+    "classifier": "classifier",
     "classifier.1": "classifier",
     "cls_head.fc_cls": "classifier",
 }
 
 
 def is_mobilenetv2(keys: Iterable[str]) -> bool:
-    """Are these the names of a MobileNetV2 of one of the three?"""
+    """Whether these are the names of a MobileNetV2 of one of the three."""
     return any(re.search(r"(features\.\d+|layer\d\.\d+)\.conv\.0\.", key) for key in keys)
 
 
 def mobilenetv2(keys: Iterable[str]) -> dict[str, str]:
-    """Our name of every entry, by theirs; one that is none of a MobileNetV2's stays as it is.
+    """Our name of every entry, by its original name; unknown names are kept.
 
     ============================================  =============================
     ``features.2.conv.1.0.weight`` (torchvision)  ``net.blocks.1.0.conv_dw.weight``

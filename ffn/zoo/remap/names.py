@@ -1,7 +1,7 @@
-"""Names of other implementations' entries in ours: one pure function of a state dict per source.
+"""Rename the entries of other implementations: one pure function of a state dict per source.
 
-The functions rename entries, reshape alterations and inflate image weights; that the result fits a
-network is checked afterwards, in :func:`ffn.zoo.remap.from_foreign`, entry by entry.
+The functions rename entries, reshape alterations and inflate image weights.
+:func:`ffn.zoo.remap.from_foreign` compares the result with a network.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from ffn.zoo.remap.mobilenet import is_mobilenetv2, mobilenetv2
 State = dict[str, Tensor]
 Rules = Iterable[tuple[str, str | Callable[[re.Match[str]], str]]]
 
-_BRANCHES = ("4", "8", "16")  # suffixes of FFN-pytorch's L, M and H, whatever the real counts are
+_BRANCHES = ("4", "8", "16")  # suffixes of FFN-pytorch's branches L, M and H, at any counts
 _BRANCH = re.compile(r"_(4|8|16)\.")
 
 
@@ -36,8 +36,8 @@ def ffn_pytorch(state: Mapping[str, Tensor], trained_frames: tuple[int, ...] | N
 
     Args:
         state: entries by name.
-        trained_frames: what its branches L, M, H were trained at, ascending; a plain checkpoint
-            needs none.
+        trained_frames: the counts of its branches L, M, H, ascending; not needed for a plain
+            checkpoint.
 
     Raises:
         ValueError: a flexible checkpoint without its three trained counts.
@@ -60,9 +60,9 @@ def ffn_pytorch(state: Mapping[str, Tensor], trained_frames: tuple[int, ...] | N
 
 
 def tsm(state: Mapping[str, Tensor]) -> State:
-    """TSM's own repository: a shifted convolution is called ``conv1.net`` there.
+    """TSM's repository, where a shifted convolution is called ``conv1.net``.
 
-    ResNets; MobileNetV2 see :func:`~ffn.zoo.remap.mobilenet.mobilenetv2`.
+    This is for ResNets; for MobileNetV2 see :func:`~ffn.zoo.remap.mobilenet.mobilenetv2`.
     """
     if is_mobilenetv2(state):
         return _mobilenetv2(state)
@@ -80,7 +80,7 @@ def pyslowfast(state: Mapping[str, Tensor]) -> State:
     ``head.projection.weight``            ``head.weight``
     ====================================  ===================================
 
-    A network of one pathway is called ``pathway`` in place of ``slow``.
+    The pathway of a network with one pathway is called ``pathway``, not ``slow``.
     """
     slow = "slow" if any("pathway1" in key for key in state) else "pathway"
     names = {"0": slow, "1": "fast"}
@@ -106,9 +106,9 @@ def pyslowfast(state: Mapping[str, Tensor]) -> State:
 
 
 def caffe2(state: Mapping[str, Tensor]) -> State:
-    """PySlowFast's model zoo as Caffe2 wrote it (``.pkl``), e.g. ``t_res2_0_branch2a_bn_s``.
+    """PySlowFast's model zoo in Caffe2 format (``.pkl``), e.g. ``t_res2_0_branch2a_bn_s``.
 
-    Blobs of the optimiser (momenta, learning rate, iteration) are left out.
+    Blobs of the optimiser (momenta, learning rate, iteration) are dropped.
     """
     leaves = {"w": "weight", "b": "bias", "s": "weight", "rm": "running_mean", "riv": "running_var"}
     ours: State = {}
@@ -128,17 +128,17 @@ def caffe2(state: Mapping[str, Tensor]) -> State:
         elif layer == "pred":
             name = "head.projection"
         else:
-            name = layer  # unknown to the model, and reported as such
+            name = layer  # reported as unknown to the model
         ours[f"{name}.{leaves[match[4]]}"] = value
     return pyslowfast(ours)
 
 
 def uniformer(state: Mapping[str, Tensor]) -> State:
-    """UniFormer's own repository: video weights, or image weights that are inflated.
+    """UniFormer's repository: video weights, or image weights, which are inflated.
 
-    ``patch_embed2`` is ``embeds.1`` and ``blocks3.0`` is ``blocks.2.0`` here. A convolution over
-    images becomes one over time by repeating it divided by its length (the authors' choice): 3 in
-    the first embedding and for positions, 5 for a local block's neighbours, else 1.
+    ``patch_embed2`` becomes ``embeds.1`` and ``blocks3.0`` becomes ``blocks.2.0``. An image
+    convolution is repeated over time and divided by the number of repeats, as the authors do: 3 in
+    the first embedding and the position embeddings, 5 in the attention of a local block, else 1.
     """
     ours = _rename(
         state,
@@ -193,16 +193,14 @@ def mmaction2(state: Mapping[str, Tensor]) -> State:
 
 
 def image(state: Mapping[str, Tensor]) -> State:
-    """Image networks for a network that runs per frame: timm's, and torchvision's where the names
-    are timm's (ResNets) or known (MobileNetV2).
-    """
+    """Image networks of timm, and of torchvision: ResNets (same names) and MobileNetV2."""
     if is_mobilenetv2(state):
         return _mobilenetv2(state)
     return {f"net.{key}": value for key, value in state.items()}
 
 
 def is_flexible(state: Mapping[str, Tensor]) -> bool:
-    """Does a state dict of FFN-pytorch have entries per frame count?"""
+    """Whether a state dict of FFN-pytorch has entries per frame count."""
     return any(_BRANCH.search(key) for key in state)
 
 
@@ -232,7 +230,7 @@ def _rename(state: Mapping[str, Tensor], rules: Rules) -> State:
 
 
 def _inflate(key: str, weight: Tensor) -> Tensor:
-    """(C', C, H, W) to (C', C, T, H, W), so that a still video gives the image's features."""
+    """(C', C, H, W) to (C', C, T, H, W); a still video gives the features of its image."""
     if key.startswith("embeds.0.") or ".pos_embed." in key:
         length = 3
     else:

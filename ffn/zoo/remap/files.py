@@ -1,4 +1,4 @@
-"""State dicts out of the files of other implementations, without executing what they hold."""
+"""Read state dicts from files of other implementations, without executing pickled code."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from ffn.zoo.records import WeightsError
-from ffn.zoo.tensors import load_tensors, refuse_web_page
+from ffn.zoo.torch_files import load_tensors, refuse_web_page
 
 _WRAPPERS = ("state_dict", "model_state", "model")
-_SCALAR = np.float64(0).__reduce__()[0]  # numpy's own constructor of scalars, wherever it lives
+_SCALAR = np.float64(0).__reduce__()[0]  # numpy's constructor of scalars, in any version
 _NUMPY_SCALARS = [
     (_SCALAR, "numpy.core.multiarray.scalar"),
     _SCALAR,
@@ -26,10 +26,10 @@ _NUMPY_SCALARS = [
 
 
 def read_foreign(path: Path) -> dict[str, Tensor]:
-    """The state dict in a ``.pth``, ``.pth.tar``, ``.pyth`` or Caffe2 ``.pkl`` file.
+    """Read the state dict in a ``.pth``, ``.pth.tar``, ``.pyth`` or Caffe2 ``.pkl`` file.
 
-    It is found under ``state_dict``, ``model_state`` or ``model``, or is the file's whole content;
-    the ``module.`` that (D)DP puts before names is taken away.
+    It is the value of ``state_dict``, ``model_state`` or ``model``, or the file's whole content.
+    The prefix ``module.`` of DataParallel and DDP is removed.
 
     Raises:
         FileNotFoundError: no such file.
@@ -39,7 +39,7 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"no file {path}")
     if path.suffix == ".pkl":
         return _read_caffe2(path)
-    with torch.serialization.safe_globals(_NUMPY_SCALARS):  # accuracies among the tensors
+    with torch.serialization.safe_globals(_NUMPY_SCALARS):  # metrics beside the tensors
         content = load_tensors(path)
     state = content
     if isinstance(content, dict):
@@ -50,13 +50,13 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
 
 
 def _read_caffe2(path: Path) -> dict[str, Tensor]:
-    """The ``blobs`` of a Caffe2 pickle: arrays of numbers by name, and nothing else."""
+    """Read the ``blobs`` of a Caffe2 pickle: numeric arrays by name, and nothing else."""
     refuse_web_page(path)
     try:
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except pickle.UnpicklingError as error:
         raise WeightsError(f"{path} is no Caffe2 file, or no safe one: {error}") from None
-    except Exception as error:  # a damaged pickle may fail in any way, and runs nothing here
+    except Exception as error:  # a damaged pickle may raise any error
         raise WeightsError(
             f"{path} is damaged, cut off, or no pickle; fetch or copy it again ({error})"
         ) from None
@@ -73,7 +73,7 @@ def _read_caffe2(path: Path) -> dict[str, Tensor]:
 
 
 class _ArraysOnly(pickle.Unpickler):
-    """Unpickles numpy arrays, numbers, strings and containers; every other name is refused."""
+    """Unpickles numpy arrays, numbers, strings and containers only."""
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) == ("collections", "OrderedDict"):
@@ -88,20 +88,20 @@ class _ArraysOnly(pickle.Unpickler):
         if module == "numpy" and name in ("ndarray", "dtype"):
             return getattr(np, name)
         raise pickle.UnpicklingError(
-            f"it asks for {module}.{name}, which arrays do not need and which could run any code; "
+            f"it asks for {module}.{name}, which is not part of an array and could execute code; "
             "it is not loaded"
         )
 
 
 def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """What numpy's pickles of protocol 2 call for the bytes of an array."""
+    """``_codecs.encode``, which numpy's pickles of protocol 2 call for the bytes of an array."""
     if encoding != "latin1":
         raise pickle.UnpicklingError(f"it encodes bytes as {encoding!r}, not latin1")
     return text.encode("latin1")
 
 
 def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
-    """An array to be filled by its pickled state, as numpy's own constructor makes one."""
+    """``numpy._reconstruct``: an empty array that its pickled state fills."""
     if kind is not np.ndarray or tuple(shape) != (0,):
         raise pickle.UnpicklingError(f"it builds {kind!r} of shape {shape}, not an array")
     return np.empty(0, dtype=np.int8)

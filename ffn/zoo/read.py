@@ -1,0 +1,134 @@
+"""Read weights and their record: zoo names, checkpoints ``.pt``, ``.safetensors`` files.
+
+Nothing in a file is executed: ``.pt`` files are read with torch's ``weights_only``.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import fields
+from pathlib import Path
+
+import safetensors
+import safetensors.torch
+from torch import Tensor
+
+from ffn.zoo.download import download, forget, sha256_of
+from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
+from ffn.zoo.remap import from_foreign, read_foreign
+from ffn.zoo.torch_files import READABLE_FORMATS, load_tensors
+
+FOREIGN = (".pth", ".tar", ".pyth", ".ckpt", ".bin", ".pkl")
+
+
+def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, dict[str, Tensor]]:
+    """Read a record and its tensors without building a network.
+
+    Args and errors are those of :func:`ffn.load`.
+    """
+    path = Path(name_or_path)
+    if path.suffix == ".pt":
+        return _read_checkpoint(path)
+    if path.suffix == ".safetensors":
+        _check_file(path)
+        record = _record_beside(path)
+        return record, _read_safetensors(path, record)
+    if path.suffix in FOREIGN or path.exists():
+        raise WeightsError(
+            f"{path} is neither a training checkpoint .pt nor .safetensors. Convert weights of "
+            "other implementations with tools/convert_checkpoint.py."
+        )
+    if path.name != str(name_or_path):
+        raise FileNotFoundError(f"no file {path}; weights end in .pt or .safetensors")
+    record = find_record(str(name_or_path))
+    if record.source_format is not None:
+        return record, _read_published(record)
+    return record, _read_safetensors(_zoo_file(record), record)
+
+
+def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
+    _check_file(path)
+    content = load_tensors(path)
+    if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
+        raise WeightsError(
+            f"{path} is no training checkpoint of ffn: it lacks format, model or meta. Convert "
+            "weights of other implementations with tools/convert_checkpoint.py."
+        )
+    if content["format"] not in READABLE_FORMATS:
+        raise WeightsError(
+            f"{path} has checkpoint format {content['format']}; this version reads "
+            f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn."
+        )
+    known = {f.name for f in fields(WeightRecord)}
+    try:
+        meta = {key: value for key, value in content["meta"].items() if key in known}
+        record = WeightRecord.from_dict({"name": path.stem, **meta})
+    except (ValueError, TypeError, AttributeError) as error:
+        raise WeightsError(f"the meta data of {path} is not valid: {error}") from error
+    return record, content["model"]
+
+
+def _record_beside(path: Path) -> WeightRecord:
+    beside = path.with_suffix(".yaml")
+    if not beside.is_file():
+        raise FileNotFoundError(
+            f"no record {beside}: a .safetensors file needs a record of its model, classes and "
+            "preprocessing beside it. ffn.zoo.save_weights and tools/convert_checkpoint.py write "
+            "both."
+        )
+    return read_record(beside)
+
+
+def _read_safetensors(path: Path, record: WeightRecord) -> dict[str, Tensor]:
+    found = sha256_of(path)
+    if record.sha256 is None:
+        raise WeightsError(f"the record of {path} has no sha256; it should be {found}")
+    if found != record.sha256:
+        raise WeightsError(
+            f"{path} ({path.stat().st_size:,} bytes) has sha256 {found}, its record says "
+            f"{record.sha256}: it is cut off, damaged, or of another version."
+        )
+    try:
+        return safetensors.torch.load_file(path)
+    except safetensors.SafetensorError as error:
+        raise WeightsError(f"{path} is no safetensors file: {error}") from None
+
+
+def _read_published(record: WeightRecord) -> dict[str, Tensor]:
+    """Download weights of another implementation and convert them to the record's network."""
+    if not record.url:
+        raise WeightsError(f'"{record.name}" has no download address; see {record.page}')
+    suffix = ".pkl" if record.url.endswith(".pkl") else ".pth"
+    path = download(record.url, sha256=record.sha256, name=record.name + suffix)
+    try:
+        state = read_foreign(path)
+    except WeightsError as error:
+        aside = forget(path) if record.sha256 is None else path
+        raise WeightsError(
+            f"{error} It was downloaded from {record.url} to {aside}. Try again, or download it by "
+            f"hand from {record.page} and convert it with tools/convert_checkpoint.py."
+        ) from None
+    return from_foreign(
+        state,
+        source=record.source_format,
+        model=record.model,
+        trained_frames=record.trained_frames,
+        num_classes=record.num_classes,
+    ).model.state_dict()
+
+
+def _zoo_file(record: WeightRecord) -> Path:
+    if record.file:
+        path = zoo_folder() / record.file
+        _check_file(path)
+        return path
+    if not record.url or not record.sha256:
+        raise WeightsError(f'the record of "{record.name}" has no file, and no url with sha256')
+    return download(record.url, sha256=record.sha256)
+
+
+def _check_file(path: Path) -> None:
+    if path.is_dir():
+        raise FileNotFoundError(f"{path} is a folder; pass a file in it")
+    if not path.is_file():
+        raise FileNotFoundError(f"no file {path}")

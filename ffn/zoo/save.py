@@ -1,0 +1,76 @@
+"""Save a network as ``.safetensors`` with its record."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import yaml
+from torch import nn
+
+from ffn.files import atomic_write
+from ffn.zoo.load import model_from_record
+from ffn.zoo.records import WeightRecord
+from ffn.zoo.state_match import match_state
+
+
+def save_weights(
+    model: nn.Module,
+    path: str | os.PathLike[str],
+    meta: Mapping[str, Any],
+    *,
+    overwrite: bool = False,
+) -> WeightRecord:
+    """Save a network and its record for :func:`ffn.load`. Both files are written atomically.
+
+    Args:
+        model: a network with the state-dict entries of the one that ``meta`` describes.
+        path: ends in ``.safetensors``; the record is beside it, ending in ``.yaml``.
+        meta: fields of :class:`WeightRecord`. ``name`` is the stem of ``path`` by default; file,
+            sha256 and size are filled in.
+        overwrite: replace existing files.
+
+    Returns:
+        The record.
+
+    Raises:
+        FileExistsError: a file exists and ``overwrite`` is false.
+        ValueError: another suffix, or ``meta`` is no valid record.
+        WeightsError: the model is not the one that ``meta`` describes.
+    """
+    path = Path(path)
+    if path.suffix != ".safetensors":
+        raise ValueError(f"{path} should end in .safetensors")
+    beside = path.with_suffix(".yaml")
+    for file in (path, beside):
+        if file.exists() and not overwrite:
+            raise FileExistsError(f"{file} exists; choose another name or pass overwrite")
+
+    record = WeightRecord.from_dict({"name": path.stem, **meta, "file": path.name})
+    # Clones, because safetensors refuses tensors that share memory.
+    state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
+    match_state(state, model_from_record(record).state_dict()).require("the model to be saved")
+    content = safetensors.torch.save(state)
+    record = replace(record, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
+    text = _to_yaml(record)
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as weights, atomic_write(beside, "w") as description:
+        weights.write(content)
+        weights.flush()  # a full disk fails here, before either file is replaced
+        description.write(text)
+    return record
+
+
+def _to_yaml(record: WeightRecord) -> str:
+    try:
+        return yaml.safe_dump(record.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+    except yaml.YAMLError as error:
+        raise ValueError(
+            f"the record of {record.name} holds more than plain values: {error}"
+        ) from None

@@ -1,0 +1,154 @@
+"""Compare a state dict with a network's: count the entries that match, list those that do not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from ffn.zoo.records import WeightsError
+
+ENOUGH = 0.95  # with a smaller share of matching parameters, it is probably another network
+
+
+@dataclass(frozen=True)
+class Match:
+    """Result of the comparison of a state dict with a network's.
+
+    Attributes:
+        state: the entries that match by name and shape.
+        total: number of the network's entries, without those in ``head``.
+        parameters: number of values in those entries.
+        matched_parameters: number of values in ``state``.
+        missing: entries of the network that are not in the state dict.
+        unexpected: entries of the state dict that are not in the network.
+        reshaped: entries of another shape, with both shapes.
+        head: the network's classifier, if the state dict has none or one of other classes.
+        classes: number of classes in the state dict (0: no classifier) and in the network; None if
+            they are equal.
+    """
+
+    state: dict[str, Tensor]
+    total: int
+    parameters: int
+    matched_parameters: int
+    missing: tuple[str, ...]
+    unexpected: tuple[str, ...]
+    reshaped: tuple[str, ...]
+    head: tuple[str, ...]
+    classes: tuple[int, int] | None
+
+    @property
+    def share(self) -> float:
+        """Matched parameters over those of the network, 0 to 1."""
+        return self.matched_parameters / max(1, self.parameters)
+
+    def require(
+        self,
+        source: str,
+        *,
+        new_head: bool = False,
+        enough: float | None = None,
+        remedy: str = "",
+    ) -> Match:
+        """Raise an error unless everything matches, or a share of the parameters.
+
+        ``num_batches_tracked``, which old versions of torch did not save, may be missing.
+
+        Args:
+            source: name of the state dict in the message.
+            new_head: accept a classifier with another number of classes, or none.
+            enough: the share of the network's parameters, 0 to 1, that must match; None: every
+                entry of both sides must match.
+            remedy: advice for a small difference, appended to the message.
+
+        Returns:
+            This match.
+
+        Raises:
+            WeightsError: entries do not match, or too few of them.
+        """
+        missing = [k for k in self.missing if not k.endswith("num_batches_tracked")]
+        faults = [f"{k} is missing" for k in missing]
+        faults += [f"{k} is unknown to the model" for k in self.unexpected]
+        faults += list(self.reshaped)
+        other_head = self.classes is not None and not new_head
+        if other_head:
+            faults.append(f"its classifier has {self.classes[0]} classes, not {self.classes[1]}")
+        suffices = enough is not None and self.share >= enough and not other_head
+        if not faults or suffices:
+            return self
+        text = f"{source} does not fit the model: {len(self.state)} of {self.total} entries match"
+        text += f" ({self.share:.1%} of the parameters). " + "; ".join(faults[:4])
+        if len(faults) > 4:
+            text += f"; and {len(faults) - 4} more"
+        few = min(self.share, len(self.state) / max(1, self.total)) < ENOUGH
+        hint = "Probably it belongs to another model." if few else remedy
+        raise WeightsError(f"{text}. {hint}".strip())
+
+    def __str__(self) -> str:
+        matched = f"{len(self.state)} of {self.total} entries"
+        lines = [f"matched: {matched}, {self.share:.1%} of the parameters"]
+        lines += [f"missing: {key}" for key in self.missing]
+        lines += [f"unmatched: {key}" for key in self.unexpected]
+        lines += [f"unmatched: {text}" for text in self.reshaped]
+        if self.classes:
+            lines.append(
+                f"classifier: {self.classes[0] or 'no'} classes in the weights, {self.classes[1]} "
+                "in the model; initialised anew"
+            )
+        return "\n".join(lines)
+
+
+def match_state(
+    state: Mapping[str, Tensor], network: Mapping[str, Tensor], *, head: Collection[str] = ()
+) -> Match:
+    """Compare a state dict with a network's.
+
+    A classifier of other classes is recognised by its shapes: only entries of one layer (or of its
+    private copies) differ, only in their first dimension, and all by the same two sizes.
+
+    Args:
+        state: entries by name.
+        network: the network's own entries.
+        head: names of the network's classifier. If the state dict has none of them, they count as
+            a classifier of other classes.
+    """
+    shared = [key for key in network if key in state]
+    same = [key for key in shared if state[key].shape == network[key].shape]
+    other = [key for key in shared if state[key].shape != network[key].shape]
+    if head and not any(key in state for key in head):
+        new_head, classes = tuple(head), (0, len(network[next(iter(head))]))
+    else:
+        new_head, classes = _other_classes(state, network, other)
+    return Match(
+        state={key: state[key] for key in same},
+        total=len(network) - len(new_head),
+        parameters=sum(tensor.numel() for key, tensor in network.items() if key not in new_head),
+        matched_parameters=sum(network[key].numel() for key in same),
+        missing=tuple(key for key in network if key not in state and key not in new_head),
+        unexpected=tuple(key for key in state if key not in network),
+        reshaped=tuple(
+            f"{key} is {tuple(state[key].shape)}, the model's {tuple(network[key].shape)}"
+            for key in other
+            if key not in new_head
+        ),
+        head=new_head,
+        classes=classes,
+    )
+
+
+def _other_classes(
+    state: Mapping[str, Tensor], network: Mapping[str, Tensor], other: list[str]
+) -> tuple[tuple[str, ...], tuple[int, int] | None]:
+    """The entries of a classifier of other classes among those of another shape, and both sizes."""
+    layers = {re.sub(r"(\.\d+)?\.\w+$", "", key) for key in other}  # "fc" of "fc.16.weight"
+    pairs = [(tuple(state[key].shape), tuple(network[key].shape)) for key in other]
+    sizes = {(theirs[:1], ours[:1]) for theirs, ours in pairs if theirs[1:] == ours[1:]}
+    differ_elsewhere = any(theirs[1:] != ours[1:] for theirs, ours in pairs)
+    if len(layers) != 1 or len(sizes) != 1 or differ_elsewhere:
+        return (), None
+    ((theirs, ours),) = sizes
+    return (tuple(other), (theirs[0], ours[0])) if theirs and ours else ((), None)

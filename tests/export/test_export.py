@@ -1,0 +1,198 @@
+"""Exported files against the networks they come from; formats of other packages."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import ffn
+from ffn.cli.export import main
+from ffn.export import ExportError, formats, register_format
+
+ROOT = Path(__file__).parents[2]
+SHIPPED = "tsm_tiny.motion_f4_8_16"
+
+
+@pytest.fixture
+def flexible() -> ffn.FrameFlexible:
+    torch.manual_seed(0)
+    plain = ffn.create_model("tsm_tiny", num_classes=3, width=8)
+    return ffn.convert(plain, (2, 4)).train()
+
+
+@pytest.fixture
+def toy_format():
+    """Registers a format that takes its logits from a function; forgets it afterwards."""
+
+    def add(suffix, logits):
+        @register_format(suffix)
+        def toy(network, clip, file):
+            file.write(b"toy")
+            return lambda clip: logits(network, clip)
+
+    yield add
+    for suffix in [name for name in formats._formats if name != "pt2"]:
+        del formats._formats._entries[suffix]
+
+
+@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+@torch.no_grad()
+def test_a_file_computes_the_logits_of_the_sub_network(name: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(ffn.create_model(name, num_classes=5), (2, 4)).eval()
+
+    report = ffn.export(model, tmp_path / "new" / "net.pt2", frames=3, size=(48, 32))
+
+    loaded = torch.export.load(tmp_path / "new" / "net.pt2").module()
+    for batch in (1, 2, 5):
+        clip = torch.randn(batch, 3, 3, 48, 32)
+        expected = ffn.extract(model, 4)(clip)  # of 2 and 4, equally near, the larger
+        torch.testing.assert_close(loaded(clip), expected, rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(loaded(clip), model(clip), rtol=1e-4, atol=1e-5)
+    assert (report.clip, report.active) == ((3, 3, 48, 32), 4)
+    assert report.difference <= 1e-4 * report.largest
+    assert "clips (B, 3, 3, 48, 32), sub-network of 4 frames; largest difference" in str(report)
+
+
+@torch.no_grad()
+def test_a_plain_network_of_any_kind(tmp_path: Path) -> None:
+    class Mean(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.head = nn.Linear(3, 2)
+
+        def forward(self, clip):
+            return self.head(clip.mean((2, 3, 4)))
+
+    network = Mean().double()
+    report = ffn.export(network, tmp_path / "mean.pt2", frames=4, size=6)
+    clip = torch.randn(7, 3, 4, 6, 6, dtype=torch.float64)
+    assert torch.allclose(torch.export.load(report.path).module()(clip), network(clip))
+    assert report.active is None
+
+
+def test_the_model_does_not_change(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
+    flexible.activate(2)
+    before = {k: v.clone() for k, v in flexible.state_dict().items()}
+    random = torch.get_rng_state()
+
+    ffn.export(flexible, tmp_path / "a.pt2", frames=4, size=32)
+
+    assert (flexible.active, flexible.training) == (2, True)
+    assert all(torch.equal(v, before[k]) for k, v in flexible.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_an_existing_file_is_kept_unless_told(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
+    path = tmp_path / "a.pt2"
+    path.write_bytes(b"mine")
+    with pytest.raises(FileExistsError, match=r"a\.pt2 exists"):
+        ffn.export(flexible, path, frames=4, size=32)
+    assert path.read_bytes() == b"mine"
+    ffn.export(flexible, path, frames=4, size=32, overwrite=True)
+    assert path.read_bytes() != b"mine"
+
+
+@pytest.mark.parametrize(
+    "logits",
+    [
+        lambda network, clip: network(clip) * 1.01,
+        lambda network, clip: network(clip[:1]).expand(len(clip), -1),  # a fixed batch
+        lambda network, clip: network(clip) / 0,
+    ],
+)
+def test_wrong_logits_are_an_error_and_nothing_is_written(
+    logits, flexible: ffn.FrameFlexible, tmp_path: Path, toy_format
+) -> None:
+    toy_format("wrong", logits)
+    path = tmp_path / "a.wrong"
+    path.write_bytes(b"mine")
+    with pytest.raises(ExportError, match=r"differs from the network.*Nothing was written"):
+        ffn.export(flexible, path, frames=4, size=32, overwrite=True)
+    assert path.read_bytes() == b"mine"
+    assert [p.name for p in tmp_path.iterdir()] == ["a.wrong"]
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "message"),
+    [
+        ("a.onx", {}, 'no export format "onx"; did you mean pt2'),
+        ("a", {}, 'no export format ""'),
+        ("a.pt2", {"frames": 0}, "frames is 0, size 32; expected at least 1"),
+        ("a.pt2", {"size": (32, 0)}, r"size \(32, 0\)"),
+    ],
+)
+def test_what_cannot_be_exported(
+    name: str, given: dict, message: str, flexible: ffn.FrameFlexible, tmp_path: Path
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        ffn.export(flexible, tmp_path / name, **{"frames": 4, "size": 32} | given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_suffix_belongs_to_one_format(toy_format) -> None:
+    toy_format("toy", None)
+    with pytest.raises(ValueError, match="the export format name 'pt2' is taken"):
+        toy_format("pt2", None)
+
+
+def test_the_function_and_the_package_of_its_name() -> None:
+    """`ffn.export` stays callable after an import of the package."""
+    code = "import ffn.export; import ffn; assert callable(ffn.export)"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)
+
+
+def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "a.pt2"
+    command = ["--weights", SHIPPED, "--frames", "8", "--output", str(path)]
+
+    assert main(command) == 0
+
+    printed = capsys.readouterr().out
+    assert printed.startswith(f"{path}: ")
+    assert "clips (B, 3, 8, 24, 24), sub-network of 8 frames; largest difference" in printed
+    assert main(command) == 2
+    assert "exists" in capsys.readouterr().err
+    assert main([*command, "--overwrite", "--size", "32"]) == 0
+    clip = torch.randn(2, 3, 8, 32, 32)
+    with torch.no_grad():
+        loaded = torch.export.load(path).module()(clip)
+        torch.testing.assert_close(loaded, ffn.load(SHIPPED)(clip), rtol=1e-4, atol=1e-5)
+
+
+def test_a_format_of_another_package_by_the_command(tmp_path: Path) -> None:
+    """A package in the current folder registers the suffix ``program``."""
+    (tmp_path / "my_formats.py").write_text(
+        "import torch\n"
+        "from ffn.export import register_format\n"
+        "@register_format('program')\n"
+        "def program(network, clip, file):\n"
+        "    shapes = ({0: torch.export.Dim.DYNAMIC},)\n"
+        "    made = torch.export.export(network, (clip,), dynamic_shapes=shapes)\n"
+        "    torch.export.save(made, file)\n"
+        "    file.seek(0)\n"
+        "    return torch.export.load(file).module()\n"
+    )
+    command = [sys.executable, str(ROOT / "tools/export.py"), "--weights", SHIPPED]
+    command += ["--frames", "16", "--output", "net.program"]
+
+    def run(*more: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run([*command, *more], cwd=tmp_path, capture_output=True, text=True)
+
+    without = run()
+    assert without.returncode == 2
+    assert 'no export format "program"' in without.stderr
+    missing = run("--imports", "no_such_package")
+    assert missing.returncode == 2
+    assert "cannot import 'no_such_package'" in missing.stderr
+    done = run("--imports", "my_formats")
+    assert done.returncode == 0, done.stderr
+    clip = torch.randn(4, 3, 16, 24, 24)
+    with torch.no_grad():
+        logits = torch.export.load(tmp_path / "net.program").module()(clip)
+        torch.testing.assert_close(logits, ffn.load(SHIPPED)(clip), rtol=1e-4, atol=1e-5)
