@@ -1,16 +1,23 @@
-"""``tools/test.py CONFIG --weights W --frames 2 4 …``: accuracy and cost at any frame counts."""
+"""``tools/test.py CONFIG --weights W --frames 2 4 …``: test networks at any frame counts."""
 
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ffn.engine.distributed import World
+    from ffn.engine.options import Config
+    from ffn.evaluation import Sweep
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, test each network, show and write the tables; returns the exit status."""
+    """Parse, test each network, print and write the tables; returns the exit status."""
     given = _parser().parse_intermixed_args(arguments)
 
     from ffn.engine.config import ConfigError, load_config
@@ -18,70 +25,81 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config = load_config(given.config, given.options)
     except ConfigError as error:
-        print(f"test.py: {error}", file=sys.stderr)
+        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # all processes have the same error
+            print(f"test.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.cli.failures import failures
-    from ffn.data import Preprocessing
-    from ffn.engine.build import build_test_loader, clips_per_forward
-    from ffn.engine.distributed import processes
-    from ffn.engine.videos import read_videos
-    from ffn.evaluation import print_table, save_predictions, save_table, sweep
-    from ffn.zoo import load_with_record
+    from ffn.engine.failures import run_command
 
-    frames = given.frames or config.data.test_frames
+    return run_command("test.py", partial(_test, given, config), data_timeout=config.data.timeout)
+
+
+def _test(given: argparse.Namespace, config: Config, world: World) -> None:
+    from ffn.evaluation import print_table, save_predictions, save_table
+
     output = Path(given.output or Path(config.log.output) / "test")
     sweeps = []
-    try:
-        with processes() as world:
-            for weights in given.weights:
-                model, record = load_with_record(weights, device=world.device)
-                videos = read_videos(config.data, train=False, classes=record.classes)
-                preprocessing = Preprocessing.from_dict(record.preprocessing)
-                loader = build_test_loader(
-                    config,
-                    videos,
-                    world,
-                    frames=frames,
-                    preprocessing=preprocessing,
-                    protocol=given.protocol,
-                )
-                result = sweep(
-                    model,
-                    loader,
-                    name=_name(weights, record.name),
-                    trained_frames=_trained_frames(record.config),
-                    precision=given.precision,
-                    latency=not given.no_latency,
-                    keep_logits=given.save_predictions,
-                    batch_size=clips_per_forward(config, world),
-                    progress=True,
-                )
-                sweeps.append(result)
-                if given.save_predictions and world.is_main:
-                    name = result.name.replace("/", "_")
-                    print(save_predictions(result, output / f"{name}.predictions.safetensors"))
-            if world.is_main:
-                print_table(sweeps)
-                for file in save_table(sweeps, output):
-                    print(file)
-    except failures() as error:
-        print(f"test.py: {error}", file=sys.stderr)
-        return 2
-    return 0
+    for weights in given.weights:
+        result = _sweep(weights, given, config, world)
+        sweeps.append(result)
+        if given.save_predictions and world.is_main:
+            name = result.name.replace("/", "_")
+            print(save_predictions(result, output / f"{name}.predictions.safetensors"))
+    if world.is_main:
+        print_table(sweeps)
+        for file in save_table(sweeps, output):
+            print(file)
+
+
+def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World) -> Sweep:
+    """Test one network at all frame counts; every process calls this."""
+    from ffn.data import Preprocessing
+    from ffn.engine.build import build_test_loader, clips_per_forward
+    from ffn.engine.failures import explain_failures
+    from ffn.engine.videos import read_videos
+    from ffn.evaluation import sweep
+    from ffn.zoo import load_with_record
+
+    model, record = load_with_record(weights, device=world.device)
+    loader = build_test_loader(
+        config,
+        read_videos(config.data, train=False, classes=record.classes),
+        world,
+        frames=given.frames or config.data.test_frames,
+        preprocessing=Preprocessing.from_dict(record.preprocessing),
+        protocol=given.protocol,
+    )
+    batch_size = clips_per_forward(config, world)
+    remedy = "lower train.batch_size, or raise train.grad_accum_steps"
+    with explain_failures(world, loader, batch_size=batch_size, remedy=remedy):
+        return sweep(
+            model,
+            loader,
+            name=_name(weights, record.name),
+            trained_frames=_trained_frames(record.config),
+            precision=given.precision,
+            latency=not given.no_latency,
+            keep_logits=given.save_predictions,
+            batch_size=batch_size,
+            progress=True,
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="test.py",
-        description="Test networks at any frame counts, alone or under torchrun: accuracy, the "
-        "sub-network that answered, multiply-accumulates, parameters, latency; on screen, as CSV, "
-        "JSON and figure.",
+        description="Test networks at any frame counts, in one process or under torchrun. Reports "
+        "accuracy, the sub-network used, multiply-accumulates, parameters and latency; prints a "
+        "table and writes CSV, JSON and a figure. Exit status: 0 tested; 2 error, with a message "
+        "that names the cause.",
     )
-    parser.add_argument("config", help="yaml file; its data section says which videos")
+    parser.add_argument("config", help="yaml file; its data section selects the videos")
     parser.add_argument("options", nargs="*", metavar="key=value", help="overrides of the config")
     parser.add_argument(
-        "--weights", nargs="+", required=True, help="names of the zoo, .pt or .safetensors files"
+        "--weights",
+        nargs="+",
+        required=True,
+        help="names in the zoo, or .pt or .safetensors files",
     )
     parser.add_argument(
         "--frames", nargs="+", type=_count, metavar="T", help="default: data.test_frames"
@@ -89,31 +107,31 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--protocol",
         metavar="CLIPSxCROPS",
-        help="clips x crops per video, as 1x1, 1x3, 2x3 or 10x3; default: data.test_protocol",
+        help="clips x crops per video: 1x1, 1x3, 2x3 or 10x3; default: data.test_protocol",
     )
     parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
     parser.add_argument(
         "--save-predictions",
         action="store_true",
-        help="also write every video's logits, as safetensors",
+        help="also write the logits of every video, as safetensors",
     )
-    parser.add_argument("--output", help="folder of the results; default: test/ in log.output")
+    parser.add_argument("--output", help="folder for the results; default: test/ in log.output")
     return parser
 
 
 def _name(weights: str, name: str) -> str:
-    """The name of the weights; a checkpoint, which has none, is its run and file: "run/best"."""
+    """Return the name of the weights; for a checkpoint its run and file, as "run/best"."""
     path = Path(weights)
     return f"{path.resolve().parent.name}/{path.stem}" if path.suffix == ".pt" else name
 
 
 def _trained_frames(config: dict[str, Any] | None) -> list[int] | None:
-    """What a network was trained at, by the config of its training run."""
+    """Return the trained frame counts from the config of the training run."""
     return config["task"]["frames"] if config else None
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no number of frames; give 1 or more")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames; give 1 or more")
     return int(text)

@@ -8,8 +8,6 @@ import signal
 import sys
 from collections.abc import Sequence
 
-FOR_EVER = 30 * 86400.0  # seconds
-
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, build, train; returns the exit status."""
@@ -43,25 +41,13 @@ def _train(arguments: Sequence[str] | None) -> int:
             print(f"train.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.cli.failures import failures
-    from ffn.engine.distributed import end, processes
+    from ffn.engine.distributed import World
+    from ffn.engine.failures import run_command
     from ffn.engine.loop import Trainer
-    from ffn.engine.signals import EXIT_STOPPED, StoppedError
 
-    rank, several = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1)) > 1
-    who = f"train.py, process {rank}" if several else "train.py"
-    patience = 2 * config.data.timeout or FOR_EVER
-    try:
-        with processes(patience) as world:
-            best = Trainer(config, world).run()
-    except StoppedError as error:
-        if rank == 0:
-            print(f"train.py: {error}; the same command continues the run", file=sys.stderr)
-        return end(EXIT_STOPPED)
-    except failures() as error:
-        if not getattr(error, "told", False):
-            print(f"{who}: {error}", file=sys.stderr)
-        return end(2)
-    if rank == 0:
-        print(f"best network: {best}")
-    return 0
+    def train(world: World) -> None:
+        best = Trainer(config, world).run()
+        if world.is_main:
+            print(f"best network: {best}")
+
+    return run_command("train.py", train, data_timeout=config.data.timeout)

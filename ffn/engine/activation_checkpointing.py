@@ -1,9 +1,9 @@
 """Activation checkpointing of residual blocks (Chen et al., 2016, 1604.06174).
 
-A block keeps its input alone and runs a second time in the backward, for its gradients: about a
-third more time for a fraction of the memory. The second run is the first one's repetition, on the
-same private modules and with the same dropout, and leaves no trace: running statistics of norms
-move once. Left out: a choice of blocks, and the offloading of their inputs.
+Only the input of a block is saved; its forward runs again during the backward pass. Training takes
+about a third more time and a fraction of the memory. The second forward uses the same private
+modules and dropout masks as the first and does not change buffers: running statistics are updated
+once. Not supported: selecting blocks, and offloading their inputs.
 """
 
 from __future__ import annotations
@@ -25,10 +25,9 @@ LISTS = (nn.Sequential, nn.ModuleList)
 
 
 def checkpoint_blocks(model: nn.Module) -> int:
-    """Let every residual block of a network keep its input alone, and run again in the backward.
+    """Enable activation checkpointing for every residual block of a network.
 
-    State-dict keys, and what the network computes, stay. Nothing is repeated in ``eval`` or without
-    gradients.
+    State-dict keys and outputs do not change. Blocks run once in ``eval`` or without gradients.
 
     Args:
         model: any network, frame-flexible or not; changed in place. See :func:`find_blocks`.
@@ -43,21 +42,21 @@ def checkpoint_blocks(model: nn.Module) -> int:
     if not blocks:
         raise ValueError(
             f"{type(model).__name__} has no blocks: no child of an nn.Sequential or nn.ModuleList "
-            "holds two convolutions or linear layers; train without recomputation"
+            "holds two convolutions or linear layers; set train.activation_checkpointing=false"
         )
     for block in blocks.values():
         if not isinstance(block, CheckpointedBlock):
-            block.__class__ = _recomputed(type(block))
+            block.__class__ = _checkpointed(type(block))
     return len(blocks)
 
 
 def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
-    """The residual blocks of a network, by name.
+    """Return the residual blocks of a network, by name.
 
-    A block is a child of an ``nn.Sequential`` or ``nn.ModuleList``, or has a ``drop_path`` as those
-    of timm; it holds two or more convolutions or linear layers, and is no such list itself. One
-    with more than half of its layers in blocks inside it is a stage: they are the blocks then. In
-    any other, blocks inside are parts of it.
+    A block is a child of an ``nn.Sequential`` or ``nn.ModuleList``, or has a ``drop_path`` as in
+    timm. It holds two or more convolutions or linear layers, and is not itself such a list. If more
+    than half of its layers are in blocks inside it, it is a stage, and the inner blocks are
+    returned; otherwise the outer block is.
     """
     lists = (module for module in model.modules() if isinstance(module, LISTS))
     children = {id(child) for parent in lists for child in parent.children()}
@@ -73,9 +72,9 @@ def find_blocks(model: nn.Module) -> dict[str, nn.Module]:
 
 
 def _outermost(prefix: str, candidates: dict[str, nn.Module]) -> Iterator[tuple[str, nn.Module]]:
-    """Candidates that lie in no other one, or in a stage alone."""
+    """Yield the candidates that are in no other candidate, except in stages."""
     end = ""
-    for name, module in candidates.items():  # parents come before their children
+    for name, module in candidates.items():  # parents precede their children
         if not name.startswith(prefix) or (end and name.startswith(end)):
             continue
         end = f"{name}."
@@ -87,7 +86,7 @@ def _outermost(prefix: str, candidates: dict[str, nn.Module]) -> Iterator[tuple[
 
 
 def _layers(module: nn.Module) -> int:
-    """Convolutions and linear layers; of private copies, one counts."""
+    """Count convolutions and linear layers; private copies count once."""
     if isinstance(module, LAYERS):
         return 1
     children = list(module.children())
@@ -95,60 +94,60 @@ def _layers(module: nn.Module) -> int:
 
 
 class CheckpointedBlock:
-    """The part that classes of recomputed blocks have in common, by which they are known."""
+    """Base class of all checkpointed blocks, to recognise them."""
 
 
 @functools.cache
-def _recomputed(block: type[nn.Module]) -> type[nn.Module]:
-    """The class of a block that runs again in the backward.
+def _checkpointed(block: type[nn.Module]) -> type[nn.Module]:
+    """Return a subclass of a block's class that runs its forward under activation checkpointing.
 
-    A class of its own, as ``torch.nn.utils.parametrize`` makes them: a wrapper module would change
-    the state-dict keys, and a ``forward`` set on the block would run the original in a deepcopy.
+    A subclass, as in ``torch.nn.utils.parametrize``: a wrapper module would change the state-dict
+    keys, and a ``forward`` attribute would call the original block from its deepcopies.
     """
 
     def forward(self: nn.Module, *args: Any, **kwargs: Any) -> Any:
         run = functools.partial(block.forward, self)
         if not (self.training and torch.is_grad_enabled()):
             return run(*args, **kwargs)
-        if torch.compiler.is_compiling():  # one graph has one count, and writes statistics once
+        if torch.compiler.is_compiling():  # a graph has one count and updates statistics once
             return checkpoint(run, *args, use_reentrant=False, **kwargs)
-        repetition = _Repetition(self)
+        state = _ForwardState(self)
         return checkpoint(
             run,
             *args,
             use_reentrant=False,
-            context_fn=lambda: (nullcontext(), repetition),
+            context_fn=lambda: (nullcontext(), state),
             **kwargs,
         )
 
     return type(block.__name__, (CheckpointedBlock, block), {"forward": forward})
 
 
-class _Repetition:
-    """Makes a block what it was in its first run, for as long as it runs again.
+class _ForwardState:
+    """Restores the state of a block at its first forward while its forward runs again.
 
-    Made in the first run, and entered in each backward through it.
+    Created in the first forward; entered in each backward.
     """
 
     def __init__(self, block: nn.Module) -> None:
         self.modules = list(block.modules())
         self.private = [m for m in self.modules if isinstance(m, PrivateModules)]
         values = [value for module in self.modules for value in vars(module).values()]
-        # What a module keeps per thread, as the clip's length: a GPU's backward has its own thread.
+        # Per-thread state, such as the clip's length: the backward on a GPU has its own thread.
         self.local = {id(v): v for v in values if isinstance(v, threading.local)}.values()
         self.first = self._state()
 
     def __enter__(self) -> None:
-        self.by_then = self._state()
+        self.current = self._state()
         self._set_state(self.first)
         self.buffers = [(m, dict(m._buffers)) for m in self.modules if m._buffers]
-        for module, own in self.buffers:  # stand-ins take what norms write into their statistics
+        for module, own in self.buffers:  # norms update copies of their statistics
             module._buffers.update({k: v if v is None else v.clone() for k, v in own.items()})
 
     def __exit__(self, *_: object) -> None:
         for module, own in self.buffers:
             module._buffers.update(own)
-        self._set_state(self.by_then)
+        self._set_state(self.current)
 
     def _state(self) -> tuple[list[int], list[dict[str, Any]]]:
         return [m.active for m in self.private], [dict(vars(value)) for value in self.local]

@@ -1,30 +1,31 @@
-"""One process or many: who am I, who speaks, and the few collectives that training needs."""
+"""The processes of a run, and the collectives that training and testing need."""
 
 from __future__ import annotations
 
 import os
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch import nn
+from torch import Tensor, nn
 
-from ffn.engine.rendezvous import fresh_store
+from ffn.engine.rendezvous import attempt_store
 
 Result = TypeVar("Result")
 
+DEFAULT_TIMEOUT = 1800.0  # seconds
+BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
+CHUNK = 2**20  # elements of a tensor that are hashed at once
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
-class LostProcessError(RuntimeError):
-    """Another process of the run ended, or did not answer in time."""
 
-
-PATIENCE = 1800.0  # seconds
+class ReplicaError(RuntimeError):
+    """The processes of a run hold different weights."""
 
 
 @dataclass(frozen=True)
@@ -32,14 +33,16 @@ class World:
     """The processes of a run.
 
     Attributes:
-        rank: this process, 0 speaks and writes.
+        rank: of this process.
         size: number of processes.
-        device: where this process computes.
+        device: of this process's tensors.
+        store: key-value store that the processes share; None if there is none.
     """
 
     rank: int
     size: int
     device: torch.device
+    store: dist.Store | None = field(default=None, repr=False, compare=False)
 
     @property
     def is_main(self) -> bool:
@@ -48,32 +51,32 @@ class World:
 
 
 @contextmanager
-def processes(patience: float = 0.0) -> Iterator[World]:
+def processes(timeout: float = 0.0) -> Iterator[World]:
     """Join the processes that ``torchrun`` started, or run alone; leave the group at the end.
 
     NCCL with one CUDA device per process, gloo on CPU.
 
     Args:
-        patience: seconds that one process may be late before the others give up, at least
-            `PATIENCE`. It is longer than a process waits for its data, so that the one that knows
-            which video is to blame says so before the others end the run.
+        timeout: seconds to wait for another process in a collective, at least `DEFAULT_TIMEOUT`.
+            Pass more than the timeout of the data loader, so that the process with the slow video
+            fails first and names the video.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device = torch.device("cpu")
+    device, store = torch.device("cpu"), None
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
         torch.cuda.set_device(device)
     started_here = size > 1 and not dist.is_initialized()
     if started_here:
-        timeout = timedelta(seconds=max(PATIENCE, patience))
+        limit = timedelta(seconds=max(DEFAULT_TIMEOUT, timeout))
         backend = "nccl" if device.type == "cuda" else "gloo"
-        store, rank, size = fresh_store(timeout)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=timeout)
+        store, rank, size = attempt_store(limit)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     try:
-        yield World(rank, size, device)
+        yield World(rank, size, device, store)
     except BaseException:
-        # NCCL finishes what is under way before it lets go, and the others may be waiting for this
-        # process in it: the group is left to end with the process, by :func:`end`.
+        # Destroying an NCCL group waits for its pending collectives, which may never complete
+        # after a failure: `ffn.engine.failures.run_command` ends the process instead.
         if started_here and device.type == "cpu":
             leave()
         raise
@@ -81,48 +84,20 @@ def processes(patience: float = 0.0) -> Iterator[World]:
         leave()
 
 
-def end(status: int) -> int:
-    """Exit at once if the group could not be left; else return the exit status."""
-    if dist.is_available() and dist.is_initialized():
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-    return status
-
-
-@contextmanager
-def company(world: World) -> Iterator[None]:
-    """Explain a failure to reach the other processes.
-
-    Raises:
-        LostProcessError: one of them has ended, or is too late.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        text = str(error)
-        from_torch = type(error) is RuntimeError and ("gloo" in text or "NCCL" in text)
-        if world.size == 1 or not (from_torch or isinstance(error, dist.DistError)):
-            raise
-        raise LostProcessError(
-            "another process of the run has ended or did not answer; it has said why, or torchrun "
-            f"does ({text.splitlines()[0][:200]})"
-        ) from error
-
-
 def leave() -> None:
-    """Leave the group, once gloo's threads have let go of the last collective's tensors.
+    """Destroy the process group, after gloo's threads have released the last collective's tensors.
 
-    They need the interpreter's lock for that, and old torch (2.6; not 2.15) holds it while it waits
-    for the threads (https://github.com/pytorch/pytorch/pull/154976). Two processes that made, used
-    and left one group after another hung at the fourth; with the pause, not once in 400.
+    The threads need the interpreter's lock for that. torch 2.6 (not 2.15) holds the lock while it
+    waits for the threads (https://github.com/pytorch/pytorch/pull/154976): two processes that
+    created and destroyed groups in a loop deadlocked at the fourth. With the pause they did not in
+    400.
     """
     if dist.get_backend() == "gloo":
         time.sleep(0.1)
     dist.destroy_process_group()
 
 
-def average(values: torch.Tensor, world: World) -> torch.Tensor:
+def average(values: Tensor, world: World) -> Tensor:
     """The mean of a tensor over all processes."""
     if world.size > 1:
         values = values.clone()
@@ -131,27 +106,27 @@ def average(values: torch.Tensor, world: World) -> torch.Tensor:
     return values
 
 
-def any_of(claims: Sequence[bool | torch.Tensor], world: World) -> list[bool]:
-    """For each claim whether it holds on any process; waits for the device once.
+def any_of(flags: Sequence[bool | Tensor], world: World) -> list[bool]:
+    """For each flag, whether it is true on any process; synchronises with the device once.
 
     Args:
-        claims: equally many on every process; tensors of one element may be on the device.
+        flags: the same number on every process; tensors of one element may be on the device.
         world: the processes.
     """
-    found = torch.stack([torch.as_tensor(claim, device=world.device).int() for claim in claims])
+    found = torch.stack([torch.as_tensor(flag, device=world.device).int() for flag in flags])
     if world.size > 1:
         dist.all_reduce(found, dist.ReduceOp.MAX)
-    return [bool(claim) for claim in found.tolist()]
+    return [bool(flag) for flag in found.tolist()]
 
 
 def on_main(function: Callable[[], Result], world: World) -> Result:
-    """Call a function on the main process alone, while the others wait.
+    """Call a function on the main process only; the other processes wait.
 
     Returns:
-        What it returned, on every process; it must be picklable.
+        Its result, on every process; must be picklable.
 
     Raises:
-        Exception: what it raised, on every process. `told` is true where it needs no telling.
+        Exception: the exception of the function, on every process.
     """
     outcome: list[Any] = [None, None]
     if world.is_main:
@@ -163,13 +138,12 @@ def on_main(function: Callable[[], Result], world: World) -> Result:
         dist.broadcast_object_list(outcome)
     result, error = outcome
     if error is not None:
-        error.told = not world.is_main
         raise error
     return result
 
 
 def gather(value: Any, world: World) -> list[Any]:
-    """A small object of every process, in order of rank."""
+    """Gather a small picklable object from every process, in order of rank."""
     if world.size == 1:
         return [value]
     values: list[Any] = [None] * world.size
@@ -178,25 +152,111 @@ def gather(value: Any, world: World) -> list[Any]:
 
 
 def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
-    """Average gradients over all processes in one collective.
+    """Average gradients over all processes, in buckets of `BUCKET_BYTES`.
 
     For steps with several backward passes over different parameters, which
-    ``DistributedDataParallel`` does not know how to count.
+    ``DistributedDataParallel`` does not support.
     """
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    if world.size == 1 or not gradients:
+    if world.size == 1:
         return
-    flat = torch.cat([g.flatten() for g in gradients])
-    dist.all_reduce(flat)
-    flat /= world.size
-    for gradient, mean in zip(gradients, flat.split([g.numel() for g in gradients]), strict=True):
-        gradient.copy_(mean.view_as(gradient))
+    for bucket in _buckets([p.grad for p in parameters if p.grad is not None]):
+        flat = torch.cat([gradient.flatten() for gradient in bucket])
+        dist.all_reduce(flat)
+        flat /= world.size
+        _copy_from(flat, bucket)
+
+
+@torch.no_grad()
+def broadcast_parameters(model: nn.Module, world: World) -> None:
+    """Copy the parameters of rank 0 to all processes, as ``DistributedDataParallel`` does."""
+    if world.size == 1:
+        return
+    for bucket in _buckets(list(model.parameters())):
+        flat = torch.cat([parameter.flatten() for parameter in bucket])
+        dist.broadcast(flat, 0)
+        _copy_from(flat, bucket)
+
+
+def _buckets(tensors: list[Tensor]) -> Iterator[list[Tensor]]:
+    """Split tensors into lists of at most `BUCKET_BYTES`, or of one larger tensor."""
+    bucket: list[Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if bucket and size + tensor.nbytes > BUCKET_BYTES:
+            yield bucket
+            bucket, size = [], 0
+        bucket.append(tensor)
+        size += tensor.nbytes
+    if bucket:
+        yield bucket
+
+
+def _copy_from(flat: Tensor, tensors: list[Tensor]) -> None:
+    for tensor, values in zip(tensors, flat.split([t.numel() for t in tensors]), strict=True):
+        tensor.copy_(values.view_as(tensor))
+
+
+def check_replicas(model: nn.Module, world: World, *, buffers: bool = False) -> None:
+    """Check that the parameters of all processes are equal, bit for bit, in one collective.
+
+    Each process sends 8 bytes per tensor, a hash of its bits. A difference in a single element is
+    always found; differences in several elements of a tensor could cancel only by chance.
+
+    Args:
+        model: not wrapped in DDP; every process calls this.
+        world: the processes.
+        buffers: also compare buffers.
+
+    Raises:
+        ReplicaError: on every process; names the first tensor that differs, and the ranks.
+    """
+    if world.size == 1:
+        return
+    tensors = dict(model.named_parameters())
+    if buffers:
+        tensors |= dict(model.named_buffers())
+    if not tensors:
+        return
+    own = torch.stack([fingerprint(tensor).to(world.device) for tensor in tensors.values()])
+    every = gather_rows(own).tolist()
+    differing = [name for name, *row in zip(tensors, *every, strict=True) if len({*row}) > 1]
+    if differing:
+        first = list(tensors).index(differing[0])
+        ranks = [rank for rank, row in enumerate(every) if row[first] != every[0][first]]
+        raise ReplicaError(
+            f"{differing[0]} on rank(s) {', '.join(map(str, ranks))} differs from rank 0, as do "
+            f"{len(differing) - 1} more of {len(tensors)} tensors; all processes must hold equal "
+            "weights. Continue from the newest checkpoint. If it happens again, look for code that "
+            "changes weights on some processes only, or for a faulty device"
+        )
+
+
+@torch.no_grad()
+def fingerprint(tensor: Tensor) -> Tensor:
+    """Hash the bits of a tensor into one int64 element; the result is the same on every device.
+
+    Sums of integers modulo 2^64 do not depend on their order. All factors are odd, so that a change
+    of one element changes the sum.
+    """
+    bits = tensor.view(INTEGERS[tensor.element_size()]).flatten()
+    total = torch.zeros((), dtype=torch.int64, device=tensor.device)
+    for part in bits.split(CHUNK):
+        factors = torch.arange(1, 2 * len(part), 2, device=tensor.device)
+        total = 31 * total + (part * factors).sum()
+    return total
+
+
+def gather_rows(rows: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
+    """Stack a tensor of every process in order of rank; the result is equal on all of them."""
+    parts = [torch.empty_like(rows) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(parts, rows, group)
+    return torch.stack(parts)
 
 
 def average_buffers(module: nn.Module, world: World) -> None:
     """Average floating-point buffers, the running statistics of norms, over all processes.
 
-    Each process normalises with its own batch; after this all evaluate the same network.
+    Each process normalises with its own batch; afterwards all evaluate the same network.
     """
     if world.size == 1:
         return

@@ -13,19 +13,18 @@ from torch import Tensor, nn
 
 from ffn import zoo
 from ffn.core import NORMS
-from ffn.data import Normalise, watching
+from ffn.data import Normalise
 from ffn.engine import announce, build
 from ffn.engine.compile import eager
 from ffn.engine.config import ConfigError, config_to_dict
 from ffn.engine.distributed import (
     World,
     average_buffers,
-    company,
     gather,
 )
+from ffn.engine.failures import explain_failures
 from ffn.engine.log import RunLog
-from ffn.engine.memory import fitting, memory_mib
-from ffn.engine.meter import Meter
+from ffn.engine.meter import Meter, memory_mib
 from ffn.engine.optim import set_learning_rate
 from ffn.engine.options import Config
 from ffn.engine.precise_bn import update_precise_bn
@@ -55,7 +54,7 @@ class Trainer:
         self.config, self.world = config, world
         self.folder = Path(config.log.output)
         self.checkpoints = CheckpointFolder(self.folder, keep=config.train.keep_checkpoints)
-        self.stop = StopRequest(speaks=world.is_main)
+        self.stop = StopRequest(verbose=world.is_main)
         if config.train.deterministic:
             make_deterministic()
         self.videos = read_videos(config.data)
@@ -118,13 +117,13 @@ class Trainer:
             FloatingPointError: too many steps in a row were not finite.
             LoaderError: a worker of a data loader hangs or has died.
             LostProcessError: another process has ended.
-            OutOfMemory: a batch does not fit.
+            OutOfMemoryError: a batch does not fit.
         """
         with ExitStack() as stack:
             stack.enter_context(self.stop)
-            stack.enter_context(company(self.world))
-            stack.enter_context(fitting(self.train_loader.batch_size))
-            stack.enter_context(watching(self.train_loader, self.val_loader))
+            loaders = (self.train_loader, self.val_loader)
+            batch_size = self.train_loader.batch_size
+            stack.enter_context(explain_failures(self.world, *loaders, batch_size=batch_size))
             stack.enter_context(claimed(self))
             resume(self)
             log = stack.enter_context(self._open_log())
@@ -140,7 +139,7 @@ class Trainer:
                     self.validates = self._validates()
                     save(self)
                 if self.validates:
-                    with self.stop.raised_at_once(), log.busy("validating"):
+                    with self.stop.interrupting(), log.busy("validating"):
                         self._measure_statistics(log)
                         self._validate(log)
                     self.validates = False
@@ -174,7 +173,7 @@ class Trainer:
                 for micro in range(train.grad_accum_steps)
             ]
             norm = stepper.clip()
-            verdict = stepper.update(outputs, norm, step=self.step, stop=self.stop.asked)
+            verdict = stepper.update(outputs, norm, step=self.step, stop=self.stop.requested)
             self.step += 1
             self.metrics = {}  # those were another network's
             self._count(outputs, verdict, log)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -111,3 +113,15 @@ class Meter:
         """The speed so far, for the progress bar."""
         rate, waited = self.speed()
         return f"{rate:.0f} videos/s, data {waited:.0%}"
+
+
+def memory_mib(device: torch.device) -> float:
+    """Return the peak memory of this process so far, in MiB.
+
+    On CUDA the memory of tensors (``torch.cuda.max_memory_allocated``; the allocator reserves
+    more). On a CPU the largest resident set of the process, without loader workers.
+    """
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device) / 2**20
+    largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return largest / (2**20 if sys.platform == "darwin" else 2**10)  # bytes there, KiB elsewhere

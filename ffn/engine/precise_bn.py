@@ -1,9 +1,9 @@
 """Exact statistics for BatchNorm: Precise BN (Wu and Johnson 2021, 2105.07576, §3).
 
-Running statistics average the last batches of a network that still changed. Here the finished
-network runs over N training batches, and each norm gets mean and variance of all values that it
-saw; of a frame-flexible network, each private norm those of its own frame count. Left out: norms of
-other kinds, ``InstanceNorm`` with running statistics among them.
+Running statistics are averages over the last batches of training, while weights still change. Here
+the trained network runs over N training batches, and each norm gets the mean and variance of all
+its inputs; in a frame-flexible network each private norm those of its own frame count. Not
+supported: other norms, such as ``InstanceNorm`` with running statistics.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ffn.core import FrameFlexible
-from ffn.engine.distributed import World, gather
-from ffn.engine.moments import channel_moments, combine, gather_rows
+from ffn.engine.distributed import World, gather, gather_rows
+from ffn.engine.sync_bn import channel_moments, combine
 
 
 @torch.no_grad()
@@ -29,30 +29,30 @@ def update_precise_bn(
     *,
     frames: Iterable[int],
 ) -> int:
-    """Set the running statistics of every BatchNorm from whole batches.
+    """Compute the running statistics of every BatchNorm from the given batches.
 
-    Batches are normalised by their own statistics, as in training, while everything else is as in
-    evaluation: dropout and dropped paths, which change the variance of features, are off. Nothing
-    but running statistics changes; gradients, modes and the active frame count stay. Runs in the
-    precision of a surrounding ``torch.autocast``; sums are in float64.
+    Norms use batch statistics, as in training; all other modules are in evaluation mode, because
+    dropout and drop path change the variance of features. Only running statistics change;
+    gradients, modes and the active frame count do not. Forward passes use the precision of a
+    surrounding ``torch.autocast``; sums are in float64.
 
-    ``num_batches_tracked`` becomes the number of batches that a norm saw (on one process), so that
-    a cumulative average (``momentum=None``) continues from them.
+    ``num_batches_tracked`` is set to the number of batches of a norm (on one process), so that a
+    cumulative average (``momentum=None``) continues from them.
 
     Args:
         model: frame-flexible or not; not wrapped in DDP.
-        batches: ``{"clips": {frames: (B, C, T, H, W)}}`` on the model's device, normalised; as many
-            on each process if norms are synchronised. The paper finds 1,000 to 10,000 samples
-            enough.
-        world: the processes; all get the statistics of all their batches.
-        frames: the views to run: trained counts, or the one of a plain model.
+        batches: ``{"clips": {frames: (B, C, T, H, W)}}`` on the model's device, normalised; the
+            same number on each process if norms are synchronised. According to the paper, 1,000 to
+            10,000 samples are enough.
+        world: the processes; all get the statistics over the batches of all.
+        frames: the views to run: trained counts, or the count of a plain model.
 
     Returns:
-        The number of norms that were set; 0 without any BatchNorm that has running statistics. A
-        norm that no view runs through keeps what it has.
+        The number of updated norms; 0 if no BatchNorm has running statistics. A norm that no view
+        uses keeps its statistics.
 
     Raises:
-        ValueError: no batch came, or one without a view.
+        ValueError: there is no batch, or a batch lacks a view.
     """
     frames = tuple(frames)
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
@@ -74,10 +74,7 @@ def update_precise_bn(
 
     seen = _over_processes(torch.cat(list(rows.values())), sizes, world)
     if not any(row[0] > 0 for row in seen):
-        raise ValueError(
-            "no batch came to take statistics of; give an iterable of one or more, and not an "
-            "iterator that was used up"
-        )
+        raise ValueError("batches is empty; give one or more (an iterator can be used only once)")
     most = [max(counts) for counts in zip(*gather(list(passes.values()), world), strict=True)]
     for norm, row, batches_seen in zip(norms, seen, most, strict=True):
         if row[0] > 0:
@@ -91,8 +88,7 @@ def update_precise_bn(
 def _run_view(model: nn.Module, clips: dict[int, Tensor], count: int) -> None:
     if count not in clips:
         raise ValueError(
-            f"a batch has no clips of {count} frames, it has {sorted(clips)}; name its views in "
-            "frames"
+            f"a batch has no clips of {count} frames; it has {sorted(clips)}. Give these as frames"
         )
     if isinstance(model, FrameFlexible):
         model(clips[count], active=count)
@@ -104,7 +100,7 @@ def _run_view(model: nn.Module, clips: dict[int, Tensor], count: int) -> None:
 def _normalising_by_batch(
     model: nn.Module, norms: list[_BatchNorm], see: Callable[[Any, Any], None]
 ) -> Iterator[None]:
-    """Evaluation but for the norms, which also show their inputs; afterwards all is as before."""
+    """Put the model in evaluation mode, but norms in training mode; restore all modes at exit."""
     modes = {module: module.training for module in model.modules()}
     tracked = {norm: norm.track_running_stats for norm in norms}
     active = model.active if isinstance(model, FrameFlexible) else None
@@ -126,6 +122,6 @@ def _normalising_by_batch(
 
 
 def _over_processes(rows: Tensor, sizes: list[int], world: World) -> list[Tensor]:
-    """Rows, one after another in a tensor, of the values of all processes together."""
+    """Combine the rows of all processes; `rows` holds one row per norm, concatenated."""
     parts = gather_rows(rows) if world.size > 1 else rows[None]
     return [combine(part) for part in parts.split(sizes, 1)]

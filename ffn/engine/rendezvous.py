@@ -1,4 +1,4 @@
-"""How the processes of a run find each other, also when they are started again."""
+"""A store for the processes of one attempt, also after ``torchrun`` has restarted them."""
 
 from __future__ import annotations
 
@@ -9,63 +9,66 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.rendezvous import rendezvous
 
-PAUSE = 0.01  # seconds between looks
+POLL_INTERVAL = 0.01  # seconds
 
 
-def fresh_store(timeout: timedelta) -> tuple[dist.Store, int, int]:
-    """The store that the processes share, without what died before them left in it.
+def attempt_store(timeout: timedelta) -> tuple[dist.Store, int, int]:
+    """Return a store without the keys of previous attempts.
 
-    ``torchrun`` keeps one store through its restarts (torch 2.6 to 2.15), and in it lie the
-    addresses of the processes that it has ended: those that come now would try to reach them, and
-    wait until the timeout. Here each start agrees on a name of its own first.
+    ``torchrun`` keeps one store over its restarts (torch 2.6 to 2.15). It holds the addresses of
+    processes that have ended, and new processes would try to connect to them until the timeout. The
+    restart count of ``torchrun`` cannot name an attempt: it differs between nodes, because only a
+    node whose own process failed increments it.
 
     Args:
-        timeout: how long one process waits for the others.
+        timeout: how long to wait for the other processes.
 
     Returns:
         The store, the rank and the number of processes, for ``init_process_group``.
 
     Raises:
-        torch.distributed.DistError: a process does not come in time.
+        torch.distributed.DistError: a process did not join in time.
     """
     store, rank, size = next(rendezvous("env://", timeout=timeout))
-    return dist.PrefixStore(agree_on_name(store, rank, size, timeout), store), rank, size
+    return dist.PrefixStore(agree_on_attempt(store, rank, size, timeout), store), rank, size
 
 
-def agree_on_name(store: dist.Store, rank: int, size: int, timeout: timedelta) -> str:
-    """A name that rank 0 chooses, and that all processes of one start know of it.
+def agree_on_attempt(store: dist.Store, rank: int, size: int, timeout: timedelta) -> str:
+    """Return an id that rank 0 chooses for this attempt and sends to all its processes.
 
-    A process greets with a word that nobody used before, so that the answer to it can only come
-    from the living; rank 0 answers every greeting, those of the dead too, until all have thanked.
+    Each process sends a request with a unique id, so that only a process of this attempt can have
+    answered it. Rank 0 answers every request, including those left by a previous attempt, until all
+    ranks have acknowledged.
 
     Args:
-        store: shared, perhaps with words of the dead in it.
+        store: shared; may hold keys left by previous attempts.
         rank: of this process.
         size: number of processes.
-        timeout: how long to wait for the others.
+        timeout: how long to wait for the other processes.
 
     Raises:
-        torch.distributed.DistError: a process does not come in time.
+        torch.distributed.DistError: a process did not join in time.
     """
     own = uuid.uuid4().hex
     if rank:
-        store.set(f"greeting/{rank}", own)
+        store.set(f"request/{rank}", own)
         store.wait([f"answer/{own}"], timeout)
-        name = store.get(f"answer/{own}").decode()
-        store.set(f"thanks/{name}/{rank}", "")
-        return name
+        attempt = store.get(f"answer/{own}").decode()
+        store.set(f"acknowledged/{attempt}/{rank}", "")
+        return attempt
 
-    deadline, absent, answered = time.monotonic() + timeout.total_seconds(), set(range(1, size)), {}
-    while absent:
-        for other in sorted(absent):
-            if store.check([f"greeting/{other}"]):
-                word = store.get(f"greeting/{other}").decode()
-                if answered.get(other) != word:
-                    store.set(f"answer/{word}", own)
-                    answered[other] = word
-            if store.check([f"thanks/{own}/{other}"]):
-                absent.discard(other)
-        if absent and time.monotonic() > deadline:
-            raise dist.DistError(f"processes {sorted(absent)} did not come in {timeout}")
-        time.sleep(PAUSE)
+    deadline = time.monotonic() + timeout.total_seconds()
+    missing, answered = set(range(1, size)), {}
+    while missing:
+        for other in sorted(missing):
+            if store.check([f"request/{other}"]):
+                request = store.get(f"request/{other}").decode()
+                if answered.get(other) != request:
+                    store.set(f"answer/{request}", own)
+                    answered[other] = request
+            if store.check([f"acknowledged/{own}/{other}"]):
+                missing.discard(other)
+        if missing and time.monotonic() > deadline:
+            raise dist.DistError(f"processes {sorted(missing)} did not join in {timeout}")
+        time.sleep(POLL_INTERVAL)
     return own

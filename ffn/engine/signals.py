@@ -1,4 +1,4 @@
-"""Signals that ask a run to end: it finishes the step, saves, and exits with `EXIT_STOPPED`."""
+"""Signals that stop a run: it finishes the step, saves, and exits with `EXIT_STOPPED`."""
 
 from __future__ import annotations
 
@@ -13,36 +13,36 @@ from typing import Any
 SAVED = "stopped and saved"
 EXIT_STOPPED = 75  # sysexits.h: EX_TEMPFAIL, "the user is invited to retry"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
-# torchrun passes on the signal that its process group has already got: both are one request.
-ONE_REQUEST = 1.0  # seconds
+# torchrun forwards a signal that its process group has already received: both are one request.
+SAME_REQUEST = 1.0  # seconds
 
 
 class StoppedError(Exception):
-    """A signal ended the run after a checkpoint; the same command continues it."""
+    """A signal stopped the run after a checkpoint; the same command continues it."""
 
 
 class StopRequest:
-    """Whether a signal has asked the run to end; a context manager that listens.
+    """Whether a signal has requested to stop the run; a context manager that handles signals.
 
-    The first of SIGTERM, SIGINT and SIGUSR1 is noted, for the loop to end after its step. Another
-    one, more than `ONE_REQUEST` seconds later, ends the process at once with status 128 + signal.
+    The first SIGTERM, SIGINT or SIGUSR1 sets `requested`, for the loop to stop after its step. A
+    second one, more than `SAME_REQUEST` seconds later, exits at once with status 128 + signal.
 
     Args:
-        speaks: whether this process says that it was asked.
+        verbose: whether this process prints a message on a request.
     """
 
-    def __init__(self, *, speaks: bool = True) -> None:
-        self.speaks = speaks
-        self.asked = False
+    def __init__(self, *, verbose: bool = True) -> None:
+        self.verbose = verbose
+        self.requested = False
         self._since = 0.0
-        self._raises = False
-        self._before: dict[signal.Signals, Any] = {}
+        self._interrupts = False
+        self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
         try:
-            self._before = {number: signal.signal(number, self._note) for number in SIGNALS}
-        except ValueError:  # Python gives signals to the main thread alone
-            self._before = {}
+            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
+        except ValueError:  # Python handles signals in the main thread only
+            self._previous = {}
         return self
 
     def __exit__(
@@ -51,36 +51,36 @@ class StopRequest:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._previous.items():
             signal.signal(number, handler)
 
     @contextmanager
-    def raised_at_once(self) -> Iterator[None]:
-        """Raise `StoppedError` inside where all is saved and a signal need not wait for a step.
+    def interrupting(self) -> Iterator[None]:
+        """Raise `StoppedError` at once on a signal; for code that has nothing to save.
 
         Raises:
-            StoppedError: a signal came, inside or before.
+            StoppedError: a signal was received, inside or before.
         """
-        if self.asked:
+        if self.requested:
             raise StoppedError(SAVED)
-        self._raises = True
+        self._interrupts = True
         try:
             yield
         finally:
-            self._raises = False
+            self._interrupts = False
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
-        if self.asked:
-            if now - self._since > ONE_REQUEST:
-                show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # which a progress bar hides
-                os.write(2, f"{show_cursor}\nended at once\n".encode())
+        if self.requested:
+            if now - self._since > SAME_REQUEST:
+                show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
+                os.write(2, f"{show_cursor}\nexited without saving\n".encode())
                 os._exit(128 + number)
             return
-        self.asked, self._since = True, now
-        if self.speaks:
+        self.requested, self._since = True, now
+        if self.verbose:
             name = signal.Signals(number).name
-            text = f"\n{name}: the run saves and ends; once more ends it at once\n"
-            os.write(2, text.encode())  # what prints may hold a lock when the signal comes
-        if self._raises:
+            text = f"\n{name}: the run stops after this step and saves; repeat to exit at once\n"
+            os.write(2, text.encode())  # print may hold a lock when the signal is received
+        if self._interrupts:
             raise StoppedError(SAVED)

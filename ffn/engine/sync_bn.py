@@ -1,9 +1,12 @@
-"""BatchNorm whose statistics span the batches of all processes, on CUDA devices and on CPUs.
+"""BatchNorm with statistics over the batches of all processes, on CUDA devices and on CPUs.
 
-On CUDA it is torch's ``SyncBatchNorm``, with timm's subclass where a norm has its activation inside
-(``BatchNormAct2d``); it takes no CPU tensor, so here is one that does. Private norms of a
-frame-flexible network need nothing of their own: the copy of each trained count is a module, and
-synchronises alone.
+CUDA uses torch's ``SyncBatchNorm``, or timm's ``SyncBatchNormAct`` for ``BatchNormAct2d``. Neither
+accepts CPU tensors; `CpuSyncBatchNorm` does. Private norms of a frame-flexible network are
+converted like other norms: each copy is a module, and synchronises only while it is active.
+
+Statistics are rows ``[count, mean per channel, sum of squared deviations per channel]`` in float64.
+Rows are combined by the pairwise formula of Chan, Golub and LeVeque (1983), because plain sums of
+squares lose all digits where the mean is large.
 """
 
 from __future__ import annotations
@@ -17,8 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from ffn.engine.distributed import World
-from ffn.engine.moments import channel_moments, combine, gather_rows
+from ffn.engine.distributed import World, gather_rows
 
 _KNOWN = (_BatchNorm, nn.SyncBatchNorm, BatchNormAct2d, SyncBatchNormAct)
 
@@ -26,14 +28,14 @@ _KNOWN = (_BatchNorm, nn.SyncBatchNorm, BatchNormAct2d, SyncBatchNormAct)
 class CpuSyncBatchNorm(_BatchNorm):
     """torch's ``SyncBatchNorm`` for CPU tensors; made by :func:`convert_sync_bn`.
 
-    Not a subclass of torch's, which DDP refuses on a CPU. Batches may differ in size between
-    processes: every value counts once.
+    Not a subclass of torch's, because DDP refuses that on a CPU. Batches may differ in size between
+    processes: every value has the same weight.
     """
 
     process_group: dist.ProcessGroup | None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each channel of (N, C, …); shape and dtype stay."""
+        """Normalise each channel of (N, C, …); shape and dtype do not change."""
         if self.training and _processes(self.process_group) > 1:
             x = self._normalise(x)
         else:
@@ -55,7 +57,7 @@ class CpuSyncBatchNorm(_BatchNorm):
 
         inverse_std = (squares / count + self.eps).rsqrt()
         normal = _Normalise.apply(x, mean, inverse_std, count, self.process_group)
-        # A tensor of its own: activations in place must not change what the backward needs.
+        # A new tensor: an in-place activation must not change the tensor saved for the backward.
         normal = normal.clone() if self.weight is None else normal * _along(self.weight, x)
         if self.bias is not None:
             normal = normal + _along(self.bias, x)
@@ -67,7 +69,7 @@ class CpuSyncBatchNorm(_BatchNorm):
 
     @torch.no_grad()
     def _track(self, mean: Tensor, variance: Tensor) -> None:
-        """Move the running statistics as torch does, unbiased variance included."""
+        """Update the running statistics as torch does, with the unbiased variance."""
         if not self.track_running_stats or self.running_mean is None:
             return
         self.num_batches_tracked.add_(1)
@@ -78,7 +80,7 @@ class CpuSyncBatchNorm(_BatchNorm):
 
 
 class _Normalise(torch.autograd.Function):
-    """``(x - mean) / std`` whose backward knows that mean and std depend on every process's x.
+    """``(x - mean) / std``, where mean and std depend on x of all processes.
 
     With n values per channel and gradients g of the normalised values y (Ioffe and Szegedy 2015,
     §3): ``(g - sum(g) / n - y sum(g y) / n) / std``, both sums over all processes.
@@ -108,21 +110,25 @@ class _Normalise(torch.autograd.Function):
 
 
 def convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
-    """Let every BatchNorm of a model, private copies included, see the batches of all processes.
+    """Convert every BatchNorm of a model, private copies included, to synchronised BatchNorm.
 
-    Works before or after :func:`ffn.core.convert`, and before the model is wrapped in DDP.
-    Evaluation, frozen norms (``eval()``) and state-dict keys stay what they were, bit for bit; so
-    do layer and group norms, which do not look across a batch, and everything in a world of one.
+    Use it before or after :func:`ffn.core.convert`, and before wrapping the model in DDP.
+    Evaluation, frozen norms (``eval()``) and state-dict keys do not change, nor do layer and group
+    norms, nor anything if there is one process.
+
+    Note:
+        timm's ``convert_sync_batchnorm`` creates new modules: it loses hooks, attributes and
+        process groups, separates shared norms, and drops a norm's own ``forward`` silently.
 
     Args:
-        model: changed in place; its parameters stay the same tensors.
+        model: changed in place; parameters stay the same tensors.
         world: the processes; their group must exist when the model is first trained.
 
     Returns:
         The model; a new module if it is a BatchNorm itself.
 
     Raises:
-        ValueError: a BatchNorm with a forward of its own, which would be lost.
+        ValueError: a subclass of BatchNorm defines its own ``forward``, which would be lost.
     """
     if world.size == 1:
         return model
@@ -135,14 +141,14 @@ def convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
 
 
 def _synchronised(norm: _BatchNorm, device: torch.device) -> _BatchNorm:
-    """A norm that shares every tensor, hook and attribute with the given one."""
+    """Return a synchronised norm that shares all tensors, hooks and attributes with the given."""
     if isinstance(norm, CpuSyncBatchNorm):
         return norm
     if not any(type(norm).forward is kind.forward for kind in _KNOWN):
         raise ValueError(
-            f"{type(norm).__name__} is a BatchNorm with a forward of its own, which cannot be "
-            "synchronised; use torch's BatchNorm or timm's BatchNormAct2d, or train without "
-            "synchronised norms"
+            f"{type(norm).__name__} is a BatchNorm with its own forward, which cannot be "
+            "synchronised; use torch's BatchNorm or timm's BatchNormAct2d, or set "
+            "train.sync_bn=false"
         )
     kind = SyncBatchNormAct if hasattr(norm, "act") else nn.SyncBatchNorm
     kind = CpuSyncBatchNorm if device.type == "cpu" else kind
@@ -158,5 +164,39 @@ def _processes(group: Any) -> int:
 
 
 def _along(values: Tensor, x: Tensor) -> Tensor:
-    """One value per channel, shaped for (N, C, …)."""
+    """Shape one value per channel for (N, C, …)."""
     return values.view(1, -1, *[1] * (x.ndim - 2))
+
+
+def channel_moments(x: Tensor) -> Tensor:
+    """Return the row of a tensor, (2 C + 1,) in float64.
+
+    Args:
+        x: (N, C, …), with any number of values per channel, including 0.
+    """
+    dims = [dim for dim in range(x.ndim) if dim != 1]
+    count = x.numel() // max(1, x.shape[1])
+    row = x.new_zeros(2 * x.shape[1] + 1, dtype=torch.float64)
+    if count:
+        # Half precision would round the means; float32 and float64 are kept.
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
+        mean = x.mean(dims, keepdim=True)  # torch.var_mean is 3 to 15 times slower
+        x = x - mean
+        # The rounding error of the mean: the corrected two-pass algorithm (Chan et al. 1983).
+        rest = x.mean(dims).double()
+        row[0] = count
+        row[1:] = torch.cat([mean.flatten() + rest, x.square().sum(dims) - count * rest.square()])
+    return row
+
+
+def combine(rows: Tensor) -> Tensor:
+    """Combine the rows of several parts into the row of all values.
+
+    Args:
+        rows: (R, 2 C + 1), of R parts; parts without values are ignored.
+    """
+    count, mean, squares = rows[:, :1], *rows[:, 1:].chunk(2, 1)
+    total = count.sum().clamp(min=1)
+    overall = (count * mean).sum(0) / total
+    squares = (squares + count * (mean - overall).square()).sum(0)
+    return torch.cat([count.sum(0), overall, squares])

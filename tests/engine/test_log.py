@@ -19,7 +19,7 @@ from engine_toys import CPU, ROOT, train
 
 from ffn.engine.distributed import World
 from ffn.engine.log import RunLog, read_log
-from ffn.engine.memory import memory_mib
+from ffn.engine.meter import memory_mib
 from ffn.engine.trackers import WandbTracker
 
 

@@ -24,15 +24,14 @@ from engine_toys import (
     write_videos,
 )
 
-from ffn.cli.failures import failures
 from ffn.cli.train import main
 from ffn.core import WeightAlteration
 from ffn.data import VideoError
 from ffn.engine import loop, step
 from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
 from ffn.engine.config import ConfigError, config_to_dict
+from ffn.engine.failures import REPORTED, OutOfMemoryError
 from ffn.engine.loop import Trainer
-from ffn.engine.memory import OutOfMemory
 
 STEPS = 4  # per epoch: 24 videos in batches of 6
 
@@ -762,10 +761,10 @@ def test_batch_that_does_not_fit(
 
     monkeypatch.setattr(trainer.stepper, "clip", refuse)
     with pytest.raises(
-        OutOfMemory, match=r"micro-batch of 6 videos .*train\.activation_checkpointing=true"
+        OutOfMemoryError, match=r"6 videos need more memory .*train\.activation_checkpointing=true"
     ):
         trainer.run()
-    assert OutOfMemory in failures()
+    assert OutOfMemoryError in REPORTED
 
 
 @pytest.mark.parametrize(

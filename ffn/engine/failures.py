@@ -1,0 +1,157 @@
+"""Turn failures of devices, processes and loader workers into errors that name the remedy."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from ffn.data import LoaderError, VideoError, watching
+from ffn.engine.distributed import ReplicaError, World, processes
+from ffn.engine.signals import EXIT_STOPPED, StoppedError
+from ffn.zoo import WeightsError
+
+EXIT_FAILED = 2
+UNLIMITED = 30 * 86400.0  # seconds
+TRAINING_REMEDY = (
+    "raise train.grad_accum_steps, set train.views=sequential or "
+    "train.activation_checkpointing=true, or lower train.batch_size"
+)
+
+
+class OutOfMemoryError(RuntimeError):
+    """A batch does not fit into memory."""
+
+
+class LostProcessError(RuntimeError):
+    """Another process of the run has ended, or did not answer in time."""
+
+
+# Errors whose message names the cause and the remedy: a command prints it without traceback.
+REPORTED: tuple[type[Exception], ...] = (
+    ValueError,
+    OSError,
+    FloatingPointError,
+    ImportError,  # of an extra that is not installed
+    LoaderError,
+    LostProcessError,
+    OutOfMemoryError,
+    ReplicaError,
+    VideoError,
+    WeightsError,
+)
+
+
+@contextmanager
+def explain_failures(
+    world: World, *loaders: DataLoader, batch_size: int, remedy: str = TRAINING_REMEDY
+) -> Iterator[None]:
+    """Replace torch's errors by errors that name the cause and the remedy.
+
+    Args:
+        world: the processes.
+        loaders: those in use inside, so that the videos of a lost worker are named.
+        batch_size: videos per forward on this process.
+        remedy: how to reduce the memory of a batch.
+
+    Raises:
+        LoaderError: a worker of a data loader has ended.
+        OutOfMemoryError: a batch does not fit into the memory of the device or the machine.
+        LostProcessError: another process has ended, or did not answer in time.
+    """
+    try:
+        with watching(*loaders):
+            yield
+    except RuntimeError as error:
+        cause = str(error).partition("\n")[0][:200]
+        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+            raise OutOfMemoryError(
+                f"{batch_size} videos need more memory than there is: {remedy} ({cause})"
+            ) from error
+        if world.size > 1 and _is_lost_process(error):
+            raise LostProcessError(
+                "another process of the run has ended or did not answer; see its message, or "
+                f"torchrun's ({cause})"
+            ) from error
+        raise
+
+
+def _is_lost_process(error: RuntimeError) -> bool:
+    from_backend = "gloo" in str(error) or "NCCL" in str(error)
+    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and from_backend)
+
+
+def run_command(
+    program: str, function: Callable[[World], None], *, data_timeout: float = 0.0
+) -> int:
+    """Run a command in all its processes; if one fails, print the cause once and end all.
+
+    Args:
+        program: its name, for messages.
+        function: takes the processes.
+        data_timeout: seconds that a process may wait for its data; 0 is without limit.
+
+    Returns:
+        The exit status: 0, `EXIT_FAILED`, or `EXIT_STOPPED` for a run that a signal has stopped.
+    """
+    world = None
+    try:
+        with processes(2 * data_timeout or UNLIMITED) as world:
+            try:
+                function(world)
+            except (StoppedError, *REPORTED) as error:
+                _print_once(program, error, world)  # before others notice that this one leaves
+                raise
+    except StoppedError:
+        return _end(EXIT_STOPPED)
+    except REPORTED as error:
+        if world is None:
+            print(f"{program}: {error}", file=sys.stderr)
+        return _end(EXIT_FAILED)
+    except BaseException:
+        if not _in_group():
+            raise
+        traceback.print_exc()
+        return _end(1)
+    return 0
+
+
+def _print_once(program: str, error: Exception, world: World) -> None:
+    """Print an error's message, unless another process has printed it or its cause."""
+    if isinstance(error, StoppedError):
+        if world.is_main:
+            print(f"{program}: {error}; the same command continues the run", file=sys.stderr)
+    elif _is_first(error, world):
+        process = f", process {world.rank}" if world.size > 1 else ""
+        print(f"{program}{process}: {error}", file=sys.stderr)
+
+
+def _is_first(error: Exception, world: World) -> bool:
+    if world.store is None:
+        return True
+    try:
+        failures = world.store.add("failures", 1)
+        if isinstance(error, LostProcessError):
+            return failures == 1
+        return world.store.add(f"failure: {error}", 1) == 1
+    except dist.DistError:  # the process with the store has ended
+        return True
+
+
+def _end(status: int) -> int:
+    """Return the status, or exit with it at once if the process group cannot be destroyed."""
+    if _in_group():
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
+    return status
+
+
+def _in_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
