@@ -241,7 +241,7 @@ def fingerprint(tensor: Tensor) -> Tensor:
     bits = tensor.view(INTEGERS[tensor.element_size()]).flatten()
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for part in bits.split(CHUNK):
-        factors = torch.arange(1, 2 * len(part), 2, device=tensor.device)
+        factors = 1 + 2 * torch.arange(len(part), device=tensor.device)
         total = 31 * total + (part * factors).sum()
     return total
 
