@@ -38,6 +38,7 @@ REPORTED: tuple[type[Exception], ...] = (
     OSError,
     FloatingPointError,
     ImportError,  # of an extra that is not installed
+    dist.DistError,  # at the rendezvous
     LoaderError,
     LostProcessError,
     OutOfMemoryError,
@@ -153,4 +154,4 @@ def _end(status: int) -> int:
 
 
 def _in_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return dist.is_initialized()

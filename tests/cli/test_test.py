@@ -214,6 +214,6 @@ def test_config_errors_are_printed_by_one_process(
 ) -> None:
     monkeypatch.setenv("LOCAL_RANK", "1")
 
-    assert main([str(root / "config.yaml"), "--weights", "w", "data.rot=x"]) == 2
+    assert main([str(root / "config.yaml"), "data.rot=x", "--weights", "w"]) == 2
 
     assert not capsys.readouterr().err

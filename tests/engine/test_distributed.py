@@ -122,20 +122,21 @@ def test_equal_replicas_pass(two_ranks: Ranks) -> None:
 def test_one_changed_bit_is_found_and_named(two_ranks: Ranks, rank: int) -> None:
     name = "model.net.layer3.0.conv1.weight"
     for message in two_ranks.run(check_with_change, name, rank, False):
-        assert message.startswith(f"{name} on rank(s) 1 differs from rank 0, as do 0 more of ")
+        assert message.startswith("1 of 80 tensors differ between processes")
+        assert f"first {name}: rank(s) 1 from rank 0; " in message
 
 
 def test_buffers_are_compared_on_request(two_ranks: Ranks) -> None:
     name = "model.net.layer1.0.bn1.4.running_var"
     assert two_ranks.run(check_with_change, name, 1, False) == ["", ""]
     for message in two_ranks.run(check_with_change, name, 1, True):
-        assert message.startswith(f"{name} on rank(s) 1")
+        assert f"first {name}: rank(s) 1 from rank 0; " in message
 
 
 @pytest.mark.slow
 def test_the_ranks_that_differ_are_named(four_ranks: Ranks) -> None:
     for message in four_ranks.run(check_with_change, "model.net.layer1.0.bn1.4.weight", 2, False):
-        assert "model.net.layer1.0.bn1.4.weight on rank(s) 2 differs from rank 0" in message
+        assert "first model.net.layer1.0.bn1.4.weight: rank(s) 2 from rank 0" in message
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])

@@ -61,5 +61,5 @@ def test_process_that_does_not_join(store: dist.Store) -> None:
     store.set("request/1", "old")
     with pytest.raises(dist.DistError, match=r"processes \[1, 2\] did not join in 0:00:01"):
         agree_on_attempt(store, 0, 3, timedelta(seconds=1))
-    with pytest.raises(dist.DistError):
+    with pytest.raises(dist.DistError, match=r"process 0 did not answer in 0:00:01 \("):
         agree_on_attempt(store, 1, 2, timedelta(seconds=1))
