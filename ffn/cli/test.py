@@ -10,6 +10,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ffn.cli.arguments import positive_int
+
 if TYPE_CHECKING:
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
@@ -54,16 +56,15 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
 def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World) -> Sweep:
     """Test one network at all frame counts; every process calls this."""
     from ffn.data import Preprocessing
-    from ffn.engine.build import build_test_loader, clips_per_forward
+    from ffn.engine.build import build_test_loader, clips_per_forward, read_config_splits
     from ffn.engine.failures import explain_failures
-    from ffn.engine.videos import read_videos
     from ffn.evaluation import sweep
     from ffn.zoo import load_with_record
 
     model, record = load_with_record(weights, device=world.device)
     loader = build_test_loader(
         config,
-        read_videos(config.data, train=False, classes=record.classes),
+        read_config_splits(config.data, with_train=False, classes=record.classes),
         world,
         frames=given.frames or config.data.test_frames,
         preprocessing=Preprocessing.from_dict(record.preprocessing),
@@ -102,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
         help="names in the zoo, or .pt or .safetensors files",
     )
     parser.add_argument(
-        "--frames", nargs="+", type=_count, metavar="T", help="default: data.test_frames"
+        "--frames", nargs="+", type=positive_int, metavar="T", help="default: data.test_frames"
     )
     parser.add_argument(
         "--protocol",
@@ -129,9 +130,3 @@ def _name(weights: str, name: str) -> str:
 def _trained_frames(config: dict[str, Any] | None) -> list[int] | None:
     """Return the trained frame counts from the config of the training run."""
     return config["task"]["frames"] if config else None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of frames; give 1 or more")
-    return int(text)

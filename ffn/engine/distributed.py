@@ -20,7 +20,7 @@ Result = TypeVar("Result")
 
 DEFAULT_TIMEOUT = 1800.0  # seconds
 BUCKET_BYTES = 25 * 2**20  # as in DistributedDataParallel
-CHUNK = 2**20  # elements of a tensor that are hashed at once
+CHUNK = 2**16  # elements of a tensor that are hashed at once
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes
 
 
@@ -98,7 +98,7 @@ def leave() -> None:
 
 
 def average(values: Tensor, world: World) -> Tensor:
-    """The mean of a tensor over all processes."""
+    """Average a tensor over all processes."""
     if world.size > 1:
         values = values.clone()
         dist.all_reduce(values)
@@ -224,10 +224,10 @@ def check_replicas(model: nn.Module, world: World, *, buffers: bool = False) -> 
         first = list(tensors).index(differing[0])
         ranks = [rank for rank, row in enumerate(every) if row[first] != every[0][first]]
         raise ReplicaError(
-            f"{differing[0]} on rank(s) {', '.join(map(str, ranks))} differs from rank 0, as do "
-            f"{len(differing) - 1} more of {len(tensors)} tensors; all processes must hold equal "
-            "weights. Continue from the newest checkpoint. If it happens again, look for code that "
-            "changes weights on some processes only, or for a faulty device"
+            f"{len(differing)} of {len(tensors)} tensors differ between processes, first "
+            f"{differing[0]}: rank(s) {', '.join(map(str, ranks))} from rank 0; weights must "
+            "be equal on all processes. Continue from the newest checkpoint; if it happens again, "
+            "look for code that changes weights on some processes only, or for a faulty device"
         )
 
 
@@ -239,10 +239,10 @@ def fingerprint(tensor: Tensor) -> Tensor:
     of one element changes the sum.
     """
     bits = tensor.view(INTEGERS[tensor.element_size()]).flatten()
+    factors = 1 + 2 * torch.arange(min(CHUNK, len(bits)), device=tensor.device)
     total = torch.zeros((), dtype=torch.int64, device=tensor.device)
     for part in bits.split(CHUNK):
-        factors = torch.arange(1, 2 * len(part), 2, device=tensor.device)
-        total = 31 * total + (part * factors).sum()
+        total = 31 * total + (part * factors[: len(part)]).sum()
     return total
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -39,6 +38,7 @@ REPORTED: tuple[type[Exception], ...] = (
     OSError,
     FloatingPointError,
     ImportError,  # of an extra that is not installed
+    dist.DistError,  # at the rendezvous
     LoaderError,
     LostProcessError,
     OutOfMemoryError,
@@ -105,8 +105,8 @@ def run_command(
         with processes(2 * data_timeout or UNLIMITED) as world:
             try:
                 function(world)
-            except (StoppedError, *REPORTED) as error:
-                _print_once(program, error, world)  # before others notice that this one leaves
+            except BaseException as error:
+                _report(program, error, world)  # before other processes can notice the failure
                 raise
     except StoppedError:
         return _end(EXIT_STOPPED)
@@ -117,22 +117,22 @@ def run_command(
     except BaseException:
         if not _in_group():
             raise
-        traceback.print_exc()
+        sys.excepthook(*sys.exc_info())
         return _end(1)
     return 0
 
 
-def _print_once(program: str, error: Exception, world: World) -> None:
+def _report(program: str, error: BaseException, world: World) -> None:
     """Print an error's message, unless another process has printed it or its cause."""
     if isinstance(error, StoppedError):
         if world.is_main:
             print(f"{program}: {error}; the same command continues the run", file=sys.stderr)
-    elif _is_first(error, world):
+    elif _is_first(error, world) and isinstance(error, REPORTED):
         process = f", process {world.rank}" if world.size > 1 else ""
         print(f"{program}{process}: {error}", file=sys.stderr)
 
 
-def _is_first(error: Exception, world: World) -> bool:
+def _is_first(error: BaseException, world: World) -> bool:
     if world.store is None:
         return True
     try:
@@ -154,4 +154,4 @@ def _end(status: int) -> int:
 
 
 def _in_group() -> bool:
-    return dist.is_available() and dist.is_initialized()
+    return dist.is_initialized()

@@ -52,7 +52,10 @@ def agree_on_attempt(store: dist.Store, rank: int, size: int, timeout: timedelta
     own = uuid.uuid4().hex
     if rank:
         store.set(f"request/{rank}", own)
-        store.wait([f"answer/{own}"], timeout)
+        try:
+            store.wait([f"answer/{own}"], timeout)
+        except dist.DistError as error:
+            raise dist.DistError(f"process 0 did not answer in {timeout} ({error})") from error
         attempt = store.get(f"answer/{own}").decode()
         store.set(f"acknowledged/{attempt}/{rank}", "")
         return attempt

@@ -1,5 +1,11 @@
+"""``tools/test.py``: tables, options, messages, and failures of one of two processes."""
+
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,7 +18,8 @@ from ffn.datasets.synthetic import generate
 from ffn.evaluation import load_predictions, load_table
 from ffn.zoo import create_model, save_weights
 
-# One configuration for every test here: clips of 32 pixels from generated videos.
+ROOT = Path(__file__).parents[2]
+# The configuration of all tests in this file: clips of 32 pixels from generated videos.
 CONFIG = """\
 data:
   root: {root}
@@ -26,7 +33,7 @@ log:
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Videos, of which one is broken, a config, and weights of a flexible and a plain network."""
+    """Return a folder with videos (one broken), a config, and weights of two networks."""
     root = tmp_path_factory.mktemp("motion") / "data"
     generate(root, train_per_class=1, val_per_class=1, size=36, frames=12)
     sorted((root / "videos").glob("val*"))[0].write_bytes(b"no video")
@@ -70,7 +77,7 @@ def test_networks_are_tested_at_the_given_frames(
     assert "1 of 12 videos could not be decoded" in screen
 
 
-def test_protocol_of_the_command_goes_before_that_of_the_config(
+def test_option_protocol_overrides_the_config(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     weights = ["--weights", str(root / "plain.safetensors"), "--no-latency"]
@@ -117,7 +124,7 @@ def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: P
         (["data.rot=x", "--weights", "{root}/plain.safetensors"], "did you mean data.root"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(
+def test_errors_are_printed_in_one_line(
     root: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [argument.format(root=root) for argument in arguments]
@@ -134,3 +141,79 @@ def test_zero_frames_are_refused(root: Path, capsys: pytest.CaptureFixture[str])
         main([str(root / "config.yaml"), "--weights", "w", "--frames", "0"])
 
     assert "is not an integer of 1 or more" in capsys.readouterr().err
+
+
+# Two gloo processes test a network; rank 1 fails in the sweep, and rank 0 waits for its results.
+SCRIPT = """
+import json, os, signal, sys, tempfile, time
+import torch, torch.distributed as dist
+import ffn.evaluation
+from ffn.cli.test import main
+
+arguments = sys.argv[1:]
+torch.set_num_threads(1)
+torch.cuda.is_available = lambda: False
+store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+
+def memory(): raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+def collective(): raise dist.DistBackendError("NCCL error: unhandled system error")
+def killed(): os.kill(os.getpid(), signal.SIGKILL)
+
+def fail(*_, **__):
+    time.sleep(0.3)
+    case()
+
+for case in (memory, collective, killed):
+    started, children, log = time.monotonic(), [], tempfile.TemporaryFile("w+")
+    for rank in (0, 1):
+        child = os.fork()
+        if not child:
+            os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+            os.dup2(log.fileno(), 2)
+            if rank == 1: ffn.evaluation.sweep = fail
+            os._exit(main(arguments))
+        children.append(child)
+    status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    log.seek(0)
+    lines = [line for line in log.read().splitlines() if not line.startswith("[Gloo]")]
+    print("\\n" + json.dumps([case.__name__, status, time.monotonic() - started, lines]))
+"""
+
+
+def test_failure_of_one_process_ends_both_with_one_message(root: Path) -> None:
+    given = [str(root / "config.yaml"), "--weights", str(root / "flexible.safetensors")]
+    found = subprocess.run(
+        [sys.executable, "-uc", SCRIPT, *given, "--no-latency"],
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+
+    lines = [line for line in found.stdout.splitlines() if line.startswith('["')]
+    cases = {name: result for name, *result in map(json.loads, lines)}
+    expected = {
+        "memory": ([2, 2], "test.py, process 1: 16 videos need more memory than there is: lower "),
+        "collective": ([2, 2], "test.py, process 1: another process of the run has ended or did "),
+        "killed": ([2, -9], "test.py, process 0: another process of the run has ended or did "),
+    }
+    assert set(cases) == set(expected)
+    for name, (statuses, message) in expected.items():
+        status, seconds, printed = cases[name]
+        assert status == statuses, name
+        assert seconds < 60
+        assert len(printed) == 1, printed
+        assert printed[0].startswith(message)
+
+
+def test_config_errors_are_printed_by_one_process(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "1")
+
+    assert main([str(root / "config.yaml"), "data.rot=x", "--weights", "w"]) == 2
+
+    assert not capsys.readouterr().err

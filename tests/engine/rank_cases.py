@@ -1,4 +1,4 @@
-"""What tests run on several processes, and on one: a norm alone, and steps of training."""
+"""Functions that tests run on one process and on several."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NORMS: dict[str, tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = {
 def norm_steps(
     world: World, name: str, dtype: torch.dtype, shares: list[int], device: str = "cpu"
 ) -> dict[str, Tensor]:
-    """Three forwards and backwards of a norm, rank r with ``shares[r]`` of the batch's items."""
+    """Run a norm forward and backward three times; rank r has ``shares[r]`` items of the batch."""
     kind, options, rest = NORMS[name]
     torch.manual_seed(0)
     norm = kind(CHANNELS, **options)
@@ -49,7 +49,7 @@ def norm_steps(
     for step in range(3):
         generator = torch.Generator().manual_seed(step)
         shape = (sum(shares), CHANNELS, *rest)
-        # Far from zero: sums of squares would lose four digits.
+        # A large mean: sums of squares would lose four digits.
         x = 100 + 3 * torch.randn(shape, generator=generator, dtype=dtype)
         goal = torch.randn(shape, generator=generator, dtype=dtype)
         if world.size > 1:
@@ -64,17 +64,17 @@ def norm_steps(
 
 
 def training_steps(
-    world: World, views: str, dtype: torch.dtype, steps: int, recomputed: bool = False
+    world: World, views: str, dtype: torch.dtype, steps: int, checkpointed: bool = False
 ) -> dict[str, Any]:
-    """Losses and state of a frame-flexible network after SGD, each rank with its share of 8."""
-    # Distillation compares in float32 whatever the network computes in.
+    """Train a frame-flexible network with SGD on 8 videos per step; return losses and state."""
+    # The distillation loss is computed in float32 for every dtype.
     exact = {"small_views": "label"} if dtype is torch.float64 else {}
     task = flexible_task(**exact).to(dtype).train()
     task.model = convert_sync_bn(task.model, world)
-    if recomputed:
+    if checkpointed:
         checkpoint_blocks(task.model)
     together = world.size > 1 and views == "together"
-    with warnings.catch_warnings():  # new versions of torch rename the option, old ones lack it
+    with warnings.catch_warnings():  # new versions of torch rename the option
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         wrapped = DistributedDataParallel(task, broadcast_buffers=False) if together else task
     optimiser = torch.optim.SGD(task.parameters(), lr=0.01)
@@ -98,12 +98,12 @@ def training_steps(
 
 
 def share(values: Tensor, world: World) -> Tensor:
-    """A process's part of a batch."""
+    """Return this process's part of a batch."""
     return values.chunk(world.size)[world.rank]
 
 
 def modes_of_a_synchronised_norm(world: World) -> dict[str, bool]:
-    """What must hold in evaluation, when frozen, and without tracking; each rank has own values."""
+    """Check a norm in evaluation, frozen, and without tracking; inputs differ between ranks."""
     torch.manual_seed(0)
     plain = nn.BatchNorm2d(3)
     nn.init.uniform_(plain.running_mean)
@@ -115,7 +115,7 @@ def modes_of_a_synchronised_norm(world: World) -> dict[str, bool]:
         return all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
 
     found = {}
-    norm.track_running_stats = False  # as for a layer that runs a second time
+    norm.track_running_stats = False
     untracked = norm(x)
     found["untracked keeps statistics"] = unchanged()
     norm.track_running_stats = True
@@ -124,7 +124,7 @@ def modes_of_a_synchronised_norm(world: World) -> dict[str, bool]:
     norm.load_state_dict(before)
 
     plain.eval(), norm.eval()
-    if world.rank == 0:  # no other process takes part
+    if world.rank == 0:  # without the other process: no collective is called
         found["evaluation"] = torch.equal(norm(x), plain(x)) and unchanged()
 
     norm.train().requires_grad_(False)
@@ -144,9 +144,10 @@ def one_value_per_channel(world: World) -> str:
 
 
 def statistics_of_batches(world: World, shares: list[int], synchronised: bool) -> dict[str, Any]:
-    """Precise statistics of a frame-flexible network, rank r with ``shares[r]`` of the batches.
+    """Compute precise statistics of a frame-flexible network.
 
-    Synchronised norms see each batch whole, and every rank takes a part of all of them.
+    Rank r has ``shares[r]`` of the batches. With synchronised norms, each rank has a part of every
+    batch.
     """
     model = flexible_task((2, 4)).double().model
     batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
@@ -162,7 +163,7 @@ def statistics_of_batches(world: World, shares: list[int], synchronised: bool) -
 
 
 def coarse_and_checkpointed(world: World) -> dict[str, Tensor]:
-    """A norm on bfloat16 values, run again in the backward by activation checkpointing."""
+    """Run a norm on bfloat16 values with activation checkpointing."""
     norm = convert_sync_bn(nn.Sequential(nn.BatchNorm2d(3)), world)[0]
     x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     x = share(x.bfloat16(), world).requires_grad_()

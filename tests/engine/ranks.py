@@ -1,4 +1,4 @@
-"""Processes that wait for functions to run together: started once, used by many tests."""
+"""Gloo processes that run functions together; started once for many tests."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ import torch.multiprocessing as mp
 
 from ffn.engine.distributed import World, leave
 
-SECONDS = 120.0  # of the longest function
+SECONDS = 120.0  # timeout of a function
 
 
 class Ranks:
     """Gloo processes on this machine.
 
     Args:
-        size: how many.
-        folder: empty, for the file by which they find each other.
+        size: number of processes.
+        folder: empty, for the file of the rendezvous.
     """
 
     def __init__(self, size: int, folder: Path) -> None:
@@ -38,10 +38,10 @@ class Ranks:
         for process in self.processes:
             process.start()
         for _, there in pipes:
-            there.close()  # so that a dead process ends its pipe
+            there.close()  # so that the pipe closes with its process
 
     def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
-        """What ``function(world, *args)`` returns on each process, in order of rank."""
+        """Run ``function(world, *args)`` on each process; return the results in order of rank."""
         for pipe in self.pipes:
             pipe.send_bytes(_pack((function, args)))
         answers = []

@@ -1,4 +1,4 @@
-"""Blocks that run again in the backward: the same step, bit for bit where it can be."""
+"""Activation checkpointing: the training step is the same as without."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TINY = ("tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny")
 
 
 def network(name: str) -> nn.Module:
-    """A small one of each kind, with dropout and, where its blocks have it, drop_path."""
+    """Return a small network of a family, with dropout and, where supported, drop_path."""
     torch.manual_seed(0)
     if name == "uniformer":
         return backbones.UniFormer(
@@ -47,7 +47,7 @@ def network(name: str) -> nn.Module:
     if name == "mobilenet":
         name = "tsm.mobilenetv3_small_050"
         return backbones.build(name, num_classes=3, drop_path=0.5, dropout=0.3)
-    if name == "resnet":  # timm's own drop_path, in a network with two blocks in a stage
+    if name == "resnet":  # timm's drop_path, and a stage with two blocks
         layers, channels = (2, 1, 1, 1), (8, 16, 16, 16)
         net = timm.models.resnet.ResNet(
             timm.models.resnet.Bottleneck,
@@ -68,7 +68,7 @@ KINDS = (*TINY, "uniformer", "uniformer_split", "slowonly", "mobilenet", "resnet
 
 def task_of(name: str, **options: Any) -> FlexibleTask:
     model = convert(network(name), COUNTS, alter="sites", **options)
-    for parameter in model.parameters():  # sub-networks differ; nothing is near zero
+    for parameter in model.parameters():  # sub-networks differ; no value is near zero
         if parameter.ndim == 1:
             nn.init.uniform_(parameter, 0.3, 1.2)
     return FlexibleTask(model.double(), COUNTS).train()
@@ -93,7 +93,7 @@ def step(task: nn.Module, batch: dict[str, Any], views: str) -> Tensor:
 
 
 def assert_same_step(task: nn.Module, other: nn.Module) -> None:
-    """Equal gradients to 1e-10 of the largest, and equal buffers, bit for bit."""
+    """Compare gradients, to 1e-10 of the largest, and buffers, bit for bit."""
     expected = dict(task.named_parameters())
     largest = max(float(p.grad.abs().max()) for p in expected.values() if p.grad is not None)
     assert largest > 0
@@ -109,7 +109,7 @@ def assert_same_step(task: nn.Module, other: nn.Module) -> None:
 
 @contextmanager
 def counted(model: nn.Module) -> Iterator[list[str]]:
-    """Names of blocks, each time that the first layer inside is run."""
+    """Record the name of a block each time that its first layer runs."""
     runs: list[str] = []
     handles = []
     for name, block in find_blocks(model).items():
@@ -126,7 +126,7 @@ def counted(model: nn.Module) -> Iterator[list[str]]:
 @pytest.mark.parametrize("views", ["together", "sequential"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_step_is_the_same(kind: str, views: str) -> None:
-    """Gradients, statistics that move once, the loss, and the random numbers afterwards."""
+    """Gradients, loss, random numbers afterwards, and statistics that are updated once."""
     task, data = task_of(kind), batch_of(side=32 if kind.startswith("uniformer") else 16)
     other = copy.deepcopy(task)
     before = {name: b.clone() for name, b in task.named_buffers()}
@@ -140,13 +140,13 @@ def test_the_step_is_the_same(kind: str, views: str) -> None:
     assert torch.equal(after, torch.rand(3))
     assert torch.equal(found, expected)
     assert_same_step(task, other)
-    assert len(runs) == 2 * len(COUNTS) * number, "blocks did not run again"
+    assert len(runs) == 2 * len(COUNTS) * number, "blocks did not run twice"
     counters = [n for n in before if n.endswith("num_batches_tracked")]
     assert all(task.get_buffer(n) == before[n] + 1 for n in counters)
 
 
 @pytest.mark.parametrize("private", ["all", "none", "blocks"])
-def test_whatever_is_private(private: str) -> None:
+def test_every_choice_of_private_modules(private: str) -> None:
     def blocks(name: str, module: nn.Module) -> bool:
         return name.endswith("layer2.0") or isinstance(module, nn.BatchNorm2d)
 
@@ -181,7 +181,7 @@ def test_frozen_norms_stay_frozen() -> None:
 
 
 class Counting(nn.Module):
-    """A buffer that moves with each run, and that is a new tensor each time."""
+    """A module that replaces its buffer by a new tensor in every forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -194,7 +194,7 @@ class Counting(nn.Module):
 
 
 class Block(nn.Module):
-    """Two layers and what is put between."""
+    """Two linear layers with a given module between them."""
 
     def __init__(self, between: nn.Module) -> None:
         super().__init__()
@@ -219,8 +219,7 @@ class Block(nn.Module):
         lambda: nn.Dropout(0.5),
     ],
 )
-def test_buffers_of_any_kind_move_once(between: Callable[[], nn.Module]) -> None:
-    """Also those that are read in training: the second run's are as the step left them."""
+def test_buffers_are_updated_once(between: Callable[[], nn.Module]) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(Block(between()), Block(between()))
     other, x = copy.deepcopy(model), torch.randn(12, 4)
@@ -243,8 +242,8 @@ def test_buffers_of_any_kind_move_once(between: Callable[[], nn.Module]) -> None
             torch.testing.assert_close(a.grad, b.grad)
 
 
-def test_the_second_run_is_of_the_count_and_length_of_the_first() -> None:
-    """Whatever was run since, and without the hooks on logits; then all is as it was."""
+def test_second_forward_uses_the_count_and_length_of_the_first() -> None:
+    """With other forwards in between, and without the hooks on logits; then state is restored."""
     task, data = task_of("tsm_tiny"), batch_of()
     other = copy.deepcopy(task)
     checkpoint_blocks(other.model)
@@ -267,7 +266,7 @@ def test_the_second_run_is_of_the_count_and_length_of_the_first() -> None:
     assert length.frames == 2
 
 
-def test_a_backward_twice_through_one_forward() -> None:
+def test_two_backwards_through_one_forward() -> None:
     task, data = task_of("tsm_tiny"), batch_of()
     checkpoint_blocks(task.model)
     loss = task(data)["loss"]
@@ -290,7 +289,7 @@ def assert_same_gradients(task: nn.Module, other: nn.Module) -> None:
 
 
 def test_a_backward_in_another_thread() -> None:
-    """As on a GPU: the length of the clip is kept per thread."""
+    """As on a GPU: the length of the clip is stored per thread."""
     task, data = task_of("tea_tiny"), batch_of()
     other = copy.deepcopy(task)
     checkpoint_blocks(other.model)
@@ -304,7 +303,7 @@ def test_a_backward_in_another_thread() -> None:
     def backward() -> None:
         try:
             logits.square().sum().backward()
-        except Exception as error:  # a thread's errors are not its starter's
+        except Exception as error:  # threads do not raise in the main thread
             errors.append(error)
 
     thread = threading.Thread(target=backward)
@@ -315,7 +314,7 @@ def test_a_backward_in_another_thread() -> None:
     assert_same_gradients(task, other)
 
 
-def test_low_precision_is_that_of_the_first_run() -> None:
+def test_second_forward_uses_the_autocast_of_the_first() -> None:
     task, data = task_of("tsm_tiny").float(), batch_of()
     data["clips"] = {t: clip.float() for t, clip in data["clips"].items()}
     other = copy.deepcopy(task)
@@ -331,7 +330,7 @@ def test_low_precision_is_that_of_the_first_run() -> None:
 
 
 @pytest.mark.parametrize("mode", ["eval", "no_grad"])
-def test_nothing_is_repeated_without_need(mode: str) -> None:
+def test_blocks_run_once_without_backward(mode: str) -> None:
     task, data = task_of("tsm_tiny"), batch_of()
     checkpoint_blocks(task.model)
     task.train(mode != "eval")
@@ -347,10 +346,10 @@ def test_nothing_is_repeated_without_need(mode: str) -> None:
     assert len(runs) == len(COUNTS) * 4
 
 
-# --- what a network is besides ------------------------------------------------------------------
+# --- other properties of a network --------------------------------------------------------------
 
 
-def test_keys_copies_and_extraction_stay() -> None:
+def test_keys_copies_and_extraction_do_not_change() -> None:
     model, data = task_of("resnet").model, batch_of()
     keys, text = list(model.state_dict()), repr(model)
     state = copy.deepcopy(model.state_dict())
@@ -363,7 +362,7 @@ def test_keys_copies_and_extraction_stay() -> None:
     copied = copy.deepcopy(model)
     for parameter in model.parameters():
         nn.init.zeros_(parameter)
-    assert torch.equal(copied(data["clips"][4]), expected), "a copy runs its own weights"
+    assert torch.equal(copied(data["clips"][4]), expected), "a copy must use its own weights"
     model.load_state_dict(state)
     assert torch.equal(model(data["clips"][4]), expected)
     assert torch.equal(extract(model, 4)(data["clips"][4]), expected)
@@ -394,7 +393,7 @@ def test_gradients_of_ddp(options: dict[str, bool], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("views", ["together", "sequential"])
 def test_two_processes_with_synchronised_norms(two_ranks: Ranks, views: str) -> None:
-    """The norms of both meet in the second run, too; DDP has its gradients."""
+    """Norms synchronise in the second forward, too."""
     expected = two_ranks.run(training_steps, views, torch.float64, 3)
     found = two_ranks.run(training_steps, views, torch.float64, 3, True)
 
@@ -409,7 +408,7 @@ def test_two_processes_with_synchronised_norms(two_ranks: Ranks, views: str) -> 
 
 @pytest.mark.parametrize("name", backbones.model_names())
 def test_blocks_of_every_backbone(name: str) -> None:
-    """As many as the paper's tables say, twice as many for two pathways."""
+    """Block counts of the papers; twice as many for two pathways."""
     with torch.device("meta"):
         model = backbones.build(name)
     residual = {"r18": 2 + 2 + 2 + 2, "r50": 3 + 4 + 6 + 3, "r101": 3 + 4 + 23 + 3, "tiny": 4}
@@ -440,7 +439,7 @@ def test_blocks_of_every_backbone(name: str) -> None:
         ("efficientnet_b0", ("DepthwiseSeparableConv", "InvertedResidual"), 16),
     ],
 )
-def test_blocks_of_models_not_ours(name: str, kind: str | tuple[str, ...], number: int) -> None:
+def test_blocks_of_timm_models(name: str, kind: str | tuple[str, ...], number: int) -> None:
     blocks = find_blocks(timm.create_model(name))
 
     assert {type(block).__name__ for block in blocks.values()} == set(
@@ -450,7 +449,7 @@ def test_blocks_of_models_not_ours(name: str, kind: str | tuple[str, ...], numbe
 
 
 def test_a_block_with_a_gate_counts_as_one() -> None:
-    """torchvision's: the gate, two convolutions, stands in an nn.Sequential of the block."""
+    """In torchvision the gate, two convolutions, is inside an nn.Sequential of the block."""
     from torchvision.models import mobilenet_v3_large
 
     with torch.device("meta"):
@@ -460,7 +459,7 @@ def test_a_block_with_a_gate_counts_as_one() -> None:
     assert len(blocks) == 15
 
 
-def test_a_network_of_the_users_with_arguments_by_name() -> None:
+def test_custom_network_with_keyword_arguments() -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -496,7 +495,7 @@ def test_a_network_without_blocks() -> None:
 
 @pytest.mark.parametrize("when", ["inside", "after"])
 def test_inputs_changed_in_place_are_refused(when: str) -> None:
-    """The second run would see other values, and its gradients be wrong without a word."""
+    """The second forward would use other values, and gradients would be wrong."""
     model = nn.Sequential(Block(nn.Identity()))
     checkpoint_blocks(model)
     x = torch.randn(2, 4).requires_grad_() * 1

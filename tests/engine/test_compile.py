@@ -1,4 +1,4 @@
-"""Compiled networks: the same step as eager ones, a graph per frame count."""
+"""Compiled networks: the same training step as eager networks, one graph per frame count."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs a C++ comp
 
 @pytest.fixture(autouse=True)
 def _a_fresh_compiler() -> Iterator[None]:
-    """Graphs, counters and limits of one test are not those of the next."""
+    """Reset graphs, counters and limits between tests."""
     config = torch._dynamo.config
     names = [name for name in ("recompile_limit", "cache_size_limit") if hasattr(config, name)]
     torch._dynamo.reset()
@@ -38,7 +38,7 @@ def _a_fresh_compiler() -> Iterator[None]:
 
 @pytest.fixture
 def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make graphs with another backend, which needs no C++ compiler and less time."""
+    """Compile with another backend, which is faster and needs no C++ compiler."""
     plain = nn.Module.compile
     monkeypatch.setattr(
         nn.Module, "compile", lambda self, **kw: plain(self, backend=request.param, **kw)
@@ -47,7 +47,7 @@ def backend(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 captured = pytest.mark.parametrize("backend", ["eager"], indirect=True)
-# Forward and backward graphs, and what the backward computes again, as for the C++ backend.
+# Forward and backward graphs, with recomputation in the backward, as for the C++ backend.
 differentiated = pytest.mark.parametrize(
     "backend", ["aot_eager_decomp_partition"], indirect=True, ids=["aot"]
 )
@@ -69,7 +69,7 @@ def step(task: nn.Module, batch: dict[str, Any], views: str) -> Tensor:
 def task_and_batch(name: str, dtype: torch.dtype) -> tuple[FlexibleTask, dict[str, Any]]:
     torch.manual_seed(0)
     model = convert(backbones.build(name, num_classes=3, width=8), COUNTS)
-    for parameter in model.parameters():  # sub-networks differ; nothing is near zero
+    for parameter in model.parameters():  # sub-networks differ; no value is near zero
         if parameter.ndim == 1:
             nn.init.uniform_(parameter, 0.3, 1.2)
     clips = {t: torch.randn(4, 3, t, 32, 32, dtype=dtype) for t in COUNTS}
@@ -78,7 +78,7 @@ def task_and_batch(name: str, dtype: torch.dtype) -> tuple[FlexibleTask, dict[st
 
 
 def differences(task: nn.Module, other: nn.Module) -> tuple[float, float]:
-    """Largest difference of gradients, over the largest gradient; and of buffers."""
+    """Return the largest difference of gradients, relative to the largest, and of buffers."""
     pairs = [(p.grad, q.grad) for p, q in zip(task.parameters(), other.parameters(), strict=True)]
     largest = max(float(one.abs().max()) for one, _ in pairs)
     buffers = zip(task.buffers(), other.buffers(), strict=True)
@@ -88,12 +88,12 @@ def differences(task: nn.Module, other: nn.Module) -> tuple[float, float]:
     )
 
 
-def assert_same_steps(name: str, views: str, recomputed: bool) -> None:
-    """Two steps, since the second one uses what the first one made."""
+def assert_same_steps(name: str, views: str, checkpointed: bool) -> None:
+    """Compare two steps: the second one uses the graphs of the first."""
     task, batch = task_and_batch(name, torch.float64)
     other = copy.deepcopy(task)
     keys = list(other.model.state_dict())
-    if recomputed:
+    if checkpointed:
         checkpoint_blocks(other.model)
     compile_network(other.model)
 
@@ -111,7 +111,7 @@ def assert_same_steps(name: str, views: str, recomputed: bool) -> None:
 @differentiated
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "recomputed"),
+    ("name", "checkpointed"),
     [
         ("tsm_tiny", True),
         ("tea_tiny", False),
@@ -120,12 +120,12 @@ def assert_same_steps(name: str, views: str, recomputed: bool) -> None:
         ("uniformer_tiny", True),
     ],
 )
-def test_graphs_of_every_family(backend: None, name: str, recomputed: bool) -> None:
-    assert_same_steps(name, "sequential" if recomputed else "together", recomputed)
+def test_graphs_of_every_family(backend: None, name: str, checkpointed: bool) -> None:
+    assert_same_steps(name, "sequential" if checkpointed else "together", checkpointed)
 
 
 class Masking(nn.Module):
-    """Linear in its input, with a mask that is drawn anew."""
+    """A map that is linear in its input, with a new dropout mask in every forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -137,8 +137,8 @@ class Masking(nn.Module):
 
 
 @differentiated
-def test_blocks_that_run_again_in_a_graph_draw_the_same_dropout(backend: None) -> None:
-    """For a linear map f, <x, grad f(x)> = f(x): only if the backward has the forward's masks."""
+def test_checkpointed_blocks_in_a_graph_reuse_the_dropout_masks(backend: None) -> None:
+    """For a linear map f, <x, grad f(x)> = f(x), if the backward uses the forward's masks."""
     torch.manual_seed(0)
     model = nn.Sequential(Masking(), Masking()).double()
     assert checkpoint_blocks(model) == 2
@@ -155,15 +155,15 @@ def test_blocks_that_run_again_in_a_graph_draw_the_same_dropout(backend: None) -
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(("views", "recomputed"), [("together", False), ("sequential", True)])
-def test_compiled_code(views: str, recomputed: bool) -> None:
-    assert_same_steps("tsm_tiny", views, recomputed)
+@pytest.mark.parametrize(("views", "checkpointed"), [("together", False), ("sequential", True)])
+def test_compiled_code(views: str, checkpointed: bool) -> None:
+    assert_same_steps("tsm_tiny", views, checkpointed)
 
 
 @needs_compiler
 @pytest.mark.slow
-def test_in_float32_it_rounds_no_worse() -> None:
-    """The norms of a tiny network magnify rounding: compared with float64, as eager is."""
+def test_rounding_errors_in_float32() -> None:
+    """The norms of a tiny network amplify rounding errors: compare with eager float32."""
     task, batch = task_and_batch("tsm_tiny", torch.float32)
     exact, other = copy.deepcopy(task).double(), copy.deepcopy(task)
     compile_network(other.model)
@@ -179,7 +179,7 @@ def test_in_float32_it_rounds_no_worse() -> None:
 
 
 class Small(nn.Module):
-    """A network of three layers, to be traced quickly."""
+    """A network of three layers, which compiles quickly."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -196,8 +196,8 @@ def small(counts: Iterable[int]) -> FrameFlexible:
 
 
 @captured
-def test_many_counts_have_a_graph_each_and_validation_none(backend: None) -> None:
-    """More than the eight graphs that torch keeps by default."""
+def test_one_graph_per_count_and_none_for_validation(backend: None) -> None:
+    """Ten counts, more than torch's default limit of eight graphs."""
     counts = tuple(range(1, 11))
     model = small(counts)
     compile_network(model)
@@ -214,12 +214,12 @@ def test_many_counts_have_a_graph_each_and_validation_none(backend: None) -> Non
 
 
 @captured
-def test_lengths_that_were_not_trained_are_not_compiled_for_ever(backend: None) -> None:
+def test_untrained_lengths_reach_the_limit_of_graphs(backend: None) -> None:
     def run() -> None:
         for length in range(1, 40):
             model(torch.randn(2, 3, length, 4, 4))
 
-    config = torch._dynamo.config  # every network that was compiled before has raised its limit
+    config = torch._dynamo.config  # networks compiled before have raised the limit
     limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
     with config.patch({limit: 8}):
         model = small((2, 4))
@@ -229,7 +229,7 @@ def test_lengths_that_were_not_trained_are_not_compiled_for_ever(backend: None) 
 
 
 @captured
-def test_what_cannot_be_one_graph_is_refused(backend: None) -> None:
+def test_network_that_needs_two_graphs_is_refused(backend: None) -> None:
     class Breaking(nn.Module):
         def forward(self, clip: Tensor) -> Tensor:
             if clip.sum() > 0:  # depends on the data
@@ -244,7 +244,7 @@ def test_what_cannot_be_one_graph_is_refused(backend: None) -> None:
 
 
 @captured
-def test_copies_and_networks_taken_out_are_not_compiled(backend: None) -> None:
+def test_copies_and_extracted_networks_are_not_compiled(backend: None) -> None:
     model = small((2, 4))
     compile_network(model)
     clip = torch.randn(2, 3, 4, 4, 4)

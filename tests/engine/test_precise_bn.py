@@ -1,4 +1,4 @@
-"""Precise statistics against numpy, hooks on torch's own norms, and one process against two."""
+"""Precise statistics, compared with numpy, with torch's norms, and between one process and two."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BATCHES = [batch((2, 4), size=size, seed=size) for size in (4, 3, 5)]  # of diff
 
 
 def expected(inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
-    """Mean and unbiased variance per channel of (N, C, …) tensors."""
+    """Return mean and unbiased variance per channel of (N, C, …) tensors."""
     values = [x.movedim(1, 0).flatten(1).double().numpy() for x in inputs]
     joined = np.concatenate(values, 1)
     return joined.mean(1), joined.var(1, ddof=1)
@@ -35,7 +35,7 @@ def check(norm: Any, inputs: list[Tensor], rtol: float = 1e-6) -> None:
 
 
 def recorded(model: nn.Module, names: list[str], run: Any) -> dict[str, list[Tensor]]:
-    """The inputs of modules during ``run(model)``, on a copy in which torch trains its norms."""
+    """Record the inputs of modules during ``run(model)``, on a copy of the model in train mode."""
     model = copy.deepcopy(model).train()
     for module in model.modules():
         if isinstance(module, nn.Dropout):
@@ -50,7 +50,7 @@ def recorded(model: nn.Module, names: list[str], run: Any) -> dict[str, list[Ten
 
 
 class First(nn.Module):
-    """A norm that sees the clip itself."""
+    """A network whose first layer is a norm."""
 
     def __init__(self, mean: float = 0.0) -> None:
         super().__init__()
@@ -74,8 +74,8 @@ def test_first_norm_has_the_statistics_of_the_data() -> None:
     assert not torch.equal(model.model.norm["2"].running_var, model.model.norm["4"].running_var)
 
 
-def test_large_means_cost_no_digits() -> None:
-    model = First(mean=1e6)  # where float32 itself has steps of 0.06
+def test_large_means_lose_no_digits() -> None:
+    model = First(mean=1e6)  # where the spacing of float32 is 0.06
 
     update_precise_bn(model, BATCHES, ONE, frames=[4])
 
@@ -154,7 +154,7 @@ def test_a_shared_norm_has_the_statistics_of_all_views() -> None:
     assert int(model.model.norm.num_batches_tracked) == 6
 
 
-def test_nothing_else_changes() -> None:
+def test_only_running_statistics_change() -> None:
     model = flexible_task((2, 4), dropout=0.5).model.train()
     model.model.net.layer1.eval()
     model.activate(2)
@@ -165,7 +165,7 @@ def test_nothing_else_changes() -> None:
 
     update_precise_bn(model, BATCHES, ONE, frames=(2, 4))
 
-    assert torch.equal(torch.get_rng_state(), random)  # no dropout was drawn
+    assert torch.equal(torch.get_rng_state(), random)  # dropout was off
     assert model.active == 2
     for found, old in zip(model.modules(), before.modules(), strict=True):
         assert found.training == old.training
@@ -203,9 +203,9 @@ def test_without_running_statistics_nothing_runs() -> None:
 
 def test_no_batch_or_view_is_an_error() -> None:
     model = tiny().train()
-    with pytest.raises(ValueError, match="no batch came"):
+    with pytest.raises(ValueError, match="batches is empty"):
         update_precise_bn(model, [], ONE, frames=[2])
-    with pytest.raises(ValueError, match=r"no clips of 8 frames, it has \[2, 4\]"):
+    with pytest.raises(ValueError, match=r"no clips of 8 frames; it has \[2, 4\]"):
         update_precise_bn(model, BATCHES, ONE, frames=[8])
 
     assert all(module.training for module in model.modules())
@@ -213,7 +213,7 @@ def test_no_batch_or_view_is_an_error() -> None:
 
 
 @pytest.mark.parametrize("shares", [[2, 2], [1, 3], [4, 0]])
-def test_two_processes_find_what_one_does(two_ranks: Ranks, shares: list[int]) -> None:
+def test_two_processes_equal_one(two_ranks: Ranks, shares: list[int]) -> None:
     expected = statistics_of_batches(ONE, [4], False)
     found = two_ranks.run(statistics_of_batches, shares, False)
 
@@ -226,7 +226,7 @@ def test_two_processes_find_what_one_does(two_ranks: Ranks, shares: list[int]) -
             torch.testing.assert_close(found[0][key], value, rtol=1e-10, atol=1e-12)
 
 
-def test_synchronised_norms_see_whole_batches(two_ranks: Ranks) -> None:
+def test_synchronised_norms_equal_one_process(two_ranks: Ranks) -> None:
     expected = statistics_of_batches(ONE, [4], False)
     found = two_ranks.run(statistics_of_batches, [4], True)
 
@@ -236,7 +236,7 @@ def test_synchronised_norms_see_whole_batches(two_ranks: Ranks) -> None:
 
 
 def test_dropout_before_a_norm_is_off() -> None:
-    """It would raise the variance, which the norm in evaluation never sees."""
+    """Dropout would raise the variance; it is off in evaluation."""
     model = nn.Sequential(nn.Dropout(0.5), First()).train()
 
     update_precise_bn(model, BATCHES, ONE, frames=[4])

@@ -1,4 +1,4 @@
-"""Runs in processes of their own: torchrun on two, SIGKILL, and what they print."""
+"""Training in separate processes: two under torchrun, SIGKILL, and their output."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ def test_two_processes_train_as_one(videos: Path, start: str, tmp_path: Path, vi
     assert len(found) == len(expected) == 8
     for two, single in zip(found, expected, strict=True):
         assert two == pytest.approx(single, rel=1e-5)
-    assert max(single["loss/kl_2"] for single in expected) > 0.1  # it counts
+    assert max(single["loss/kl_2"] for single in expected) > 0.1  # not negligible
     for key, value in weights(tmp_path / "two").items():
         torch.testing.assert_close(value, weights(one)[key], rtol=1e-4, atol=1e-5)
-    # Each of the 9 validation videos counts once, whichever process has it.
+    # Each of the 9 validation videos counts once, on one of the processes.
     validations = [read_log(folder, "val") for folder in (tmp_path / "two", one)]
     for two, single in zip(*validations, strict=True):
         assert {k: v for k, v in two.items() if "top1" in k} == pytest.approx(
             {k: v for k, v in single.items() if "top1" in k}
         )
 
-    # One process speaks.
+    # Only rank 0 prints.
     lines = [line for line in out.splitlines() if line and not line.startswith("[Gloo]")]
     assert len([line for line in lines if re.search(r"step \d+ ", line)]) == 8
     assert len(lines) == len(set(lines))
@@ -71,7 +71,7 @@ def test_killed_run_continues_to_the_same_weights(videos: Path, tmp_path: Path) 
     stopped_at = load_checkpoint(tmp_path / "run/last.pt")["training"]["step"]
     assert 4 <= stopped_at < 24
     with (tmp_path / "run/log.jsonl").open("a") as log:
-        # As a later death would leave it.
+        # As after a kill in the middle of writing a later line.
         log.write('{"step": 24, "train/loss": 1}\n{"step": 24, "tra')
 
     train(videos, tmp_path / "run", *SMALL_STEPS)

@@ -1,4 +1,4 @@
-"""Processes that start again find each other, whatever the dead ones left behind."""
+"""Restarted processes agree on an attempt, with keys of previous attempts in the store."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from datetime import timedelta
 import pytest
 import torch.distributed as dist
 
-from ffn.engine.rendezvous import agree_on_name
+from ffn.engine.rendezvous import agree_on_attempt
 
-SOON = timedelta(seconds=20)
+TIMEOUT = timedelta(seconds=20)
 
 
 @pytest.fixture
@@ -18,15 +18,15 @@ def store() -> dist.Store:
     return dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
 
 
-def meet(store: dist.Store, ranks: list[int], size: int, timeout: timedelta = SOON) -> list[str]:
-    """What each of the ranks learns, started in this order."""
+def join(store: dist.Store, ranks: list[int], size: int) -> list[str]:
+    """Start the ranks in this order; return the attempt that each of them received."""
     found: dict[int, str] = {}
 
-    def come(rank: int) -> None:
+    def run(rank: int) -> None:
         own = store if rank == ranks[0] else dist.TCPStore("127.0.0.1", store.port, None, False)
-        found[rank] = agree_on_name(own, rank, size, timeout)
+        found[rank] = agree_on_attempt(own, rank, size, TIMEOUT)
 
-    threads = [threading.Thread(target=come, args=(rank,)) for rank in ranks]
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in ranks]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -36,30 +36,30 @@ def meet(store: dist.Store, ranks: list[int], size: int, timeout: timedelta = SO
 
 
 @pytest.mark.parametrize("ranks", [[0], [0, 1], [2, 0, 1], [3, 2, 1, 0]])
-def test_all_know_one_name_and_every_start_has_another(store: dist.Store, ranks: list[int]) -> None:
-    names = [meet(store, ranks, len(ranks)) for _ in range(5)]
+def test_all_ranks_agree_and_each_attempt_is_new(store: dist.Store, ranks: list[int]) -> None:
+    attempts = [join(store, ranks, len(ranks)) for _ in range(5)]
 
-    assert all(len(set(known)) == 1 and len(known) == len(ranks) for known in names)
-    assert len({known[0] for known in names}) == 5
+    assert all(len(set(found)) == 1 and len(found) == len(ranks) for found in attempts)
+    assert len({found[0] for found in attempts}) == 5
 
 
-def test_words_of_the_dead_are_answered_and_waited_past(store: dist.Store) -> None:
-    """They greeted and died; rank 1 of the living comes late."""
-    store.set("greeting/1", "dead")
-    store.set("greeting/2", "dead too")
-    store.set("thanks/dead/1", "")
-    assert len(set(meet(store, [0, 2, 1], 3))) == 1
-    assert store.check(["answer/dead"])
+def test_keys_of_a_previous_attempt_are_not_taken_for_new_ones(store: dist.Store) -> None:
+    """The processes of the previous attempt ended after their requests; rank 1 starts late."""
+    store.set("request/1", "old")
+    store.set("request/2", "old too")
+    store.set("acknowledged/old/1", "")
+    assert len(set(join(store, [0, 2, 1], 3))) == 1
+    assert store.check(["answer/old"])
 
 
 def test_fewer_processes_than_before(store: dist.Store) -> None:
-    meet(store, [0, 1, 2, 3], 4)
-    assert len(set(meet(store, [1, 0], 2))) == 1
+    join(store, [0, 1, 2, 3], 4)
+    assert len(set(join(store, [1, 0], 2))) == 1
 
 
-def test_process_that_does_not_come(store: dist.Store) -> None:
-    store.set("greeting/1", "dead")
-    with pytest.raises(dist.DistError, match=r"processes \[1, 2\] did not come in 0:00:01"):
-        agree_on_name(store, 0, 3, timedelta(seconds=1))
-    with pytest.raises(dist.DistError):
-        agree_on_name(store, 1, 2, timedelta(seconds=1))
+def test_process_that_does_not_join(store: dist.Store) -> None:
+    store.set("request/1", "old")
+    with pytest.raises(dist.DistError, match=r"processes \[1, 2\] did not join in 0:00:01"):
+        agree_on_attempt(store, 0, 3, timedelta(seconds=1))
+    with pytest.raises(dist.DistError, match=r"process 0 did not answer in 0:00:01 \("):
+        agree_on_attempt(store, 1, 2, timedelta(seconds=1))

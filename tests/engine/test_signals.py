@@ -1,4 +1,4 @@
-"""A signal ends a run after its step, with a checkpoint; a second one ends it at once."""
+"""A signal stops a run after its step, with a checkpoint; a second signal ends it at once."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def training(folder: Path) -> dict[str, Any]:
 
 
 def signal_in_step(trainer: Trainer, step: int, number: signal.Signals) -> None:
-    """Send it to this process in the middle of a step."""
+    """Send a signal to this process in the middle of a step."""
     clip = trainer.stepper.clip
 
     def interrupted() -> Any:
@@ -73,7 +73,7 @@ def test_last_step_of_an_epoch(videos: Path, finished: Path, tmp_path: Path) -> 
     assert validations[0] == validations[1] == [1, 2]
 
 
-def test_validation_is_left_at_once_and_done_again(
+def test_validation_is_interrupted_and_repeated(
     videos: Path, finished: Path, tmp_path: Path
 ) -> None:
     trainer = Trainer(config(videos, tmp_path / "run"), CPU)
@@ -82,7 +82,7 @@ def test_validation_is_left_at_once_and_done_again(
     class Interrupted(type(loader)):
         def __getitem__(self, key: Any) -> Any:
             os.kill(os.getpid(), signal.SIGTERM)
-            raise AssertionError("the signal should have ended this")
+            raise AssertionError("the signal did not interrupt validation")
 
     loader.__class__ = Interrupted
     with pytest.raises(StoppedError):
@@ -98,7 +98,9 @@ def test_validation_is_left_at_once_and_done_again(
     assert logged[0] == logged[1]
 
 
-def test_says_what_was_saved(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_message_names_the_saved_step(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     trainer = Trainer(config(videos, tmp_path / "run"), CPU)
     signal_in_step(trainer, 1, signal.SIGTERM)
     with pytest.raises(StoppedError, match="stopped and saved at step 2"):
@@ -112,29 +114,29 @@ def test_says_what_was_saved(videos: Path, tmp_path: Path, monkeypatch: pytest.M
         trainer.run()
 
 
-def test_two_at_a_time_are_one_request() -> None:
-    """As from a terminal and from torchrun, which passes on what it gets."""
-    with StopRequest(speaks=False) as stop:
+def test_two_signals_within_a_second_are_one_request() -> None:
+    """For example one from the terminal, and the same one forwarded by torchrun."""
+    with StopRequest(verbose=False) as stop:
         os.kill(os.getpid(), signal.SIGINT)
         os.kill(os.getpid(), signal.SIGINT)
-        assert stop.asked
+        assert stop.requested
 
 
-LISTENING = """
+HANDLING = """
 import os, signal, time
 from ffn.engine.signals import StopRequest
 with StopRequest() as stop:
     os.kill(os.getpid(), signal.SIGUSR1)
-    assert stop.asked
+    assert stop.requested
     time.sleep(1.2)
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(60)
 """
 
 
-def test_second_signal_ends_at_once() -> None:
+def test_second_signal_exits_at_once() -> None:
     found = subprocess.run(
-        [sys.executable, "-c", LISTENING],
+        [sys.executable, "-c", HANDLING],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
@@ -142,12 +144,12 @@ def test_second_signal_ends_at_once() -> None:
     )
 
     assert found.returncode == 128 + signal.SIGTERM
-    assert "SIGUSR1: the run saves and ends; once more ends it at once" in found.stderr
-    assert found.stderr.endswith("\nended at once\n")
+    assert "SIGUSR1: the run stops after this step and saves; repeat to exit" in found.stderr
+    assert found.stderr.endswith("\nexited without saving\n")
 
 
 def test_command_exits_with_its_own_status(videos: Path, finished: Path, tmp_path: Path) -> None:
-    """With loader workers, which a signal to the whole group must not reach, as Ctrl-C sends."""
+    """Ctrl-C sends SIGINT to the whole process group; loader workers must ignore it."""
     more = ("data.workers=2", "train.batch_size=2", "train.epochs=1")
     whole = train(videos, tmp_path / "whole", *more[1:])
     process = launch(videos, tmp_path / "run", *more, own_group=True)
@@ -166,8 +168,8 @@ def test_command_exits_with_its_own_status(videos: Path, finished: Path, tmp_pat
 
 
 @pytest.mark.slow
-def test_all_processes_stop_at_one_step(videos: Path, tmp_path: Path) -> None:
-    """torchrun is told, and tells them; or one of them alone is."""
+def test_all_processes_stop_after_the_same_step(videos: Path, tmp_path: Path) -> None:
+    """torchrun forwards the signal to its processes."""
     more = ("train.batch_size=2", "train.epochs=3")
     finish(launch(videos, tmp_path / "whole", *more, processes=2))
     process = launch(videos, tmp_path / "run", *more, processes=2)

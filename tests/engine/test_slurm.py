@@ -1,4 +1,4 @@
-"""The batch script of tools/slurm, with stand-ins for Slurm's own commands."""
+"""The batch script of tools/slurm, with replacements for the commands of Slurm."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from engine_toys import ROOT, launch, options, same_weights, wait_for_step
 
 SCRIPT = ROOT / "tools/slurm/train.sbatch"
 COMMANDS = {
-    "srun": 'shift; exec "$@"',  # one node; leaves out --kill-on-bad-exit
-    "scontrol": 'if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$SAID"; fi',
+    "srun": 'shift; exec "$@"',  # one node; drops --kill-on-bad-exit
+    "scontrol": 'if [ "$1" = show ]; then echo 127.0.0.1; else echo "$@" >> "$CALLS"; fi',
     "torchrun": f'exec {sys.executable} -m torch.distributed.run "$@"',
 }
 
 
 @pytest.fixture
 def slurm(tmp_path: Path) -> dict[str, str]:
-    """The environment of a job."""
+    """Return the environment of a job."""
     (tmp_path / "bin").mkdir()
     for name, body in COMMANDS.items():
         path = tmp_path / "bin" / name
@@ -31,7 +31,7 @@ def slurm(tmp_path: Path) -> dict[str, str]:
         **os.environ,
         "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
         "PYTHONPATH": str(ROOT),
-        "SAID": str(tmp_path / "said"),
+        "CALLS": str(tmp_path / "calls"),
         "SLURM_JOB_NODELIST": "node1",
         "SLURM_JOB_NUM_NODES": "1",
         "SLURM_JOB_ID": "7",
@@ -53,9 +53,7 @@ def submit(environment: dict[str, str], arguments: list[str]) -> subprocess.Pope
 
 
 @pytest.mark.slow
-def test_job_goes_back_into_the_queue_and_on(
-    videos: Path, tmp_path: Path, slurm: dict[str, str]
-) -> None:
+def test_job_is_requeued_and_continues(videos: Path, tmp_path: Path, slurm: dict[str, str]) -> None:
     more = ("train.batch_size=2", "train.epochs=3", "data.workers=1")
     (tmp_path / "empty.yaml").write_text("{}\n")
     arguments = [str(tmp_path / "empty.yaml"), *options(videos, tmp_path / "run", *more)]
@@ -64,25 +62,25 @@ def test_job_goes_back_into_the_queue_and_on(
     job.send_signal(signal.SIGUSR1)
     out, err = job.communicate(timeout=120)
     assert job.returncode != 0
-    assert "ended on request; back into the queue" in out, err
-    assert (tmp_path / "said").read_text() == "requeue 7\n"
+    assert "stopped on request; requeued" in out, err
+    assert (tmp_path / "calls").read_text() == "requeue 7\n"
 
     job = submit({**slurm, "SLURM_RESTART_COUNT": "1"}, arguments)
     out, err = job.communicate(timeout=300)
 
     assert job.returncode == 0, err
     assert "continued" in out
-    assert (tmp_path / "said").read_text() == "requeue 7\n"  # not once more
+    assert (tmp_path / "calls").read_text() == "requeue 7\n"  # not requeued again
     whole = launch(videos, tmp_path / "whole", *more, processes=2)
     assert whole.wait(300) == 0
     assert same_weights(tmp_path / "run", tmp_path / "whole")
 
 
 @pytest.mark.slow
-def test_job_that_cannot_be_done_ends(tmp_path: Path, slurm: dict[str, str]) -> None:
+def test_failed_job_ends(tmp_path: Path, slurm: dict[str, str]) -> None:
     job = submit({**slurm, "RESTARTS": "0"}, ["missing.yaml"])
     _, err = job.communicate(timeout=120)
 
     assert job.returncode != 0
     assert "no config file missing.yaml" in err
-    assert not (tmp_path / "said").exists()
+    assert not (tmp_path / "calls").exists()

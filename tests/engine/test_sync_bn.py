@@ -1,10 +1,11 @@
-"""BatchNorm over several processes against one process that has the whole batch."""
+"""Synchronised BatchNorm on several processes, compared with one process and the whole batch."""
 
 from __future__ import annotations
 
 import copy
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from engine_toys import tiny
@@ -27,14 +28,14 @@ from ffn import backbones
 from ffn.core import NORMS as NORM_KINDS
 from ffn.core import PrivateModules, convert, extract
 from ffn.engine.distributed import World
-from ffn.engine.sync_bn import CpuSyncBatchNorm, convert_sync_bn
+from ffn.engine.sync_bn import CpuSyncBatchNorm, channel_moments, combine, convert_sync_bn
 
 TWO = World(0, 2, torch.device("cpu"))
 TOLERANCES = {torch.float64: 1e-10, torch.float32: 1e-5}
 
 
 def whole(parts: list[dict[str, torch.Tensor]], name: str) -> torch.Tensor:
-    """What the processes found, as one process would have it."""
+    """Combine the results of all processes into those of one process."""
     values = [part[name] for part in parts]
     if name.startswith("gradient"):
         return torch.stack(values).sum(0)
@@ -50,7 +51,7 @@ def check_norm(ranks: Ranks, name: str, dtype: torch.dtype, shares: list[int]) -
 
     assert "2 input gradient" in expected
     assert set(found[0]) == set(expected)
-    # Inputs are near 100 and float32 has 7 digits: its single process is as far from the truth.
+    # Inputs are near 100 and float32 has 7 digits: one process has the same rounding error.
     tolerance = TOLERANCES[dtype] * (10 if dtype is torch.float32 else 1)
     for key, value in expected.items():
         torch.testing.assert_close(whole(found, key), value, rtol=tolerance, atol=tolerance)
@@ -63,9 +64,7 @@ def test_two_processes_normalise_as_one(two_ranks: Ranks, name: str, dtype: torc
 
 
 @pytest.mark.parametrize("shares", [[1, 6], [7, 0]])
-def test_each_value_counts_once_however_batches_are_shared(
-    two_ranks: Ranks, shares: list[int]
-) -> None:
+def test_batches_of_different_sizes_on_each_process(two_ranks: Ranks, shares: list[int]) -> None:
     check_norm(two_ranks, "2d", torch.float64, shares)
 
 
@@ -108,7 +107,7 @@ def test_four_processes_train_private_norms_as_one(four_ranks: Ranks, views: str
     check_training(four_ranks, views, torch.float64)
 
 
-def test_evaluation_freezing_and_untracked_runs(two_ranks: Ranks) -> None:
+def test_evaluation_frozen_and_untracked_norms(two_ranks: Ranks) -> None:
     first, second = two_ranks.run(modes_of_a_synchronised_norm)
 
     assert "evaluation" in first
@@ -116,7 +115,7 @@ def test_evaluation_freezing_and_untracked_runs(two_ranks: Ranks) -> None:
     assert [key for key, holds in {**second, **first}.items() if not holds] == []
 
 
-def test_half_precision_run_twice_by_checkpointing(two_ranks: Ranks) -> None:
+def test_half_precision_with_activation_checkpointing(two_ranks: Ranks) -> None:
     expected = coarse_and_checkpointed(ONE)  # torch's own norm
     found = two_ranks.run(coarse_and_checkpointed)
 
@@ -131,7 +130,7 @@ def test_one_value_per_channel_is_refused(two_ranks: Ranks) -> None:
         assert message.startswith("1 value per channel over all processes")
 
 
-def test_a_world_of_one_changes_nothing() -> None:
+def test_one_process_changes_nothing() -> None:
     model = convert(tiny(), (2, 4))
     modules = list(model.modules())
 
@@ -161,7 +160,7 @@ def test_before_or_after_conversion() -> None:
         assert any(
             type(m["2"]) is CpuSyncBatchNorm and type(m["4"]) is CpuSyncBatchNorm for m in private
         )
-        # A thread of its own, without other processes: torch's norm bit for bit in both modes.
+        # Without a process group: bit-equal to torch's norm in both modes.
         for mode in (True, False):
             with torch.no_grad():
                 assert torch.equal(model.train(mode)(clip), never.train(mode)(clip))
@@ -172,7 +171,7 @@ def test_before_or_after_conversion() -> None:
         never.load_state_dict(dict(model.state_dict()))
 
 
-def test_everything_of_a_norm_is_taken_over() -> None:
+def test_hooks_attributes_and_sharing_are_kept() -> None:
     norm = nn.BatchNorm2d(3, eps=0.1, momentum=None).eval().requires_grad_(False)
     calls: list[Any] = []
     norm.register_forward_hook(lambda *_: calls.append(None))
@@ -192,10 +191,10 @@ def test_everything_of_a_norm_is_taken_over() -> None:
     assert len(calls) == 2
     again = convert_sync_bn(model, TWO)[0]
     assert again is model[0]
-    assert type(convert_sync_bn(nn.SyncBatchNorm(3), TWO)) is CpuSyncBatchNorm  # made for CUDA
+    assert type(convert_sync_bn(nn.SyncBatchNorm(3), TWO)) is CpuSyncBatchNorm
 
 
-def test_activations_of_mobile_networks_stay() -> None:
+def test_activations_of_mobile_networks_are_kept() -> None:
     torch.manual_seed(0)
     plain = backbones.build("tsm.mobilenetv3_small_050", num_classes=3).eval()
     norms = [m for m in plain.modules() if isinstance(m, BatchNormAct2d)]
@@ -212,22 +211,22 @@ def test_activations_of_mobile_networks_stay() -> None:
     assert torch.equal(model(clip), expected)
 
 
-def test_norms_of_other_kinds_stay() -> None:
+def test_other_norms_are_not_converted() -> None:
     model = nn.Sequential(nn.LayerNorm(3), nn.GroupNorm(1, 3), nn.InstanceNorm2d(3))
     before = list(model)
 
     assert list(convert_sync_bn(model, TWO)) == before
 
 
-def test_a_forward_of_its_own_is_refused() -> None:
+def test_norm_with_its_own_forward_is_refused() -> None:
     model = nn.Sequential(SplitBatchNorm2d(4, num_splits=2))
 
-    with pytest.raises(ValueError, match="SplitBatchNorm2d is a BatchNorm with a forward of its"):
+    with pytest.raises(ValueError, match="SplitBatchNorm2d is a BatchNorm with its own forward"):
         convert_sync_bn(model, TWO)
 
 
-def test_cuda_takes_the_norms_of_torch_and_timm() -> None:
-    """They evaluate on a CPU too; that they train on CUDA is for a test with a device."""
+def test_cuda_uses_the_norms_of_torch_and_timm() -> None:
+    """Evaluation works on a CPU too; the test with a GPU below covers training."""
     torch.manual_seed(0)
     model = convert(backbones.build("tsm.mobilenetv3_small_050", num_classes=3), (2, 4)).eval()
     clip = torch.randn(1, 3, 4, 64, 64)
@@ -247,8 +246,8 @@ def test_cuda_takes_the_norms_of_torch_and_timm() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", NORMS)
-def test_on_a_gpu_torch_computes_the_same(two_ranks: Ranks, name: str) -> None:
-    """Gloo lets two processes share one device, where torch's SyncBatchNorm runs."""
+def test_cpu_and_cuda_norms_agree(two_ranks: Ranks, name: str) -> None:
+    """With gloo, two processes can share one device."""
     shares = [3, 5]
     found = two_ranks.run(norm_steps, name, torch.float64, shares, "cuda")
     expected = two_ranks.run(norm_steps, name, torch.float64, shares)
@@ -256,3 +255,38 @@ def test_on_a_gpu_torch_computes_the_same(two_ranks: Ranks, name: str) -> None:
     for rank in (0, 1):
         for key, value in expected[rank].items():
             torch.testing.assert_close(found[rank][key], value, rtol=1e-8, atol=1e-8)
+
+
+def moments_by_numpy(x: torch.Tensor) -> np.ndarray:
+    values = x.movedim(1, 0).flatten(1).double().numpy()
+    mean = values.mean(1)
+    return np.concatenate([[values.shape[1]], mean, ((values - mean[:, None]) ** 2).sum(1)])
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rtol"), [(torch.float64, 1e-12), (torch.float32, 1e-5), (torch.bfloat16, 1e-5)]
+)
+@pytest.mark.parametrize("shape", [(7, 3), (4, 3, 5), (2, 3, 4, 5), (2, 3, 2, 4, 4)])
+def test_row_of_a_tensor(shape: tuple[int, ...], dtype: torch.dtype, rtol: float) -> None:
+    x = (3 + torch.randn(shape, generator=torch.Generator().manual_seed(0))).to(dtype)
+
+    found = channel_moments(x)
+
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found.numpy(), moments_by_numpy(x), rtol=rtol)
+
+
+def test_rows_of_parts_combine_to_the_row_of_all_values() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x = 1e5 + torch.randn(12, 3, 4, dtype=torch.float64, generator=generator)
+    parts = x.split([1, 0, 5, 6])
+
+    found = combine(torch.stack([channel_moments(part) for part in parts]))
+
+    np.testing.assert_allclose(found.numpy(), moments_by_numpy(x), rtol=1e-9)
+
+
+def test_rows_without_values() -> None:
+    empty = channel_moments(torch.zeros(0, 2, 3))
+
+    assert torch.equal(combine(torch.stack([empty, empty])), torch.zeros(5, dtype=torch.float64))
