@@ -54,16 +54,15 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
 def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World) -> Sweep:
     """Test one network at all frame counts; every process calls this."""
     from ffn.data import Preprocessing
-    from ffn.engine.build import build_test_loader, clips_per_forward
+    from ffn.engine.build import build_test_loader, clips_per_forward, read_config_splits
     from ffn.engine.failures import explain_failures
-    from ffn.engine.videos import read_videos
     from ffn.evaluation import sweep
     from ffn.zoo import load_with_record
 
     model, record = load_with_record(weights, device=world.device)
     loader = build_test_loader(
         config,
-        read_videos(config.data, train=False, classes=record.classes),
+        read_config_splits(config.data, with_train=False, classes=record.classes),
         world,
         frames=given.frames or config.data.test_frames,
         preprocessing=Preprocessing.from_dict(record.preprocessing),

@@ -1,0 +1,194 @@
+"""Build data from a config: splits, preprocessing, transforms and loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch.utils.data import DataLoader
+
+from ffn import data
+from ffn.engine.config import ConfigError
+from ffn.engine.distributed import World
+from ffn.engine.options import Config, DataConfig, DataFormat, Flip, Order
+
+
+def read_config_splits(
+    options: DataConfig, *, with_train: bool = True, classes: Sequence[str] | None = None
+) -> data.Splits:
+    """Read the annotations of a config; see :func:`ffn.data.read_splits`."""
+    return data.read_splits(
+        options.root,
+        train=options.train,
+        val=options.val,
+        class_file=options.classes,
+        classes=classes,
+        with_train=with_train,
+    )
+
+
+def build_preprocessing(options: DataConfig) -> data.Preprocessing:
+    """The preprocessing of clips, which checkpoints store."""
+    return data.Preprocessing(
+        crop=options.crop,
+        resize=options.resize,
+        mean=tuple(options.mean),
+        std=tuple(options.std),
+        colour=options.colour.value,
+        sampling=options.sampling.value,
+    )
+
+
+def build_train_loader(config: Config, splits: data.Splits, world: World) -> DataLoader:
+    """Training batches: one micro-batch of this process each.
+
+    Raises:
+        ConfigError: the batch size is not divisible, or the frames of the store are too small.
+        data.StoreError: the store cannot be used.
+    """
+    options, train = config.data, config.train
+    _check_batch_size(config, world, len(splits.train))
+    store = _open_store(options, resize=options.resize)
+    preprocessing = build_preprocessing(options)
+    dataset = data.VideoDataset(
+        splits.train,
+        views=config.task.frames,
+        preprocessing=preprocessing,
+        train=True,
+        transform=_train_transform(options, preprocessing, splits.classes),
+        nested=options.nested,
+        seed=train.seed,
+        on_error=options.on_error.value,
+        cache_bytes=int(options.cache_gib * 2**30),
+        **_frame_source(options, store),
+    )
+    return data.make_loader(
+        dataset,
+        batch_size=train.batch_size // (world.size * train.grad_accum_steps),
+        workers=options.workers,
+        timeout=options.timeout,
+        train=True,
+        repeats=train.repeated_aug,
+        seed=train.seed,
+        rank=world.rank,
+        world_size=world.size,
+        order=_training_order(options, store, splits.train),
+    )
+
+
+def build_test_loader(
+    config: Config,
+    splits: data.Splits,
+    world: World,
+    *,
+    frames: Sequence[int],
+    preprocessing: data.Preprocessing,
+    protocol: str | None = None,
+) -> DataLoader:
+    """Validation batches with a clip per frame count; each video is on one process only.
+
+    A batch holds fewer videos if the protocol takes several clips and crops per video.
+    """
+    parsed = data.Protocol.parse(protocol or config.data.test_protocol)
+    dataset = data.VideoDataset(
+        splits.val,
+        views=frames,
+        preprocessing=preprocessing,
+        protocol=parsed,
+        on_error=config.data.on_error.value,
+        **_frame_source(config.data, _open_store(config.data, resize=preprocessing.resize)),
+    )
+    return data.make_loader(
+        dataset,
+        batch_size=max(1, clips_per_forward(config, world) // parsed.views),
+        workers=config.data.workers,
+        timeout=config.data.timeout,
+        rank=world.rank,
+        world_size=world.size,
+    )
+
+
+def clips_per_forward(config: Config, world: World) -> int:
+    """Clips per forward pass of a test on each process: those of a training micro-batch."""
+    return max(1, config.train.batch_size // (world.size * config.train.grad_accum_steps))
+
+
+def store_location(options: DataConfig) -> str:
+    """Folder or URL of the clip store of a config."""
+    return options.store if "://" in options.store else str(Path(options.root) / options.store)
+
+
+def _check_batch_size(config: Config, world: World, videos: int) -> None:
+    train = config.train
+    share = world.size * train.grad_accum_steps * train.repeated_aug
+    if train.batch_size % share:
+        lower = train.batch_size // share * share
+        use = f"{lower} or {lower + share}" if lower else f"{share}"
+        raise ConfigError(
+            f"train.batch_size is {train.batch_size}; it must be divisible by {share} "
+            f"({world.size} processes x {train.grad_accum_steps} accumulation steps x "
+            f"{train.repeated_aug} samples per video). Use {use}"
+        )
+    needed = train.batch_size // train.repeated_aug
+    if needed > videos:
+        raise ConfigError(
+            f"train.batch_size is {train.batch_size} (with train.repeated_aug="
+            f"{train.repeated_aug} {needed} videos per step); there are {videos} training videos. "
+            "Lower train.batch_size"
+        )
+
+
+def _train_transform(
+    options: DataConfig, preprocessing: data.Preprocessing, classes: Sequence[str]
+) -> data.TrainTransform:
+    pairs = options.flip_pairs
+    return data.TrainTransform(
+        preprocessing,
+        crop_mode=options.crop_mode.value,
+        scales=options.scales,
+        area=options.area,
+        aspect=options.aspect,
+        jitter_scales=options.jitter_scales,
+        flip=options.flip.value,
+        flip_pairs=data.swap_pairs(pairs, classes) if options.flip is Flip.swap else (),
+        colour_jitter=options.colour_jitter,
+        randaugment=options.randaugment,
+        random_erasing=options.random_erasing,
+    )
+
+
+def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
+    """The clip store with the frames; None if they are read from the video files."""
+    if options.format is DataFormat.video:
+        return None
+    store = data.ClipStore(
+        store_location(options), root=options.root, cache_gib=options.store_cache_gib
+    )
+    if store.manifest.short_side < resize:
+        raise ConfigError(
+            f"the frames of the store {store.path} have a short side of "
+            f"{store.manifest.short_side} px; data.resize is {resize} px. Pack the store at that "
+            "size, lower data.resize, or use data.format=video"
+        )
+    return store
+
+
+def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str, Any]:
+    """Arguments of ``data.VideoDataset`` for the source of the frames."""
+    if store is not None:
+        return {"source": store.open_record}
+    pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+    return {"decoder": options.decoder.value, **pattern}
+
+
+def _training_order(
+    options: DataConfig, store: data.ClipStore | None, records: Sequence[data.Record]
+) -> Callable[[int, int], np.ndarray] | None:
+    """The function that orders the videos of an epoch; None for a uniformly random order."""
+    if options.order is not Order.pages:
+        return None
+    pages = store.pages(records, options.page_mib * 2**20)
+    return partial(data.page_order, pages, window=options.page_window)
