@@ -24,12 +24,12 @@ def _train(arguments: Sequence[str] | None) -> int:
 
     parser = _parser()
     given = parser.parse_args(arguments)
-    if given.help:
-        _print_help(parser, given.config, given.options)
-        return 0
-    if given.config is None:
+    if given.config is None and not given.help:
         parser.error("CONFIG is missing")
     try:
+        if given.help:
+            _print_help(parser, given.config, given.options)
+            return 0
         config = load_config(given.config, given.options)
     except ConfigError as error:
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # all processes have the same error

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from engine_toys import batch, flexible_task, tiny
+from ffn.engine.ema import moving_average
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, PrivateModules
-from ffn.engine.ema import moving_average
 from ffn.engine.tasks import FlexibleTask
 
 DECAY = 0.6

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import torch
 from engine_toys import CPU, ROOT, train
+from ffn.engine.memory import memory_mib
 
 from ffn.engine.distributed import World
 from ffn.engine.log import RunLog, read_log
-from ffn.engine.memory import memory_mib
 from ffn.engine.trackers import WandbTracker
 
 
