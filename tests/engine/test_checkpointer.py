@@ -207,15 +207,11 @@ def test_run_folder_of_version_0_1(videos: Path, tmp_path: Path, task: str) -> N
     best = tmp_path / "run/best.pt"
     model = ffn.load(best)
     assert isinstance(model, ffn.FrameFlexible) == (task == "flexible")
-    state = model.state_dict()
-    assert all(
-        torch.equal(state[key], value) for key, value in weights(best.parent, best.name).items()
-    )
+    state, expected = model.state_dict(), weights(tmp_path / "run", "best.pt")
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
     started = build(videos, tmp_path / "other", f"model.weights={best}", *TASKS[task])
     state = started.train_step.model.state_dict()
-    assert all(
-        torch.equal(state[key], value) for key, value in weights(best.parent, best.name).items()
-    )
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
 
     with pytest.raises(RunError, match=r"optim\.lr 0\.01 -> 0\.5"):
         train(videos, tmp_path / "run", SAVE, "optim.lr=0.5", *TASKS[task])

@@ -1,4 +1,4 @@
-"""Options of the train step in whole runs: accumulation, views, precision, clipping, frozen norms."""
+"""Options of the train step in whole runs: accumulation, views, precision, clipping, norms."""
 
 from __future__ import annotations
 
