@@ -102,3 +102,30 @@ def test_top1() -> None:
     logits = torch.tensor([[0.1, 0.9, 0.0], [2.0, 1.0, 3.0], [0.0, -1.0, -2.0], [1.0, 2.0, 3.0]])
 
     assert top1(logits, torch.tensor([1, 2, 1, 0])) == 0.5
+
+
+def test_memory_on_a_cpu_is_the_peak_of_the_process() -> None:
+    pytest.importorskip("resource")
+    statm = Path("/proc/self/statm")
+    if not statm.is_file():
+        pytest.skip("no /proc to compare with")
+
+    def resident() -> float:
+        return int(statm.read_text().split()[1]) * 4096 / 2**20
+
+    before = memory_mib(torch.device("cpu"))
+    assert before > resident() - 8
+    # Not a tensor: its memory may be what the process has kept of an earlier one.
+    block = mmap.mmap(-1, int((before - resident() + 64) * 2**20), mmap.MAP_PRIVATE)
+    for page in range(0, len(block), mmap.PAGESIZE):
+        block[page] = 1
+    highest = resident()
+    assert highest > before + 32
+    assert memory_mib(torch.device("cpu")) == pytest.approx(highest, abs=8)
+    block.close()
+    assert memory_mib(torch.device("cpu")) == pytest.approx(highest, abs=8)
+
+
+def test_memory_on_cuda_is_what_tensors_took(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20)
+    assert memory_mib(torch.device("cuda")) == 3
