@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import mmap
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from engine_toys import CPU
 
 from ffn.engine import meter as module
 from ffn.engine.distributed import World
-from ffn.engine.meter import Meter, top1
+from ffn.engine.meter import Meter, memory_mib, top1
 from ffn.engine.train_step import StepResult
 
 
