@@ -77,7 +77,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     _import(given)
 
     schema = _schema(given.get("task.name"), problems)
-    wrong = {"task.name"} if problems else set()
+    wrong = set() if given.get("task.name") in (None, *TASKS) else {"task.name"}
     for source, values in sources.items():
         for key, value in values.items():
             problem = None if key in wrong else _set(schema, key, value)

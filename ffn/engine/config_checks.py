@@ -41,6 +41,18 @@ CROP_OPTIONS = {
     "aspect": "resized",
     "jitter_scales": "scale_jitter",
 }
+# Options of the training transform.
+TRANSFORM_OPTIONS = (
+    "crop",
+    "resize",
+    "mean",
+    "std",
+    "crop_mode",
+    *CROP_OPTIONS,
+    "colour_jitter",
+    "randaugment",
+    "random_erasing",
+)
 
 
 def find_problems(config: Config, known: Collection[str] = ()) -> list[str]:
@@ -58,8 +70,7 @@ def find_problems(config: Config, known: Collection[str] = ()) -> list[str]:
     for problem in (*_contradictions(config), *_crop_contradictions(config.data)):
         if not named & _named([problem]):
             found.append(problem)
-    if not any(key.startswith("data.") for key in {*known, *_named(found)}):
-        found += _refused_by_data(config.data)
+    found += _refused_by_data(config.data, {*known, *_named(found)})
     return [problem for problem in found if not _named([problem]) & {*known}]
 
 
@@ -135,14 +146,17 @@ def _crop_contradictions(data: DataConfig) -> Iterator[str]:
             yield f"data.{name} needs data.crop_mode={mode}; crop_mode is {data.crop_mode.value}"
 
 
-def _refused_by_data(data: DataConfig) -> Iterator[str]:
-    """Values that the objects of ``ffn.data`` refuse."""
+def _refused_by_data(data: DataConfig, wrong: Collection[str]) -> Iterator[str]:
+    """Values that the objects of ``ffn.data`` refuse, unless one of them is known to be wrong."""
     from ffn.data import Preprocessing, Protocol, TrainTransform
 
-    try:
-        Protocol.parse(data.test_protocol)
-    except ValueError as error:
-        yield f"data.test_protocol: {error}"
+    if "data.test_protocol" not in wrong:
+        try:
+            Protocol.parse(data.test_protocol)
+        except ValueError as error:
+            yield f"data.test_protocol: {error}"
+    if any(f"data.{name}" in wrong for name in TRANSFORM_OPTIONS):
+        return
     try:
         TrainTransform(
             Preprocessing(crop=data.crop, resize=data.resize, mean=data.mean, std=data.std),

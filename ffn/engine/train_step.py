@@ -114,6 +114,7 @@ class TrainStep:
 
         Raises:
             FloatingPointError: too many bad steps in a row.
+            ValueError: there are fewer micro-batches.
         """
         set_learning_rate(self.optimiser, lr)
         seed_step(self.seed, number, self.world.rank)
@@ -122,6 +123,11 @@ class TrainStep:
             self._backward(batch, number=number, micro=micro)
             for micro, batch in zip(range(self.grad_accum_steps), batches, strict=False)
         ]
+        if len(outputs) < self.grad_accum_steps:
+            raise ValueError(
+                f"step {number + 1} got {len(outputs)} micro-batches; grad_accum_steps is "
+                f"{self.grad_accum_steps}"
+            )
         if self.sequential:
             average_gradients(self.model.parameters(), self.world)
         grad_norm = self._clip()

@@ -1,4 +1,4 @@
-"""A small data set of real mp4 files, configs for it, and small tasks without any file."""
+"""A small data set of mp4 files, runs on it, and small tasks without files."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -23,10 +25,12 @@ from ffn.engine.distributed import World
 from ffn.engine.options import Config
 from ffn.engine.run import Run
 from ffn.engine.tasks import FlexibleTask
+from ffn.engine.train_step import StepResult
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("left", "right", "still")
 CPU = World(0, 1, torch.device("cpu"))
+STEPS = 4  # per epoch of a small run: 24 videos in batches of 6
 
 
 def write_videos(folder: Path, *, train: int = 24, val: int = 9) -> Path:
@@ -89,6 +93,42 @@ def train(root: Path, output: Path, *more: str) -> Path:
     return output
 
 
+class Killed(BaseException):
+    """Ends a run as a kill does: no error handler of the loop catches it."""
+
+
+def train_until(last: int, root: Path, output: Path, *more: str) -> None:
+    """Run, and raise `Killed` in place of a step."""
+    run = build(root, output, *more)
+    step = run.train_step.step
+
+    def killed(batches: Any, *, number: int, **given: Any) -> StepResult:
+        if number == last:
+            raise Killed
+        return step(batches, number=number, **given)
+
+    run.train_step.step = killed
+    with pytest.raises(Killed):
+        loop.train(run)
+
+
+def after_each_step(run: Run, function: Callable[[int], None]) -> None:
+    """Call a function after each step of a run, with the step's number, from 0."""
+    step = run.train_step.step
+
+    def watched(batches: Any, *, number: int, **given: Any) -> StepResult:
+        result = step(batches, number=number, **given)
+        function(number)
+        return result
+
+    run.train_step.step = watched
+
+
+def state_of(model: nn.Module) -> dict[str, Tensor]:
+    """Copies of a model's parameters and buffers."""
+    return {key: value.clone() for key, value in model.state_dict().items()}
+
+
 def launch(
     root: Path,
     output: Path,
@@ -97,15 +137,15 @@ def launch(
     launcher: tuple[str, ...] = (),
     own_group: bool = False,
 ) -> subprocess.Popen:
-    """Start the command in processes of its own, as a user would.
+    """Start the command in its own processes, as a user does.
 
     Args:
         root: the videos.
         output: the run's folder.
         more: options.
-        processes: through torchrun if more than one.
+        processes: more than one start under torchrun.
         launcher: more arguments of torchrun.
-        own_group: in a process group of its own, as a job of a terminal.
+        own_group: start a process group, as a terminal does for a job.
     """
     empty = output.parent / "empty.yaml"
     empty.write_text("{}\n")
@@ -128,7 +168,7 @@ def launch(
 
 
 def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
-    """Until the log of a run holds a step."""
+    """Wait until the log of a run holds a step."""
     log, deadline = folder / "log.jsonl", time.monotonic() + 120
     while time.monotonic() < deadline:
         if log.is_file() and f'"step": {step},' in log.read_text():
@@ -136,18 +176,18 @@ def wait_for_step(folder: Path, step: int, process: subprocess.Popen) -> None:
         if process.poll() is not None:
             raise AssertionError(process.communicate()[1])
         time.sleep(0.005)
-    raise TimeoutError(f"step {step} never came")
+    raise TimeoutError(f"no step {step} after 120 s")
 
 
 def finish(process: subprocess.Popen) -> tuple[str, str]:
-    """Wait; returns stdout and stderr of a process that must succeed."""
+    """Wait for a process that must succeed; returns its stdout and stderr."""
     out, err = process.communicate(timeout=300)
     assert process.returncode == 0, err
     return out, err
 
 
 def read_log(folder: Path, kind: str = "train") -> list[dict[str, Any]]:
-    """The lines that have a kind's main key, with keys short: "loss" for "train/loss"."""
+    """The lines of a kind, with short keys: "loss" for "train/loss"."""
     main = {"train": "train/lr", "skipped": "train/skipped", "val": "val/mean"}[kind]
     entries = [entry for entry in log.read_log(folder) if main in entry]
     return [{key.partition("/")[2] or key: v for key, v in entry.items()} for entry in entries]
@@ -170,7 +210,7 @@ def tiny(dropout: float = 0.0, **kwargs: Any) -> nn.Module:
 def flexible_task(
     counts: tuple[int, ...] = (2, 4, 8), dropout: float = 0.0, **kw: Any
 ) -> FlexibleTask:
-    """A task whose sub-networks all differ and whose logits are not near zero."""
+    """A task whose sub-networks differ and whose logits are not near zero."""
     torch.manual_seed(0)
     model = convert(tiny(dropout), counts)
     for name, parameter in model.named_parameters():

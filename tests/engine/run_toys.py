@@ -1,4 +1,4 @@
-"""Folders of runs with small checkpoints, for the tests of what becomes of them."""
+"""Run folders with small checkpoints."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ffn.engine.run_folder import CheckpointFolder
+from ffn.engine.run_folder import RunFolder
 
 
 def content(step: int) -> dict[str, Any]:
@@ -18,13 +18,13 @@ def content(step: int) -> dict[str, Any]:
     }
 
 
-def saved(folder: Path, *steps: int, keep: int = 3) -> CheckpointFolder:
-    """A run that has saved these steps and ended."""
-    run = CheckpointFolder(folder, keep)
+def saved(folder: Path, *steps: int, keep: int = 3) -> RunFolder:
+    """The folder of a run that has saved these steps and ended."""
+    run = RunFolder(folder, keep)
     with run.lock():
         for step in steps:
             run.save(content(step), step)
-    return CheckpointFolder(folder, keep)
+    return RunFolder(folder, keep)
 
 
 def files(folder: Path) -> list[str]:
@@ -37,7 +37,7 @@ def step_file(folder: Path, step: int) -> Path:
 
 
 def damage(path: Path) -> bytes:
-    """Flip a bit in a new file of this name, so that a hard link to the old one stays good."""
+    """Flip a bit in a new file of this name; a hard link to the old one stays valid."""
     whole = bytearray(path.read_bytes())
     whole[len(whole) // 2] ^= 1
     path.unlink()

@@ -1,4 +1,4 @@
-"""Checkpoints are written whole or not at all, and nothing in them is executed."""
+"""Checkpoints are written atomically and checked on load; nothing in them is executed."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_round_trip(tmp_path: Path) -> None:
     assert os.listdir(path.parent) == ["best.pt"]
 
 
-def test_others_may_read_it_as_any_new_file(tmp_path: Path) -> None:
+def test_file_has_the_permissions_of_a_new_file(tmp_path: Path) -> None:
     save_checkpoint(tmp_path / "last.pt", CONTENT)
     (tmp_path / "ordinary").touch()
 
@@ -49,7 +49,7 @@ def test_others_may_read_it_as_any_new_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("stage", ["write", "flush", "replace"])
-def test_failure_leaves_the_file_that_was_there(
+def test_failed_write_keeps_the_previous_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stage: str
 ) -> None:
     path = tmp_path / "last.pt"
@@ -67,14 +67,16 @@ def test_failure_leaves_the_file_that_was_there(
         "replace": (os, "replace"),
     }
     monkeypatch.setattr(*place[stage], fail)
-    with pytest.raises(CheckpointError, match=r"last\.pt: disk full.* kept.*Free some space \(\d"):
+    with pytest.raises(
+        CheckpointError, match=r"last\.pt: disk full.* are intact\. Free disk space \(\d"
+    ):
         save_checkpoint(path, {**CONTENT, "meta": {}})
 
     assert path.read_bytes() == before
     assert os.listdir(tmp_path) == ["last.pt"]
 
 
-def test_interruption_leaves_the_file_that_was_there(
+def test_interrupted_write_keeps_the_previous_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "last.pt"
@@ -94,30 +96,30 @@ def test_interruption_leaves_the_file_that_was_there(
 # --- the digest ---------------------------------------------------------------------------------
 
 
-def test_file_ends_with_the_sha256_of_what_is_before(tmp_path: Path) -> None:
+def test_file_ends_with_the_sha256_of_its_content(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     save_checkpoint(path, CONTENT)
 
     whole = path.read_bytes()
     assert whole[-64:].decode() == hashlib.sha256(whole[:-64]).hexdigest()
-    with zipfile.ZipFile(path) as archive:  # another reader finds nothing amiss
+    with zipfile.ZipFile(path) as archive:  # valid for other readers
         assert archive.testzip() is None
         assert archive.comment == b"ffn sha256:" + whole[-64:]
     mapped = torch.load(path, weights_only=True, mmap=True)
     assert torch.equal(mapped["model"]["weight"], CONTENT["model"]["weight"])
 
 
-def test_format_1_had_no_digest_and_is_read(tmp_path: Path) -> None:
+def test_format_1_without_digest_is_read(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     torch.save({"format": 1, **CONTENT}, path)
 
     loaded = load_checkpoint(path)
     assert loaded["meta"] == CONTENT["meta"]
-    save_checkpoint(path, loaded)  # and written as what it is then
+    save_checkpoint(path, loaded)  # writes the current format
     assert load_checkpoint(path)["format"] == 2
 
 
-def test_format_2_without_its_digest_is_damaged(tmp_path: Path) -> None:
+def test_format_2_without_digest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     torch.save({"format": 2, **CONTENT}, path)
 
@@ -205,7 +207,9 @@ def test_foreign_file(tmp_path: Path, content: object) -> None:
     path = tmp_path / "other.pt"
     torch.save(content, path)
 
-    with pytest.raises(CheckpointError, match=r"no checkpoint of ffn.*convert_checkpoint\.py"):
+    with pytest.raises(
+        CheckpointError, match=r"is not a checkpoint of ffn.*convert_checkpoint\.py"
+    ):
         load_checkpoint(path)
 
 
@@ -222,10 +226,10 @@ def test_versions_are_plain_text() -> None:
     assert {type(value) for value in versions().values()} == {str}
 
 
-def test_disk_that_fails_is_no_damaged_file(
+def test_failing_disk_is_not_a_damaged_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Or a run would pass over its newest checkpoint, and put it aside."""
+    """Otherwise a run would skip its newest checkpoint and rename it."""
     path = tmp_path / "last.pt"
     save_checkpoint(path, CONTENT)
 

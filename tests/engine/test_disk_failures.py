@@ -1,4 +1,4 @@
-"""Full disks, read-only and vanished folders, kills: what was saved before is still there."""
+"""Full disks, read-only and missing folders, kills: earlier checkpoints stay valid."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from engine_toys import ROOT
 from run_toys import content, files, saved
 
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint
-from ffn.engine.run_folder import CheckpointFolder
+from ffn.engine.run_folder import RunFolder
 
 IMPORTS = """
 import os, random, resource, signal, time
@@ -25,7 +25,7 @@ from ffn.engine.run_folder import *
 
 
 def run_python(code: str, folder: Path) -> str:
-    """Run code, after the helpers of `run_toys`, in a process of its own."""
+    """Run code in its own process, with the helpers of `run_toys` imported."""
     paths = [str(ROOT), str(Path(__file__).parent)]
     start = f"import sys; sys.path[:0] = {paths!r}\n{IMPORTS}"
     process = subprocess.run(
@@ -53,10 +53,10 @@ for i in range(30):
         text = str(error)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
-    assert "File too large" in text and "Free some space (" in text and ".pt" in text, text
+    assert "File too large" in text and "Free disk space (" in text and ".pt" in text, text
     assert files(Path("run")) == ["checkpoints/step_00000001.pt", "last.pt"], files(Path("run"))
     assert Path("run/last.pt").read_bytes() == before
-    assert CheckpointFolder(Path("run"), 3).newest().content["training"]["step"] == 1
+    assert RunFolder(Path("run"), 3).newest().content["training"]["step"] == 1
 run.save(content(2), 2)
 print(i + 1, run.newest().content["training"]["step"])
 """
@@ -72,18 +72,18 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, figure: Callable[...,
 READ_ONLY = """
 run = saved(Path("."), 1)
 os.chmod("checkpoints", 0o555); os.chmod(".", 0o555)
-if os.getuid() == 0:  # whom permissions do not stop
+if os.getuid() == 0:  # permissions do not apply to root
     os.setuid(65534)
 for write in (lambda: run.save(content(2), 2), lambda: run.save_best(content(2))):
     try:
         write()
         raise SystemExit("written")
     except CheckpointError as error:
-        assert "Permission denied" in str(error) and "who may write to" in str(error), error
+        assert "Permission denied" in str(error) and "Check the permissions of" in str(error), error
 assert files(Path(".")) == ["checkpoints/step_00000001.pt", "last.pt"]
-print(CheckpointFolder(Path("."), 3).newest().content["training"]["step"])
+print(RunFolder(Path("."), 3).newest().content["training"]["step"])
 try:
-    with CheckpointFolder(Path("new"), 3).lock(0): pass
+    with RunFolder(Path("new"), 3).lock(0): pass
 except ValueError as error:
     print(error)
 """
@@ -95,25 +95,26 @@ def test_a_read_only_folder(tmp_path: Path) -> None:
     (tmp_path / "run").chmod(0o755)
 
     assert shown.splitlines()[0] == "1"
-    assert "cannot write to new: Permission denied; check who may write there" in shown
+    assert "cannot write to new: Permission denied; check its permissions" in shown
 
 
-def test_a_folder_that_went_away(tmp_path: Path) -> None:
-    """It is not made anew: its disk may come back, and another run may have its place."""
+def test_a_folder_that_is_moved_away(tmp_path: Path) -> None:
+    """It is not created again: its disk may be mounted again later."""
     run = saved(tmp_path / "run", 1)
     (tmp_path / "run").rename(tmp_path / "moved")
 
     for write in (lambda: run.save(content(2), 2), lambda: run.save_best(content(2))):
-        with pytest.raises(CheckpointError, match=r"folder of the run is gone.*bring it back"):
+        with pytest.raises(
+            CheckpointError,
+            match=r"run folder is gone.*was moved, removed or unmounted; restore it",
+        ):
             write()
 
     assert not (tmp_path / "run").exists()
-    assert CheckpointFolder(tmp_path / "moved", 3).newest().content["training"]["step"] == 1
+    assert RunFolder(tmp_path / "moved", 3).newest().content["training"]["step"] == 1
 
 
-def test_a_failing_link_leaves_the_last_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failing_link_leaves_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, replace = saved(tmp_path, 1, keep=1), os.replace
 
     def fail(source: Path, target: Path) -> None:
@@ -136,7 +137,7 @@ rng, before, halves = random.Random(0), 0, 0
 for round in range(20):
     pid = os.fork()
     if pid == 0:
-        run = CheckpointFolder(Path("run"), 2)
+        run = RunFolder(Path("run"), 2)
         with run.lock():
             found = run.newest()
             step = found.content["training"]["step"] if found else 0
@@ -153,11 +154,11 @@ for round in range(20):
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     halves += any(name.endswith(".part") for name in files(Path("run")))
-    run = CheckpointFolder(Path("run"), 2)
+    run = RunFolder(Path("run"), 2)
     with run.lock():
         assert not any(name.endswith(".part") for name in files(Path("run")))
         found = run.newest()
-    assert found.passed_over == [], found.passed_over
+    assert found.invalid == [], found.invalid
     step = found.content["training"]["step"]
     assert step >= before and bool((found.content["model"]["weight"] == step).all())
     load_checkpoint(Path("run/last.pt"))
@@ -167,9 +168,9 @@ print(before, halves)
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_while_it_saves(tmp_path: Path) -> None:
-    """Twenty times, at any moment; the lock of the dead does not hold the next one up."""
+def test_a_run_that_is_killed_during_a_save(tmp_path: Path) -> None:
+    """Twenty times, at random moments; the next run gets the lock."""
     steps, halves = map(int, run_python(KILLED, tmp_path).split())
 
     assert steps > 20
-    assert halves > 0  # some died in the middle of a file
+    assert halves > 0  # some were killed in the middle of a file

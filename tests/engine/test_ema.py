@@ -1,4 +1,4 @@
-"""The moving average against its formula, and what a run must be able to do with it."""
+"""The moving average of the weights against its formula."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from engine_toys import batch, flexible_task, tiny
-from ffn.engine.ema import moving_average
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, PrivateModules
+from ffn.engine.optim import moving_average
 from ffn.engine.tasks import FlexibleTask
 
 DECAY = 0.6
@@ -23,7 +23,7 @@ def warm(step: int) -> float:
 
 
 def steps(task: FlexibleTask, first: int, last: int) -> list[dict[str, Tensor]]:
-    """What the network holds after each of some optimiser steps."""
+    """The network after each of some optimiser steps."""
     optimiser = torch.optim.SGD(task.parameters(), lr=0.01)
     states = []
     for step in range(first, last + 1):
@@ -64,7 +64,7 @@ def test_five_steps_by_hand() -> None:
 
 
 def test_first_weights_are_forgotten() -> None:
-    """Whatever the decay: a constant 1 after one step of 0 is left with the product of d_t."""
+    """For any decay: of one step of 0 before constant ones, the product of d_t is left."""
     model = nn.Linear(1, 1, bias=False)
     average = moving_average(model, 0.9999)
     nn.init.zeros_(model.weight)
@@ -78,7 +78,7 @@ def test_first_weights_are_forgotten() -> None:
     assert 1 - float(average.module.weight) == pytest.approx(left, abs=1e-6)
 
 
-def test_the_average_is_a_network_of_its_own() -> None:
+def test_average_is_an_independent_network() -> None:
     task = flexible_task()
     model = task.model
     average = moving_average(model.train(), DECAY).module
@@ -103,7 +103,7 @@ def test_the_average_is_a_network_of_its_own() -> None:
     assert all(torch.equal(average.state_dict()[key], value) for key, value in moved.items())
 
 
-def test_continued_from_a_file_bit_for_bit(tmp_path: Path) -> None:
+def test_average_restored_from_a_file_is_bit_identical(tmp_path: Path) -> None:
     task = flexible_task()
     average = moving_average(task.model, DECAY)
     for step in (1, 2, 3):
@@ -138,7 +138,7 @@ def test_coarse_weights_are_refused(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.gpu
-def test_the_average_stays_on_the_device() -> None:
+def test_average_is_on_the_device() -> None:
     model = nn.Linear(2, 2).cuda()
     average = moving_average(model, DECAY)
     average.update(model, 1)

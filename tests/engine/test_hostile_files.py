@@ -1,6 +1,6 @@
-"""Files that run code when they are unpickled: through no door of ours do they.
+"""Files that run code when they are unpickled: no function or command of ffn executes them.
 
-That each of them is a danger is shown by opening it as nobody should.
+Each file is also opened unsafely, which shows that it does run code.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from ffn.cli import convert_checkpoint, predict, publish
 from ffn.cli import test as test_command
 from ffn.data import Preprocessing
 from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from ffn.engine.run_folder import CheckpointFolder
+from ffn.engine.run_folder import RunFolder
 from ffn.serve import Predictor
 from ffn.zoo import WeightsError, load_start_weights
 from ffn.zoo.remap import read_foreign
@@ -34,7 +34,7 @@ from ffn.zoo.torch_files import append_digest
 
 
 class Payload:
-    """Unpickling it makes a folder, or whatever ``call`` does."""
+    """Unpickling it calls ``call``, which creates a folder."""
 
     def __init__(self, call: Callable, *arguments: Any) -> None:
         self.call = call, arguments
@@ -44,7 +44,7 @@ class Payload:
 
 
 def content() -> dict[str, Any]:
-    """A checkpoint that nothing is wrong with."""
+    """A valid checkpoint."""
     torch.manual_seed(0)
     model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (2, 4))
     optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
@@ -61,7 +61,7 @@ def content() -> dict[str, Any]:
     return {"format": 1, "model": model.state_dict(), "meta": meta, "training": training}
 
 
-# --- the files; each takes a path to write and one that its payload makes ------------------------
+# --- the files; each function takes the path and the folder that its payload creates ------------------------
 
 
 def in_meta(path: Path, mark: Path) -> None:
@@ -130,7 +130,7 @@ def compressed(path: Path, mark: Path) -> None:
 
 
 def with_another_pickle(data: Callable[[str], bytes]) -> Callable[[Path, Path], None]:
-    """A checkpoint whose data.pkl is replaced, and whose digest fits again."""
+    """A checkpoint with another data.pkl, and a valid digest."""
 
     def write(path: Path, mark: Path) -> None:
         torch.save(content(), path)
@@ -150,7 +150,7 @@ def stack_global(mark: str) -> bytes:
 
 
 def attribute_of_torch(mark: str) -> bytes:
-    """``torch.serialization.os.mkdir``: the name starts as those that a checkpoint needs."""
+    """``torch.serialization.os.mkdir``: checkpoints need names with the same first part."""
     call = b"\x8c\x05torch\x8c\x16serialization.os.mkdir\x93"
     return b"\x80\x04" + call + b"X" + len(mark).to_bytes(4, "little") + mark.encode() + b"\x85R."
 
@@ -210,7 +210,7 @@ HOSTILE = {
 }
 
 
-# --- the doors -----------------------------------------------------------------------------------
+# --- functions and commands that read files -----------------------------------------------------------------------------------
 
 
 def start_weights(path: Path) -> Any:
@@ -223,7 +223,7 @@ def newest(path: Path) -> Any:
     checkpoints.mkdir(parents=True, exist_ok=True)
     for target in (checkpoints / "step_00000005.pt", path.parent / "run" / "last.pt"):
         target.write_bytes(path.read_bytes())
-    return CheckpointFolder(path.parent / "run", keep=3).newest()
+    return RunFolder(path.parent / "run", keep=3).newest()
 
 
 def foreign(ending: str) -> Callable[[Path], Any]:
@@ -235,7 +235,7 @@ def foreign(ending: str) -> Callable[[Path], Any]:
     return read
 
 
-DOORS = {
+READERS = {
     "load_checkpoint": load_checkpoint,
     "ffn.load": ffn.load,
     "Predictor": Predictor,
@@ -268,7 +268,7 @@ def test_nothing_in_a_hostile_file_is_executed(
     path, mark = tmp_path / "evil.pt", tmp_path / "executed"
     write(path, mark)
 
-    for read in [*DOORS.values(), foreign(".pkl")]:
+    for read in [*READERS.values(), foreign(".pkl")]:
         with pytest.raises((CheckpointError, WeightsError), match=str(tmp_path)):
             read(path)
         assert not mark.exists()
@@ -276,22 +276,22 @@ def test_nothing_in_a_hostile_file_is_executed(
     assert capfd.readouterr().err.count(str(tmp_path / "evil.p")) >= 4
     assert not mark.exists()
 
-    with suppress(Exception):  # what a payload returns is no tensor
+    with suppress(Exception):  # a payload does not return a tensor
         open_unsafely(path)
-    assert mark.exists()  # it would have been
+    assert mark.exists()
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_the_same_file_without_a_payload_is_read(tmp_path: Path, door: str) -> None:
+@pytest.mark.parametrize("reader", READERS)
+def test_file_without_a_payload_is_read(tmp_path: Path, reader: str) -> None:
     path = tmp_path / "good.pt"
     save_checkpoint(path, content())
 
-    assert DOORS[door](path) is not None
+    assert READERS[reader](path) is not None
 
 
-@pytest.mark.parametrize("door", DOORS)
-def test_every_door_checks_the_digest(tmp_path: Path, door: str) -> None:
-    """The flipped bit lies in a weight, where nothing else would notice it."""
+@pytest.mark.parametrize("reader", READERS)
+def test_every_reader_checks_the_digest(tmp_path: Path, reader: str) -> None:
+    """The flipped bit is in a weight, where only the digest detects it."""
     path = tmp_path / "flipped.pt"
     save_checkpoint(path, content())
     whole = bytearray(path.read_bytes())
@@ -301,7 +301,7 @@ def test_every_door_checks_the_digest(tmp_path: Path, door: str) -> None:
     assert torch.load(path, weights_only=True)
 
     with pytest.raises((CheckpointError, WeightsError), match="not those of the SHA-256"):
-        DOORS[door](path)
+        READERS[reader](path)
 
 
 def test_every_command_checks_the_digest(

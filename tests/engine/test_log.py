@@ -1,10 +1,9 @@
-"""What a run keeps: the same numbers in ``log.jsonl``, TensorBoard and wandb, once each."""
+"""The log of a run: the same numbers in ``log.jsonl``, TensorBoard and wandb, once each."""
 
 from __future__ import annotations
 
 import json
 import math
-import mmap
 import re
 import struct
 import sys
@@ -19,7 +18,6 @@ from engine_toys import CPU, ROOT, train
 
 from ffn.engine.distributed import World
 from ffn.engine.log import RunLog, read_log
-from ffn.engine.meter import memory_mib
 from ffn.engine.trackers import WandbTracker
 
 
@@ -34,7 +32,7 @@ def train_values(step: int) -> dict[str, float]:
 
 
 def record(log: RunLog, steps: range, epoch: int = 4) -> None:
-    """As the loop does: a line per step, and two at the end of an epoch."""
+    """A line per step, and two at the end of an epoch, as the loop records them."""
     for step in steps:
         log.record("train", step, train_values(step))
         if step % epoch == 0:
@@ -81,7 +79,7 @@ def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:
     assert math.isnan(entry["train/loss"])
     assert math.isnan(entry["train/grad_norm"])
 
-    with run_log(tmp_path, 1) as log:  # and a run that continues keeps the line as it is
+    with run_log(tmp_path, 1) as log:  # a resumed run keeps the line
         log.record("train", 2, {"lr": 0.1})
     assert json.loads((tmp_path / "log.jsonl").read_text().splitlines()[0]) == line
 
@@ -100,7 +98,7 @@ def test_last_line_may_lack_its_break(tmp_path: Path) -> None:
 @pytest.mark.parametrize("bad", ['{"step": 1, "tra', "[1]", "7", '{"loss": 1}', "null"])
 def test_other_files_are_refused(tmp_path: Path, bad: str) -> None:
     (tmp_path / "log.jsonl").write_text(f'{{"step": 1}}\n{bad}\n{{"step": 2}}\n')
-    with pytest.raises(ValueError, match="line 2 is no line of a training log"):
+    with pytest.raises(ValueError, match="line 2 is not a line of a training log"):
         read_log(tmp_path)
 
 
@@ -122,12 +120,12 @@ NEW = [
 ]
 
 
-def test_first_form_is_read_and_continued_in_the_new_one(tmp_path: Path) -> None:
+def test_first_format_is_read_and_converted(tmp_path: Path) -> None:
     (tmp_path / "log.jsonl").write_text(OLD)
     assert read_log(tmp_path)[:3] == NEW
 
     with run_log(tmp_path, 4) as log:
-        log.record("train", 4, {"skipped": 3})  # is there
+        log.record("train", 4, {"skipped": 3})  # exists
         log.record("train", 5, {"loss": 1.0})
     lines = [json.loads(line) for line in (tmp_path / "log.jsonl").read_text().splitlines()]
     assert lines[:3] == NEW
@@ -143,16 +141,14 @@ def test_every_key_is_in_the_documentation(finished: Path) -> None:
         assert f"`{re.sub(r'[0-9]+$', 'N', key) if key[-2] in '/_' else key}`" in text, key
 
 
-# --- a run that continues -----------------------------------------------------------------------
+# --- a resumed run --------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("died_at", [(4, 0), (4, 1), (4, 2), (4, 3), (5, 1), (7, 1)])
-def test_each_line_stands_once_wherever_the_run_died(
-    tmp_path: Path, died_at: tuple[int, int]
-) -> None:
-    """It has a checkpoint of step 4 from before the epoch's end: that comes again."""
+@pytest.mark.parametrize("killed_at", [(4, 0), (4, 1), (4, 2), (4, 3), (5, 1), (7, 1)])
+def test_each_line_is_written_once(tmp_path: Path, killed_at: tuple[int, int]) -> None:
+    """The checkpoint of step 4 precedes the end of the epoch, which the resumed run repeats."""
     expected = whole(tmp_path / "whole")
-    last, lines_of_last = died_at
+    last, lines_of_last = killed_at
     log = run_log(tmp_path / "run")
     record(log, range(1, last))
     of_last = [
@@ -166,7 +162,7 @@ def test_each_line_stands_once_wherever_the_run_died(
         file.write('{"step": ')
 
     with run_log(tmp_path / "run", 4) as log:
-        if died_at == (4, 0):  # the interval's line is from before the checkpoint, but here
+        if killed_at == (4, 0):  # otherwise the line precedes the checkpoint
             log.record("train", 4, train_values(4))
         log.record("train", 4, {"skipped": 1})
         log.record("val", 4, {"top1/8": 20.0, "mean": 20.0})
@@ -176,7 +172,7 @@ def test_each_line_stands_once_wherever_the_run_died(
     assert not list((tmp_path / "run").glob(".*"))
 
 
-def test_run_from_its_start_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> None:
+def test_run_from_the_start_replaces_the_log(tmp_path: Path) -> None:
     expected = whole(tmp_path / "whole")
     log = run_log(tmp_path / "run")
     record(log, range(1, 3))
@@ -185,7 +181,7 @@ def test_run_from_its_start_leaves_nothing_of_an_earlier_one(tmp_path: Path) -> 
     assert numbers(tmp_path / "run") == expected
 
 
-def test_run_that_died_between_validation_and_checkpoint(
+def test_run_killed_between_validation_and_checkpoint(
     videos: Path, finished: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = RunLog.record
@@ -219,11 +215,11 @@ def test_other_processes_write_nothing(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def continued(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run that died at step 6, and went on from a checkpoint of step 4 before its validation."""
+def resumed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run killed at step 6 and resumed from a checkpoint of step 4, before its validation."""
     pytest.importorskip("tensorboard")
     pytest.importorskip("wandb")
-    folder = tmp_path_factory.mktemp("continued")
+    folder = tmp_path_factory.mktemp("resumed")
     everything = {"tensorboard": True, "wandb_mode": "offline"}
     with pytest.raises(KeyboardInterrupt), run_log(folder, **everything) as log:  # noqa: PT012
         record(log, range(1, 7))
@@ -244,32 +240,32 @@ def points(entries: list[dict[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     return curves
 
 
-def test_tensorboard_holds_the_curves_of_the_log(continued: Path) -> None:
+def test_tensorboard_holds_the_curves_of_the_log(resumed: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    events = EventAccumulator(str(continued / "tensorboard"), size_guidance={"scalars": 0})
+    events = EventAccumulator(str(resumed / "tensorboard"), size_guidance={"scalars": 0})
     events.Reload()
 
-    assert len(list((continued / "tensorboard").iterdir())) == 2
-    expected = points(numbers(continued))
+    assert len(list((resumed / "tensorboard").iterdir())) == 2
+    expected = points(numbers(resumed))
     assert set(events.Tags()["scalars"]) == set(expected)
     for key, curve in expected.items():
         found = [(event.step, event.value) for event in events.Scalars(key)]
         assert found == [(step, pytest.approx(value, rel=1e-6)) for step, value in curve]  # float32
 
 
-def test_tensorboard_that_is_not_installed_names_the_extra(
+def test_missing_tensorboard_names_the_extra(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
     with pytest.raises(ImportError, match=r"pip install 'frame-flexible\[tensorboard\]'"):
         run_log(tmp_path, tensorboard=True)
-    with run_log(tmp_path):  # not asked for, not needed
+    with run_log(tmp_path):  # not requested
         pass
 
 
 def wandb_records(path: Path) -> Iterator[Any]:
-    """What an offline run wrote: LevelDB's log format with a header of 7 bytes."""
+    """Records of an offline run: LevelDB's log format with a header of 7 bytes."""
     from wandb.proto import wandb_internal_pb2
 
     block, content = 2**15, path.read_bytes()
@@ -289,16 +285,16 @@ def wandb_records(path: Path) -> Iterator[Any]:
             yield found
 
 
-def test_wandb_holds_the_lines_of_the_log(continued: Path) -> None:
-    files = sorted((continued / "wandb").glob("offline-run-*/*.wandb"))
+def test_wandb_holds_the_lines_of_the_log(resumed: Path) -> None:
+    files = sorted((resumed / "wandb").glob("offline-run-*/*.wandb"))
     parts = [list(wandb_records(path)) for path in files]
     assert len(parts) == 2
 
     rows: list[dict[int, dict[str, float]]] = [{}, {}]
     for part, own in zip(parts, rows, strict=True):
         (run,) = (found.run for found in part if found.WhichOneof("record_type") == "run")
-        assert run.run_id == (continued / "wandb_id").read_text()
-        assert run.resume  # `wandb sync` appends it to what the run has
+        assert run.run_id == (resumed / "wandb_id").read_text()
+        assert run.resume  # `wandb sync` appends it to the run
         metrics = [found.metric for found in part if found.WhichOneof("record_type") == "metric"]
         assert [m.step_metric for m in metrics if m.glob_name == "*"] == ["step"]
         for found in part:
@@ -308,11 +304,11 @@ def test_wandb_holds_the_lines_of_the_log(continued: Path) -> None:
                 }
                 own[row["_step"]] = {k: v for k, v in row.items() if not k.startswith("_")}
 
-    # The second part is whole: of the first, a run that is killed loses what was not written yet.
+    # The second part has all rows: a killed run may lose the last ones of the first.
     first, second = rows
     assert len(first) == 8
     assert list(second) == sorted(second)
-    assert list(second.values()) == numbers(continued)
+    assert list(second.values()) == numbers(resumed)
     assert all(second[number] == row for number, row in first.items())
 
 
@@ -334,7 +330,7 @@ class FakeRun:
         pass
 
 
-def test_wandb_gets_the_rows_it_lacks() -> None:
+def test_wandb_gets_its_missing_rows() -> None:
     first = FakeRun(0)
     tracker = WandbTracker(first)
     tracker.record(4, 0, {"train/loss": 1.0})
@@ -350,10 +346,10 @@ def test_wandb_gets_the_rows_it_lacks() -> None:
     assert again.rows == [{"step": 6, "train/loss": 1 / 6}, {"step": 6, "val/mean": 3.0}]
 
 
-def test_wandb_gets_lines_of_the_log_that_it_lacks(
+def test_wandb_gets_missing_lines_of_the_log(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The run died when wandb had all up to the first line of step 4."""
+    """The run was killed when wandb had the lines up to the first one of step 4."""
     record(run_log(tmp_path), range(1, 7))
     run = FakeRun(40 + 1)
     monkeypatch.setattr("ffn.engine.log.start_wandb", lambda *_: WandbTracker(run))
@@ -363,40 +359,10 @@ def test_wandb_gets_lines_of_the_log_that_it_lacks(
     assert numbers(tmp_path)[4] == {"step": 4, "train/skipped": 1}
 
 
-def test_wandb_run_from_its_start_is_a_new_one(tmp_path: Path) -> None:
+def test_wandb_run_from_the_start_is_a_new_one(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     names = []
     for first_step in (0, 4, 0):
         with run_log(tmp_path, first_step, wandb_mode="offline"):
             names.append((tmp_path / "wandb_id").read_text())
     assert names[0] == names[1] != names[2]
-
-
-# --- memory -------------------------------------------------------------------------------------
-
-
-def test_memory_on_a_cpu_is_the_peak_of_the_process() -> None:
-    pytest.importorskip("resource")
-    statm = Path("/proc/self/statm")
-    if not statm.is_file():
-        pytest.skip("no /proc to compare with")
-
-    def resident() -> float:
-        return int(statm.read_text().split()[1]) * 4096 / 2**20
-
-    before = memory_mib(torch.device("cpu"))
-    assert before > resident() - 8
-    # Not a tensor: its memory may be what the process has kept of an earlier one.
-    block = mmap.mmap(-1, int((before - resident() + 64) * 2**20), mmap.MAP_PRIVATE)
-    for page in range(0, len(block), mmap.PAGESIZE):
-        block[page] = 1
-    highest = resident()
-    assert highest > before + 32
-    assert memory_mib(torch.device("cpu")) == pytest.approx(highest, abs=8)
-    block.close()
-    assert memory_mib(torch.device("cpu")) == pytest.approx(highest, abs=8)
-
-
-def test_memory_on_cuda_is_what_tensors_took(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20)
-    assert memory_mib(torch.device("cuda")) == 3

@@ -8,8 +8,9 @@ import torch
 from engine_toys import batch, flexible_task, tiny
 
 from ffn.data import Preprocessing, TrainTransform
+from ffn.engine.meter import top1
 from ffn.engine.mixup import BatchMix
-from ffn.engine.tasks import PlainTask, top1
+from ffn.engine.tasks import PlainTask
 
 COUNTS = (2, 4, 8)
 CLASSES = 3

@@ -1,4 +1,4 @@
-"""The checkpoints of a run: the newest good one is found, and nothing good or broken is lost."""
+"""Checkpoints of a run folder: the newest valid one is found; no file is lost."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ import torch
 from run_toys import content, damage, files, saved, step_file
 
 from ffn.engine.checkpoint import CheckpointError, UnreadableCheckpoint, load_checkpoint
-from ffn.engine.run_folder import CheckpointFolder
+from ffn.engine.run_folder import RunFolder
 
 # --- saving --------------------------------------------------------------------------------------
 
 
-def test_the_newest_stay_and_last_is_the_newest(tmp_path: Path) -> None:
+def test_newest_checkpoints_are_kept_and_last_is_the_newest(tmp_path: Path) -> None:
     saved(tmp_path / "run", 5, 10, 15, 20, keep=2)
 
     run = tmp_path / "run"
@@ -25,13 +25,13 @@ def test_the_newest_stay_and_last_is_the_newest(tmp_path: Path) -> None:
     assert files(run) == names
     assert os.path.samefile(run / "last.pt", step_file(run, 20))
     assert load_checkpoint(run / "last.pt")["training"]["step"] == 20
-    found = CheckpointFolder(run, 2).newest()
+    found = RunFolder(run, 2).newest()
     assert found.path == step_file(run, 20)
     assert torch.equal(found.content["model"]["weight"], content(20)["model"]["weight"])
-    assert found.passed_over == []
+    assert found.invalid == []
 
 
-def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
+def test_only_own_files_are_removed(tmp_path: Path) -> None:
     run = saved(tmp_path, 1)
     others = ("step_1.pt", "step_00000000.pt.copy", "step_00000000.pth", "best.pt", "notes.txt")
     for name in others:
@@ -45,8 +45,8 @@ def test_only_our_own_files_are_removed(tmp_path: Path) -> None:
     assert set(files(tmp_path)) == {*kept, "checkpoints/step_00000002.pt", "last.pt"}
 
 
-def test_what_lies_ahead_of_a_step_is_not_its_past(tmp_path: Path) -> None:
-    """Else the file just written would be the oldest, and go."""
+def test_later_steps_are_not_removed(tmp_path: Path) -> None:
+    """Otherwise the file just written would be the oldest and be removed."""
     run = saved(tmp_path, 8, 9, keep=2)
 
     for step in (1, 2, 3):
@@ -56,8 +56,8 @@ def test_what_lies_ahead_of_a_step_is_not_its_past(tmp_path: Path) -> None:
     assert files(tmp_path) == [*steps, "last.pt"]
 
 
-def test_a_step_written_again_is_replaced(tmp_path: Path) -> None:
-    """As at the end of an epoch whose last step was saved already."""
+def test_step_saved_again_is_replaced(tmp_path: Path) -> None:
+    """As at the end of an epoch whose last step has been saved."""
     run = saved(tmp_path, 4)
     again = content(4)
     again["training"]["epoch"] = 1
@@ -82,10 +82,10 @@ def test_without_hard_links_last_is_a_copy(tmp_path: Path, monkeypatch: pytest.M
     damage(step_file(tmp_path, 2))
     found = run.newest()
     assert (found.path, found.content["training"]["step"]) == (last, 2)
-    assert len(found.passed_over) == 1
+    assert len(found.invalid) == 1
 
 
-def test_a_left_link_is_not_written_through(tmp_path: Path) -> None:
+def test_link_of_a_dead_process_is_not_written_through(tmp_path: Path) -> None:
     """A dead process of the same number, as in a container, left a link to a checkpoint."""
     run = saved(tmp_path, 1)
     for name in (".last.pt", "checkpoints/.step_00000002.pt"):
@@ -99,7 +99,7 @@ def test_a_left_link_is_not_written_through(tmp_path: Path) -> None:
     assert run.newest().content["training"]["step"] == 2
 
 
-def test_best_is_kept_beside(tmp_path: Path) -> None:
+def test_best_is_a_file_of_its_own(tmp_path: Path) -> None:
     run = saved(tmp_path, 1)
     best = {key: value for key, value in content(1).items() if key != "training"}
 
@@ -109,31 +109,31 @@ def test_best_is_kept_beside(tmp_path: Path) -> None:
     assert run.newest().path == step_file(tmp_path, 1)
 
 
-def test_at_least_one_stays(tmp_path: Path) -> None:
+def test_at_least_one_checkpoint_is_kept(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="keep is 0; at least 1"):
-        CheckpointFolder(tmp_path, 0)
+        RunFolder(tmp_path, 0)
 
 
-# --- the newest good one -------------------------------------------------------------------------
+# --- the newest valid one -------------------------------------------------------------------------
 
 
-def test_an_empty_folder_has_none(tmp_path: Path) -> None:
-    assert CheckpointFolder(tmp_path / "absent", 1).newest() is None
+def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
+    assert RunFolder(tmp_path / "absent", 1).newest() is None
     (tmp_path / "checkpoints").mkdir()
-    assert CheckpointFolder(tmp_path, 1).newest() is None
+    assert RunFolder(tmp_path, 1).newest() is None
 
 
-def test_a_run_from_before_has_last_alone(tmp_path: Path) -> None:
+def test_run_of_format_1_has_only_last(tmp_path: Path) -> None:
     torch.save({"format": 1, **content(7)}, tmp_path / "last.pt")
 
-    run = CheckpointFolder(tmp_path, 2)
+    run = RunFolder(tmp_path, 2)
     found = run.newest()
     assert (found.path, found.content["training"]["step"]) == (tmp_path / "last.pt", 7)
     run.save(content(8), 8)
     assert files(tmp_path) == ["checkpoints/step_00000008.pt", "last.pt"]
 
 
-def test_last_outlives_the_numbered_file_that_it_was(tmp_path: Path) -> None:
+def test_last_is_used_without_its_numbered_file(tmp_path: Path) -> None:
     run = saved(tmp_path, 1, 2)
     step_file(tmp_path, 2).unlink()
 
@@ -141,7 +141,7 @@ def test_last_outlives_the_numbered_file_that_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", [1, 2, 3])
-def test_broken_ones_are_passed_over_and_named(tmp_path: Path, broken: int) -> None:
+def test_broken_checkpoints_are_skipped_and_named(tmp_path: Path, broken: int) -> None:
     run = saved(tmp_path, 10, 20, 30, 40, keep=4)
     (tmp_path / "last.pt").unlink()
     paths = [step_file(tmp_path, step) for step in (40, 30, 20)[:broken]]
@@ -150,30 +150,30 @@ def test_broken_ones_are_passed_over_and_named(tmp_path: Path, broken: int) -> N
     found = run.newest()
 
     assert found.content["training"]["step"] == (30, 20, 10)[broken - 1]
-    assert len(found.passed_over) == broken
-    for path, reason in zip(paths, found.passed_over, strict=True):
+    assert len(found.invalid) == broken
+    for path, reason in zip(paths, found.invalid, strict=True):
         assert str(path) in reason
         assert "copy it again" in reason
-    assert {path: path.read_bytes() for path in paths} == damaged  # looking changes nothing
+    assert {path: path.read_bytes() for path in paths} == damaged  # reading changes nothing
 
-    run.save(content(35), 35)  # the run went on
+    run.save(content(35), 35)  # the run is resumed
 
     for path in paths:
         assert path.with_name(f"{path.name}.broken").read_bytes() == damaged[path]
         assert not path.exists()
-    assert CheckpointFolder(tmp_path, 4).newest().passed_over == []
-    assert CheckpointFolder(tmp_path, 4).newest().content["training"]["step"] == 35
+    assert RunFolder(tmp_path, 4).newest().invalid == []
+    assert RunFolder(tmp_path, 4).newest().content["training"]["step"] == 35
 
 
-def test_broken_ones_are_never_overwritten_unread(tmp_path: Path) -> None:
-    """Even by a caller that did not ask for the newest."""
+def test_broken_checkpoints_are_never_overwritten(tmp_path: Path) -> None:
+    """Also if the newest one was not requested before."""
     saved(tmp_path, 1)
     contents = []
     for _ in range(3):
         contents.append(damage(step_file(tmp_path, 1)))
-        CheckpointFolder(tmp_path, 1).save(content(1), 1)
+        RunFolder(tmp_path, 1).save(content(1), 1)
     (tmp_path / "best.pt").write_bytes(b"broken")
-    CheckpointFolder(tmp_path, 1).save_best(content(1))
+    RunFolder(tmp_path, 1).save_best(content(1))
 
     path = step_file(tmp_path, 1)
     kept = [path.with_name(path.name + ending) for ending in (".broken", ".broken2", ".broken3")]
@@ -182,7 +182,7 @@ def test_broken_ones_are_never_overwritten_unread(tmp_path: Path) -> None:
     assert load_checkpoint(tmp_path / "best.pt")["meta"] == content(1)["meta"]
 
 
-def test_all_broken_is_an_error_that_names_each(tmp_path: Path) -> None:
+def test_error_names_each_checkpoint_if_all_are_broken(tmp_path: Path) -> None:
     run = saved(tmp_path, 1, 2)
     (tmp_path / "last.pt").unlink()
     (tmp_path / "last.pt").write_bytes(b"")
@@ -193,22 +193,22 @@ def test_all_broken_is_an_error_that_names_each(tmp_path: Path) -> None:
 
     for path in (tmp_path / "last.pt", step_file(tmp_path, 1), step_file(tmp_path, 2)):
         assert str(path) in str(error.value)
-    assert "start anew in another log.output" in str(error.value)
+    assert "start a new run in another log.output" in str(error.value)
     assert [step_file(tmp_path, step).read_bytes() for step in (1, 2)] == before
 
 
-def test_a_network_without_training_state_is_passed_over(tmp_path: Path) -> None:
+def test_checkpoint_without_training_state_is_skipped(tmp_path: Path) -> None:
     run = saved(tmp_path, 1)
     del (best := content(2))["training"]
     run.save(best, 2)
 
     found = run.newest()
     assert found.content["training"]["step"] == 1
-    assert "step_00000002.pt has no training state" in found.passed_over[0]
+    assert "step_00000002.pt has no training state" in found.invalid[0]
 
 
-def test_a_newer_version_is_no_damage(tmp_path: Path) -> None:
-    """Going on from an older checkpoint would lose what is there."""
+def test_checkpoint_of_a_newer_version_is_not_broken(tmp_path: Path) -> None:
+    """Resuming from an older checkpoint would lose its steps."""
     run = saved(tmp_path, 1)
     torch.save({"format": 3, **content(2)}, step_file(tmp_path, 2))
 

@@ -1,4 +1,4 @@
-"""Two runs never share a folder, and a dead one holds nobody up."""
+"""One run at a time owns a folder; the lock of a dead run is released."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ from pathlib import Path
 import pytest
 from engine_toys import ROOT
 
-from ffn.engine.config import ConfigError
-from ffn.engine.run_folder import CheckpointFolder
-from ffn.engine.run_lock import FolderInUse, lock_folder
+from ffn.engine.run_folder import RunFolder
+from ffn.engine.run_lock import FolderInUse, RunError, lock_folder
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
 from ffn.engine.run_lock import lock_folder
 with lock_folder(Path(sys.argv[1])):
-    if len(sys.argv) > 2 and os.fork() == 0:  # as a loader's process, which has the lock open too
+    if len(sys.argv) > 2 and os.fork() == 0:  # like a loader worker, which inherits the open lock
         os.close(1)
         time.sleep(float(sys.argv[2]))
         os._exit(0)
@@ -50,15 +49,15 @@ def holder(folder: Path, *more: str) -> Iterator[subprocess.Popen]:
         process.communicate()
 
 
-def test_a_second_run_is_told_who_has_the_folder_and_gets_it_after_a_kill(tmp_path: Path) -> None:
+def test_error_names_the_owner_and_a_killed_owner_releases_the_folder(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         who = rf"process {process.pid} on {socket.gethostname()}, since \d{{4}}-\d\d-\d\d \d\d:"
         with pytest.raises(FolderInUse, match=who) as error, lock_folder(tmp_path, wait=0.2):
             raise AssertionError("locked twice")
         assert "Wait for it, stop it, or choose another log.output" in str(error.value)
-        assert isinstance(error.value, ConfigError)
+        assert isinstance(error.value, RunError)
 
-        (tmp_path / ".lock.json").write_text("{")  # nobody knows who it is, and it holds still
+        (tmp_path / ".lock.json").write_text("{")  # the owner is unknown, and keeps the lock
         with pytest.raises(FolderInUse, match="another process"), lock_folder(tmp_path, wait=0):
             raise AssertionError("locked twice")
 
@@ -69,7 +68,7 @@ def test_a_second_run_is_told_who_has_the_folder_and_gets_it_after_a_kill(tmp_pa
             assert f'"pid": {os.getpid()}' in (tmp_path / ".lock.json").read_text()
 
 
-def test_processes_of_a_killed_run_may_take_a_moment_to_die(tmp_path: Path) -> None:
+def test_lock_waits_for_the_workers_of_a_killed_run(tmp_path: Path) -> None:
     with holder(tmp_path, "1.0") as process:
         process.send_signal(signal.SIGKILL)
         process.wait()
@@ -77,7 +76,7 @@ def test_processes_of_a_killed_run_may_take_a_moment_to_die(tmp_path: Path) -> N
             pass
 
 
-def test_one_run_after_another(tmp_path: Path) -> None:
+def test_folder_is_released_at_the_end(tmp_path: Path) -> None:
     for _ in range(2):
         with (
             lock_folder(tmp_path / "run"),
@@ -88,7 +87,7 @@ def test_one_run_after_another(tmp_path: Path) -> None:
         assert set(os.listdir(tmp_path / "run")) <= {".lock"}
 
 
-def test_a_failure_frees_the_folder(tmp_path: Path) -> None:
+def test_folder_is_released_on_an_exception(tmp_path: Path) -> None:
     for _ in range(2):
         with pytest.raises(KeyboardInterrupt), lock_folder(tmp_path, wait=0):
             raise KeyboardInterrupt
@@ -96,7 +95,7 @@ def test_a_failure_frees_the_folder(tmp_path: Path) -> None:
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
 @pytest.mark.parametrize("number", [errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS])
-def test_a_file_system_without_locks_is_said(
+def test_file_system_without_locks_gives_a_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     def fail(*_: object) -> None:
@@ -109,17 +108,17 @@ def test_a_file_system_without_locks_is_said(
 
 
 @pytest.mark.filterwarnings("ignore:flock not supported")
-def test_a_lock_that_outlives_its_owner_is_said(
+def test_lock_that_remains_after_its_owner_gives_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without flock, filelock takes a file's existence for a lock; version 3 takes it away too."""
+    """Without flock, filelock 4 uses the existence of a file as a lock."""
     pytest.importorskip("filelock", minversion="4")
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
 
     monkeypatch.setattr(fcntl, "flock", fail)
-    remedy = r"If that process is dead, remove .*\.lock"
+    remedy = r"If that process has ended, remove .*\.lock"
     with (
         lock_folder(tmp_path, wait=0.1),
         pytest.raises(FolderInUse, match=remedy),
@@ -128,15 +127,15 @@ def test_a_lock_that_outlives_its_owner_is_said(
         raise AssertionError("locked twice")
 
 
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     message = r"file/run: .*choose another log\.output"
-    with pytest.raises(ConfigError, match=message), lock_folder(tmp_path / "file" / "run"):
-        raise AssertionError("made")
+    with pytest.raises(RunError, match=message), lock_folder(tmp_path / "file" / "run"):
+        raise AssertionError("created")
 
 
-def test_what_a_dead_run_was_writing_is_removed(tmp_path: Path) -> None:
-    run = CheckpointFolder(tmp_path, 1)
+def test_partial_files_of_a_dead_run_are_removed(tmp_path: Path) -> None:
+    run = RunFolder(tmp_path, 1)
     (tmp_path / "checkpoints").mkdir()
     ours = (".last.pt.17.part", ".best.pt.17.part", "checkpoints/.step_00000123.pt.9.part")
     others = (".last.pt.part", "last.pt.17.part", ".notes.txt.17.part", "checkpoints/x.part")
@@ -145,7 +144,7 @@ def test_what_a_dead_run_was_writing_is_removed(tmp_path: Path) -> None:
 
     with holder(tmp_path), pytest.raises(FolderInUse), run.lock(0):
         raise AssertionError("locked twice")
-    assert all((tmp_path / name).exists() for name in ours)  # someone may be writing them
+    assert all((tmp_path / name).exists() for name in ours)  # the owner may be writing them
 
     with run.lock():
         pass
@@ -154,7 +153,7 @@ def test_what_a_dead_run_was_writing_is_removed(tmp_path: Path) -> None:
     assert all((tmp_path / name).exists() for name in others)
 
 
-def test_waiting_ends_when_the_other_run_does(tmp_path: Path) -> None:
+def test_waiting_ends_with_the_other_run(tmp_path: Path) -> None:
     with holder(tmp_path) as process:
         start = time.monotonic()
         with pytest.raises(FolderInUse), lock_folder(tmp_path, wait=0.5):

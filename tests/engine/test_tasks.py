@@ -13,7 +13,8 @@ from engine_toys import batch, flexible_task, tiny
 from torch import Tensor, nn
 
 from ffn.core import PrivateModules
-from ffn.engine.tasks import FlexibleTask, PlainTask, backward_each_view, distillation, top1
+from ffn.engine.tasks import FlexibleTask, PlainTask, distillation
+from ffn.engine.train_step import backward_each_view
 
 COUNTS = (2, 4, 8)
 NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
@@ -117,12 +118,6 @@ def test_unknown_small_views() -> None:
         FlexibleTask(nn.Identity(), (4, 8), small_views="kl")
 
 
-def test_top1() -> None:
-    logits = torch.tensor([[0.1, 0.9, 0.0], [2.0, 1.0, 3.0], [0.0, -1.0, -2.0], [1.0, 2.0, 3.0]])
-
-    assert top1(logits, torch.tensor([1, 2, 1, 0])) == 0.5
-
-
 # --- gradients ----------------------------------------------------------------------------------
 
 
@@ -153,7 +148,7 @@ def test_no_gradient_reaches_the_teacher_through_kl() -> None:
 @pytest.mark.parametrize("small_views", ["distill", "label", "mixed"])
 @pytest.mark.parametrize("run", ["together", "sequential"])
 def test_every_parameter_gets_a_gradient(run: str, small_views: str) -> None:
-    """DDP waits for each parameter: none may be left out of a step."""
+    """DDP waits for the gradient of each parameter."""
     task, data = flexible_task(COUNTS, small_views=small_views).train(), batch(COUNTS)
 
     if run == "together":
@@ -193,13 +188,13 @@ def test_together_and_sequential_are_one_step(
         torch.testing.assert_close(one, two, rtol=tolerance, atol=tolerance)
 
 
-def test_dropout_is_really_in_it() -> None:
+def test_task_has_dropout() -> None:
     task = flexible_task(COUNTS, dropout=0.5).train()
 
     assert task(batch(COUNTS))["loss"] != task(batch(COUNTS))["loss"]
 
 
-def test_scale_reaches_the_gradients_and_not_the_report() -> None:
+def test_scale_changes_gradients_and_not_the_outputs() -> None:
     one, data = flexible_task(COUNTS).train(), batch(COUNTS)
     half = copy.deepcopy(one)
 
@@ -211,7 +206,7 @@ def test_scale_reaches_the_gradients_and_not_the_report() -> None:
 
 
 def test_sequential_keeps_one_graph_at_a_time() -> None:
-    """The backward of a view comes before the forward of the next."""
+    """The backward pass of a view precedes the forward pass of the next."""
     task, data = flexible_task(COUNTS).train(), batch(COUNTS)
     events: list[str] = []
     task.model.register_forward_pre_hook(lambda *_: events.append("forward"))
@@ -243,7 +238,7 @@ def test_low_precision_is_near_full_precision(dtype: torch.dtype) -> None:
 def test_activation_checkpointing_gives_the_same_gradients(
     run: str, reentrant: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """timm's own: layers run again in the backward, when other views came in between."""
+    """timm's own: layers run again in the backward pass, after other views have run."""
     task, data = in_float64(flexible_task(COUNTS).train(), batch(COUNTS))
     other = copy.deepcopy(task)
     net, runs = other.model.model.net, []

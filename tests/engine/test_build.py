@@ -1,0 +1,129 @@
+"""Building a run from a config: start weights, start lines, options that do not fit the data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from engine_toys import build, config, train, weights
+from torch import nn
+
+from ffn.core import NORMS
+from ffn.engine import loop
+from ffn.engine.build import build_model, build_schedule, build_train_step, read_config_splits
+from ffn.engine.build import model as build_model_module
+from ffn.engine.config import ConfigError
+
+
+def test_run_starts_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
+    run = build(videos, tmp_path / "run", f"model.weights={finished / 'last.pt'}")
+
+    expected = weights(finished)
+    state = run.train_step.model.state_dict()
+    assert all(torch.equal(value, expected[key]) for key, value in state.items())
+    with run.checkpointer.lock():
+        assert run.checkpointer.restore().step == 0
+    assert any(line.startswith("start weights ") for line in run.introduction)
+
+
+def test_learning_rate_is_scaled_to_the_batch_and_printed(videos: Path, tmp_path: Path) -> None:
+    more = ("optim.lr=0.02", "optim.base_batch_size=12", "train.epochs=1", "optim.milestones=[]")
+    run = build(videos, tmp_path / "run", *more)
+
+    assert run.settings[0] == (
+        "1 epochs of 4 steps; 6 videos per step = 1 process(es) x 1 micro-batch(es) x 6; "
+        "learning rate 0.01 (0.02 for 12), fp32 on cpu"
+    )
+    assert run.learning_rate(0.5) == pytest.approx(0.01)
+    loop.train(run)
+    assert {g["lr"] / g["lr_scale"] for g in run.train_step.optimiser.param_groups} == {0.01}
+
+
+def test_schedule_scales_the_final_rate_too(videos: Path, tmp_path: Path) -> None:
+    more = ("optim.schedule=cosine", "optim.lr=0.1", "optim.final_lr=0.01")
+    rate = build_schedule(config(videos, tmp_path, *more, "optim.base_batch_size=3"))
+    assert [rate(0), rate(1), rate(2)] == pytest.approx([0.2, 0.11, 0.02])
+
+
+def test_start_lines_have_model_data_and_warnings(
+    videos: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """The classes have another order than those of the start weights."""
+    other = tmp_path / "names.txt"
+    other.write_text("right\nleft\nstill\n")
+    more = (f"model.weights={finished / 'best.pt'}", f"data.classes={other}", "data.flip=random")
+    train(videos, tmp_path / "run", *more)
+
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == ("tsm_tiny, task flexible: 24 training and 9 validation videos, 3 classes")
+    assert lines[1].startswith("frame-flexible at 2, 4 frames")
+    warned = [line for line in lines if line.startswith("warning: ")]
+    assert len(warned) == 3
+    assert "data.flip=random flips clips of 2 classes" in warned[0]
+    assert "BatchNorm takes its statistics over 6 clips" in warned[1]
+    assert "2 of 3 differ, the first is class 0, 'right' here and 'left' there" in warned[2]
+
+
+def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> None:
+    options = config(videos, tmp_path, "train.freeze_bn=true", "train.views=sequential")
+    run = build(videos, tmp_path / "run")
+    model = build_model(options, 3)
+
+    step = build_train_step(options, model, run.world, num_classes=3)
+
+    assert step.model is model
+    assert step.sequential
+    assert step.bad_batches is None
+    assert model.training
+    norms = [m for m in model.modules() if isinstance(m, NORMS)]
+    assert norms
+    assert not any(m.training or any(p.requires_grad for p in m.parameters()) for m in norms)
+    trained = {id(p) for group in step.optimiser.param_groups for p in group["params"]}
+    assert not trained & {id(p) for m in norms for p in m.parameters()}
+
+
+def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
+    options = config(videos, tmp_path).data
+
+    both = read_config_splits(options)
+    assert (len(both.train), len(both.val), both.classes) == (24, 9, ["left", "right", "still"])
+    tested = read_config_splits(options, with_train=False, classes=["still", "right", "left"])
+    assert (tested.train, tested.classes) == ([], ["still", "right", "left"])
+    assert [record.label for record in tested.val] == [2 - record.label for record in both.val]
+
+
+# --- options that do not fit --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            ["train.batch_size=25"],
+            r"batch_size is 25 .*25 videos per step\); there are 24 training videos",
+        ),
+        (["train.precise_bn=5"], r"precise_bn is 5; an epoch has 4 micro-batches"),
+        (
+            ["model.name=slowfast_tiny", "train.precision=bf16"],
+            r"train\.precision=bf16 on a CPU gives wrong gradients",
+        ),
+    ],
+    ids=str,
+)
+def test_options_that_do_not_fit_the_data_or_the_device(
+    videos: Path, tmp_path: Path, options: list[str], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        build(videos, tmp_path / "run", *options)
+
+
+def test_model_without_blocks_has_no_activation_checkpointing(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(model: nn.Module) -> int:
+        raise ValueError("no blocks")
+
+    monkeypatch.setattr(build_model_module, "checkpoint_blocks", refuse)
+    with pytest.raises(ConfigError, match="tsm_tiny: no blocks"):
+        build(videos, tmp_path / "run", "train.activation_checkpointing=true")

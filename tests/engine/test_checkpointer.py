@@ -1,0 +1,309 @@
+"""Run folders: which runs can be resumed, what a checkpoint holds, folders of version 0.1."""
+
+from __future__ import annotations
+
+import copy
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import yaml
+from engine_toys import (
+    CPU,
+    STEPS,
+    build,
+    config,
+    flexible_task,
+    read_log,
+    same_weights,
+    train,
+    train_until,
+    weights,
+)
+from torch import nn
+
+import ffn
+from ffn.data import Normalise, Preprocessing
+from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
+from ffn.engine.checkpointer import Checkpointer, RunState, gather_buffers, load_buffers
+from ffn.engine.config import RENAMED, config_from_dict
+from ffn.engine.distributed import World
+from ffn.engine.meter import Meter
+from ffn.engine.mixup import BatchMix
+from ffn.engine.run_folder import RunFolder
+from ffn.engine.run_lock import RunError
+from ffn.engine.train_step import TrainStep
+
+SAVE = "train.save_steps=1"
+
+
+def folder_content(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+# --- folders that exist -------------------------------------------------------------------------
+
+
+def test_finished_run_prints_a_message_and_changes_nothing(
+    videos: Path, finished: Path, capsys: pytest.CaptureFixture
+) -> None:
+    before = folder_content(finished)
+
+    may_change = ("log.interval=7", "data.workers=1", "data.store=other")
+    train(videos, finished, *may_change)
+
+    assert folder_content(finished) == before
+    shown = capsys.readouterr().out
+    assert "finished, 2 of 2 epochs are done. To train further, choose another log.output" in shown
+    assert len(shown.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "shown"),
+    [
+        ("train.epochs=3", "train.epochs 2 -> 3"),
+        ("optim.lr=0.5", "optim.lr 0.01 -> 0.5"),
+        ("task.frames=[2,3]", r"task.frames \[2, 4\] -> \[2, 3\]"),
+        ("task.small_views=label", "task.small_views distill -> label"),
+    ],
+)
+def test_folder_of_a_run_with_other_options(
+    videos: Path, finished: Path, override: str, shown: str
+) -> None:
+    before = folder_content(finished)
+
+    with pytest.raises(RunError, match=f"{shown}.*another log.output"):
+        train(videos, finished, override)
+
+    assert folder_content(finished) == before
+
+
+def test_folder_of_a_run_with_another_task(videos: Path, finished: Path, tmp_path: Path) -> None:
+    train(videos, tmp_path / "run", "task.name=plain", "task.frames=[4]", "train.epochs=1")
+
+    with pytest.raises(RunError, match=r"task\.distill_weight None -> 1\.0; task\.frames"):
+        train(videos, tmp_path / "run", "train.epochs=1")
+
+
+def test_folder_with_steps_of_a_run_without_a_checkpoint(videos: Path, tmp_path: Path) -> None:
+    """Its config and log tell that it is another run."""
+    train_until(2, videos, tmp_path / "run")
+    assert not (tmp_path / "run/last.pt").exists()
+
+    with pytest.raises(RunError, match=r"config\.yaml belongs to .* \(optim\.lr 0\.01 -> 0\.5\)"):
+        train(videos, tmp_path / "run", "optim.lr=0.5")
+    train_until(2, videos, tmp_path / "run")  # the same options
+
+
+def test_folder_of_a_run_on_other_videos(videos: Path, finished: Path, tmp_path: Path) -> None:
+    moved = load_checkpoint(finished / "last.pt")
+    moved["meta"]["data"] = moved["meta"]["data"] | {"train_videos": 23}
+    save_checkpoint(tmp_path / "run" / "last.pt", moved)
+
+    with pytest.raises(RunError, match="other videos or labels"):
+        train(videos, tmp_path / "run")
+
+
+def test_folder_whose_checkpoints_are_all_damaged_stays(videos: Path, tmp_path: Path) -> None:
+    train_until(3, videos, tmp_path / "run", SAVE)
+    for path in (tmp_path / "run/checkpoints").iterdir():
+        path.write_bytes(path.read_bytes()[:1000])
+    before = folder_content(tmp_path / "run")
+
+    message = r"(?s)2 checkpoint\(s\) and none can be used.*another log"
+    with pytest.raises(ValueError, match=message):
+        train(videos, tmp_path / "run", SAVE)
+
+    after = folder_content(tmp_path / "run")
+    assert {name: after[name] for name in before} == before
+
+
+def test_best_network_without_a_checkpoint_is_not_overwritten(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(finished, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run/checkpoints")
+    (tmp_path / "run/last.pt").unlink()
+    before = folder_content(tmp_path / "run")
+
+    message = r"best\.pt of a run and no checkpoint.*would overwrite it"
+    with pytest.raises(RunError, match=message):
+        train(videos, tmp_path / "run")
+
+    after = folder_content(tmp_path / "run")
+    assert {name: after[name] for name in before} == before
+
+
+def test_metrics_in_a_checkpoint_are_those_of_its_weights(videos: Path, tmp_path: Path) -> None:
+    train(videos, tmp_path / "run", SAVE, "train.keep_checkpoints=9")
+
+    for number in range(1, 2 * STEPS + 1):
+        path = tmp_path / f"run/checkpoints/step_{number:08d}.pt"
+        assert bool(load_checkpoint(path)["meta"]["metrics"]) == (number % STEPS == 0)
+
+
+# --- runs of older versions ---------------------------------------------------------------------
+
+
+def test_run_without_newer_options_is_resumed(videos: Path, finished: Path, tmp_path: Path) -> None:
+    """They have the defaults, which are the behaviour of before."""
+    train_until(3, videos, tmp_path / "run", SAVE)
+    last = load_checkpoint(tmp_path / "run/last.pt")
+    for section, option in (("data", "crop_mode"), ("train", "mixup"), ("train", "repeated_aug")):
+        del last["meta"]["config"][section][option]
+    save_checkpoint(tmp_path / "run/last.pt", last)
+
+    with pytest.raises(RunError, match=r"train\.mixup 0\.0 -> 0\.5"):
+        train(videos, tmp_path / "run", SAVE, "train.mixup=0.5")
+    train(videos, tmp_path / "run", SAVE)
+
+    assert same_weights(tmp_path / "run", finished)
+
+
+def as_version_0_1(values: dict[str, Any]) -> dict[str, Any]:
+    """A config as version 0.1 wrote it: old names, no imports, the options of all tasks."""
+    old = copy.deepcopy(values)
+    del old["imports"]
+    for before, now in RENAMED.items():
+        section, name = now.split(".")
+        old[section][before.split(".")[1]] = old[section].pop(name)
+    flexible = {
+        "private": "norms",
+        "alteration": True,
+        "small_views": "distill",
+        "distill_weight": 1.0,
+    }
+    return {**old, "task": {**flexible, **old["task"]}}
+
+
+def make_version_0_1(folder: Path) -> None:
+    """Rewrite the checkpoints and the config of a run as version 0.1 wrote them."""
+    for path in [*(folder / "checkpoints").iterdir(), *folder.glob("best.pt")]:
+        content = load_checkpoint(path)
+        del content["meta"]["imports"]
+        content["meta"]["config"] = as_version_0_1(content["meta"]["config"])
+        save_checkpoint(path, content)
+    shutil.copy(max((folder / "checkpoints").iterdir()), folder / "last.pt")
+    description = folder / "config.yaml"
+    old = as_version_0_1(yaml.safe_load(description.read_text()))
+    description.write_text(yaml.safe_dump(old, sort_keys=False))
+    assert "accumulate" in old["train"]
+    assert "reader" in old["data"]
+
+
+TASKS = {"flexible": (), "plain": ("task.name=plain", "task.frames=[4]")}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_run_folder_of_version_0_1(videos: Path, tmp_path: Path, task: str) -> None:
+    """It loads as weights, starts a run, and is resumed."""
+    whole = train(videos, tmp_path / "whole", SAVE, *TASKS[task])
+    train_until(STEPS + 2, videos, tmp_path / "run", SAVE, *TASKS[task])
+    make_version_0_1(tmp_path / "run")
+
+    best = tmp_path / "run/best.pt"
+    model = ffn.load(best)
+    assert isinstance(model, ffn.FrameFlexible) == (task == "flexible")
+    state, expected = model.state_dict(), weights(tmp_path / "run", "best.pt")
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
+    started = build(videos, tmp_path / "other", f"model.weights={best}", *TASKS[task])
+    state = started.train_step.model.state_dict()
+    assert all(torch.equal(state[key], value) for key, value in expected.items())
+
+    with pytest.raises(RunError, match=r"optim\.lr 0\.01 -> 0\.5"):
+        train(videos, tmp_path / "run", SAVE, "optim.lr=0.5", *TASKS[task])
+    train(videos, tmp_path / "run", SAVE, *TASKS[task])
+
+    assert same_weights(tmp_path / "run", whole)
+    assert len(read_log(tmp_path / "run")) == len(read_log(whole))
+
+
+def test_run_of_version_0_1_without_a_checkpoint(videos: Path, tmp_path: Path) -> None:
+    train_until(2, videos, tmp_path / "run")
+    description = tmp_path / "run/config.yaml"
+    old = as_version_0_1(yaml.safe_load(description.read_text()))
+    description.write_text(yaml.safe_dump(old))
+
+    train_until(2, videos, tmp_path / "run")
+    assert config_from_dict(old) == config(videos, tmp_path / "run")
+
+
+# --- the checkpointer with plain arguments ------------------------------------------------------
+
+
+def make_checkpointer(folder: Path, **metadata: Any) -> Checkpointer:
+    task = flexible_task((2, 4))
+    groups = [{"params": list(task.parameters()), "lr_scale": 1.0}]
+    step = TrainStep(
+        task,
+        torch.optim.SGD(groups, lr=0.1, momentum=0.9),
+        CPU,
+        normalise=Normalise(Preprocessing(crop=16, resize=20)),
+        batch_mix=BatchMix(3),
+    )
+    return Checkpointer(
+        RunFolder(folder, keep=2),
+        step,
+        Meter(CPU),
+        CPU,
+        metadata={"config": {"lr": 1}, "data": {"videos": 2}, **metadata},
+        changed_options=lambda before: [] if before == {"lr": 1} else ["lr 1 -> 2"],
+    )
+
+
+def test_state_of_a_run_is_saved_and_restored(tmp_path: Path) -> None:
+    saving = make_checkpointer(tmp_path)
+    state = RunState(2, 9, 51.5, {2: {"top1": 50.0}, 4: {"top1": 53.0}}, validation_pending=True)
+    with saving.lock():
+        assert saving.restore() == RunState()
+        assert saving.saved_step is None
+        for parameter in saving.train_step.model.parameters():
+            nn.init.ones_(parameter)
+        saving.save(state)
+        assert saving.saved_step == 9
+        saving.save_best(state)
+
+    restoring = make_checkpointer(tmp_path)
+    with restoring.lock():
+        assert restoring.restore() == state
+    assert restoring.saved_step == 9
+    assert restoring.notes == []
+    assert all((p == 1).all() for p in restoring.train_step.model.parameters())
+    assert yaml.safe_load((tmp_path / "config.yaml").read_text()) == {"lr": 1}
+    assert "training" not in load_checkpoint(tmp_path / "best.pt")
+
+    with pytest.raises(RunError, match=r"other options \(lr 1 -> 2\)"):
+        make_checkpointer(tmp_path)._check_options({"lr": 2}, tmp_path)
+    with pytest.raises(RunError, match="other videos"):
+        make_checkpointer(tmp_path, data={"videos": 3}).restore()
+
+
+def test_checkpoint_after_several_bad_steps_is_only_the_final_one(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    with checkpointer.lock():
+        checkpointer.train_step.consecutive_bad_steps = 1
+        checkpointer.save(RunState(step=3))
+        checkpointer.train_step.consecutive_bad_steps = 2
+        checkpointer.save(RunState(step=4))
+        assert checkpointer.saved_step == 3
+        checkpointer.save(RunState(step=5), final=True)
+    assert checkpointer.saved_step == 5
+
+
+def test_buffers_of_another_number_of_processes_are_averaged() -> None:
+    norm = nn.BatchNorm1d(2)
+    (own,) = gather_buffers(norm, CPU)
+    assert [value.data_ptr() for value in own] != [value.data_ptr() for value in norm.buffers()]
+    other = [own[0] + 4, own[1] + 2, torch.tensor(7)]
+
+    load_buffers(norm, [own, other], World(1, 2, torch.device("cpu")))
+    assert norm.running_mean.tolist() == [4, 4]
+    assert int(norm.num_batches_tracked) == 7
+
+    load_buffers(norm, [own, other], CPU)
+    assert norm.running_mean.tolist() == [2, 2]
+    assert norm.running_var.tolist() == [2, 2]
+    assert int(norm.num_batches_tracked) == 0  # of the first process

@@ -1,0 +1,300 @@
+"""The train step with plain arguments, against optimiser steps written out by hand."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_toys import CPU, batch, flexible_task, state_of
+from torch import Tensor, nn
+
+from ffn.data import Normalise, Preprocessing
+from ffn.engine.checkpointer import not_finite
+from ffn.engine.log import BadBatches
+from ffn.engine.mixup import BatchMix
+from ffn.engine.tasks import Task
+from ffn.engine.train_step import StepResult, TrainStep
+
+COUNTS = (2, 4)
+NORMALISE = Normalise(Preprocessing(crop=16, resize=20))
+
+
+def loaded(seed: int, size: int = 4) -> dict[str, Any]:
+    """A micro-batch as a training loader returns it."""
+    found = batch(COUNTS, size=size, seed=seed)
+    clips = {t: (60 * clip + 128).clamp(0, 255).byte() for t, clip in found["clips"].items()}
+    return {**found, "clips": clips, "index": torch.arange(size), "skipped": []}
+
+
+def bad(seed: int = 9) -> dict[str, Any]:
+    """A micro-batch whose loss is not finite: a label of NaN probabilities."""
+    found = loaded(seed)
+    return {**found, "label": torch.full((4, 3), torch.nan)}
+
+
+def make_step(task: Task, *, scales: tuple[float, float] = (1.0, 1.0), **options: Any) -> TrainStep:
+    """Momentum SGD with two groups: the first parameter, and the others."""
+    first, *others = task.parameters()
+    groups = [{"params": [first], "lr_scale": scales[0]}, {"params": others, "lr_scale": scales[1]}]
+    optimiser = torch.optim.SGD(groups, lr=1.0, momentum=0.9)
+    settings = {"normalise": NORMALISE, "batch_mix": BatchMix(3), **options}
+    return TrainStep(task.train(), optimiser, CPU, **settings)
+
+
+def run(step: TrainStep, batches: list[dict[str, Any]], first: int = 0) -> list[StepResult]:
+    """One step per batch."""
+    return [
+        step.step([one], number=number, lr=0.05) for number, one in enumerate(batches, start=first)
+    ]
+
+
+def same(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(value, other[key]) for key, value in one.items())
+
+
+def test_steps_are_clipped_momentum_sgd_with_the_scale_of_each_group() -> None:
+    """By hand: v = 0.9 v + g min(1, c / |g|); w = w - lr scale v."""
+    limit, scales = 0.3, (3.0, 0.5)
+    task = flexible_task(COUNTS)
+    hand = copy.deepcopy(task).train()
+    step = make_step(task, scales=scales, clip_grad_norm=limit)
+    velocity = [torch.zeros_like(p) for p in hand.parameters()]
+
+    for number, lr in enumerate((0.05, 0.05, 0.02)):
+        data = loaded(number)
+        result = step.step(iter([data]), number=number, lr=lr)
+
+        clips = {t: NORMALISE(clip) for t, clip in data["clips"].items()}
+        hand.zero_grad()
+        loss = hand({"clips": clips, "label": data["label"]})["loss"]
+        loss.backward()
+        norm = torch.stack([p.grad.norm() for p in hand.parameters()]).norm()
+        assert norm > limit
+        with torch.no_grad():
+            for place, (parameter, v) in enumerate(zip(hand.parameters(), velocity, strict=True)):
+                v.mul_(0.9).add_(parameter.grad * limit / norm)
+                parameter.sub_(lr * scales[min(place, 1)] * v)
+
+        (outputs,) = result.outputs
+        assert outputs["loss"].item() == pytest.approx(loss.item(), rel=1e-5)
+        assert {"loss/ce_4", "loss/kl_2", "logits/4", "logits/2"} < set(outputs)
+        assert result.grad_norm.item() == pytest.approx(norm.item(), rel=1e-4)
+        assert (result.updated, result.warning, result.stop) == (True, None, False)
+    for (name, value), expected in zip(
+        step.model.state_dict().items(), hand.model.state_dict().values(), strict=True
+    ):
+        torch.testing.assert_close(value, expected, rtol=1e-4, atol=1e-5, msg=name)
+
+
+def test_gradients_and_batches_of_a_step_are_used_once() -> None:
+    step = make_step(flexible_task(COUNTS), grad_accum_steps=2)
+    batches = iter([loaded(number) for number in range(5)])
+
+    results = [step.step(batches, number=number, lr=0.05) for number in range(2)]
+
+    assert [len(result.outputs) for result in results] == [2, 2]
+    assert all(parameter.grad is None for parameter in step.model.parameters())
+    assert len(list(batches)) == 1  # a step takes no more than its micro-batches
+    with pytest.raises(ValueError, match="step 3 got 1 micro-batches; grad_accum_steps is 2"):
+        step.step([loaded(0)], number=2, lr=0.05)
+
+
+def test_outputs_have_the_labels_and_videos_of_the_batch() -> None:
+    step = make_step(flexible_task(COUNTS))
+    data = {**loaded(0), "skipped": ["a.mp4: damaged"], "index": torch.tensor([5, 7, 1, 2])}
+
+    (outputs,) = step.step([data], number=0, lr=0.05, stop=True).outputs
+
+    assert outputs["label"].tolist() == [0, 1, 2, 0]
+    assert outputs["index"].tolist() == [5, 7, 1, 2]
+    assert outputs["skipped"] == ["a.mp4: damaged"]
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_request_to_stop_is_returned(stop: bool) -> None:
+    step = make_step(flexible_task(COUNTS))
+    assert step.step([loaded(0)], number=0, lr=0.05, stop=stop).stop is stop
+
+
+def test_random_numbers_depend_on_seed_and_number_alone() -> None:
+    task = flexible_task(COUNTS, dropout=0.5)
+
+    def loss(number: int, before: int = 0, **options: Any) -> float:
+        step = make_step(copy.deepcopy(task), **options)
+        torch.manual_seed(before)
+        return step.step([loaded(0)], number=number, lr=0.05).outputs[0]["loss"].item()
+
+    assert loss(5) == loss(5, before=1)
+    assert loss(5) != loss(6)
+    assert loss(5) != loss(5, seed=1)
+
+
+# --- bad steps ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sequential", [True, False])
+def test_bad_step_changes_nothing(sequential: bool) -> None:
+    """Weights, statistics, momentum and average are those of a step that never saw the batch."""
+    batches = [loaded(0), loaded(1)]
+    one, other = (
+        make_step(flexible_task(COUNTS), sequential=sequential, ema_decay=0.5) for _ in range(2)
+    )
+    results = run(one, [batches[0], bad(), batches[1]])
+    run(other, batches[:1])
+    other.step([batches[1]], number=2, lr=0.05)
+
+    assert [result.updated for result in results] == [True, False, True]
+    assert not results[1].outputs[0]["loss"].isfinite()
+    assert same(one.model.state_dict(), other.model.state_dict())
+    assert same(one.ema.module.state_dict(), other.ema.module.state_dict())
+    states = (step.optimiser.state_dict()["state"] for step in (one, other))
+    for first, second in zip(*(state.values() for state in states), strict=True):
+        assert torch.equal(first["momentum_buffer"], second["momentum_buffer"])
+
+
+def test_bad_step_restores_the_buffers_of_its_own_start() -> None:
+    """Also if buffers have changed since the previous step, as by averaging over processes."""
+    step = make_step(flexible_task(COUNTS))
+    run(step, [loaded(0)])
+    after_step = state_of(step.model)
+    for buffer in step.model.buffers():
+        buffer.add_(1)
+    step.model(NORMALISE(loaded(1)["clips"][4]), active=4)  # moves statistics of one count
+    before = state_of(step.model)
+    assert not same(before, after_step)
+
+    (result,) = run(step, [bad()], first=1)
+
+    assert not result.updated
+    assert same(step.model.state_dict(), before)
+
+
+def test_buffers_of_every_type_are_restored() -> None:
+    """Integer counters too; the forward pass of the bad step had changed each of them."""
+    task = flexible_task(COUNTS)
+    step, seen = make_step(task), {}
+    before = state_of(step.model)
+    task.model.register_forward_hook(lambda *_: seen.update(state_of(step.model)))
+    data = loaded(0)
+    step.normalise = lambda clip: NORMALISE(clip) * torch.nan
+    (result,) = run(step, [data])
+
+    assert not result.updated
+    assert not_finite(seen)
+    moved = {seen[key].dtype for key in seen if not torch.equal(seen[key], before[key])}
+    assert moved == {torch.float32, torch.int64}
+    assert same(step.model.state_dict(), before)
+
+
+def test_one_bad_micro_batch_makes_a_bad_step() -> None:
+    step = make_step(flexible_task(COUNTS), grad_accum_steps=2)
+    before = state_of(step.model)
+
+    result = step.step([loaded(0), bad()], number=0, lr=0.05)
+
+    assert not result.updated
+    assert "the loss is not finite at step 1: step skipped (1 in a row, 1 in all)" in result.warning
+    assert same(step.model.state_dict(), before)
+
+
+def test_gradient_that_is_not_finite_makes_a_bad_step() -> None:
+    step = make_step(flexible_task(COUNTS))
+    before = state_of(step.model)
+    first = next(step.model.parameters())
+    first.register_hook(lambda gradient: gradient * torch.inf)
+
+    (result,) = run(step, [loaded(0)])
+
+    assert "the gradient is not finite at step 1: step skipped" in result.warning
+    assert same(step.model.state_dict(), before)
+
+
+def test_too_many_bad_steps_raise(tmp_path: Path) -> None:
+    listed = BadBatches(tmp_path / "bad.jsonl", ["a.mp4", "b.mp4", "c.mp4", "d.mp4"], CPU)
+    step = make_step(
+        flexible_task(COUNTS), max_bad_steps=2, bad_batches=listed, advice="Remedy: rest"
+    )
+    results = run(step, [bad(), loaded(0), bad()])  # never two in a row
+    assert [result.warning is None for result in results] == [False, True, False]
+    assert (step.bad_steps, step.consecutive_bad_steps) == (2, 1)
+
+    message = r"step 4, the last of 2 such steps in a row\. .*bad\.jsonl lists .*Remedy: rest"
+    with pytest.raises(FloatingPointError, match=message):
+        run(step, [bad()], first=3)
+    assert len((tmp_path / "bad.jsonl").read_text().splitlines()) == 3
+
+
+def test_fp16_overflow_lowers_the_loss_scale_and_is_not_a_bad_step() -> None:
+    step = make_step(flexible_task(COUNTS), precision="fp16")
+    step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**80)
+    before = state_of(step.model)
+
+    (result,) = run(step, [loaded(0)])
+    assert (result.updated, result.warning, step.bad_steps) == (False, None, 0)
+    assert step.scaler.get_scale() == 2.0**79
+    assert same(step.model.state_dict(), before)
+
+    (result,) = run(step, [bad()], first=1)  # the loss itself is not finite at any scale
+    assert result.warning is not None
+
+
+# --- parts --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
+)
+def test_precision_of_the_forward_pass(precision: str, dtype: torch.dtype | None) -> None:
+    task, seen = flexible_task(COUNTS), []
+    conv = next(m for m in task.modules() if isinstance(m, nn.Conv2d))
+    conv.register_forward_hook(lambda _, given, output: seen.append(output.dtype))
+    step = make_step(task, precision=precision)
+
+    run(step, [loaded(0)])
+
+    assert set(seen) == {dtype or torch.float32}
+    assert step.scaler.is_enabled() == (precision == "fp16")
+    assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+
+
+def test_network_is_the_average_if_there_is_one() -> None:
+    step = make_step(flexible_task(COUNTS))
+    assert step.network is step.model
+
+    averaged = make_step(flexible_task(COUNTS), ema_decay=0.5)
+    assert averaged.network is averaged.ema.module
+    run(averaged, [loaded(0)])
+    assert same(averaged.network.state_dict(), averaged.model.state_dict())  # a_1 = w_1
+    run(averaged, [loaded(1)], first=1)
+    assert not same(averaged.network.state_dict(), averaged.model.state_dict())
+
+
+def test_state_restores_the_step() -> None:
+    step = make_step(flexible_task(COUNTS))
+    run(step, [loaded(0), bad()])
+    state, weights = copy.deepcopy(step.state_dict()), state_of(step.model)
+    (expected,) = run(step, [loaded(1)], first=2)
+
+    again = make_step(flexible_task(COUNTS))
+    again.model.load_state_dict(weights)
+    again.load_state_dict(state)
+    assert (again.bad_steps, again.consecutive_bad_steps) == (1, 1)
+    (found,) = run(again, [loaded(1)], first=2)
+
+    assert torch.equal(found.outputs[0]["loss"], expected.outputs[0]["loss"])
+    assert same(again.model.state_dict(), step.model.state_dict())
+    assert set(state) == {"optimiser", "scaler", "guard"}
+    del state["guard"]  # as in files of format 1
+    again.load_state_dict(state)
+    assert (again.bad_steps, again.consecutive_bad_steps) == (0, 0)
+
+
+def test_without_clipping_the_norm_is_only_measured() -> None:
+    one, other = (make_step(flexible_task(COUNTS), clip_grad_norm=limit) for limit in (None, 1e9))
+    results = [run(step, [loaded(0)])[0] for step in (one, other)]
+
+    assert results[0].grad_norm == results[1].grad_norm > 0
+    assert same(one.model.state_dict(), other.model.state_dict())

@@ -1,0 +1,99 @@
+"""The validation of a run: moving average, exact BatchNorm statistics, score."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_toys import after_each_step, build, weights
+
+from ffn.engine import loop
+from ffn.engine.checkpoint import load_checkpoint
+
+
+def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: Path) -> None:
+    """By the formula: a_t = d a_(t-1) + (1 - d) w_t with d = min(decay, 1 - t^(-2/3))."""
+    run = build(videos, tmp_path / "run", "train.ema_decay=0.5")
+    expected: dict[str, torch.Tensor] = {}
+    validated = []
+
+    def watch(number: int) -> None:
+        d = min(0.5, 1 - (number + 1) ** (-2 / 3))
+        for key, value in run.train_step.model.state_dict().items():
+            old = expected.get(key, value)
+            new = d * old + (1 - d) * value if value.is_floating_point() else value
+            expected[key] = new.clone()
+
+    evaluate = run.validator.evaluate
+
+    def compare() -> Any:
+        network = run.validator.train_step.network
+        for key, value in network.state_dict().items():
+            torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+        validated.append(network)
+        return evaluate()
+
+    after_each_step(run, watch)
+    run.validator.evaluate = compare
+    loop.train(run)
+
+    assert len(validated) == 2
+    for key, value in weights(tmp_path / "run").items():
+        torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
+        assert key in weights(tmp_path / "run", "best.pt")
+    raw = load_checkpoint(tmp_path / "run/last.pt")["training"]["weights"]
+    assert any(not torch.equal(value, expected[key]) for key, value in raw.items())
+
+
+def test_exact_statistics_are_those_of_the_batches(videos: Path, tmp_path: Path) -> None:
+    """Of the first norm: mean and variance of the first convolution over the first batches."""
+    run = build(videos, tmp_path / "run", "train.precise_bn=3", "train.epochs=1")
+    loop.train(run)
+
+    run.train_loader.sampler.set_epoch(1)
+    batches = [batch for _, batch in zip(range(3), run.train_loader, strict=False)]
+    modules = dict(run.train_step.model.named_modules())
+    name = next(n for n, m in modules.items() if isinstance(m, torch.nn.Conv2d))
+    norm = modules[f"{name.rpartition('.')[0]}.1"]
+    for frames in (2, 4):
+        seen = [
+            modules[name](
+                run.train_step.normalise(batch["clips"][frames]).transpose(1, 2).flatten(0, 1)
+            )
+            for batch in batches
+        ]
+        values = torch.cat(seen).double().transpose(0, 1).flatten(1)
+        found = norm[str(frames)]
+        for statistic, expected in (
+            (found.running_mean, values.mean(1)),
+            (found.running_var, values.var(1)),
+        ):
+            torch.testing.assert_close(statistic.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_score_is_the_mean_over_the_trained_counts(videos: Path, tmp_path: Path) -> None:
+    validator = build(videos, tmp_path / "run").validator
+
+    metrics = {2: {"top1": 30.0}, 3: {"top1": 99.0}, 4: {"top1": 50.0}}
+
+    assert validator.score(metrics) == 40.0
+    assert validator.videos == 9
+    assert set(validator.evaluate()) == {2, 3, 4}
+
+
+@pytest.mark.parametrize("mode", [True, False])
+def test_validation_leaves_the_mode_of_every_module(
+    videos: Path, tmp_path: Path, mode: bool
+) -> None:
+    """A run sets the training mode once, at its start."""
+    run = build(videos, tmp_path / "run", "train.precise_bn=1")
+    model = run.train_step.model.train(mode)
+    frozen = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)).eval()
+
+    run.validator.update_statistics(0)
+    run.validator.evaluate()
+
+    assert not frozen.training
+    assert all(m.training == mode for m in model.modules() if m is not frozen)
