@@ -288,7 +288,7 @@ def _other_forms(videos: _Form, folder: Path, short_side: int) -> list[_Form]:
 
     stores = []
     for name, form in (("store, JPEG", "jpeg"), ("store, raw", "raw")):
-        report = pack(videos.records, folder / form, form=form, short_side=short_side)
+        report = pack(videos.records, folder / form, format=form, short_side=short_side)
         store = ClipStore(folder / form)
         mib = report.bytes / len(videos.records) / 2**20
         stores.append(_Form(name, videos.records, store.open_record, mib))
