@@ -1,7 +1,7 @@
-"""Copies of the videos in another form: folders of frames, or small mp4 files that seek well.
+"""Copy the videos as folders of frames, or as small mp4 files with frequent key frames.
 
-Copies go into a folder of their own, each under a temporary name until it is whole; a whole one is
-kept when the same preparation runs again. The originals are only read.
+The copies are written to a separate folder, each under a temporary name until it is complete.
+Running the same preparation again keeps complete copies. The originals stay unchanged.
 """
 
 from __future__ import annotations
@@ -14,32 +14,34 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ffn.data.decoding import VideoError, open_video
-from ffn.data.workers import TIMEOUT, work
+from ffn.data.workers import TIMEOUT, map_in_processes
 from ffn.datasets.disk import MARK
 from ffn.datasets.facts import VideoFacts, read_facts
-from ffn.datasets.index import list_path, write_text
+from ffn.datasets.index import list_path
 from ffn.datasets.listing import Entry, PreparationError
 from ffn.datasets.media import encode_mp4, read_frames, write_images
+from ffn.files import write_text
 
 Part = tuple[str, float | None, float | None]  # path, start and end in seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Conversion:
-    """What the copies are.
+class CopySettings:
+    """Format and settings of the copies.
 
     Attributes:
-        folder: Where they go; absent, empty, or begun by the same conversion.
-        form: `frames`: folders of 00001.jpg …; `mp4`: H.264 in closed groups of pictures.
-        short_side: In pixels; larger films are made smaller, smaller ones stay. None keeps all.
-        quality: Of JPEG, 1 to 100.
-        quantiser: Of H.264, 0 (lossless) to 51.
-        gop: Frames per group of pictures, which is what one random access decodes at most.
-        fps: Rate of an mp4 made from a frame folder, whose images carry no time.
+        folder: Folder for the copies: absent, empty, or with copies of the same settings.
+        format: `frames`: folders of 00001.jpg …; `mp4`: H.264 with closed groups of pictures.
+        short_side: Upper bound on the shorter side in pixels; None keeps the size. Videos are never
+            enlarged.
+        quality: JPEG quality, 1 to 100.
+        quantiser: Quantiser of H.264, 0 (lossless) to 51.
+        gop: Frames per group of pictures: the most that one random access decodes.
+        fps: Frame rate of an mp4 from a frame folder, which has no times.
     """
 
     folder: Path
-    form: str
+    format: str
     short_side: int | None = 256
     quality: int = 95
     quantiser: int = 20
@@ -53,16 +55,17 @@ class Conversion:
             "quantiser": (0 <= self.quantiser <= 51, self.quantiser, "0 … 51"),
             "gop": (self.gop >= 1, self.gop, "≥ 1"),
             "fps": (self.fps > 0, self.fps, "> 0"),
-            "form": (self.form in ("frames", "mp4"), self.form, "frames or mp4"),
+            "format": (self.format in ("frames", "mp4"), self.format, "frames or mp4"),
         }
         for name, (fits, value, expected) in limits.items():
             if not fits:
                 raise PreparationError(f"{name} is {value}; expected {expected}")
 
-    def settings(self) -> dict[str, object]:
-        """What decides how a copy looks."""
-        unused = ("quantiser", "gop", "fps") if self.form == "frames" else ("quality",)
-        return {k: v for k, v in asdict(self).items() if k not in ("folder", *unused)}
+    def to_dict(self) -> dict[str, object]:
+        """The settings that determine the content of a copy, as written to `derived.json`."""
+        unused = ("quantiser", "gop", "fps") if self.format == "frames" else ("quality",)
+        used = {k: v for k, v in asdict(self).items() if k not in ("folder", "format", *unused)}
+        return {"form": self.format, **used}  # `form` as in version 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,35 +77,36 @@ class _Job:
     start: float | None
     end: float | None
     pattern: str
-    conversion: Conversion
+    settings: CopySettings
 
 
-def claim_folder(conversion: Conversion, root: Path) -> None:
-    """Begin or continue a folder of copies.
+def claim_copies(settings: CopySettings, root: Path) -> None:
+    """Create the folder for the copies, or check that it holds copies with the same settings.
 
     Raises:
-        FileExistsError: if it holds anything else, or copies made with other settings.
-        PreparationError: if the originals lie in it.
+        FileExistsError: if it holds anything else, or copies with other settings.
+        PreparationError: if it contains the originals.
     """
-    folder = conversion.folder
+    folder = settings.folder
     if root.is_relative_to(folder):
-        raise PreparationError(f"{folder} holds the originals; name a folder for the copies alone")
+        raise PreparationError(f"{folder} holds the originals; name another folder for the copies")
     mark = folder / MARK
     if mark.is_file():
         found = json.loads(mark.read_text(encoding="utf-8"))
-        if found != conversion.settings():
+        if found != settings.to_dict():
             raise FileExistsError(
-                f"{folder} holds copies made with {found}; asked for {conversion.settings()}. "
-                "Choose another folder, or delete this one"
+                f"{folder} holds copies with {found}, not {settings.to_dict()}. Choose another "
+                "folder, or delete this one"
             )
     elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and holds something else; choose a new folder")
     else:
-        write_text(mark, json.dumps(conversion.settings(), indent=2) + "\n")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(mark, json.dumps(settings.to_dict(), indent=2) + "\n")
 
 
-def convert_all(
-    conversion: Conversion,
+def copy_all(
+    settings: CopySettings,
     entries: Sequence[Entry],
     facts: dict[str, VideoFacts],
     root: Path,
@@ -112,13 +116,13 @@ def convert_all(
     timeout: float = TIMEOUT,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Entry], dict[str, VideoFacts], dict[Part, str]]:
-    """Make the copies of all entries.
+    """Copy the videos of all entries.
 
     Returns:
-        The entries with the paths of their copies, without start and end; facts of the copies by
-        path; and why there is none, by the part of the original.
+        The entries with the paths of their copies, without start and end; the facts of the copies
+        by path; and the causes of failures by part of the original.
     """
-    targets = _targets(conversion, entries, root)
+    targets = _targets(settings, entries, root)
     jobs = [
         _Job(
             source=str(root / path),
@@ -128,14 +132,14 @@ def convert_all(
             start=start,
             end=end,
             pattern=pattern,
-            conversion=conversion,
+            settings=settings,
         )
         for (path, start, end), target in targets.items()
     ]
     report = progress or (lambda done, count: None)
     outcomes = {}
     report(0, len(jobs))
-    for job, outcome in work(_copy_or_cause, jobs, workers, timeout):
+    for job, outcome in map_in_processes(_copy_or_cause, jobs, workers, timeout):
         outcomes[job.target] = outcome
         report(len(outcomes), len(jobs))
 
@@ -153,11 +157,11 @@ def convert_all(
     return copies, copied, failed
 
 
-def _targets(conversion: Conversion, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:
-    """A file or folder for each part of a video, under the name of its original."""
+def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:
+    """File or folder of the copy of each part, named after the original."""
     targets: dict[Part, Path] = {}
     taken: set[Path] = set()
-    suffix = ".mp4" if conversion.form == "mp4" else ""
+    suffix = ".mp4" if settings.format == "mp4" else ""
     for entry in entries:
         key = (entry.path, entry.start, entry.end)
         if key in targets:
@@ -165,9 +169,9 @@ def _targets(conversion: Conversion, entries: Sequence[Entry], root: Path) -> di
         name = os.path.splitext(entry.path)[0] if (root / entry.path).is_file() else entry.path
         if entry.start is not None:
             name += f"_{entry.start:06.0f}_{entry.end:06.0f}"
-        target = conversion.folder / f"{name}{suffix}"
-        if target in taken:  # clip.avi and clip.webm
-            target = conversion.folder / f"{entry.path}{suffix}"
+        target = settings.folder / f"{name}{suffix}"
+        if target in taken:  # for example clip.avi and clip.webm
+            target = settings.folder / f"{entry.path}{suffix}"
         targets[key] = target
         taken.add(target)
     return targets
@@ -180,56 +184,56 @@ def _copy_or_cause(job: _Job) -> VideoFacts | str:
         return error.cause or str(error)
     except OSError as error:
         return f"the copy cannot be written ({error})"
-    except Exception as error:  # whatever it is, it is this video's
+    except Exception as error:  # any other error of this video
         return f"{type(error).__name__}: {error}"
 
 
 def _copy(job: _Job) -> VideoFacts:
-    """Make one copy, unless it stands there whole, and read back what it is."""
+    """Make one copy unless it is complete already; return the facts of the copy."""
     target = Path(job.target)
     chosen = range(job.frames)
     if job.start is not None:
         chosen = open_video(job.source, pattern=job.pattern).between(job.start, job.end)
-    found = _finished(job, target, len(chosen))
+    found = _existing(job, target, len(chosen))
     if found is not None:
         return found
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.stem}.partial{target.suffix}")
     _remove(partial)
-    conversion = job.conversion
+    settings = job.settings
     frames = read_frames(job.source, chosen, job.pattern)
-    if conversion.form == "frames":
-        write_images(partial, frames, conversion.short_side, conversion.quality)
+    if settings.format == "frames":
+        write_images(partial, frames, settings.short_side, settings.quality)
     else:
         encode_mp4(
             partial,
             frames,
-            rate=job.fps or conversion.fps,
-            short_side=conversion.short_side,
-            gop=conversion.gop,
-            quantiser=conversion.quantiser,
+            rate=job.fps or settings.fps,
+            short_side=settings.short_side,
+            gop=settings.gop,
+            quantiser=settings.quantiser,
         )
-    written = read_facts(str(partial), _pattern(conversion, job))
+    written = read_facts(str(partial), _pattern(settings, job))
     if written.frames != len(chosen):
         _remove(partial)
-        cause = f"the copy has {written.frames} frames where {len(chosen)} were written"
+        cause = f"the copy has {written.frames} frames instead of {len(chosen)}"
         raise VideoError(job.source, cause)
     _remove(target)
     partial.rename(target)
     return written
 
 
-def _pattern(conversion: Conversion, job: _Job) -> str:
-    """Copies are named 00001.jpg … whatever the frames of the originals are called."""
-    return "{:05d}.jpg" if conversion.form == "frames" else job.pattern
+def _pattern(settings: CopySettings, job: _Job) -> str:
+    """File names of the frames of a copy; the originals may have others."""
+    return "{:05d}.jpg" if settings.format == "frames" else job.pattern
 
 
-def _finished(job: _Job, target: Path, frames: int) -> VideoFacts | None:
-    """Facts of a copy that is whole and newer than its original."""
+def _existing(job: _Job, target: Path, frames: int) -> VideoFacts | None:
+    """Facts of a complete copy that is newer than its original, else None."""
     if not target.exists() or target.stat().st_mtime < os.stat(job.source).st_mtime:
         return None
     try:
-        found = read_facts(str(target), _pattern(job.conversion, job))
+        found = read_facts(str(target), _pattern(job.settings, job))
     except VideoError:
         return None
     return found if found.frames == frames else None
