@@ -326,9 +326,7 @@ def test_folder_with_splits(layouts: Layouts) -> None:
         "validation/run/b_0.mp4": "run",
     }
     assert problems(summary) == {("unlisted", "", "train/stray.mp4")}
-    with pytest.raises(
-        PreparationError, match=r"folder has splits \(train, val\)"
-    ):
+    with pytest.raises(PreparationError, match=r"folder has splits \(train, val\)"):
         prepare("folder", layouts.root, split=SplitSettings(), overwrite=True)
     layouts.sthv2()
     with pytest.raises(PreparationError, match=r"sthv2 has splits \(train, val\)"):

@@ -183,9 +183,7 @@ def test_folders_for_copies_that_are_refused(layouts: Layouts) -> None:
         prepare("folder", layouts.root, copies=CopySettings(layouts.root.parent, "mp4"))
     prepare("folder", layouts.root, copies=CopySettings(layouts.root / "x", "mp4"))
     copies = CopySettings(layouts.root / "x", "mp4", short_side=100)
-    with pytest.raises(
-        FileExistsError, match=r"copies with .*256.*, not .*100"
-    ):
+    with pytest.raises(FileExistsError, match=r"copies with .*256.*, not .*100"):
         prepare("folder", layouts.root, copies=copies, overwrite=True)
     with pytest.raises(PreparationError, match=r"gop is 0; expected ≥ 1"):
         CopySettings(other, "mp4", gop=0)
