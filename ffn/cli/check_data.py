@@ -48,15 +48,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             workers=given.workers,
             timeout=given.timeout,
         )
-        shown = track(
-            checked,
-            "decoding",
-            total=len(records),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-        findings = list(shown)
+        console, hidden = Console(stderr=True), not sys.stderr.isatty()
+        options = {"total": len(records), "console": console, "disable": hidden}
+        findings = list(track(checked, "decoding", transient=True, **options))
         root = given.root or (given.index if given.index.is_dir() else given.index.parent)
         _write(output, root, records, classes, findings)
     except (ValueError, OSError) as error:

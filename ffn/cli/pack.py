@@ -25,24 +25,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from ffn.engine.sources import store_place
 
-    place = store_place(options)
+    address = store_place(options)
     try:
-        return _verify(place, options) if given.verify else _pack(place, options, given)
+        return _verify(address, options) if given.verify else _pack(address, options, given)
     except (ValueError, OSError) as error:
         print(f"pack.py: {error}", file=sys.stderr)
         return 2
 
 
-def _pack(place: str, options: DataConfig, given: argparse.Namespace) -> int:
+def _pack(address: str, options: DataConfig, given: argparse.Namespace) -> int:
     from ffn.data import pack
     from ffn.engine.videos import read_videos
 
-    if "://" in place:
-        raise ValueError(f"data.store is {place}; pack into a folder and copy it there")
+    if "://" in address:
+        raise ValueError(f"data.store is {address}; pack into a folder and copy it there")
     videos = read_videos(options)
     report = pack(
         [*videos.train, *videos.val],
-        place,
+        address,
         root=options.root,
         format=given.format,
         short_side=given.short_side,
@@ -58,23 +58,23 @@ def _pack(place: str, options: DataConfig, given: argparse.Namespace) -> int:
         part = "" if one[1:3] == (None, None) else f" ({one.start} … {one.end} s)"
         print(f"unreadable: {one.key}{part}: {one.reason}", file=sys.stderr)
     print(
-        f"{place}: {report.packed} clips packed, {report.kept} packed before, "
+        f"{address}: {report.packed} clips packed, {report.kept} packed before, "
         f"{len(report.unreadable)} unreadable; in total {report.clips} clips, {report.frames} "
         f"frames, {report.bytes / 2**20:.1f} MiB"
     )
     return 1 if report.unreadable else 0
 
 
-def _verify(place: str, options: DataConfig) -> int:
+def _verify(address: str, options: DataConfig) -> int:
     from rich.progress import track
 
     from ffn.data import ClipStore
 
-    store = ClipStore(place, cache_gib=options.store_cache_gib)
+    store = ClipStore(address, cache_gib=options.store_cache_gib)
     damaged = store.verify(lambda numbers: track(numbers, "verifying", transient=True))
     for error in damaged:
         print(f"damaged: {error}", file=sys.stderr)
-    print(f"{place}: {len(store)} clips, {len(damaged)} damaged")
+    print(f"{address}: {len(store)} clips, {len(damaged)} damaged")
     return 1 if damaged else 0
 
 

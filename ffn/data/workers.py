@@ -81,8 +81,9 @@ def _result(future: Any, timeout: float) -> Any:
 def _exit_cause(code: int) -> str:
     if code >= 0:
         return f"exit code {code}"
-    name = signal.Signals(-code).name
-    return f"{name}, out of memory?" if name == "SIGKILL" else name
+    if -code == signal.SIGKILL:
+        return "SIGKILL, out of memory?"
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
 def _start_worker() -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ffn.data.decoding import VideoError, open_video
@@ -115,12 +115,12 @@ def copy_all(
     workers: int = 0,
     timeout: float = TIMEOUT,
     progress: Callable[[int, int], None] | None = None,
-) -> tuple[list[Entry], dict[str, VideoFacts], dict[Part, str]]:
+) -> dict[Part, tuple[str, VideoFacts] | str]:
     """Copy the videos of all entries.
 
     Returns:
-        The entries with the paths of their copies, without start and end; the facts of the copies
-        by path; and the causes of failures by part of the original.
+        For each part of an original, the path of its copy relative to the root with its facts, or
+        the cause of a failure.
     """
     targets = _targets(settings, entries, root)
     jobs = [
@@ -137,24 +137,13 @@ def copy_all(
         for (path, start, end), target in targets.items()
     ]
     report = progress or (lambda done, count: None)
-    outcomes = {}
     report(0, len(jobs))
-    for job, outcome in map_in_processes(_copy_or_cause, jobs, workers, timeout):
-        outcomes[job.target] = outcome
-        report(len(outcomes), len(jobs))
-
-    copies, copied, failed = [], {}, {}
-    for entry in entries:
-        key = (entry.path, entry.start, entry.end)
-        target = targets[key]
-        outcome = outcomes[str(target)]
-        if isinstance(outcome, VideoFacts):
-            path = list_path(target, root)
-            copied[path] = outcome
-            copies.append(replace(entry, path=path, start=None, end=None))
-        else:
-            failed[key] = outcome
-    return copies, copied, failed
+    results: dict[Part, tuple[str, VideoFacts] | str] = {}
+    copied = map_in_processes(_copy_or_cause, jobs, workers, timeout)
+    for (part, target), (_, result) in zip(targets.items(), copied, strict=True):
+        results[part] = result if isinstance(result, str) else (list_path(target, root), result)
+        report(len(results), len(jobs))
+    return results
 
 
 def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:

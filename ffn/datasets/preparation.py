@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ffn.data.decoding.folder import check_pattern
 from ffn.data.store import PackReport
 from ffn.data.store.layout import key_of
 from ffn.data.workers import TIMEOUT
-from ffn.datasets.copies import CopySettings, Part, claim_copies, copy_all
+from ffn.datasets.copies import CopySettings, claim_copies, copy_all
 from ffn.datasets.disk import JOURNAL, Inventory, scan
 from ffn.datasets.facts import Journal, VideoFacts, read_all
 from ffn.datasets.index import claim_index, write_index
@@ -139,40 +139,31 @@ def prepare(
 
     with _locked(output):
         options = {"workers": workers, "timeout": timeout}
+        journal = Journal(output / JOURNAL, root, pattern)
+        step = _step(progress, "reading")
         facts, found = _read_facts(
-            listing,
-            usable,
-            Journal(output / JOURNAL, root, pattern),
-            verify=verify,
-            progress=_step(progress, "reading"),
-            **options,
+            listing, usable, journal, verify=verify, progress=step, **options
         )
         if copies is not None:
-            result = copy_all(
-                copies,
-                found,
-                facts,
-                root,
-                pattern=pattern,
-                progress=_step(progress, "copying"),
-                **options,
+            step = _step(progress, "copying")
+            facts, found = _copy(
+                listing, found, facts, copies, root, pattern=pattern, progress=step, **options
             )
-            facts, found = _copied(listing, found, *result)
         if not found:
             raise PreparationError(
                 f"none of the {len(usable)} videos can be read; the first problem: "
                 f"{_first_cause(listing.problems)}"
             )
         if packing is not None:
-            found = _packed(listing, found, facts, root, packing)
+            found = _pack(listing, found, facts, root, packing)
         find_empty_classes(listing, found)
         listing.problems.sort()
         about = {"dataset": dataset, "verified": verify}
         if copies is not None:
             about["copies"] = copies.to_dict()
         description = write_index(output, listing, found, facts, about)
-    summaries = [_summary(listing, split, usable, found) for split in listing.splits]
-    return Summary(output, summaries, listing.classes, listing.problems, listing.notes, description)
+    splits = [_split_summary(listing, split, usable, found) for split in listing.splits]
+    return Summary(output, splits, listing.classes, listing.problems, listing.notes, description)
 
 
 def _read_lists(
@@ -248,23 +239,29 @@ def _read_facts(
     return {path: one for path, one in results.items() if isinstance(one, VideoFacts)}, found
 
 
-def _copied(
+def _copy(
     listing: Listing,
     found: list[Entry],
-    copies: list[Entry],
     facts: dict[str, VideoFacts],
-    failed: dict[Part, str],
+    copies: CopySettings,
+    root: Path,
+    **options: Any,
 ) -> tuple[dict[str, VideoFacts], list[Entry]]:
-    """Facts and entries of the copies; failed copies become problems."""
+    """Copy the videos; returns facts and entries of the copies, failures become problems."""
+    results = copy_all(copies, found, facts, root, **options)
+    copied, entries = {}, []
     for entry in found:
-        part = (entry.path, entry.start, entry.end)
-        if part in failed:
-            cause = _with_path(entry, failed[part])
-            listing.add_problem("conversion", entry.split, entry.name, cause)
-    return facts, copies
+        result = results[entry.path, entry.start, entry.end]
+        if isinstance(result, str):
+            listing.add_problem("conversion", entry.split, entry.name, _with_path(entry, result))
+        else:
+            path, copied_facts = result
+            copied[path] = copied_facts
+            entries.append(replace(entry, path=path, start=None, end=None))
+    return copied, entries
 
 
-def _packed(
+def _pack(
     listing: Listing,
     found: list[Entry],
     facts: dict[str, VideoFacts],
@@ -291,7 +288,9 @@ def _with_path(entry: Entry, cause: str) -> str:
     return cause if entry.name == entry.path else f"{entry.path}: {cause}"
 
 
-def _summary(listing: Listing, split: str, usable: list[Entry], found: list[Entry]) -> SplitSummary:
+def _split_summary(
+    listing: Listing, split: str, usable: list[Entry], found: list[Entry]
+) -> SplitSummary:
     kinds = [problem.kind for problem in listing.problems if problem.split == split]
     indexed = [entry for entry in found if entry.split == split]
     return SplitSummary(
