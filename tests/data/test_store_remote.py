@@ -179,7 +179,7 @@ def test_broken_transfer_is_tried_again(remote, root, records, expected, tmp_pat
 
     def flaky(self, file, target):
         if len(failures) < 2:
-            target.write(b"half")
+            target.write(bytes(file.bytes + 5))  # longer than the file
             failures.append(1)
             raise OSError("connection lost")
         original(self, file, target)
@@ -187,6 +187,8 @@ def test_broken_transfer_is_tried_again(remote, root, records, expected, tmp_pat
     store = ClipStore(remote[0], root=root, cache=tmp_path / "cache")
     monkeypatch.setattr(cache_module.RemoteFiles, "_download_once", flaky)
     assert torch.equal(store.open_record(records[0]).read(range(30)), expected[0])
+    (shard,) = (tmp_path / "cache").glob("shard-00000-*.bin")
+    assert shard.stat().st_size == store.manifest.shards[0].bytes
     failures[:] = []
     monkeypatch.setattr(cache_module, "ATTEMPTS", 2)
     with pytest.raises(VideoError, match=r"videos/3\.mkv.*connection lost"):
