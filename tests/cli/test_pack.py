@@ -81,9 +81,7 @@ def test_a_run_switches_to_the_store_by_one_option(
     (reason,) = [reason for batch in batches for reason in batch["skipped"]]
     assert "could not be packed" in reason
 
-    assert (
-        main([config, "--format", "raw"]) == 1
-    )  # nothing to do; one is still unreadable
+    assert main([config, "--format", "raw"]) == 1  # nothing to do; one is still unreadable
     assert "0 clips packed, 23 packed before, 1 unreadable" in capsys.readouterr().out
 
 
