@@ -186,5 +186,5 @@ def test_errors_are_one_line(
 
 def test_store_of_smaller_frames_is_refused(root: Path) -> None:
     main([str(root / "config.yaml"), "--short-side", "34"])
-    with pytest.raises(ConfigError, match="short side of 34, less than the 36 that is asked for"):
+    with pytest.raises(ConfigError, match="short side of 34 px; data.resize is 36 px"):
         train_batches(root, *STORE)
