@@ -61,8 +61,8 @@ def test_the_test_sees_the_sources() -> None:
     rooms = {room_of(path) for path in FILES}
     assert {"layers", "core", "backbones", "data", "engine", "evaluation", "zoo"} <= rooms
 
-    loop = set(imports(ROOT / "ffn/engine/loop.py"))
-    assert {"ffn.core.NORMS", "ffn.zoo", "torch"} <= loop
+    build_run = set(imports(ROOT / "ffn/engine/build/run.py"))
+    assert {"ffn.data.Normalise", "ffn.zoo", "torch"} <= build_run
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

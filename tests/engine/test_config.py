@@ -1,4 +1,4 @@
-"""Configs: merged in order, checked before use, all problems reported at once."""
+"""Configs: merged in order; unknown options, tasks and packages; plain values; older versions."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ import copy
 import re
 import sys
 from collections.abc import Iterator
-from dataclasses import MISSING, dataclass, fields, is_dataclass
-from enum import Enum
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
-from engine_toys import ROOT
+from config_toys import ToyOptions, every_option, problems
 
-from ffn.engine import options as module
 from ffn.engine.config import (
     RENAMED,
     RESUMABLE,
@@ -27,55 +23,8 @@ from ffn.engine.config import (
     load_config,
     option_help,
 )
-from ffn.engine.options import Config, Flip
-from ffn.engine.tasks import TASKS, PlainTask, TaskOptions, option, register_task
-
-
-def every_option(cls: type = Config, prefix: str = "") -> dict[str, Any]:
-    """The default of every option, with those of the default task."""
-    found: dict[str, Any] = {}
-    for one in fields(cls):
-        default = one.default_factory() if one.default is MISSING else one.default
-        if is_dataclass(default):
-            found |= every_option(type(default), f"{prefix}{one.name}.")
-        else:
-            found[f"{prefix}{one.name}"] = default
-    return found
-
-
-def problems(*overrides: str, path: Path | None = None) -> list[str]:
-    """The problems that the error about a config lists."""
-    with pytest.raises(ConfigError) as caught:
-        load_config(path, overrides)
-    first, *others = str(caught.value).splitlines()
-    if not others:
-        return [first]
-    assert first == f"{len(others)} problems:"
-    assert all(line.startswith("  ") for line in others)
-    return [line.strip() for line in others]
-
-
-@dataclass
-class ToyOptions(TaskOptions):
-    strength: float = option(0.5, "strength of the toy, at least 0")
-    rounds: int = option(3, "rounds of the toy")
-
-
-class ToyTask(PlainTask):
-    Options = ToyOptions
-
-    @classmethod
-    def problems(cls, options: ToyOptions) -> list[str]:
-        if options.strength >= 0:
-            return []
-        return [f"task.strength is {options.strength}; at least 0"]
-
-
-@pytest.fixture
-def toy_task() -> Iterator[None]:
-    register_task("toy")(ToyTask)
-    yield
-    del TASKS._entries["toy"]
+from ffn.engine.options import Flip
+from ffn.engine.tasks import TASKS
 
 
 def test_defaults_file_and_overrides_in_this_order(tmp_path: Path) -> None:
@@ -102,7 +51,7 @@ def test_defaults_are_the_papers_recipe() -> None:
     assert (optim.momentum, optim.weight_decay) == (0.9, 5e-4)
 
 
-# --- problems -----------------------------------------------------------------------------------
+# --- unknown options and wrong types -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -163,110 +112,6 @@ def test_wrong_type(override: str, message: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["task.frames=[]"], r"task\.frames is \[\]; give different counts of at least 1"),
-        (["task.frames=[0,4]"], "different counts of at least 1"),
-        (["task.frames=[4,4]"], "different counts of at least 1"),
-        (["task.name=plain"], "plain trains exactly one"),
-        (["data.test_frames=[]"], r"data\.test_frames is \[\]"),
-        (["data.test_frames=[0]"], r"data\.test_frames is \[0\]"),
-        (
-            ["train.grad_accum_steps=3"],
-            "batch_size 32 is not divisible by train.grad_accum_steps 3.*multiple of 3",
-        ),
-        (["train.grad_accum_steps=0"], "train.grad_accum_steps is 0; at least 1"),
-        (["train.batch_size=0"], r"train\.batch_size is 0; at least 1"),
-        (["train.epochs=0"], r"train\.epochs is 0"),
-        (["train.validate_epochs=0"], r"train\.validate_epochs is 0"),
-        (["train.save_steps=-1"], r"train\.save_steps is -1"),
-        (["data.workers=-1"], r"data\.workers is -1"),
-        (["data.order=pages"], r"data\.order=pages needs data\.format=store"),
-        (["data.page_mib=0"], r"data\.page_mib is 0"),
-        (["data.page_window=0"], r"data\.page_window is 0"),
-        (["data.store_cache_gib=0"], r"data\.store_cache_gib is 0"),
-        (["log.interval=0"], r"log\.interval is 0"),
-        (["optim.lr=0"], r"optim\.lr is 0"),
-        (["optim.layer_decay=2"], r"optim\.layer_decay is 2.*; above 0, at most 1"),
-        (["optim.base_batch_size=0"], r"optim\.base_batch_size is 0; at least 1, or null"),
-        (["model.dropout=1"], r"model\.dropout is 1"),
-        (["task.distill_weight=-1"], r"task\.distill_weight is -1"),
-        (["data.crop=300"], r"data\.resize 256 is smaller than data\.crop 300"),
-        (["train.repeated_aug=3"], r"batch_size 32 is not divisible by .*x train\.repeated_aug 3"),
-        (["train.repeated_aug=0"], r"train\.repeated_aug is 0"),
-        (["train.mixup=-1"], r"train\.mixup is -1"),
-        (["train.cutmix=-1"], r"train\.cutmix is -1"),
-        (["train.label_smoothing=1"], r"train\.label_smoothing is 1"),
-        (["train.freeze_bn=true", "train.precise_bn=2"], "precise_bn and train.freeze_bn exclude"),
-        (["train.freeze_bn=true", "train.sync_bn=true"], "sync_bn and train.freeze_bn exclude"),
-        (["train.compile=true", "train.sync_bn=true"], "train.compile and train.sync_bn exclude"),
-        (["train.compile=true", "data.on_error=skip"], "compile and data.on_error=skip exclude"),
-        (["data.test_protocol=3x5"], r"3x5 is unknown; expected CLIPSxCROPS"),
-        (["data.test_protocol=3"], r"'3' is unknown; expected CLIPSxCROPS"),
-        (["data.area=[0.5,1]"], r"data\.area needs data\.crop_mode=resized; .* is multiscale"),
-        (["data.crop_mode=resized", "data.scales=[1]"], r"data\.scales needs"),
-        (["data.crop_mode=resized", "data.area=[0.5,2]"], r"area is \[0\.5, 2"),
-        (
-            ["data.crop_mode=scale_jitter", "data.jitter_scales=[128,160]"],
-            "crop 224 <= (least|smallest)",
-        ),
-        (["data.random_erasing=2"], "random_erasing is 2"),
-        (["data.colour_jitter=[0.4]"], "four strengths"),
-        (["data.randaugment=m7-n4"], "expected (timm's form|a policy of timm)"),
-        (["data.flip=swap"], r"needs data\.flip_pairs"),
-        (["data.flip_pairs=[[a,b]]"], r"needs data\.flip=swap"),
-        (["model.pretrained=true", "model.weights=x.pt"], "exclude each other"),
-    ],
-    ids=str,
-)
-def test_value_out_of_range_or_contradiction(overrides: list[str], message: str) -> None:
-    (text,) = problems(*overrides)
-    assert re.search(message, text)
-
-
-def test_all_problems_are_reported_together(tmp_path: Path) -> None:
-    """Of the file and of the command line; of names, types, ranges and combinations."""
-    path = tmp_path / "mine.yaml"
-    path.write_text("train: {epochs: many, clip_norm: 3}\nmodel: {nane: x}\n")
-
-    found = problems(
-        "epochs",
-        "optim.lr=0",
-        "task.distill_weight=-1",
-        "train.batch_size=30",
-        "train.grad_accum_steps=4",
-        "data.workers=-2",
-        "data.random_erasing=7",
-        "data.test_protocol=9",
-        path=path,
-    )
-
-    expected = [
-        "'epochs' is not key=value",
-        f"{path}: option train.epochs: Value 'many'",
-        f"{path}: option train.clip_norm is now train.clip_grad_norm",
-        f"{path}: unknown option model.nane; did you mean model.name?",
-        "data.workers is -2",
-        "optim.lr is 0",
-        "task.distill_weight is -1",
-        "train.batch_size 30 is not divisible by train.grad_accum_steps 4",
-        "data.test_protocol: ",
-        "data: random_erasing is 7",
-    ]
-    assert len(found) == len(expected)
-    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True)), found
-
-
-def test_wrong_option_is_reported_once() -> None:
-    """Not also as a contradiction of another option, or with its default."""
-    assert len(problems("train.grad_accum_steps=0")) == 1
-    assert len(problems("train.batch_size=many", "train.grad_accum_steps=3")) == 1
-    assert len(problems("data.crop=wide", "data.resize=10")) == 1
-    assert len(problems("task.name=plian", "task.frames=[4,8]")) == 1
-    assert len(problems("data.crop_mode=round", "data.area=[0.5,1]")) == 1
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("- a\n- b\n", "holds no options"),
@@ -284,7 +129,7 @@ def test_file_that_is_not_a_config(tmp_path: Path, text: str, message: str) -> N
         load_config(tmp_path / "missing.yaml")
 
 
-# --- tasks and packages -------------------------------------------------------------------------
+# --- tasks and packages --------------------------------------------------------------------------
 
 
 def test_unknown_task_is_reported_with_the_closest_name() -> None:
@@ -378,7 +223,7 @@ def test_package_that_cannot_be_imported(tmp_path: Path, where: str) -> None:
         load()
 
 
-# --- plain values, older versions, changes ------------------------------------------------------
+# --- plain values, older versions, changes -------------------------------------------------------
 
 
 def test_round_trip_through_plain_values(tmp_path: Path) -> None:
@@ -471,74 +316,3 @@ def test_changed_options() -> None:
 def test_resumable_options_exist() -> None:
     known = {*every_option(), "log", "imports"}
     assert set(RESUMABLE) <= known
-
-
-# --- configs, docs and help ---------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
-def test_shipped_configs(path: Path) -> None:
-    assert load_config(path)
-
-
-@pytest.mark.parametrize(("place", "name"), [(0, "slowfast_r50"), (1, "uniformer_s")])
-def test_recipes_of_the_docs_are_those_of_the_configs(
-    place: int, name: str, tmp_path: Path
-) -> None:
-    text = (ROOT / "docs/augmentation.md").read_text()
-    recipe = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[place]
-    (tmp_path / "recipe.yaml").write_text(recipe)
-
-    shipped = config_to_dict(load_config(ROOT / f"configs/sthv1/{name}.yaml"))
-    documented = config_to_dict(load_config(tmp_path / "recipe.yaml"))
-    for section, options in yaml.safe_load(recipe).items():
-        assert {key: documented[section][key] for key in options} == {
-            key: shipped[section][key] for key in options
-        }
-
-
-def test_options_of_the_docs_exist() -> None:
-    text = (ROOT / "docs/augmentation.md").read_text()
-    named = set(re.findall(r"`((?:data|train)\.\w+)", text))
-    assert len(named) > 15
-    assert named <= set(every_option())
-
-
-@pytest.mark.usefixtures("toy_task")
-def test_help_lists_every_option_once_with_its_default() -> None:
-    lines = option_help().splitlines()
-    defaults = every_option() | {"task.strength": 0.5, "task.rounds": 3}
-
-    keys = [line.split("=")[0].strip() for line in lines]
-    assert sorted(keys) == sorted(defaults)
-    assert len(keys) >= 60
-    for line, key in zip(lines, keys, strict=True):
-        default = defaults[key]
-        shown = default.value if isinstance(default, Enum) else default
-        words = {None: "null", True: "true", False: "false"}
-        shown = words[shown] if shown is None or isinstance(shown, bool) else shown
-        assert line.startswith(f"  {key}={shown} ")
-        assert len(line.split(f"{key}={shown}")[1].strip()) > 10  # its meaning
-        if isinstance(default, Enum):
-            assert all(choice.value in line for choice in type(default))
-    named = dict(zip(keys, lines, strict=True))
-    assert named["task.name"].endswith("(plain|flexible|toy)")
-    assert named["task.small_views"].endswith("[task.name=flexible]")
-    assert named["task.strength"].endswith("strength of the toy, at least 0 [task.name=toy]")
-    assert "[" not in named["task.frames"].partition("]")[2]  # of every task
-
-
-def test_defaults_of_the_help_can_be_given_as_overrides() -> None:
-    for line in option_help().splitlines():
-        key, _, rest = line.strip().partition("=")
-        default = every_option()[key]
-        if isinstance(default, list):
-            continue  # its text has spaces
-        assert load_config(None, [f"{key}={rest.split()[0]}"]) == load_config(None)
-
-
-def test_every_enum_value_is_its_name() -> None:
-    enums = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Enum)]
-
-    assert len(enums) > 5
-    assert all(choice.value == choice.name for kind in enums for choice in kind)
