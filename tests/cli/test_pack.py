@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from ffn.engine.build import read_config_splits
 
 from ffn.cli.pack import main
 from ffn.data import ClipStore, Record
 from ffn.data.store import packing
 from ffn.datasets.synthetic import generate
-from ffn.engine.build import build_preprocessing, build_test_loader, build_train_loader
+from ffn.engine.build import (
+    build_preprocessing,
+    build_test_loader,
+    build_train_loader,
+    read_config_splits,
+)
 from ffn.engine.config import ConfigError, load_config
 from ffn.engine.distributed import World
 

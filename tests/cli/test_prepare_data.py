@@ -13,13 +13,13 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 
-from ffn.engine.build import read_config_splits
 from preparation_layouts import NAMES, Layouts
 
 from ffn.cli import COMMANDS
 from ffn.cli.prepare_data import DATASETS, _parser, main
 from ffn.data import ClipStore
 from ffn.datasets.synthetic import generate
+from ffn.engine.build import read_config_splits
 from ffn.engine.config import load_config
 
 
