@@ -77,7 +77,7 @@ def converted(videos: VideoFormat, folder: Path, short_side: int) -> list[VideoF
     """
     stores = []
     for name, form in (("store, JPEG", "jpeg"), ("store, raw", "raw")):
-        report = pack(videos.records, folder / form, form=form, short_side=short_side)
+        report = pack(videos.records, folder / form, format=form, short_side=short_side)
         if report.unreadable:
             first = report.unreadable[0]
             raise ValueError(

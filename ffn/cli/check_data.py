@@ -1,4 +1,4 @@
-"""``tools/check_data.py INDEX``: decode the videos of a list, and say which cannot be trusted."""
+"""``tools/check_data.py INDEX``: decode the videos of a list and report the broken ones."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 DECODERS = ("auto", "pyav", "decord", "torchcodec")
 MEANING = {
     "ok": "as listed",
-    "count": "decodes, with another number of frames than is listed",
-    "short": "decodes, and ends long before the duration of its header",
-    "bad": "does not decode; stands in exclude.txt",
+    "count": "decodes, with another number of frames than listed",
+    "short": "decodes, but ends long before the duration in its header",
+    "bad": "does not decode; listed in exclude.txt",
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, decode, report; 0 if all is well, 1 if a video is bad, 2 if it cannot be done."""
+    """Run the command; returns 0 if all videos decode, 1 if some do not, 2 on errors."""
     given = _parser().parse_args(arguments)
 
     from rich.console import Console
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output = given.output or given.index.with_name(f"{given.index.stem}.check")
         if output.exists() and any(output.iterdir()) and not given.overwrite:
             raise FileExistsError(
-                f"{output} holds a report; name another --output or add --overwrite"
+                f"{output} holds a report; name another folder with --output, or add --overwrite"
             )
         checked = check_videos(
             records,
@@ -50,15 +50,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             workers=given.workers,
             timeout=given.timeout,
         )
-        shown = track(
-            checked,
-            "decoding",
-            total=len(records),
-            console=Console(stderr=True),
-            transient=True,
-            disable=not sys.stderr.isatty(),
-        )
-        findings = list(shown)
+        console, hidden = Console(stderr=True), not sys.stderr.isatty()
+        options = {"total": len(records), "console": console, "disable": hidden}
+        findings = list(track(checked, "decoding", transient=True, **options))
         root = given.root or (given.index if given.index.is_dir() else given.index.parent)
         _write(output, root, records, classes, findings)
     except (ValueError, OSError) as error:
@@ -76,8 +70,9 @@ def _write(
     classes: Sequence[str],
     findings: Sequence[Finding],
 ) -> None:
-    """Write report.csv, exclude.txt, and index.csv: what can be used, with the right counts."""
-    from ffn.datasets.index import csv_text, write_text
+    """Write report.csv, exclude.txt, and index.csv with the usable videos and their frames."""
+    from ffn.datasets.index import csv_text
+    from ffn.files import write_text
 
     paths = [Path(os.path.relpath(record.path, root)).as_posix() for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
@@ -93,6 +88,7 @@ def _write(
         for path, record, f in pairs
     ]
     header = ("path", "status", "frames_listed", "frames", "seconds", "cause")
+    output.mkdir(parents=True, exist_ok=True)
     write_text(output / "report.csv", csv_text([header, *report]))
     excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)
     write_text(output / "exclude.txt", excluded)
@@ -119,40 +115,42 @@ def _show(output: Path, records: Sequence[Record], findings: Sequence[Finding]) 
     for status, meaning in MEANING.items():
         if counts[status]:
             print(f"  {counts[status]:>7} {status:<5} {meaning}")
-    print(f"{output}: report.csv, exclude.txt, and index.csv with what can be used")
+    print(f"{output}: report.csv, exclude.txt, and index.csv with the usable videos")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="check_data.py",
-        description="Decode every video of a list, each in bounded time in a process of its own, "
-        "and write a folder with a report (cause per video), the list of those to leave out, and "
-        "an index of the others with the numbers of frames that they really show. The list itself "
-        "stays as it is. Exit code: 0 all decode, 1 some do not, 2 the list cannot be read.",
+        description="Decode every video of a list in worker processes with a timeout. Write a "
+        "folder with a report (cause per video), the list of the bad videos, and an index of the "
+        "others with their actual numbers of frames. The list stays unchanged. Exit status: 0 all "
+        "videos decode, 1 some do not, 2 error.",
     )
     option = parser.add_argument
     option("index", type=Path, metavar="INDEX", help="list, csv, or folder with a folder per class")
-    option("--root", type=Path, help="where the paths in the list start; else the list's folder")
+    option("--root", type=Path, help="folder of the paths in the list; default: its folder")
     option("--classes", type=Path, metavar="FILE", help="class names, one per line")
     option(
         "--frames",
         type=_frames,
         default="all",
         metavar="all|K",
-        help="decode all frames (default), or K of them from first to last: quicker, sees less",
+        help="decode all frames (default), or K evenly spaced ones: faster, finds less",
     )
     option("--decoder", default="auto", choices=DECODERS, help="decoder")
     option("--pattern", default="{:05d}.jpg", help="file names in a folder of frames")
-    option("--timeout", type=float, default=60, metavar="S", help="per video; default: 60")
+    option("--timeout", type=float, default=60, metavar="S", help="seconds per video; default: 60")
     option(
         "--workers",
         type=int,
         default=os.cpu_count(),
         metavar="N",
-        help="processes; else one per CPU",
+        help="processes; default: one per CPU",
     )
-    option("--output", type=Path, metavar="FOLDER", help="the report; else INDEX.check beside it")
-    option("--overwrite", action="store_true", help="replace a report that is there")
+    option(
+        "--output", type=Path, metavar="FOLDER", help="folder of the report; default: INDEX.check"
+    )
+    option("--overwrite", action="store_true", help="replace an existing report")
     return parser
 
 

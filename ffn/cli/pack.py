@@ -1,4 +1,4 @@
-"""``tools/pack.py CONFIG``: pack the videos of a config into a clip store, or check one."""
+"""``tools/pack.py CONFIG``: pack the videos of a config into a clip store, or verify one."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, pack or check; returns 0, 1 if some video is unreadable or damaged, 2 if it failed."""
+    """Run the command; returns 0, 1 if a video is unreadable or damaged, 2 on errors."""
     given = _parser().parse_intermixed_args(arguments)
 
     from ffn.engine.config import ConfigError, load_config
@@ -25,30 +25,31 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from ffn.engine.sources import store_place
 
-    place = store_place(options)
+    address = store_place(options)
     try:
-        return _verify(place, options) if given.verify else _pack(place, options, given)
+        return _verify(address, options) if given.verify else _pack(address, options, given)
     except (ValueError, OSError) as error:
         print(f"pack.py: {error}", file=sys.stderr)
         return 2
 
 
-def _pack(place: str, options: DataConfig, given: argparse.Namespace) -> int:
+def _pack(address: str, options: DataConfig, given: argparse.Namespace) -> int:
     from ffn.data import pack
     from ffn.engine.videos import read_videos
 
-    if "://" in place:
-        raise ValueError(f"data.store is {place}; pack into a folder and copy it there")
+    if "://" in address:
+        raise ValueError(f"data.store is {address}; pack into a folder and copy it there")
     videos = read_videos(options)
     report = pack(
         [*videos.train, *videos.val],
-        place,
+        address,
         root=options.root,
-        form=given.form,
+        format=given.format,
         short_side=given.short_side,
         quality=given.quality,
         shard_mib=given.shard_mib,
-        workers=options.workers,
+        workers=max(1, options.workers),
+        timeout=given.timeout,
         append=given.append,
         progress=True,
         **({} if options.frame_pattern is None else {"pattern": options.frame_pattern}),
@@ -57,54 +58,63 @@ def _pack(place: str, options: DataConfig, given: argparse.Namespace) -> int:
         part = "" if one[1:3] == (None, None) else f" ({one.start} … {one.end} s)"
         print(f"unreadable: {one.key}{part}: {one.reason}", file=sys.stderr)
     print(
-        f"{place}: {report.packed} clips packed, {report.kept} were there, "
-        f"{len(report.unreadable)} unreadable; {report.clips} clips, {report.frames} frames, "
-        f"{report.bytes / 2**20:.1f} MiB in all"
+        f"{address}: {report.packed} clips packed, {report.kept} packed before, "
+        f"{len(report.unreadable)} unreadable; in total {report.clips} clips, {report.frames} "
+        f"frames, {report.bytes / 2**20:.1f} MiB"
     )
     return 1 if report.unreadable else 0
 
 
-def _verify(place: str, options: DataConfig) -> int:
+def _verify(address: str, options: DataConfig) -> int:
     from rich.progress import track
 
     from ffn.data import ClipStore
 
-    store = ClipStore(place, cache_gib=options.store_cache_gib)
-    damaged = store.verify(lambda numbers: track(numbers, "checking", transient=True))
+    store = ClipStore(address, cache_gib=options.store_cache_gib)
+    damaged = store.verify(lambda numbers: track(numbers, "verifying", transient=True))
     for error in damaged:
         print(f"damaged: {error}", file=sys.stderr)
-    print(f"{place}: {len(store)} clips, {len(damaged)} damaged")
+    print(f"{address}: {len(store)} clips, {len(damaged)} damaged")
     return 1 if damaged else 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="pack.py",
-        description="Pack the training and validation videos of a config into a clip store, "
-        "data.store under data.root, with data.workers processes. Training and testing read it "
-        "with data.format=store. A run that was killed is continued by the same command. Exit "
-        "status: 0, 1 if some videos are unreadable or damaged, 2 if it failed.",
+        description="Pack the training and validation videos of a config into a clip store: the "
+        "folder data.store under data.root, with data.workers processes (at least 1). Training and "
+        "testing read it with data.format=store. The same command resumes an interrupted pack. "
+        "Exit status: 0 success, 1 some videos are unreadable or damaged, 2 error.",
     )
-    parser.add_argument("config", help="yaml file; its data section says which videos")
+    parser.add_argument("config", help="yaml file; its data section names the videos")
     parser.add_argument("options", nargs="*", metavar="key=value", help="overrides of the config")
-    parser.add_argument("--form", default="jpeg", choices=["jpeg", "raw"], help="default: jpeg")
+    parser.add_argument(
+        "--format", default="jpeg", choices=["jpeg", "raw"], help="of the frames; default: jpeg"
+    )
     parser.add_argument(
         "--short-side",
         type=int,
         default=256,
         metavar="PX",
-        help="of the frames at most; smaller videos are not enlarged; default: 256",
+        help="upper bound; smaller videos are not enlarged; default: 256",
     )
     parser.add_argument(
-        "--quality", type=int, default=90, help="of the JPEGs, 1 to 100; default: 90"
+        "--quality", type=int, default=90, help="JPEG quality, 1 to 100; default: 90"
     )
     parser.add_argument(
-        "--shard-mib", type=int, default=256, metavar="MIB", help="length of a shard; default: 256"
+        "--shard-mib", type=int, default=256, metavar="MIB", help="size of a shard; default: 256"
     )
     parser.add_argument(
-        "--append", action="store_true", help="add the videos that a finished store lacks"
+        "--timeout",
+        type=float,
+        default=600,
+        metavar="S",
+        help="seconds per video; a video that takes longer is unreadable; default: 600",
     )
     parser.add_argument(
-        "--verify", action="store_true", help="pack nothing; compare all checksums of the store"
+        "--append", action="store_true", help="add missing videos to a finished store"
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="do not pack; verify all checksums of the store"
     )
     return parser

@@ -1,8 +1,9 @@
-"""``tools/prepare_data.py DATASET --root ROOT``: official lists and files become an index."""
+"""``tools/prepare_data.py DATASET --root ROOT``: write the index of a data set."""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import os
 import shlex
 import sys
@@ -13,23 +14,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from ffn.datasets import Conversion, Summary
-    from ffn.datasets.run import Packing, Progress
+    from ffn.datasets import CopySettings, Summary
+    from ffn.datasets.preparation import Packing, Progress
 
-# Named here so that --help loads no decoder; ffn.datasets.DATASETS has the readers.
+# The names in ffn.datasets.DATASETS, listed here so that --help imports no decoder.
 DATASETS = ("sthv1", "sthv2", "k400", "k600", "k700", "hmdb51", "ucf101", "jester", "folder")
 SHOWN = 12  # problems on the console; problems.csv has all
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Prepare a data set; 0 if all is well, 1 if there are problems, 2 if it cannot be done."""
-    parser = _parser()
+    """Run the command; returns 0 on success, 1 if there are problems, 2 on errors."""
+    try:
+        names = _import_datasets(arguments)
+    except ImportError as error:
+        print(f"prepare_data.py: {error}", file=sys.stderr)
+        return 2
+    parser = _parser(names)
     given = parser.parse_args(arguments)
-    _check_options(parser, given)
+    _check_options(parser, given, names)
 
-    from ffn.datasets import Division, PreparationError, prepare
+    from ffn.datasets import PreparationError, SplitSettings, prepare
 
-    dividing = _given(given, *_DIVIDING)
+    split = _given(given, *_SPLIT)
     try:
         with _progress() as progress:
             summary = prepare(
@@ -38,8 +44,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 output=given.output,
                 annotations=given.annotations,
                 videos=given.videos,
-                division=Division(**dividing) if dividing else None,
-                conversion=_conversion(given),
+                split=SplitSettings(**split) if split else None,
+                copies=_copies(given),
                 verify=given.verify,
                 overwrite=given.overwrite,
                 workers=given.workers,
@@ -51,64 +57,105 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"prepare_data.py: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
-        print("prepare_data.py: stopped; the same command continues", file=sys.stderr)
+        print("prepare_data.py: interrupted; the same command resumes", file=sys.stderr)
         return 130
     pattern = None if given.extract_frames else given.pattern
     _show(summary, Path(given.root).absolute(), pattern, given.pack)
     return 1 if summary.problems else 0
 
 
-def _parser() -> argparse.ArgumentParser:
+def _import_datasets(arguments: Sequence[str] | None) -> tuple[str, ...]:
+    """Import the packages of ``--imports``; returns the names of all data sets."""
+    parser = argparse.ArgumentParser(add_help=False)
+    _add_imports(parser)
+    packages = parser.parse_known_args(arguments)[0].imports
+    if not packages:
+        return DATASETS
+
+    from ffn import datasets
+    from ffn.registry import import_extensions
+
+    import_extensions(packages)
+    return (*DATASETS, *(name for name in datasets.DATASETS if name not in DATASETS))
+
+
+def _add_imports(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--imports",
+        nargs="+",
+        action="extend",
+        metavar="PACKAGE",
+        help="import packages that register data sets (@ffn.datasets.register_dataset)",
+    )
+
+
+def _parser(names: Sequence[str] = DATASETS) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="prepare_data.py",
-        description="Read the official lists of a data set, look at every file, and write "
+        description="Read the official lists of a data set, read every video, and write "
         "ROOT/index: train.csv, val.csv, classes.txt, flip_pairs.yaml, dataset.json, problems.csv. "
-        "An interrupted run continues. Exit status: 0 clean, 1 with problems, 2 nothing written.",
+        "The same command resumes an interrupted run. Exit status: 0 success, 1 the index is "
+        "written and problems are listed, 2 error.",
     )
-    parser.add_argument("dataset", choices=DATASETS)
-    parser.add_argument("--root", required=True, help="folder of the data set")
-    parser.add_argument("--output", help="folder of the index (ROOT/index)")
-    parser.add_argument("--annotations", help="folder of the official lists (searched under ROOT)")
-    parser.add_argument("--videos", help="folder under ROOT that holds the videos (searched)")
-    parser.add_argument("--overwrite", action="store_true", help="replace an index that is there")
+    option = parser.add_argument
+    option("dataset", metavar="DATASET", help=f"one of {', '.join(names)}")
+    option("--root", required=True, help="folder of the data set")
+    _add_imports(parser)
+    option("--output", help="folder of the index (ROOT/index)")
+    option("--annotations", help="folder of the official lists (searched for under ROOT)")
+    option("--videos", help="the only folder under ROOT to search for videos (ROOT)")
+    option("--overwrite", action="store_true", help="replace an existing index")
     cores = os.cpu_count() or 1
-    parser.add_argument("--workers", type=int, default=cores, help=f"processes ({cores})")
-    parser.add_argument(
-        "--timeout", type=float, metavar="S", help="seconds that a video may take (600)"
-    )
-    parser.add_argument("--verify", action="store_true", help="decode every frame, and count these")
-    parser.add_argument("--pattern", help="names in a frame folder ({:05d}.jpg)")
-    folder = parser.add_argument_group("dataset folder, without folders of splits")
-    folder.add_argument("--val-fraction", type=float, help="of each class, held out (0.2)")
-    folder.add_argument(
-        "--group-pattern",
-        metavar="REGEX",
-        help="clips whose names agree in its first group stay together, as '_g([0-9]+)_'",
-    )
-    folder.add_argument("--seed", type=int, help="another number, another division (0)")
-    copies = parser.add_argument_group("copies, which the index then lists")
-    kinds = copies.add_mutually_exclusive_group()
-    kinds.add_argument("--extract-frames", metavar="DIR", help="folders of 00001.jpg …")
-    kinds.add_argument("--reencode", metavar="DIR", help="small H.264 mp4 that seeks well")
-    copies.add_argument("--pack", metavar="STORE", help="a clip store of the videos or copies")
-    copies.add_argument(
-        "--short-side", type=int, metavar="PX", help="larger ones shrink to it (256), 0: none do"
-    )
-    copies.add_argument("--quality", type=int, help="of JPEG, 1 to 100 (95; 90 in a store)")
-    copies.add_argument("--quantiser", type=int, help="of H.264, 0 to 51, constant (20)")
-    copies.add_argument("--gop", type=int, help="frames per group of pictures in mp4 (12)")
-    copies.add_argument("--fps", type=float, help="of mp4 made from frame folders (12)")
+    option("--workers", type=int, default=cores, help=f"processes ({cores})")
+    option("--timeout", type=float, metavar="S", help="seconds per video (600)")
+    option("--verify", action="store_true", help="decode and count all frames")
+    option("--pattern", help="file names in a frame folder ({:05d}.jpg)")
+    _add_split_options(parser)
+    _add_copy_options(parser)
     return parser
 
 
-_DIVIDING = ("val_fraction", "group_pattern", "seed")
+def _add_split_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("random split, for data sets without splits")
+    group.add_argument("--val-fraction", type=float, help="of each class, for validation (0.2)")
+    group.add_argument(
+        "--group-pattern",
+        metavar="REGEX",
+        help="keep videos together whose names have the same first group, such as '_g([0-9]+)_'",
+    )
+    group.add_argument("--seed", type=int, help="seed of the split (0)")
+
+
+def _add_copy_options(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("copies, which the index then lists")
+    formats = group.add_mutually_exclusive_group()
+    formats.add_argument("--extract-frames", metavar="DIR", help="folders of 00001.jpg …")
+    formats.add_argument("--reencode", metavar="DIR", help="small H.264 mp4, many key frames")
+    group.add_argument("--pack", metavar="STORE", help="a clip store of the videos or copies")
+    group.add_argument(
+        "--short-side", type=int, metavar="PX", help="downscale larger videos (256); 0: never"
+    )
+    group.add_argument("--quality", type=int, help="JPEG quality, 1 to 100 (95; 90 in a store)")
+    group.add_argument("--quantiser", type=int, help="constant, of H.264, 0 to 51 (20)")
+    group.add_argument("--gop", type=int, help="frames per group of pictures in mp4 (12)")
+    group.add_argument("--fps", type=float, help="frame rate of mp4 from frame folders (12)")
+
+
+_SPLIT = ("val_fraction", "group_pattern", "seed")
 _MP4 = ("quantiser", "gop", "fps")
 
 
-def _check_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
-    """Refuse options that would do nothing."""
-    useless = {
-        "the data set folder": (given.dataset != "folder", _DIVIDING),
+def _check_options(
+    parser: argparse.ArgumentParser, given: argparse.Namespace, names: Sequence[str]
+) -> None:
+    """Refuse an unknown data set and options without effect."""
+    if given.dataset not in names:
+        close = difflib.get_close_matches(given.dataset, names, n=3) or names
+        parser.error(
+            f"unknown data set {given.dataset!r}; did you mean {', '.join(close)}? A data set of "
+            "your own package needs --imports PACKAGE"
+        )
+    without_effect = {
         "--extract-frames or --pack": (
             given.extract_frames is None and given.pack is None,
             ("quality",),
@@ -119,8 +166,8 @@ def _check_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -
             ("short_side",),
         ),
     }
-    for needed, (absent, names) in useless.items():
-        for name in names:
+    for needed, (absent, options) in without_effect.items():
+        for name in options:
             if absent and getattr(given, name) is not None:
                 parser.error(f"--{name.replace('_', '-')} has no effect without {needed}")
     if given.timeout is not None and given.timeout <= 0:
@@ -130,32 +177,32 @@ def _check_options(parser: argparse.ArgumentParser, given: argparse.Namespace) -
 
 
 def _given(given: argparse.Namespace, *names: str) -> dict[str, object]:
-    """Options that were typed; the others keep the defaults of what they are for."""
+    """The options that were given; the others keep their defaults."""
     return {name: getattr(given, name) for name in names if getattr(given, name) is not None}
 
 
-def _conversion(given: argparse.Namespace) -> Conversion | None:
-    from ffn.datasets import Conversion
+def _copies(given: argparse.Namespace) -> CopySettings | None:
+    from ffn.datasets import CopySettings
 
     folder = given.extract_frames or given.reencode
     if folder is None:
         return None
-    form = "mp4" if given.reencode else "frames"
+    format = "mp4" if given.reencode else "frames"
     options = _given(given, "short_side", *(_MP4 if given.reencode else ("quality",)))
     if given.short_side == 0:
         options["short_side"] = None
-    return Conversion(folder=Path(folder).absolute(), form=form, **options)
+    return CopySettings(folder=Path(folder).absolute(), format=format, **options)
 
 
 def _packing(given: argparse.Namespace) -> Packing | None:
-    """What packs the videos, if that is asked for."""
+    """The function that packs the videos, with ``--pack``."""
     if given.pack is None:
         return None
     from ffn.data import pack
 
-    options = _given(given, "short_side", "quality")
+    options = _given(given, "short_side", "quality", "timeout")
     if given.short_side == 0:
-        options["short_side"] = 2**16  # no video is larger
+        options["short_side"] = 2**16  # larger than any video
     if given.pattern is not None and given.extract_frames is None:
         options["pattern"] = given.pattern
     root, folder = Path(given.root).absolute(), Path(given.pack).absolute()
@@ -164,7 +211,7 @@ def _packing(given: argparse.Namespace) -> Packing | None:
 
 @contextmanager
 def _progress() -> Iterator[Progress]:
-    """A bar per step, on standard error."""
+    """A progress bar per step, on standard error."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
@@ -173,10 +220,10 @@ def _progress() -> Iterator[Progress]:
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
         tasks: dict[str, int] = {}
 
-        def report(what: str, done: int, count: int) -> None:
-            if what not in tasks:
-                tasks[what] = bars.add_task(what, total=count)
-            bars.update(tasks[what], completed=done)
+        def report(step: str, done: int, count: int) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=count)
+            bars.update(tasks[step], completed=done)
 
         yield report
 
@@ -200,8 +247,8 @@ def _show(summary: Summary, root: Path, pattern: str | None, store: str | None) 
         shown = ", ".join(f"{count} {kind}" for kind, count in counts.items())
         console.print(f"\nproblems ({shown}):")
         for one in summary.problems[:SHOWN]:
-            where = f"{one.split} " if one.split else ""
-            console.print(f"  {one.kind}: {escape(f'{where}{one.name}: {one.detail}')}")
+            split = f"{one.split} " if one.split else ""
+            console.print(f"  {one.kind}: {escape(f'{split}{one.name}: {one.detail}')}")
         if len(summary.problems) > SHOWN:
             console.print(f"  … all in {escape(str(summary.output / 'problems.csv'))}")
     _show_flips(console.print, summary)
@@ -214,11 +261,11 @@ def _show_flips(show: Callable[[str], None], summary: Summary) -> None:
 
     flip = summary.description["flip"]
     if flip["pairs"]:
-        show("\na flip exchanges these classes (flip_pairs.yaml):")
+        show("\na horizontal flip exchanges these classes (flip_pairs.yaml):")
         for one, other in flip["pairs"]:
             show(f"  {escape(one)} <-> {escape(other)}")
     if flip["unpaired"]:
-        show("\nthe mirror image of these is not a class, so flips mislabel them:")
+        show("\nthe mirror images of these are not classes, so flips give them a wrong label:")
         for name in flip["unpaired"]:
             show(f"  {escape(name)}")
 
@@ -230,9 +277,9 @@ def _options(summary: Summary, root: Path, pattern: str | None, store: str | Non
     index = list_path(summary.output, root)
     splits = [split.name for split in summary.splits if split.indexed]
     train = next((name for name in splits if name.endswith("train")), splits[0])
-    held_out = [name for name in splits if name != train]
+    others = [name for name in splits if name != train]
     options = [f"data.root={root}", f"data.train={index}/{train}.csv"]
-    options += [f"data.val={index}/{held_out[0]}.csv"] if held_out else []
+    options += [f"data.val={index}/{others[0]}.csv"] if others else []
     options += [f"data.classes={index}/classes.txt"]
     options += [] if pattern is None else [f"data.frame_pattern={pattern}"]
     if store is not None:

@@ -1,41 +1,48 @@
-"""One function over many files, in processes that a broken file may kill or hold up."""
+"""Apply a function to many files in worker processes, with timeout and crash isolation."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import signal
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import TimeoutError as TooSlow
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from multiprocessing import connection
 from typing import Any, TypeVar
 
+import torch
+
 Job = TypeVar("Job")
 
-TIMEOUT = 600.0  # seconds that one file may take
+TIMEOUT = 600.0  # seconds per file
 
 
-class Broken(str):
-    """What happened to a process, in place of an outcome; another time it may go well."""
+class Failure(str):
+    """Why a job has no result: its process timed out or died. A second attempt may succeed."""
 
 
-def work(
+def map_in_processes(
     function: Callable[[Job], Any],
     jobs: Iterable[Job],
     workers: int,
     timeout: float = TIMEOUT,
 ) -> Iterator[tuple[Job, Any]]:
-    """Each job with what the function makes of it, in their order.
+    """Apply a function to each job; yield jobs and results in the order of the jobs.
+
+    Results pass through a pipe that all workers share. Return small ones: a process that dies in
+    the middle of a message blocks the pipe.
 
     Args:
-        function: At the top of a module; catches its own errors.
-        jobs: What to do.
-        workers: Processes; 0 works in this one, which then dies with the decoder or waits for it.
-        timeout: Seconds that a job may take in a process.
+        function: A function at module level that handles its own exceptions.
+        jobs: Its arguments.
+        workers: Number of processes. 0 runs the function in this process, without timeout and
+            without protection against crashes.
+        timeout: Seconds per job.
 
     Yields:
-        A job and its outcome, which is `Broken` if its process died or took too long.
+        A job and its result. The result is a `Failure` if the process died or timed out.
     """
     if not workers:
         yield from ((job, function(job)) for job in jobs)
@@ -44,35 +51,48 @@ def work(
 
     start = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(start)
-    with ProcessPool(workers, context=context, initializer=end_with_parent) as pool:
-        waiting: deque = deque()
+    with ProcessPool(workers, context=context, initializer=_start_worker) as pool:
+        pending: deque = deque()
         try:
             for job in jobs:
-                waiting.append((job, pool.schedule(function, args=(job,), timeout=timeout)))
-                if len(waiting) >= 4 * workers:
-                    job, future = waiting.popleft()
-                    yield job, _outcome(future, timeout)
-            while waiting:
-                job, future = waiting.popleft()
-                yield job, _outcome(future, timeout)
+                pending.append((job, pool.schedule(function, args=(job,), timeout=timeout)))
+                if len(pending) >= 4 * workers:
+                    job, future = pending.popleft()
+                    yield job, _result(future, timeout)
+            while pending:
+                job, future = pending.popleft()
+                yield job, _result(future, timeout)
         except BaseException:
-            pool.stop()  # nobody wants the rest
+            pool.stop()  # cancel the remaining jobs
             raise
 
 
-def _outcome(future: Any, timeout: float) -> Any:
+def _result(future: Any, timeout: float) -> Any:
     from pebble import ProcessExpired
 
     try:
         return future.result()
-    except TooSlow:
-        return Broken(f"took more than {timeout:g} s and was given up")
+    except FutureTimeoutError:
+        return Failure(f"timed out after {timeout:g} s")
     except ProcessExpired as error:
-        return Broken(f"ended the process that read it (exit code {error.exitcode})")
+        return Failure(f"the worker process died ({_exit_cause(error.exitcode)})")
+
+
+def _exit_cause(code: int) -> str:
+    if code >= 0:
+        return f"exit code {code}"
+    if -code == signal.SIGKILL:
+        return "SIGKILL, out of memory?"
+    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+
+
+def _start_worker() -> None:
+    torch.set_num_threads(1)  # as in a DataLoader worker: one core per process
+    end_with_parent()
 
 
 def end_with_parent() -> None:
-    """Leave, in a worker, when the parent is killed: it would wait for its next job for ever."""
+    """End this worker process when its parent is killed; otherwise it waits for jobs forever."""
     parent = multiprocessing.parent_process()
 
     def watch() -> None:

@@ -1,22 +1,33 @@
-"""Preparing data sets: official lists and files on disk become an index that training reads."""
+"""Prepare data sets: official lists and files on disk become an index that training reads."""
 
 from __future__ import annotations
 
-from ffn.datasets.convert import Conversion
-from ffn.datasets.folders import Division
-from ffn.datasets.listing import PreparationError, Problem
+from ffn.datasets import actions, folders, kinetics, something  # noqa: F401  (they register)
+from ffn.datasets.copies import CopySettings
+from ffn.datasets.disk import Inventory
+from ffn.datasets.listing import Entry, Listing, PreparationError, Problem
+from ffn.datasets.lists import find_lists, read_lines, read_rows
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
-from ffn.datasets.run import DATASETS, SplitSummary, Summary, prepare
+from ffn.datasets.preparation import SplitSummary, Summary, prepare
+from ffn.datasets.registry import DATASETS, register_dataset
+from ffn.datasets.splits import SplitSettings
 
 __all__ = [
     "DATASETS",
-    "Conversion",
-    "Division",
+    "CopySettings",
+    "Entry",
+    "Inventory",
+    "Listing",
     "PreparationError",
     "Problem",
+    "SplitSettings",
     "SplitSummary",
     "Summary",
+    "find_lists",
     "mirror_pairs",
     "mirror_problems",
     "prepare",
+    "read_lines",
+    "read_rows",
+    "register_dataset",
 ]

@@ -1,6 +1,6 @@
-"""HMDB51 and UCF101: a folder per class, and lists of three divisions into training and test.
+"""Data sets `hmdb51` and `ucf101`: a folder per class, and lists of three train/test folds.
 
-The test part of a division is written as its `val.csv`: neither data set has another one.
+The index of a fold has its test videos in `val.csv`: the data sets have no validation list.
 """
 
 from __future__ import annotations
@@ -10,21 +10,57 @@ from collections import defaultdict
 from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
-from ffn.datasets.disk import Inventory, bare, folders_of
-from ffn.datasets.listing import Entry, Listing, PreparationError, lines
-from ffn.datasets.lists import find_lists
+from ffn.datasets.disk import Inventory, folders_of, video_name
+from ffn.datasets.listing import Entry, Listing, PreparationError
+from ffn.datasets.lists import find_lists, read_lines
+from ffn.datasets.registry import register_dataset
 
-DIVISIONS = (1, 2, 3)
+FOLDS = (1, 2, 3)
 _HMDB_LIST = r"(.+)_test_split([123])\.txt"
 _HMDB_MARKS = {"0": None, "1": "train", "2": "val"}
 
 
-def hmdb51(disk: Inventory, lists: Inventory) -> Listing:
-    """Read HMDB51: `CLASS_test_split1.txt` has lines `name.avi 1`; 2 is test, 0 unused."""
+@register_dataset("hmdb51")
+def hmdb51(videos: Inventory, lists: Inventory) -> Listing:
+    """Read HMDB51: `CLASS_test_split1.txt` has lines `name.avi 1`; 1: train, 2: test, 0: unused."""
+    found = _hmdb_lists(lists)
+    classes = sorted({name for name, _ in found})
+    folds = sorted({fold for _, fold in found})
+    listing = Listing(classes, _splits(folds))
+    if len(folds) < len(FOLDS):
+        listing.notes.append(f"there are lists of the folds {folds} only")
+    if len(classes) != 51:
+        listing.notes.append(f"there are lists of {len(classes)} classes; HMDB51 has 51")
+    for fold in folds:
+        for name in classes:
+            if (name, fold) not in found:
+                cause = f"there is no {name}_test_split{fold}.txt"
+                listing.add_problem("class", f"split{fold}", name, cause)
+    by_class = _by_class(videos)
+    for (name, fold), path in sorted(found.items(), key=lambda one: (one[0][1], one[0][0])):
+        for where, line in read_lines(path):
+            video, mark = [*line.rsplit(None, 1), ""][:2]
+            if mark not in _HMDB_MARKS:
+                raise PreparationError(
+                    f"{where}: {line!r}; expected a name and 0, 1 or 2, as 'clip.avi 1'"
+                )
+            part = _HMDB_MARKS[mark]
+            split = f"split{fold}/{part}" if part else f"split{fold}"
+            entry = Entry(split, f"{name}/{video}", name, where)
+            _find(listing, by_class, entry)
+            if part is not None:
+                listing.entries.append(entry)
+            elif entry.path is not None:
+                listing.known.add(entry.path)
+    return listing
+
+
+def _hmdb_lists(lists: Inventory) -> dict[tuple[str, int], Path]:
+    """The lists of HMDB51 by class and fold."""
     found: dict[tuple[str, int], Path] = {}
     for path in lists.find_list(_HMDB_LIST):
-        name, number = re.fullmatch(_HMDB_LIST, path.name, re.IGNORECASE).groups()
-        other = found.setdefault((name, int(number)), path)
+        name, fold = re.fullmatch(_HMDB_LIST, path.name, re.IGNORECASE).groups()
+        other = found.setdefault((name, int(fold)), path)
         if other.read_bytes() != path.read_bytes():
             raise PreparationError(
                 f"two different files are called {path.name}: {other} and {path}; name the folder "
@@ -34,98 +70,72 @@ def hmdb51(disk: Inventory, lists: Inventory) -> Listing:
         raise PreparationError(
             f"no list of HMDB51 under {lists.root}: no file is named like "
             "brush_hair_test_split1.txt. Unpack test_train_splits.rar there, or name its folder "
-            "with --annotations; a folder per class without lists is the data set `folder`"
+            "with --annotations. For videos in a folder per class without lists, use the data set "
+            "`folder`"
         )
-    classes = sorted({name for name, _ in found})
-    divisions = sorted({number for _, number in found})
-    listing = Listing(classes, _splits(divisions))
-    if len(divisions) < len(DIVISIONS):
-        listing.notes.append(f"there are lists of the divisions {divisions} alone")
-    if len(classes) != 51:
-        listing.notes.append(f"there are lists of {len(classes)} classes; HMDB51 has 51")
-    for number in divisions:
-        for name in classes:
-            if (name, number) not in found:
-                cause = f"there is no {name}_test_split{number}.txt"
-                listing.add("class", f"split{number}", name, cause)
-    videos = _by_class(disk)
-    for (name, number), path in sorted(found.items(), key=lambda one: (one[0][1], one[0][0])):
-        for where, line in lines(path):
-            video, mark = [*line.rsplit(None, 1), ""][:2]
-            if mark not in _HMDB_MARKS:
-                raise PreparationError(
-                    f"{where}: {line!r}; expected a name and 0, 1 or 2, as 'clip.avi 1'"
-                )
-            part = _HMDB_MARKS[mark]
-            split = f"split{number}/{part}" if part else f"split{number}"
-            entry = Entry(split, f"{name}/{video}", name, where)
-            _find(listing, videos, entry)
-            if part is not None:
-                listing.entries.append(entry)
-            elif entry.path is not None:
-                listing.known.add(entry.path)
-    return listing
+    return found
 
 
-def ucf101(disk: Inventory, lists: Inventory) -> Listing:
+@register_dataset("ucf101")
+def ucf101(videos: Inventory, lists: Inventory) -> Listing:
     """Read UCF101: `classInd.txt`, `trainlist01.txt` (path and index from 1), `testlist01.txt`.
 
-    Folders and files are found in any case: the class HandstandPushups has files named
-    v_HandStandPushups.
+    Names of folders and files are compared in lower case: the class HandstandPushups has files
+    named v_HandStandPushups.
     """
     patterns = {"class index": r"classInd\.txt"}
-    for number in DIVISIONS:
+    for number in FOLDS:
         patterns[f"split{number}/train"] = rf"trainlist0{number}\.txt"
         patterns[f"split{number}/val"] = rf"testlist0{number}\.txt"
     found = find_lists(lists, patterns, ("class index", "split1/train", "split1/val"), "UCF101")
     classes = _numbered_classes(found["class index"])
-    listing = Listing(classes, [split for split in _splits(DIVISIONS) if split in found])
+    listing = Listing(classes, [split for split in _splits(FOLDS) if split in found])
     if len(classes) != 101:
         listing.notes.append(f"classInd.txt names {len(classes)} classes; UCF101 has 101")
-    missing = [split for split in _splits(DIVISIONS) if split not in found]
+    missing = [split for split in _splits(FOLDS) if split not in found]
     if missing:
         listing.notes.append(f"there are no lists of {', '.join(missing)}")
-    videos = _by_class(disk)
-    spelt = {name.lower(): name for name in classes}
+    by_class = _by_class(videos)
+    class_of = {name.lower(): name for name in classes}
     for split in listing.splits:
-        for where, line in lines(found[split]):
+        for where, line in read_lines(found[split]):
             name, number = line, None
             if split.endswith("train"):
                 name, _, number = line.rpartition(" ")
             folder = PurePosixPath(name).parent.name
-            label = spelt.get(folder.lower(), folder)
+            label = class_of.get(folder.lower(), folder)
             if number is not None:
                 _check_number(listing, split, name, label, number, where)
             entry = Entry(split, name, label, where)
-            _find(listing, videos, entry)
+            _find(listing, by_class, entry)
             listing.entries.append(entry)
     return listing
 
 
-def _splits(divisions: Iterable[int]) -> list[str]:
-    return [f"split{number}/{part}" for number in divisions for part in ("train", "val")]
+def _splits(folds: Iterable[int]) -> list[str]:
+    return [f"split{fold}/{part}" for fold in folds for part in ("train", "val")]
 
 
-def _by_class(disk: Inventory) -> dict[tuple[str, str], list[str]]:
-    """Videos by each folder above them and by name, both in lower case and without suffix."""
+def _by_class(videos: Inventory) -> dict[tuple[str, str], list[str]]:
+    """Videos by the name of a folder above them and their own, in lower case, without suffix."""
     found = defaultdict(list)
-    for paths in disk.by_name.values():
+    for paths in videos.by_name.values():
         for path in paths:
             above = folders_of(path)
             for folder in {folder.lower() for folder in above}:
-                found[folder, bare(path).lower()].append(path)
+                found[folder, video_name(path).lower()].append(path)
     return found
 
 
-def _find(listing: Listing, videos: dict[tuple[str, str], list[str]], entry: Entry) -> None:
-    """Set the path: the video of that name in a folder of its class."""
+def _find(listing: Listing, by_class: dict[tuple[str, str], list[str]], entry: Entry) -> None:
+    """Set the path of an entry to the video of its name in a folder of its class."""
     folder, name = PurePosixPath(entry.name).parts[-2:]
-    paths = videos.get((folder.lower(), bare(name).lower()), [])
+    paths = by_class.get((folder.lower(), video_name(name).lower()), [])
     exact = [path for path in paths if PurePosixPath(path).name == name]
     paths = exact or paths
     if len(paths) > 1:
         cause = f"{entry.where}: may be any of {', '.join(paths[:4])}"
-        listing.add("ambiguous", entry.split, entry.name, cause)
+        listing.add_problem("ambiguous", entry.split, entry.name, cause)
         listing.known |= set(paths)
     elif paths:
         entry.path = paths[0]
@@ -134,7 +144,7 @@ def _find(listing: Listing, videos: dict[tuple[str, str], list[str]], entry: Ent
 def _numbered_classes(path: Path) -> list[str]:
     """Names of lines `1 ApplyEyeMakeup` in the order of their numbers."""
     table = {}
-    for where, line in lines(path):
+    for where, line in read_lines(path):
         number, _, name = line.partition(" ")
         if not number.isdigit() or not name.strip() or int(number) in table:
             raise PreparationError(f"{where}: {line!r}; expected a new number and a class name")
@@ -149,5 +159,5 @@ def _check_number(
 ) -> None:
     expected = listing.classes.index(label) + 1 if label in listing.classes else None
     if expected is not None and number != str(expected):
-        cause = f"{where}: class {number}, but {label} is {expected}; the folder's name is taken"
-        listing.add("label", split, name, cause)
+        cause = f"{where}: class {number}, but {label} is {expected}; the folder counts"
+        listing.add_problem("label", split, name, cause)

@@ -1,7 +1,6 @@
-"""Decode videos to find out which can be trusted, each in a process of its own and in bounded time.
+"""Decode all videos of a list in worker processes and report the broken ones.
 
-A broken file may raise, hang or end the process that reads it; here each of these is a finding, and
-the next file gets a fresh process.
+A broken file may raise an error, hang or crash its process; each of these becomes a finding.
 """
 
 from __future__ import annotations
@@ -15,22 +14,22 @@ import numpy as np
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError, open_video, probe
-from ffn.data.workers import Broken, work
+from ffn.data.workers import Failure, map_in_processes
 
-SHORT = 0.8  # a video shown for less than this part of what its header says is reported as short
+SHORT = 0.8  # reported as short: a video below this fraction of the duration in its header
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What became of one video.
+    """The result of checking one video.
 
     Attributes:
-        index: Of the record.
-        status: `ok`; `count`, it decodes and has another number of frames than is listed; `short`,
-            it decodes and ends long before the duration of its header; `bad`, it does not decode.
-        cause: What is wrong, or "".
-        frames: Frames that it shows; None if that is not known.
-        seconds: Time that it took; None if its process ended or was ended.
+        index: Index of the record.
+        status: `ok`; `count`: it decodes, with another number of frames than listed; `short`: it
+            decodes, but ends long before the duration in its header; `bad`: it does not decode.
+        cause: The cause, or "".
+        frames: Number of decoded frames; None if unknown.
+        seconds: Time to decode; None if the process died or timed out.
     """
 
     index: int
@@ -41,7 +40,7 @@ class Finding:
 
     @property
     def usable(self) -> bool:
-        """Whether all frames that were asked for decode."""
+        """Whether all requested frames decode."""
         return self.status != "bad"
 
 
@@ -57,32 +56,34 @@ def check_videos(
     """Decode each video.
 
     Args:
-        records: The videos; a number of frames that they list is compared with the file's own.
-        frames: Frames decoded of each, spread from the first to the last; None decodes all.
+        records: The videos; their listed number of frames is compared with the file.
+        frames: Number of frames to decode of each, evenly spaced; None decodes all.
         decoder: See `ffn.data.open_video`.
-        pattern: Name of a frame inside a folder of frames.
-        workers: Processes that decode.
-        timeout: Seconds that a video may take; then its process is ended and the video is bad.
+        pattern: File name of a frame in a folder of frames.
+        workers: Number of processes.
+        timeout: Seconds per video; a video that takes longer is bad.
 
     Yields:
-        A finding per record, in their order.
+        A finding per record, in the order of the records.
 
     Raises:
         ValueError: if a number is out of range.
     """
     if frames is not None and frames < 1:
         raise ValueError(f"frames is {frames}; expected at least 1, or None for all")
-    if workers < 1 or timeout <= 0:
-        raise ValueError(f"workers {workers}, timeout {timeout}; expected 1 or more, above 0")
+    if workers < 1:
+        raise ValueError(f"workers is {workers}; expected at least 1")
+    if timeout <= 0:
+        raise ValueError(f"timeout is {timeout:g}; expected more than 0 s")
     jobs = [(record, frames, decoder, pattern) for record in records]
-    for index, (_, outcome) in enumerate(work(_examine, jobs, workers, timeout)):
-        if isinstance(outcome, Broken):
-            yield Finding(index, "bad", str(outcome), None, None)
+    for index, (_, result) in enumerate(map_in_processes(_check, jobs, workers, timeout)):
+        if isinstance(result, Failure):
+            yield Finding(index, "bad", str(result), None, None)
         else:
-            yield Finding(index, *outcome)
+            yield Finding(index, *result)
 
 
-def _examine(
+def _check(
     job: tuple[Record, int | None, str, str],
 ) -> tuple[str, str, int | None, float]:
     """Status, cause, frames and seconds of one video; runs in a worker."""
@@ -92,7 +93,7 @@ def _examine(
     except VideoError as error:
         where = "" if error.frame is None else f"frame {error.frame}: "
         status, cause, count = "bad", f"{where}{error.cause}", None
-    except Exception as error:  # whatever it is, it is this video's
+    except Exception as error:  # any other error of this video
         status, cause, count = "bad", f"{type(error).__name__}: {error}", None
     return status, cause, count, time.perf_counter() - started
 
@@ -112,10 +113,10 @@ def _decode(record: Record, frames: int | None, decoder: str, pattern: str) -> t
         for first in range(0, count, 64):  # bounded memory
             video.read(range(first, min(first + 64, count)))
     if record.frames is not None and record.frames != count:
-        return "count", f"lists {record.frames} frames, {count} are shown", count
+        return "count", f"{record.frames} frames listed, {count} decoded", count
     if is_file:
         facts = probe(record.path)
-        shown, promised = facts.duration, facts.header_duration
-        if shown < SHORT * promised and facts.frames > 1:
-            return "short", f"shows {shown:.1f} s of the {promised:.1f} s of its header", count
+        actual, header = facts.duration, facts.header_duration
+        if actual < SHORT * header and facts.frames > 1:
+            return "short", f"lasts {actual:.1f} s; its header has {header:.1f} s", count
     return "ok", "", count

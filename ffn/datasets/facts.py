@@ -1,9 +1,8 @@
-"""Facts about each video, gathered in parallel and kept in a journal as they come in.
+"""Frame count, size and rate of each video, read in parallel and cached in a journal.
 
-The journal has one JSON object per line, `{"path", "size", "mtime", "verified", "facts" or
-"error"}`; a file whose size and time of change are still the same is not opened again, so an
-interrupted preparation continues where it was. Half a line at the end, as a killed process leaves
-it, is cut off.
+The journal has one JSON object per line, `{"path", "key", "verified", "facts" or "error"}`. The
+key holds the size and modification time of the file; a file with the same key is not opened again.
+An incomplete last line, left by a killed process, is removed.
 """
 
 from __future__ import annotations
@@ -17,18 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from ffn.data.decoding import FrameFolder, VideoError, probe
-from ffn.data.workers import TIMEOUT, Broken, work
+from ffn.data.workers import TIMEOUT, Failure, map_in_processes
 
 
 @dataclass(frozen=True, slots=True)
 class VideoFacts:
-    """What the index says about one video.
+    """The columns of the index that describe one video.
 
     Attributes:
         frames: Number of frames.
-        width: In pixels, standing upright; `height` likewise.
-        fps: Frames per second; None if there are no times: a frame folder, a single frame.
-        duration: In seconds, or None likewise.
+        width: Width in pixels after rotation to upright.
+        height: Height in pixels after rotation to upright.
+        fps: Frames per second; None without times (a frame folder or a single frame).
+        duration: Duration in seconds; None without times.
     """
 
     frames: int
@@ -39,15 +39,15 @@ class VideoFacts:
 
 
 def read_facts(path: str, pattern: str, verify: bool = False) -> VideoFacts:
-    """Facts about a video file or a frame folder.
+    """Read the facts of a video file or a frame folder.
 
     Args:
         path: File or folder.
-        pattern: Name of a frame in a folder, as `{:05d}.jpg`.
+        pattern: File name of a frame in a folder, such as `{:05d}.jpg`.
         verify: Decode every frame.
 
     Raises:
-        VideoError: if it cannot be read, or a folder has a gap.
+        VideoError: if it cannot be decoded, or a frame of a folder is missing.
     """
     if os.path.isdir(path):
         return _folder_facts(path, pattern, verify)
@@ -57,12 +57,12 @@ def read_facts(path: str, pattern: str, verify: bool = False) -> VideoFacts:
 
 
 class Journal:
-    """Facts, or why there are none, of files that did not change.
+    """Facts or errors of files, valid while a file does not change.
 
     Args:
-        path: The file; made if it does not exist.
-        root: Folder that the paths in it start from.
-        pattern: Name of a frame in a folder, as `{:05d}.jpg`.
+        path: The journal file; created if it does not exist.
+        root: Folder to which the paths in it are relative.
+        pattern: File name of a frame in a folder, such as `{:05d}.jpg`.
     """
 
     def __init__(self, path: Path, root: Path, pattern: str) -> None:
@@ -76,25 +76,25 @@ class Journal:
         self._file.close()
 
     def find(self, path: str, verified: bool) -> VideoFacts | str | None:
-        """Facts, or why there are none; None if the file is new, changed, or unverified."""
+        """Facts or error of a file; None if it is new, changed or, if asked for, not verified."""
         line = self._lines.get(path)
         if line is None or line["key"] != self._key(path) or (verified and not line["verified"]):
             return None
         return VideoFacts(**line["facts"]) if "facts" in line else line["error"]
 
-    def add(self, path: str, verified: bool, outcome: VideoFacts | str) -> None:
-        """Keep an outcome, on disk at once."""
+    def add(self, path: str, verified: bool, result: VideoFacts | str) -> None:
+        """Append a result to the journal."""
         line: dict[str, Any] = {"path": path, "key": self._key(path), "verified": verified}
-        if isinstance(outcome, VideoFacts):
-            line["facts"] = asdict(outcome)
+        if isinstance(result, VideoFacts):
+            line["facts"] = asdict(result)
         else:
-            line["error"] = outcome
+            line["error"] = result
         self._lines[path] = line
         self._file.write(json.dumps(line) + "\n")
         self._file.flush()
 
     def _key(self, path: str) -> list[int | str] | None:
-        """What tells a changed file: size and time in ns; a folder's frames hang on the pattern."""
+        """Size, modification time in ns and, for a folder, the pattern; None without the file."""
         try:
             found = os.stat(self.root / path)
         except OSError:
@@ -112,12 +112,12 @@ class Journal:
                 one = json.loads(line)
                 self._lines[one["path"]] = one
             except (ValueError, TypeError, KeyError):
-                continue  # it is gathered again
+                continue  # read the file again
         if len(whole) < len(text):
             os.truncate(self.path, len(whole))
 
 
-def gather(
+def read_all(
     journal: Journal,
     paths: Iterable[str],
     *,
@@ -126,30 +126,30 @@ def gather(
     timeout: float = TIMEOUT,
     progress: Callable[[int, int], None] | None = None,
 ) -> dict[str, VideoFacts | str]:
-    """Facts, or why there are none, of all paths.
+    """Read the facts of all files; return facts or error by path.
 
     Args:
-        journal: What is known already, and where it is written to.
-        paths: Relative to the root of the journal.
+        journal: Cache of the results.
+        paths: Paths relative to the root of the journal.
         verify: Decode every frame.
-        workers: Processes; 0 works in this one.
-        timeout: Seconds that a file may take in a process.
-        progress: Called with (done, all).
+        workers: Number of processes; 0 works in this one.
+        timeout: Seconds per file.
+        progress: Called with the number of finished files and of all files.
     """
     wanted = list(dict.fromkeys(paths))
-    outcomes = {path: journal.find(path, verify) for path in wanted}
-    todo = [path for path, outcome in outcomes.items() if outcome is None]
+    results = {path: journal.find(path, verify) for path in wanted}
+    todo = [path for path, result in results.items() if result is None]
     jobs = [(path, str(journal.root / path), journal.pattern, verify) for path in todo]
     done = len(wanted) - len(todo)
     report = progress or (lambda done, count: None)
     report(done, len(wanted))
-    for (path, *_), outcome in work(_facts_or_cause, jobs, workers, timeout):
-        outcomes[path] = outcome
-        if not isinstance(outcome, Broken):
-            journal.add(path, verify, outcome)
+    for (path, *_), result in map_in_processes(_facts_or_cause, jobs, workers, timeout):
+        results[path] = result
+        if not isinstance(result, Failure):
+            journal.add(path, verify, result)
         done += 1
         report(done, len(wanted))
-    return outcomes
+    return results
 
 
 def _facts_or_cause(job: tuple[str, str, str, bool]) -> VideoFacts | str:
@@ -159,7 +159,7 @@ def _facts_or_cause(job: tuple[str, str, str, bool]) -> VideoFacts | str:
     except VideoError as error:
         where = "" if error.frame is None else f"frame {error.frame}: "
         return where + (error.cause or str(error))
-    except Exception as error:  # whatever it is, it is this video's
+    except Exception as error:  # any other error of this video
         return f"{type(error).__name__}: {error}"
 
 

@@ -1,4 +1,4 @@
-"""The index that preparation writes: one csv per split, class names, a fingerprint, problems."""
+"""Write the index of a data set: one csv per split, class names, a fingerprint, problems."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
@@ -15,30 +14,31 @@ from typing import Any
 
 from ffn.datasets.disk import JOURNAL
 from ffn.datasets.facts import VideoFacts
-from ffn.datasets.listing import Entry, Listing, Problem, count_labels
+from ffn.datasets.listing import Entry, Listing, Problem
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
+from ffn.files import write_text
 
 COLUMNS = ("path", "label", "frames", "fps", "duration", "width", "height")
 DESCRIPTION = "dataset.json"
 
 
-def claim(output: Path, splits: Iterable[str], overwrite: bool) -> None:
-    """Make sure that nothing a user made, or an earlier index, is overwritten unasked.
+def claim_index(output: Path, splits: Iterable[str], overwrite: bool) -> None:
+    """Refuse to overwrite an existing index or other files of a user.
 
-    An interrupted preparation has left its journal and no description: it is continued.
+    A journal without `dataset.json` was left by an interrupted preparation, which is resumed.
 
     Raises:
-        FileExistsError: if a file of the index exists already.
+        FileExistsError: if a file of the index exists.
     """
     interrupted = (output / JOURNAL).exists() and not (output / DESCRIPTION).exists()
     if overwrite or interrupted:
         return
     names = [f"{split}.csv" for split in splits] + ["classes.txt", "flip_pairs.yaml", DESCRIPTION]
-    there = [name for name in names if (output / name).exists()]
-    if there:
+    existing = [name for name in names if (output / name).exists()]
+    if existing:
         raise FileExistsError(
-            f"{output} holds an index already ({', '.join(there)}); --overwrite replaces it, "
-            "--output writes another one"
+            f"{output} holds an index already ({', '.join(existing)}). Replace it with "
+            "--overwrite, or name another folder with --output"
         )
 
 
@@ -49,25 +49,26 @@ def write_index(
     facts: Mapping[str, VideoFacts],
     description: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """Write all files of an index; the description comes last and makes it whole.
+    """Write all files of an index; `dataset.json` is written last.
 
     Args:
-        output: Folder.
+        output: Folder of the index.
         listing: Splits, classes, problems and notes.
-        entries: What the index lists, each with a path among `facts`.
-        facts: By path.
-        description: Begin of `dataset.json`.
+        entries: Entries of the index, each with a path in `facts`.
+        facts: Facts by path.
+        description: First keys of `dataset.json`.
 
     Returns:
         The content of `dataset.json`.
     """
-    old = _former_files(output)
-    (output / DESCRIPTION).unlink(missing_ok=True)  # so that half an index is not taken for one
+    old = _previous_files(output)
+    (output / DESCRIPTION).unlink(missing_ok=True)  # marks the index as incomplete
     files = []
     for split in listing.splits:
         chosen = [entry for entry in entries if entry.split == split]
-        if chosen:  # a list without a line cannot be read
+        if chosen:  # an empty list cannot be read
             files.append(f"{split}.csv")
+            (output / files[-1]).parent.mkdir(parents=True, exist_ok=True)
             write_text(output / files[-1], _table(chosen, facts))
     files.append("classes.txt")
     write_text(output / "classes.txt", "".join(f"{name}\n" for name in listing.classes))
@@ -80,7 +81,7 @@ def write_index(
     for name in sorted(old - set(files)):
         (output / name).unlink(missing_ok=True)
 
-    whole = {
+    content = {
         **description,
         "date": date.today().isoformat(),
         "files": files,
@@ -89,24 +90,24 @@ def write_index(
         "flip": {"pairs": pairs, "unpaired": unpaired},
         "fingerprint": fingerprint(listing, entries, facts),
     }
-    write_text(output / DESCRIPTION, json.dumps(whole, indent=2, ensure_ascii=False) + "\n")
-    return whole
+    write_text(output / DESCRIPTION, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
+    return content
 
 
 def fingerprint(
     listing: Listing, entries: Sequence[Entry], facts: Mapping[str, VideoFacts]
 ) -> dict[str, Any]:
-    """What tells two copies of a data set apart: counts, lengths, classes, and a SHA-256.
+    """Identify a version of a data set: counts, lengths, classes, and a SHA-256.
 
-    The hash is over the sorted lines "split, name, label" of what the index lists. Names are those
-    of the official lists, so it does not depend on where the files lie.
+    The SHA-256 covers the sorted lines "split, name, label" of the index. Names are those of the
+    official lists, so the paths of the files do not matter.
     """
     by_split = {split: [e for e in entries if e.split == split] for split in listing.splits}
     lines = sorted(f"{entry.split}\t{entry.name}\t{entry.label}\n" for entry in entries)
     return {
         "videos": {split: len(chosen) for split, chosen in by_split.items()},
         "videos_per_class": {
-            split: count_labels(chosen, listing.classes) for split, chosen in by_split.items()
+            split: _count_labels(chosen, listing.classes) for split, chosen in by_split.items()
         },
         "frames": {
             split: length_histogram([facts[entry.path].frames for entry in chosen])
@@ -118,21 +119,19 @@ def fingerprint(
 
 
 def length_histogram(frames: Iterable[int]) -> dict[str, int]:
-    """Videos per length, in octaves: `{"32-63": 5, "64-127": 2}`."""
+    """Number of videos by frame count, in octaves: `{"32-63": 5, "64-127": 2}`."""
     octaves = Counter(count.bit_length() - 1 for count in frames)
     return {f"{2**o}-{2 ** (o + 1) - 1}": octaves[o] for o in sorted(octaves)}
 
 
-def write_text(path: Path, text: str) -> None:
-    """Write a file so that it appears whole or not at all."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.partial")
-    partial.write_text(text, encoding="utf-8", newline="")
-    os.replace(partial, path)
+def _count_labels(entries: Iterable[Entry], classes: Iterable[str]) -> dict[str, int]:
+    """Number of videos by class, in the order of the classes."""
+    counted = Counter(entry.label for entry in entries)
+    return {name: counted[name] for name in classes}
 
 
 def list_path(path: Path, root: Path) -> str:
-    """A path as the index has it: relative to the root with `/`, absolute if it lies elsewhere."""
+    """A path of the index: relative to the root with `/`, absolute if it is outside."""
     return PurePosixPath(path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
@@ -153,23 +152,23 @@ def _problem_table(problems: Iterable[Problem]) -> str:
 
 
 def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as csv; what is no UTF-8 in a name is written as its escape."""
+    """Rows as csv; bytes of a name that are not UTF-8 are escaped."""
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "backslashreplace").decode()
 
 
 def _number(value: float | None) -> str:
-    """At most three decimals, and none that say nothing."""
+    """A number with at most three decimals, without trailing zeros."""
     return "" if value is None else f"{value:.3f}".rstrip("0").rstrip(".")
 
 
 def _flip_config(pairs: Sequence[tuple[str, str]], unpaired: Sequence[str]) -> str:
-    """The `data:` part of a config; JSON strings are yaml strings."""
-    lines = ["# Classes that a horizontal flip exchanges, found by their names; check them."]
+    """The `data:` section of a config; a JSON string is a YAML string."""
+    lines = ["# Classes that a horizontal flip exchanges, found by name. Please check."]
     if unpaired:
         lines += [
-            "# The mirror image of these is not a class, so flipped films of them are mislabelled:",
+            "# The mirror images of these are not classes; a flip gives them a wrong label:",
             *(f"#   {name}" for name in unpaired),
         ]
     lines += ["data:", "  flip: swap", "  flip_pairs:"]
@@ -177,8 +176,8 @@ def _flip_config(pairs: Sequence[tuple[str, str]], unpaired: Sequence[str]) -> s
     return "\n".join(lines) + "\n"
 
 
-def _former_files(output: Path) -> set[str]:
-    """Files of the index that stands there, by its own description."""
+def _previous_files(output: Path) -> set[str]:
+    """Files of the existing index, from its `dataset.json`."""
     try:
         named = json.loads((output / DESCRIPTION).read_text(encoding="utf-8"))["files"]
     except (OSError, ValueError, KeyError, TypeError):

@@ -1,35 +1,34 @@
-"""What the lists of a data set say: entries, class names, and what is wrong with them.
+"""The content of the lists of a data set: classes, splits, entries, and problems.
 
-A reader per data set (`something`, `kinetics`, `actions`, `folders`) turns official files into a
-`Listing`; `check` compares it with the disk. Nothing is guessed: whatever cannot be read in exactly
-one way becomes a `Problem` and stays out of the index.
+A reader per data set turns official files into a `Listing`; `check` compares it with the disk. An
+entry that cannot be read in exactly one way becomes a `Problem` and is left out of the index.
 """
 
 from __future__ import annotations
 
-import csv
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections import defaultdict
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from pathlib import Path
 
-from ffn.datasets.disk import Inventory, bare
+from ffn.datasets.disk import Inventory, video_name
+
+_SLACK = 1.5  # seconds that cutting at key frames may add to a part
 
 
 class PreparationError(ValueError):
-    """A data set that cannot be prepared at all; the message says what to change."""
+    """A data set that cannot be prepared; the message says what to change."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing that is wrong.
+    """A problem of a data set.
 
     Attributes:
         kind: `missing`, `unreadable`, `duplicate`, `label`, `overlap`, `ambiguous`, `class`,
-            `unlisted`, `times`, `name` or `conversion`.
-        split: Split concerned, or "" for all.
-        name: Video as its list calls it, path on disk, or class.
-        detail: The cause, and where it stands.
+            `unlisted`, `times`, `name`, `conversion` or `packing`.
+        split: The split, or "" for all.
+        name: Name of the video in its list, its path on disk, or the class.
+        detail: Cause and position.
     """
 
     kind: str
@@ -43,14 +42,15 @@ class Entry:
     """One labelled video of a list.
 
     Attributes:
-        split: Split, as `train`, or `split1/train` where a data set has several divisions.
-        name: Name that identifies the video in the data set, wherever its file lies.
+        split: Name of the split: `train`, or `split1/train` if the data set has several folds; ""
+            in a listing without splits.
+        name: Name of the video in the data set, independent of its path.
         label: Class name.
-        where: File and line, for messages.
-        path: Video file or frame folder relative to the root, or None if the disk has none.
-        times: Official (start, end) in seconds, if the file may be the whole source video.
+        where: Position in the lists (`file:line`), for messages.
+        path: Video file or frame folder relative to the root; None if there is none.
+        times: Official start and end in seconds, if the file may be the whole source video.
         shared: Whether other entries name other parts of the same source video.
-        start: Start of the part to use in seconds, or None; `end` likewise.
+        start: Start of the part to use in seconds, or None.
         end: End of the part to use in seconds, or None.
     """
 
@@ -64,18 +64,48 @@ class Entry:
     start: float | None = None
     end: float | None = None
 
+    def resolve_times(self, duration: float) -> str | None:
+        """Decide whether a file with official times is the part or the whole source video.
+
+        Sets `start` and `end` if it is the whole source video.
+
+        Args:
+            duration: Duration of the file in seconds.
+
+        Returns:
+            The contradiction if it can be neither, else None.
+
+        Example: with times 10 to 20 s, a file of 10.2 s is the part, a file of 64 s is the source
+        video, and a file of 15 s is neither.
+        """
+        start, end = self.times
+        if duration <= end - start + _SLACK:
+            if self.shared and duration < end - _SLACK:
+                return (
+                    f"lasts {duration:.1f} s: one of several listed parts, but its name has no "
+                    "times"
+                )
+            return None
+        if duration < end - _SLACK:
+            return (
+                f"lasts {duration:.1f} s: neither the part of {end - start:g} s nor a video that "
+                f"reaches from {start:g} to {end:g} s"
+            )
+        self.start, self.end = start, end
+        return None
+
 
 @dataclass(slots=True)
 class Listing:
-    """All that the lists of a data set say.
+    """The content of all lists of a data set.
 
     Attributes:
         classes: Class names in the official order of their indices, else sorted.
-        splits: Names of the splits, in order.
+        splits: Names of the splits, in order; empty if `prepare` shall split the entries.
         entries: Labelled videos, in the order of the lists.
-        known: Files that the lists name without asking for them, as unlabelled test videos.
-        problems: What is wrong.
-        notes: What a reader of the summary should know, but is not wrong.
+        known: Files that the lists name but the index leaves out, such as unlabelled test videos.
+        problems: Problems found so far.
+        notes: Remarks for the summary.
     """
 
     classes: list[str]
@@ -85,8 +115,8 @@ class Listing:
     problems: list[Problem] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, kind: str, split: str, name: str, detail: str) -> None:
-        """Note a problem."""
+    def add_problem(self, kind: str, split: str, name: str, detail: str) -> None:
+        """Add a problem."""
         self.problems.append(Problem(kind, split, name, detail))
 
     def of(self, split: str) -> list[Entry]:
@@ -95,28 +125,28 @@ class Listing:
 
 
 def check(listing: Listing, disk: Inventory) -> list[Entry]:
-    """Compare a listing with the disk; adds to its problems.
+    """Compare a listing with the disk and add problems to it.
 
     Returns:
-        The entries that can be used, as far as names tell: each with a path, once per split.
+        The usable entries: each has a path and occurs once per split.
 
     Raises:
-        PreparationError: if a class has a name that no list can hold.
+        PreparationError: if a class name cannot be written to a csv, or the split of an entry is
+            not among the splits.
     """
-    odd = [name for name in listing.classes if not _survives(name) or len(name.splitlines()) != 1]
-    if odd:
-        raise PreparationError(
-            f"class {odd[0]!r} cannot stand in a list: its name starts or ends with a blank, "
-            "breaks a line or is no UTF-8; rename it"
-        )
+    _check_names(listing)
     usable = _unambiguous(listing)
+    on_disk = {*disk.videos, *disk.folders}
     for entry in usable:
-        if entry.path is None:
-            listing.add("missing", entry.split, entry.name, f"{entry.where}: no such video on disk")
-        elif not _survives(entry.path):
-            cause = "the name starts or ends with a blank or is no UTF-8; rename the file"
-            listing.add("name", entry.split, repr(entry.path)[1:-1], cause)
-            listing.known.add(entry.path)
+        path = entry.path
+        if path is None or (path not in on_disk and not (disk.root / path).exists()):
+            cause = f"{entry.where}: no such video on disk"
+            listing.add_problem("missing", entry.split, entry.name, cause)
+            entry.path = None
+        elif not _fits_csv(path):
+            cause = "the name starts or ends with a blank or is not UTF-8; rename the file"
+            listing.add_problem("name", entry.split, repr(path)[1:-1], cause)
+            listing.known.add(path)
             entry.path = None
     usable = [entry for entry in usable if entry.path is not None]
     _find_overlaps(listing, usable)
@@ -125,45 +155,34 @@ def check(listing: Listing, disk: Inventory) -> list[Entry]:
 
 
 def find_empty_classes(listing: Listing, entries: Iterable[Entry]) -> None:
-    """Note every class that has no usable video in a split."""
+    """Add a problem for every class without a usable video in a split."""
     seen = defaultdict(set)
     for entry in entries:
         seen[entry.split].add(entry.label)
     for split in listing.splits:
         for name in listing.classes:
             if name not in seen[split]:
-                listing.add("class", split, name, "no video of this class can be used")
+                listing.add_problem("class", split, name, "no usable video of this class")
 
 
-def read_text(path: Path) -> str:
-    """Text of a list.
-
-    Raises:
-        PreparationError: if it is no UTF-8.
-    """
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise PreparationError(f"{path} is no UTF-8 text ({error}); save it as UTF-8") from None
-
-
-def lines(path: Path) -> Iterator[tuple[str, str]]:
-    """Lines that hold something, stripped, each with its place as `file:line`."""
-    for number, line in enumerate(read_text(path).splitlines(), 1):
-        if line.strip():
-            yield f"{path.name}:{number}", line.strip()
-
-
-def cells(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
-    """Rows of a table, each with its place."""
-    table = csv.reader(read_text(path).splitlines(), delimiter=delimiter)
-    for row in table:
-        if any(cell.strip() for cell in row):
-            yield f"{path.name}:{table.line_num}", [cell.strip() for cell in row]
+def _check_names(listing: Listing) -> None:
+    odd = [name for name in listing.classes if not _fits_csv(name) or len(name.splitlines()) != 1]
+    if odd:
+        raise PreparationError(
+            f"class {odd[0]!r} cannot be written to a list: its name starts or ends with a blank, "
+            "contains a line break or is not UTF-8; rename it"
+        )
+    splits = set(listing.splits)
+    odd = [entry for entry in listing.entries if entry.split not in splits]
+    if odd:
+        raise PreparationError(
+            f"{odd[0].where}: {odd[0].name} has the split {odd[0].split!r}; expected one of "
+            f"{listing.splits}"
+        )
 
 
 def _unambiguous(listing: Listing) -> list[Entry]:
-    """Entries with a known label, each name once per split; contradictory ones not at all."""
+    """Entries with a known label, each name once per split; contradictory ones are left out."""
     classes = set(listing.classes)
     first: dict[tuple[str, str], Entry] = {}
     contradictory = set()
@@ -171,53 +190,51 @@ def _unambiguous(listing: Listing) -> list[Entry]:
         key = (entry.split, entry.name)
         if entry.label not in classes:
             cause = f"{entry.where}: label {entry.label!r} is not among the {len(classes)} classes"
-            listing.add("label", *key, cause)
+            listing.add_problem("label", *key, cause)
         elif key not in first:
             first[key] = entry
         elif first[key].label == entry.label:
-            listing.add("duplicate", *key, f"{entry.where}: stands at {first[key].where} already")
+            cause = f"{entry.where}: also listed at {first[key].where}"
+            listing.add_problem("duplicate", *key, cause)
         else:
             contradictory.add(key)
             cause = (
                 f"{entry.where}: {entry.label!r}, but {first[key].label!r} at {first[key].where}"
             )
-            listing.add("label", *key, cause)
+            listing.add_problem("label", *key, cause)
     return [entry for key, entry in first.items() if key not in contradictory]
 
 
 def _find_overlaps(listing: Listing, entries: Iterable[Entry]) -> None:
-    """Videos in two splits of one division: what is tested was trained on."""
+    """Add a problem for every video in two splits of one fold."""
     seen: dict[tuple[str, str, object], Entry] = {}
     for entry in entries:
-        division = entry.split.rpartition("/")[0]
-        other = seen.setdefault((division, entry.path, entry.times), entry)
+        fold = entry.split.rpartition("/")[0]
+        other = seen.setdefault((fold, entry.path, entry.times), entry)
         if other is not entry:
-            cause = f"{entry.where}: stands in {other.split} too ({other.where}); kept in both"
+            cause = f"{entry.where}: is in {other.split} too ({other.where}); kept in both"
             if other.split == entry.split:
                 cause = f"{entry.where}: is the same file as {other.name} ({other.where})"
-            listing.add("overlap", entry.split, entry.name, cause)
+            listing.add_problem("overlap", entry.split, entry.name, cause)
 
 
 def _find_unlisted(listing: Listing, disk: Inventory) -> None:
-    """Files that no list names; frames with the name of a video were taken out of it."""
+    """Add a problem for every file that no list names.
+
+    A frame folder with the name of a video holds its frames and is not reported.
+    """
     named = {entry.path for entry in listing.entries} | listing.known
-    videos = {bare(path) for path in disk.videos}
-    folders = (path for path in disk.folders if bare(path) not in videos)
+    videos = {video_name(path) for path in disk.videos}
+    folders = (path for path in disk.folders if video_name(path) not in videos)
     for path in (*disk.videos, *folders):
         if path not in named:
-            listing.add("unlisted", "", path, "is on disk, but no list names it")
+            listing.add_problem("unlisted", "", path, "is on disk, but in no list")
 
 
-def _survives(text: str) -> bool:
-    """Whether a path or name is read from a csv as it was written."""
+def _fits_csv(text: str) -> bool:
+    """Whether a csv returns a path or name as it was written."""
     try:
         text.encode()
     except UnicodeEncodeError:
         return False
     return text == text.strip() != ""
-
-
-def count_labels(entries: Iterable[Entry], classes: Iterable[str]) -> dict[str, int]:
-    """Videos per class, in the order of the classes."""
-    counted = Counter(entry.label for entry in entries)
-    return {name: counted[name] for name in classes}

@@ -1,8 +1,9 @@
-"""Finding the official lists of a data set, each exactly once."""
+"""Find and read the official list files of a data set."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import csv
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from ffn.datasets.disk import Inventory
@@ -12,16 +13,16 @@ from ffn.datasets.listing import PreparationError
 def find_lists(
     lists: Inventory, patterns: Mapping[str, str], needed: tuple[str, ...], title: str
 ) -> dict[str, Path]:
-    """The file for each role.
+    """The file of each role.
 
     Args:
-        lists: Where to look.
-        patterns: Regular expression of a file's whole name, by role, as `{"train": "train.csv"}`.
-        needed: Roles without which nothing can be done.
+        lists: Where to search.
+        patterns: Regular expression of the whole file name by role, as `{"train": "train.csv"}`.
+        needed: Roles that must be found.
         title: Name of the data set, for messages.
 
     Raises:
-        PreparationError: if a needed list is missing, or files of different content fit one role.
+        PreparationError: if a needed list is missing, or different files match one role.
     """
     found = {role: lists.find_list(pattern) for role, pattern in patterns.items()}
     return choose_lists(lists, found, patterns, needed, title)
@@ -47,12 +48,39 @@ def choose_lists(
         raise PreparationError(
             f"no {missing[0]} list of {title} under {lists.root}: no file is named like "
             f"{_readable(patterns[missing[0]])}. Put the official lists there, or name their "
-            "folder with --annotations; videos in a folder per class without any list are the "
+            "folder with --annotations. For videos in a folder per class without lists, use the "
             "data set `folder`"
         )
     return {role: paths[0] for role, paths in found.items() if paths}
 
 
 def _readable(pattern: str) -> str:
-    """A regular expression of ours as people write names."""
+    """A pattern of this package without regular expression syntax."""
     return pattern.replace("(?:", "(").replace("\\.", ".").replace(".*", "…").replace("[-_]?", "-")
+
+
+def read_text(path: Path) -> str:
+    """Text of a list.
+
+    Raises:
+        PreparationError: if it is not UTF-8.
+    """
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise PreparationError(f"{path} is not UTF-8 text ({error}); save it as UTF-8") from None
+
+
+def read_lines(path: Path) -> Iterator[tuple[str, str]]:
+    """Position (`file:line`) and stripped text of each line that is not blank."""
+    for number, line in enumerate(read_text(path).splitlines(), 1):
+        if line.strip():
+            yield f"{path.name}:{number}", line.strip()
+
+
+def read_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
+    """Position (`file:line`) and stripped cells of each row of a table that is not blank."""
+    table = csv.reader(read_text(path).splitlines(), delimiter=delimiter)
+    for row in table:
+        if any(cell.strip() for cell in row):
+            yield f"{path.name}:{table.line_num}", [cell.strip() for cell in row]

@@ -1,4 +1,4 @@
-"""Frames of a video one after another, and writing them as images or as H.264."""
+"""Read the frames of a video in sequence, and write them as images or as H.264."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from ffn.data.decoding.timeline import read_timeline
 if TYPE_CHECKING:
     import av
 
-# FFmpeg's filters that set a frame upright, by the angle that turns it counterclockwise.
+# FFmpeg filters that rotate a frame to upright, by counterclockwise rotation in degrees.
 _UPRIGHT = {0: (), 90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
 _EXACT = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 
 
 def read_frames(path: str, chosen: range, pattern: str) -> Iterator[av.VideoFrame]:
-    """Frames of a file or folder one at a time, as they are stored.
+    """Read frames of a file or folder one at a time, without rotation.
 
     Args:
         path: Video file or frame folder.
-        chosen: Indices.
-        pattern: Name of a frame in a folder.
+        chosen: Indices of the frames.
+        pattern: File name of a frame in a folder.
 
     Raises:
-        VideoError: if one does not decode.
+        VideoError: if a frame cannot be decoded.
     """
     if Path(path).is_dir():
         return _folder_frames(path, chosen, pattern)
@@ -41,7 +41,7 @@ def read_frames(path: str, chosen: range, pattern: str) -> Iterator[av.VideoFram
 def write_images(
     folder: Path, frames: Iterator[av.VideoFrame], short_side: int | None, quality: int
 ) -> None:
-    """Write frames, upright, as 00001.jpg, 00002.jpg, … into a new folder."""
+    """Write frames upright as 00001.jpg, 00002.jpg, … into a new folder."""
     from PIL import Image
 
     folder.mkdir(parents=True)
@@ -62,10 +62,10 @@ def encode_mp4(
     gop: int,
     quantiser: int,
 ) -> None:
-    """Write frames, upright, as H.264 in mp4 at a constant rate and quantiser, without sound.
+    """Write frames upright as H.264 in mp4, with constant rate and quantiser, without audio.
 
-    Each group of pictures is closed and has no frames that depend on later ones, so decoding from
-    the nearest key frame gives the same pixels as decoding from the start.
+    Groups of pictures are closed and have no B-frames, so decoding from the nearest key frame gives
+    the same pixels as decoding from the start.
     """
     import av
 
@@ -84,20 +84,20 @@ def encode_mp4(
         stream.width, stream.height, stream.pix_fmt = *filters.size, "yuv420p"
         context = stream.codec_context
         context.gop_size, context.thread_count = gop, 1
-        context.colorspace, context.color_range = 6, 1  # BT.601, limited: as the filters make it
+        context.colorspace, context.color_range = 6, 1  # BT.601, limited range, as the filters
         context.time_base = 1 / rate
         for index, frame in enumerate(map(filters, chain([first], frames))):
             frame.pts, frame.time_base = index, 1 / rate
-            frame.pict_type = 0  # left to the encoder, not copied from the source
+            frame.pict_type = 0  # the encoder decides
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
 
 
 class _Filters:
-    """FFmpeg's filters that make frames like the first one upright, small and yuv420p.
+    """FFmpeg filters that make frames like the first one upright, small and yuv420p.
 
-    They go by way of RGB with the arithmetic that loses least, whatever the file says of its
-    colours: the copy then has the colours that readers see in the original.
+    They convert through RGB with the most exact arithmetic and ignore the colour tags of the file,
+    as the decoders do. The copy then decodes to the colours of the original.
     """
 
     def __init__(self, frame: av.VideoFrame, short_side: int | None) -> None:
@@ -143,9 +143,11 @@ class _Filters:
 def smaller(
     width: int, height: int, short_side: int | None, *, even: bool = False
 ) -> tuple[int, int]:
-    """Size with a short side of at most `short_side` and the same shape, in even numbers if asked.
+    """Size with a shorter side of at most `short_side` and the same aspect ratio.
 
-    Example: 1920 x 1080 with 256 becomes 456 x 256 (455.1 to the nearest even number).
+    With `even`, both sides are rounded to even numbers.
+
+    Example: 1920 x 1080 with 256 and `even` becomes 456 x 256 (455.1 rounded to even).
     """
     scale = 1.0 if short_side is None else min(1.0, short_side / min(width, height))
     step = 2 if even else 1
@@ -154,14 +156,14 @@ def smaller(
 
 
 def _file_frames(path: str, chosen: range) -> Iterator[av.VideoFrame]:
-    """Frames by index, as readers number them: by their times where packets tell these."""
+    """Frames by index, with the numbering of the decoders: by time if packets have times."""
     with open_container(path) as container:
         timeline = read_timeline(path, container)
-    place_at = {} if timeline.not_seekable else {int(t): i for i, t in enumerate(timeline.times)}
+    index_at = {} if timeline.not_seekable else {int(t): i for i, t in enumerate(timeline.times)}
     done, size = 0, None
     with open_container(path) as container:
-        for place, frame in enumerate(decode_frames(path, container)):
-            index = place if timeline.not_seekable else place_at.get(frame.pts, -1)
+        for position, frame in enumerate(decode_frames(path, container)):
+            index = position if timeline.not_seekable else index_at.get(frame.pts, -1)
             if index in chosen:
                 size = size or (frame.width, frame.height)
                 if size != (frame.width, frame.height):

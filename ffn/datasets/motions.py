@@ -1,20 +1,18 @@
-"""Drawn films of a moving dart: the classes of the generated data set, frame by frame.
+"""Draw the videos of the generated data set: a moving dart whose motion is the class.
 
-One subject, a bright dart, moves over a textured ground; its motion is the class (`CLASSES`). Its
-position (the film wraps around at its borders), heading and size phase start uniformly at random
-and a class only adds to them, so a single frame is distributed the same for every class: a network
-that sees one frame stays at chance. A decoy, a bluish dart that makes the motion of a class drawn
-at random, texture, noise, brightness flicker and camera jitter distract. In a third of the films
-the decoy looks like the subject: labels are as uncertain as those of real sets, and nobody can name
-more than 85 % of the films right.
+The subject, a bright dart, moves over a textured background; its motion is the class (`CLASSES`).
+Its position (frames wrap around at their borders), heading and size phase start uniformly at
+random, and a class only adds to them. A single frame therefore has the same distribution for every
+class, and a network that sees one frame stays at chance. Distractors are a decoy (a bluish dart
+with the motion of a random class), texture, noise, brightness flicker and camera jitter. In a third
+of the videos the decoy looks like the subject, which bounds the accuracy at about 85 %.
 
-How many frames a class needs follows from sampling. Four evenly spaced frames show in which order
-the dart moves and, with less than half a turn between two of them, which way it turns; pulsing once
-and three times looks the same until there are 8, swaying three and five times until there are 16.
-Grounds hardly differ between films, or a network would tell the films apart by their grounds before
-it looked at any motion.
+The number of frames that a class needs follows from sampling. Four evenly spaced frames show the
+order of movements and, with less than half a turn between two frames, the direction of rotation.
+Pulsing once and three times look the same below 8 frames, swaying three and five times below 16.
+Backgrounds hardly differ between videos; otherwise a network would memorise them.
 
-A change that draws other films raises `ffn.datasets.synthetic.FORMAT`.
+A change that draws other videos must increase `ffn.datasets.synthetic.FORMAT`.
 """
 
 from __future__ import annotations
@@ -23,13 +21,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-ALIKE = 1 / 3  # of the films have a decoy that looks like the subject
+ALIKE = 1 / 3  # fraction of videos with a decoy that looks like the subject
 
 Offsets = dict[str, np.ndarray]
 Motion = Callable[[np.ndarray, np.random.Generator], Offsets]
 
 
-# Motions: what a class adds to the dart's x and y (frame sides, rightwards and downwards), heading
+# Motions: offsets of the dart's x and y (in frame sides, right and down), heading
 # (turns, clockwise) and size phase (turns, smallest at 0), given `time` in [0, 1].
 
 
@@ -95,7 +93,7 @@ CLASSES: tuple[str, ...] = tuple(MOTIONS)
 
 
 def _poses(name: str, time: np.ndarray, rng: np.random.Generator) -> Offsets:
-    """Dart at each `time`: uniform start, a small drift, and the motion of class `name`."""
+    """Pose of the dart at each `time`: random start, a small drift, and the motion of a class."""
     start, drift = rng.uniform(size=4), np.append(rng.uniform(-0.08, 0.08, size=3), 0.0)
     motion = MOTIONS[name](time, rng)
     return {
@@ -108,7 +106,7 @@ def _poses(name: str, time: np.ndarray, rng: np.random.Generator) -> Offsets:
 
 
 def _wrapped(distance: np.ndarray, size: int) -> np.ndarray:
-    """The shortest distance in pixels in a film that wraps around at its borders."""
+    """The shortest distance in pixels in frames that wrap around at their borders."""
     return (distance + size / 2) % size - size / 2
 
 
@@ -117,7 +115,7 @@ def _column(values: np.ndarray) -> np.ndarray:
 
 
 def _dart(grid: tuple[np.ndarray, np.ndarray], pose: Offsets, size: int) -> np.ndarray:
-    """Cover of the dart per pixel in [0, 1], (T, H, W): a triangle whose tip shows the heading."""
+    """Coverage of each pixel by the dart in [0, 1], (T, H, W); the tip points in its heading."""
     right = _wrapped(grid[0] - _column(size * pose["x"]), size)
     down = _wrapped(grid[1] - _column(size * pose["y"]), size)
     heading = 2 * np.pi * pose["heading"]
@@ -129,13 +127,13 @@ def _dart(grid: tuple[np.ndarray, np.ndarray], pose: Offsets, size: int) -> np.n
 
 
 def draw(name: str, *, size: int, frames: int, rng: np.random.Generator) -> np.ndarray:
-    """Draw one film of a class.
+    """Draw one video of a class.
 
     Args:
         name: Class, one of `CLASSES`.
         size: Height and width in pixels.
-        frames: Length T of the film.
-        rng: Source of all randomness of the film.
+        frames: Number of frames T.
+        rng: Source of all randomness.
 
     Returns:
         uint8 RGB frames, (T, size, size, 3).
@@ -158,21 +156,21 @@ def draw(name: str, *, size: int, frames: int, rng: np.random.Generator) -> np.n
         texture += np.float32(height) * np.sin(
             np.float32(wave[0]) * grid[0] + np.float32(wave[1]) * grid[1] + np.float32(phase)
         )
-    ground = rng.uniform(85, 95) + rng.normal(0, 2, size=3)
+    background = rng.uniform(85, 95) + rng.normal(0, 2, size=3)
     contrast = rng.uniform(100, 130)
     yellow, blue = contrast * np.array([1, 1, 0.6]), contrast * np.array([0.2, 0.4, 0.7])
     alike = rng.uniform() < ALIKE
     decoy = _poses(CLASSES[rng.integers(len(CLASSES))], time, rng)
     objects = [
-        (_dart(grid, pose, size), ground + yellow),
-        (_dart(grid, decoy, size), ground + (yellow if alike else blue)),
+        (_dart(grid, pose, size), background + yellow),
+        (_dart(grid, decoy, size), background + (yellow if alike else blue)),
     ]
     if rng.uniform() < 0.5:  # which one passes in front
         objects.reverse()
 
-    film = ground.astype(np.float32) + texture[..., None]  # (T, H, W, 3)
+    video = background.astype(np.float32) + texture[..., None]  # (T, H, W, 3)
     for cover, colour in objects:
-        film += cover[..., None] * (colour.astype(np.float32) + texture[..., None] / 2 - film)
-    film *= _column(rng.normal(1, 0.03, size=frames))[..., None]
-    film += 5 * rng.standard_normal(film.shape, dtype=np.float32)
-    return np.clip(np.rint(film), 0, 255).astype(np.uint8)
+        video += cover[..., None] * (colour.astype(np.float32) + texture[..., None] / 2 - video)
+    video *= _column(rng.normal(1, 0.03, size=frames))[..., None]
+    video += 5 * rng.standard_normal(video.shape, dtype=np.float32)
+    return np.clip(np.rint(video), 0, 255).astype(np.uint8)

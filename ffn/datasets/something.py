@@ -1,8 +1,8 @@
-"""Something-Something V1 and V2, and Jester: videos are named by a number, lists hold the numbers.
+"""Data sets `sthv1`, `sthv2`, `jester`: Something-Something V1 and V2, and Jester.
 
-V1 and Jester are frame folders with lists `id;label`; V2 is webm files with lists in JSON. Later
-releases use shorter names and add `test-answers.csv`; one of Jester has comma-separated lists with
-a header. Test lists of the first releases hold no labels.
+Videos are named by a number. V1 and Jester are frame folders with lists `id;label`; V2 is webm
+files with lists in JSON. Later releases use shorter names and add `test-answers.csv`; one release
+of Jester has comma-separated lists with a header. Test lists of the first releases have no labels.
 """
 
 from __future__ import annotations
@@ -13,88 +13,86 @@ from pathlib import Path
 from typing import Any
 
 from ffn.datasets.disk import Inventory, folders_of
-from ffn.datasets.listing import (
-    Entry,
-    Listing,
-    PreparationError,
-    cells,
-    lines,
-    read_text,
-)
-from ffn.datasets.lists import find_lists
+from ffn.datasets.listing import Entry, Listing, PreparationError
+from ffn.datasets.lists import find_lists, read_lines, read_rows, read_text
+from ffn.datasets.registry import register_dataset
 
-# Video name, label or None, place.
+# Video name, label or None, position in the list.
 Rows = Iterator[tuple[str, str | None, str]]
 
 _FOLDERS = {"train": ("train",), "val": ("validation", "val"), "test": ("test",)}
 
 
-def sthv1(disk: Inventory, lists: Inventory) -> Listing:
+@register_dataset("sthv1")
+def sthv1(videos: Inventory, lists: Inventory) -> Listing:
     """Read Something-Something V1."""
     names = "something-something-v1-{}\\.csv"
     patterns = {role: names.format(role) for role in ("labels", "train", "validation", "test")}
     found = find_lists(lists, patterns, ("labels", "train"), "Something-Something V1")
-    classes = [row[0] for _, row in cells(found["labels"], ";")]
-    return _listing(disk, found, classes, _semicolon_rows)
+    classes = [row[0] for _, row in read_rows(found["labels"], ";")]
+    return _listing(videos, found, classes, _semicolon_rows)
 
 
-def sthv2(disk: Inventory, lists: Inventory) -> Listing:
-    """Read Something-Something V2, of either release."""
+@register_dataset("sthv2")
+def sthv2(videos: Inventory, lists: Inventory) -> Listing:
+    """Read Something-Something V2, either release."""
     names = "(?:something-something-v2-)?{}"
     patterns = {
         role: names.format(f"{role}\\.json") for role in ("labels", "train", "validation", "test")
     }
     patterns["answers"] = names.format("test-answers\\.csv")
     found = find_lists(lists, patterns, ("labels", "train"), "Something-Something V2")
-    return _listing(disk, found, _json_classes(found["labels"]), _template_rows)
+    return _listing(videos, found, _json_classes(found["labels"]), _template_rows)
 
 
-def jester(disk: Inventory, lists: Inventory) -> Listing:
-    """Read Jester, of any release."""
+@register_dataset("jester")
+def jester(videos: Inventory, lists: Inventory) -> Listing:
+    """Read Jester, any release."""
     names = "(?:jester-v1-)?{}\\.csv"
     patterns = {role: names.format(role) for role in ("labels", "train", "validation", "test")}
     patterns["answers"] = names.format("test-answers")
     found = find_lists(lists, patterns, ("train",), "Jester")
     if "labels" in found:
-        classes = [line for _, line in lines(found["labels"])]
+        classes = [line for _, line in read_lines(found["labels"])]
     else:
         classes = _header_classes(found["train"])
-    return _listing(disk, found, classes, _jester_rows)
+    return _listing(videos, found, classes, _jester_rows)
 
 
 def _listing(
-    disk: Inventory, found: dict[str, Path], classes: list[str], read: Callable[[Path], Rows]
+    videos: Inventory, found: dict[str, Path], classes: list[str], read: Callable[[Path], Rows]
 ) -> Listing:
-    """Put the lists together; a test list takes its labels from the answers."""
+    """Combine the lists; the labels of a test list come from the answers."""
     twice = sorted({name for name in classes if classes.count(name) > 1})
     if twice:
-        raise PreparationError(f"{found['labels']} holds the class {twice[0]!r} twice")
+        raise PreparationError(f"{found['labels']} lists the class {twice[0]!r} twice")
     listing = Listing(classes, [])
     for split, role in (("train", "train"), ("val", "validation"), ("test", "test")):
         if role in found:
             rows = list(read(found[role]))
             if role == "test" and "answers" in found:
-                rows = _answer(listing, rows, found["answers"])
-            _add(listing, disk, split, rows, found[role])
+                rows = _with_answers(listing, rows, found["answers"])
+            _add(listing, videos, split, rows, found[role])
     if "validation" not in found:
         listing.notes.append("there is no validation list, so no val.csv")
     return listing
 
 
-def _answer(
+def _with_answers(
     listing: Listing, rows: list[tuple[str, str | None, str]], path: Path
 ) -> list[tuple[str, str | None, str]]:
-    """Rows of the test list with the labels of the answers."""
+    """Rows of the test list with labels from the answers."""
     answers = {name: (label, where) for name, label, where in _semicolon_rows(path)}
     labelled = [(name, *answers.pop(name, (label, where))) for name, label, where in rows]
     for name, (_, where) in answers.items():
-        listing.add("missing", "test", name, f"{where}: is answered, but not in the test list")
+        cause = f"{where}: has an answer, but is not in the test list"
+        listing.add_problem("missing", "test", name, cause)
     return labelled
 
 
 def _add(
     listing: Listing,
-    disk: Inventory,
+    videos: Inventory,
     split: str,
     rows: list[tuple[str, str | None, str]],
     path: Path,
@@ -107,22 +105,24 @@ def _add(
     else:
         listing.splits.append(split)
     for name, label, where in rows:
-        video = _find(listing, disk, split, name, where)
+        video = _find(listing, videos, split, name, where)
         if label is not None:
             listing.entries.append(Entry(split, name, label, where, video))
         else:
-            listing.known |= set(disk.by_name.get(name, ()))
+            listing.known |= set(videos.by_name.get(name, ()))
             if len(unlabelled) < len(rows):
-                listing.add("label", split, name, f"{where}: has no label, unlike others")
+                cause = f"{where}: has no label, unlike other rows"
+                listing.add_problem("label", split, name, cause)
 
 
-def _find(listing: Listing, disk: Inventory, split: str, name: str, where: str) -> str | None:
-    """The one video of that name, preferably in a folder of its split."""
-    paths = disk.by_name.get(name, [])
+def _find(listing: Listing, videos: Inventory, split: str, name: str, where: str) -> str | None:
+    """The only video of this name; of several, the one in a folder of its split."""
+    paths = videos.by_name.get(name, [])
     if len(paths) > 1:
         ours = [p for p in paths if {f.lower() for f in folders_of(p)} & set(_FOLDERS[split])]
         if len(ours) != 1:
-            listing.add("ambiguous", split, name, f"{where}: may be any of {', '.join(paths[:4])}")
+            cause = f"{where}: may be any of {', '.join(paths[:4])}"
+            listing.add_problem("ambiguous", split, name, cause)
             listing.known |= set(paths)
             return None
         paths = ours
@@ -130,35 +130,35 @@ def _find(listing: Listing, disk: Inventory, split: str, name: str, where: str) 
 
 
 def _semicolon_rows(path: Path) -> Rows:
-    for where, row in cells(path, ";"):
+    for where, row in read_rows(path, ";"):
         yield row[0], row[1] if len(row) > 1 and row[1] else None, where
 
 
 def _jester_rows(path: Path) -> Rows:
-    """`id;label` without a header, or columns `video_id,label,…` under one."""
+    """Rows `id;label` without a header, or with the columns `video_id,label,…`."""
     header = _header(path)
     if header is None:
         yield from _semicolon_rows(path)
         return
-    place = header.index("video_id" if "video_id" in header else "id")
-    for where, row in list(cells(path, ","))[1:]:
+    column = header.index("video_id" if "video_id" in header else "id")
+    for where, row in list(read_rows(path, ","))[1:]:
         if len(row) != len(header):
             raise PreparationError(f"{where}: {len(row)} cells under {len(header)} columns")
-        yield row[place], row[header.index("label")] or None, where
+        yield row[column], row[header.index("label")] or None, where
 
 
 def _header(path: Path) -> list[str] | None:
-    _, first = next(cells(path, ","), ("", []))
+    _, first = next(read_rows(path, ","), ("", []))
     names = [cell.lower() for cell in first]
     return names if "label" in names and {"id", "video_id"} & set(names) else None
 
 
 def _header_classes(path: Path) -> list[str]:
-    """Classes of a list with a header: by `label_id` where it numbers them, else sorted."""
+    """Classes of a list with a header, ordered by `label_id` if it numbers them, else sorted."""
     header = _header(path)
     if header is None:
-        raise PreparationError(f"no labels.csv beside {path}: it holds the order of the classes")
-    rows = [dict(zip(header, row, strict=False)) for _, row in list(cells(path, ","))[1:]]
+        raise PreparationError(f"no labels.csv beside {path}: it defines the order of the classes")
+    rows = [dict(zip(header, row, strict=False)) for _, row in list(read_rows(path, ","))[1:]]
     numbers = {(row.get("label_id") or "", row["label"]) for row in rows if row["label"]}
     labels = sorted({label for _, label in numbers})
     if len(numbers) == len(labels) and all(number.isdigit() for number, _ in numbers):
@@ -170,7 +170,7 @@ def _json(path: Path) -> Any:
     try:
         return json.loads(read_text(path))
     except json.JSONDecodeError as error:
-        raise PreparationError(f"{path} is no JSON ({error}); fetch it again") from None
+        raise PreparationError(f"{path} is not JSON ({error}); download it again") from None
 
 
 def _json_classes(path: Path) -> list[str]:
@@ -186,7 +186,7 @@ def _json_classes(path: Path) -> list[str]:
 
 
 def _template_rows(path: Path) -> Rows:
-    """`[{"id": …, "template": "Pushing [something] …"}, …]`; test lists have ids alone."""
+    """Rows of `[{"id": …, "template": "Pushing [something] …"}, …]`; test lists have only ids."""
     table = _json(path)
     for number, row in enumerate(table, 1):
         where = f"{path.name}, entry {number}"

@@ -1,11 +1,11 @@
-"""Generated data set of short mp4 films whose classes only motion over time tells apart.
+"""Generate a data set of short mp4 videos whose classes differ only in their motion over time.
 
-`ffn.datasets.motions` draws the films; here they become mp4 files, lists and class names.
+`ffn.datasets.motions` draws the frames; this module writes mp4 files, lists and class names.
 
     python -m ffn.datasets.synthetic data/motion
 
-It stands in for a public data set in tests and in the quickstart; numbers reached on it say nothing
-about real videos.
+It replaces a public data set in tests and in the quickstart. Accuracies on it do not transfer to
+real videos.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from ffn.datasets.motions import CLASSES, draw
 
 __all__ = ["CLASSES", "draw", "generate"]
 
-FORMAT = 2  # raise it when the same parameters give other films
+FORMAT = 2  # increase it when the same parameters give other videos
 FRAME_RATE = 20
 SPLITS = ("train", "val")
 
 
 @dataclass(frozen=True)
 class _Parameters:
-    """What a data set is made from; equal parameters and library versions give equal bytes."""
+    """Equal parameters and library versions give equal bytes."""
 
     train_per_class: int
     val_per_class: int
@@ -71,25 +71,25 @@ def generate(
     """Write the data set, or return at once if `folder` already holds it.
 
     The folder gets `videos/*.mp4` (H.264), `train.csv` and `val.csv` (columns path, label, frames),
-    `classes.txt`, and `dataset.json` (parameters, and a SHA-256 fingerprint of all the rest). It
-    appears whole or not at all. Film i of a class depends on `seed`, split, class and i only, so
-    asking for more films keeps those that were there.
+    `classes.txt`, and `dataset.json` (parameters, and a SHA-256 fingerprint of the other files). It
+    is written under a temporary name and renamed when it is complete. Video i of a class depends
+    only on `seed`, split, class and i.
 
     Args:
         folder: Where to write; it must be absent, empty, or hold the same data set.
-        train_per_class: Training films per class.
-        val_per_class: Validation films per class.
+        train_per_class: Training videos per class.
+        val_per_class: Validation videos per class.
         size: Height and width in pixels, even.
-        frames: Frames per film.
+        frames: Frames per video.
         seed: Seed of all randomness.
-        workers: Processes to draw with; 0 draws in this one. More than 0 needs, as with data
-            loaders, `if __name__ == "__main__"` where the platform starts processes afresh.
+        workers: Number of processes; 0 works in this one. As with data loaders, more than 0 needs
+            `if __name__ == "__main__"` on platforms that spawn processes.
 
     Returns:
         The folder.
 
     Raises:
-        FileExistsError: if `folder` holds anything else, or a damaged copy. Nothing is changed.
+        FileExistsError: if `folder` holds anything else, or a damaged copy; it stays unchanged.
         ValueError: if a parameter is out of range.
     """
     folder = Path(folder)
@@ -108,7 +108,11 @@ def generate(
 
 
 def _holds(folder: Path, parameters: _Parameters) -> bool:
-    """Whether `folder` holds this data set; False if it is absent or empty, an error otherwise."""
+    """Whether `folder` holds this data set; False if it is absent or empty.
+
+    Raises:
+        FileExistsError: if it holds anything else.
+    """
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
@@ -116,17 +120,17 @@ def _holds(folder: Path, parameters: _Parameters) -> bool:
         found = record["parameters"]
     except (OSError, ValueError, KeyError) as error:
         raise FileExistsError(
-            f"{folder} exists and holds no generated data set; choose another folder"
+            f"{folder} exists and does not hold a generated data set; choose another folder"
         ) from error
     if found != asdict(parameters):
         raise FileExistsError(
-            f"{folder} holds a data set made with {found}; asked for {asdict(parameters)}. "
-            "Choose another folder, or delete this one"
+            f"{folder} holds a data set made with {found}, not {asdict(parameters)}. Choose "
+            "another folder, or delete this one"
         )
     if record.get("fingerprint") != _fingerprint(folder):
         raise FileExistsError(
             f"{folder} holds a damaged data set: its files do not match the fingerprint in "
-            "dataset.json. Delete it, then make it again"
+            "dataset.json. Delete it and generate it again"
         )
     return True
 
@@ -153,39 +157,39 @@ def _write(folder: Path, parameters: _Parameters, workers: int) -> None:
 
     if workers:
         with ProcessPoolExecutor(workers) as pool:
-            list(pool.map(_film, jobs, chunksize=16))
+            list(pool.map(_write_video, jobs, chunksize=16))
     else:
         for job in jobs:
-            _film(job)
+            _write_video(job)
 
     record = {"parameters": asdict(parameters), "fingerprint": _fingerprint(folder)}
     (folder / "dataset.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
 
 
-def _film(job: tuple[Path, str, str, int, _Parameters]) -> None:
-    """Draw and encode one film."""
+def _write_video(job: tuple[Path, str, str, int, _Parameters]) -> None:
+    """Draw and encode one video."""
     path, split, name, index, parameters = job
     rng = np.random.default_rng([parameters.seed, SPLITS.index(split), CLASSES.index(name), index])
     _encode(path, draw(name, size=parameters.size, frames=parameters.frames, rng=rng))
 
 
-def _encode(path: Path, film: np.ndarray) -> None:
+def _encode(path: Path, video: np.ndarray) -> None:
     """Write uint8 RGB frames (T, H, W, 3) as H.264 in mp4."""
-    import av  # here, since reading the data set needs no encoder
+    import av  # only needed to write
 
-    # A constant quantiser and one thread: x264's rate control gives other bytes from run to run.
+    # The output of x264's rate control varies between runs; a constant quantiser is deterministic.
     options = {"qp": "20", "preset": "veryfast", "threads": "1"}
     with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FRAME_RATE, options=options)
-        stream.height, stream.width = film.shape[1:3]
+        stream.height, stream.width = video.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        for image in film:
+        for image in video:
             container.mux(stream.encode(av.VideoFrame.from_ndarray(image, format="rgb24")))
         container.mux(stream.encode())
 
 
 def _fingerprint(folder: Path) -> str:
-    """SHA-256 over the lists and the films, by name."""
+    """SHA-256 over names and contents of the lists and the videos."""
     digest = hashlib.sha256()
     lists = [folder / f"{split}.csv" for split in SPLITS] + [folder / "classes.txt"]
     for path in [*lists, *sorted((folder / "videos").glob("*.mp4"))]:
@@ -203,6 +207,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--clips-per-class",
         type=int,
+        help="training and validation videos",
         nargs=2,
         metavar=("TRAIN", "VAL"),
         default=[defaults["train_per_class"].default, defaults["val_per_class"].default],
@@ -225,7 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         )
     except (FileExistsError, ValueError) as error:
         parser.error(str(error))
-    print(f"{folder}: {len(CLASSES)} classes, {train_per_class} + {val_per_class} films each")
+    print(f"{folder}: {len(CLASSES)} classes, {train_per_class} + {val_per_class} videos each")
 
 
 if __name__ == "__main__":

@@ -11,8 +11,8 @@ from ffn.datasets.synthetic import generate
 
 
 @pytest.fixture
-def films(tmp_path: Path) -> Path:
-    folder = generate(tmp_path / "films", train_per_class=1, val_per_class=1, size=32, frames=8)
+def videos(tmp_path: Path) -> Path:
+    folder = generate(tmp_path / "videos", train_per_class=1, val_per_class=1, size=32, frames=8)
     rows = list(csv.reader((folder / "val.csv").open()))
     (folder / rows[2][0]).write_bytes(b"no video")
     (folder / rows[3][0]).unlink()
@@ -26,13 +26,13 @@ def rows(path: Path) -> list[dict[str, str]]:
     return list(csv.DictReader(path.open()))
 
 
-def test_report_exclusions_and_corrected_index(films: Path, capsys: pytest.CaptureFixture) -> None:
-    before = (films / "val.csv").read_bytes()
-    listed = rows(films / "val.csv")
-    assert main([str(films / "val.csv"), "--workers", "2"]) == 1
-    assert (films / "val.csv").read_bytes() == before
+def test_report_exclusions_and_corrected_index(videos: Path, capsys: pytest.CaptureFixture) -> None:
+    before = (videos / "val.csv").read_bytes()
+    listed = rows(videos / "val.csv")
+    assert main([str(videos / "val.csv"), "--workers", "2"]) == 1
+    assert (videos / "val.csv").read_bytes() == before
 
-    report = films / "val.check"
+    report = videos / "val.check"
     statuses = [row["status"] for row in rows(report / "report.csv")]
     assert statuses == ["ok", "bad", "bad", "count"] + 8 * ["ok"]
     excluded = (report / "exclude.txt").read_text().splitlines()
@@ -46,23 +46,23 @@ def test_report_exclusions_and_corrected_index(films: Path, capsys: pytest.Captu
     shown = capsys.readouterr().out
     assert "12 videos, 80 frames" in shown
     assert "no such file" in shown
-    records, _ = read_annotations(report / "index.csv", root=films, classes=films / "classes.txt")
+    records, _ = read_annotations(report / "index.csv", root=videos, classes=videos / "classes.txt")
     assert len(records) == 10
 
 
 def test_clean_data_exit_with_0_and_a_report_is_not_overwritten(
-    films: Path, capsys: pytest.CaptureFixture
+    videos: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    arguments = [str(films / "train.csv"), "--frames", "3", "--workers", "1"]
+    arguments = [str(videos / "train.csv"), "--frames", "3", "--workers", "1"]
     assert main(arguments) == 0
     assert main(arguments) == 2
     assert "add --overwrite" in capsys.readouterr().err
     assert main([*arguments, "--overwrite"]) == 0
 
 
-def test_what_cannot_be_read_is_said(films: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main([str(films / "test.csv")]) == 2
+def test_errors(videos: Path, capsys: pytest.CaptureFixture) -> None:
+    assert main([str(videos / "test.csv")]) == 2
     assert "do not exist" in capsys.readouterr().err
     with pytest.raises(SystemExit):
-        main([str(films / "train.csv"), "--frames", "0"])
+        main([str(videos / "train.csv"), "--frames", "0"])
     assert "is not an integer of 1 or more" in capsys.readouterr().err

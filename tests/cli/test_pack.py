@@ -1,13 +1,16 @@
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from ffn.engine.videos import read_videos
 
 from ffn.cli.pack import main
-from ffn.data import ClipStore
+from ffn.data import ClipStore, Record
+from ffn.data.store import packing
 from ffn.datasets.synthetic import generate
 from ffn.engine.build import build_preprocessing, build_test_loader, build_train_loader
 from ffn.engine.config import ConfigError, load_config
@@ -55,10 +58,10 @@ def test_a_run_switches_to_the_store_by_one_option(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = str(root / "config.yaml")
-    assert main([config, "--form", "raw"]) == 1  # one is unreadable
+    assert main([config, "--format", "raw"]) == 1  # one is unreadable
     shown = capsys.readouterr()
     assert "unreadable: videos/val" in shown.err
-    assert "23 clips packed, 0 were there, 1 unreadable" in shown.out
+    assert "23 clips packed, 0 packed before, 1 unreadable" in shown.out
 
     videos, stored = train_batches(root), train_batches(root, *STORE)
     assert len(videos) == 3
@@ -78,13 +81,13 @@ def test_a_run_switches_to_the_store_by_one_option(
     (reason,) = [reason for batch in batches for reason in batch["skipped"]]
     assert "could not be packed" in reason
 
-    assert main([config, "--form", "raw"]) == 1  # again: nothing to do, and the same is unreadable
-    assert "0 clips packed, 23 were there, 1 unreadable" in capsys.readouterr().out
+    assert main([config, "--format", "raw"]) == 1  # nothing to do; one is still unreadable
+    assert "0 clips packed, 23 packed before, 1 unreadable" in capsys.readouterr().out
 
 
 def test_jpeg_is_the_default_and_gives_the_same_samples_but_for_its_loss(root: Path) -> None:
     main([str(root / "config.yaml"), "data.workers=1"])
-    assert ClipStore(root / "store").manifest.form == "jpeg"
+    assert ClipStore(root / "store").manifest.format == "jpeg"
     for one, other in zip(train_batches(root), train_batches(root, *STORE), strict=True):
         assert torch.equal(one["index"], other["index"])
         clip, stored = one["clips"][4].double(), other["clips"][4].double()
@@ -94,7 +97,7 @@ def test_jpeg_is_the_default_and_gives_the_same_samples_but_for_its_loss(root: P
 
 
 def test_order_by_pages_reaches_the_sampler(root: Path) -> None:
-    main([str(root / "config.yaml"), "--form", "raw", "--shard-mib", "1"])
+    main([str(root / "config.yaml"), "--format", "raw", "--shard-mib", "1"])
     pages = [*STORE, "data.order=pages", "data.page_mib=1", "data.page_window=1"]
 
     def order(*options: str, size: int = 1) -> list[set[int]]:
@@ -110,7 +113,7 @@ def test_order_by_pages_reaches_the_sampler(root: Path) -> None:
 def test_store_elsewhere_and_by_address(root: Path, tmp_path: Path) -> None:
     pytest.importorskip("fsspec")
     config = str(root / "config.yaml")
-    assert main([config, "--form", "raw", f"data.store={tmp_path / 'elsewhere'}"]) == 1
+    assert main([config, "--format", "raw", f"data.store={tmp_path / 'elsewhere'}"]) == 1
     address = f"data.store=file://{tmp_path / 'elsewhere'}"
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("FFN_HOME", str(tmp_path / "home"))
@@ -126,7 +129,7 @@ def test_appending_and_checking(root: Path, capsys: pytest.CaptureFixture[str]) 
     assert main([config]) == 2
     assert "add them with append (--append)" in capsys.readouterr().err
     assert main([config, "--append"]) == 1
-    assert "12 clips packed, 11 were there" in capsys.readouterr().out
+    assert "12 clips packed, 11 packed before" in capsys.readouterr().out
     assert main([config, "--verify"]) == 0
     assert "23 clips, 0 damaged" in capsys.readouterr().out
 
@@ -140,6 +143,24 @@ def test_appending_and_checking(root: Path, capsys: pytest.CaptureFixture[str]) 
     assert "damaged: videos/train" in shown.err
 
 
+def test_a_hanging_video_times_out_without_loader_processes(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config has data.workers=0; packing uses one process all the same."""
+    encode = packing.encode_clip
+
+    def hang(record: Record, **options: Any) -> Any:
+        if "val_pulse_once" in record.path:
+            time.sleep(60)
+        return encode(record, **options)
+
+    monkeypatch.setattr(packing, "encode_clip", hang)
+    assert main([str(root / "config.yaml"), "--timeout", "1"]) == 1
+    shown = capsys.readouterr()
+    assert "unreadable: videos/val_pulse_once_0000.mp4: timed out after 1 s" in shown.err
+    assert "22 clips packed, 0 packed before, 2 unreadable" in shown.out
+
+
 def test_all_readable_is_status_0(root: Path) -> None:
     assert main([str(root / "config.yaml"), "data.val=train.csv"]) == 0
 
@@ -150,10 +171,11 @@ def test_all_readable_is_status_0(root: Path) -> None:
         (["data.rot=x"], "did you mean data.root"),
         (["data.train=none.csv"], "none.csv do not exist"),
         (["--quality", "0"], "quality is 0"),
+        (["--timeout", "0"], "timeout is 0"),
         (["--verify"], "holds no clip store"),
     ],
 )
-def test_what_cannot_be_done_is_told_in_one_line(
+def test_errors_are_one_line(
     root: Path, arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(root / "config.yaml"), *arguments]) == 2

@@ -1,4 +1,4 @@
-"""``tools/prepare_data.py``: its exit status, what it prints and writes, and options it refuses."""
+"""``tools/prepare_data.py``: exit status, output, refused options, and ``--imports``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "data"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 
 from ffn.engine.videos import read_videos
 from preparation_layouts import NAMES, Layouts
@@ -24,9 +24,9 @@ from ffn.engine.config import load_config
 
 
 @pytest.fixture(scope="module")
-def films(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A few films in a folder per class, of classes that a mirror exchanges."""
-    source = tmp_path_factory.mktemp("films") / "motion"
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few videos in a folder per class, of classes that a flip exchanges."""
+    source = tmp_path_factory.mktemp("videos") / "motion"
     generate(source, train_per_class=4, val_per_class=1)
     root = source.parent / "set"
     for path in (source / "videos").glob("train_*_clockwise_*.mp4"):
@@ -57,11 +57,11 @@ def test_commands_of_the_docs_are_understood() -> None:
     assert named <= {option for action in _parser()._actions for option in action.option_strings}
 
 
-def test_clean_data_set(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_clean_data_set(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Prepared, printed options taken as they are, the config reads the videos."""
     output = tmp_path / "index"
 
-    status = run("folder", "--root", films, "--output", output, "--workers", 0)
+    status = run("folder", "--root", videos, "--output", output, "--workers", 0)
 
     printed = capsys.readouterr().out
     assert status == 0
@@ -108,7 +108,7 @@ def test_problems_are_shown_and_the_rest_is_indexed(
     assert (tmp_path / "index/classes.txt").read_text().splitlines() == NAMES
 
     assert run("sthv1", "--root", tmp_path) == 2
-    assert "--overwrite replaces it" in capsys.readouterr().err
+    assert "Replace it with --overwrite" in capsys.readouterr().err
 
 
 def test_frames_with_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -126,8 +126,8 @@ def test_frames_with_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFi
     assert read_videos(config.data).train[0].frames == 4
 
 
-def test_copies(films: Path, tmp_path: Path) -> None:
-    arguments = ("folder", "--root", films, "--workers", 0, "--output", tmp_path / "index")
+def test_copies(videos: Path, tmp_path: Path) -> None:
+    arguments = ("folder", "--root", videos, "--workers", 0, "--output", tmp_path / "index")
 
     assert run(*arguments, "--reencode", tmp_path / "mp4", "--short-side", 20, "--gop", 5) == 0
 
@@ -142,7 +142,6 @@ def test_copies(films: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sthv2", "--val-fraction", "0.5"], "--val-fraction has no effect without the data set"),
         (["folder", "--gop", "5"], "--gop has no effect without --reencode"),
         (
             ["folder", "--quality", "5"],
@@ -155,7 +154,7 @@ def test_copies(films: Path, tmp_path: Path) -> None:
         (["folder", "--extract-frames", "a", "--reencode", "b"], "not allowed with"),
         (["folder", "--workers", "-1"], "--workers is -1"),
         (["folder", "--timeout", "0"], "--timeout is 0"),
-        (["ucf102"], "invalid choice: 'ucf102'"),
+        (["ucf102"], "unknown data set 'ucf102'; did you mean ucf101? A data set of your own"),
     ],
 )
 def test_options_that_are_refused(
@@ -172,7 +171,7 @@ def test_options_that_are_refused(
     ("arguments", "message"),
     [
         (["k400", "--root", "{}"], "no official list of Kinetics-400"),
-        (["k400", "--root", "{}/none"], "is no folder"),
+        (["k400", "--root", "{}/none"], "is not a folder"),
         (["folder", "--root", "{}", "--val-fraction", "2"], "0 < fraction < 1"),
         (["folder", "--root", "{}", "--reencode", "x", "--gop", "0"], "gop is 0"),
         (["folder", "--root", "{}", "--pattern", "frame.jpg"], "exactly one field for the number"),
@@ -186,10 +185,10 @@ def test_what_cannot_be_done(
     assert not (tmp_path / "index").exists()
 
 
-def test_pack(films: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pack(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The printed options read the store; a video that does not decode whole is a problem."""
     root = tmp_path / "set"
-    shutil.copytree(films, root)
+    shutil.copytree(videos, root)
     broken = next(root.rglob("*.mp4"))
     data = bytearray(broken.read_bytes())
     start, stop = data.index(b"mdat") + 4, data.index(b"moov") - 4

@@ -1,4 +1,4 @@
-"""A clip store gives back what `open_video` gives, and says which clip is damaged."""
+"""A clip store returns the frames of `open_video` and names damaged clips."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from store_clips import packed, write_film, write_set
+from store_clips import packed, write_set, write_wave_video
 from torchvision.io import encode_jpeg
 from torchvision.transforms.v2 import functional as F
 
@@ -49,7 +49,7 @@ def raw(root, records):
 
 @pytest.fixture(scope="module")
 def jpeg(root, records):
-    return packed(root, records, root / "jpeg", form="jpeg")
+    return packed(root, records, root / "jpeg", format="jpeg")
 
 
 @pytest.fixture
@@ -114,19 +114,19 @@ def test_both_decoders_give_the_same_pixels(jpeg, root, records, monkeypatch):
 
 
 @pytest.mark.parametrize("fallback", [True, False])
-@pytest.mark.parametrize("form", ["jpeg", "raw"])
-def test_bytes_that_are_no_frame_are_refused(form, fallback, monkeypatch):
+@pytest.mark.parametrize("format", ["jpeg", "raw"])
+def test_bytes_that_are_not_a_frame_are_refused(format, fallback, monkeypatch):
     from ffn.data.store.clip import decode_frame
 
     if fallback:
         without_simplejpeg(monkeypatch)
     image = torch.zeros(16, 24, 3, dtype=torch.uint8)
-    with pytest.raises(ValueError, match=r"no (raw frame|JPEG) of shape \(16, 24, 3\)"):
-        decode_frame(bytearray(b"something else"), form, image)
+    with pytest.raises(ValueError, match=r"not a (raw frame|JPEG) of shape \(16, 24, 3\)"):
+        decode_frame(bytearray(b"something else"), format, image)
     other = torch.full((3, 24, 16), 90, dtype=torch.uint8)  # higher than wide
     data = {"jpeg": encode_jpeg(other).numpy().tobytes(), "raw": bytes(24 * 16 * 3 + 1)}
     with pytest.raises(ValueError, match=r"(raw frame|JPEG) of shape"):
-        decode_frame(bytearray(data[form]), form, image)
+        decode_frame(bytearray(data[format]), format, image)
 
 
 def test_quality_costs_bytes_and_gains_likeness(root, records, tmp_path):
@@ -198,7 +198,7 @@ def test_time_ranges_are_clips_of_their_own(write_video, numbers, tmp_path):
         clip = store.open_record(part)
         usable = clip.between(part.start, part.end)
         assert numbers(clip.read(usable)) == list(expected)
-    with pytest.raises(VideoError, match=r"holds 0.2 … 0.4 s, 0.4 … None s of it"):
+    with pytest.raises(VideoError, match=r"holds 0.2 … 0.4 s, 0.4 … None s of it, not 0.1 … 0.5 s"):
         store.open(path, start=0.1, end=0.5)
 
     pack([Record(path, 0)], tmp_path / "whole")
@@ -215,7 +215,7 @@ def test_folders_of_frames(write_folder, numbers, tmp_path):
     assert clip.times is None
     with pytest.raises(VideoError, match="its frames have no times"):
         clip.between(0, 1)
-    with pytest.raises(VideoError, match=r"the list says 10 frames, .* holds 8"):
+    with pytest.raises(VideoError, match=r"the list has 10 frames, .* has 8"):
         store.open_record(Record(folder, 0, frames=10))
 
 
@@ -232,17 +232,17 @@ def test_index_tells_the_documented_facts(raw, root, records):
     keys = data[8 + 8 * (80 + 8 + 4) :].decode()
     for number, row in enumerate(rows):
         start = int(row["key_offset"])
-        assert keys[start : start + int(row["key_bytes"])] == f"films/{number}.mkv"
+        assert keys[start : start + int(row["key_bytes"])] == f"videos/{number}.mkv"
         assert (row["label"], row["frames"], row["width"], row["height"]) == (number, 12, 64, 48)
         assert np.isnan([row["start"], row["end"]]).all()
         assert row["fps"] == pytest.approx(25)
         assert row["bytes"] == 12 * (20 + 64 * 48 * 3)
         shard = (raw / f"shard-{row['shard']:05d}.bin").read_bytes()
-        head = shard[row["offset"] : row["offset"] + 12 * 20]
-        assert zlib.crc32(head) == row["crc"]
-        assert np.allclose(np.frombuffer(head[96:192], "<f8"), np.arange(12) / 25, atol=1e-3)
+        header = shard[row["offset"] : row["offset"] + 12 * 20]
+        assert zlib.crc32(header) == row["crc"]
+        assert np.allclose(np.frombuffer(header[96:192], "<f8"), np.arange(12) / 25, atol=1e-3)
         first = shard[row["offset"] + 240 : row["offset"] + 240 + 64 * 48 * 3]
-        assert zlib.crc32(first) == np.frombuffer(head[192:], "<u4")[0]
+        assert zlib.crc32(first) == np.frombuffer(header[192:], "<u4")[0]
         assert torch.equal(
             torch.frombuffer(bytearray(first), dtype=torch.uint8).view(48, 64, 3),
             open_video(records[number].path).read([0])[0],
@@ -251,9 +251,9 @@ def test_index_tells_the_documented_facts(raw, root, records):
 
 def test_unknown_videos_are_named(raw, root):
     store = ClipStore(raw, root=root)
-    with pytest.raises(VideoError, match=r"films/99\.mkv: is not in the store .*films/0\.mkv"):
-        store.open("films/99.mkv")
-    assert [key for key, *_ in store.clips()] == [f"films/{i}.mkv" for i in range(8)]
+    with pytest.raises(VideoError, match=r"videos/99\.mkv: is not in the store .*videos/0\.mkv"):
+        store.open("videos/99.mkv")
+    assert [key for key, *_ in store.clips()] == [f"videos/{i}.mkv" for i in range(8)]
 
 
 def test_names_need_not_be_utf8(root, records, tmp_path):
@@ -263,6 +263,13 @@ def test_names_need_not_be_utf8(root, records, tmp_path):
     store = ClipStore(tmp_path / "s", root=tmp_path)
     assert len(store.open_record(Record(path, 0))) == 12
     assert os.fsencode(next(store.clips())[0]) == b"caf\xe9 \xc3\xa9 10%.mkv"
+
+
+def test_systems_without_preadv_read_the_same(jpeg, root, records, monkeypatch):
+    store = ClipStore(jpeg, root=root)
+    expected = every(store.open_record(records[1]))
+    monkeypatch.delattr(os, "preadv")
+    assert torch.equal(every(store.open_record(records[1])), expected)
 
 
 def test_a_set_may_move(raw, root, records, tmp_path):
@@ -282,47 +289,47 @@ def corrupt(path, offset):
 
 def test_flipped_byte_names_clip_and_frame(copy, root, records):
     size = 64 * 48 * 3
-    row = ClipStore(copy).open("films/1.mkv").row
+    row = ClipStore(copy).open("videos/1.mkv").row
     shard = copy / f"shard-{int(row['shard']):05d}.bin"
     corrupt(shard, int(row["offset"]) + 240 + 5 * size + 100)  # in its frame 5
     store = ClipStore(copy, root=root)
-    with pytest.raises(VideoError, match=r"films/1\.mkv, frame 5: the checksum differs"):
-        every(store.open("films/1.mkv"))
+    with pytest.raises(VideoError, match=r"videos/1\.mkv, frame 5: the checksum differs"):
+        every(store.open("videos/1.mkv"))
     good = [i for i in range(12) if i != 5]
     original = open_video(records[1].path)
-    assert torch.equal(store.open("films/1.mkv").read(good), original.read(good))
+    assert torch.equal(store.open("videos/1.mkv").read(good), original.read(good))
     for other in [records[0], *records[2:]]:
         assert torch.equal(every(store.open_record(other)), every(open_video(other.path)))
-    assert [error.path for error in store.verify()] == ["films/1.mkv"]
+    assert [error.path for error in store.verify()] == ["videos/1.mkv"]
 
-    unchecked = ClipStore(copy, root=root, check=False).open("films/1.mkv").read([5])
+    unchecked = ClipStore(copy, root=root, check=False).open("videos/1.mkv").read([5])
     differs = (unchecked != original.read([5])).sum()
     assert differs == 1  # the flipped bit arrives: the check is what found it
 
 
-def test_flipped_byte_of_a_head_is_found_even_unchecked(copy):
-    row = ClipStore(copy).open("films/2.mkv").row
+def test_flipped_byte_of_a_header_is_found_even_unchecked(copy):
+    row = ClipStore(copy).open("videos/2.mkv").row
     corrupt(copy / f"shard-{int(row['shard']):05d}.bin", int(row["offset"]) + 3)
-    with pytest.raises(VideoError, match=r"films/2\.mkv: the checksum of its head differs"):
-        ClipStore(copy, check=False).open("films/2.mkv").read([0])
+    with pytest.raises(VideoError, match=r"videos/2\.mkv: the checksum of its header differs"):
+        ClipStore(copy, check=False).open("videos/2.mkv").read([0])
 
 
 def test_cut_shard_names_the_clips_behind_the_cut(tmp_path, root, records):
     folder = packed(root, records, tmp_path / "s", shard_mib=64)
     store = ClipStore(folder, root=root)
-    offset = int(store.open("films/5.mkv").row["offset"])
+    offset = int(store.open("videos/5.mkv").row["offset"])
     with (folder / "shard-00000.bin").open("r+b") as file:
         file.truncate(offset + 1000)
     store = ClipStore(folder, root=root)
-    assert [error.path for error in store.verify()] == [f"films/{i}.mkv" for i in (5, 6, 7)]
-    with pytest.raises(VideoError, match=r"films/6\.mkv.*shard is cut short .*shard-00000"):
-        every(store.open("films/6.mkv"))
-    assert len(every(store.open("films/4.mkv"))) == 12
+    assert [error.path for error in store.verify()] == [f"videos/{i}.mkv" for i in (5, 6, 7)]
+    with pytest.raises(VideoError, match=r"videos/6\.mkv.*shard is truncated .*shard-00000"):
+        every(store.open("videos/6.mkv"))
+    assert len(every(store.open("videos/4.mkv"))) == 12
 
 
 def test_missing_shard_names_its_clips(tmp_path, root):
     records = [
-        Record(write_film(tmp_path / f"{i}.mkv", 30, width=160, height=96, seed=i), i)
+        Record(write_wave_video(tmp_path / f"{i}.mkv", 30, width=160, height=96, seed=i), i)
         for i in range(3)
     ]
     folder = packed(tmp_path, records, tmp_path / "s", shard_mib=1)  # 1.3 MB each
@@ -349,8 +356,8 @@ def test_damaged_index_is_refused(copy):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "damaged or of no clip store"),
-        ("[1]", "damaged or of no clip store"),
+        ("{", "damaged or not a clip store"),
+        ("[1]", "damaged or not a clip store"),
         ('{"format": "ffn clip store", "version": 9}', "version 9; this ffn reads"),
         ('{"format": "ffn clip store", "version": 1}', r"store\.json is damaged"),
     ],
@@ -365,7 +372,7 @@ def test_damaged_manifest_is_refused(text, message, copy):
 def test_names_that_lead_elsewhere_are_refused(name, copy):
     text = (copy / "store.json").read_text().replace("shard-00000.bin", name)
     (copy / "store.json").write_text(text)
-    with pytest.raises(StoreError, match=r"names '.*' in place of shard-00000\.bin"):
+    with pytest.raises(StoreError, match=r"names '.*'; expected shard-00000\.bin"):
         ClipStore(copy)
 
 
@@ -378,7 +385,7 @@ def test_folder_without_a_store_is_refused(tmp_path):
 
 
 def read_all(store, numbers, results):
-    results.put([int(every(store.open(f"films/{n}.mkv")).sum()) for n in numbers])
+    results.put([int(every(store.open(f"videos/{n}.mkv")).sum()) for n in numbers])
 
 
 def test_two_processes_read_at_once(jpeg, root, records):
@@ -438,9 +445,9 @@ def test_cached_samples_of_a_store(raw, root, records):
 
 
 def test_missing_clip_fails_or_is_marked(raw, root, records):
-    more = [*records, Record(str(root / "films" / "new.mkv"), 8)]
+    more = [*records, Record(str(root / "videos" / "new.mkv"), 8)]
     source = ClipStore(raw, root=root).open_record
-    with pytest.raises(VideoError, match=r"films/new\.mkv: is not in the store"):
+    with pytest.raises(VideoError, match=r"videos/new\.mkv: is not in the store"):
         dataset(more, source=source)[8]
     item = dataset(more, source=source, on_error="skip")[8]
     assert not item["ok"]

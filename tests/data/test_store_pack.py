@@ -1,7 +1,8 @@
-"""Packing: killed and continued, added to, refused, reported."""
+"""Packing: interrupted and resumed, appended to, refused, with hanging and crashing videos."""
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import signal
 import subprocess
@@ -30,8 +31,8 @@ def slowly(self, *given):
     print("packed", flush=True)
     time.sleep(0.1)
 writer.StoreWriter.add = slowly
-records = [Record(f"{root}/films/{i}.mkv", i) for i in range(count)]
-pack(records, folder, root=root, form="raw", shard_mib=1, workers=workers)
+records = [Record(f"{root}/videos/{i}.mkv", i) for i in range(count)]
+pack(records, folder, root=root, format="raw", shard_mib=1, workers=workers)
 """
 
 
@@ -81,7 +82,7 @@ def test_killed_pack_is_continued(clips_before_kill, whole, root, records, tmp_p
     os.kill(process.pid, signal.SIGKILL)
     process.communicate()
     assert not (folder / "store.json").exists()
-    with pytest.raises(StoreError, match="finish the pack that was begun"):
+    with pytest.raises(StoreError, match="finish the interrupted pack"):
         ClipStore(folder)
 
     # As if the kill had come in the middle of a write.
@@ -90,7 +91,7 @@ def test_killed_pack_is_continued(clips_before_kill, whole, root, records, tmp_p
         file.write(b"half a clip")
     with (folder / "pack.journal").open("ab") as file:
         file.write(b'{"clip": {"key": "fil')
-    report = pack(records, folder, root=root, form="raw", shard_mib=1)
+    report = pack(records, folder, root=root, format="raw", shard_mib=1)
     assert (report.packed, report.kept) == (10 - clips_before_kill, clips_before_kill)
     assert content(folder) == content(whole)
 
@@ -155,11 +156,18 @@ def test_stopped_at_any_moment(function, count, whole, root, records, tmp_path, 
 
 def test_stopped_before_the_journal_is_deleted(whole, root, records, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        stop_at(patch, Path, "unlink", 1)
+        unlink = Path.unlink
+
+        def stop_at_journal(path, **options):
+            if path.name == "pack.journal":
+                raise Stopped
+            unlink(path, **options)
+
+        patch.setattr(Path, "unlink", stop_at_journal)
         with pytest.raises(Stopped):
             packed(root, records, tmp_path / "s")
     assert (tmp_path / "s" / "pack.journal").exists()
-    report = pack(records, tmp_path / "s", root=root, form="raw", shard_mib=1)
+    report = pack(records, tmp_path / "s", root=root, format="raw", shard_mib=1)
     assert (report.packed, report.kept) == (0, 10)
     assert content(tmp_path / "s") == content(whole)
 
@@ -174,7 +182,7 @@ def test_lost_bytes_of_the_open_shard_are_packed_again(whole, root, records, tmp
     data = bytearray(part.read_bytes())
     data[300_000:] = bytes(len(data) - 300_000)  # in its second clip
     part.write_bytes(data)
-    report = pack(records, tmp_path / "s", root=root, form="raw", shard_mib=1)
+    report = pack(records, tmp_path / "s", root=root, format="raw", shard_mib=1)
     assert report.kept == 4
     assert content(tmp_path / "s") == content(whole)
 
@@ -189,24 +197,24 @@ def test_unfinished_pack_with_other_options_is_left_alone(root, records, tmp_pat
         packed(root, records, tmp_path / "s", short_side=32)
     assert content(tmp_path / "s") == before
     (tmp_path / "s" / "shard-00000.bin.part").rename(tmp_path / "s" / "moved")
-    report = pack(records, tmp_path / "s", root=root, form="raw", shard_mib=1)
+    report = pack(records, tmp_path / "s", root=root, format="raw", shard_mib=1)
     assert report.kept == 0  # nothing of it is there any more, so all is packed again
 
 
 def test_clips_are_added_to_a_store(root, records, tmp_path):
     folder = packed(root, records[:4], tmp_path / "s")
     first, reader = content(folder), ClipStore(folder, root=root)
-    with pytest.raises(StoreError, match=r"lacks 6 of the videos, as films/4\.mkv"):
+    with pytest.raises(StoreError, match=r"lacks 6 of the videos, such as videos/4\.mkv"):
         packed(root, records, folder)
     assert content(folder) == first
 
-    report = pack(records, folder, root=root, form="raw", shard_mib=1, append=True)
+    report = pack(records, folder, root=root, format="raw", shard_mib=1, append=True)
     assert (report.packed, report.kept, report.clips) == (6, 4, 10)
     after = content(folder)
     assert all(after[name] == data for name, data in first.items() if name != "store.json")
     store = ClipStore(folder, root=root)
     assert store.verify() == []
-    assert [key for key, *_ in store.clips()] == [f"films/{i}.mkv" for i in range(10)]
+    assert [key for key, *_ in store.clips()] == [f"videos/{i}.mkv" for i in range(10)]
     for record in records:
         expected = open_video(record.path).read(range(30))
         assert torch.equal(store.open_record(record).read(range(30)), expected)
@@ -224,7 +232,7 @@ def test_killed_append_is_continued(root, records, tmp_path, monkeypatch):
         with pytest.raises(Stopped):
             packed(root, records, folder, append=True)
     assert len(ClipStore(folder)) == 4  # what was finished can be read all the time
-    report = pack(records, folder, root=root, form="raw", shard_mib=1)
+    report = pack(records, folder, root=root, format="raw", shard_mib=1)
     assert (report.packed, report.kept, report.clips) == (2, 8, 10)
     once = packed(root, records[:4], tmp_path / "t")
     assert content(packed(root, records, once, append=True)) == content(folder)
@@ -235,7 +243,7 @@ def test_finished_pack_again_does_nothing(whole, root, records):
         return {p.name: p.stat().st_mtime_ns for p in whole.iterdir() if p.name != "pack.lock"}
 
     before, then = content(whole), times()
-    report = pack(records, whole, root=root, form="raw", shard_mib=1)
+    report = pack(records, whole, root=root, format="raw", shard_mib=1)
     assert (report.packed, report.kept, report.clips, report.frames) == (0, 10, 10, 300)
     assert content(whole) == before
     assert times() == then
@@ -244,7 +252,7 @@ def test_finished_pack_again_does_nothing(whole, root, records):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "jpeg"}, "store with form raw, not jpeg"),
+        ({"format": "jpeg"}, "store with format raw, not jpeg"),
         ({"short_side": 100}, "store with short_side 256, not 100"),
     ],
 )
@@ -265,7 +273,7 @@ def test_folder_of_other_things_is_not_touched(root, records, tmp_path):
 def test_shards_that_no_store_names_are_not_overwritten(root, records, tmp_path):
     folder = packed(root, records[:2], tmp_path / "s")
     (folder / "shard-00001.bin").write_text("of another time")
-    with pytest.raises(FileExistsError, match=r"shard-00001\.bin, which is no part"):
+    with pytest.raises(FileExistsError, match=r"shard-00001\.bin, which is not part"):
         packed(root, records, folder, append=True)
     assert (folder / "shard-00001.bin").read_text() == "of another time"
 
@@ -291,11 +299,11 @@ def test_unreadable_videos_are_listed_and_the_rest_packed(workers, root, records
     broken.write_text("no video")
     late = Record(records[1].path, 1, start=100.0)
     some = [records[0], Record(str(broken), 1), late, records[2]]
-    report = pack(some, tmp_path / "s", root=root, form="raw", workers=workers)
+    report = pack(some, tmp_path / "s", root=root, format="raw", workers=workers)
     assert report.packed == 2
     assert [one[:3] for one in report.unreadable] == [
         (str(broken), None, None),
-        ("films/1.mkv", 100.0, None),
+        ("videos/1.mkv", 100.0, None),
     ]
     assert "not a video" in report.unreadable[0].reason
     store = ClipStore(tmp_path / "s", root=root)
@@ -303,12 +311,75 @@ def test_unreadable_videos_are_listed_and_the_rest_packed(workers, root, records
     with pytest.raises(Exception, match=r"broken\.mp4: could not be packed .*not a video"):
         store.open_record(some[1])
 
-    again = pack(some, tmp_path / "s", root=root, form="raw")
+    again = pack(some, tmp_path / "s", root=root, format="raw")
     assert (again.packed, again.unreadable) == (0, report.unreadable)
     broken.write_bytes(Path(records[3].path).read_bytes())
-    mended = pack(some, tmp_path / "s", root=root, form="raw", append=True)
+    mended = pack(some, tmp_path / "s", root=root, format="raw", append=True)
     assert (mended.packed, len(mended.unreadable)) == (1, 1)
-    assert [one.key for one in ClipStore(tmp_path / "s").manifest.unreadable] == ["films/1.mkv"]
+    assert [one.key for one in ClipStore(tmp_path / "s").manifest.unreadable] == ["videos/1.mkv"]
+
+
+def test_a_video_that_hangs_or_crashes_its_process_is_unreadable(
+    root, records, tmp_path, monkeypatch
+):
+    """Workers that fork have the replaced encoder; the other videos are packed."""
+    encode = packing.encode_clip
+
+    def encode_badly(record, **options):
+        if record.label == 2:
+            time.sleep(60)
+        if record.label == 4:
+            faulthandler.disable()  # of pytest
+            os.kill(os.getpid(), signal.SIGSEGV)
+        if record.label == 6:
+            os._exit(7)
+        return encode(record, **options)
+
+    folder = tmp_path / "s"
+    with monkeypatch.context() as patch:
+        patch.setattr(packing, "encode_clip", encode_badly)
+        started = time.monotonic()
+        report = pack(records, folder, root=root, format="raw", workers=2, timeout=2)
+    assert time.monotonic() - started < 30
+    assert [(one.key, one.reason) for one in report.unreadable] == [
+        ("videos/2.mkv", "timed out after 2 s"),
+        ("videos/4.mkv", "the worker process died (SIGSEGV)"),
+        ("videos/6.mkv", "the worker process died (exit code 7)"),
+    ]
+    assert report.packed == 7
+    store = ClipStore(folder, root=root)
+    assert store.verify() == []
+    assert store.manifest.unreadable == report.unreadable
+    assert sorted(path.name for path in folder.iterdir()) == sorted(
+        ["index-00001.bin", "pack.lock", "shard-00000.bin", "store.json"]
+    )
+
+    again = pack(records, folder, root=root, format="raw", append=True)
+    assert (again.packed, again.kept, again.unreadable) == (3, 7, [])
+
+
+def test_a_full_disk_stops_the_pack_and_marks_no_video(root, records, tmp_path, monkeypatch):
+    def full(**options):
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(packing.tempfile, "mkstemp", full)
+        with pytest.raises(OSError, match="No space left"):
+            packed(root, records, tmp_path / "s", workers=1)
+    report = pack(records, tmp_path / "s", root=root, format="raw", shard_mib=1)
+    assert (report.packed, report.unreadable) == (10, [])
+
+
+def test_files_of_a_killed_pack_are_removed(whole, root, records, tmp_path, monkeypatch):
+    folder = tmp_path / "s"
+    with monkeypatch.context() as patch:
+        stop_at(patch, writer_module.StoreWriter, "add", 3)
+        with pytest.raises(Stopped):
+            packed(root, records, folder)
+    (folder / ".store.json.123.part").write_text("half")
+    (folder / "pack.tmp").mkdir()
+    (folder / "pack.tmp/clip").write_text("half")
+    assert content(packed(root, records, folder, workers=1)) == content(whole)
 
 
 def test_folder_of_images_of_two_sizes_is_unreadable(write_folder, tmp_path):
@@ -333,17 +404,18 @@ def test_record_that_stands_twice_is_packed_once(root, records, tmp_path):
     twice = [records[0], records[1], Record(records[0].path, 7)]
     report = pack(twice, tmp_path / "s", root=root)
     assert (report.packed, report.clips) == (2, 2)
-    assert int(ClipStore(tmp_path / "s").open("films/0.mkv").row["label"]) == 0
+    assert int(ClipStore(tmp_path / "s").open("videos/0.mkv").row["label"]) == 0
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"form": "png"}, "form is 'png'; expected one of jpeg, raw"),
+        ({"format": "png"}, "format is 'png'; expected one of jpeg, raw"),
         ({"quality": 0}, "quality is 0"),
         ({"short_side": 0}, "short_side is 0"),
         ({"shard_mib": 0}, "shard_mib is 0"),
         ({"workers": -1}, "workers is -1"),
+        ({"timeout": 0}, "timeout is 0"),
         ({"records": []}, "records is empty"),
     ],
 )
@@ -364,13 +436,13 @@ def test_many_clips_cost_few_bytes(tmp_path):
     """An index of 20,000 clips: bytes per clip, and the time to open it and to find clips."""
     import numpy as np
 
-    from ffn.data.store.layout import CLIP, Index, Manifest, write_index
+    from ffn.data.store.layout import CLIP, Index, Manifest, write_clip_index
 
-    keys = [f"videos/class_{i % 400:03d}/film_{i:07d}_000010_000020.mp4" for i in range(20_000)]
+    keys = [f"videos/class_{i % 400:03d}/clip_{i:07d}_000010_000020.mp4" for i in range(20_000)]
     rows = np.zeros(len(keys), CLIP)
     rows["start"] = rows["end"] = np.nan
     rows["frames"] = np.arange(len(keys))
-    file = write_index(tmp_path / "index-00001.bin", rows, keys)
+    file = write_clip_index(tmp_path / "index-00001.bin", rows, keys)
     assert file.bytes / len(keys) < 140
     begun = time.perf_counter()
     index = Index(tmp_path / file.name, Manifest("jpeg", 256, 90, clips=len(keys), index=file))

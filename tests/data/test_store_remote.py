@@ -1,4 +1,4 @@
-"""Stores behind an address: fetched once, checked, bounded, shared by processes."""
+"""Remote stores: downloaded once, checked, bounded in size, shared by processes."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ def test_shards_in_use_stay_and_a_cache_too_small_says_so(
     one, other = ClipStore(remote[0], **options), ClipStore(remote[0], **options)
     one.open_record(records[0]).read([0])
     one.open_record(records[3]).read([0])
-    with pytest.raises(VideoError, match=r"films/6\.mkv.*shards in use; shard-00002\.bin needs"):
+    with pytest.raises(VideoError, match=r"videos/6\.mkv.*shards in use; shard-00002\.bin needs"):
         other.open_record(records[6]).read([0])
     assert shards_in(tmp_path / "cache") == ["shard-00000.bin", "shard-00001.bin"]
     del one
@@ -149,15 +149,15 @@ def test_another_file_than_named_is_refused(folder, root, records, tmp_path, mon
     (copy / "shard-00002.bin").write_bytes(data)
     (copy / "shard-00001.bin").unlink()
     store = ClipStore(f"file://{copy}", root=root, cache=tmp_path / "cache")
-    with pytest.raises(VideoError, match=r"films/6\.mkv.*is not the file that store\.json names"):
+    with pytest.raises(VideoError, match=r"videos/6\.mkv.*differs from its entry in store\.json"):
         store.open_record(records[6]).read([0])
-    with pytest.raises(VideoError, match=r"films/3\.mkv.*(missing|No such file)"):
+    with pytest.raises(VideoError, match=r"videos/3\.mkv.*(missing|No such file)"):
         store.open_record(records[3]).read([0])
     assert len(store.open_record(records[0]).read([0])) == 1
     assert shards_in(tmp_path / "cache") == ["shard-00000.bin"]
 
     (copy / "index-00001.bin").write_bytes(b"")
-    with pytest.raises(StoreError, match=r"index-00001\.bin is not the file .* 0 of"):
+    with pytest.raises(StoreError, match=r"index-00001\.bin differs from .* 0 of"):
         ClipStore(f"file://{copy}", root=root, cache=tmp_path / "another")
 
 
@@ -175,26 +175,28 @@ def test_store_packed_anew_at_the_same_address(root, records, expected, tmp_path
 
 
 def test_broken_transfer_is_tried_again(remote, root, records, expected, tmp_path, monkeypatch):
-    original, failures = cache_module.RemoteFiles._fetch_once, []
+    original, failures = cache_module.RemoteFiles._download_once, []
 
     def flaky(self, file, target):
         if len(failures) < 2:
-            target.write(b"half")
+            target.write(bytes(file.bytes + 5))  # longer than the file
             failures.append(1)
             raise OSError("connection lost")
         original(self, file, target)
 
     store = ClipStore(remote[0], root=root, cache=tmp_path / "cache")
-    monkeypatch.setattr(cache_module.RemoteFiles, "_fetch_once", flaky)
+    monkeypatch.setattr(cache_module.RemoteFiles, "_download_once", flaky)
     assert torch.equal(store.open_record(records[0]).read(range(30)), expected[0])
+    (shard,) = (tmp_path / "cache").glob("shard-00000-*.bin")
+    assert shard.stat().st_size == store.manifest.shards[0].bytes
     failures[:] = []
     monkeypatch.setattr(cache_module, "ATTEMPTS", 2)
-    with pytest.raises(VideoError, match=r"films/3\.mkv.*connection lost"):
+    with pytest.raises(VideoError, match=r"videos/3\.mkv.*connection lost"):
         store.open_record(records[3]).read([0])
 
 
 def test_address_without_a_store(tmp_path):
-    with pytest.raises(StoreError, match=r"nowhere/store\.json cannot be fetched"):
+    with pytest.raises(StoreError, match=r"nowhere/store\.json cannot be downloaded"):
         ClipStore(f"file://{tmp_path}/nowhere")
     with pytest.raises(StoreError, match="Protocol not known: gopher"):
         ClipStore("gopher://host/store")
@@ -202,7 +204,7 @@ def test_address_without_a_store(tmp_path):
 
 def test_unreachable_host(tmp_path):
     pytest.importorskip("aiohttp")
-    with pytest.raises(StoreError, match=r"127\.0\.0\.1:9/s/store\.json cannot be fetched"):
+    with pytest.raises(StoreError, match=r"127\.0\.0\.1:9/s/store\.json cannot be downloaded"):
         ClipStore("http://127.0.0.1:9/s", cache=tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Miniature copies of data sets in the form of their official releases, for the tests."""
+"""Miniature data sets in the layout of their official releases, for the tests."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-# Names of the official lists, with what makes them hard to read: commas, quotes, brackets.
+# Names of the official lists, with commas, quotes, brackets.
 TEMPLATES = [
     "Pulling [something] from right to left",
     "Pulling [something] from left to right",
@@ -24,7 +24,7 @@ class Layouts:
 
     Args:
         root: Folder of the data set.
-        video: Function that writes a film of some frames as H.264 to a path.
+        video: Function that writes a video of some frames as H.264 to a path.
         frames: Function that writes a frame folder.
     """
 
@@ -38,13 +38,13 @@ class Layouts:
         target.write_bytes("".join(f"{line}{end}" for line in lines).encode())
 
     def video(self, path: str, frames: int = 5, **options: object) -> None:
-        """Write a film of 32 x 24 pixels at 25 frames per second."""
+        """Write a video of 32 x 24 pixels at 25 frames per second."""
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         self._video(target, frames, width=32, height=24, **options)
 
     def long_video(self, path: str, frames: int) -> None:
-        """Write a film of 5 frames per second, so that few frames last for seconds."""
+        """Write a video of 5 frames per second, so that few frames last for seconds."""
         import av
 
         target = self.root / path
@@ -147,8 +147,8 @@ class Layouts:
         }
 
 
-def films(layouts: Layouts, count: int = 3, **options: object) -> None:
-    """Write films of 5, 6, … frames of one class into both splits."""
+def write_videos(layouts: Layouts, count: int = 3, **options: object) -> None:
+    """Write videos of 5, 6, … frames of one class into both splits."""
     for number in range(count):
         layouts.video(f"train/run/{number}.mp4", 5 + number, **options)
         layouts.video(f"val/run/{number}.mp4", 5 + number, **options)

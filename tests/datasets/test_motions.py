@@ -22,7 +22,7 @@ def test_refuses_an_unknown_class():
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_pose_of_every_frame_is_uniform(name):
     # A start that is uniform on the circle stays uniform whatever a class adds, unless it looks at
-    # the start: the first circular moment of 2000 films is then below 4/sqrt(2000).
+    # the start: the first circular moment of 2000 videos is then below 4/sqrt(2000).
     time = (np.arange(8) + 0.5) / 8
     poses = [motions._poses(name, time, np.random.default_rng([7, i])) for i in range(2000)]
     for key in ("x", "y", "heading", "size"):
@@ -81,11 +81,11 @@ def test_the_decoy_makes_the_motion_of_any_class(monkeypatch):
     assert set(decoys) == set(CLASSES)
 
 
-def test_in_a_third_of_the_films_the_decoy_looks_like_the_subject():
-    films = 300
+def test_in_a_third_of_the_videos_the_decoy_looks_like_the_subject():
+    videos = 300
     blue = 0
-    for seed in range(films):
-        film = draw("sway_five_times", size=28, frames=4, rng=np.random.default_rng(seed))
-        blue += (film[..., 2].astype(int) - film[..., 0] > 35).sum() > 20
-    share = 1 - blue / films
-    assert abs(share - 1 / 3) < 3 * np.sqrt(2 / 9 / films)
+    for seed in range(videos):
+        video = draw("sway_five_times", size=28, frames=4, rng=np.random.default_rng(seed))
+        blue += (video[..., 2].astype(int) - video[..., 0] > 35).sum() > 20
+    share = 1 - blue / videos
+    assert abs(share - 1 / 3) < 3 * np.sqrt(2 / 9 / videos)

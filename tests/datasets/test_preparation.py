@@ -1,4 +1,4 @@
-"""The official layouts, in miniature: what stands in the index, and which problems are named."""
+"""The official layouts in miniature: the content of the index, and the reported problems."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from preparation_layouts import NAMES, Layouts
 
 from ffn.data import read_annotations, read_classes
-from ffn.datasets import Division, PreparationError, prepare
+from ffn.datasets import PreparationError, SplitSettings, prepare
 
 
 def rows(root: Path, name: str) -> list[dict[str, str]]:
@@ -126,7 +126,7 @@ def test_jester_with_a_header_and_a_folder_per_split(layouts: Layouts) -> None:
 
 
 @pytest.mark.parametrize("splits", ["testTrainMulti_7030_splits", "test_train_splits/deeper"])
-def test_hmdb51_has_three_divisions(layouts: Layouts, splits: str) -> None:
+def test_hmdb51_has_three_folds(layouts: Layouts, splits: str) -> None:
     names = layouts.hmdb51(splits)
 
     summary = prepare("hmdb51", layouts.root)
@@ -207,7 +207,7 @@ def test_a_class_without_a_video(layouts: Layouts) -> None:
 
 def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
     """Cells of a csv lose their outer blanks, and Linux allows names that are no UTF-8."""
-    write_films(layouts, {"train/run/a": 1, "val/run/a": 1})
+    write_videos(layouts, {"train/run/a": 1, "val/run/a": 1})
     layouts.frames("train/run/clip ")
     layouts.frames("train/run/clip")
     (layouts.root / "train/run/clip").rename(layouts.root / "train/run/\udcff")
@@ -224,7 +224,7 @@ def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
     )
 
     layouts.video("train/jump /a.mp4")
-    with pytest.raises(PreparationError, match="class 'jump ' cannot stand in a list"):
+    with pytest.raises(PreparationError, match="class 'jump ' cannot be written to a list"):
         prepare("folder", layouts.root, overwrite=True)
 
 
@@ -274,7 +274,7 @@ def test_a_video_in_several_forms(layouts: Layouts) -> None:
     assert list(labels(layouts.root, "train.csv")) == ["mp4/1.mp4"]
     prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root / "frames")
     assert list(labels(layouts.root, "train.csv")) == ["frames/1"]
-    with pytest.raises(NotADirectoryError, match="no folder below"):
+    with pytest.raises(NotADirectoryError, match="not a folder below"):
         prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root.parent)
 
 
@@ -291,7 +291,7 @@ def test_a_video_in_several_forms(layouts: Layouts) -> None:
         ("ucf101", r"no class index list of UCF101"),
         ("jester", r"no train list of Jester"),
         ("folder", r"holds no video as CLASS/video or SPLIT/CLASS/video"),
-        ("imagenet", r"unknown data set 'imagenet'"),
+        ("imagenet", r'no data set "imagenet"; did you mean'),
     ],
 )
 def test_nothing_there(tmp_path: Path, dataset: str, message: str) -> None:
@@ -308,14 +308,14 @@ def test_lists_without_videos(layouts: Layouts) -> None:
         prepare("sthv1", layouts.root)
 
 
-def write_films(layouts: Layouts, places: dict[str, int]) -> None:
+def write_videos(layouts: Layouts, places: dict[str, int]) -> None:
     for path, count in places.items():
         for number in range(count):
             layouts.video(f"{path}_{number}.mp4")
 
 
 def test_folder_with_splits(layouts: Layouts) -> None:
-    write_films(layouts, {"train/run/a": 2, "train/jump/a": 1, "validation/run/b": 1})
+    write_videos(layouts, {"train/run/a": 2, "train/jump/a": 1, "validation/run/b": 1})
     layouts.frames("validation/jump/frames_of_one")
     layouts.video("train/stray.mp4")
 
@@ -326,35 +326,36 @@ def test_folder_with_splits(layouts: Layouts) -> None:
         "validation/run/b_0.mp4": "run",
     }
     assert problems(summary) == {("unlisted", "", "train/stray.mp4")}
-    with pytest.raises(PreparationError, match=r"has folders of splits \(train, validation\)"):
-        prepare("folder", layouts.root, division=Division(), overwrite=True)
-    with pytest.raises(PreparationError, match="sthv2 has official splits"):
-        prepare("sthv2", layouts.root, division=Division())
+    with pytest.raises(PreparationError, match=r"folder has splits \(train, val\)"):
+        prepare("folder", layouts.root, split=SplitSettings(), overwrite=True)
+    layouts.sthv2()
+    with pytest.raises(PreparationError, match=r"sthv2 has splits \(train, val\)"):
+        prepare("sthv2", layouts.root, split=SplitSettings())
 
 
 def test_folder_is_divided_by_class_and_always_alike(layouts: Layouts) -> None:
-    write_films(layouts, {"run/a": 10, "jump/a": 5})
+    write_videos(layouts, {"run/a": 10, "jump/a": 5})
 
-    prepare("folder", layouts.root, division=Division(val_fraction=0.4))
+    prepare("folder", layouts.root, split=SplitSettings(val_fraction=0.4))
     held_out = labels(layouts.root, "val.csv")
-    prepare("folder", layouts.root, division=Division(val_fraction=0.4), overwrite=True)
+    prepare("folder", layouts.root, split=SplitSettings(val_fraction=0.4), overwrite=True)
 
     assert sorted(held_out.values()) == ["jump"] * 2 + ["run"] * 4
     assert labels(layouts.root, "val.csv") == held_out
     together = held_out | labels(layouts.root, "train.csv")
     assert len(together) == 15
-    prepare("folder", layouts.root, division=Division(0.4, seed=1), overwrite=True)
+    prepare("folder", layouts.root, split=SplitSettings(0.4, seed=1), overwrite=True)
     assert labels(layouts.root, "val.csv") != held_out
 
 
 def test_folder_keeps_groups_together(layouts: Layouts) -> None:
     """A group may reach over classes, and a class of two large groups still has one of each."""
-    write_films(
+    write_videos(
         layouts,
         {"run/p1": 2, "run/p2": 2, "run/p3": 2, "jump/p1": 1, "jump/p4": 3, "jump/p5": 2},
     )
 
-    prepare("folder", layouts.root, division=Division(group_pattern=r"^(p\d)_"))
+    prepare("folder", layouts.root, split=SplitSettings(group_pattern=r"^(p\d)_"))
 
     groups = {
         name: {(path.split("/")[1])[:2] for path in labels(layouts.root, f"{name}.csv")}
@@ -366,11 +367,11 @@ def test_folder_keeps_groups_together(layouts: Layouts) -> None:
 
 
 def test_folder_refuses_a_pattern_that_fits_not_all(layouts: Layouts) -> None:
-    write_films(layouts, {"run/p1": 1, "jump/x": 1})
+    write_videos(layouts, {"run/p1": 1, "jump/x": 1})
 
-    with pytest.raises(PreparationError, match=r"not found in jump/x_0\.mp4"):
-        prepare("folder", layouts.root, division=Division(group_pattern=r"^(p\d)_"))
-    with pytest.raises(PreparationError, match="no regular expression"):
-        Division(group_pattern="(")
+    with pytest.raises(PreparationError, match=r"does not match jump/x_0\.mp4"):
+        prepare("folder", layouts.root, split=SplitSettings(group_pattern=r"^(p\d)_"))
+    with pytest.raises(PreparationError, match="not a regular expression"):
+        SplitSettings(group_pattern="(")
     with pytest.raises(PreparationError, match="0 < fraction < 1"):
-        Division(val_fraction=1.0)
+        SplitSettings(val_fraction=1.0)

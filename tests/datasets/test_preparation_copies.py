@@ -1,4 +1,4 @@
-"""Copies of videos in another form: the same frames and colours, whole or not at all."""
+"""Copies of videos in another format: the same frames and colours, complete or absent."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import av
 import numpy as np
 import pytest
 from PIL import Image
-from preparation_layouts import Layouts, films, index
+from preparation_layouts import Layouts, index, write_videos
 
 from ffn.data import open_video
-from ffn.datasets import Conversion, PreparationError, prepare
+from ffn.datasets import CopySettings, PreparationError, prepare
 from ffn.datasets.media import smaller
 
 
 def test_extracted_frames_are_those_of_the_video(layouts: Layouts, numbers) -> None:
-    films(layouts, 2)
+    write_videos(layouts, 2)
     original = {p: p.read_bytes() for p in layouts.root.rglob("*.mp4")}
-    conversion = Conversion(layouts.root / "frames", "frames", short_side=16)
+    copies = CopySettings(layouts.root / "frames", "frames", short_side=16)
 
-    summary = prepare("folder", layouts.root, conversion=conversion)
+    summary = prepare("folder", layouts.root, copies=copies)
 
     assert summary.problems == []
     rows = index(layouts.root)
@@ -39,15 +39,15 @@ def test_extracted_frames_are_those_of_the_video(layouts: Layouts, numbers) -> N
 
 
 def test_a_copy_made_before_is_kept_and_a_broken_one_made_again(layouts: Layouts) -> None:
-    films(layouts, 2)
+    write_videos(layouts, 2)
     folder = layouts.root / "small"
-    prepare("folder", layouts.root, conversion=Conversion(folder, "mp4"))
+    prepare("folder", layouts.root, copies=CopySettings(folder, "mp4"))
     kept, broken = folder / "train/run/0.mp4", folder / "train/run/1.mp4"
     before = kept.stat().st_ino
     broken.write_bytes(broken.read_bytes()[:300])
     (folder / "train/run/.0.partial.mp4").write_bytes(b"left by a killed process")
 
-    summary = prepare("folder", layouts.root, conversion=Conversion(folder, "mp4"), overwrite=True)
+    summary = prepare("folder", layouts.root, copies=CopySettings(folder, "mp4"), overwrite=True)
 
     assert summary.problems == []
     assert kept.stat().st_ino == before
@@ -59,12 +59,12 @@ def test_a_copy_made_before_is_kept_and_a_broken_one_made_again(layouts: Layouts
     assert again.problems == []
 
 
-def test_reencoded_film_is_constant_closed_and_upright(layouts: Layouts, numbers) -> None:
+def test_reencoded_video_is_constant_closed_and_upright(layouts: Layouts, numbers) -> None:
     layouts.video("train/run/a.mp4", 30, halves=True, rotation=90, stream={"g": "30", "bf": "3"})
     layouts.video("val/run/a.mp4", 3)
-    conversion = Conversion(layouts.root.parent / "small", "mp4", short_side=None, gop=7)
+    copies = CopySettings(layouts.root.parent / "small", "mp4", short_side=None, gop=7)
 
-    summary = prepare("folder", layouts.root, conversion=conversion)
+    summary = prepare("folder", layouts.root, copies=copies)
 
     row = index(layouts.root)[0]
     assert summary.problems == []
@@ -104,7 +104,7 @@ def test_reencoding_keeps_colours_of_full_range_and_of_hd(tmp_path: Path, layout
         output.mux(stream.encode())
     layouts.video("val/run/a.mp4", 3)
 
-    prepare("folder", layouts.root, conversion=Conversion(tmp_path / "new", "mp4", quantiser=5))
+    prepare("folder", layouts.root, copies=CopySettings(tmp_path / "new", "mp4", quantiser=5))
 
     copy = open_video(tmp_path / "new/train/run/a.mp4").read([0])[0].numpy().astype(int)
     for part in (np.s_[4:28, 4:44], np.s_[36:60, 4:44], np.s_[4:28, 52:92], np.s_[36:60, 52:92]):
@@ -117,7 +117,7 @@ def test_parts_of_a_video_become_files_of_their_own(layouts: Layouts, numbers) -
     layouts.kinetics_csv("train.csv", rows, columns)
     layouts.long_video("train/abcdefghijk.mp4", 25)
 
-    summary = prepare("k700", layouts.root, conversion=Conversion(layouts.root / "x", "mp4"))
+    summary = prepare("k700", layouts.root, copies=CopySettings(layouts.root / "x", "mp4"))
 
     assert summary.problems == []
     written = index(layouts.root)
@@ -135,7 +135,7 @@ def test_copies_of_files_that_differ_in_suffix_alone(layouts: Layouts) -> None:
     layouts.video("train/run/a.mp4", 6)
     layouts.video("val/run/a.mp4", 7)
 
-    prepare("folder", layouts.root, conversion=Conversion(layouts.root / "x", "mp4"))
+    prepare("folder", layouts.root, copies=CopySettings(layouts.root / "x", "mp4"))
 
     rows = index(layouts.root)
     assert [row["frames"] for row in rows] == ["5", "6"]
@@ -143,11 +143,11 @@ def test_copies_of_files_that_differ_in_suffix_alone(layouts: Layouts) -> None:
     assert [len(open_video(layouts.root / row["path"])) for row in rows] == [5, 6]
 
 
-def test_frame_folders_become_films_and_smaller_folders(layouts: Layouts, numbers) -> None:
+def test_frame_folders_become_videos_and_smaller_folders(layouts: Layouts, numbers) -> None:
     layouts.frames("train/run/a", 7, first=0)
     layouts.frames("val/run/a", 3)
 
-    prepare("folder", layouts.root, conversion=Conversion(layouts.root / "x", "mp4", fps=5))
+    prepare("folder", layouts.root, copies=CopySettings(layouts.root / "x", "mp4", fps=5))
 
     row = index(layouts.root)[0]
     assert (row["path"], row["frames"], row["fps"]) == ("x/train/run/a.mp4", "7", "5")
@@ -155,7 +155,7 @@ def test_frame_folders_become_films_and_smaller_folders(layouts: Layouts, number
 
 
 def test_a_video_that_breaks_off_has_no_copy(layouts: Layouts) -> None:
-    films(layouts, 1)
+    write_videos(layouts, 1)
     layouts.video("train/run/b.mp4", 40, stream={"g": "40", "bf": "0", "qp": "5"})
     path = layouts.root / "train/run/b.mp4"
     data = bytearray(path.read_bytes())
@@ -164,7 +164,7 @@ def test_a_video_that_breaks_off_has_no_copy(layouts: Layouts) -> None:
     data[packet.pos + 4 : packet.pos + packet.size - 4] = os.urandom(packet.size - 8)
     path.write_bytes(data)
 
-    summary = prepare("folder", layouts.root, conversion=Conversion(layouts.root / "x", "frames"))
+    summary = prepare("folder", layouts.root, copies=CopySettings(layouts.root / "x", "frames"))
 
     assert [(p.kind, p.name) for p in summary.problems] == [("conversion", "train/run/b.mp4")]
     assert [row["path"] for row in index(layouts.root)] == ["x/train/run/0"]
@@ -172,21 +172,21 @@ def test_a_video_that_breaks_off_has_no_copy(layouts: Layouts) -> None:
 
 
 def test_folders_for_copies_that_are_refused(layouts: Layouts) -> None:
-    films(layouts, 1)
+    write_videos(layouts, 1)
     other = layouts.root.parent / "other"
     other.mkdir()
     (other / "mine.txt").write_text("mine")
 
     with pytest.raises(FileExistsError, match="holds something else"):
-        prepare("folder", layouts.root, conversion=Conversion(other, "mp4"))
+        prepare("folder", layouts.root, copies=CopySettings(other, "mp4"))
     with pytest.raises(PreparationError, match="holds the originals"):
-        prepare("folder", layouts.root, conversion=Conversion(layouts.root.parent, "mp4"))
-    prepare("folder", layouts.root, conversion=Conversion(layouts.root / "x", "mp4"))
-    conversion = Conversion(layouts.root / "x", "mp4", short_side=100)
-    with pytest.raises(FileExistsError, match="copies made with"):
-        prepare("folder", layouts.root, conversion=conversion, overwrite=True)
+        prepare("folder", layouts.root, copies=CopySettings(layouts.root.parent, "mp4"))
+    prepare("folder", layouts.root, copies=CopySettings(layouts.root / "x", "mp4"))
+    copies = CopySettings(layouts.root / "x", "mp4", short_side=100)
+    with pytest.raises(FileExistsError, match=r"copies with .*256.*, not .*100"):
+        prepare("folder", layouts.root, copies=copies, overwrite=True)
     with pytest.raises(PreparationError, match=r"gop is 0; expected ≥ 1"):
-        Conversion(other, "mp4", gop=0)
+        CopySettings(other, "mp4", gop=0)
 
 
 @pytest.mark.parametrize(
@@ -206,8 +206,8 @@ def test_smaller(size, short_side, even, expected) -> None:
 
 def test_extracted_pixels_are_the_readers(layouts: Layouts) -> None:
     """Against the reader that training uses; JPEG loses little of a plain picture."""
-    films(layouts, 1, rotation=-90, halves=True)
-    prepare("folder", layouts.root, conversion=Conversion(layouts.root / "x", "frames", None, 100))
+    write_videos(layouts, 1, rotation=-90, halves=True)
+    prepare("folder", layouts.root, copies=CopySettings(layouts.root / "x", "frames", None, 100))
 
     frame = np.asarray(Image.open(layouts.root / "x/train/run/0/00003.jpg")).astype(int)
     read = open_video(layouts.root / "train/run/0.mp4").read([2])[0].numpy().astype(int)

@@ -9,9 +9,7 @@ import pytest
 from preparation_layouts import Layouts
 
 from ffn.data import open_video, read_annotations
-from ffn.datasets import PreparationError, prepare
-from ffn.datasets.kinetics import settle_times
-from ffn.datasets.listing import Entry
+from ffn.datasets import Entry, PreparationError, prepare
 
 COLUMNS = "label,youtube_id,time_start,time_end,split,is_cc"
 # Ids start with a dash, end in one, hold underscores and what looks like times.
@@ -144,13 +142,13 @@ def test_files_that_tell_no_time_and_disagree_with_the_list(layouts: Layouts) ->
         (64.0, True, (10, 20), None),
     ],
 )
-def test_settle_times(duration, shared, times, wrong) -> None:
+def test_resolve_times(duration, shared, times, wrong) -> None:
     entry = Entry("train", "x", "y", "z", "x.mp4", (10.0, 20.0), shared)
 
-    said = settle_times(entry, duration)
+    contradiction = entry.resolve_times(duration)
 
     assert (entry.start, entry.end) == times
-    assert (said is None) if wrong is None else (wrong in said)
+    assert (contradiction is None) if wrong is None else (wrong in contradiction)
 
 
 def test_lists_that_are_not_kinetics_are_passed_over(layouts: Layouts) -> None:
@@ -167,7 +165,7 @@ def test_broken_rows(layouts: Layouts) -> None:
     row = ("abseiling", A, "ten", 20, "train", 0)
     layouts.kinetics_csv("train.csv", [row], COLUMNS)
 
-    with pytest.raises(PreparationError, match=r"train\.csv:2: times 'ten' … '20' are no numbers"):
+    with pytest.raises(PreparationError, match=r"train\.csv:2: times 'ten' … '20' are not numbers"):
         prepare("k400", layouts.root)
 
     layouts.text("train.csv", [COLUMNS, f"abseiling,{A},10"])

@@ -1,4 +1,4 @@
-"""Which classes a mirror exchanges."""
+"""Classes that a horizontal flip exchanges."""
 
 from __future__ import annotations
 

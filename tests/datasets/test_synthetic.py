@@ -25,7 +25,7 @@ def made(tmp_path_factory):
     return generate(tmp_path_factory.mktemp("made") / "motion", seed=3, **SMALL)
 
 
-def test_lists_every_film_with_its_class_name_and_number_of_frames(made):
+def test_lists_every_video_with_its_class_name_and_number_of_frames(made):
     assert (made / "classes.txt").read_text().split() == list(CLASSES)
     listed = []
     for split, per_class in (("train", 2), ("val", 1)):
@@ -38,25 +38,25 @@ def test_lists_every_film_with_its_class_name_and_number_of_frames(made):
     assert sorted(listed) == sorted(videos)
 
 
-def test_films_are_h264_and_decode_to_what_was_drawn(made):
+def test_videos_are_h264_and_decode_to_what_was_drawn(made):
     with av.open(str(made / "videos/train_sway_five_times_0001.mp4")) as container:
         stream = container.streams.video[0]
         assert stream.codec_context.name == "h264"
-        film = np.stack([image.to_ndarray(format="rgb24") for image in container.decode(stream)])
+        video = np.stack([image.to_ndarray(format="rgb24") for image in container.decode(stream)])
     rng = np.random.default_rng([3, 0, CLASSES.index("sway_five_times"), 1])
     drawn = draw("sway_five_times", size=16, frames=6, rng=rng)
-    assert film.shape == drawn.shape == (6, 16, 16, 3)
-    error = np.abs(film.astype(int) - drawn)
+    assert video.shape == drawn.shape == (6, 16, 16, 3)
+    error = np.abs(video.astype(int) - drawn)
     assert error.mean() < 12  # lossy, and colour at half resolution
-    assert error.mean() < np.abs(film[::-1].astype(int) - drawn).mean() / 1.2
+    assert error.mean() < np.abs(video[::-1].astype(int) - drawn).mean() / 1.2
 
 
-def test_the_same_film_is_encoded_to_the_same_bytes(tmp_path):
+def test_the_same_video_is_encoded_to_the_same_bytes(tmp_path):
     # At full size: x264's rate control, which is switched off, showed its differences only there.
     for seed in range(6):
-        film = draw("sway_five_times", size=36, frames=40, rng=np.random.default_rng(seed))
+        video = draw("sway_five_times", size=36, frames=40, rng=np.random.default_rng(seed))
         for index in range(5):
-            synthetic._encode(tmp_path / f"{index}.mp4", film)
+            synthetic._encode(tmp_path / f"{index}.mp4", video)
         assert len({path.read_bytes() for path in tmp_path.iterdir()}) == 1
 
 
@@ -65,7 +65,7 @@ def test_workers_do_not_change_a_byte(made, tmp_path):
     assert contents(again) == contents(made)
 
 
-def test_more_films_keep_the_first_ones_and_another_seed_changes_them(made, tmp_path):
+def test_more_videos_keep_the_first_ones_and_another_seed_changes_them(made, tmp_path):
     more = generate(tmp_path / "more", seed=3, **{**SMALL, "train_per_class": 3})
     other = generate(tmp_path / "other", seed=4, **SMALL)
     first, larger, others = contents(made), contents(more), contents(other)
@@ -89,7 +89,7 @@ def test_refuses_a_folder_of_another_data_set(made):
 
 def test_refuses_a_folder_of_something_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="holds no generated data set"):
+    with pytest.raises(FileExistsError, match="does not hold a generated data set"):
         generate(tmp_path, **SMALL)
     assert contents(tmp_path) == {"notes.txt": b"mine"}
 
@@ -102,7 +102,7 @@ def test_refuses_a_damaged_data_set(tmp_path):
 
 
 def test_leaves_nothing_behind_when_it_fails(tmp_path, monkeypatch):
-    def fail(path, film):
+    def fail(path, video):
         path.write_bytes(b"half")
         raise RuntimeError("disk full")
 
@@ -129,7 +129,7 @@ def test_command_line_makes_the_same_data_set_and_explains_a_refusal(made, tmp_p
     arguments = ["--clips-per-class", "2", "1", "--size", "16", "--frames", "6", "--seed", "3"]
     synthetic.main([str(tmp_path / "motion"), *arguments, "--workers", "0"])
     assert contents(tmp_path / "motion") == contents(made)
-    assert "12 classes, 2 + 1 films each" in capsys.readouterr().out
+    assert "12 classes, 2 + 1 videos each" in capsys.readouterr().out
 
     with pytest.raises(SystemExit):
         synthetic.main([str(tmp_path / "motion"), *arguments, "--seed", "4"])

@@ -1,7 +1,8 @@
-"""The files of a store behind an address, kept in a cache folder that many processes share."""
+"""Download the files of a remote store into a cache folder that many processes share."""
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import time
@@ -13,95 +14,92 @@ from typing import Any, BinaryIO
 from filelock import FileLock
 
 from ffn.data.store.layout import MANIFEST, File, StoreError, sha256_of
+from ffn.files import atomic_write
 
-try:
-    import fcntl
-except ImportError:  # not on Windows, where an open file cannot be deleted anyway
-    fcntl = None
-
-ATTEMPTS = 3  # to fetch a file
-PAUSE = 1.0  # seconds after the first attempt that failed, one more after each further
-TIMEOUT = 60  # seconds without a byte
+ATTEMPTS = 3  # per file
+PAUSE = 1.0  # seconds after the first failed attempt; n times as long after the n-th
+TIMEOUT = 60  # seconds without data
 _BLOCK = 1 << 20  # bytes
 
 
 class RemoteFiles:
-    """A store behind an address, whose files are fetched whole on first use and kept.
+    """The files of a remote store; each is downloaded whole on first use.
 
-    Each file is written under a temporary name, compared with its SHA-256 and renamed. Shards that
-    some process holds open carry a shared lock (flock); when the cache is full, the shard that was
-    opened longest ago and carries none is deleted.
+    A file is written under a temporary name, compared with its SHA-256 and renamed. A process that
+    has a shard open holds a shared lock (flock) on it. When the cache is full, the least recently
+    opened shard without a lock is deleted.
 
     Args:
-        address: As `https://host/store` or `s3://bucket/store`: whatever fsspec opens.
-        cache: Folder for the copies.
-        cache_bytes: Bound on the shards in it.
+        address: `https://host/store`, `s3://bucket/store`, or any address that fsspec opens.
+        cache: Folder for the downloads.
+        cache_bytes: Upper bound on the size of the shards in the folder.
     """
 
-    open_shards = 8  # at a time, in one process: those cannot leave the cache
+    open_shards = 8  # per process; open shards cannot be evicted
 
     def __init__(self, address: str, cache: Path, cache_bytes: int) -> None:
         self.name, self.cache, self.cache_bytes = address.rstrip("/"), cache, cache_bytes
 
     def manifest(self) -> bytes:
-        """The bytes of `store.json`, fetched anew.
+        """Download `store.json` and return its content.
 
         Raises:
-            StoreError: if that is not possible.
+            StoreError: if the download fails.
         """
         try:
             with _opened(f"{self.name}/{MANIFEST}") as source:
                 return source.read()
         except OSError as error:
-            raise StoreError(f"{self.name}/{MANIFEST} cannot be fetched ({_why(error)})") from None
+            raise StoreError(
+                f"{self.name}/{MANIFEST} cannot be downloaded ({_why(error)})"
+            ) from None
 
     def index(self, file: File) -> Path:
-        """Local path of the index, fetched if need be.
+        """Local path of the index; downloads it if it is not in the cache.
 
         Raises:
-            StoreError: if that is not possible, or something else came.
+            StoreError: if the download fails or its SHA-256 differs.
         """
         path = self.cache / _cached_name(file)
         self.cache.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{path}.lock"):
             if not path.exists() or sha256_of(path) != file.sha256:
-                part = path.with_name(f"{path.name}.part")
                 try:
-                    with part.open("wb") as target:
-                        self._fetch(file, target)
+                    with atomic_write(path) as target:
+                        self._download(file, target)
                 except OSError as error:
-                    cause = f"{self.name}/{file.name} cannot be fetched ({_why(error)})"
+                    cause = f"{self.name}/{file.name} cannot be downloaded ({_why(error)})"
                     raise StoreError(cause) from None
-                os.replace(part, path)
         return path
 
     def open(self, shard: File) -> BinaryIO:
-        """Open a shard, fetched if need be; it stays in the cache until the file is closed.
+        """Open a shard; it stays in the cache until the file is closed.
 
         Raises:
-            OSError: if it cannot be fetched, something else came, or the cache is full of shards
-                in use.
+            OSError: if the download fails, its SHA-256 differs, or the cache is full of open
+                shards.
         """
         path = self.cache / _cached_name(shard)
         self.cache.mkdir(parents=True, exist_ok=True)
         file = _open_locked(path)
         if file is None:
             with FileLock(f"{path}.lock"):
-                while file is None:  # it may be evicted as soon as it is there
-                    file = _open_locked(path) or self._download(shard, path)
-        os.utime(path)  # the last use, for eviction
+                while file is None:  # another process may evict it between download and open
+                    file = _open_locked(path) or self._add_shard(shard, path)
+        os.utime(path)  # time of the last use, for eviction
         return file
 
-    def _download(self, shard: File, path: Path) -> BinaryIO | None:
+    def _add_shard(self, shard: File, path: Path) -> BinaryIO | None:
+        # Not atomic_write: the lock on the part protects it from eviction until it is renamed.
         part = path.with_name(f"{path.name}.part")
         with FileLock(self.cache / "room.lock"):
-            self._make_room(shard)
+            self._evict_for(shard)
             target = part.open("w+b", buffering=0)
             _lock(target, wait=True)
-            target.truncate(shard.bytes)  # counts as taken from now on
+            target.truncate(shard.bytes)  # reserves the space
         with target:
             try:
-                self._fetch(shard, target)
+                self._download(shard, target)
                 os.fsync(target.fileno())
                 os.replace(part, path)
             except BaseException:
@@ -109,36 +107,36 @@ class RemoteFiles:
                 raise
         return _open_locked(path)
 
-    def _make_room(self, shard: File) -> None:
-        """Delete what nobody uses, oldest first, until a shard fits."""
+    def _evict_for(self, shard: File) -> None:
+        """Delete unlocked shards, least recently used first, until a shard fits."""
         held = [entry for entry in self.cache.glob("shard-*") if entry.suffix in (".bin", ".part")]
         held.sort(key=lambda entry: entry.stat().st_mtime)
         total = sum(entry.stat().st_size for entry in held)
         for entry in held:
             if total + shard.bytes <= self.cache_bytes and entry.suffix == ".bin":
-                continue  # a part that nobody writes is what a killed process left
+                continue  # an unlocked part was left by a killed process
             size = entry.stat().st_size
             if _delete_unlocked(entry):
                 total -= size
         if total + shard.bytes > self.cache_bytes:
             raise OSError(
-                f"the cache {self.cache} may hold {self.cache_bytes / 2**20:.0f} MiB, and "
-                f"{total / 2**20:.0f} MiB of it are shards in use; {shard.name} needs "
-                f"{shard.bytes / 2**20:.0f} MiB. Give a larger cache, fewer workers, or an order "
-                "by pages (data.order=pages), which uses few shards at a time"
+                f"the cache {self.cache} is limited to {self.cache_bytes / 2**20:.0f} MiB, of "
+                f"which {total / 2**20:.0f} MiB are shards in use; {shard.name} needs "
+                f"{shard.bytes / 2**20:.0f} MiB. Use a larger cache, fewer workers, or "
+                "data.order=pages, which reads few shards at a time"
             )
 
-    def _fetch(self, file: File, target: BinaryIO) -> None:
-        """Copy a file of the store into `target`, again if that fails, and compare its hash."""
+    def _download(self, file: File, target: BinaryIO) -> None:
+        """Copy a file of the store into `target` and check its SHA-256; retry on errors."""
         for attempt in range(1, ATTEMPTS + 1):
             try:
-                return self._fetch_once(file, target)
+                return self._download_once(file, target)
             except OSError:
                 if attempt == ATTEMPTS:
                     raise
                 time.sleep(PAUSE * attempt)
 
-    def _fetch_once(self, file: File, target: BinaryIO) -> None:
+    def _download_once(self, file: File, target: BinaryIO) -> None:
         target.seek(0)
         digest, size = hashlib.sha256(), 0
         with _opened(f"{self.name}/{file.name}") as source:
@@ -148,23 +146,24 @@ class RemoteFiles:
                 size += len(block)
         if size != file.bytes or digest.hexdigest() != file.sha256:
             raise OSError(
-                f"{self.name}/{file.name} is not the file that {MANIFEST} names: {size} of "
+                f"{self.name}/{file.name} differs from its entry in {MANIFEST}: {size} of "
                 f"{file.bytes} bytes, SHA-256 {digest.hexdigest()[:16]}…, not {file.sha256[:16]}…"
             )
+        target.truncate(size)  # a failed attempt may have been longer
 
 
 def _cached_name(file: File) -> str:
-    """Name of the copy: a store that was packed anew at the same address has others."""
+    """Name of the local copy; the hash tells apart stores packed again at the same address."""
     stem, suffix = os.path.splitext(file.name)
     return f"{stem}-{file.sha256[:12]}{suffix}"
 
 
 @contextmanager
 def _opened(address: str) -> Iterator[BinaryIO]:
-    """A remote file, read from its start to its end.
+    """Open a remote file for sequential reading.
 
     Raises:
-        StoreError: if a library for this kind of address is missing.
+        StoreError: if the library for this kind of address is missing.
         OSError: if the file cannot be read.
     """
     import fsspec
@@ -180,28 +179,27 @@ def _opened(address: str) -> Iterator[BinaryIO]:
     except (ImportError, ValueError) as error:
         raise StoreError(
             f"{address} cannot be opened: {error}. For http, pip install 'frame-flexible[store]'; "
-            "for other addresses, the file system that fsspec names"
+            "for other addresses, install the package that fsspec names"
         ) from None
     try:
-        # A block size of 0 reads a web page from start to end, which every server can do.
+        # A block size of 0 reads sequentially; other sizes need a server with range requests.
         with system.open(path, "rb", **({"block_size": 0} if streamed else {})) as source:
             yield source
     except OSError:
         raise
     except Exception as error:
-        # The libraries below fsspec (aiohttp, botocore, …) have errors of their own.
+        # aiohttp, botocore, … raise their own exceptions.
         raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _open_locked(path: Path) -> BinaryIO | None:
-    """Open a file of the cache under a shared lock; None if it is not there."""
+    """Open a file of the cache with a shared lock; None if it does not exist."""
     while True:
         try:
             file = path.open("rb", buffering=0)
         except FileNotFoundError:
             return None
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_SH)
+        fcntl.flock(file, fcntl.LOCK_SH)
         try:
             if os.path.samestat(os.stat(path), os.fstat(file.fileno())):
                 return file
@@ -211,9 +209,7 @@ def _open_locked(path: Path) -> BinaryIO | None:
 
 
 def _lock(file: BinaryIO, *, wait: bool) -> bool:
-    """Lock a file against all others; whether that worked."""
-    if fcntl is None:
-        return True
+    """Take an exclusive lock; returns whether it succeeded."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -222,7 +218,7 @@ def _lock(file: BinaryIO, *, wait: bool) -> bool:
 
 
 def _delete_unlocked(path: Path) -> bool:
-    """Delete a file of the cache unless somebody has it open; whether it is gone."""
+    """Delete a file of the cache unless it is locked; returns whether it is gone."""
     try:
         with open(path, "rb") as file:
             if not _lock(file, wait=False):

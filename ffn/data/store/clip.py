@@ -1,8 +1,8 @@
-"""One video as the bytes of a clip: frames of bounded size, JPEG or raw, behind a head of tables.
+"""Encode one video as a clip, JPEG or raw frames behind a header, and decode its frames.
 
-The head of a clip of N frames holds, one array after another: N ends of frames (uint64, counted
-from the end of the head), N times in seconds (float64; not for folders of images), N CRC-32 of
-frames (uint32).
+The header of a clip of N frames holds three arrays, one after another: N ends of frames (uint64,
+counted from the end of the header), N times in seconds (float64; absent for folders of images),
+and N CRC-32 of frames (uint32).
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ from torchvision.transforms.v2 import functional as F
 from ffn.data.annotations import Record
 from ffn.data.decoding import PyAVDecoder, Video, VideoError, open_video
 
-CHUNK_BYTES = 1 << 29  # of decoded frames that are held at a time
+CHUNK_BYTES = 1 << 29  # of decoded frames in memory at a time
 
 
 @dataclass(frozen=True)
-class Head:
-    """The tables of a clip.
+class Header:
+    """The arrays at the start of a clip.
 
     Attributes:
-        ends: (N,) uint64, end of each frame in bytes after the head.
-        times: (N,) float64, when each frame is shown, in seconds; None for a folder of images.
+        ends: (N,) uint64, end of each frame in bytes after the header.
+        times: (N,) float64, time of each frame in seconds; None for a folder of images.
         crcs: (N,) uint32, `zlib.crc32` of each frame's bytes.
     """
 
@@ -40,13 +40,13 @@ class Head:
     crcs: np.ndarray
 
     def to_bytes(self) -> bytes:
-        """The tables one after another."""
+        """The arrays one after another."""
         times = b"" if self.times is None else self.times.astype("<f8").tobytes()
         return self.ends.astype("<u8").tobytes() + times + self.crcs.astype("<u4").tobytes()
 
     @classmethod
-    def from_bytes(cls, data: bytes, frames: int, timed: bool) -> Head:
-        """Read what `to_bytes` returned."""
+    def from_bytes(cls, data: bytes, frames: int, timed: bool) -> Header:
+        """Parse the output of `to_bytes`."""
         after_ends, after_times = 8 * frames, (16 if timed else 8) * frames
         return cls(
             ends=np.frombuffer(data[:after_ends], "<u8"),
@@ -56,22 +56,22 @@ class Head:
 
     @staticmethod
     def length(frames: int, timed: bool) -> int:
-        """Bytes of the head of a clip."""
+        """Length of the header in bytes."""
         return (20 if timed else 12) * frames
 
 
 @dataclass(frozen=True)
 class EncodedClip:
-    """A clip, ready to be written.
+    """An encoded clip.
 
     Attributes:
-        data: Head and frames.
-        crc: `zlib.crc32` of the head.
+        data: Header and frames.
+        crc: `zlib.crc32` of the header.
         frames: Number of frames.
-        width: In pixels, of the frames as stored.
-        height: Likewise.
+        width: Width of the stored frames in pixels.
+        height: Height of the stored frames in pixels.
         fps: Mean frames per second; 0 if unknown.
-        timed: Whether the head holds times.
+        timed: Whether the header holds times.
     """
 
     data: bytes
@@ -84,50 +84,50 @@ class EncodedClip:
 
 
 def encode_clip(
-    record: Record, *, pattern: str, form: str, short_side: int, quality: int | None
+    record: Record, *, pattern: str, format: str, short_side: int, quality: int | None
 ) -> EncodedClip:
-    """Decode the frames of a record, make them smaller if they are larger, and encode them.
+    """Decode the frames of a record, downscale them if they are larger, and encode them.
 
     Args:
-        record: Video file or folder; of a time range, only its frames are taken.
-        pattern: Name of a frame inside a folder.
-        form: `jpeg` or `raw`.
-        short_side: Of the stored frames at most, in pixels; smaller videos stay as they are.
-        quality: Of the JPEGs.
+        record: Video file or folder of frames; only the frames of its time range are encoded.
+        pattern: File name of a frame in a folder of frames.
+        format: `jpeg` or `raw`.
+        short_side: Upper bound on the shorter side of the stored frames, in pixels.
+        quality: JPEG quality.
 
     Raises:
-        VideoError: if a frame cannot be read, or the frames differ in size.
+        VideoError: if a frame cannot be decoded, or the frames differ in size.
     """
     video = open_video(record.path, pattern=pattern, frames=record.frames)
-    usable = range(len(video))
+    selected = range(len(video))
     if record.start is not None or record.end is not None:
-        usable = video.between(record.start, record.end)
-    if not usable:
+        selected = video.between(record.start, record.end)
+    if not selected:
         raise VideoError(record.path, "has no frame")
     images: list[bytes] = []
     shape, first, step = None, 0, 1
-    while first < len(usable):
-        frames = video.read(usable[first : first + step])
+    while first < len(selected):
+        frames = video.read(selected[first : first + step])
         if shape not in (None, frames.shape[1:3]):
             size = f"{frames.shape[2]} x {frames.shape[1]}"
             cause = f"is {size} pixels, others {shape[1]} x {shape[0]}"
-            raise VideoError(record.path, cause, usable[first])
+            raise VideoError(record.path, cause, selected[first])
         shape, first = frames.shape[1:3], first + len(frames)
-        step = max(1, min(len(usable), CHUNK_BYTES // frames[0].nbytes))
-        small = shrink(frames, short_side)
-        images += [_encode(image, form, quality) for image in small]
+        step = max(1, min(len(selected), CHUNK_BYTES // frames[0].nbytes))
+        small = downscale(frames, short_side)
+        images += [_encode(image, format, quality) for image in small]
 
     times = _times(video)
     if times is not None:
-        times = times[usable.start : usable.stop]
-    head = Head(
+        times = times[selected.start : selected.stop]
+    header = Header(
         ends=np.cumsum([len(image) for image in images], dtype=np.uint64),
         times=times,
         crcs=np.array([zlib.crc32(image) for image in images], dtype=np.uint32),
     ).to_bytes()
     return EncodedClip(
-        data=b"".join((head, *images)),
-        crc=zlib.crc32(head),
+        data=b"".join((header, *images)),
+        crc=zlib.crc32(header),
         frames=len(images),
         width=small.shape[2],
         height=small.shape[1],
@@ -137,21 +137,21 @@ def encode_clip(
 
 
 def _times(video: Video) -> np.ndarray | None:
-    """When each frame is shown, in seconds; None for a folder, or a file that does not say."""
+    """Time of each frame in seconds; None for a folder and for files without timestamps."""
     if not isinstance(video, PyAVDecoder):
         return None
     times = video.timeline.seconds
     if len(times) != len(video):
-        cause = f"{len(times)} frames decode; the list says {len(video)}"
+        cause = f"{len(times)} frames decode; the list has {len(video)}"
         raise VideoError(video.path, cause)
     return times if len(times) == 1 or times[-1] > 0 else None
 
 
-def shrink(frames: Tensor, short_side: int) -> Tensor:
-    """Frames uint8 (N, H, W, 3) whose shorter side is at most `short_side`.
+def downscale(frames: Tensor, short_side: int) -> Tensor:
+    """Resize frames uint8 (N, H, W, 3) to a shorter side of at most `short_side`.
 
-    torchvision's antialiased bilinear resize of uint8; the longer side is rounded down. Frames that
-    are small enough come back as they are.
+    Uses torchvision's antialiased bilinear resize of uint8; the longer side is rounded down.
+    Smaller frames are returned unchanged.
     """
     if min(frames.shape[1:3]) <= short_side:
         return frames
@@ -159,24 +159,24 @@ def shrink(frames: Tensor, short_side: int) -> Tensor:
     return x.permute(0, 2, 3, 1)  # (N, H, W, C)
 
 
-def decode_frame(data: bytearray, form: str, image: Tensor) -> None:
+def decode_frame(data: bytearray, format: str, image: Tensor) -> None:
     """Decode one frame.
 
-    JPEG is decoded by simplejpeg if it is installed (the extra `store`), else by torchvision: both
-    are libjpeg-turbo and give the same pixels.
+    simplejpeg decodes JPEG if it is installed (the extra `store`), else torchvision. Both use
+    libjpeg-turbo and return the same pixels.
 
     Args:
-        data: The frame as it is stored.
-        form: `jpeg` or `raw`.
-        image: Where it goes, uint8 RGB of shape (H, W, 3).
+        data: The stored bytes of the frame.
+        format: `jpeg` or `raw`.
+        image: Output, uint8 RGB of shape (H, W, 3).
 
     Raises:
-        ValueError: if the bytes are no frame of this size.
+        ValueError: if the bytes are not a frame of this size.
     """
     buffer = torch.frombuffer(data, dtype=torch.uint8)
-    if form == "raw":
+    if format == "raw":
         if len(data) != image.numel():
-            raise ValueError(f"{len(data)} bytes are no raw frame of shape {tuple(image.shape)}")
+            raise ValueError(f"{len(data)} bytes are not a raw frame of shape {tuple(image.shape)}")
         image.view(-1).copy_(buffer)
         return
     simplejpeg = _simplejpeg()
@@ -187,23 +187,25 @@ def decode_frame(data: bytearray, form: str, image: Tensor) -> None:
             decoded = decode_jpeg(buffer, mode=ImageReadMode.RGB).permute(1, 2, 0)  # (H, W, C)
             shape = decoded.shape
     except (RuntimeError, ValueError) as error:
-        raise ValueError(f"no JPEG of shape {tuple(image.shape)} ({_line(error)})") from None
+        raise ValueError(
+            f"not a JPEG of shape {tuple(image.shape)} ({_first_line(error)})"
+        ) from None
     if tuple(shape) != tuple(image.shape):
-        raise ValueError(f"JPEG of shape {tuple(shape)}, not {tuple(image.shape)}")
+        raise ValueError(f"JPEG of shape {tuple(shape)}; expected {tuple(image.shape)}")
     if simplejpeg is None:
         image.copy_(decoded)
 
 
 def mean_fps(times: Sequence[float] | np.ndarray | None) -> float:
-    """Mean frames per second of frames shown at `times`; 0 if that is unknown."""
+    """Mean frames per second of frames at `times` (seconds); 0 if unknown."""
     if times is None or len(times) < 2 or times[-1] <= times[0]:
         return 0.0
     return float((len(times) - 1) / (times[-1] - times[0]))
 
 
-def _encode(image: Tensor, form: str, quality: int | None) -> bytes:
-    """Bytes of a frame uint8 (H, W, 3)."""
-    if form == "jpeg":
+def _encode(image: Tensor, format: str, quality: int | None) -> bytes:
+    """Encode a frame uint8 (H, W, 3)."""
+    if format == "jpeg":
         image = encode_jpeg(image.permute(2, 0, 1).contiguous(), quality)
     return image.contiguous().numpy().tobytes()
 
@@ -217,5 +219,5 @@ def _simplejpeg() -> ModuleType | None:
     return simplejpeg
 
 
-def _line(error: Exception) -> str:
+def _first_line(error: Exception) -> str:
     return str(error).strip().splitlines()[0]

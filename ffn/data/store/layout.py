@@ -1,8 +1,8 @@
-"""What a clip store is on disk: its names, its tables, and how they are read and written.
+"""The files of a clip store: names, manifest and index, and how to read and write them.
 
-    store.json        what the store is, its shards and its index; written last
-    index-00001.bin   one row per clip, keys, and a table to find them
-    shard-00000.bin   clips one after another; a clip is a head (tables) and its frames
+    store.json        manifest: options, shards and index; written last
+    index-00001.bin   one row per clip, the keys, and a hash table of the keys
+    shard-00000.bin   clips, one after another; a clip is a header and its frames
 
 `docs/clip_store.md` describes every byte. All numbers are little-endian.
 """
@@ -19,15 +19,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-FORMAT, VERSION = "ffn clip store", 1
+from ffn.files import atomic_write
+
+KIND, VERSION = "ffn clip store", 1
 MANIFEST = "store.json"
 MAGIC = b"ffnclip\x01"  # first 8 bytes of the index and of every shard
-FORMS = ("jpeg", "raw")
+FORMATS = ("jpeg", "raw")
 
 CLIP = np.dtype(
     [
         ("offset", "<u8"),  # of the clip's first byte in its shard, a multiple of 8
-        ("bytes", "<u8"),  # of head and frames
+        ("bytes", "<u8"),  # of header and frames
         ("start", "<f8"),  # of the record's time range in seconds; NaN: none
         ("end", "<f8"),
         ("fps", "<f8"),  # mean frames per second; 0 if unknown
@@ -38,19 +40,19 @@ CLIP = np.dtype(
         ("frames", "<u4"),
         ("width", "<u4"),
         ("height", "<u4"),
-        ("crc", "<u4"),  # zlib.crc32 of the head, which holds those of the frames
-        ("timed", "<u4"),  # 1 if the head holds times of the frames
+        ("crc", "<u4"),  # zlib.crc32 of the header, which holds those of the frames
+        ("timed", "<u4"),  # 1 if the header holds times of the frames
     ]
 )
 
 
 class StoreError(ValueError):
-    """A clip store that cannot be used as a whole, or not in the way asked for."""
+    """A clip store that cannot be read, or that does not match the request."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of a store: its name, its length in bytes and its SHA-256 in hex digits."""
+    """A file of a store: name, length in bytes, and SHA-256 in hexadecimal."""
 
     name: str
     bytes: int
@@ -58,7 +60,7 @@ class File:
 
 
 class Unreadable(NamedTuple):
-    """A video that could not be packed, the part that was asked for in seconds, and why."""
+    """A video that could not be packed: key, requested time range in seconds, and cause."""
 
     key: str
     start: float | None
@@ -68,21 +70,21 @@ class Unreadable(NamedTuple):
 
 @dataclass
 class Manifest:
-    """What `store.json` says.
+    """The content of `store.json`.
 
     Attributes:
-        form: `jpeg` or `raw`.
-        short_side: Videos with a longer one were made smaller to it, in pixels.
-        quality: Of the JPEGs, 1 to 100; None for raw frames.
+        format: Format of the frames, `jpeg` or `raw`. Its key in the file is `form`.
+        short_side: Larger videos were downscaled to this shorter side, in pixels.
+        quality: JPEG quality, 1 to 100; None for raw frames.
         clips: Number of clips.
         frames: Number of frames of all clips.
-        generation: How often clips were added; the index carries it in its name.
+        generation: Number of times that clips were added; part of the index's name.
         index: The index.
-        shards: In the order of their numbers.
+        shards: The shards, by number.
         unreadable: The videos that could not be packed.
     """
 
-    form: str
+    format: str
     short_side: int
     quality: int | None
     clips: int = 0
@@ -94,26 +96,28 @@ class Manifest:
 
     def to_json(self) -> str:
         """The text of `store.json`."""
-        return json.dumps({"format": FORMAT, "version": VERSION, **asdict(self)}, indent=1) + "\n"
+        values = to_disk(asdict(self))
+        return json.dumps({"format": KIND, "version": VERSION, **values}, indent=1) + "\n"
 
     @classmethod
     def from_json(cls, text: str | bytes, where: str) -> Manifest:
-        """Read the text of `store.json`; `where` names it in errors.
+        """Parse the text of `store.json`; errors name it as `where`.
 
         Raises:
-            StoreError: if it is damaged, of something else, or of another version.
+            StoreError: if it is damaged, not a clip store, or of another version.
         """
         try:
             values: dict[str, Any] = json.loads(text)
             kind, version = values.pop("format"), values.pop("version")
         except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise StoreError(f"{where} is damaged or of no clip store ({error})") from None
-        if kind != FORMAT or version != VERSION:
+            raise StoreError(f"{where} is damaged or not a clip store ({error})") from None
+        if kind != KIND or version != VERSION:
             raise StoreError(
-                f"{where} is of a {kind!r}, version {version}; this ffn reads {FORMAT!r}, "
-                f"version {VERSION}: pack again, or use the ffn that wrote it"
+                f"{where} is a {kind!r}, version {version}; this ffn reads {KIND!r}, "
+                f"version {VERSION}. Pack again, or use the ffn that wrote it"
             )
         try:
+            values["format"] = values.pop("form")
             values["index"] = File(**values["index"])
             values["shards"] = [File(**shard) for shard in values["shards"]]
             values["unreadable"] = [Unreadable(*one) for one in values["unreadable"]]
@@ -124,29 +128,37 @@ class Manifest:
         return manifest
 
     def check_names(self, where: str) -> None:
-        """Refuse names that the format does not give, which may lead out of the folder.
+        """Refuse file names that differ from those of the format and may leave the folder.
 
         Raises:
-            StoreError: naming the first such.
+            StoreError: naming the first such file.
         """
         expected = [index_name(self.generation), *map(shard_name, range(len(self.shards)))]
         for file, name in zip([self.index, *self.shards], expected, strict=True):
             if file.name != name:
-                raise StoreError(f"{where} is damaged: it names {file.name!r} in place of {name}")
+                raise StoreError(f"{where} is damaged: it names {file.name!r}; expected {name}")
+
+
+def to_disk(options: dict[str, Any]) -> dict[str, Any]:
+    """Options with the keys of `store.json` and of the journal: `form` for `format`.
+
+    In `store.json` the key `format` holds the kind of file.
+    """
+    return {"form" if name == "format" else name: value for name, value in options.items()}
 
 
 class Index:
-    """The clips of a store: arrays that are mapped into memory, not Python objects.
+    """The clips of a store, as memory-mapped arrays.
 
     Args:
         path: Local file.
-        manifest: Of the store.
+        manifest: Manifest of the store.
 
     Attributes:
-        rows: (N,) of dtype `CLIP`, in the order in which the clips were packed.
+        rows: (N,) of dtype `CLIP`, in the order of packing.
 
     Raises:
-        StoreError: if the file is missing or cut short.
+        StoreError: if the file is missing or truncated.
     """
 
     def __init__(self, path: str | os.PathLike[str], manifest: Manifest) -> None:
@@ -157,10 +169,10 @@ class Index:
         count = manifest.clips
         starts = np.cumsum([len(MAGIC), CLIP.itemsize * count, 8 * count, 4 * count])
         if manifest.index is None or len(data) != manifest.index.bytes or starts[-1] > len(data):
-            raise StoreError(f"{path} has {len(data)} bytes; {MANIFEST} says otherwise")
-        clips, hashes, places, keys = np.split(data, starts)[1:]
+            raise StoreError(f"{path} has {len(data)} bytes, unlike its entry in {MANIFEST}")
+        clips, hashes, numbers, keys = np.split(data, starts)[1:]
         self.rows = clips.view(CLIP)
-        self._hashes, self._places = hashes.view("<u8"), places.view("<u4")
+        self._hashes, self._row_numbers = hashes.view("<u8"), numbers.view("<u4")
         self._keys = keys
 
     def __len__(self) -> int:
@@ -176,14 +188,14 @@ class Index:
         )
 
     def find(self, key: str) -> list[int]:
-        """Numbers of the rows with this key: one for each time range that was packed."""
+        """Numbers of the rows with this key, one per packed time range."""
         wanted = key_hash(key)
-        place, found = int(np.searchsorted(self._hashes, wanted)), []
-        while place < len(self) and self._hashes[place] == wanted:
-            number = int(self._places[place])
+        position, found = int(np.searchsorted(self._hashes, wanted)), []
+        while position < len(self) and self._hashes[position] == wanted:
+            number = int(self._row_numbers[position])
             if self.key(self.rows[number]) == key:
                 found.append(number)
-            place += 1
+            position += 1
         return found
 
     def clips(self) -> Iterator[tuple[str, float | None, float | None]]:
@@ -191,46 +203,52 @@ class Index:
         return ((self.key(row), *time_range(row)) for row in self.rows)
 
 
-def write_index(path: Path, rows: np.ndarray, keys: Sequence[str]) -> File:
-    """Write an index and return what `store.json` has to say of it.
+def write_clip_index(path: Path, rows: np.ndarray, keys: Sequence[str]) -> File:
+    """Write an index atomically and return its entry for `store.json`.
 
     Args:
-        path: The file, which appears complete or not at all.
-        rows: (N,) of dtype `CLIP`; the columns of the keys are filled in here.
-        keys: Of the rows.
+        path: The file.
+        rows: (N,) of dtype `CLIP`; this function fills in the columns of the keys.
+        keys: The key of each row.
     """
     encoded = [_encoded(key) for key in keys]
     lengths = np.array([len(key) for key in encoded], dtype=np.int64)
     rows = rows.copy()
     rows["key_bytes"], rows["key_offset"] = lengths, np.cumsum(lengths) - lengths
     hashes = np.array([key_hash(key) for key in keys], dtype="<u8")
-    places = np.argsort(hashes, kind="stable").astype("<u4")
-    parts = (rows.tobytes(), hashes[places].tobytes(), places.tobytes(), *encoded)
+    numbers = np.argsort(hashes, kind="stable").astype("<u4")
+    parts = (rows.tobytes(), hashes[numbers].tobytes(), numbers.tobytes(), *encoded)
     data = b"".join((MAGIC, *parts))
-    write_file(path, data)
+    write_bytes(path, data)
     return File(path.name, len(data), hashlib.sha256(data).hexdigest())
 
 
+def write_bytes(path: Path, data: bytes) -> None:
+    """Write a file atomically and sync it to the disk."""
+    with atomic_write(path, "wb", sync=True) as file:
+        file.write(data)
+
+
 def time_range(row: np.void) -> tuple[float | None, float | None]:
-    """Start and end of a row's clip in seconds, None where the record has none."""
+    """Start and end of a row's clip in seconds; None where the record has none."""
     start, end = float(row["start"]), float(row["end"])
     return None if np.isnan(start) else start, None if np.isnan(end) else end
 
 
 def key_hash(key: str) -> np.uint64:
-    """First 8 bytes of the BLAKE2b of a key."""
+    """BLAKE2b of a key, with a digest of 8 bytes."""
     return np.uint64(
         int.from_bytes(hashlib.blake2b(_encoded(key), digest_size=8).digest(), "little")
     )
 
 
 def _encoded(key: str) -> bytes:
-    """Bytes of a key; names of files need not be UTF-8."""
+    """Bytes of a key; file names may contain bytes that are not UTF-8."""
     return key.encode("utf-8", "surrogateescape")
 
 
 def key_of(path: str, root: str | None) -> str:
-    """How a store calls a video: its path from `root` with `/`, or the path itself elsewhere."""
+    """Key of a video: its path relative to `root` with `/`, or the given path if it is outside."""
     if root is None:
         return path
     relative = os.path.relpath(os.path.abspath(path), os.path.abspath(root))
@@ -239,41 +257,19 @@ def key_of(path: str, root: str | None) -> str:
 
 
 def index_name(generation: int) -> str:
-    """Name of the index after so many packings."""
+    """File name of the index of a generation."""
     return f"index-{generation:05d}.bin"
 
 
 def shard_name(number: int) -> str:
-    """Name of a shard."""
+    """File name of a shard."""
     return f"shard-{number:05d}.bin"
 
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
-    """SHA-256 of a file, in hex digits."""
+    """SHA-256 of a file in hexadecimal."""
     digest = hashlib.sha256()
     with open(path, "rb") as file:
         while block := file.read(1 << 20):
             digest.update(block)
     return digest.hexdigest()
-
-
-def write_file(path: Path, data: bytes) -> None:
-    """Write a file that appears under its name complete and synced, or not at all."""
-    part = path.with_name(f"{path.name}.part")
-    with part.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(part, path)
-    sync_folder(path.parent)
-
-
-def sync_folder(folder: Path) -> None:
-    """Have the names in a folder survive a loss of power, where the system can do that."""
-    if os.name != "posix":
-        return
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

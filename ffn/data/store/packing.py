@@ -1,43 +1,46 @@
-"""Packing a data set into a clip store."""
+"""Pack a data set into a clip store, in parallel worker processes."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
 from filelock import FileLock, Timeout
-from torch.utils.data import DataLoader, Dataset
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError
-from ffn.data.loader import worker_start_method
 from ffn.data.store.clip import EncodedClip, encode_clip
-from ffn.data.store.layout import FORMS, Manifest, StoreError, Unreadable, key_of
-from ffn.data.store.writer import LOCK, StoreWriter
-from ffn.data.workers import end_with_parent
+from ffn.data.store.layout import FORMATS, StoreError, Unreadable, key_of
+from ffn.data.store.writer import LOCK, TRANSFER, StoreWriter
+from ffn.data.workers import TIMEOUT, map_in_processes
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 QUALITY = 90
-LOCK_TIMEOUT = 3  # seconds: workers of a pack that was killed end within one
+LOCK_TIMEOUT = 3  # seconds; the workers of a killed pack end within one
+
+Name = tuple[str, float | None, float | None]  # key, start, end
 
 
 @dataclass
 class PackReport:
-    """What `pack` did.
+    """The result of `pack`.
 
     Attributes:
-        packed: Clips that were added.
-        kept: Clips asked for that were in the store before, from an earlier or a killed run.
-        unreadable: The videos asked for that could not be packed, with the reason.
-        clips: Clips of the whole store.
-        frames: Frames of the whole store.
-        bytes: Of all its shards.
+        packed: Number of clips that were added.
+        kept: Number of requested clips that an earlier or interrupted run had packed.
+        unreadable: The requested videos that could not be packed, with the cause.
+        clips: Number of clips in the store.
+        frames: Number of frames in the store.
+        bytes: Size of all shards.
     """
 
     packed: int = 0
@@ -53,94 +56,98 @@ def pack(
     folder: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
-    form: str = "jpeg",
+    format: str = "jpeg",
     short_side: int = 256,
     quality: int = QUALITY,
     shard_mib: int = 256,
     pattern: str = PATTERN,
     workers: int = 0,
+    timeout: float = TIMEOUT,
     append: bool = False,
     progress: bool = False,
 ) -> PackReport:
     """Pack videos into a clip store.
 
-    Every frame of each record (of its time range, if it has one) is decoded, made smaller if its
-    shorter side is longer than `short_side`, encoded, and written. A record that stands twice is
-    packed once. A run that was killed is continued by calling again with the same arguments; the
-    result is, byte for byte, that of a run that was not killed. A finished store is left as it is
-    unless `append` is given; then records that it lacks are added, in shards of their own.
+    Every frame of each record (of its time range, if it has one) is decoded, downscaled if its
+    shorter side exceeds `short_side`, encoded and written. Duplicate records are packed once.
+    Calling again with the same arguments resumes an interrupted pack; the result is byte-identical
+    to that of an uninterrupted one. A finished store stays unchanged unless `append` is True; then
+    the missing records are added in new shards.
 
     Args:
         records: The videos, as `read_annotations` returns them, of one list or several.
-        folder: Of the store; made if need be.
-        root: Folder of the data set: clips are named by their paths from there, so that the data
-            set and the store may move. Default: by their paths as they stand in the records.
-        form: `jpeg`, or `raw` for small sets: uint8 RGB as it is.
-        short_side: Length of the shorter side in pixels, at most. Videos are never enlarged.
-        quality: Of the JPEGs, 1 to 100.
-        shard_mib: Length of a shard in MiB, at most; a clip that is longer has one of its own.
-        pattern: Name of a frame inside a folder of frames.
-        workers: Processes that decode and encode; 0 does it in this one.
+        folder: Folder of the store; created if necessary.
+        root: Folder of the data set. Clips are named by their path relative to it, so the data set
+            and the store may move. Default: the paths of the records.
+        format: `jpeg`; or `raw`, uncompressed uint8 RGB, for small sets.
+        short_side: Upper bound on the shorter side in pixels. Videos are never enlarged.
+        quality: JPEG quality, 1 to 100.
+        shard_mib: Maximum size of a shard in MiB; a longer clip gets a shard of its own.
+        pattern: File name of a frame in a folder of frames.
+        workers: Number of processes that decode and encode; 0 works in this process.
+        timeout: Seconds per video. A video that times out or crashes its process is unreadable.
+            No effect with 0 workers.
         append: Add to a finished store.
         progress: Show a progress bar.
 
     Returns:
-        What was done; unreadable videos are listed there and in the store, and not packed.
+        A report. Unreadable videos are listed in it and in the store.
 
     Raises:
-        ValueError: if an option is outside its range or there is no record.
-        StoreError: if `folder` holds a store made with other options, a finished store that lacks
-            some of the records while `append` is False, or if another process packs into it.
+        ValueError: if an option is out of range or there is no record.
+        StoreError: if `folder` holds a store with other options, a finished store that lacks some
+            of the records while `append` is False, or if another process packs into it.
         FileExistsError: if `folder` holds other files.
+        OSError: if the store cannot be written.
     """
     if not records:
         raise ValueError("records is empty; expected at least one video")
-    _check_options(form, short_side, quality, shard_mib, workers)
+    _check_options(format, short_side, quality, shard_mib, workers, timeout)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     options = {
-        "form": form,
+        "format": format,
         "short_side": short_side,
-        "quality": quality if form == "jpeg" else None,
+        "quality": quality if format == "jpeg" else None,
     }
     root = None if root is None else os.fspath(root)
-    wanted = {(key_of(r.path, root), r.start, r.end): r for r in reversed(records)}
-    wanted = dict(reversed(wanted.items()))  # the first of those that stand twice
+    requested = {(key_of(r.path, root), r.start, r.end): r for r in reversed(records)}
+    requested = dict(reversed(requested.items()))  # the first of several duplicates
     try:
-        with FileLock(folder / LOCK, timeout=LOCK_TIMEOUT):
-            writer = StoreWriter(folder, options, shard_bytes=shard_mib * 2**20, append=append)
-            try:
-                return _pack(wanted, writer, pattern, workers, progress)
-            finally:
-                writer.close()
+        with (
+            FileLock(folder / LOCK, timeout=LOCK_TIMEOUT),
+            closing(
+                StoreWriter(folder, options, shard_bytes=shard_mib * 2**20, append=append)
+            ) as writer,
+            _transfer_folder(folder) if workers else nullcontext() as transfer,
+        ):
+            encode = partial(_encode, options=options, pattern=pattern, transfer=transfer)
+            run = partial(map_in_processes, encode, workers=workers, timeout=timeout)
+            return _pack(requested, writer, run, progress)
     except Timeout:
         raise StoreError(f"another process packs into {folder}; wait until it is done") from None
 
 
 def _pack(
-    wanted: dict[tuple, Record], writer: StoreWriter, pattern: str, workers: int, progress: bool
+    requested: Mapping[Name, Record],
+    writer: StoreWriter,
+    encode_all: Callable[[Sequence[Record]], Iterator[tuple[Record, Any]]],
+    progress: bool,
 ) -> PackReport:
-    missing = {name: record for name, record in wanted.items() if name not in writer.known}
-    report = PackReport(kept=len(wanted) - len(missing))
+    """Encode and write the clips that the store lacks."""
+    missing = {name: record for name, record in requested.items() if name not in writer.known}
+    report = PackReport(kept=len(requested) - len(missing))
     if writer.finished:
-        report.unreadable = [one for one in writer.manifest.unreadable if one[:3] in missing]
-        failed = {one[:3] for one in report.unreadable}
-        new = [name for name in missing if name not in failed]
-        if new:
-            raise StoreError(
-                f"{writer.folder} is a finished store and lacks {len(new)} of the videos, as "
-                f"{new[0][0]}; add them with append (--append), or name another folder"
-            )
+        report.unreadable = _known_unreadable(writer, missing)
     else:
-        encoder = _Encoder(list(missing.values()), pattern, writer.manifest)
-        clips = _encoded(encoder, workers)
-        with _progress(enabled=progress) as bar:
-            task = bar.add_task("packing", total=len(wanted), completed=report.kept)
-            for (key, start, end), (clip, reason) in zip(missing, clips, strict=True):
-                if clip is None:
-                    report.unreadable.append(Unreadable(key, start, end, reason))
+        results = encode_all(list(missing.values()))
+        with closing(results), _progress(enabled=progress) as bar:
+            task = bar.add_task("packing", total=len(requested), completed=report.kept)
+            for name, (record, result) in zip(missing, results, strict=True):
+                if isinstance(result, str):
+                    report.unreadable.append(Unreadable(*name, str(result)))
                 else:
-                    writer.add(key, start, end, missing[key, start, end].label, clip)
+                    writer.add(*name, record.label, _receive(*result))
                     report.packed += 1
                 bar.advance(task)
         writer.finish(report.unreadable)
@@ -150,52 +157,61 @@ def _pack(
     return report
 
 
-class _Encoder(Dataset[tuple[EncodedClip | None, str]]):
-    """Each record as a clip, or None and the reason why it cannot be read."""
+def _known_unreadable(writer: StoreWriter, missing: Mapping[Name, Record]) -> list[Unreadable]:
+    """Entries of a finished store for the missing videos.
 
-    def __init__(self, records: Sequence[Record], pattern: str, manifest: Manifest) -> None:
-        self.records, self.pattern = records, pattern
-        self.options = {
-            "form": manifest.form,
-            "short_side": manifest.short_side,
-            "quality": manifest.quality,
-        }
-
-    def __len__(self) -> int:
-        return len(self.records)
-
-    def __getitem__(self, index: int) -> tuple[EncodedClip | None, str]:
-        record = self.records[index]
-        try:
-            return encode_clip(record, pattern=self.pattern, **self.options), ""
-        except VideoError as error:
-            where = "" if error.frame is None else f"frame {error.frame}: "
-            return None, f"{where}{error.cause}"
-
-
-def _encoded(encoder: _Encoder, workers: int) -> Iterator[tuple[EncodedClip | None, str]]:
-    """What an encoder returns, in order, made by several processes a little ahead."""
-    if not len(encoder):
-        return iter(())
-    return iter(
-        DataLoader(
-            encoder,
-            batch_size=None,
-            num_workers=workers,
-            collate_fn=_as_it_is,
-            generator=torch.Generator(),  # torch's global random state is left alone
-            multiprocessing_context=worker_start_method() if workers else None,
-            worker_init_fn=_sit_down,
+    Raises:
+        StoreError: if the store has no entry for some of them.
+    """
+    known = [one for one in writer.manifest.unreadable if one[:3] in missing]
+    new = [name for name in missing if name not in {one[:3] for one in known}]
+    if new:
+        raise StoreError(
+            f"{writer.folder} is a finished store and lacks {len(new)} of the videos, such as "
+            f"{new[0][0]}; add them with append (--append), or name another folder"
         )
-    )
+    return known
 
 
-def _sit_down(worker: int) -> None:
-    end_with_parent()
+def _encode(
+    record: Record, *, options: Mapping[str, Any], pattern: str, transfer: Path | None
+) -> tuple[EncodedClip, Path | None] | str:
+    """Encode a record, or return why it cannot be read.
+
+    A worker process writes the bytes of the clip to a file in `transfer`: a process that dies while
+    it sends them through the pipe of the pool would block the pool.
+    """
+    try:
+        clip = encode_clip(record, pattern=pattern, **options)
+    except VideoError as error:
+        frame = "" if error.frame is None else f"frame {error.frame}: "
+        return f"{frame}{error.cause}"
+    if transfer is None:
+        return clip, None
+    handle, path = tempfile.mkstemp(dir=transfer)
+    with open(handle, "wb") as file:
+        file.write(clip.data)
+    return replace(clip, data=b""), Path(path)
 
 
-def _as_it_is(item: tuple[EncodedClip | None, str]) -> tuple[EncodedClip | None, str]:
-    return item
+def _receive(clip: EncodedClip, path: Path | None) -> EncodedClip:
+    if path is None:
+        return clip
+    data = path.read_bytes()
+    path.unlink()
+    return replace(clip, data=data)
+
+
+@contextmanager
+def _transfer_folder(store: Path) -> Iterator[Path]:
+    """A folder for the clips on their way from the workers to the writer."""
+    folder = store / TRANSFER
+    shutil.rmtree(folder, ignore_errors=True)  # left by a killed pack
+    folder.mkdir()
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder)
 
 
 def _progress(*, enabled: bool) -> Progress:
@@ -211,11 +227,15 @@ def _progress(*, enabled: bool) -> Progress:
     return Progress(*columns, TimeRemainingColumn(), disable=not enabled)
 
 
-def _check_options(form: str, short_side: int, quality: int, shard_mib: int, workers: int) -> None:
-    if form not in FORMS:
-        raise ValueError(f"form is {form!r}; expected one of {', '.join(FORMS)}")
+def _check_options(
+    format: str, short_side: int, quality: int, shard_mib: int, workers: int, timeout: float
+) -> None:
+    if format not in FORMATS:
+        raise ValueError(f"format is {format!r}; expected one of {', '.join(FORMATS)}")
     if not 1 <= quality <= 100:
         raise ValueError(f"quality is {quality}; expected 1 … 100")
+    if timeout <= 0:
+        raise ValueError(f"timeout is {timeout:g}; expected more than 0 s")
     for name, value, least in (
         ("short_side", short_side, 1),
         ("shard_mib", shard_mib, 1),

@@ -1,4 +1,4 @@
-"""Reading a clip store: videos by key, any frames, every byte checked before it is used."""
+"""Read a clip store: open videos by key, verify checksums, and order samples by page."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ import numpy as np
 from ffn.data.annotations import Record
 from ffn.data.decoding import VideoError
 from ffn.data.store.cache import RemoteFiles
-from ffn.data.store.files import LocalFiles, OpenShards
 from ffn.data.store.layout import Index, Manifest, StoreError, key_of, sha256_of, time_range
+from ffn.data.store.shards import LocalFiles, OpenShards
 from ffn.data.store.video import StoredVideo
 
 CACHE_GIB = 100.0
+WINDOW = 16  # pages
 
 
 class ClipStore:
-    """A packed data set: the same videos as those it was made from, decoded at a small cost.
+    """A packed data set, from which any frames of any video decode quickly.
 
-    It can be used by many processes at once, forked or pickled; nothing is locked, and each opens
+    Many processes may use it at once, forked or pickled. Readers take no lock; each process opens
     the shards for itself.
 
     Args:
-        path: Folder, or an address as `https://host/store` or `s3://bucket/store` that fsspec can
-            open. Of an address, whole shards are fetched on first use and kept.
-        root: Folder of the data set, from which `open_record` counts paths; the one that was given
-            when packing, wherever it lies now.
-        check: Compare the checksum of every frame before it is decoded, and of the index on
-            opening.
-        cache: Of an address, the folder of the copies; default a folder in `FFN_HOME`
+        path: Folder, or an address that fsspec opens, such as `https://host/store` or
+            `s3://bucket/store`. The shards of an address are downloaded on first use and cached.
+        root: Folder of the data set, which `open_record` removes from paths. It corresponds to the
+            `root` of packing and may have moved.
+        check: Verify the checksum of the index on opening and of every frame before decoding.
+        cache: Folder for the downloads from an address; default: a folder in `FFN_HOME`
             (`~/.cache/ffn`).
-        cache_gib: Of an address, the bound on the copies.
+        cache_gib: Upper bound on the size of the downloads, in GiB.
 
     Attributes:
-        manifest: What `store.json` says: form, short side, counts, shards, unreadable videos.
+        manifest: Content of `store.json`: format, short side, counts, shards, unreadable videos.
 
     Raises:
-        StoreError: if there is no store, it cannot be fetched, or its index is damaged.
+        StoreError: if there is no store, the download fails, or the index is damaged.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class ClipStore:
         self._index = Index(file, self.manifest)
         if check and sha256_of(file) != self.manifest.index.sha256:
             raise StoreError(
-                f"{file} is damaged: its SHA-256 is not that of store.json; copy it again"
+                f"{file} is damaged: its SHA-256 differs from store.json; copy it again"
             )
         self._index_file = file
         self._shards = OpenShards(self._files, self.manifest.shards)
@@ -92,16 +92,16 @@ class ClipStore:
         """Open a video.
 
         Args:
-            key: Its path from the `root` of packing, as in the annotation list.
-            start: Of the part that will be used, in seconds.
-            end: Likewise.
+            key: Path relative to the `root` of packing, as in the annotation list.
+            start: Start of the time range in seconds.
+            end: End of the time range in seconds.
 
         Returns:
-            The clip that was packed for this part, or else the whole video; `between(start, end)`
-            finds the part in either.
+            The clip of this time range if it was packed, else the whole video;
+            `between(start, end)` selects the frames of the range in both.
 
         Raises:
-            VideoError: if the store does not have it.
+            VideoError: if the store does not contain it.
         """
         ranges = {time_range(self._index.rows[n]): n for n in self._index.find(key)}
         number = ranges.get((start, end), ranges.get((None, None)))
@@ -110,30 +110,30 @@ class ClipStore:
         return self._video(number)
 
     def open_record(self, record: Record) -> StoredVideo:
-        """Open the video of a record; this is a `source` of `VideoDataset`.
+        """Open the video of a record; use it as `source` of `VideoDataset`.
 
         Raises:
-            VideoError: if the store does not have it, or, of a folder of frames, has another
-                number of frames than the record.
+            VideoError: if the store does not contain it, or a folder of frames has another number
+                of frames than the record.
         """
         video = self.open(key_of(record.path, self.root), start=record.start, end=record.end)
         if record.frames not in (None, len(video)) and not video.timed:
             raise VideoError(
                 video.path,
-                f"the list says {record.frames} frames, {self.path} holds {len(video)}; pack again",
+                f"the list has {record.frames} frames, {self.path} has {len(video)}; pack again",
             )
         return video
 
     def pages(self, records: Sequence[Record], page_bytes: int | None = None) -> np.ndarray:
-        """Number the page on which the clip of each record starts, for `page_order`.
+        """Page number of the clip of each record, for `page_order`.
 
         Args:
             records: The samples.
-            page_bytes: Length of a page, counted in each shard from its start; default a page per
-                shard, which alone makes sense for an address.
+            page_bytes: Length of a page; pages start at the beginning of each shard. Default: one
+                page per shard. Use the default for an address.
 
         Returns:
-            (N,) int64; records that the store does not have share one page, the last.
+            (N,) int64; records that are not in the store share the last page.
 
         Raises:
             ValueError: if `page_bytes` is below 1.
@@ -143,7 +143,7 @@ class ClipStore:
         longest = max((shard.bytes for shard in self.manifest.shards), default=0)
         per_shard = 1 if page_bytes is None else longest // page_bytes + 1
         pages = np.full(len(records), per_shard * len(self.manifest.shards), dtype=np.int64)
-        for place, record in enumerate(records):
+        for position, record in enumerate(records):
             try:
                 row = self.open(
                     key_of(record.path, self.root), start=record.start, end=record.end
@@ -151,17 +151,17 @@ class ClipStore:
             except VideoError:
                 continue
             inside = 0 if page_bytes is None else int(row["offset"]) // page_bytes
-            pages[place] = int(row["shard"]) * per_shard + inside
+            pages[position] = int(row["shard"]) * per_shard + inside
         return pages
 
     def verify(self, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> list[VideoError]:
-        """Read every byte and compare all checksums, without decoding.
+        """Verify the checksums of all clips without decoding.
 
         Args:
-            progress: Wraps the clip numbers that are gone through, as `rich.progress.track` does.
+            progress: Wraps the iteration over clip numbers, for example `rich.progress.track`.
 
         Returns:
-            One error for each damaged clip.
+            One error per damaged clip.
         """
         found = []
         for number in progress(range(len(self))):
@@ -177,7 +177,7 @@ class ClipStore:
             self._index.key(row),
             row,
             self._shards,
-            form=self.manifest.form,
+            format=self.manifest.format,
             check=self.check,
         )
 
@@ -189,11 +189,51 @@ class ClipStore:
                 return f"could not be packed into {self.path}: {one.reason}"
         if ranges:
             held = ", ".join(f"{first} … {last} s" for first, last in ranges)
-            return f"{self.path} holds {held} of it; asked for were {start} … {end} s: pack again"
-        some = f"; its first clip is {next(self.clips())[0]}" if len(self) else ""
-        return f"is not in the store {self.path}{some} (data.root = the root when packing?)"
+            return f"{self.path} holds {held} of it, not {start} … {end} s; pack again"
+        first = f"; the first clip of the store is {next(self.clips())[0]}" if len(self) else ""
+        return f"is not in the store {self.path}{first}. Is data.root the root of packing?"
 
 
 def _cache_folder(address: str) -> Path:
     home = Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
     return home / "stores" / hashlib.sha256(address.rstrip("/").encode()).hexdigest()[:16]
+
+
+def page_order(
+    pages: np.ndarray, seed: int, epoch: int, *, window: int | None = WINDOW
+) -> np.ndarray:
+    """Permute samples randomly while few pages of a store are in use at a time.
+
+    This is the quasi-random order of FFCV (Leclerc et al. 2023): pages come in a random order, and
+    samples mix inside a sliding window of pages. A sample on the page of rank r gets the sort key
+    r + window * u, with u uniform in [0, 1). At key k, only pages of the ranks k - window < r <= k
+    are in use: at most `window` pages.
+
+        >>> page_order(np.array([0, 0, 1, 1, 2, 2]), seed=0, epoch=0, window=1).tolist()
+        [4, 5, 3, 2, 0, 1]
+
+    In one epoch a sample moves at most `window` pages from its page. The order of the pages is
+    drawn again in each epoch, so any two samples may be neighbours in some epoch. If `window`
+    covers all pages, the result is a uniformly random permutation.
+
+    Args:
+        pages: (N,) int, the page of each sample.
+        seed: First part of the random seed.
+        epoch: Second part of the random seed.
+        window: Number of pages in use at a time; None: all.
+
+    Returns:
+        (N,) int64, a permutation of 0 … N - 1 that depends on the arguments only.
+
+    Raises:
+        ValueError: if `window` is below 1.
+    """
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window} pages; expected at least 1, or None for all")
+    generator = np.random.default_rng(np.random.SeedSequence([seed, epoch]))
+    names, page = np.unique(pages, return_inverse=True)
+    if window is None or window >= len(names):
+        return generator.permutation(len(pages))
+    rank = generator.permutation(len(names))
+    keys = rank[page.reshape(-1)] + window * generator.random(len(pages))
+    return np.argsort(keys, kind="stable")

@@ -1,4 +1,4 @@
-"""A video of a clip store: its frames by number, each checked before it is decoded."""
+"""A video of a clip store: read frames by index and verify their checksums."""
 
 from __future__ import annotations
 
@@ -11,42 +11,41 @@ from torch import Tensor
 
 from ffn.data.decoding import VideoError
 from ffn.data.decoding.video import check_indices, frames_between
-from ffn.data.store.clip import Head, decode_frame
-from ffn.data.store.files import OpenShards
+from ffn.data.store.clip import Header, decode_frame
 from ffn.data.store.layout import shard_name
+from ffn.data.store.shards import OpenShards
 
 
 class StoredVideo:
-    """A video of a store; what `open_video` returns, from another place.
+    """A video of a store, with the interface of the videos that `open_video` returns.
 
     Args:
-        path: The key.
-        row: Of the index, of dtype `ffn.data.store.layout.CLIP`.
-        shards: Of the store.
-        form: `jpeg` or `raw`.
-        check: Compare the checksum of each frame that is read.
+        path: Key of the video.
+        row: Row of the index, of dtype `ffn.data.store.layout.CLIP`.
+        shards: Shards of the store.
+        format: `jpeg` or `raw`.
+        check: Verify the checksum of each frame that is read.
     """
 
     def __init__(
-        self, path: str, row: np.void, shards: OpenShards, *, form: str, check: bool
+        self, path: str, row: np.void, shards: OpenShards, *, format: str, check: bool
     ) -> None:
         self.path, self.row = path, row
-        self._shards, self._form, self._check = shards, form, check
-        self._known_head: Head | None = None
+        self._shards, self._format, self._check = shards, format, check
+        self._cached_header: Header | None = None
 
     def __len__(self) -> int:
         return int(self.row["frames"])
 
     @property
     def timed(self) -> bool:
-        """Whether frames have times; those of a folder of images have none,
-        nor those of a few kinds of files."""
+        """Whether frames have times; False for folders of images and files without timestamps."""
         return bool(self.row["timed"])
 
     @property
     def times(self) -> np.ndarray | None:
-        """When each frame is shown, (N,) float64, in seconds; None if frames have no times."""
-        return self._head().times
+        """Time of each frame in seconds, (N,) float64; None if frames have no times."""
+        return self._header().times
 
     def read(self, indices: Iterable[int]) -> Tensor:
         """Frames at `indices`, in that order; repeated indices are decoded once.
@@ -66,58 +65,58 @@ class StoredVideo:
         for image, index in zip(images, chosen, strict=True):
             data = self._frame(index, check=self._check)
             try:
-                decode_frame(data, self._form, image)
+                decode_frame(data, self._format, image)
             except ValueError as error:
                 raise self._damaged(str(error), index) from None
         if chosen == wanted:
             return images
-        place = {index: n for n, index in enumerate(chosen)}
-        return images[[place[index] for index in wanted]]
+        position = {index: n for n, index in enumerate(chosen)}
+        return images[[position[index] for index in wanted]]
 
     def between(self, start: float | None, end: float | None) -> range:
-        """Indices of the frames shown at a time in [start, end), in seconds of the original.
+        """Indices of the frames with a time in [start, end), in seconds of the original video.
 
         Raises:
-            VideoError: if there is none, or the frames have no times.
+            VideoError: if there is no such frame, or the frames have no times.
         """
         return frames_between(self.path, self.times, start, end)
 
     def verify(self) -> None:
-        """Compare the checksums of the head and of all frames.
+        """Verify the checksums of the header and of all frames.
 
         Raises:
-            VideoError: at the first that is wrong.
+            VideoError: for the first wrong checksum.
         """
         for index in range(len(self)):
             self._frame(index, check=True)
 
     def _frame(self, index: int, *, check: bool) -> bytearray:
-        """The bytes of a frame as they were packed."""
-        head = self._head()
-        first = int(head.ends[index - 1]) if index else 0
-        offset = Head.length(len(self), self.timed) + first
-        size = int(head.ends[index]) - first
+        """The stored bytes of a frame."""
+        header = self._header()
+        first = int(header.ends[index - 1]) if index else 0
+        offset = Header.length(len(self), self.timed) + first
+        size = int(header.ends[index]) - first
         if size <= 0 or offset + size > self.row["bytes"]:
-            raise self._damaged("the tables of its frames are wrong", index)
+            raise self._damaged("its header is wrong", index)
         data = self._bytes(offset, size, index)
-        if check and zlib.crc32(data) != head.crcs[index]:
+        if check and zlib.crc32(data) != header.crcs[index]:
             raise self._damaged("the checksum differs", index)
         return data
 
-    def _head(self) -> Head:
-        if self._known_head is None:
-            data = self._bytes(0, Head.length(len(self), self.timed))
+    def _header(self) -> Header:
+        if self._cached_header is None:
+            data = self._bytes(0, Header.length(len(self), self.timed))
             if zlib.crc32(data) != self.row["crc"]:
-                raise self._damaged("the checksum of its head differs")
-            self._known_head = Head.from_bytes(bytes(data), len(self), self.timed)
-        return self._known_head
+                raise self._damaged("the checksum of its header differs")
+            self._cached_header = Header.from_bytes(bytes(data), len(self), self.timed)
+        return self._cached_header
 
     def _bytes(self, offset: int, size: int, frame: int | None = None) -> bytearray:
         number, start = int(self.row["shard"]), int(self.row["offset"])
         try:
             return self._shards.read(number, start + offset, size)
         except EOFError:
-            raise self._damaged("the shard is cut short", frame) from None
+            raise self._damaged("the shard is truncated", frame) from None
         except IndexError:
             raise self._damaged("store.json does not name the shard", frame) from None
         except FileNotFoundError:

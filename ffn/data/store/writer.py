@@ -1,8 +1,8 @@
-"""Writing a clip store so that a kill at any moment loses at most the clip being written.
+"""Write a clip store such that a kill at any moment loses at most the clip being written.
 
-Clips go into `shard-….bin.part`, and a line about each into `pack.journal`. A full shard is synced
-and renamed. At the end the index is written, then `store.json`, and the journal is deleted. What
-stands in a finished store is never changed: more clips go into new shards.
+Clips are appended to `shard-….bin.part`, and a line per clip to `pack.journal`. A full shard is
+synced and renamed. At the end the index and then `store.json` are written, and the journal is
+deleted. The shards of a finished store never change: added clips go into new shards.
 """
 
 from __future__ import annotations
@@ -30,49 +30,53 @@ from ffn.data.store.layout import (
     Unreadable,
     index_name,
     shard_name,
-    sync_folder,
     time_range,
-    write_file,
-    write_index,
+    to_disk,
+    write_bytes,
+    write_clip_index,
 )
+from ffn.files import sync_folder
 
-JOURNAL, LOCK = "pack.journal", "pack.lock"
-_FACTS = ("crc", "frames", "width", "height", "fps", "timed")  # of a clip, in the index
+JOURNAL, LOCK, TRANSFER = "pack.journal", "pack.lock", "pack.tmp"
+_COLUMNS = ("crc", "frames", "width", "height", "fps", "timed")  # of the index, from EncodedClip
 
 
 class StoreWriter:
-    """A store that clips are added to: a new one, one that was not finished, or a finished one.
+    """Add clips to a new, an unfinished or a finished store.
 
     Args:
-        folder: Of the store.
-        options: `form`, `short_side` and `quality` as in the manifest.
-        shard_bytes: A shard that would become longer is closed first.
+        folder: Folder of the store.
+        options: `format`, `short_side` and `quality`, as in the manifest.
+        shard_bytes: Maximum size of a shard that holds more than one clip.
         append: Whether clips may be added to a finished store.
 
     Attributes:
-        manifest: What `store.json` says, plus the shards that were closed since.
-        known: Key, start and end of the clips that are in.
-        resumed: Whether an unfinished store is continued.
-        finished: Whether the store is finished and, without `append`, to stay as it is.
+        manifest: Content of `store.json`, plus the shards that were closed since.
+        known: Key, start and end of the clips in the store.
+        resumed: Whether an unfinished pack is resumed.
+        finished: Whether the store is finished and `append` is False.
 
     Raises:
-        StoreError: if the folder holds a store or an unfinished one of other options.
-        FileExistsError: if it holds something else.
+        StoreError: if the folder holds a store or an unfinished pack with other options.
+        FileExistsError: if the folder holds other files.
     """
 
     def __init__(
         self, folder: Path, options: dict[str, Any], *, shard_bytes: int, append: bool
     ) -> None:
         self.folder, self.shard_bytes = folder, shard_bytes
+        for name in (JOURNAL, MANIFEST, "index-*.bin"):
+            for part in folder.glob(f".{name}.*.part"):
+                part.unlink()  # left by a killed pack
         self._journal_path = folder / JOURNAL
         self._part: BinaryIO | None = None
         self._digest, self._size = hashlib.sha256(), 0  # of the open shard
         self.manifest, self._old_rows, self._old_keys = _finished(folder, options)
         self._rows: list[dict[str, Any]] = []
-        header = {"options": options, "generation": self.manifest.generation + 1}
+        header = {"options": to_disk(options), "generation": self.manifest.generation + 1}
         entries = read_journal(self._journal_path)
         if entries and entries[0]["generation"] == self.manifest.generation:
-            entries = []  # killed after store.json was written, before the journal was deleted
+            entries = []  # killed between writing store.json and deleting the journal
             self._journal_path.unlink()
         self.resumed = bool(entries)
         self.finished = bool(self.manifest.generation) and not append and not self.resumed
@@ -81,8 +85,8 @@ class StoreWriter:
         elif self.resumed:
             self._resume(entries, header)
         else:
-            self._refuse_strangers()
-            write_file(self._journal_path, _line(header))
+            self._check_folder()
+            write_bytes(self._journal_path, _line(header))
         if not self.finished:
             self._journal = self._journal_path.open("ab", buffering=0)
         old = zip(self._old_keys, map(time_range, self._old_rows), strict=True)
@@ -92,7 +96,7 @@ class StoreWriter:
     def add(
         self, key: str, start: float | None, end: float | None, label: int, clip: EncodedClip
     ) -> None:
-        """Write one clip; after this call a kill does not lose it."""
+        """Write one clip. A kill after this call does not lose it."""
         if self._size and _aligned(self._size) + len(clip.data) > self.shard_bytes:
             self._close_shard()
         if self._part is None:
@@ -101,14 +105,14 @@ class StoreWriter:
         self._write(bytes(_aligned(self._size) - self._size))
         row = {"key": key, "start": start, "end": end, "label": label}
         row |= {"shard": len(self.manifest.shards), "offset": self._size, "bytes": len(clip.data)}
-        row |= {name: getattr(clip, name) for name in _FACTS}
+        row |= {name: getattr(clip, name) for name in _COLUMNS}
         self._write(clip.data)
         self._journal.write(_line({"clip": row, "crc": zlib.crc32(clip.data)}))
         self._rows.append(row)
         self.known.add((key, start, end))
 
     def finish(self, unreadable: Sequence[Unreadable]) -> Manifest:
-        """Make all clips part of the store, and return what `store.json` says then.
+        """Write the index and `store.json`, and return the manifest.
 
         Args:
             unreadable: Videos that could not be packed.
@@ -124,18 +128,18 @@ class StoreWriter:
             clips=len(rows),
             frames=int(rows["frames"].sum()),
             generation=generation,
-            index=write_index(self.folder / index_name(generation), rows, keys),
+            index=write_clip_index(self.folder / index_name(generation), rows, keys),
             unreadable=[one for name, one in failed.items() if name not in self.known],
         )
-        write_file(self.folder / MANIFEST, self.manifest.to_json().encode())
+        write_bytes(self.folder / MANIFEST, self.manifest.to_json().encode())
         self.close()
         self._journal_path.unlink()
-        # Who opened the store just before this may still want the index before this one.
+        # A reader that opened the previous store.json may still open the previous index.
         (self.folder / index_name(generation - 2)).unlink(missing_ok=True)
         return self.manifest
 
     def close(self) -> None:
-        """Close the files; a store that was not finished can be continued."""
+        """Close the files. An unfinished pack can be resumed."""
         for file in (self._part, self._journal):
             if file is not None:
                 file.close()
@@ -152,7 +156,7 @@ class StoreWriter:
         self._size += len(data)
 
     def _close_shard(self) -> None:
-        """Sync the open shard, note it in the journal, then give it its name."""
+        """Sync the open shard, add it to the journal, and rename it."""
         os.fsync(self._part.fileno())
         self._part.close()
         name = shard_name(len(self.manifest.shards))
@@ -164,25 +168,25 @@ class StoreWriter:
         self.manifest.shards.append(shard)
         self._part, self._digest, self._size = None, hashlib.sha256(), 0
 
-    def _refuse_strangers(self) -> None:
-        """A folder that holds anything else is no place for a store."""
-        ours = {JOURNAL, LOCK, MANIFEST, *(shard.name for shard in self.manifest.shards)}
-        ours |= {f"{name}.part" for name in (JOURNAL, MANIFEST)}
+    def _check_folder(self) -> None:
+        """Refuse a folder that holds files of something else."""
+        ours = {JOURNAL, LOCK, TRANSFER, MANIFEST, *(s.name for s in self.manifest.shards)}
+        ours |= {f"{name}.part" for name in (JOURNAL, MANIFEST)}  # written by version 0.1
         names = sorted(entry.name for entry in self.folder.iterdir())
-        strangers = [n for n in names if n not in ours and not n.startswith("index-")]
-        if strangers:
+        others = [n for n in names if n not in ours and not n.startswith("index-")]
+        if others:
             raise FileExistsError(
-                f"{self.folder} holds {strangers[0]}, which is no part of a finished store; move "
+                f"{self.folder} holds {others[0]}, which is not part of a finished store; move "
                 "it away, or name a new folder"
             )
 
     def _resume(self, entries: Sequence[dict[str, Any]], header: dict[str, Any]) -> None:
-        """Take up what the journal says, as far as the bytes in the shards bear it out."""
+        """Restore the state of the journal, up to the first clip whose bytes are incomplete."""
         if entries[0] != header:
             raise StoreError(
                 f"{self.folder} holds an unfinished pack with {entries[0]['options']}, not "
-                f"{header['options']}; give the same to continue it, or delete "
-                f"{self._journal_path} and the shards that no {MANIFEST} names"
+                f"{header['options']}. Use the same options to resume it, or delete "
+                f"{self._journal_path} and the shards that are not in {MANIFEST}"
             )
         count = len(self.manifest.shards)
         self.manifest.shards += [File(**entry["shard"]) for entry in entries if "shard" in entry]
@@ -198,7 +202,7 @@ class StoreWriter:
                 self._rows.append(row)
             kept.append(entry)
         self._reopen_part()
-        write_file(self._journal_path, b"".join(map(_line, kept)))
+        write_bytes(self._journal_path, b"".join(map(_line, kept)))
 
     def _check_closed(self, shard: File) -> None:
         path = self.folder / shard.name
@@ -207,12 +211,12 @@ class StoreWriter:
             os.replace(part, path)
         if not path.exists() or path.stat().st_size != shard.bytes:
             raise StoreError(
-                f"{path} is missing or cut short, and the unfinished pack counts on it; to start "
-                f"anew, delete {self._journal_path} and the shards that no {MANIFEST} names"
+                f"{path} of the unfinished pack is missing or truncated. To start again, delete "
+                f"{self._journal_path} and the shards that are not in {MANIFEST}"
             )
 
     def _holds(self, row: dict[str, Any], crc: int) -> bool:
-        """Whether the open shard has all bytes of a clip."""
+        """Whether the open shard contains all bytes of a clip."""
         if not self._part_path().exists():
             return False
         with self._part_path().open("rb") as file:
@@ -221,7 +225,7 @@ class StoreWriter:
         return len(data) == row["bytes"] and zlib.crc32(data) == crc
 
     def _reopen_part(self) -> None:
-        """Continue the open shard after its last clip that is complete."""
+        """Reopen the open shard after its last complete clip."""
         last = self._rows[-1] if self._rows else None
         if last is None or last["shard"] < len(self.manifest.shards):
             self._part_path().unlink(missing_ok=True)
@@ -234,7 +238,7 @@ class StoreWriter:
 
 
 def read_journal(path: Path) -> list[dict[str, Any]]:
-    """The entries of a journal up to the first that is damaged; none if there is no journal."""
+    """The entries of a journal up to the first damaged one; empty if there is no journal."""
     entries = []
     for line in path.read_bytes().splitlines(keepends=True) if path.exists() else ():
         try:
@@ -248,7 +252,7 @@ def read_journal(path: Path) -> list[dict[str, Any]]:
 
 
 def _finished(folder: Path, options: dict[str, Any]) -> tuple[Manifest, np.ndarray, list[str]]:
-    """The store that is there, its rows and keys; or an empty one."""
+    """Manifest, rows and keys of the existing store; empty ones if there is none."""
     path = folder / MANIFEST
     if not path.exists():
         return Manifest(**options), np.zeros(0, CLIP), []
@@ -257,7 +261,7 @@ def _finished(folder: Path, options: dict[str, Any]) -> tuple[Manifest, np.ndarr
         found = getattr(manifest, name)
         if found != wanted:
             raise StoreError(
-                f"{folder} is a store with {name} {found}, not {wanted}; give {name} {found} to "
+                f"{folder} is a store with {name} {found}, not {wanted}. Use {name} {found} to "
                 "add to it, or name another folder"
             )
     index = Index(folder / manifest.index.name, manifest)
@@ -265,12 +269,12 @@ def _finished(folder: Path, options: dict[str, Any]) -> tuple[Manifest, np.ndarr
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> np.ndarray:
-    """Rows of the journal as rows of the index, without their keys."""
+    """Rows of the index from rows of the journal, without the keys."""
     table = np.zeros(len(rows), CLIP)
-    for place, row in enumerate(rows):
+    for position, row in enumerate(rows):
         for name in CLIP.names:
             if not name.startswith("key_"):
-                table[name][place] = np.nan if row[name] is None else row[name]
+                table[name][position] = np.nan if row[name] is None else row[name]
     return table
 
 

@@ -1,6 +1,6 @@
-"""The files of a store in a folder, and the few shards that a process holds open.
+"""Open and read the shards of a store; each process keeps a few of them open.
 
-Shards are read by position, which many processes can do at once without a lock.
+Shards are read by position, so many processes can read at once without a lock.
 """
 
 from __future__ import annotations
@@ -17,27 +17,27 @@ if TYPE_CHECKING:
 
 
 class LocalFiles:
-    """A store in a folder of this machine.
+    """The files of a store in a local folder.
 
     Args:
         folder: The folder.
     """
 
-    open_shards = 64  # at a time, in one process
+    open_shards = 64  # per process
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.name = os.fspath(folder)
 
     def manifest(self) -> bytes:
-        """The bytes of `store.json`.
+        """The content of `store.json`.
 
         Raises:
-            StoreError: if there is no such file.
+            StoreError: if the file does not exist.
         """
         path = Path(self.name) / MANIFEST
         if not path.is_file():
             unfinished = path.with_name("pack.journal").exists()
-            advice = "finish the pack that was begun" if unfinished else "make one"
+            advice = "finish the interrupted pack" if unfinished else "make one"
             raise StoreError(
                 f"{self.name} holds no clip store (no {MANIFEST}); {advice} with tools/pack.py"
             )
@@ -51,19 +51,19 @@ class LocalFiles:
         """Open a shard.
 
         Raises:
-            OSError: if that is not possible.
+            OSError: if the shard cannot be opened.
         """
         return (Path(self.name) / shard.name).open("rb", buffering=0)
 
 
 class OpenShards:
-    """The shards that this process holds open: the last few used.
+    """The most recently used shards, kept open by this process.
 
-    A process that was forked opens its own, and pickling carries none along.
+    A forked process opens its own files; pickling leaves the open files out.
 
     Args:
-        files: Opens them.
-        shards: All of the store, by number.
+        files: Opens the shards.
+        shards: All shards of the store, by number.
     """
 
     def __init__(self, files: LocalFiles | RemoteFiles, shards: list[File]) -> None:
@@ -78,16 +78,16 @@ class OpenShards:
         self.__init__(**state)
 
     def read(self, number: int, offset: int, size: int) -> bytearray:
-        """Bytes of a shard.
+        """Read bytes of a shard.
 
         Raises:
             OSError: if the shard cannot be opened or read.
-            EOFError: if it ends before.
+            EOFError: if the shard is too short.
         """
         file, data = self._file(number), bytearray(size)
         view, done = memoryview(data), 0
         while done < size:
-            count = os.preadv(file.fileno(), [view[done:]], offset + done)
+            count = _read_into(file.fileno(), view[done:], offset + done)
             if count == 0:
                 raise EOFError
             done += count
@@ -103,3 +103,11 @@ class OpenShards:
         if len(self._open) > self.files.open_shards:
             self._open.popitem(last=False)[1].close()
         return file
+
+
+def _read_into(descriptor: int, view: memoryview, offset: int) -> int:
+    if hasattr(os, "preadv"):  # missing in Python built for macOS 10
+        return os.preadv(descriptor, [view], offset)
+    data = os.pread(descriptor, len(view), offset)
+    view[: len(data)] = data
+    return len(data)

@@ -1,0 +1,235 @@
+"""Copy the videos as folders of frames, or as small mp4 files with frequent key frames.
+
+The copies are written to a separate folder, each under a temporary name until it is complete.
+Running the same preparation again keeps complete copies. The originals stay unchanged.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ffn.data.decoding import VideoError, open_video
+from ffn.data.workers import TIMEOUT, map_in_processes
+from ffn.datasets.disk import MARK
+from ffn.datasets.facts import VideoFacts, read_facts
+from ffn.datasets.index import list_path
+from ffn.datasets.listing import Entry, PreparationError
+from ffn.datasets.media import encode_mp4, read_frames, write_images
+from ffn.files import write_text
+
+Part = tuple[str, float | None, float | None]  # path, start and end in seconds
+
+
+@dataclass(frozen=True, slots=True)
+class CopySettings:
+    """Format and settings of the copies.
+
+    Attributes:
+        folder: Folder for the copies: absent, empty, or with copies of the same settings.
+        format: `frames`: folders of 00001.jpg …; `mp4`: H.264 with closed groups of pictures.
+        short_side: Upper bound on the shorter side in pixels; None keeps the size. Videos are never
+            enlarged.
+        quality: JPEG quality, 1 to 100.
+        quantiser: Quantiser of H.264, 0 (lossless) to 51.
+        gop: Frames per group of pictures: the most that one random access decodes.
+        fps: Frame rate of an mp4 from a frame folder, which has no times.
+    """
+
+    folder: Path
+    format: str
+    short_side: int | None = 256
+    quality: int = 95
+    quantiser: int = 20
+    gop: int = 12
+    fps: float = 12.0
+
+    def __post_init__(self) -> None:
+        limits = {
+            "short side": (self.short_side is None or self.short_side >= 2, self.short_side, "≥ 2"),
+            "quality": (1 <= self.quality <= 100, self.quality, "1 … 100"),
+            "quantiser": (0 <= self.quantiser <= 51, self.quantiser, "0 … 51"),
+            "gop": (self.gop >= 1, self.gop, "≥ 1"),
+            "fps": (self.fps > 0, self.fps, "> 0"),
+            "format": (self.format in ("frames", "mp4"), self.format, "frames or mp4"),
+        }
+        for name, (fits, value, expected) in limits.items():
+            if not fits:
+                raise PreparationError(f"{name} is {value}; expected {expected}")
+
+    def to_dict(self) -> dict[str, object]:
+        """The settings that determine the content of a copy, as written to `derived.json`."""
+        unused = ("quantiser", "gop", "fps") if self.format == "frames" else ("quality",)
+        used = {k: v for k, v in asdict(self).items() if k not in ("folder", "format", *unused)}
+        return {"form": self.format, **used}  # `form` as in version 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    source: str
+    target: str
+    frames: int
+    fps: float | None
+    start: float | None
+    end: float | None
+    pattern: str
+    settings: CopySettings
+
+
+def claim_copies(settings: CopySettings, root: Path) -> None:
+    """Create the folder for the copies, or check that it holds copies with the same settings.
+
+    Raises:
+        FileExistsError: if it holds anything else, or copies with other settings.
+        PreparationError: if it contains the originals.
+    """
+    folder = settings.folder
+    if root.is_relative_to(folder):
+        raise PreparationError(f"{folder} holds the originals; name another folder for the copies")
+    mark = folder / MARK
+    if mark.is_file():
+        found = json.loads(mark.read_text(encoding="utf-8"))
+        if found != settings.to_dict():
+            raise FileExistsError(
+                f"{folder} holds copies with {found}, not {settings.to_dict()}. Choose another "
+                "folder, or delete this one"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists and holds something else; choose a new folder")
+    else:
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(mark, json.dumps(settings.to_dict(), indent=2) + "\n")
+
+
+def copy_all(
+    settings: CopySettings,
+    entries: Sequence[Entry],
+    facts: dict[str, VideoFacts],
+    root: Path,
+    *,
+    pattern: str,
+    workers: int = 0,
+    timeout: float = TIMEOUT,
+    progress: Callable[[int, int], None] | None = None,
+) -> dict[Part, tuple[str, VideoFacts] | str]:
+    """Copy the videos of all entries.
+
+    Returns:
+        For each part of an original, the path of its copy relative to the root with its facts, or
+        the cause of a failure.
+    """
+    targets = _targets(settings, entries, root)
+    jobs = [
+        _Job(
+            source=str(root / path),
+            target=str(target),
+            frames=facts[path].frames,
+            fps=facts[path].fps,
+            start=start,
+            end=end,
+            pattern=pattern,
+            settings=settings,
+        )
+        for (path, start, end), target in targets.items()
+    ]
+    report = progress or (lambda done, count: None)
+    report(0, len(jobs))
+    results: dict[Part, tuple[str, VideoFacts] | str] = {}
+    copied = map_in_processes(_copy_or_cause, jobs, workers, timeout)
+    for (part, target), (_, result) in zip(targets.items(), copied, strict=True):
+        results[part] = result if isinstance(result, str) else (list_path(target, root), result)
+        report(len(results), len(jobs))
+    return results
+
+
+def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:
+    """File or folder of the copy of each part, named after the original."""
+    targets: dict[Part, Path] = {}
+    taken: set[Path] = set()
+    suffix = ".mp4" if settings.format == "mp4" else ""
+    for entry in entries:
+        key = (entry.path, entry.start, entry.end)
+        if key in targets:
+            continue
+        name = os.path.splitext(entry.path)[0] if (root / entry.path).is_file() else entry.path
+        if entry.start is not None:
+            name += f"_{entry.start:06.0f}_{entry.end:06.0f}"
+        target = settings.folder / f"{name}{suffix}"
+        if target in taken:  # for example clip.avi and clip.webm
+            target = settings.folder / f"{entry.path}{suffix}"
+        targets[key] = target
+        taken.add(target)
+    return targets
+
+
+def _copy_or_cause(job: _Job) -> VideoFacts | str:
+    try:
+        return _copy(job)
+    except VideoError as error:
+        return error.cause or str(error)
+    except OSError as error:
+        return f"the copy cannot be written ({error})"
+    except Exception as error:  # any other error of this video
+        return f"{type(error).__name__}: {error}"
+
+
+def _copy(job: _Job) -> VideoFacts:
+    """Make one copy unless it is complete already; return the facts of the copy."""
+    target = Path(job.target)
+    chosen = range(job.frames)
+    if job.start is not None:
+        chosen = open_video(job.source, pattern=job.pattern).between(job.start, job.end)
+    found = _existing(job, target, len(chosen))
+    if found is not None:
+        return found
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = target.with_name(f".{target.stem}.partial{target.suffix}")
+    _remove(partial)
+    settings = job.settings
+    frames = read_frames(job.source, chosen, job.pattern)
+    if settings.format == "frames":
+        write_images(partial, frames, settings.short_side, settings.quality)
+    else:
+        encode_mp4(
+            partial,
+            frames,
+            rate=job.fps or settings.fps,
+            short_side=settings.short_side,
+            gop=settings.gop,
+            quantiser=settings.quantiser,
+        )
+    written = read_facts(str(partial), _pattern(settings, job))
+    if written.frames != len(chosen):
+        _remove(partial)
+        cause = f"the copy has {written.frames} frames instead of {len(chosen)}"
+        raise VideoError(job.source, cause)
+    _remove(target)
+    partial.rename(target)
+    return written
+
+
+def _pattern(settings: CopySettings, job: _Job) -> str:
+    """File names of the frames of a copy; the originals may have others."""
+    return "{:05d}.jpg" if settings.format == "frames" else job.pattern
+
+
+def _existing(job: _Job, target: Path, frames: int) -> VideoFacts | None:
+    """Facts of a complete copy that is newer than its original, else None."""
+    if not target.exists() or target.stat().st_mtime < os.stat(job.source).st_mtime:
+        return None
+    try:
+        found = read_facts(str(target), _pattern(job.settings, job))
+    except VideoError:
+        return None
+    return found if found.frames == frames else None
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

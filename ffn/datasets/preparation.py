@@ -1,0 +1,317 @@
+"""Prepare a data set: read its lists, read the facts of every video, write the index."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from ffn.data.annotations import Record
+from ffn.data.decoding import PATTERN
+from ffn.data.decoding.folder import check_pattern
+from ffn.data.store import PackReport
+from ffn.data.store.layout import key_of
+from ffn.data.workers import TIMEOUT
+from ffn.datasets.copies import CopySettings, claim_copies, copy_all
+from ffn.datasets.disk import JOURNAL, Inventory, scan
+from ffn.datasets.facts import Journal, VideoFacts, read_all
+from ffn.datasets.index import claim_index, write_index
+from ffn.datasets.listing import (
+    Entry,
+    Listing,
+    PreparationError,
+    Problem,
+    check,
+    find_empty_classes,
+)
+from ffn.datasets.registry import DATASETS
+from ffn.datasets.splits import SplitSettings, split_entries
+
+Progress = Callable[[str, int, int], None]
+Packing = Callable[[list[Record]], PackReport]
+
+
+@dataclass(frozen=True, slots=True)
+class SplitSummary:
+    """Numbers of videos in one split.
+
+    Attributes:
+        name: Name such as `train` or `split1/val`.
+        listed: Videos in the list.
+        found: Listed videos on disk.
+        missing: Listed videos not on disk.
+        unreadable: Videos on disk that cannot be read.
+        indexed: Videos in the csv.
+        classes: Classes with a video in the csv.
+    """
+
+    name: str
+    listed: int
+    found: int
+    missing: int
+    unreadable: int
+    indexed: int
+    classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """The result of a preparation.
+
+    Attributes:
+        output: Folder of the index.
+        splits: Numbers of each split.
+        classes: Class names in the order of their indices.
+        problems: Rows of `problems.csv`.
+        notes: Remarks that are not problems.
+        description: Content of `dataset.json`.
+    """
+
+    output: Path
+    splits: list[SplitSummary]
+    classes: list[str]
+    problems: list[Problem]
+    notes: list[str]
+    description: dict[str, Any]
+
+
+def prepare(
+    dataset: str,
+    root: str | Path,
+    *,
+    output: str | Path | None = None,
+    annotations: str | Path | None = None,
+    videos: str | Path | None = None,
+    split: SplitSettings | None = None,
+    copies: CopySettings | None = None,
+    pattern: str = PATTERN,
+    verify: bool = False,
+    overwrite: bool = False,
+    workers: int = 0,
+    timeout: float = TIMEOUT,
+    progress: Progress | None = None,
+    packing: Packing | None = None,
+) -> Summary:
+    """Write the index of a data set: csv per split, class names, fingerprint, problems.
+
+    Args:
+        dataset: A name in `DATASETS`.
+        root: Folder of the data set; the paths of the index are relative to it.
+        output: Folder of the index; default `index` under the root.
+        annotations: Folder of the official lists; default: searched for under the root.
+        videos: The only folder below the root to search for videos, if there are several copies.
+        split: How to split videos without official splits; default `SplitSettings()`.
+        copies: Copies to make; the index then lists the copies.
+        pattern: File name of a frame in a frame folder.
+        verify: Decode every frame of every video and count the frames.
+        overwrite: Replace an existing index.
+        workers: Number of processes; 0 works in this one.
+        timeout: Seconds per video; a video that takes longer is a problem. No effect with 0
+            workers.
+        progress: Called with the step, the number of finished videos and of all videos.
+        packing: Packs the videos of the index; unreadable ones become problems. It runs before the
+            index is written, so the same call resumes an interrupted pack.
+
+    Raises:
+        PreparationError: if the data set cannot be prepared.
+        FileExistsError: if a file would be overwritten.
+        NotADirectoryError: if `videos` is not a folder below the root.
+        ValueError: if the pattern has not exactly one field for a number.
+    """
+    root = Path(root).absolute()
+    if not root.is_dir():
+        raise PreparationError(f"{root} is not a folder; name the folder of the data set")
+    check_pattern(pattern)
+    output = root / "index" if output is None else Path(output).absolute()
+    disk = scan(root, [output] if copies is None else [output, copies.folder])
+    if videos is not None:
+        disk = disk.within(videos)
+    listing = _read_lists(dataset, disk, annotations, split)
+    usable = check(listing, disk)
+    if not usable:
+        raise PreparationError(_why_nothing_is_usable(listing, disk))
+    claim_index(output, listing.splits, overwrite)
+    if copies is not None:
+        claim_copies(copies, root)
+
+    with _locked(output):
+        options = {"workers": workers, "timeout": timeout}
+        journal = Journal(output / JOURNAL, root, pattern)
+        step = _step(progress, "reading")
+        facts, found = _read_facts(
+            listing, usable, journal, verify=verify, progress=step, **options
+        )
+        if copies is not None:
+            step = _step(progress, "copying")
+            facts, found = _copy(
+                listing, found, facts, copies, root, pattern=pattern, progress=step, **options
+            )
+        if not found:
+            raise PreparationError(
+                f"none of the {len(usable)} videos can be read; the first problem: "
+                f"{_first_cause(listing.problems)}"
+            )
+        if packing is not None:
+            found = _pack(listing, found, facts, root, packing)
+        find_empty_classes(listing, found)
+        listing.problems.sort()
+        about = {"dataset": dataset, "verified": verify}
+        if copies is not None:
+            about["copies"] = copies.to_dict()
+        description = write_index(output, listing, found, facts, about)
+    splits = [_split_summary(listing, split, usable, found) for split in listing.splits]
+    return Summary(output, splits, listing.classes, listing.problems, listing.notes, description)
+
+
+def _read_lists(
+    dataset: str, disk: Inventory, annotations: str | Path | None, split: SplitSettings | None
+) -> Listing:
+    try:
+        read = DATASETS[dataset]
+    except KeyError as error:
+        raise PreparationError(error.args[0]) from None
+    lists = disk
+    if annotations is not None:
+        folder = Path(annotations).absolute()
+        if not folder.is_dir():
+            raise PreparationError(f"the folder of annotations {folder} does not exist")
+        lists = scan(folder)
+    listing = read(disk, lists)
+    if not isinstance(listing, Listing):
+        raise PreparationError(
+            f"the function of the data set {dataset} returned {type(listing).__name__}; expected "
+            "ffn.datasets.Listing"
+        )
+    if not listing.splits:
+        split_entries(listing, split or SplitSettings())
+    elif split is not None:
+        raise PreparationError(
+            f"{dataset} has splits ({', '.join(listing.splits)}) and is not split at random; leave "
+            "out the fraction, the group pattern and the seed"
+        )
+    return listing
+
+
+@contextmanager
+def _locked(output: Path) -> Iterator[None]:
+    """Create the folder of the index and lock it against other preparations."""
+    from filelock import FileLock, Timeout
+
+    output.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(output / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FileExistsError(f"another preparation is writing {output}; wait for it") from None
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+def _step(progress: Progress | None, step: str) -> Callable[[int, int], None] | None:
+    return None if progress is None else partial(progress, step)
+
+
+def _read_facts(
+    listing: Listing, usable: list[Entry], journal: Journal, **options: Any
+) -> tuple[dict[str, VideoFacts], list[Entry]]:
+    """Facts by path, and the readable entries; the other entries become problems."""
+    try:
+        results = read_all(journal, [entry.path for entry in usable], **options)
+    finally:
+        journal.close()
+    found = []
+    for entry in usable:
+        result = results[entry.path]
+        if not isinstance(result, VideoFacts):
+            listing.add_problem("unreadable", entry.split, entry.name, _with_path(entry, result))
+            continue
+        if entry.times is not None and result.duration is not None:
+            wrong = entry.resolve_times(result.duration)
+            if wrong is not None:
+                listing.add_problem("times", entry.split, entry.name, _with_path(entry, wrong))
+                continue
+        found.append(entry)
+    return {path: one for path, one in results.items() if isinstance(one, VideoFacts)}, found
+
+
+def _copy(
+    listing: Listing,
+    found: list[Entry],
+    facts: dict[str, VideoFacts],
+    copies: CopySettings,
+    root: Path,
+    **options: Any,
+) -> tuple[dict[str, VideoFacts], list[Entry]]:
+    """Copy the videos; returns facts and entries of the copies, failures become problems."""
+    results = copy_all(copies, found, facts, root, **options)
+    copied, entries = {}, []
+    for entry in found:
+        result = results[entry.path, entry.start, entry.end]
+        if isinstance(result, str):
+            listing.add_problem("conversion", entry.split, entry.name, _with_path(entry, result))
+        else:
+            path, copied_facts = result
+            copied[path] = copied_facts
+            entries.append(replace(entry, path=path, start=None, end=None))
+    return copied, entries
+
+
+def _pack(
+    listing: Listing,
+    found: list[Entry],
+    facts: dict[str, VideoFacts],
+    root: Path,
+    packing: Packing,
+) -> list[Entry]:
+    """Pack the videos; returns the packed entries, the others become problems."""
+    index = {name: i for i, name in enumerate(listing.classes)}
+    records = [
+        Record(str(root / e.path), index[e.label], facts[e.path].frames, e.start, e.end)
+        for e in found
+    ]
+    names = [(key_of(r.path, str(root)), r.start, r.end) for r in records]
+    reasons = {one[:3]: one.reason for one in packing(records).unreadable}
+    for entry, name in zip(found, names, strict=True):
+        if name in reasons:
+            cause = _with_path(entry, reasons[name])
+            listing.add_problem("packing", entry.split, entry.name, cause)
+    return [entry for entry, name in zip(found, names, strict=True) if name not in reasons]
+
+
+def _with_path(entry: Entry, cause: str) -> str:
+    """A cause after the path of the file, unless the entry is named by its path."""
+    return cause if entry.name == entry.path else f"{entry.path}: {cause}"
+
+
+def _split_summary(
+    listing: Listing, split: str, usable: list[Entry], found: list[Entry]
+) -> SplitSummary:
+    kinds = [problem.kind for problem in listing.problems if problem.split == split]
+    indexed = [entry for entry in found if entry.split == split]
+    return SplitSummary(
+        name=split,
+        listed=len(listing.of(split)),
+        found=sum(entry.split == split for entry in usable),
+        missing=kinds.count("missing"),
+        unreadable=kinds.count("unreadable"),
+        indexed=len(indexed),
+        classes=len({entry.label for entry in indexed}),
+    )
+
+
+def _why_nothing_is_usable(listing: Listing, disk: Inventory) -> str:
+    content = f"{len(disk.videos)} video files and {len(disk.folders)} frame folders"
+    return (
+        f"none of the {len(listing.entries)} listed videos can be used: {disk.root} holds "
+        f"{content}; the first problem: {_first_cause(listing.problems)}"
+    )
+
+
+def _first_cause(problems: list[Problem]) -> str:
+    first = next((p for p in problems if p.kind not in ("unlisted", "class")), None)
+    return f"{first.name}: {first.detail}" if first else "the lists are empty"
