@@ -1,4 +1,4 @@
-"""A network of one's own: made frame-flexible, trained on generated videos, tested at any T."""
+"""Convert a network of your own, train it on generated videos, and test it at any T."""
 
 import torch
 from torch import nn
@@ -11,7 +11,7 @@ from ffn.evaluation import print_table, sweep
 
 
 def layer(channels: int, out: int) -> nn.Sequential:
-    """Halve the map, keep the frames."""
+    """A convolution that halves the feature map and keeps the number of frames."""
     conv = nn.Conv3d(channels, out, 3, stride=(1, 2, 2), padding=1, bias=False)
     return nn.Sequential(conv, nn.BatchNorm3d(out), nn.ReLU())
 

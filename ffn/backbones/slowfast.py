@@ -1,8 +1,8 @@
 """SlowFast networks (Feichtenhofer et al., ICCV 2019, 1812.03982), and each pathway alone.
 
-Two 3-D ResNets see one clip: a slow one with few frames and many channels, a fast one with all T
-frames and few channels; before every stage, features of the fast pathway join the slow one's. The
-model takes the clip of the fast pathway and picks the slow frames itself.
+Two 3-D ResNets process one clip: the slow pathway has few frames and many channels, the fast
+pathway all T frames and few channels. Before every stage, features of the fast pathway are
+concatenated to those of the slow pathway. The model selects the slow frames from the clip.
 Left out: non-local blocks, dilated stages for detection, and basic blocks (R18, R34).
 """
 
@@ -21,15 +21,15 @@ from ffn.layers import AlterationSite, check_clip
 def slow_frames(
     frames: int, alpha: int, *, spread: bool = True, device: torch.device | None = None
 ) -> Tensor:
-    """Indices of the n = ceil(T / alpha) frames that the slow pathway sees.
+    """Indices of the n = ceil(T / alpha) frames of the slow pathway.
 
     Args:
         frames: T.
         alpha: frames of the fast pathway per frame of the slow one.
         spread: the rule of PySlowFast, floor(i (T - 1) / (n - 1)) for i = 0 … n - 1 in exact
-            fractions: first and last frame are among them, a single one is the first. Else
-            MMAction2's, i alpha.
-        device: where the indices are made.
+            fractions: it includes the first and the last frame; a single frame is the first. False:
+            the rule of MMAction2, i alpha.
+        device: of the result.
 
     Example:
         >>> slow_frames(16, 4)
@@ -45,8 +45,8 @@ class Bottleneck(nn.Module):
     """Residual block: k x 1 x 1 over time, 1 x 3 x 3 over space, 1 x 1 x 1 (paper, table 1).
 
     Args:
-        channels: channels that come in.
-        inner: channels between; four times as many go out.
+        channels: input channels.
+        inner: channels inside the block; four times as many are returned.
         kernel: k, frames that the first convolution spans.
         stride: spatial stride.
     """
@@ -84,9 +84,9 @@ class Stem(nn.Sequential):
     """k x 7 x 7 convolution of stride 2 over space, norm, ReLU, spatial max-pooling.
 
     Args:
-        width: channels that come out.
+        width: output channels.
         kernel: k, frames that it spans.
-        pool: halve the map once more by max-pooling, as for frames of 224 px.
+        pool: halve the feature map again by max-pooling, as for frames of 224 px.
     """
 
     def __init__(self, width: int, *, kernel: int, pool: bool) -> None:
@@ -98,15 +98,15 @@ class Stem(nn.Sequential):
 
 
 class Pathway(nn.Module):
-    """A stem and four stages of bottlenecks; time keeps its length throughout.
+    """A stem and four stages of bottlenecks, without temporal stride.
 
     Args:
-        width: channels of the stem; the stages put out 4, 8, 16 and 32 times as many.
+        width: channels of the stem; the stages return 4, 8, 16 and 32 times as many.
         stem_kernel: frames that the stem spans.
         kernels: frames that the first convolution of a block spans, per stage.
         depths: blocks per stage.
-        joined: channels that join from another pathway before each stage.
-        temporal_depth: blocks of a stage beyond this many see single frames (R101).
+        joined: channels that another pathway adds before each stage.
+        temporal_depth: blocks of a stage beyond this number have kernel 1 (R101).
         pool: see :class:`Stem`.
     """
 
@@ -138,11 +138,11 @@ class Pathway(nn.Module):
 
 
 class Fusion(nn.Sequential):
-    """Lateral connection: a convolution over time whose stride takes T to ceil(T / alpha).
+    """Lateral connection: a convolution over time with stride alpha, T to ceil(T / alpha).
 
     Args:
         channels: of the fast pathway.
-        out: channels that join the slow pathway.
+        out: channels that it adds to the slow pathway.
         kernel: frames that it spans, odd.
         alpha: frames of the fast pathway per frame of the slow one.
         norm: with norm and ReLU after the convolution.
@@ -161,25 +161,25 @@ class Fusion(nn.Sequential):
 class SlowFast(nn.Module):
     """Slow and fast pathway over one clip of any length.
 
-    The classifier sees the mean of the whole map. PySlowFast's, on a map larger than in training,
-    averages the probabilities of all windows of training's size instead.
+    The features are averaged over the whole map. On a map larger than in training, PySlowFast
+    averages the probabilities of all windows of the training size instead.
 
     Args:
         num_classes: K.
         depths: blocks per stage, of both pathways.
-        alpha: the slow pathway sees ceil(T / alpha) of the T frames.
-        beta_inverse: the slow pathway has this many times the fast one's channels.
-        fusion_ratio: fast features join with this many times their channels.
+        alpha: the slow pathway processes ceil(T / alpha) of the T frames.
+        beta_inverse: ratio of the slow pathway's channels to the fast one's.
+        fusion_ratio: ratio of a lateral connection's output channels to its input channels.
         fusion_kernel: frames that a lateral connection spans, odd.
         fusion_norm: lateral connections have norm and ReLU (not in MMAction2).
         spread: the rule of the slow frames, see :func:`slow_frames`.
         width: channels of the slow pathway's stem.
         dropout: probability before the classifier.
         pool: see :class:`Stem`.
-        zero_init_last: blocks start as identities: the weight of their last norm is zero.
+        zero_init_last: initialise the weight of every block's last norm with zero.
 
     Raises:
-        ValueError: an even ``fusion_kernel``, or a ``width`` that ``beta_inverse`` does not divide.
+        ValueError: ``fusion_kernel`` is even, or ``beta_inverse`` does not divide ``width``.
     """
 
     def __init__(
@@ -246,10 +246,10 @@ class SlowFast(nn.Module):
         return self.head(self.dropout(x))
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layers by parameter name, as timm's models tell them; ``coarse``: stages, not blocks.
+        """Patterns of parameter names per layer, as in timm; ``coarse``: stages, not blocks.
 
-        Blocks at the same place of both pathways are one layer; what joins before a stage belongs
-        to its first block.
+        Blocks at the same position of both pathways are one layer. A lateral connection belongs to
+        the first block after it.
         """
         block = r"" if coarse else r"\.(\d+)"
         return {
@@ -262,7 +262,7 @@ class SlowFast(nn.Module):
 
 
 class SinglePathway(nn.Module):
-    """One pathway as a network of its own: SlowOnly, or the fast pathway alone.
+    """A network of one pathway: SlowOnly, or the fast pathway alone.
 
     Args:
         pathway: the 3-D ResNet.
@@ -288,7 +288,7 @@ class SinglePathway(nn.Module):
         return self.head(self.dropout(x.mean((2, 3, 4))))
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layers by parameter name, as timm's models tell them; ``coarse``: stages, not blocks."""
+        """Patterns of parameter names per layer, as in timm; ``coarse``: stages, not blocks."""
         block = r"" if coarse else r"\.(\d+)"
         return {"stem": r"pathway\.stem", "blocks": rf"pathway\.stages\.(\d+){block}"}
 
@@ -317,8 +317,8 @@ def _init(model: nn.Module, zero_init_last: bool) -> None:
 
 R50, R101 = (3, 4, 6, 3), (3, 4, 23, 3)
 
-# SlowFast, table 2: "T x tau" names the slow pathway's frames and their distance at 30 fps; the
-# clip has alpha times as many. FFN, table 3, trains slowfast_r50 on clips of 16, 32 and 64 frames.
+# SlowFast, table 2: "T x tau" is the number of frames of the slow pathway and their distance at 30
+# fps; the clip has alpha times as many. FFN, table 3, trains slowfast_r50 at 16, 32 and 64 frames.
 
 
 @register
@@ -341,13 +341,13 @@ def slowfast_r50_4x16(**kwargs: Any) -> SlowFast:
 
 @register
 def slowfast_r50_8x8_mmaction2(**kwargs: Any) -> SlowFast:
-    """SlowFast 8x8, R50, as MMAction2 builds it: no norms in the fusions, other slow frames."""
+    """SlowFast 8x8, R50, as in MMAction2: no norms in the fusions, other slow frames."""
     return SlowFast(depths=R50, fusion_norm=False, spread=False, **kwargs)
 
 
 @register
 def slowfast_r50_4x16_mmaction2(**kwargs: Any) -> SlowFast:
-    """SlowFast 4x16, R50, as MMAction2 builds it."""
+    """SlowFast 4x16, R50, as in MMAction2."""
     return SlowFast(depths=R50, alpha=8, fusion_kernel=5, fusion_norm=False, spread=False, **kwargs)
 
 
@@ -379,7 +379,7 @@ def fastonly_r50(*, num_classes: int = 400, dropout: float = 0.5) -> SinglePathw
 
 @register
 def slowfast_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -> SlowFast:
-    """A SlowFast for CPUs and frames of 24 to 64 px; alpha 2, the fast pathway 1/4 as wide."""
+    """A SlowFast for CPUs and frames of 24 to 64 px; alpha 2, fast pathway 1/4 as wide."""
     return SlowFast(
         num_classes,
         (1, 1, 1, 1),

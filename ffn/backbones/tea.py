@@ -1,8 +1,8 @@
 """TEA: motion excitation and temporal aggregation in a Res2Net (Li et al., CVPR 2020, 2004.01398).
 
-In every residual block of a timm Res2Net, channels whose features change between neighbouring
-frames are excited, and each group of channels passes through a convolution over time before its
-spatial one; logits are averaged over the frames. T is read from the clip.
+In every residual block of a timm Res2Net, a gate scales channels by the change of their features
+between neighbouring frames, and each group of channels has a convolution over time before its
+spatial one. Logits are averaged over the frames.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from ffn.layers import AlterationSite, ClipLength, TimedPerFrame
 
 
 class MotionExcitation(nn.Module):
-    """Scale channels by how their features change to the next frame (paper, §3.1).
+    """Scale channels by the change of their features to the next frame (paper, §3.1).
 
     Args:
         channels: C.
-        length: where the surrounding model writes the clip's T.
-        reduction: differences are taken on C / reduction channels.
+        length: holds the clip's T; the model sets it.
+        reduction: differences are computed on C / reduction channels.
     """
 
     def __init__(self, channels: int, length: ClipLength, reduction: int = 16) -> None:
@@ -57,12 +57,12 @@ class MotionExcitation(nn.Module):
 
 
 class TemporalConv(nn.Module):
-    """A depthwise convolution over three frames of a clip, zeros beyond its ends.
+    """A depthwise convolution over three frames of a clip, zero-padded.
 
     Args:
         channels: C.
-        length: where the surrounding model writes the clip's T.
-        shifted: start as TSM's shift, half of the channels each way; else as the identity.
+        length: holds the clip's T; the model sets it.
+        shifted: initialise as a shift of half of the channels each way; else as the identity.
     """
 
     def __init__(self, channels: int, length: ClipLength, *, shifted: bool) -> None:
@@ -73,7 +73,7 @@ class TemporalConv(nn.Module):
         with torch.no_grad():
             self.conv.weight.zero_()
             self.conv.weight[:half, 0, 2] = 1  # from the next frame
-            self.conv.weight[half : 2 * half, 0, 0] = 1  # from the one before
+            self.conv.weight[half : 2 * half, 0, 0] = 1  # from the previous frame
             self.conv.weight[2 * half :, 0, 1] = 1
 
     def forward(self, x: Tensor) -> Tensor:
@@ -87,16 +87,16 @@ class TemporalConv(nn.Module):
 
 
 class MotionBlock(Bottle2neck):
-    """Res2Net's block with motion excitation and temporal convolutions; its keys stay timm's.
+    """Res2Net's block with motion excitation and temporal convolutions; it keeps timm's keys.
 
     Args:
-        block: the block to take over, weights included (shared, not copied).
-        length: where the surrounding model writes the clip's T.
-        drop_path: probability that the branch is skipped in training.
+        block: the block to replace; its weights are shared, not copied.
+        length: holds the clip's T; the model sets it.
+        drop_path: stochastic depth rate.
     """
 
     def __init__(self, block: Bottle2neck, length: ClipLength, drop_path: float = 0.0) -> None:
-        nn.Module.__init__(self)  # every attribute and layer is the given block's
+        nn.Module.__init__(self)  # attributes and layers are those of the given block
         self.__dict__.update({k: v for k, v in block.__dict__.items() if not k.startswith("_")})
         for name, child in block.named_children():
             self.add_module(name, child)
@@ -133,9 +133,8 @@ class TEA(TimedPerFrame):
     """A timm Res2Net with motion excitation and temporal aggregation, for clips of any length.
 
     Args:
-        net: changed in place. Its keys stay what they were.
-        drop_path: probability that the last block's branch is skipped in training; that of the
-            first is 0, those between rise evenly.
+        net: changed in place. Its state-dict keys do not change.
+        drop_path: stochastic depth rate of the last block; it grows linearly from 0.
 
     Raises:
         ValueError: ``net`` has no Res2Net block of two scales or more.
@@ -156,7 +155,7 @@ class TEA(TimedPerFrame):
 
 def _tea(net: nn.Module, drop_path: float = 0.0) -> TEA:
     head = net.get_classifier()
-    if isinstance(head, nn.Linear):  # as in the reference: small enough that averaging starts even
+    if isinstance(head, nn.Linear):  # as in the reference: logits start close to zero
         nn.init.normal_(head.weight, std=1e-3)
         nn.init.zeros_(head.bias)
     model = TEA(net, drop_path)
@@ -182,9 +181,9 @@ def tea_of(
     Args:
         timm_name: as ``res2net50_26w_4s``; a ``.tag`` chooses among pretrained weights.
         num_classes: K.
-        pretrained: start from timm's ImageNet weights; what TEA adds and the classifier start anew.
+        pretrained: start from timm's ImageNet weights; layers of TEA and the classifier are new.
         dropout: probability before the classifier (0.5 in the paper's recipes).
-        drop_path: probability that the last block's branch is skipped; earlier ones less.
+        drop_path: stochastic depth rate of the last block; it grows linearly from 0.
         kwargs: further arguments of ``timm.create_model``.
     """
     net = timm.create_model(
@@ -213,7 +212,7 @@ def tea_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 8) ->
     Args:
         num_classes: K.
         dropout: probability before the classifier.
-        width: planes of the first stage; stages put out 4, 8, 16 and 32 times as many channels.
+        width: planes of the first stage; the stages return 4, 8, 16 and 32 times as many channels.
     """
     net = ResNet(
         Bottle2neck,

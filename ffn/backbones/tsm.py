@@ -1,8 +1,8 @@
 """TSM: a temporal shift in the residual blocks of a 2-D CNN (Lin et al., ICCV 2019, 1811.08383).
 
 Offline, bidirectional shift of 1/8 + 1/8 of the channels before the first convolution of every
-residual block, logits averaged over the frames. The networks and their ImageNet weights are timm's.
-Left out: the online form, non-local blocks, and a shift in place of the residual one.
+residual block; logits are averaged over the frames. The networks and their ImageNet weights are
+timm's. Left out: the online form, non-local blocks, and in-place shift.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def tsm_r101(**kwargs: Any) -> TSM:
 
 @register_pretrained
 def tsm_r101_alternate(**kwargs: Any) -> TSM:
-    """TSM-ResNet101 of TSM's authors and MMAction2: shifts in every second block of a stage."""
+    """TSM-ResNet101 of TSM's authors and MMAction2, with a shift in every second block."""
     return tsm_of("resnet101", shift_every=2, **kwargs)
 
 

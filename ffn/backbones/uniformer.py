@@ -1,8 +1,8 @@
-"""UniFormer (Li et al., ICLR 2022, 2201.04676): local convolution first, global attention later.
+"""UniFormer (Li et al., ICLR 2022, 2201.04676): two convolutional stages, two attention stages.
 
-Two stages whose blocks mix neighbours by a depthwise convolution, two whose blocks mix all
-positions in space and time by attention; a depthwise convolution gives the positions, so any T
-fits. Time is halved once, in the first embedding.
+Blocks of the first two stages have a depthwise convolution over neighbours, blocks of the others
+attention over all positions in space and time. Position embeddings are depthwise convolutions, so T
+is arbitrary. The first embedding halves T.
 Left out: the token-shrinking "light" models, and UniFormerV2.
 """
 
@@ -22,11 +22,11 @@ from ffn.layers import AlterationSite, check_clip
 
 
 class Embedding(nn.Module):
-    """A strided convolution that makes the map smaller, and a LayerNorm over channels.
+    """A strided convolution and a LayerNorm over channels.
 
     Args:
-        channels: that come in.
-        dim: channels that come out.
+        channels: input channels.
+        dim: output channels.
         patch: stride over space, and kernel.
         halve_time: also take T to ceil(T / 2), with a kernel of three frames.
     """
@@ -46,11 +46,11 @@ class Embedding(nn.Module):
 
 
 class Mlp(nn.Sequential):
-    """Two linear maps of the channels with an exact GELU between.
+    """Two linear maps of the channels with an exact GELU between them.
 
     Args:
-        dim: channels that come in and go out.
-        hidden: channels between.
+        dim: input and output channels.
+        hidden: channels between them.
         linear: the layer, from (channels in, channels out).
     """
 
@@ -62,12 +62,12 @@ class Mlp(nn.Sequential):
 
 
 class LocalBlock(nn.Module):
-    """Positions by convolution, neighbours (5 x 5 x 5) by depthwise convolution, MLP (paper §3.2).
+    """Position embedding, depthwise convolution (5 x 5 x 5), MLP (paper §3.2).
 
     Args:
         dim: channels.
-        mlp_ratio: channels inside the MLP over ``dim``.
-        drop_path: probability that a branch is left out in training.
+        mlp_ratio: hidden channels of the MLP over ``dim``.
+        drop_path: stochastic depth rate.
     """
 
     def __init__(self, dim: int, *, mlp_ratio: float = 4.0, drop_path: float = 0.0) -> None:
@@ -84,7 +84,7 @@ class LocalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, T, H, W) to the same shape."""
-        x = self.site(x)  # the shortcuts, too, see altered features, as in the reference
+        x = self.site(x)  # before the shortcuts, as in the reference
         x = x + self.pos_embed(x)
 
         x = x + self.drop_path(self.conv2(self.attn(self.conv1(self.norm1(x)))))
@@ -97,7 +97,7 @@ class Attention(nn.Module):
 
     Args:
         dim: channels of a token.
-        heads: they share the channels evenly.
+        heads: number of heads; divides ``dim``.
     """
 
     def __init__(self, dim: int, heads: int) -> None:
@@ -107,20 +107,20 @@ class Attention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(…, N, C) to the same shape; N tokens see each other."""
+        """(…, N, C) to the same shape; attention over the N tokens."""
         q, k, v = rearrange(self.qkv(x), "... n (qkv h c) -> qkv ... h n c", qkv=3, h=self.heads)
         x = F.scaled_dot_product_attention(q, k, v)
         return self.proj(rearrange(x, "... h n c -> ... n (h c)"))
 
 
 class GlobalBlock(nn.Module):
-    """Positions by convolution, attention over all positions in space and time, MLP (paper §3.2).
+    """Position embedding, attention over all positions in space and time, MLP (paper §3.2).
 
     Args:
         dim: channels.
         heads: of the attention.
-        mlp_ratio: channels inside the MLP over ``dim``.
-        drop_path: probability that a branch is left out in training.
+        mlp_ratio: hidden channels of the MLP over ``dim``.
+        drop_path: stochastic depth rate.
     """
 
     def __init__(
@@ -147,17 +147,17 @@ class GlobalBlock(nn.Module):
         return x.flatten(1, 2).transpose(1, 2).unflatten(2, shape)
 
     def attend(self, x: Tensor) -> Tensor:
-        """Attention, with its shortcut, over the tokens (B, T, H * W, C) of each clip."""
+        """Attention over the tokens (B, T, H * W, C) of each clip, with its shortcut."""
         tokens = x.flatten(1, 2)
         return (tokens + self.drop_path(self.attn(self.norm1(tokens)))).view_as(x)
 
 
 class SplitBlock(GlobalBlock):
-    """A :class:`GlobalBlock` whose attention goes over time first, over space then (paper, §4.4).
+    """A :class:`GlobalBlock` with attention over time and then over space (paper, §4.4).
 
     Note:
-        As in the authors' code, the result of the attention over time enters the attention over
-        space, but not the shortcut around it.
+        As in the authors' code, the output of the attention over time is the input of the attention
+        over space, but not of the shortcut around it.
     """
 
     def __init__(
@@ -168,25 +168,25 @@ class SplitBlock(GlobalBlock):
         self.t_attn = Attention(dim, heads)
 
     def attend(self, x: Tensor) -> Tensor:
-        """Attention over the frames of a place, then over the places of a frame."""
+        """Attention over the frames of a position, then over the positions of a frame."""
         places = x.transpose(1, 2)  # (B, H * W, T, C)
         timed = (places + self.drop_path(self.t_attn(self.t_norm(places)))).transpose(1, 2)
         return x + self.drop_path(self.attn(self.norm1(timed)))
 
 
 class UniFormer(nn.Module):
-    """Four stages, local twice and global twice, for clips of any length.
+    """Two stages of local blocks and two of global blocks, for clips of any length.
 
     Args:
         num_classes: K.
         depths: blocks per stage.
         dims: channels per stage.
         head_dim: channels of an attention head; divides the last two of ``dims``.
-        mlp_ratio: channels inside an MLP over those of its block.
-        patch: stride of the first embedding; the others halve the map.
-        split: attention over time and space in turn, not over both at once.
+        mlp_ratio: hidden channels of an MLP over those of its block.
+        patch: stride of the first embedding; the other strides are 2.
+        split: attention over time and then over space, not over both together.
         dropout: probability before the classifier.
-        drop_path: probability that the last block's branches are left out; earlier ones less.
+        drop_path: stochastic depth rate of the last block; it grows linearly from 0.
 
     Raises:
         ValueError: ``head_dim`` does not divide the channels of an attention.
@@ -235,9 +235,9 @@ class UniFormer(nn.Module):
         """Classify clips.
 
         Args:
-            clip: (B, C, T, H, W) of any T; H and W multiples of four patches (16 px), at least
-                eight (32 px). Where the third map is odd, the fourth leaves out its last row and
-                column, as in the reference at 112 px.
+            clip: (B, C, T, H, W) of any T; H and W are multiples of four patches (16 px), at least
+                eight (32 px). If the third feature map has an odd size, the fourth ignores its last
+                row and column, as in the reference at 112 px.
 
         Returns:
             Logits (B, K).
@@ -256,7 +256,7 @@ class UniFormer(nn.Module):
         return self.head(self.dropout(x))
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        """Layers by parameter name, as timm's models tell them; ``coarse``: stages, not blocks.
+        """Patterns of parameter names per layer, as in timm; ``coarse``: stages, not blocks.
 
         The first embedding is the stem; the others belong to the first block after them.
         """
@@ -284,7 +284,7 @@ def _pointwise(channels: int, out: int) -> nn.Conv3d:
 
 
 def _init(model: UniFormer) -> None:
-    """Truncated N(0, 0.02) for linear maps; attention over time starts as none (authors' code)."""
+    """Truncated N(0, 0.02) for linear layers; zero attention over time, as in the authors' code."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             trunc_normal_(module.weight, std=0.02)

@@ -1,7 +1,7 @@
 """The Frame Flexible Network (Zhang et al., CVPR 2023, arXiv 2303.14817) for any ``nn.Module``.
 
-Shared weights trained at several frame counts; normalisation layers and a per-channel weight
-alteration are private to a count. Needs torch alone. Left out: the losses, in ``ffn.engine``.
+Normalisation layers and per-channel weight alterations are private to each trained frame count; all
+other weights are shared. This package needs torch only. The losses are in ``ffn.engine``.
 """
 
 from ffn.core.convert import NORMS, ConversionReport, convert, extract

@@ -1,4 +1,4 @@
-"""plain network -> frame-flexible network, and back: one sub-network as a plain module again."""
+"""Convert a plain network to a frame-flexible one; extract a sub-network as a plain one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Selection = str | Callable[[str, nn.Module], bool]
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """What a conversion did: names of private modules and of altered places, parameters added."""
+    """Result of a conversion: names of private modules and altered places, parameter counts."""
 
     trained_frames: tuple[int, ...]
     private: tuple[str, ...]
@@ -50,20 +50,20 @@ def convert(
 ) -> FrameFlexible:
     """Make a network frame-flexible: shared weights, private norms, weight alterations.
 
-    The given model stays as it is; the result is built from a copy, and every private module starts
-    from the original's parameters and statistics. ``.report`` of the result tells what was done.
+    The given model does not change: a copy of it is converted. Every private module starts with the
+    parameters and statistics of the original. ``.report`` of the result describes the conversion.
 
     Args:
         model: any network that takes one clip of any T.
-        trained_frames: the counts it will be trained at, as (4, 8, 16).
-        private: what each count owns: "norms" (the paper), "none", "all" (every module with
-            parameters: nothing is shared), or a function of a module's name and the module.
-        alter: "sites" where the backbone marks one, "all" at its optional ones too, "none"; or glob
+        trained_frames: the frame counts of training, as (4, 8, 16).
+        private: modules private to each count: "norms" (the paper), "none", "all" (every module
+            with parameters: nothing is shared), or a function of a module's name and the module.
+        alter: "sites" (those of the backbone), "all" (also its optional sites), "none"; or glob
             patterns as ``["layer*.conv1"]``: inputs of matching convolutions and linear layers.
-        frame_dim: the dimension of the clip that holds T: 2 in (B, C, T, H, W).
+        frame_dim: the dimension of T in a clip, 2 in (B, C, T, H, W).
 
     Raises:
-        ValueError: the model is converted already, a selection matches nothing or what it cannot.
+        ValueError: the model is converted already, or a selection matches nothing usable.
     """
     if any(isinstance(module, (FrameFlexible, PrivateModules)) for module in model.modules()):
         raise ValueError("the model is frame-flexible already; convert the plain network")
@@ -82,11 +82,11 @@ def convert(
 
 
 def extract(model: FrameFlexible, frames: int) -> nn.Module:
-    """Take the sub-network of one trained count out, as a plain network of its own.
+    """Extract the sub-network of one trained count as a plain network.
 
-    Its outputs equal the flexible network's with ``active=frames``, bit for bit. It shares no
-    memory with the flexible network, has no switch, and runs clips of any length. A ValueError
-    says that the model is not frame-flexible, or that ``frames`` was not trained.
+    Its outputs equal those of the flexible network with ``active=frames`` bit for bit. It is a copy
+    without private modules and runs clips of any length. Raises ValueError if the model is not
+    frame-flexible or ``frames`` is not trained.
     """
     if not isinstance(model, FrameFlexible):
         got = type(model).__name__
@@ -94,7 +94,7 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
     if frames not in model.trained_frames:
         raise ValueError(
             f"no sub-network for {frames} frames; trained are {model.trained_frames}. The one you "
-            "extract runs any number of frames: take the trained count nearest to yours."
+            "extract runs any number of frames: use the trained count nearest to yours."
         )
     network = copy.deepcopy(model.model)
     private = [module for module in network.modules() if isinstance(module, PrivateModules)]
@@ -103,7 +103,7 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
 
 
 def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module]:
-    """Modules to be owned per count, by name; none lies inside another."""
+    """Modules to make private, by name; none is inside another."""
     rules: dict[str, Callable[[str, nn.Module], bool]] = {
         "norms": lambda name, module: isinstance(module, NORMS),
         "all": lambda name, module: isinstance(module, NORMS) or len(module._parameters) > 0,
@@ -129,7 +129,7 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
 def _put_alterations(
     model: nn.Module, alter: str | Sequence[str], counts: tuple[int, ...], private: Iterable[str]
 ) -> list[str]:
-    """Put alterations on marked sites or on the inputs of named modules; return where."""
+    """Put alterations on sites or on the inputs of named modules; return their names."""
     if isinstance(alter, str) and alter not in ("sites", "all", "none"):
         raise ValueError(f'alter is "{alter}"; allowed: "sites", "all", "none", or name patterns')
     device = next((p.device for p in model.parameters()), None)
@@ -137,7 +137,7 @@ def _put_alterations(
     def alterations(channels: int, dim: int) -> PrivateModules:
         return PrivateModules({n: WeightAlteration(channels, dim) for n in counts}).to(device)
 
-    # A module that is private as a whole needs no alteration inside.
+    # Inside a private module, no alteration is needed.
     free = {n: m for n, m in model.named_modules() if n and not _is_inside(n, private)}
     if isinstance(alter, str):
         sites = {n: m for n, m in model.named_modules() if getattr(m, "is_alteration_site", False)}
@@ -163,14 +163,14 @@ def _is_inside(name: str, outer: Iterable[str]) -> bool:
 
 
 def _input_channels(name: str, module: nn.Module) -> tuple[int, int]:
-    """Channels of a module's input, and the dimension that holds them."""
+    """Number of input channels of a module, and their dimension."""
     if isinstance(module, nn.Linear):
         return module.in_features, -1
     if isinstance(getattr(module, "in_channels", None), int):
         return module.in_channels, 1
     raise ValueError(
-        f"{name} is a {type(module).__name__}: how many channels its input has is not known. "
-        "Name convolutions or linear layers in alter=."
+        f"{name} is a {type(module).__name__}, whose number of input channels is unknown. Name "
+        "convolutions or linear layers in alter=."
     )
 
 
@@ -179,7 +179,7 @@ def _alter_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _replace(model: nn.Module, by: dict[int, nn.Module]) -> None:
-    """Replace submodules, given by identity, wherever they are used."""
+    """Replace submodules, given by id, in every parent."""
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
             if id(child) in by:

@@ -1,4 +1,4 @@
-"""The wrapper that reads a clip's frame count and runs the sub-network nearest to it."""
+"""``FrameFlexible``: runs the sub-network nearest to the number of frames of a clip."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from ffn.core.selection import check_trained_frames, nearest
 class FrameFlexible(nn.Module):
     """A network with shared weights and private modules per trained frame count.
 
-    Made by :func:`ffn.convert`. State-dict keys are those of the wrapped network, with the count in
-    the private ones (``layer1.0.bn1.16.weight``). ``load_state_dict`` also takes the state dict of
-    the plain network: all private copies then start from it, and alterations keep their values.
+    :func:`ffn.convert` builds it. State-dict keys are those of the wrapped network, with the count
+    in those of private modules (``layer1.0.bn1.16.weight``). ``load_state_dict`` also accepts the
+    state dict of the plain network: it sets all private copies, and alterations keep their values.
 
-    Which sub-network is active is the one thing that a forward changes. Threads that serve several
-    frame counts at once take :func:`ffn.extract` per count instead.
+    ``forward`` changes the active sub-network. For threads with several frame counts at once, use
+    :func:`ffn.extract` per count.
 
     Args:
         model: a network that contains :class:`PrivateModules`.
-        trained_frames: the frame counts they are keyed by.
-        frame_dim: the dimension of the clip that holds T.
-        report: what the conversion did; printable.
+        trained_frames: the frame counts of the private modules.
+        frame_dim: the dimension of T in a clip.
+        report: of the conversion; printable.
     """
 
     def __init__(
@@ -46,14 +46,14 @@ class FrameFlexible(nn.Module):
         self.activate(self.active)
 
     def forward(self, clip: Tensor, active: int | None = None) -> Tensor:
-        """Run the sub-network nearest to the clip's frame count, or a pinned one.
+        """Run the sub-network nearest to the clip's number of frames, or the given one.
 
         Args:
-            clip: (B, C, T, H, W), any T >= 1, normalised; logits (B, K) come back.
+            clip: (B, C, T, H, W), any T >= 1, normalised. The logits (B, K) are returned.
             active: a trained frame count to run instead of the nearest.
 
         Raises:
-            ValueError: wrong rank, no frames, or ``active`` was not trained.
+            ValueError: wrong number of dimensions, no frames, or ``active`` is not trained.
         """
         if clip.ndim != 5:
             raise ValueError(
@@ -66,12 +66,12 @@ class FrameFlexible(nn.Module):
 
         logits = self.model(clip)
         if isinstance(logits, Tensor) and logits.requires_grad and not compiler.is_compiling():
-            # Activation checkpointing runs layers again in the backward, after other views.
+            # Activation checkpointing runs layers again in the backward, after other forwards.
             logits.register_hook(lambda _: self.activate(count))
         return logits
 
     def activate(self, count: int) -> None:
-        """Make the sub-network of a trained count the active one; others raise a ValueError."""
+        """Activate the sub-network of a trained count; raise ValueError for another count."""
         if count not in self.trained_frames:
             raise ValueError(
                 f"no sub-network for {count} frames; trained are {self.trained_frames}. "
@@ -93,12 +93,12 @@ class FrameFlexible(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _spread_plain(self, state_dict: dict, prefix: str) -> None:
-        """Give every private copy the entries of a network that was not converted."""
+        """Set every private copy from the entries of a plain network."""
         named = self.model.named_modules(prefix=prefix.removesuffix("."))
         private = {f"{name}.": m for name, m in named if isinstance(m, PrivateModules)}
         owned = tuple(f"{name}{count}." for name in private for count in self.trained_frames)
         if any(key.startswith(owned) for key in state_dict):
-            return  # a converted network's own entries: they must be complete
+            return  # entries of a converted network, which must be complete
         for name, module in private.items():
             keys = [key for key in state_dict if key.startswith(name)]
             plain = {key[len(name) :]: state_dict.pop(key) for key in keys}

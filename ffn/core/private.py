@@ -1,4 +1,4 @@
-"""What every trained frame count owns: copies of modules, and weight alterations (paper §3.3)."""
+"""Modules private to each trained frame count, and weight alterations (paper §3.3)."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 
 class PrivateModules(nn.ModuleDict):
-    """One module per trained frame count; a call goes to the copy of the ``active`` count.
+    """One module per trained frame count; ``forward`` runs the module of the ``active`` count.
 
-    State-dict keys carry the count: ``bn1.16.weight``.
+    State-dict keys contain the count: ``bn1.16.weight``.
 
     Args:
-        modules: the modules by frame count. The largest count is active at first.
+        modules: the modules by frame count. Initially, the largest count is active.
     """
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:
@@ -30,14 +30,14 @@ class PrivateModules(nn.ModuleDict):
 class WeightAlteration(nn.Module):
     """``x * (1 + a_c)`` per channel: a 1x1 depthwise convolution without bias, plus identity.
 
-    The weights start at N(0, 1e-3); at zero the module returns its input bit for bit.
+    The weights start at N(0, 1e-3). With zero weights, the output equals the input bit for bit.
 
     Args:
         channels: number of channels C.
-        channel_dim: the dimension of x that holds them, 1 for feature maps, -1 for tokens.
+        channel_dim: dimension of the channels, 1 for feature maps, -1 for tokens.
 
     Note:
-        The reference implementation overwrites this start by Kaiming's in TSM and SlowFast.
+        The reference implementation initialises them by Kaiming's method in TSM and SlowFast.
     """
 
     def __init__(self, channels: int, channel_dim: int = 1) -> None:
@@ -46,8 +46,8 @@ class WeightAlteration(nn.Module):
         self.channel_dim = channel_dim
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scale the channels of x; shape and dtype stay."""
-        # Not x * (1 + a): in bf16 the sum would round every |a| < 0.004 away.
+        """Scale the channels of x; shape and dtype do not change."""
+        # Not x * (1 + a): in bf16, the sum rounds |a| < 0.004 to 0.
         shape = [1] * x.ndim
         shape[self.channel_dim] = -1
         return torch.addcmul(x, x, self.weight.to(x.dtype).view(shape))

@@ -1,4 +1,4 @@
-"""Which sub-network answers: the selection rule of the paper (§3.4), in one place."""
+"""The rule that selects the sub-network for a number of frames (paper §3.4)."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable
 
 
 def nearest(frames: int, trained_frames: Iterable[int]) -> int:
-    """Return the trained frame count closest to ``frames``; of two equally close, the larger.
+    """Return the trained frame count nearest to ``frames``; of two equally near ones, the larger.
 
-    Trained at (4, 8, 16), a clip of 5 frames runs as 4, of 6 as 8, of 12 as 16, of 40 as 16.
+    For (4, 8, 16): 5 frames give 4, 6 give 8, 12 give 16 and 40 give 16.
 
     Raises:
-        ValueError: ``frames``, those of the clip, are fewer than 1, or no count was trained.
+        ValueError: ``frames`` is less than 1, or ``trained_frames`` is not valid.
     """
     if frames < 1:
         raise ValueError(f"the clip has {frames} frames; at least 1 is needed")
@@ -20,7 +20,7 @@ def nearest(frames: int, trained_frames: Iterable[int]) -> int:
 
 
 def check_trained_frames(trained_frames: Iterable[int]) -> tuple[int, ...]:
-    """Return the counts ascending; a ValueError if they are not distinct and positive."""
+    """Return the counts in ascending order; raise ValueError unless distinct and positive."""
     counts = tuple(trained_frames)
     if not counts or any(not isinstance(c, int) or isinstance(c, bool) or c < 1 for c in counts):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""The mark that says where a weight alteration may go: an identity that knows its channels."""
+"""An identity module that marks a place for weight alterations."""
 
 from __future__ import annotations
 
@@ -6,15 +6,14 @@ from torch import Tensor, nn
 
 
 class AlterationSite(nn.Module):
-    """Identity on a feature map whose channels stand in dimension ``channel_dim``.
+    """Identity on a feature map; ``ffn.convert`` replaces it with private weight alterations.
 
-    A backbone puts one where the Frame Flexible Network alters features (PAPER §3.3);
-    ``ffn.convert`` replaces it by private weight alterations and leaves it alone otherwise.
+    A backbone puts one where the Frame Flexible Network alters features (paper §3.3).
 
     Args:
         channels: number of channels C of the feature map.
-        channel_dim: dimension that holds them, 1 for convolutional maps, -1 for tokens.
-        optional: altered only when all sites are asked for, not by default.
+        channel_dim: dimension of the channels, 1 for convolutional maps, -1 for tokens.
+        optional: altered with ``alter="all"`` only, not by default.
     """
 
     is_alteration_site = True

@@ -1,4 +1,4 @@
-"""What every model asks of a clip, and its number of frames for the layers of 2-D networks."""
+"""Check a clip's shape, and pass its number of frames to the layers of 2-D networks."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def check_clip(clip: Tensor) -> None:
-    """Refuse what is not a batch of clips.
+    """Check that a tensor is a batch of clips (B, C, T, H, W).
 
     Raises:
-        ValueError: the clip has not five dimensions (B, C, T, H, W), or no frame.
+        ValueError: it does not have five dimensions, or T is 0.
     """
     if clip.ndim != 5 or clip.shape[2] < 1:
         raise ValueError(
@@ -21,15 +21,15 @@ def check_clip(clip: Tensor) -> None:
 
 
 class ClipLength(threading.local):
-    """The number of frames of the clip that a thread is running through a network.
+    """The number of frames T of the clip that a thread runs through a network.
 
-    A 2-D network sees B * T images and no T; the model that flattened the clip writes T here for
-    the layers inside. One value per thread: a model may serve clips of several lengths at once.
+    A 2-D network processes B * T images and does not know T. The model that flattens the clip sets
+    T here for its layers. Each thread has its own value, so threads may run clips of other lengths.
     """
 
     frames: int | None = None
 
     def __deepcopy__(self, memo: dict) -> ClipLength:
-        # A copied layer must keep reading what its model writes. A copied model may share it too:
-        # every forward writes before it reads, and no other thread sees the value.
+        # A copied layer must read the value that its model sets. A copied model may share it too:
+        # every forward sets it before reading it, and each thread has its own value.
         return self

@@ -1,4 +1,4 @@
-"""An image network on every frame of a clip, logits averaged over the frames (TSN, ECCV 2016)."""
+"""Apply an image network to every frame and average the logits (TSN, ECCV 2016)."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class PerFrame(nn.Module):
             Logits (B, K).
 
         Raises:
-            ValueError: the clip has not five dimensions, or no frame.
+            ValueError: the clip does not have five dimensions, or T is 0.
         """
         check_clip(clip)
         frames = clip.shape[2]
@@ -42,10 +42,10 @@ class PerFrame(nn.Module):
 
 
 class TimedPerFrame(PerFrame):
-    """The same for a network with layers that look across frames, and so must know T.
+    """:class:`PerFrame` for a network with layers that mix frames and need T.
 
     Args:
-        net: see :class:`PerFrame`; its layers read T from the ``length`` of this module.
+        net: see :class:`PerFrame`; its layers read T from ``length`` of this module.
     """
 
     def __init__(self, net: nn.Module) -> None:
@@ -59,6 +59,6 @@ class TimedPerFrame(PerFrame):
         logits = super().forward(clip)
 
         if logits.requires_grad and not torch.compiler.is_compiling():
-            # Activation checkpointing runs layers again in the backward, after other clips.
+            # Activation checkpointing runs layers again in the backward, after other forwards.
             logits.register_hook(lambda _: setattr(self.length, "frames", frames))
         return logits

@@ -13,15 +13,15 @@ from ffn.layers.clip import ClipLength
 
 
 def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
-    """Move 1/divisor of the channels one frame back in time and as many one frame forth.
+    """Shift 1/divisor of the channels one frame backward in time, and as many one frame forward.
 
     Channels [0, f) of frame t come from frame t + 1, channels [f, 2f) from frame t - 1, with
-    f = C // divisor; the frame beyond either end of a clip is zero. Clips never mix.
+    f = C // divisor. Frames beyond the ends of a clip are zero.
 
     Args:
         x: feature maps (N, C, H, W) with N = B * frames, clip-major.
         frames: T, frames of each clip.
-        divisor: 8 shifts 1/8 + 1/8 of the channels, the paper's choice.
+        divisor: 8, as in the paper, shifts 1/8 + 1/8 of the channels.
 
     Returns:
         A new tensor of x's shape.
@@ -38,18 +38,16 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
 
 
 class ShiftConv2d(nn.Conv2d):
-    """A convolution that shifts its input in time first; its keys stay those of ``nn.Conv2d``.
-
-    Between shift and convolution lies the alteration site of the Frame Flexible Network.
+    """Temporal shift, alteration site and convolution; state-dict keys are those of ``nn.Conv2d``.
 
     Args:
-        conv: the convolution to take over, weights included (shared, not copied).
-        length: where the surrounding model writes the clip's T.
+        conv: the convolution to replace; its weights are shared, not copied.
+        length: holds the clip's T; the model sets it.
         divisor: see :func:`temporal_shift`.
     """
 
     def __init__(self, conv: nn.Conv2d, length: ClipLength, divisor: int = 8) -> None:
-        nn.Module.__init__(self)  # every attribute, the weights first of all, is the given one's
+        nn.Module.__init__(self)  # attributes and weights are those of the given convolution
         self.__dict__.update({k: v for k, v in conv.__dict__.items() if not k.startswith("_")})
         self._reversed_padding_repeated_twice = conv._reversed_padding_repeated_twice
         self.weight, self.bias = conv.weight, conv.bias

@@ -51,7 +51,7 @@ def load_tensors(path: Path) -> Any:
         reason = (
             f"asks for {asked[1]}"
             if asked
-            else "is no torch file, is damaged (then copy it again), or holds objects"
+            else "is no torch file, is damaged (then download or copy it again), or holds objects"
         )
         raise WeightsError(
             f"{path} {reason}. Only tensors and plain values are loaded; anything else in a pickle "
@@ -64,8 +64,8 @@ def load_tensors(path: Path) -> Any:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
         raise WeightsError(
-            f"{path} ({path.stat().st_size:,} bytes) is damaged, cut off, or no torch file; copy "
-            f"or download it again ({reason})"
+            f"{path} ({path.stat().st_size:,} bytes) is damaged, cut off, or no torch file; "
+            f"download or copy it again ({reason})"
         ) from None
 
 

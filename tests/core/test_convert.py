@@ -385,7 +385,7 @@ def linear_net() -> nn.Module:
         ({"private": "none", "alter": "site"}, 'alter is "site"; allowed: "sites", "all", "none"'),
         ({"private": "none", "alter": "sites"}, "marks no site"),
         ({"private": "none", "alter": ["net.fc"]}, r"matches no module of PerFrame; .*net\.0"),
-        ({"private": "none", "alter": ["net.0"]}, r"net\.0 is a Flatten: how many channels"),
+        ({"private": "none", "alter": ["net.0"]}, r"net\.0 is a Flatten, whose number of input"),
         ({"private": "none", "alter": []}, "matches no module"),
     ],
     ids=str,

@@ -225,7 +225,7 @@ class Payload:
 
 
 FAULTS = {
-    "cut short": "is damaged, cut off, or no torch file; copy or download it again",
+    "cut short": "is damaged, cut off, or no torch file; download or copy it again",
     "wrong shape": r"net.conv1.weight is \(64, 3, 5, 5\), the model's \(64, 3, 7, 7\)\. --partial",
     "extra key": r"net\.layer5\.weight is unknown to the model\. --partial",
     "wrong family": "another model",

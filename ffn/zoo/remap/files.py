@@ -58,7 +58,7 @@ def _read_caffe2(path: Path) -> dict[str, Tensor]:
         raise WeightsError(f"{path} is no Caffe2 file, or no safe one: {error}") from None
     except Exception as error:  # a damaged pickle may raise any error
         raise WeightsError(
-            f"{path} is damaged, cut off, or no pickle; fetch or copy it again ({error})"
+            f"{path} is damaged, cut off, or no pickle; download or copy it again ({error})"
         ) from None
     blobs = content.get("blobs") if isinstance(content, dict) else None
     if not isinstance(blobs, dict):
