@@ -23,7 +23,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pack.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.engine.build import store_location
+    from ffn.engine.build_data import store_location
 
     address = store_location(options)
     try:
@@ -35,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _pack(address: str, options: DataConfig, given: argparse.Namespace) -> int:
     from ffn.data import pack
-    from ffn.engine.build import read_config_splits
+    from ffn.engine.build_data import read_config_splits
 
     if "://" in address:
         raise ValueError(f"data.store is {address}; pack into a folder and copy it there")

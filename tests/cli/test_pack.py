@@ -11,7 +11,7 @@ from ffn.cli.pack import main
 from ffn.data import ClipStore, Record
 from ffn.data.store import packing
 from ffn.datasets.synthetic import generate
-from ffn.engine.build import (
+from ffn.engine.build_data import (
     build_preprocessing,
     build_test_loader,
     build_train_loader,
@@ -190,5 +190,5 @@ def test_errors_are_one_line(
 
 def test_store_of_smaller_frames_is_refused(root: Path) -> None:
     main([str(root / "config.yaml"), "--short-side", "34"])
-    with pytest.raises(ConfigError, match="short side of 34 px; data.resize is 36 px"):
+    with pytest.raises(ConfigError, match=r"short side of 34 px; data\.resize is 36 px"):
         train_batches(root, *STORE)

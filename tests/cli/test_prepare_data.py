@@ -19,7 +19,7 @@ from ffn.cli import COMMANDS
 from ffn.cli.prepare_data import DATASETS, _parser, main
 from ffn.data import ClipStore
 from ffn.datasets.synthetic import generate
-from ffn.engine.build import read_config_splits
+from ffn.engine.build_data import read_config_splits
 from ffn.engine.config import load_config
 
 

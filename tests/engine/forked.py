@@ -170,16 +170,15 @@ def _record_order(path: Path) -> None:
 
 
 def _compute_in_float64() -> None:
-    from ffn.engine import train_step, validation
-    from ffn.engine.build import model as build_model_module
+    from ffn.engine import build_network, train_step, validation
 
-    build_model, to_device = build_model_module.build_model, train_step.to_device
+    build_model, to_device = build_network.build_model, train_step.to_device
 
     def doubled(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
         batch = to_device(batch, *more)
         return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
 
-    build_model_module.build_model = lambda *given, **more: build_model(*given, **more).double()
+    build_network.build_model = lambda *given, **more: build_model(*given, **more).double()
     train_step.to_device = doubled
     nothing = {"top1": 0.0, "failed": 0}  # validation computes in float32
     validation.evaluate = lambda _, loader, **options: dict.fromkeys(loader.dataset.views, nothing)

@@ -219,9 +219,7 @@ def test_video_that_hangs_ends_the_run_and_is_named(
 
     dataset._source = hang
     started = time.monotonic()
-    with pytest.raises(
-        LoaderError, match=r"no batch (came for|within) 3 s; worker \d .*train_5\.mp4 for"
-    ):
+    with pytest.raises(LoaderError, match=r"no batch within 3 s; worker \d .*train_5\.mp4 for"):
         loop.train(run)
     assert time.monotonic() - started < 60
 
@@ -242,7 +240,7 @@ def test_worker_killed_ten_times(forks: Forks, videos: Path, tmp_path: Path) -> 
         assert found["status"] == [2]
     lines = [line for line in output.read_text().splitlines() if line.startswith("train.py: ")]
     assert lines
-    assert all(re.search(r"a worker (ended|died) \(", line) for line in lines)
+    assert all(re.search(r"a worker died \(", line) for line in lines)
     assert "Traceback" not in output.read_text()
     forks.run(options(videos, tmp_path / "run", *more))
     assert digest(tmp_path / "run") == digest(train(videos, tmp_path / "whole", *more))
@@ -264,7 +262,7 @@ def test_video_that_hangs_one_of_two_processes(
     assert job["status"] == [2, 2]
     assert job["seconds"] < 60
     text = output.read_text()
-    assert re.search(rf"process {rank}: no batch (came for|within) 3 s; worker 0 has been ", text)
+    assert re.search(rf"process {rank}: no batch within 3 s; worker 0 has been ", text)
     others = re.findall(rf"train\.py, process {1 - rank}: (.*)", text)
     assert len(others) <= 1 - rank
     assert all("another process of the run has ended" in message for message in others)
