@@ -17,7 +17,7 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.distributed import World, average_gradients
 from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.sync_bn import convert_sync_bn
-from ffn.engine.tasks import backward_each_view
+from ffn.engine.train_step import backward_each_view
 
 CHANNELS = 5
 ONE = World(0, 1, torch.device("cpu"))

@@ -21,7 +21,8 @@ from torch.nn.parallel import DistributedDataParallel
 from ffn import backbones
 from ffn.core import FrameFlexible, convert, extract
 from ffn.engine.activation_checkpointing import checkpoint_blocks, find_blocks
-from ffn.engine.tasks import FlexibleTask, backward_each_view
+from ffn.engine.tasks import FlexibleTask
+from ffn.engine.train_step import backward_each_view
 
 NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
 COUNTS = (2, 4, 7)

@@ -17,7 +17,8 @@ from ffn.core import FrameFlexible, convert, extract
 from ffn.engine import compile as compiling
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network, eager, has_compiler
-from ffn.engine.tasks import FlexibleTask, backward_each_view
+from ffn.engine.tasks import FlexibleTask
+from ffn.engine.train_step import backward_each_view
 
 COUNTS = (2, 4)
 NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)

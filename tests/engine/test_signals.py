@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 import torch
 from engine_toys import (
-    CPU,
     ROOT,
-    config,
+    build,
     finish,
     launch,
     read_log,
@@ -24,8 +23,9 @@ from engine_toys import (
     wait_for_step,
 )
 
+from ffn.engine import loop
 from ffn.engine.checkpoint import load_checkpoint
-from ffn.engine.loop import Trainer
+from ffn.engine.run import Run
 from ffn.engine.signals import EXIT_STOPPED, SIGNALS, StoppedError, StopRequest
 
 
@@ -33,16 +33,19 @@ def training(folder: Path) -> dict[str, Any]:
     return load_checkpoint(folder / "last.pt")["training"]
 
 
-def signal_in_step(trainer: Trainer, step: int, number: signal.Signals) -> None:
+def signal_in_step(run: Run, number: int, signal_number: signal.Signals) -> None:
     """Send a signal to this process in the middle of a step."""
-    clip = trainer.stepper.clip
+    step, clip = run.train_step.step, run.train_step._clip
 
     def interrupted() -> Any:
-        if trainer.step == step:
-            os.kill(os.getpid(), number)
+        os.kill(os.getpid(), signal_number)
         return clip()
 
-    trainer.stepper.clip = interrupted
+    def watched(*args: Any, **more: Any) -> Any:
+        run.train_step._clip = interrupted if more["number"] == number else clip
+        return step(*args, **more)
+
+    run.train_step.step = watched
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=lambda number: number.name)
@@ -50,11 +53,11 @@ def test_step_is_finished_and_saved(
     videos: Path, finished: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     before = [signal.getsignal(one) for one in SIGNALS]
-    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
-    signal_in_step(trainer, 5, number)
+    run = build(videos, tmp_path / "run")
+    signal_in_step(run, 5, number)
 
     with pytest.raises(StoppedError):
-        trainer.run()
+        loop.train(run)
 
     assert training(tmp_path / "run")["step"] == 6  # in the middle of the second epoch
     assert [signal.getsignal(one) for one in SIGNALS] == before
@@ -63,10 +66,10 @@ def test_step_is_finished_and_saved(
 
 
 def test_last_step_of_an_epoch(videos: Path, finished: Path, tmp_path: Path) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
-    signal_in_step(trainer, 3, signal.SIGTERM)
+    run = build(videos, tmp_path / "run")
+    signal_in_step(run, 3, signal.SIGTERM)
     with pytest.raises(StoppedError):
-        trainer.run()
+        loop.train(run)
 
     assert same_weights(train(videos, tmp_path / "run"), finished)
     validations = [[e["epoch"] for e in read_log(f, "val")] for f in (tmp_path / "run", finished)]
@@ -76,8 +79,8 @@ def test_last_step_of_an_epoch(videos: Path, finished: Path, tmp_path: Path) -> 
 def test_validation_is_interrupted_and_repeated(
     videos: Path, finished: Path, tmp_path: Path
 ) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
-    loader = trainer.val_loader.dataset
+    run = build(videos, tmp_path / "run")
+    loader = run.validator.loader.dataset
 
     class Interrupted(type(loader)):
         def __getitem__(self, key: Any) -> Any:
@@ -86,7 +89,7 @@ def test_validation_is_interrupted_and_repeated(
 
     loader.__class__ = Interrupted
     with pytest.raises(StoppedError):
-        trainer.run()
+        loop.train(run)
 
     state = training(tmp_path / "run")
     assert (state["epoch"], state["step"], state["validates"]) == (1, 4, True)
@@ -101,17 +104,17 @@ def test_validation_is_interrupted_and_repeated(
 def test_message_names_the_saved_step(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
-    signal_in_step(trainer, 1, signal.SIGTERM)
+    run = build(videos, tmp_path / "run")
+    signal_in_step(run, 1, signal.SIGTERM)
     with pytest.raises(StoppedError, match="stopped and saved at step 2"):
-        trainer.run()
+        loop.train(run)
 
-    trainer = Trainer(config(videos, tmp_path / "run"), CPU)
-    signal_in_step(trainer, 3, signal.SIGTERM)
-    clip = trainer.stepper.clip
-    trainer.stepper.clip = lambda: clip() * torch.nan
-    with pytest.raises(StoppedError, match=r"stopped at step 4, after .*: saved is step 2"):
-        trainer.run()
+    run = build(videos, tmp_path / "run")
+    signal_in_step(run, 3, signal.SIGTERM)
+    normalise = run.train_step.normalise
+    run.train_step.normalise = lambda clip: normalise(clip) * torch.nan
+    with pytest.raises(StoppedError, match=r"stopped at step 4 after .* checkpoint is of step 2"):
+        loop.train(run)
 
 
 def test_two_signals_within_a_second_are_one_request() -> None:
