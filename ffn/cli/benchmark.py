@@ -55,14 +55,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
     from ffn.benchmarks.training import compare_training
-    from ffn.engine import build
+    from ffn.engine import build, build_network
     from ffn.engine.config import load_config
     from ffn.engine.distributed import World
 
     def build_step(task: str, frames: Sequence[int], options: Sequence[str]) -> TrainStep:
         network = [f"model.name={given.model}", f"task.name={task}", f"task.frames={list(frames)}"]
         config = load_config(None, [*network, *options])
-        model = build.build_model(config, given.num_classes).to(device)
+        model = build_network.build_model(config, given.num_classes).to(device)
         world = World(0, 1, device)
         return build.build_train_step(config, model, world, num_classes=given.num_classes)
 

@@ -23,9 +23,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"pack.py: {error}", file=sys.stderr)
         return 2
 
-    from ffn.engine.sources import store_place
+    from ffn.engine.build_data import store_location
 
-    address = store_place(options)
+    address = store_location(options)
     try:
         return _verify(address, options) if given.verify else _pack(address, options, given)
     except (ValueError, OSError) as error:
@@ -35,11 +35,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _pack(address: str, options: DataConfig, given: argparse.Namespace) -> int:
     from ffn.data import pack
-    from ffn.engine.videos import read_videos
+    from ffn.engine.build_data import read_config_splits
 
     if "://" in address:
         raise ValueError(f"data.store is {address}; pack into a folder and copy it there")
-    videos = read_videos(options)
+    videos = read_config_splits(options)
     report = pack(
         [*videos.train, *videos.val],
         address,

@@ -56,7 +56,7 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
 def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World) -> Sweep:
     """Test one network at all frame counts; every process calls this."""
     from ffn.data import Preprocessing
-    from ffn.engine.build import build_test_loader, clips_per_forward, read_config_splits
+    from ffn.engine.build_data import build_test_loader, clips_per_forward, read_config_splits
     from ffn.engine.failures import explain_failures
     from ffn.evaluation import sweep
     from ffn.zoo import load_with_record

@@ -192,10 +192,14 @@ def _set(schema: DictConfig, key: str, value: Any) -> str | None:
         return f"unknown option {key}; {_hint(key, schema)}"
     if key == "imports":
         value = _as_list(value)
+    default = OmegaConf.select(schema, key)
     try:
         OmegaConf.update(schema, key, value)
         OmegaConf.select(schema, key)  # resolves interpolations
     except OmegaConfBaseException as error:
+        OmegaConf.update(schema, key, default)
+        if value is None:
+            return f"option {key} is null; give a value, as {key}={default}"
         return f"option {error.full_key or key}: {str(error).splitlines()[0]}"
     return None
 

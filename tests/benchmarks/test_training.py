@@ -10,7 +10,7 @@ import torch
 
 from ffn.benchmarks import training
 from ffn.benchmarks.timing import tensor_bytes
-from ffn.engine import build
+from ffn.engine import build, build_network
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
 from ffn.engine.train_step import TrainStep
@@ -21,7 +21,7 @@ CPU = torch.device("cpu")
 def build_step(task: str, frames: Sequence[int], options: Sequence[str] = ()) -> TrainStep:
     network = ["model.name=tsm_tiny", f"task.name={task}", f"task.frames={list(frames)}"]
     config = load_config(None, [*network, "model.dropout=0", *options])
-    model = build.build_model(config, 3)
+    model = build_network.build_model(config, 3)
     return build.build_train_step(config, model, World(0, 1, CPU), num_classes=3)
 
 

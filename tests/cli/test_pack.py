@@ -6,13 +6,17 @@ from typing import Any
 
 import pytest
 import torch
-from ffn.engine.videos import read_videos
 
 from ffn.cli.pack import main
 from ffn.data import ClipStore, Record
 from ffn.data.store import packing
 from ffn.datasets.synthetic import generate
-from ffn.engine.build import build_preprocessing, build_test_loader, build_train_loader
+from ffn.engine.build_data import (
+    build_preprocessing,
+    build_test_loader,
+    build_train_loader,
+    read_config_splits,
+)
 from ffn.engine.config import ConfigError, load_config
 from ffn.engine.distributed import World
 
@@ -45,7 +49,7 @@ def root(tmp_path: Path) -> Path:
 def train_batches(root: Path, *options: str, rank: int = 0, size: int = 1) -> list[dict]:
     config = load_config(root / "config.yaml", options)
     world = World(rank, size, torch.device("cpu"))
-    return list(build_train_loader(config, read_videos(config.data), world))
+    return list(build_train_loader(config, read_config_splits(config.data), world))
 
 
 def same(one: dict, other: dict) -> bool:
@@ -67,14 +71,14 @@ def test_a_run_switches_to_the_store_by_one_option(
     assert len(videos) == 3
     assert all(same(one, other) for one, other in zip(videos, stored, strict=True))
     fingerprints = [
-        read_videos(load_config(config, more).data).fingerprint() for more in ([], STORE)
+        read_config_splits(load_config(config, more).data).fingerprint() for more in ([], STORE)
     ]
     assert fingerprints[0] == fingerprints[1]
 
     given = load_config(config, [*STORE, "data.on_error=skip"])
     preprocessing = build_preprocessing(given.data)
     tested = build_test_loader(
-        given, read_videos(given.data), ALONE, frames=[3], preprocessing=preprocessing
+        given, read_config_splits(given.data), ALONE, frames=[3], preprocessing=preprocessing
     )
     batches = list(tested)
     assert sum(int(batch["ok"].sum()) for batch in batches) == 11
@@ -186,5 +190,5 @@ def test_errors_are_one_line(
 
 def test_store_of_smaller_frames_is_refused(root: Path) -> None:
     main([str(root / "config.yaml"), "--short-side", "34"])
-    with pytest.raises(ConfigError, match="short side of 34, less than the 36 that is asked for"):
+    with pytest.raises(ConfigError, match=r"short side of 34 px; data\.resize is 36 px"):
         train_batches(root, *STORE)

@@ -13,13 +13,13 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 
-from ffn.engine.videos import read_videos
 from preparation_layouts import NAMES, Layouts
 
 from ffn.cli import COMMANDS
 from ffn.cli.prepare_data import DATASETS, _parser, main
 from ffn.data import ClipStore
 from ffn.datasets.synthetic import generate
+from ffn.engine.build_data import read_config_splits
 from ffn.engine.config import load_config
 
 
@@ -75,7 +75,7 @@ def test_clean_data_set(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         "data.classes",
     ]
     config = load_config(output / "flip_pairs.yaml", options)
-    videos = read_videos(config.data)
+    videos = read_config_splits(config.data)
     assert (len(videos.train), len(videos.val), len(videos.classes)) == (12, 4, 4)
     travels = videos.fingerprint()["prepared"]  # into checkpoints
     assert travels["videos"] == {"train": 12, "val": 4}
@@ -123,7 +123,7 @@ def test_frames_with_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFi
     options = shlex.split(capsys.readouterr().out.strip().splitlines()[-1])
     config = load_config(None, options)
     assert config.data.frame_pattern == "img_{:03d}.png"
-    assert read_videos(config.data).train[0].frames == 4
+    assert read_config_splits(config.data).train[0].frames == 4
 
 
 def test_copies(videos: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_pack(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert str(broken.relative_to(root)) in shown[shown.index("packing: ") :]
     options = shlex.split(shown.strip().splitlines()[-1])
     assert options[-2:] == ["data.format=store", "data.store=store"]
-    videos = read_videos(load_config(None, options).data)
+    videos = read_config_splits(load_config(None, options).data)
     store = ClipStore(root / "store", root=root)
     records = [*videos.train, *videos.val]
     assert len(records) == len(store) == len(list(root.rglob("*.mp4"))) - 1

@@ -8,10 +8,12 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `engine_toys`
 
+from config_toys import ToyTask
 from engine_toys import train, write_videos
 from ranks import Ranks
 
 from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
+from ffn.engine.tasks import TASKS, register_task
 
 
 @pytest.fixture(scope="session")
@@ -32,6 +34,14 @@ def start(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("start") / "start.pt"
     save_checkpoint(path, content)
     return f"model.weights={path}"
+
+
+@pytest.fixture
+def toy_task() -> Iterator[None]:
+    """Register `ToyTask` as the task "toy"."""
+    register_task("toy")(ToyTask)
+    yield
+    del TASKS._entries["toy"]
 
 
 @pytest.fixture(scope="session")

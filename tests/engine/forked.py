@@ -1,7 +1,7 @@
-"""Many short runs, each in processes of its own, from one process that has imported everything.
+"""Many short runs, each in its own processes, forked from one that has imported everything.
 
-Started as a program it reads jobs, a line of JSON each, and answers each with a line: the exit
-statuses of its processes, and how long it took. A job may say where its processes are killed.
+As a program it reads jobs, one line of JSON each. It answers each with the exit statuses of the
+processes and the duration. A job may kill its processes at a place.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-INSIDE = multiprocessing.Value("b", 0, lock=False)  # whether a process is in the armed place
+INSIDE = multiprocessing.Value("b", 0, lock=False)  # whether a process is in the place to be killed
 
 
 class Forks:
-    """The program, from the side that sends jobs; a context manager."""
+    """Sends jobs to the program; a context manager."""
 
     def __enter__(self) -> Forks:
         self._program = subprocess.Popen(
@@ -48,9 +48,9 @@ class Forks:
         world: int = 1,
         kill: dict[str, Any] | None = None,
         order: Path | None = None,
-        said: Path | None = None,
+        output: Path | None = None,
         double: bool = False,
-        trouble: dict[str, Any] | None = None,
+        fault: dict[str, Any] | None = None,
     ) -> dict[str, Any]:
         """Train.
 
@@ -59,30 +59,29 @@ class Forks:
             world: processes.
             kill: ``where`` ("anywhere", "save", "validation", "worker"), ``after`` seconds from
                 there, and ``rank``.
-            order: a folder that gets, per process, the videos of every step.
-            said: a file for what the processes print.
-            double: train in float64, where rounding does not hide differences.
-            trouble: what goes wrong in the process ``rank``: a video that ``hangs`` its decoder,
-                ``nan`` in the clips of these steps, or no file longer than ``limit`` bytes once
-                ``step`` steps are done.
+            order: folder for the videos of every step, one file per process.
+            output: file for what the processes print.
+            double: train in float64.
+            fault: of the process ``rank``: a video that ``hangs`` its decoder, ``nan`` in the clips
+                of these steps, or no file longer than ``limit`` bytes after ``step`` steps.
 
         Returns:
             ``status`` of each process, negative if a signal ended it, ``seconds``, and whether one
-            died ``inside`` the place.
+            was killed ``inside`` the place.
         """
         job = {
             "options": options,
             "world": world,
             "kill": kill,
             "order": order and str(order),
-            "said": str(said or os.devnull),
+            "output": str(output or os.devnull),
             "double": double,
-            "trouble": trouble,
+            "fault": fault,
         }
         self._program.stdin.write(json.dumps(job) + "\n")
         self._program.stdin.flush()
         answer = self._program.stdout.readline()
-        assert answer, "the program has died"
+        assert answer, "the program has ended"
         return json.loads(answer)
 
 
@@ -92,6 +91,7 @@ def main() -> None:
     import torch
     import torchvision.transforms.v2  # noqa: F401
 
+    import ffn.engine.build
     import ffn.engine.loop
     import ffn.evaluation  # noqa: F401
     from ffn import backbones, data  # noqa: F401
@@ -121,9 +121,9 @@ def _fork(job: dict[str, Any], rank: int, port: int) -> int:
         return child
     status = 99
     try:
-        said = os.open(job["said"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(said, 1)
-        os.dup2(said, 2)
+        output = os.open(job["output"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
         where = {"RANK": rank, "WORLD_SIZE": job["world"], "MASTER_PORT": port}
         os.environ.update({key: str(value) for key, value in where.items()})
         os.environ["MASTER_ADDR"] = "127.0.0.1"
@@ -140,80 +140,78 @@ def _fork(job: dict[str, Any], rank: int, port: int) -> int:
 
 def _train(job: dict[str, Any], rank: int) -> int:
     from ffn.cli.train import main as command
-    from ffn.engine import loop, step
 
     if job["order"]:
-        _note_order(step.Stepper, Path(job["order"]) / f"{rank}.jsonl")
+        _record_order(Path(job["order"]) / f"{rank}.jsonl")
     if job["double"]:
-        _compute_in_float64(loop)
-    trouble = job["trouble"]
-    if trouble and trouble.pop("rank") == rank:
-        _make_trouble(**trouble)
+        _compute_in_float64()
+    fault = job["fault"]
+    if fault and fault.pop("rank") == rank:
+        _inject(**fault)
     kill = job["kill"]
     if kill and kill["rank"] == rank:
-        _arm(loop, **kill)
+        _arm(**kill)
     empty = ROOT / "tests/engine/empty.yaml"
     return command([str(empty), *job["options"]])
 
 
-def _note_order(stepper: Any, path: Path) -> None:
-    backward = stepper.backward
+def _record_order(path: Path) -> None:
+    from ffn.engine.train_step import TrainStep
 
-    def noting(self: Any, batch: dict[str, Any], **place: int) -> dict[str, Any]:
-        line = {"step": place["step"], "index": batch["index"].tolist(), "world": self.world.size}
+    backward = TrainStep._backward
+
+    def recording(self: Any, batch: dict[str, Any], *, number: int, micro: int) -> dict[str, Any]:
+        line = {"step": number, "index": batch["index"].tolist(), "world": self.world.size}
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        return backward(self, batch, **place)
+        return backward(self, batch, number=number, micro=micro)
 
-    stepper.backward = noting
+    TrainStep._backward = recording
 
 
-def _compute_in_float64(loop: Any) -> None:
-    from ffn.engine import step
+def _compute_in_float64() -> None:
+    from ffn.engine import build_network, train_step, validation
 
-    build_model, to_device = loop.build.build_model, step.to_device
+    build_model, to_device = build_network.build_model, train_step.to_device
 
     def doubled(batch: dict[str, Any], *more: Any) -> dict[str, Any]:
         batch = to_device(batch, *more)
         return {**batch, "clips": {t: clip.double() for t, clip in batch["clips"].items()}}
 
-    loop.build.build_model = lambda *given, **more: build_model(*given, **more).double()
-    step.to_device = doubled
+    build_network.build_model = lambda *given, **more: build_model(*given, **more).double()
+    train_step.to_device = doubled
     nothing = {"top1": 0.0, "failed": 0}  # validation computes in float32
-    loop.evaluate = lambda network, loader, **options: dict.fromkeys(loader.dataset.views, nothing)
+    validation.evaluate = lambda _, loader, **options: dict.fromkeys(loader.dataset.views, nothing)
 
 
-def _make_trouble(
-    hangs: str = "", nan: tuple[int, ...] = (), limit: int = 0, step: int = 0
-) -> None:
-    from ffn.engine.step import Stepper
-
+def _inject(hangs: str = "", nan: tuple[int, ...] = (), limit: int = 0, step: int = 0) -> None:
     from ffn.data import VideoDataset
+    from ffn.engine.train_step import TrainStep
 
-    open_file, backward = VideoDataset._open_file, Stepper.backward
+    open_file, backward = VideoDataset._open_file, TrainStep._backward
 
     def hang(self: Any, record: Any) -> Any:
         if hangs and record.path.endswith(hangs):
             time.sleep(600)
         return open_file(self, record)
 
-    def poison(self: Any, batch: dict[str, Any], **place: int) -> dict[str, Any]:
-        if limit and place["step"] == step:
+    def poison(self: Any, batch: dict[str, Any], *, number: int, micro: int) -> dict[str, Any]:
+        if limit and number == step:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
         before = self.normalise
         try:
-            if place["step"] in nan:
+            if number in nan:
                 self.normalise = lambda clip: before(clip) * float("nan")
-            return backward(self, batch, **place)
+            return backward(self, batch, number=number, micro=micro)
         finally:
             self.normalise = before
 
-    VideoDataset._open_file, Stepper.backward = hang, poison
+    VideoDataset._open_file, TrainStep._backward = hang, poison
 
 
-def _arm(loop: Any, where: str, after: float, rank: int, nth: int = 1) -> None:
-    """Die, or let a loader worker die, some time after a place is reached for the nth time."""
+def _arm(where: str, after: float, rank: int, nth: int = 1) -> None:
+    """Kill this process or a loader worker, a time after a place is reached for the nth time."""
     reached = iter(range(1, 10**6))
 
     def at(owner: Any, name: str, act: Any) -> None:
@@ -222,7 +220,7 @@ def _arm(loop: Any, where: str, after: float, rank: int, nth: int = 1) -> None:
         def armed(*args: Any, **kwargs: Any) -> Any:
             if next(reached) != nth:
                 return before(*args, **kwargs)
-            INSIDE.value = 1  # the others see it, also when this process is no more
+            INSIDE.value = 1  # shared memory: the others see it after this process has ended
             threading.Thread(target=act, daemon=True).start()
             try:
                 return before(*args, **kwargs)
@@ -242,15 +240,17 @@ def _arm(loop: Any, where: str, after: float, rank: int, nth: int = 1) -> None:
             os.kill(int(random.choice(children)), signal.SIGKILL)
 
     if where == "save":
-        from ffn.engine.run_folder import CheckpointFolder
+        from ffn.engine.run_folder import RunFolder
 
-        at(CheckpointFolder, "save", die)
+        at(RunFolder, "save", die)
     elif where == "validation":
-        at(loop, "evaluate", die)
-    elif where == "worker":
-        from ffn.engine import step
+        from ffn.engine import validation
 
-        at(step.Stepper, "backward", kill_worker)
+        at(validation, "evaluate", die)
+    elif where == "worker":
+        from ffn.engine.train_step import TrainStep
+
+        at(TrainStep, "_backward", kill_worker)
 
 
 if __name__ == "__main__":

@@ -11,8 +11,10 @@ from torch import nn
 
 from ffn.core import NORMS
 from ffn.engine import loop
-from ffn.engine.build import build_model, build_schedule, build_train_step, read_config_splits
+from ffn.engine.build import build_train_step
 from ffn.engine.build import model as build_model_module
+from ffn.engine.build_data import read_config_splits
+from ffn.engine.build_network import build_model, build_schedule
 from ffn.engine.config import ConfigError
 
 

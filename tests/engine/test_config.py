@@ -1,39 +1,30 @@
-"""Options: merged in order, and every mistake named before anything is built."""
+"""Configs: merged in order; unknown options, tasks and packages; plain values; older versions."""
 
 from __future__ import annotations
 
+import copy
 import re
-from dataclasses import MISSING, fields, is_dataclass
-from enum import Enum
+import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 import yaml
-from engine_toys import ROOT
+from config_toys import ToyOptions, every_option, problems
 
-from ffn.cli.train import main
-from ffn.engine import options as module
 from ffn.engine.config import (
+    RENAMED,
+    RESUMABLE,
     ConfigError,
+    changed_options,
     config_from_dict,
     config_to_dict,
+    import_packages,
     load_config,
     option_help,
 )
-from ffn.engine.options import Config, Flip, Task
-
-
-def every_option(cls: type = Config, prefix: str = "") -> dict[str, object]:
-    found: dict[str, object] = {}
-    for option in fields(cls):
-        kind = get_type_hints(cls)[option.name]
-        if is_dataclass(kind):
-            found |= every_option(kind, f"{prefix}{option.name}.")
-        else:
-            default = option.default_factory() if option.default is MISSING else option.default
-            found[f"{prefix}{option.name}"] = default
-    return found
+from ffn.engine.options import Flip
+from ffn.engine.tasks import TASKS
 
 
 def test_defaults_file_and_overrides_in_this_order(tmp_path: Path) -> None:
@@ -52,15 +43,15 @@ def test_defaults_file_and_overrides_in_this_order(tmp_path: Path) -> None:
 def test_defaults_are_the_papers_recipe() -> None:
     config = load_config(None)
 
-    assert (config.model.name, config.task.name.value) == ("tsm_r50", "flexible")
+    assert (config.model.name, config.task.name) == ("tsm_r50", "flexible")
     assert (config.task.frames, config.task.distill_weight) == ([4, 8, 16], 1.0)
-    assert (config.train.epochs, config.train.batch_size, config.train.clip_grad_norm) == (
-        50,
-        32,
-        20,
-    )
-    assert (config.optim.lr, config.optim.milestones, config.optim.gamma) == (0.01, [20, 40], 0.1)
-    assert (config.optim.momentum, config.optim.weight_decay) == (0.9, 5e-4)
+    train, optim = config.train, config.optim
+    assert (train.epochs, train.batch_size, train.clip_grad_norm) == (50, 32, 20)
+    assert (optim.lr, optim.milestones, optim.gamma) == (0.01, [20, 40], 0.1)
+    assert (optim.momentum, optim.weight_decay) == (0.9, 5e-4)
+
+
+# --- unknown options and wrong types -------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -73,20 +64,29 @@ def test_defaults_are_the_papers_recipe() -> None:
         ("training.batch_size=8", "did you mean train.batch_size?"),
         ("train=3", "unknown option train;"),
         ("qqq.zzz=3", "tools/train.py --help lists all"),
+        ("task.weight=3", "task flexible has task.name, task.frames, task.private"),
     ],
 )
 def test_unknown_option(override: str, hint: str) -> None:
-    with pytest.raises(ConfigError, match=f"unknown option {override.split('=')[0]}") as caught:
-        load_config(None, [override])
-    assert hint in str(caught.value)
+    (text,) = problems(override)
+    assert text.startswith(f"command line: unknown option {override.split('=')[0]}")
+    assert hint in text
 
 
-def test_unknown_option_in_a_file_names_the_file(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("old", "new"), RENAMED.items())
+def test_option_of_version_0_1_is_refused_with_its_new_name(old: str, new: str) -> None:
+    assert problems(f"{old}=1") == [f"command line: option {old} is now {new}"]
+    assert new in every_option()
+
+
+def test_problem_in_a_file_names_the_file(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("train:\n  epoch: 7\n")
+    path.write_text("train:\n  epoch: 7\n  accumulate: 2\n")
 
-    with pytest.raises(ConfigError, match=r"mine\.yaml: unknown option train\.epoch; did you mean"):
-        load_config(path)
+    assert problems(path=path) == [
+        f"{path}: unknown option train.epoch; did you mean train.epochs?",
+        f"{path}: option train.accumulate is now train.grad_accum_steps",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -94,83 +94,32 @@ def test_unknown_option_in_a_file_names_the_file(tmp_path: Path) -> None:
     [
         ("train.epochs=many", r"train\.epochs: Value 'many'.* Integer"),
         ("train.epochs=1.5", r"train\.epochs: Value '1\.5'.* Integer"),
-        ("train.epochs=null", r"train\.epochs: Incompatible value 'None'"),
+        ("train.epochs=null", r"train\.epochs is null; give a value, as train\.epochs=50"),
         ("optim.lr=fast", r"optim\.lr: Value 'fast'.* Float"),
         ("train.freeze_bn=maybe", r"train\.freeze_bn: .*bool"),
         ("task.frames=[4, eight]", r"task\.frames.*'eight'.*Integer"),
         ("task.frames=4", r"task\.frames: "),
-        (
-            "task.name=flex",
-            r"task\.name: Invalid value 'flex', expected one of \[flexible, plain\]",
-        ),
+        ("task.private=some", r"expected one of \[norms, none, all\]"),
         ("train.precision=fp8", r"expected one of \[fp32, bf16, fp16\]"),
         ("data.flip=on", r"data\.flip: .* expected one of \[none, random, swap\]"),
-        ("epochs", "'epochs' is no key=value, as train.epochs=10"),
+        ("data.root=${nowhere}", r"data\.root: .*nowhere"),
+        ("epochs", "'epochs' is not key=value, as train.epochs=10"),
     ],
 )
 def test_wrong_type(override: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_config(None, [override])
-
-
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        (["task.frames=[]"], r"task\.frames is \[\]; give positive counts"),
-        (["task.frames=[0,4]"], "give positive counts"),
-        (["task.frames=[4,4]"], "none twice"),
-        (["task.name=plain"], "plain trains exactly one"),
-        (["data.test_frames=[]"], r"data\.test_frames is \[\]"),
-        (["data.test_frames=[0]"], r"data\.test_frames is \[0\]"),
-        (
-            ["train.grad_accum_steps=3"],
-            "batch_size 32 is not divisible by train.grad_accum_steps 3",
-        ),
-        (["train.grad_accum_steps=0"], "train.grad_accum_steps is 0; at least 1"),
-        (["train.batch_size=0"], r"train\.batch_size is 0; at least 1"),
-        (["train.epochs=0"], r"train\.epochs is 0"),
-        (["train.validate_epochs=0"], r"train\.validate_epochs is 0"),
-        (["train.save_steps=-1"], r"train\.save_steps is -1"),
-        (["data.workers=-1"], r"data\.workers is -1"),
-        (["data.order=pages"], r"data\.order=pages needs data\.format=store"),
-        (["data.page_mib=0"], r"data\.page_mib is 0"),
-        (["data.page_window=0"], r"data\.page_window is 0"),
-        (["data.store_cache_gib=0"], r"data\.store_cache_gib is 0"),
-        (["log.interval=0"], r"log\.interval is 0"),
-        (["optim.lr=0"], r"optim\.lr is 0"),
-        (["model.dropout=1"], r"model\.dropout is 1"),
-        (["task.distill_weight=-1"], r"task\.distill_weight is -1"),
-        (["data.crop=300"], r"data\.resize 256 is smaller than data\.crop 300"),
-        (["train.repeated_aug=3"], r"batch_size 32 is not divisible by .*x train\.repeated_aug 3"),
-        (["train.repeated_aug=0"], r"train\.repeated_aug is 0"),
-        (["train.mixup=-1"], r"train\.mixup is -1"),
-        (["train.cutmix=-1"], r"train\.cutmix is -1"),
-        (["train.label_smoothing=1"], r"train\.label_smoothing is 1"),
-        (["data.test_protocol=3x5"], r"3x5 is unknown; expected CLIPSxCROPS"),
-        (["data.test_protocol=3"], r"'3' is unknown; expected CLIPSxCROPS"),
-        (["data.area=[0.5,1]"], r"data\.area needs data\.crop_mode=resized; it is multiscale"),
-        (["data.crop_mode=resized", "data.scales=[1]"], r"data\.scales needs"),
-        (["data.crop_mode=resized", "data.area=[0.5,2]"], r"area is \[0\.5, 2"),
-        (["data.crop_mode=scale_jitter", "data.jitter_scales=[128,160]"], "crop 224 <= smallest"),
-        (["data.random_erasing=2"], "random_erasing is 2"),
-        (["data.colour_jitter=[0.4]"], "four strengths"),
-        (["data.randaugment=m7-n4"], "expected a policy of timm"),
-        (["data.flip=swap"], r"needs data\.flip_pairs"),
-        (["data.flip_pairs=[[a,b]]"], r"needs data\.flip=swap"),
-        (["model.pretrained=true", "model.weights=x.pt"], "exclude each other"),
-    ],
-    ids=str,
-)
-def test_contradiction(overrides: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        load_config(None, overrides)
+    (text,) = problems(override)
+    assert re.search(message, text)
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("- a\n- b\n", "holds no options"), ("train: [1\n", "is no yaml"), ("train: 3\n", "unknown")],
+    [
+        ("- a\n- b\n", "holds no options"),
+        ("train: [1\n", "is not valid YAML"),
+        ("train: 3\n", "unknown option train;"),
+    ],
 )
-def test_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None:
+def test_file_that_is_not_a_config(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(text)
 
@@ -180,83 +129,190 @@ def test_file_that_is_no_config(tmp_path: Path, text: str, message: str) -> None
         load_config(tmp_path / "missing.yaml")
 
 
-def test_round_trip_through_plain_values(tmp_path: Path) -> None:
-    from omegaconf import OmegaConf
+# --- tasks and packages --------------------------------------------------------------------------
 
-    config = load_config(
-        None,
-        ["task.frames=[3]", "task.name=plain", "data.flip=random", "train.clip_grad_norm=null"],
+
+def test_unknown_task_is_reported_with_the_closest_name() -> None:
+    (text,) = problems("task.name=plian")
+    assert text == (
+        "task.name: no task 'plian'; did you mean plain? A task of your own needs imports=[PACKAGE]"
     )
-    values = config_to_dict(config)
-    OmegaConf.save(values, tmp_path / "config.yaml")
+    (text,) = problems("task.name=zzz")
+    assert "registered are plain, flexible." in text
+    assert len(problems("task.name=zzz", "train.epochs=0")) == 2
 
-    assert values["task"]["name"] == "plain"  # plain values, no enums
+
+def test_option_of_another_task_is_unknown() -> None:
+    (text,) = problems("task.name=plain", "task.frames=[4]", "task.small_views=label")
+    assert text == (
+        "command line: unknown option task.small_views; task plain has task.name, task.frames"
+    )
+
+
+def test_task_is_checked_with_a_malformed_override_too() -> None:
+    found = problems("epochs", "task.name=plain")
+    assert len(found) == 2
+    assert "trains exactly one frame count" in found[1]
+
+
+@pytest.mark.usefixtures("toy_task")
+def test_registered_task_has_its_options() -> None:
+    config = load_config(None, ["task.name=toy", "task.frames=[4]", "task.rounds=7"])
+
+    assert (config.task.strength, config.task.rounds) == (0.5, 7)
+    assert isinstance(config.task, ToyOptions)
+    values = config_to_dict(config)
+    assert values["task"] == {"name": "toy", "frames": [4], "strength": 0.5, "rounds": 7}
+    assert config_from_dict(values) == config
+    assert problems("task.name=toy", "task.strength=-1") == ["task.strength is -1.0; at least 0"]
+    (text,) = problems("task.name=toy", "task.rounds=many")
+    assert "task.rounds: Value 'many'" in text
+    (text,) = problems("task.name=toy", "task.distill_weight=2")
+    assert text.endswith("task toy has task.name, task.frames, task.strength, task.rounds")
+
+
+PACKAGE = """
+from ffn.engine.tasks import PlainTask, TASKS, register_task
+register_task("packaged")(type("PackagedTask", (PlainTask,), {}))
+"""
+
+
+@pytest.fixture
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """A module in the current folder that registers a task."""
+    name = f"toy_package_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(PACKAGE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    yield name
+    TASKS._entries.pop("packaged", None)
+
+
+def test_imports_register_tasks(package: str, tmp_path: Path) -> None:
+    assert len(problems("task.name=packaged", "task.frames=[4]")) == 1
+
+    config = load_config(None, [f"imports=[{package}]", "task.name=packaged", "task.frames=[4]"])
+    assert config.imports == [package]
+
+    path = tmp_path / "config.yaml"
+    path.write_text(f"imports: {package}\ntask: {{name: packaged, frames: [4]}}\n")
+    assert load_config(path) == config
+    assert config_from_dict(config_to_dict(config)) == config
+
+
+def test_help_knows_imported_tasks(package: str, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text(f"imports: [{package}]\n")
+    assert "packaged" not in option_help()
+
+    import_packages(path, ["train.epochs=3"])
+
+    assert "packaged" in option_help()
+
+
+@pytest.mark.parametrize("where", ["file", "command line", "dict"])
+def test_package_that_cannot_be_imported(tmp_path: Path, where: str) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("imports: [no_such_package]\n")
+    load = {
+        "file": lambda: load_config(path),
+        "command line": lambda: import_packages("imports=[no_such_package]", []),
+        "dict": lambda: config_from_dict({"imports": ["no_such_package"]}),
+    }[where]
+    with pytest.raises(ConfigError, match=r"cannot import 'no_such_package' .*install the package"):
+        load()
+
+
+# --- plain values, older versions, changes -------------------------------------------------------
+
+
+def test_round_trip_through_plain_values(tmp_path: Path) -> None:
+    overrides = ["task.frames=[3]", "task.name=plain", "data.flip=random"]
+    config = load_config(None, [*overrides, "train.clip_grad_norm=null"])
+    values = config_to_dict(config)
+    (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
+
+    assert values["task"] == {"name": "plain", "frames": [3]}
+    assert values["data"]["flip"] == "random"  # plain values, no enums
     assert config_from_dict(values) == config
     assert load_config(tmp_path / "config.yaml") == config
-    assert (config.task.name, config.data.flip) == (Task.plain, Flip.random)
+    assert (config.task.name, config.data.flip) == ("plain", Flip.random)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
-def test_configs_that_ship(path: Path) -> None:
-    assert load_config(path)
+# The sections of a config.yaml that version 0.1 wrote, with the options that it renamed.
+VERSION_0_1 = {
+    "model": {"name": "tsm_tiny", "dropout": 0.3},
+    "task": {
+        "name": "plain",
+        "frames": [4],
+        "private": "norms",
+        "alteration": True,
+        "small_views": "distill",
+        "distill_weight": 1.0,
+    },
+    "data": {"reader": "pyav", "erasing": 0.25},
+    "train": {
+        "repeats": 2,
+        "accumulate": 4,
+        "recompute": True,
+        "clip_norm": None,
+        "freeze_norms": False,
+        "sync_norms": True,
+        "precise_norms": 3,
+    },
+    "optim": {"name": "adamw", "base_batch": 16},
+    "log": {"output": "runs/old"},
+}
 
 
-@pytest.mark.parametrize(("place", "name"), [(0, "slowfast_r50"), (1, "uniformer_s")])
-def test_recipes_of_the_docs_are_those_of_the_configs(
-    place: int, name: str, tmp_path: Path
-) -> None:
-    text = (ROOT / "docs/augmentation.md").read_text()
-    recipe = re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL)[place]
-    (tmp_path / "recipe.yaml").write_text(recipe)
+def test_config_of_version_0_1_is_restored() -> None:
+    found = config_to_dict(config_from_dict(VERSION_0_1))
 
-    shipped = config_to_dict(load_config(ROOT / f"configs/sthv1/{name}.yaml"))
-    documented = config_to_dict(load_config(tmp_path / "recipe.yaml"))
-    for section, options in yaml.safe_load(recipe).items():
-        assert {key: documented[section][key] for key in options} == {
-            key: shipped[section][key] for key in options
-        }
+    assert found["task"] == {"name": "plain", "frames": [4]}
+    assert found["imports"] == []
+    expected = {
+        "data": {"decoder": "pyav", "random_erasing": 0.25},
+        "train": {
+            "repeated_aug": 2,
+            "grad_accum_steps": 4,
+            "activation_checkpointing": True,
+            "clip_grad_norm": None,
+            "freeze_bn": False,
+            "sync_bn": True,
+            "precise_bn": 3,
+        },
+        "optim": {"name": "adamw", "base_batch_size": 16},
+    }
+    for section, values in expected.items():
+        assert {key: found[section][key] for key in values} == values
 
-
-def test_options_of_the_docs_exist() -> None:
-    text = (ROOT / "docs/augmentation.md").read_text()
-    named = set(re.findall(r"`((?:data|train)\.\w+)", text))
-    assert len(named) > 15
-    assert named <= set(every_option())
-
-
-def test_help_lists_every_option_with_its_default() -> None:
-    lines = option_help().splitlines()
-    defaults = every_option()
-
-    assert len(lines) == len(defaults) >= 40
-    for line, (key, default) in zip(lines, defaults.items(), strict=True):
-        shown = default.value if isinstance(default, Enum) else default
-        words = {None: "null", True: "true", False: "false"}
-        shown = words[shown] if shown is None or isinstance(shown, bool) else shown
-        assert line.startswith(f"  {key}={shown} ")
-        assert len(line.split(f"{key}={shown}")[1].strip()) > 10  # and what it means
-        if isinstance(default, Enum):
-            assert all(choice.value in line for choice in type(default))
+    flexible = copy.deepcopy(VERSION_0_1)
+    flexible["task"] |= {"name": "flexible", "frames": [4, 8], "private": "all"}
+    assert config_to_dict(config_from_dict(flexible))["task"] == flexible["task"]
 
 
-def test_what_help_shows_can_be_given_back() -> None:
-    for line in option_help().splitlines():
-        key, _, rest = line.strip().partition("=")
-        default = every_option()[key]
-        if isinstance(default, list):
-            continue  # holds spaces
-        assert load_config(None, [f"{key}={rest.split()[0]}"]) == load_config(None)
+def test_config_of_a_newer_version_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"unknown option train\.new"):
+        config_from_dict({"train": {"new": 1}})
 
 
-def test_help_of_the_command(capsys: pytest.CaptureFixture) -> None:
-    with pytest.raises(SystemExit):
-        main(["--help"])
+def test_changed_options() -> None:
+    before = config_to_dict(load_config(None, ["train.grad_accum_steps=2"]))
 
-    assert option_help() in capsys.readouterr().out
+    now = load_config(None, ["optim.lr=0.5", "train.compile=true", "log.output=x", "data.root=y"])
+    assert changed_options(before, now) == ["optim.lr 0.01 -> 0.5"]
+    plain = load_config(None, ["task.name=plain", "task.frames=[4]"])
+    assert changed_options(before, plain) == [
+        "task.alteration True -> None",
+        "task.distill_weight 1.0 -> None",
+        "task.frames [4, 8, 16] -> [4]",
+        "task.name flexible -> plain",
+        "task.private norms -> None",
+        "task.small_views distill -> None",
+    ]
+    assert changed_options(VERSION_0_1, config_from_dict(VERSION_0_1)) == []
 
 
-def test_every_enum_value_is_its_name() -> None:
-    enums = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, Enum)]
-
-    assert len(enums) > 5
-    assert all(choice.value == choice.name for kind in enums for choice in kind)
+def test_resumable_options_exist() -> None:
+    known = {*every_option(), "log", "imports"}
+    assert set(RESUMABLE) <= known

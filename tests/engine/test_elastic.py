@@ -1,4 +1,4 @@
-"""The number of processes and workers is how a run is done, not what it computes."""
+"""Results do not depend on the number of processes and workers."""
 
 from __future__ import annotations
 
@@ -41,9 +41,18 @@ def batches(folder: Path) -> dict[int, list[int]]:
 
 @pytest.mark.slow
 def test_order_of_samples(forks: Forks, videos: Path, tmp_path: Path) -> None:
-    """For 1, 2, 4 processes, 0 and 2 workers, 1 and 2 micro-batches, and after a change of all."""
+    """For 1, 2, 4 processes, 0 and 2 workers, 1 and 2 micro-batches, and after changes of all."""
     found = []
-    ways = [(1, 0, 1), (1, 2, 1), (2, 0, 1), (2, 2, 1), (4, 0, 1), (4, 2, 1), (1, 0, 2), (2, 2, 2)]
+    ways = [
+        (1, 0, 1),
+        (1, 2, 1),
+        (2, 0, 1),
+        (2, 2, 1),
+        (4, 0, 1),
+        (4, 2, 1),
+        (1, 0, 2),
+        (2, 2, 2),
+    ]
     for world, workers, accumulate in ways:
         place = tmp_path / f"{world}_{workers}_{accumulate}"
         (place / "order").mkdir(parents=True)
@@ -57,7 +66,7 @@ def test_order_of_samples(forks: Forks, videos: Path, tmp_path: Path) -> None:
         assert sorted(epoch) == list(range(24))
     assert all(one == found[0] for one in found)
 
-    # Interrupted in the middle of an epoch, and continued another way, twice.
+    # Interrupted in the middle of an epoch and resumed with another setup, twice.
     place, seen = tmp_path / "changing", {}
     changes = [(2, 2, 1, True), (4, 0, 1, True), (1, 4, 4, False)]
     for turn, (world, workers, accumulate, dies) in enumerate(changes):
@@ -78,7 +87,7 @@ def test_order_of_samples(forks: Forks, videos: Path, tmp_path: Path) -> None:
 
 
 def batches_so_far(folder: Path, world: int) -> dict[int, list[int]]:
-    """As `batches`, of processes of which some got further than others."""
+    """Like `batches`, for processes that were killed at different steps."""
     paths = [folder / f"{rank}.jsonl" for rank in range(world)]
     lines = [path.read_text().splitlines() for path in paths]
     whole = min(map(len, lines))
@@ -108,7 +117,7 @@ def test_losses_are_those_of_one_process(
     views: str,
     figure: Callable[..., None],
 ) -> None:
-    """In float64: in float32, six steps make another order of sums visible beyond 1e-6."""
+    """In float64: in float32, the order of sums changes six steps by more than 1e-6."""
     more = (*FOUR, *EXACT, start, norms, f"train.views={views}")
     for world in (1, 2, 4):
         job = forks.run(options(videos, tmp_path / str(world), *more), world=world, double=True)
@@ -116,7 +125,7 @@ def test_losses_are_those_of_one_process(
 
     one = read_log(tmp_path / "1")
     assert len(one) == 6
-    assert max(entry["loss/kl_2"] for entry in one) > 0.1  # it counts
+    assert max(entry["loss/kl_2"] for entry in one) > 0.1  # not negligible
     worst = 0.0
     for world in (2, 4):
         for entry, expected in zip(read_log(tmp_path / str(world)), one, strict=True):
@@ -128,7 +137,7 @@ def test_losses_are_those_of_one_process(
             torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6, msg=key)
     if "sync" in norms:
         moved = [k for k in weights(tmp_path / "1") if "running_mean" in k and ".2." in k]
-        assert moved  # private statistics are among them
+        assert moved  # private statistics too
     figure("losses of 2 and 4 processes and of 1 differ by at most", f"{worst:.0e}")
 
 
@@ -143,6 +152,7 @@ def test_statistics_of_other_processes_are_averaged(
     assert len(before) == 2
     assert any(not torch.equal(a, b) for a, b in zip(*before, strict=True))
 
-    said = tmp_path / "said"
-    assert forks.run(options(videos, tmp_path / "run", *more), said=said)["status"] == [0]
-    assert "was written by 2 process(es), now 1 go on: running statistics are" in said.read_text()
+    output = tmp_path / "output"
+    assert forks.run(options(videos, tmp_path / "run", *more), output=output)["status"] == [0]
+    message = "was written by 2 process(es) and is resumed by 1: running statistics are averaged"
+    assert message in output.read_text()

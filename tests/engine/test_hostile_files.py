@@ -61,7 +61,7 @@ def content() -> dict[str, Any]:
     return {"format": 1, "model": model.state_dict(), "meta": meta, "training": training}
 
 
-# --- the files; each function takes the path and the folder that its payload creates ------------------------
+# --- the files; each function takes the path and the folder that its payload creates -------------
 
 
 def in_meta(path: Path, mark: Path) -> None:
@@ -210,7 +210,7 @@ HOSTILE = {
 }
 
 
-# --- functions and commands that read files -----------------------------------------------------------------------------------
+# --- functions and commands that read files ------------------------------------------------------
 
 
 def start_weights(path: Path) -> Any:

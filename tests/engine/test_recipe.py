@@ -9,7 +9,7 @@ from engine_toys import ROOT
 from torch import nn
 
 from ffn.engine import recipe
-from ffn.engine.build.model import scaled_learning_rate
+from ffn.engine.build_network import scaled_learning_rate
 from ffn.engine.config import load_config
 from ffn.engine.options import Config, Flip
 

@@ -13,7 +13,17 @@ from engine_toys import batch, flexible_task, tiny
 from torch import Tensor, nn
 
 from ffn.core import PrivateModules
-from ffn.engine.tasks import FlexibleTask, PlainTask, distillation
+from ffn.engine.tasks import (
+    TASKS,
+    FlexibleOptions,
+    FlexibleTask,
+    PlainTask,
+    SmallViews,
+    Task,
+    TaskOptions,
+    distillation,
+    register_task,
+)
 from ffn.engine.train_step import backward_each_view
 
 COUNTS = (2, 4, 8)
@@ -116,6 +126,36 @@ def test_distillation_is_zero_at_the_teacher() -> None:
 def test_unknown_small_views() -> None:
     with pytest.raises(ValueError, match='"kl"; allowed: distill, label, mixed'):
         FlexibleTask(nn.Identity(), (4, 8), small_views="kl")
+
+
+def test_tasks_are_built_from_options() -> None:
+    options = FlexibleOptions(frames=[8, 2], distill_weight=0.5, small_views=SmallViews.mixed)
+    task = FlexibleTask.from_options(nn.Identity(), options)
+
+    assert (task.trained_frames, task.distill_weight, task.small_views) == ((2, 8), 0.5, "mixed")
+    assert FlexibleTask.conversion(options) == {
+        "trained_frames": (2, 8),
+        "private": "norms",
+        "alter": "sites",
+    }
+    assert FlexibleTask.conversion(FlexibleOptions(alteration=False))["alter"] == "none"
+    plain = TaskOptions("plain", [4])
+    assert PlainTask.from_options(nn.Identity(), plain).frames == 4
+    assert PlainTask.conversion(plain) is None
+
+
+def test_registered_tasks() -> None:
+    assert (TASKS["flexible"], TASKS["plain"]) == (FlexibleTask, PlainTask)
+    assert register_task("plain")(PlainTask) is PlainTask  # a module that is imported again
+    with pytest.raises(ValueError, match=r"name 'plain' is taken by ffn\.engine\.tasks\.PlainTask"):
+        register_task("plain")(FlexibleTask)
+    with pytest.raises(KeyError, match='no task "plian"; did you mean plain'):
+        TASKS["plian"]
+
+
+def test_task_without_losses() -> None:
+    with pytest.raises(NotImplementedError):
+        Task(nn.Identity())({"clips": {}, "label": torch.zeros(1)})
 
 
 # --- gradients ----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Build data from a config: splits, preprocessing, transforms and loaders."""
+"""Build the splits, preprocessing, transforms and loaders of a config."""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Build a run from a config: the train step, the checkpointer and all other parts."""
+"""Build a run from a config.
+
+With ``build_data`` and ``build_network``, the only modules of the engine that receive a config:
+all others take plain values.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,7 @@ from torch.utils.data import DataLoader
 
 from ffn import zoo
 from ffn.data import Normalise, Splits
-from ffn.engine import console, recipe
-from ffn.engine.build import data as build_data
-from ffn.engine.build import model as build_model
+from ffn.engine import build_data, build_network, console, recipe
 from ffn.engine.checkpoint import versions
 from ffn.engine.checkpointer import Checkpointer
 from ffn.engine.config import ConfigError, changed_options, config_to_dict
@@ -73,7 +75,7 @@ def build_run(config: Config, world: World) -> Run:
             metadata=_metadata(config, splits),
             changed_options=partial(changed_options, now=config),
         ),
-        learning_rate=build_model.build_schedule(config),
+        learning_rate=build_network.build_schedule(config),
         open_log=partial(_open_log, config, world, config.train.epochs * steps_per_epoch),
         introduction=_introduction(config, splits, model, start),
         settings=[
@@ -100,7 +102,7 @@ def build_train_step(
 
     Args:
         config: the options.
-        model: as :func:`ffn.engine.build.build_model` returned it.
+        model: as :func:`ffn.engine.build_network.build_model` returned it.
         world: the processes.
         num_classes: K.
         bad_batches: file for the videos of bad steps.
@@ -109,10 +111,10 @@ def build_train_step(
         ConfigError: the model cannot be trained with these options.
     """
     train = config.train
-    build_model.prepare_for_training(config, model, world.device)
+    build_network.prepare_for_training(config, model, world.device)
     return TrainStep(
-        build_model.build_task(config, model),
-        build_model.build_optimiser(config, model),
+        build_network.build_task(config, model),
+        build_network.build_optimiser(config, model),
         world,
         normalise=Normalise(build_data.build_preprocessing(config.data)),
         batch_mix=BatchMix(
@@ -142,7 +144,7 @@ def _build_network(
 ) -> tuple[nn.Module, Start | None]:
     """The network on its device, and what is known of its start weights."""
     torch.manual_seed(config.train.seed)  # the same initialisation on every process
-    model = build_model.build_model(
+    model = build_network.build_model(
         config, len(splits.classes), pretrained=is_new and config.model.pretrained
     ).to(world.device)
     start = None
@@ -191,7 +193,7 @@ def _steps_per_epoch(config: Config, loader: DataLoader, videos: int) -> int:
 
 def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
     """Description of the network and the run for checkpoints: plain values."""
-    conversion = build_model.conversion_of(config)
+    conversion = build_network.conversion_of(config)
     plain = {"trained_frames": None, "private": "none", "alter": "none"}
     defaults = {"private": "norms", "alter": "sites"}  # of ffn.convert
     network = plain if conversion is None else {**defaults, **conversion}
@@ -253,7 +255,7 @@ def _schedule_line(config: Config, world: World, steps_per_epoch: int) -> str:
         repeated_aug=config.train.repeated_aug,
         processes=world.size,
         grad_accum_steps=config.train.grad_accum_steps,
-        lr=build_model.scaled_learning_rate(config),
+        lr=build_network.scaled_learning_rate(config),
         base=None if optim.base_batch_size is None else (optim.lr, optim.base_batch_size),
         precision=config.train.precision.value,
         device=world.device.type,
@@ -267,7 +269,7 @@ def _warnings(
     yield from recipe.learning_rate_warnings(
         config.model.name,
         config.optim.name.value,
-        build_model.scaled_learning_rate(config),
+        build_network.scaled_learning_rate(config),
         train.batch_size,
     )
     if config.data.flip is Flip.random:

@@ -1,4 +1,4 @@
-"""Build from a config what is trained: model, task, optimiser and learning-rate schedule."""
+"""Build the model, the task, the optimiser and the learning-rate schedule of a config."""
 
 from __future__ import annotations
 

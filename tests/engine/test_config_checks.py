@@ -1,0 +1,113 @@
+"""Values out of range and contradictions: all problems of a config are reported together."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from config_toys import problems
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.frames=[]"], r"task\.frames is \[\]; give different counts of at least 1"),
+        (["task.frames=[0,4]"], "different counts of at least 1"),
+        (["task.frames=[4,4]"], "different counts of at least 1"),
+        (["task.name=plain"], "plain trains exactly one"),
+        (["data.test_frames=[]"], r"data\.test_frames is \[\]"),
+        (["data.test_frames=[0]"], r"data\.test_frames is \[0\]"),
+        (
+            ["train.grad_accum_steps=3"],
+            "batch_size 32 is not divisible by train.grad_accum_steps 3.*multiple of 3",
+        ),
+        (["train.grad_accum_steps=0"], "train.grad_accum_steps is 0; at least 1"),
+        (["train.batch_size=0"], r"train\.batch_size is 0; at least 1"),
+        (["train.epochs=0"], r"train\.epochs is 0"),
+        (["train.validate_epochs=0"], r"train\.validate_epochs is 0"),
+        (["train.save_steps=-1"], r"train\.save_steps is -1"),
+        (["data.workers=-1"], r"data\.workers is -1"),
+        (["data.order=pages"], r"data\.order=pages needs data\.format=store"),
+        (["data.page_mib=0"], r"data\.page_mib is 0"),
+        (["data.page_window=0"], r"data\.page_window is 0"),
+        (["data.store_cache_gib=0"], r"data\.store_cache_gib is 0"),
+        (["log.interval=0"], r"log\.interval is 0"),
+        (["optim.lr=0"], r"optim\.lr is 0"),
+        (["optim.layer_decay=2"], r"optim\.layer_decay is 2.*; above 0, at most 1"),
+        (["optim.base_batch_size=0"], r"optim\.base_batch_size is 0; at least 1, or null"),
+        (["model.dropout=1"], r"model\.dropout is 1"),
+        (["task.distill_weight=-1"], r"task\.distill_weight is -1"),
+        (["data.crop=300"], r"data\.resize 256 is smaller than data\.crop 300"),
+        (["train.repeated_aug=3"], r"batch_size 32 is not divisible by .*x train\.repeated_aug 3"),
+        (["train.repeated_aug=0"], r"train\.repeated_aug is 0"),
+        (["train.mixup=-1"], r"train\.mixup is -1"),
+        (["train.cutmix=-1"], r"train\.cutmix is -1"),
+        (["train.label_smoothing=1"], r"train\.label_smoothing is 1"),
+        (["train.freeze_bn=true", "train.precise_bn=2"], "precise_bn and train.freeze_bn exclude"),
+        (["train.freeze_bn=true", "train.sync_bn=true"], "sync_bn and train.freeze_bn exclude"),
+        (["train.compile=true", "train.sync_bn=true"], "train.compile and train.sync_bn exclude"),
+        (["train.compile=true", "data.on_error=skip"], "compile and data.on_error=skip exclude"),
+        (["data.test_protocol=3x5"], r"3x5 is unknown; expected CLIPSxCROPS"),
+        (["data.test_protocol=3"], r"'3' is unknown; expected CLIPSxCROPS"),
+        (["data.area=[0.5,1]"], r"data\.area needs data\.crop_mode=resized; .* is multiscale"),
+        (["data.crop_mode=resized", "data.scales=[1]"], r"data\.scales needs"),
+        (["data.crop_mode=resized", "data.area=[0.5,2]"], r"area is \[0\.5, 2"),
+        (
+            ["data.crop_mode=scale_jitter", "data.jitter_scales=[128,160]"],
+            "crop 224 <= (least|smallest)",
+        ),
+        (["data.random_erasing=2"], "random_erasing is 2"),
+        (["data.colour_jitter=[0.4]"], "four strengths"),
+        (["data.randaugment=m7-n4"], "expected (timm's form|a policy of timm)"),
+        (["data.flip=swap"], r"needs data\.flip_pairs"),
+        (["data.flip_pairs=[[a,b]]"], r"needs data\.flip=swap"),
+        (["model.pretrained=true", "model.weights=x.pt"], "exclude each other"),
+    ],
+    ids=str,
+)
+def test_value_out_of_range_or_contradiction(overrides: list[str], message: str) -> None:
+    (text,) = problems(*overrides)
+    assert re.search(message, text)
+
+
+def test_all_problems_are_reported_together(tmp_path: Path) -> None:
+    """Of the file and of the command line; of names, types, ranges and combinations."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("train: {epochs: many, clip_norm: 3}\nmodel: {nane: x}\n")
+
+    found = problems(
+        "epochs",
+        "optim.lr=0",
+        "task.distill_weight=-1",
+        "train.batch_size=30",
+        "train.grad_accum_steps=4",
+        "data.workers=-2",
+        "data.random_erasing=7",
+        "data.test_protocol=9",
+        path=path,
+    )
+
+    expected = [
+        "'epochs' is not key=value",
+        f"{path}: option train.epochs: Value 'many'",
+        f"{path}: option train.clip_norm is now train.clip_grad_norm",
+        f"{path}: unknown option model.nane; did you mean model.name?",
+        "data.workers is -2",
+        "optim.lr is 0",
+        "task.distill_weight is -1",
+        "train.batch_size 30 is not divisible by train.grad_accum_steps 4",
+        "data.test_protocol: ",
+        "data: random_erasing is 7",
+    ]
+    assert len(found) == len(expected)
+    assert all(text.startswith(start) for text, start in zip(found, expected, strict=True)), found
+
+
+def test_wrong_option_is_reported_once() -> None:
+    """Not also as a contradiction of another option, or with its default."""
+    assert len(problems("train.grad_accum_steps=0")) == 1
+    assert len(problems("train.batch_size=many", "train.grad_accum_steps=3")) == 1
+    assert len(problems("data.crop=wide", "data.resize=10")) == 1
+    assert len(problems("task.name=plian", "task.frames=[4,8]")) == 1
+    assert len(problems("data.crop_mode=round", "data.area=[0.5,1]")) == 1
