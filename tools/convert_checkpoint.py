@@ -1,4 +1,4 @@
-"""Foreign weights as ours: ``tools/convert_checkpoint.py IN OUT --from SOURCE``; see ``--help``."""
+"""Convert foreign weights: ``tools/convert_checkpoint.py IN OUT --model M``; see ``--help``."""
 
 from ffn.cli.convert_checkpoint import main
 

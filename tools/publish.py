@@ -1,4 +1,4 @@
-"""Ship a trained network: ``tools/publish.py CHECKPOINT NAME``; see ``--help``."""
+"""Write a trained network for release: ``tools/publish.py CHECKPOINT NAME``; see ``--help``."""
 
 from ffn.cli.publish import main
 

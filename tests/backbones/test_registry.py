@@ -47,6 +47,30 @@ def test_names() -> None:
     assert backbones.families() == ["tea", "tsm"]
 
 
+def test_a_class_of_another_package_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backbones.registry._models, "_entries", dict(backbones.registry._models))
+
+    @backbones.register
+    class Net(torch.nn.Linear):
+        def __init__(self, *, num_classes: int, width: int = 2) -> None:
+            super().__init__(width, num_classes)
+
+    assert "Net" in backbones.model_names()
+    assert backbones.is_registered("Net")
+    assert backbones.build("Net", num_classes=3, width=5).weight.shape == (3, 5)
+    with pytest.raises(ValueError, match="Net takes no depth; remove it"):
+        backbones.build("Net", depth=5)
+    with pytest.raises(ValueError, match="Net has no image weights"):
+        backbones.build("Net", pretrained=True)
+
+    def tsm_r50() -> None: ...
+
+    with pytest.raises(ValueError, match=r"the model name 'tsm_r50' is taken by ffn\.backbones"):
+        backbones.register(tsm_r50)
+    assert not backbones.is_registered("Net.resnet18")
+    assert backbones.is_registered("tsm.resnet18")
+
+
 @pytest.mark.parametrize("name", ["tsm_r5O", "resnet50", "sea.resnet50", "tsm."])
 def test_unknown_name(name: str) -> None:
     with pytest.raises(ValueError, match=f'no model "{name}"; did you mean \\w+'):
