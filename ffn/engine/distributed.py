@@ -36,7 +36,7 @@ class World:
         rank: of this process.
         size: number of processes.
         device: of this process's tensors.
-        store: key-value store that the processes share; None if there is none.
+        store: key-value store of ``torchrun``, which outlives the processes; else None.
     """
 
     rank: int
@@ -72,8 +72,9 @@ def processes(timeout: float = 0.0) -> Iterator[World]:
         backend = "nccl" if device.type == "cuda" else "gloo"
         store, rank, size = attempt_store(limit)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     try:
-        yield World(rank, size, device, store)
+        yield World(rank, size, device, store if by_torchrun else None)
     except BaseException:
         # Destroying an NCCL group waits for its pending collectives, which may never complete
         # after a failure: `ffn.engine.failures.run_command` ends the process instead.

@@ -140,7 +140,7 @@ def _is_first(error: BaseException, world: World) -> bool:
         if isinstance(error, LostProcessError):
             return failures == 1
         return world.store.add(f"failure: {error}", 1) == 1
-    except dist.DistError:  # the process with the store has ended
+    except dist.DistError:  # torchrun has ended
         return True
 
 

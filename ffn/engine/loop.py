@@ -65,7 +65,7 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
 
     for _ in range(first, run.steps_per_epoch):
         lr = run.learning_rate(state.step / run.steps_per_epoch)
-        result = step.step(batches, number=state.step, lr=lr, stop=stop.requested)
+        result = step.step(batches, number=state.step, lr=lr, stop=lambda: stop.requested)
         state.step += 1
         state.metrics = {}  # they belong to an earlier network
         meter.add(result)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -101,7 +101,12 @@ class TrainStep:
         self._buffers = _BufferCopies(self.model)
 
     def step(
-        self, batches: Iterable[dict[str, Any]], *, number: int, lr: float, stop: bool = False
+        self,
+        batches: Iterable[dict[str, Any]],
+        *,
+        number: int,
+        lr: float,
+        stop: Callable[[], bool] = lambda: False,
     ) -> StepResult:
         """Train on one batch.
 
@@ -110,7 +115,7 @@ class TrainStep:
                 taken.
             number: optimiser steps done before this one, over all epochs.
             lr: learning rate.
-            stop: whether this process requests the end of the run.
+            stop: whether this process requests the end of the run; called after the backward.
 
         Raises:
             FloatingPointError: too many bad steps in a row.
@@ -133,8 +138,8 @@ class TrainStep:
         grad_norm = self._clip()
 
         losses = torch.stack([output["loss"].detach() for output in outputs])
-        claims = [stop, ~losses.isfinite().all(), ~grad_norm.isfinite()]
-        stop, bad_loss, bad_norm = any_of(claims, self.world)
+        claims = [stop(), ~losses.isfinite().all(), ~grad_norm.isfinite()]
+        stops, bad_loss, bad_norm = any_of(claims, self.world)
         # In fp16 a gradient that overflows only lowers the loss scale, while there is one.
         overflow = self.scaler.is_enabled() and self.scaler.get_scale() > 1
         updated = not (bad_loss or bad_norm)
@@ -146,7 +151,7 @@ class TrainStep:
         self.optimiser.zero_grad(set_to_none=True)
         is_bad = bad_loss or (bad_norm and not overflow)
         warning = self._count_bad_step(number + 1, outputs, bad_loss) if is_bad else None
-        return StepResult(outputs, grad_norm, updated, warning, stop)
+        return StepResult(outputs, grad_norm, updated, warning, stops)
 
     @property
     def network(self) -> nn.Module:

@@ -10,7 +10,7 @@ from engine_toys import build, config, train, weights
 from torch import nn
 
 from ffn.core import NORMS
-from ffn.engine import loop
+from ffn.engine import build_network, loop
 from ffn.engine.build import build_train_step
 from ffn.engine.build_data import read_config_splits
 from ffn.engine.build_network import build_model, build_schedule
@@ -125,6 +125,6 @@ def test_model_without_blocks_has_no_activation_checkpointing(
     def refuse(model: nn.Module) -> int:
         raise ValueError("no blocks")
 
-    monkeypatch.setattr(build_model_module, "checkpoint_blocks", refuse)
+    monkeypatch.setattr(build_network, "checkpoint_blocks", refuse)
     with pytest.raises(ConfigError, match="tsm_tiny: no blocks"):
         build(videos, tmp_path / "run", "train.activation_checkpointing=true")

@@ -106,7 +106,7 @@ def test_outputs_have_the_labels_and_videos_of_the_batch() -> None:
     step = make_step(flexible_task(COUNTS))
     data = {**loaded(0), "skipped": ["a.mp4: damaged"], "index": torch.tensor([5, 7, 1, 2])}
 
-    (outputs,) = step.step([data], number=0, lr=0.05, stop=True).outputs
+    (outputs,) = step.step([data], number=0, lr=0.05, stop=lambda: True).outputs
 
     assert outputs["label"].tolist() == [0, 1, 2, 0]
     assert outputs["index"].tolist() == [5, 7, 1, 2]
@@ -116,7 +116,7 @@ def test_outputs_have_the_labels_and_videos_of_the_batch() -> None:
 @pytest.mark.parametrize("stop", [True, False])
 def test_request_to_stop_is_returned(stop: bool) -> None:
     step = make_step(flexible_task(COUNTS))
-    assert step.step([loaded(0)], number=0, lr=0.05, stop=stop).stop is stop
+    assert step.step([loaded(0)], number=0, lr=0.05, stop=lambda: stop).stop is stop
 
 
 def test_random_numbers_depend_on_seed_and_number_alone() -> None:
