@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ffn.data import read_annotations
 from ffn.datasets.synthetic import generate
 
 ROOT = Path(__file__).parents[1]
@@ -94,6 +95,51 @@ def test_model_and_task_train_test_and_resume(folder: Path) -> None:
     message = run(folder, without, status=2)
     assert "my_package" in message
     assert "Traceback" not in message
+
+
+def test_export_format_writes_a_file_that_runs_without_ffn(folder: Path) -> None:
+    if not (folder / "runs/motion_flexible/best.pt").is_file():
+        run(folder, command("train.py configs"), *SMALL)
+
+    shown = run(folder, command("export.py"))
+
+    assert "net.ts" in shown
+    exported = torch.jit.load(folder / "net.ts")
+    assert exported(torch.randn(2, 3, 8, 24, 24)).shape == (2, 12)
+    message = run(folder, command("export.py").replace("--imports my_package ", ""), status=2)
+    assert "Traceback" not in message
+
+
+def test_dataset_is_prepared_and_its_index_is_read(folder: Path) -> None:
+    root = folder / "data/mine"
+    root.mkdir()
+    videos = sorted((folder / "data/motion/videos").glob("*.mp4"))[:6]
+    for number, video in enumerate(videos):
+        (root / f"{number}.mp4").write_bytes(video.read_bytes())
+    (root / "train.csv").write_text("0.mp4,one\n1.mp4,two\n2.mp4,one\n3.mp4,two\n")
+    (root / "val.csv").write_text("4.mp4,one\n5.mp4,two\n")
+
+    run(folder, command("prepare_data.py"))
+
+    records, classes = read_annotations(root / "index/train.csv", root=root)
+    assert classes == ["one", "two"]
+    assert [(Path(r.path).name, r.label) for r in records] == [
+        ("0.mp4", 0),
+        ("1.mp4", 1),
+        ("2.mp4", 0),
+        ("3.mp4", 1),
+    ]
+    training = command("train.py configs").replace(
+        "train.epochs=1", "train.epochs=1 data.root=data/mine"
+    )
+    lists = [
+        "data.train=index/train.csv",
+        "data.val=index/val.csv",
+        "data.classes=index/classes.txt",
+    ]
+    small = [*SMALL, *lists, "train.batch_size=4", "log.output=runs/mine"]
+    assert "4 training and 2 validation videos, 2 classes" in run(folder, training, *small)
+    assert "mine" in run(folder, "python tools/prepare_data.py --help --imports my_package")
 
 
 def test_run_with_an_own_task_resumes_bit_identically(folder: Path) -> None:
