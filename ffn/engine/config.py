@@ -199,7 +199,8 @@ def _set(schema: DictConfig, key: str, value: Any) -> str | None:
     except OmegaConfBaseException as error:
         OmegaConf.update(schema, key, default)
         if value is None:
-            return f"option {key} is null; give a value, as {key}={default}"
+            shown = getattr(default, "value", default)
+            return f"option {key} is null; give a value, as {key}={shown}"
         return f"option {error.full_key or key}: {str(error).splitlines()[0]}"
     return None
 

@@ -95,6 +95,7 @@ def test_problem_in_a_file_names_the_file(tmp_path: Path) -> None:
         ("train.epochs=many", r"train\.epochs: Value 'many'.* Integer"),
         ("train.epochs=1.5", r"train\.epochs: Value '1\.5'.* Integer"),
         ("train.epochs=null", r"train\.epochs is null; give a value, as train\.epochs=50"),
+        ("data.flip=null", r"data\.flip is null; give a value, as data\.flip=none"),
         ("optim.lr=fast", r"optim\.lr: Value 'fast'.* Float"),
         ("train.freeze_bn=maybe", r"train\.freeze_bn: .*bool"),
         ("task.frames=[4, eight]", r"task\.frames.*'eight'.*Integer"),
