@@ -71,7 +71,8 @@ class Checkpointer:
         self.folder, self.train_step, self.meter, self.world = folder, train_step, meter, world
         self.metadata, self._changed_options = metadata, changed_options
         self.saved_step: int | None = None  # step of the last checkpoint
-        self.notes: list[str] = []  # messages about the folder and the restored checkpoint
+        self.notes: list[str] = []  # messages about the folder and damaged checkpoints
+        self.writers = world.size  # processes that wrote the restored checkpoint
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -176,12 +177,7 @@ class Checkpointer:
         if "meter" in training:  # not in files of format 1
             self.meter.load_state_dict(training["meter"])
         self.saved_step = training["step"]
-        writers = len(training["buffers"])
-        if writers != self.world.size:
-            self.notes.append(
-                f"{path} was written by {writers} process(es) and is resumed by {self.world.size}: "
-                "running statistics are averaged"
-            )
+        self.writers = len(training["buffers"])
         return RunState(
             epoch=training["epoch"],
             step=training["step"],

@@ -40,11 +40,34 @@ def finished(folder: Path, epochs: int) -> str:
     )
 
 
-def resumed(folder: Path, *, step: int, steps_per_epoch: int, epochs: int) -> str:
-    """Line about a run that continues from a checkpoint."""
+def resumed(
+    folder: Path,
+    *,
+    step: int,
+    steps_per_epoch: int,
+    epochs: int,
+    writers: int,
+    processes: int,
+) -> list[str]:
+    """Lines about a run that continues from a checkpoint.
+
+    Args:
+        folder: of the run.
+        step: optimiser steps done.
+        steps_per_epoch: optimiser steps.
+        epochs: passes over the training videos.
+        writers: processes that wrote the checkpoint.
+        processes: processes now.
+    """
     done, within = divmod(step, steps_per_epoch)
     more = f" and {within} step(s)" if within else ""
-    return f"{folder}: resumed after {done} of {epochs} epochs{more}"
+    lines = [f"{folder}: resumed after {done} of {epochs} epochs{more}"]
+    if writers != processes:
+        lines.append(
+            f"the checkpoint was written by {writers} process(es), now there are {processes}: "
+            "running statistics are averaged"
+        )
+    return lines
 
 
 def schedule(

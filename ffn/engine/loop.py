@@ -111,5 +111,12 @@ def start_lines(run: Run, state: RunState, *, is_finished: bool) -> list[str]:
         return [*notes, console.finished(run.folder, run.epochs)]
     if not state.step:
         return [*notes, *run.introduction, *run.settings]
-    position = {"step": state.step, "steps_per_epoch": run.steps_per_epoch, "epochs": run.epochs}
-    return [*notes, console.resumed(run.folder, **position), *run.settings]
+    resumed = console.resumed(
+        run.folder,
+        step=state.step,
+        steps_per_epoch=run.steps_per_epoch,
+        epochs=run.epochs,
+        writers=run.checkpointer.writers,
+        processes=run.world.size,
+    )
+    return [*notes, *resumed, *run.settings]

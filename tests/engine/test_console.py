@@ -45,8 +45,11 @@ def test_new_run() -> None:
     [(8, "resumed after 2 of 5 epochs"), (10, "resumed after 2 of 5 epochs and 2 step(s)")],
 )
 def test_resumed(step: int, shown: str) -> None:
-    line = console.resumed(Path("runs/a"), step=step, steps_per_epoch=4, epochs=5)
-    assert line == f"runs/a: {shown}"
+    position = {"step": step, "steps_per_epoch": 4, "epochs": 5}
+    lines = console.resumed(Path("runs/a"), **position, writers=2, processes=2)
+    assert lines == [f"runs/a: {shown}"]
+    (_, more) = console.resumed(Path("runs/a"), **position, writers=2, processes=1)
+    assert "written by 2 process(es), now there are 1: running statistics are averaged" in more
 
 
 @pytest.mark.parametrize(

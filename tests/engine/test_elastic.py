@@ -154,5 +154,5 @@ def test_statistics_of_other_processes_are_averaged(
 
     output = tmp_path / "output"
     assert forks.run(options(videos, tmp_path / "run", *more), output=output)["status"] == [0]
-    message = "was written by 2 process(es) and is resumed by 1: running statistics are averaged"
+    message = "was written by 2 process(es), now there are 1: running statistics are averaged"
     assert message in output.read_text()

@@ -253,7 +253,7 @@ def test_video_that_hangs_one_of_two_processes(
 ) -> None:
     """The process with the video names it; the other one ends too.
 
-    It prints no message, unless process 0 has ended, whose store tells that one is printed.
+    Without torchrun's store, the other one cannot know that a message is printed.
     """
     more = ("data.workers=1", "data.timeout=3")
     output, fault = tmp_path / "output", {"rank": rank, "hangs": ".mp4"}
@@ -262,9 +262,9 @@ def test_video_that_hangs_one_of_two_processes(
     assert job["status"] == [2, 2]
     assert job["seconds"] < 60
     text = output.read_text()
-    assert re.search(rf"process {rank}: no batch within 3 s; worker 0 has been ", text)
+    assert re.search(rf"process {rank}: no batch within 3 s; worker 0 has been reading ", text)
     others = re.findall(rf"train\.py, process {1 - rank}: (.*)", text)
-    assert len(others) <= 1 - rank
+    assert len(others) <= 1
     assert all("another process of the run has ended" in message for message in others)
     assert "Traceback" not in text
 
