@@ -1,1 +1,1 @@
-"""Training: config, what it builds, tasks, the loop, checkpoints, the log."""
+"""Training: config, build, tasks, train step, loop, checkpoints, log."""

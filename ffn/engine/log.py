@@ -223,8 +223,8 @@ def _numbers(entry: dict[str, Any]) -> dict[str, float]:
 def _send(kept: list[dict[str, Any]], wandb: Tracker) -> None:
     """Send wandb the lines before the resumed step: a killed run may have lost the latest ones."""
     for step, lines in groupby(kept, key=itemgetter("step")):
-        for place, line in enumerate(lines):
-            wandb.record(step, place, _numbers(line))
+        for position, line in enumerate(lines):
+            wandb.record(step, position, _numbers(line))
 
 
 class BadBatches:

@@ -1,8 +1,8 @@
-"""Mixup, CutMix and label smoothing: videos of a batch are mixed, and their labels with them.
+"""Mixup, CutMix and label smoothing of a batch, on the device after normalisation.
 
-On the device, after normalisation. All views of a video are mixed alike: the same partner, share
-and box, so that a small view still shows what the large one shows. The largest view learns the
-mixed label; distillation learns the largest view's answer to the mixed video and needs no label.
+All views of a video have the same partner, ratio and box, so that small and large views show the
+same content. The largest view learns the mixed label; distillation uses the largest view's output
+and no label.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ffn.data import library_draws
 class BatchMix:
     """Mixup (Zhang et al. 2018), CutMix (Yun et al. 2019), label smoothing (Szegedy et al. 2016).
 
-    Each video is mixed with the one before it in the batch, by torchvision's `MixUp` and `CutMix`;
-    with both set, each batch gets one of them, either with probability 1/2 (timm, SlowFast). The
-    share comes from Beta(alpha, alpha). Draws depend on (seed, step, micro-batch, rank) alone.
+    Mixes each video with the one before it in the batch, with torchvision's `MixUp` and `CutMix`.
+    If both are set, each batch gets one of them, with probability 1/2 (timm, SlowFast). The ratio
+    is drawn from Beta(alpha, alpha), as a function of (seed, step, micro-batch, rank).
 
     Args:
         num_classes: K.
         mixup: alpha of mixup; 0: off.
         cutmix: alpha of CutMix; 0: off.
-        smoothing: share of the label that is spread over all classes, 0 <= s < 1.
-        seed: of the draws.
+        smoothing: label smoothing, 0 <= s < 1.
+        seed: of the random numbers.
 
     Raises:
         ValueError: a number is outside its range.
@@ -67,7 +67,7 @@ class BatchMix:
             rank: of the process.
 
         Returns:
-            The same with labels (B, K) float32 that sum to 1; the batch itself if nothing is set.
+            The batch with labels (B, K) float32 that sum to 1; unchanged if nothing is set.
         """
         if not self.mixes and not self.smoothing:
             return batch

@@ -17,9 +17,9 @@ from ffn.core import NORMS, PrivateModules
 def tsm_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """TSM's parameter groups: a faster head, faster biases, no decay on biases and norms.
 
-    Head weight lr x5; head bias lr x10, no decay; other biases lr x2, no decay; norms no decay;
-    everything else, alterations too, lr x1 with decay. The head is the last linear layer, and all
-    its copies where every count owns one.
+    Head weight: lr x5. Head bias: lr x10, no decay. Other biases: lr x2, no decay. Norms: no decay.
+    All others, alterations included: lr x1 with decay. The head is the last linear layer, with all
+    of its copies if it is private.
 
     Raises:
         ValueError: the model has no linear layer.
@@ -71,22 +71,22 @@ def standard_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any
 def decay_layers(
     groups: list[dict[str, Any]], model: nn.Module, decay: float
 ) -> list[dict[str, Any]]:
-    """Layer-wise decay of the learning rate: the nearer to the input, the smaller the steps.
+    """Layer-wise learning-rate decay: lower rates towards the input.
 
-    A parameter's ``lr_scale`` is multiplied by ``decay ** (depth - layer)``, so that the head keeps
-    its rate (BEiT, 2106.08254, appendix; timm's ``param_groups_layer_decay``). See
-    :func:`layer_numbers` for what a layer is.
+    Multiplies a parameter's ``lr_scale`` by ``decay ** (depth - layer)``; the head keeps its rate
+    (BEiT, 2106.08254, appendix; timm's ``param_groups_layer_decay``). :func:`layer_numbers` defines
+    the layers.
 
     Args:
-        groups: of :func:`tsm_groups` or :func:`standard_groups`.
-        model: the model they are of.
-        decay: above 0, at most 1; 1 returns the groups as they are.
+        groups: as :func:`tsm_groups` or :func:`standard_groups` returned them.
+        model: the model with these parameters.
+        decay: above 0, at most 1; 1 returns the groups unchanged.
 
     Returns:
         A group for each given group and layer, named "weights, layer 3 of 9".
 
     Raises:
-        ValueError: another decay.
+        ValueError: ``decay`` is out of range.
     """
     if not 0 < decay <= 1:
         raise ValueError(f"decay is {decay}; expected above 0, at most 1, as 0.75; 1 is off")
@@ -110,12 +110,12 @@ def decay_layers(
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
-    """The layer of every parameter, counted by residual blocks from the input.
+    """The layer of every parameter, counted in residual blocks from the input.
 
-    The stem is 0, then each block is one more, and the head the last. Models tell which parameters
-    are stem and blocks by a ``group_matcher``, as all of timm's do; what it does not name is the
-    head's. Of other models, layers are the modules in order of definition, sequences opened; a norm
-    is of the layer before it, and what comes before all layers is of the first.
+    The stem has number 0, each block the next number, and the head the last. Models with a
+    ``group_matcher``, as all of timm's, name the parameters of stem and blocks; all others belong
+    to the head. In other models the layers are the modules in order of definition, with sequences
+    expanded. A norm belongs to the layer before it.
 
     Returns:
         Numbers by the names of ``model.named_parameters()``.
@@ -123,7 +123,9 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
     for prefix, module in model.named_modules():
         if hasattr(module, "group_matcher"):
             matched = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
-            head = max(matched.values()) + 1  # of what stands around the network that tells
+            head = (
+                max(matched.values()) + 1
+            )  # for parameters outside the network with a group_matcher
             start = f"{prefix}." if prefix else ""
             numbers = {f"{start}{name}": number for name, number in matched.items()}
             return {name: numbers.get(name, head) for name, _ in model.named_parameters()}
@@ -157,21 +159,21 @@ def _is_norm(module: nn.Module) -> bool:
 
 
 def scaled_lr(lr: float, batch_size: int, base_batch_size: int | None) -> float:
-    """The learning rate for a batch of another size: in proportion (Goyal et al. 2017, 1706.02677).
+    """The learning rate for another batch size: linear scaling (Goyal et al. 2017, 1706.02677).
 
-    Their rule for SGD, with a warm-up of some epochs, held up to batches of 8192 images.
+    They verified the rule for SGD with warm-up, up to batches of 8192 images.
 
     Args:
         lr: rate for ``base_batch_size`` samples per step.
         batch_size: samples per step, over all processes and micro-batches.
-        base_batch_size: the batch that ``lr`` is for; None leaves ``lr`` as it is.
+        base_batch_size: batch size that ``lr`` belongs to; None returns ``lr``.
 
     Example:
         >>> scaled_lr(0.01, 256, 64)
         0.04
 
     Raises:
-        ValueError: a batch of less than one sample.
+        ValueError: a batch size below 1.
     """
     if base_batch_size is None:
         return lr
@@ -245,7 +247,8 @@ def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
         The average: ``.module`` is the network, in evaluation mode and without gradients.
 
     Raises:
-        ValueError: another decay, or weights in half precision, where most updates round to zero.
+        ValueError: ``decay`` is out of range, or weights are in half precision, where most updates
+            round to zero.
     """
     if not 0 < decay < 1:
         raise ValueError(f"decay is {decay}; expected above 0 and below 1, as 0.999")

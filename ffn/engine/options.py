@@ -1,6 +1,6 @@
 """All options of training and testing, with defaults, meanings and units.
 
-The options of a task stand beside the task, in its ``Options`` class (:mod:`ffn.engine.tasks`).
+The options of a task are in the ``Options`` class of the task (:mod:`ffn.engine.tasks`).
 """
 
 from __future__ import annotations

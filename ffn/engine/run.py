@@ -29,7 +29,7 @@ class Run:
         validator: accuracy on the validation videos.
         checkpointer: saves and restores the run.
         learning_rate: function of the epochs done, with fraction.
-        open_log: opens the log at a step; the second argument says whether the run is finished.
+        open_log: opens the log at a step; the second argument: the run is finished.
         introduction: console lines for a new run.
         settings: console lines about batches and learning rate, and warnings.
         epochs: passes over the training videos.

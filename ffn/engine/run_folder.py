@@ -89,7 +89,7 @@ class RunFolder:
             A warning if the file system has no locks; else None.
 
         Raises:
-            ffn.engine.run_lock.FolderInUse: another run has it; the message says which.
+            ffn.engine.run_lock.FolderInUse: another run has it; the message names it.
             RunError: the folder cannot be created or written.
         """
         with lock_folder(self.path, wait) as note:

@@ -1,7 +1,6 @@
-"""Where else a run's numbers go, under the keys of ``log.jsonl``: TensorBoard and wandb.
+"""Write a run's numbers to TensorBoard and wandb, with the keys of ``log.jsonl``.
 
-Both continue what they hold when a run continues from a step before the last one they saw: the
-curves neither double back nor lose a point.
+When a run resumes from a step before the last one written, both replace the later points.
 """
 
 from __future__ import annotations
@@ -13,26 +12,26 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-# wandb numbers the rows of a run; each record is a row of its own, up to ten in one step.
+# Each record is one row in wandb; a step has up to ten.
 ROWS_PER_STEP = 10
 
 
 class Tracker(Protocol):
-    """Something that keeps a run's numbers."""
+    """Interface of a tracker."""
 
-    def record(self, step: int, place: int, numbers: Mapping[str, float]) -> None:
-        """Keep numbers by key; `place` counts the records of the step from 0."""
+    def record(self, step: int, position: int, numbers: Mapping[str, float]) -> None:
+        """Write numbers by key; `position` counts the records of the step from 0."""
 
     def close(self, *, failed: bool) -> None:
-        """Write the rest; `failed` says that the run ends with an error."""
+        """Flush and close; `failed` is true if the run ends with an error."""
 
 
 class TensorBoardTracker:
-    """Event files; ``tensorboard --logdir runs`` shows them.
+    """Writes event files; ``tensorboard --logdir runs`` displays them.
 
     Args:
-        folder: where they go.
-        first_step: optimiser steps that are done; TensorBoard drops what it has of later ones.
+        folder: for the files.
+        first_step: optimiser steps done; TensorBoard discards points of later steps.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -47,8 +46,8 @@ class TensorBoardTracker:
             ) from error
         self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
 
-    def record(self, step: int, place: int, numbers: Mapping[str, float]) -> None:
-        """Keep numbers by key; they are in the file when this returns."""
+    def record(self, step: int, position: int, numbers: Mapping[str, float]) -> None:
+        """Write numbers by key and flush the file."""
         for key, value in numbers.items():
             self._writer.add_scalar(key, value, step)
         self._writer.flush()
@@ -59,14 +58,14 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """A run of wandb.
+    """Writes to a run of wandb.
 
-    wandb takes rows in ascending order only, and drops the others with a warning each. The rows
-    are numbered by step and place, so that those of a step are the same ones whenever it is made,
-    and those that a continued run makes again are not sent. ``step`` is the x axis of all charts.
+    wandb accepts rows in ascending order only. Row numbers are computed from step and position, so
+    that a resumed run gives a repeated step the same rows, which are not sent again. ``step`` is
+    the x axis of all charts.
 
     Args:
-        run: what ``wandb.init`` returns.
+        run: as ``wandb.init`` returned it.
     """
 
     def __init__(self, run: Any) -> None:
@@ -74,31 +73,31 @@ class WandbTracker:
         run.define_metric("step", hidden=True)
         run.define_metric("*", step_metric="step")
 
-    def record(self, step: int, place: int, numbers: Mapping[str, float]) -> None:
-        """Send numbers by key, unless the run has this row."""
-        row = ROWS_PER_STEP * step + place
+    def record(self, step: int, position: int, numbers: Mapping[str, float]) -> None:
+        """Send numbers by key, unless the run has this row already."""
+        row = ROWS_PER_STEP * step + position
         if row >= self._run.starting_step:
             self._run.log({"step": step, **numbers}, step=row, commit=True)
 
     def close(self, *, failed: bool) -> None:
-        """Wait until all is sent."""
+        """Wait until everything is sent."""
         self._run.finish(exit_code=int(failed))
 
 
 def start_wandb(
     folder: Path, first_step: int, mode: str, project: str, config: dict[str, Any]
 ) -> WandbTracker:
-    """Start a run of wandb, or go on with the one that ``folder/wandb_id`` names.
+    """Start a run of wandb, or resume the one whose id is in ``folder/wandb_id``.
 
-    Offline, each part of a continued run has its folder in ``folder/wandb``, with the same id and
-    marked as one that resumes, by which ``wandb sync`` knows that they are one run.
+    Offline, each part of a resumed run has its folder in ``folder/wandb``, with the same id, so
+    that ``wandb sync`` joins them.
 
     Args:
         folder: the run's folder.
-        first_step: optimiser steps that are done; from 0 on it is a new run.
+        first_step: optimiser steps done; 0 starts a new run.
         mode: "auto" (online with an account configured, else offline), "online" or "offline".
         project: wandb project.
-        config: shown in wandb.
+        config: displayed in wandb.
     """
     if mode == "auto":
         mode = "online" if _has_wandb_account() else "offline"
