@@ -62,7 +62,7 @@ def test_the_test_sees_the_sources() -> None:
     assert {"layers", "core", "backbones", "data", "engine", "evaluation", "zoo"} <= rooms
 
     loop = set(imports(ROOT / "ffn/engine/loop.py"))
-    assert {"ffn.engine.console", "ffn.engine.run.Run", "contextlib.ExitStack"} <= loop
+    assert {"ffn.engine.logs.console", "ffn.engine.run.Run", "contextlib.ExitStack"} <= loop
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
@@ -139,7 +139,9 @@ def circles(graph: dict[str, set[str]]) -> list[set[str]]:
 def test_the_search_finds_circles() -> None:
     graph = {"a": {"b"}, "b": {"c"}, "c": {"a", "d"}, "d": {"e"}, "e": {"d"}, "f": {"a"}}
     assert sorted(map(sorted, circles(graph))) == [["a", "b", "c"], ["d", "e"]]
-    assert "ffn.engine.train_step" in imported_modules(ROOT / "ffn/engine/checkpointer.py")
+    assert "ffn.engine.train_step" in imported_modules(
+        ROOT / "ffn/engine/checkpoints/checkpointer.py"
+    )
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

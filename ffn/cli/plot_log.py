@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, read, draw; returns the exit status."""
     given = _parser().parse_args(arguments)
 
-    from ffn.engine.log import read_log
+    from ffn.engine.logs.run_log import read_log
     from ffn.evaluation.curves import save_curves
 
     output = Path(given.output)

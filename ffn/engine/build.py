@@ -18,17 +18,18 @@ from torch.utils.data import DataLoader
 
 from ffn import zoo
 from ffn.data import Normalise, Splits
-from ffn.engine import build_data, build_network, console, recipe
-from ffn.engine.checkpoint import versions
-from ffn.engine.checkpointer import Checkpointer
+from ffn.engine import build_data, build_network, recipe
+from ffn.engine.checkpoints.checkpointer import Checkpointer
+from ffn.engine.checkpoints.file import versions
+from ffn.engine.checkpoints.folder import RunFolder
 from ffn.engine.config import ConfigError, changed_options, config_to_dict
 from ffn.engine.distributed import World, gather
-from ffn.engine.log import BadBatches, RunLog
-from ffn.engine.meter import Meter
+from ffn.engine.logs import console
+from ffn.engine.logs.meter import Meter
+from ffn.engine.logs.run_log import BadBatches, RunLog
 from ffn.engine.mixup import BatchMix
 from ffn.engine.options import Config, Flip, Precision, Views
 from ffn.engine.run import Run
-from ffn.engine.run_folder import RunFolder
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.train_step import TrainStep
 from ffn.engine.validation import Validator

@@ -5,11 +5,11 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from ffn.engine import console
-from ffn.engine.checkpointer import RunState
+from ffn.engine.checkpoints.checkpointer import RunState
 from ffn.engine.distributed import average_buffers
 from ffn.engine.failures import explain_failures
-from ffn.engine.log import RunLog
+from ffn.engine.logs import console
+from ffn.engine.logs.run_log import RunLog
 from ffn.engine.run import Run
 from ffn.engine.signals import StoppedError, StopRequest
 

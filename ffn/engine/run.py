@@ -8,10 +8,10 @@ from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from ffn.engine.checkpointer import Checkpointer
+from ffn.engine.checkpoints.checkpointer import Checkpointer
 from ffn.engine.distributed import World
-from ffn.engine.log import RunLog
-from ffn.engine.meter import Meter
+from ffn.engine.logs.meter import Meter
+from ffn.engine.logs.run_log import RunLog
 from ffn.engine.train_step import TrainStep
 from ffn.engine.validation import Validator
 

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ffn.data import Normalise
-from ffn.engine.distributed import World, any_of, average_gradients
-from ffn.engine.log import BadBatches
+from ffn.engine.distributed import World, any_of, average_gradients, broadcast_parameters
+from ffn.engine.logs.run_log import BadBatches
 from ffn.engine.mixup import BatchMix
 from ffn.engine.optim import moving_average, set_learning_rate
 from ffn.engine.tasks import Task
@@ -229,7 +229,12 @@ class TrainStep:
         )
 
     def _wrap(self) -> nn.Module:
-        """The task in DDP, where one backward pass makes the step; else the task itself."""
+        """The task in DDP, where one backward pass makes the step; else the task itself.
+
+        Both start all processes from the parameters of rank 0.
+        """
+        if self.sequential:
+            broadcast_parameters(self.model, self.world)
         if self.world.size == 1 or self.sequential:
             return self.task
         devices = [self.world.device] if self.world.device.type == "cuda" else None

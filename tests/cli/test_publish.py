@@ -12,7 +12,7 @@ import torch
 import ffn
 from ffn.cli.publish import main
 from ffn.data import Preprocessing
-from ffn.engine.checkpoint import save_checkpoint
+from ffn.engine.checkpoints.file import save_checkpoint
 from ffn.zoo import load_with_record
 
 ROOT = Path(__file__).parents[2]

@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from ffn import backbones
 from ffn.core import convert
-from ffn.engine import log, loop
+from ffn.engine import loop
 from ffn.engine.build import build_run
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
+from ffn.engine.logs import run_log as log
 from ffn.engine.options import Config
 from ffn.engine.run import Run
 from ffn.engine.tasks import FlexibleTask

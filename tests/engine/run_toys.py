@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ffn.engine.run_folder import RunFolder
+from ffn.engine.checkpoints.folder import RunFolder
 
 
 def content(step: int) -> dict[str, Any]:

@@ -21,9 +21,9 @@ from engine_toys import (
 from torch import nn
 
 from ffn.engine import loop, train_step
-from ffn.engine.checkpoint import load_checkpoint
-from ffn.engine.checkpointer import not_finite
-from ffn.engine.log import BadBatches
+from ffn.engine.checkpoints.checkpointer import not_finite
+from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.logs.run_log import BadBatches
 
 LISTED = "bad_batches.jsonl"
 

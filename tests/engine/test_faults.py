@@ -23,7 +23,7 @@ from forked import Forks
 
 from ffn.data import LoaderError
 from ffn.engine import loop
-from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.checkpoints.file import load_checkpoint
 
 SMALL_STEPS = ("train.batch_size=4", "train.save_steps=1")  # 6 steps per epoch
 FAMILIES = {

@@ -24,7 +24,7 @@ from engine_toys import (
 from ffn.core import WeightAlteration
 from ffn.data import VideoError
 from ffn.engine import loop
-from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.checkpoints.file import load_checkpoint
 from ffn.engine.config import config_to_dict
 from ffn.engine.failures import REPORTED, OutOfMemoryError
 

@@ -8,7 +8,7 @@ import torch
 from engine_toys import batch, flexible_task, tiny
 
 from ffn.data import Preprocessing, TrainTransform
-from ffn.engine.meter import top1
+from ffn.engine.logs.meter import top1
 from ffn.engine.mixup import BatchMix
 from ffn.engine.tasks import PlainTask
 

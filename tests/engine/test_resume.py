@@ -11,7 +11,7 @@ import torch
 from engine_toys import STEPS, build, read_log, same_weights, train, train_until
 
 from ffn.engine import loop
-from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.checkpoints.file import load_checkpoint
 
 SAVE = "train.save_steps=1"
 

@@ -24,7 +24,7 @@ from engine_toys import (
 )
 
 from ffn.engine import loop
-from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.checkpoints.file import load_checkpoint
 from ffn.engine.run import Run
 from ffn.engine.signals import EXIT_STOPPED, SIGNALS, StoppedError, StopRequest
 

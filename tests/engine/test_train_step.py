@@ -12,8 +12,8 @@ from engine_toys import CPU, batch, flexible_task, state_of
 from torch import Tensor, nn
 
 from ffn.data import Normalise, Preprocessing
-from ffn.engine.checkpointer import not_finite
-from ffn.engine.log import BadBatches
+from ffn.engine.checkpoints.checkpointer import not_finite
+from ffn.engine.logs.run_log import BadBatches
 from ffn.engine.mixup import BatchMix
 from ffn.engine.tasks import Task
 from ffn.engine.train_step import StepResult, TrainStep

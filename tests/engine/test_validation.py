@@ -10,7 +10,7 @@ import torch
 from engine_toys import after_each_step, build, weights
 
 from ffn.engine import loop
-from ffn.engine.checkpoint import load_checkpoint
+from ffn.engine.checkpoints.file import load_checkpoint
 
 
 def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: Path) -> None:

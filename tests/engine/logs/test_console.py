@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ffn.engine import console
+from ffn.engine.logs import console
 
 SCHEDULE = {
     "epochs": 50,

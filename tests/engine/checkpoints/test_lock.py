@@ -17,13 +17,13 @@ from pathlib import Path
 import pytest
 from engine_toys import ROOT
 
-from ffn.engine.run_folder import RunFolder
-from ffn.engine.run_lock import FolderInUse, RunError, lock_folder
+from ffn.engine.checkpoints.folder import RunFolder
+from ffn.engine.checkpoints.lock import FolderInUse, RunError, lock_folder
 
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from ffn.engine.run_lock import lock_folder
+from ffn.engine.checkpoints.lock import lock_folder
 with lock_folder(Path(sys.argv[1])):
     if len(sys.argv) > 2 and os.fork() == 0:  # like a loader worker, which inherits the open lock
         os.close(1)

@@ -21,14 +21,14 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from ffn.engine.checkpoint import (
+from ffn.engine.checkpoints.file import (
     CheckpointError,
     UnreadableCheckpoint,
     load_checkpoint,
     not_written,
     save_checkpoint,
 )
-from ffn.engine.run_lock import WAIT, lock_folder
+from ffn.engine.checkpoints.lock import WAIT, lock_folder
 from ffn.files import part_of, sync_folder
 
 _STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})\.pt")
@@ -42,7 +42,7 @@ class Newest(NamedTuple):
 
     Attributes:
         path: of the file.
-        content: as :func:`ffn.engine.checkpoint.load_checkpoint` returned it.
+        content: as :func:`ffn.engine.checkpoints.file.load_checkpoint` returned it.
         invalid: one message per newer file that is not valid.
     """
 
@@ -89,7 +89,7 @@ class RunFolder:
             A warning if the file system has no locks; else None.
 
         Raises:
-            ffn.engine.run_lock.FolderInUse: another run has it; the message names it.
+            ffn.engine.checkpoints.lock.FolderInUse: another run has it; the message names it.
             RunError: the folder cannot be created or written.
         """
         with lock_folder(self.path, wait) as note:
@@ -100,7 +100,7 @@ class RunFolder:
         """Write the checkpoint of a step, link it as ``last.pt``, and remove the oldest.
 
         Args:
-            content: as :func:`ffn.engine.checkpoint.save_checkpoint` takes it.
+            content: as :func:`ffn.engine.checkpoints.file.save_checkpoint` takes it.
             step: optimiser steps done.
 
         Returns:

@@ -13,20 +13,20 @@ import pytest
 from engine_toys import ROOT
 from run_toys import content, files, saved
 
-from ffn.engine.checkpoint import CheckpointError, load_checkpoint
-from ffn.engine.run_folder import RunFolder
+from ffn.engine.checkpoints.file import CheckpointError, load_checkpoint
+from ffn.engine.checkpoints.folder import RunFolder
 
 IMPORTS = """
 import os, random, resource, signal, time
 from run_toys import *
-from ffn.engine.checkpoint import *
-from ffn.engine.run_folder import *
+from ffn.engine.checkpoints.file import *
+from ffn.engine.checkpoints.folder import *
 """
 
 
 def run_python(code: str, folder: Path) -> str:
     """Run code in its own process, with the helpers of `run_toys` imported."""
-    paths = [str(ROOT), str(Path(__file__).parent)]
+    paths = [str(ROOT), str(Path(__file__).parents[1])]
     start = f"import sys; sys.path[:0] = {paths!r}\n{IMPORTS}"
     process = subprocess.run(
         [sys.executable, "-c", start + code],

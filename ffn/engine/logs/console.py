@@ -114,7 +114,7 @@ def interval(epoch: float, step: int, values: Mapping[str, float]) -> str:
     Args:
         epoch: epochs done, with fraction.
         step: optimiser steps done.
-        values: as :meth:`ffn.engine.meter.Meter.interval` returns them.
+        values: as :meth:`ffn.engine.logs.meter.Meter.interval` returns them.
     """
     shown = "  ".join(
         f"{key} {value:.3f}" for key, value in values.items() if "/" in key or key == "loss"

@@ -17,8 +17,8 @@ import torch
 from engine_toys import CPU, ROOT, train
 
 from ffn.engine.distributed import World
-from ffn.engine.log import RunLog, read_log
-from ffn.engine.trackers import WandbTracker
+from ffn.engine.logs.run_log import RunLog, read_log
+from ffn.engine.logs.trackers import WandbTracker
 
 
 def run_log(folder: Path, first_step: int = 0, world: World = CPU, **more: Any) -> RunLog:
@@ -352,7 +352,7 @@ def test_wandb_gets_missing_lines_of_the_log(
     """The run was killed when wandb had the lines up to the first one of step 4."""
     record(run_log(tmp_path), range(1, 7))
     run = FakeRun(40 + 1)
-    monkeypatch.setattr("ffn.engine.log.start_wandb", lambda *_: WandbTracker(run))
+    monkeypatch.setattr("ffn.engine.logs.run_log.start_wandb", lambda *_: WandbTracker(run))
     with run_log(tmp_path, 4, wandb_mode="online") as log:
         record(log, range(5, 9))
     assert run.rows == numbers(tmp_path)[4:]

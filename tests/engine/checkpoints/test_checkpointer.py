@@ -26,14 +26,14 @@ from torch import nn
 
 import ffn
 from ffn.data import Normalise, Preprocessing
-from ffn.engine.checkpoint import load_checkpoint, save_checkpoint
-from ffn.engine.checkpointer import Checkpointer, RunState, gather_buffers, load_buffers
+from ffn.engine.checkpoints.checkpointer import Checkpointer, RunState, gather_buffers, load_buffers
+from ffn.engine.checkpoints.file import load_checkpoint, save_checkpoint
+from ffn.engine.checkpoints.folder import RunFolder
+from ffn.engine.checkpoints.lock import RunError
 from ffn.engine.config import RENAMED, config_from_dict
 from ffn.engine.distributed import World
-from ffn.engine.meter import Meter
+from ffn.engine.logs.meter import Meter
 from ffn.engine.mixup import BatchMix
-from ffn.engine.run_folder import RunFolder
-from ffn.engine.run_lock import RunError
 from ffn.engine.train_step import TrainStep
 
 SAVE = "train.save_steps=1"

@@ -11,8 +11,8 @@ import pytest
 import torch
 from run_toys import content, damage, files, saved, step_file
 
-from ffn.engine.checkpoint import CheckpointError, UnreadableCheckpoint, load_checkpoint
-from ffn.engine.run_folder import RunFolder
+from ffn.engine.checkpoints.file import CheckpointError, UnreadableCheckpoint, load_checkpoint
+from ffn.engine.checkpoints.folder import RunFolder
 
 # --- saving --------------------------------------------------------------------------------------
 

@@ -29,8 +29,8 @@ from rich.progress import (
 )
 
 from ffn.engine.distributed import World, gather
+from ffn.engine.logs.trackers import TensorBoardTracker, Tracker, start_wandb
 from ffn.engine.signals import StoppedError
-from ffn.engine.trackers import TensorBoardTracker, Tracker, start_wandb
 from ffn.files import write_text
 
 NAME = "log.jsonl"

@@ -16,11 +16,11 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from ffn.engine.checkpoint import CheckpointError, load_checkpoint
+from ffn.engine.checkpoints.file import CheckpointError, load_checkpoint
+from ffn.engine.checkpoints.folder import RunFolder
+from ffn.engine.checkpoints.lock import RunError
 from ffn.engine.distributed import World, any_of, check_replicas, gather, on_main
-from ffn.engine.meter import Meter
-from ffn.engine.run_folder import RunFolder
-from ffn.engine.run_lock import RunError
+from ffn.engine.logs.meter import Meter
 from ffn.engine.train_step import TrainStep
 from ffn.files import write_text
 
@@ -79,7 +79,7 @@ class Checkpointer:
         """Own the run's folder.
 
         Raises:
-            ffn.engine.run_lock.FolderInUse: another run writes there.
+            ffn.engine.checkpoints.lock.FolderInUse: another run writes there.
         """
         with ExitStack() as stack:
             note = on_main(lambda: stack.enter_context(self.folder.lock()), self.world)

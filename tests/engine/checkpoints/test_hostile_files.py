@@ -25,8 +25,8 @@ import ffn
 from ffn.cli import convert_checkpoint, predict, publish
 from ffn.cli import test as test_command
 from ffn.data import Preprocessing
-from ffn.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from ffn.engine.run_folder import RunFolder
+from ffn.engine.checkpoints.file import CheckpointError, load_checkpoint, save_checkpoint
+from ffn.engine.checkpoints.folder import RunFolder
 from ffn.serve import Predictor
 from ffn.zoo import WeightsError, load_start_weights
 from ffn.zoo.remap import read_foreign

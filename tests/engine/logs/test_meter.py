@@ -11,9 +11,9 @@ import pytest
 import torch
 from engine_toys import CPU
 
-from ffn.engine import meter as module
 from ffn.engine.distributed import World
-from ffn.engine.meter import Meter, memory_mib, top1
+from ffn.engine.logs import meter as module
+from ffn.engine.logs.meter import Meter, memory_mib, top1
 from ffn.engine.train_step import StepResult
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffn.engine import checkpoint
-from ffn.engine.checkpoint import (
+from ffn.engine.checkpoints import file as checkpoint
+from ffn.engine.checkpoints.file import (
     CheckpointError,
     UnreadableCheckpoint,
     load_checkpoint,

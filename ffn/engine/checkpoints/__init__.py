@@ -1,0 +1,1 @@
+"""Checkpoints of a run: file format, run folder, lock, save and restore."""

@@ -1,0 +1,1 @@
+"""Log of a run: console lines, ``log.jsonl``, metrics, TensorBoard and wandb."""
