@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import importlib
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TypeVar
@@ -85,10 +86,27 @@ def import_extensions(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
+            remedy = f"install the package, or start from the folder that holds it (now {here})"
+            if not _is_absent(name, error):
+                remedy = f"correct the package{_place(error)}"
             raise ExtensionError(
-                f"imports: cannot import {name!r} ({type(error).__name__}: {error}); install the "
-                f"package, or start from the folder that holds it (now {here})"
+                f"imports: cannot import {name!r} ({type(error).__name__}: {error}); {remedy}"
             ) from error
+
+
+def _is_absent(name: str, error: Exception) -> bool:
+    """Whether a package itself was not found; else it raised the error."""
+    if isinstance(error, ModuleNotFoundError):
+        return f"{name}.".startswith(f"{error.name}.")
+    return not _place(error) and not isinstance(error, SyntaxError)
+
+
+def _place(error: Exception) -> str:
+    """``: FILE, line N`` of the innermost call outside ffn and the import system, if any."""
+    systems = (str(Path(__file__).parent), importlib.__file__, "<frozen")
+    calls = traceback.extract_tb(error.__traceback__)
+    outside = [call for call in calls if not call.filename.startswith(systems)]
+    return f": {outside[-1].filename}, line {outside[-1].lineno}" if outside else ""
 
 
 def _origin(entry: object) -> str:

@@ -96,9 +96,11 @@ def build(
         return factory(*arguments, num_classes=num_classes, **kwargs)
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
-        if unknown is None:
-            raise
-        raise ValueError(f"{name} takes no {unknown[1]}; remove it") from error
+        if unknown is None or unknown[1] not in {*kwargs, "num_classes"}:
+            raise  # an error inside the factory
+        raise ValueError(
+            f"{name} takes no {unknown[1]}; remove it, or add the argument to the model's factory"
+        ) from error
 
 
 def _find(name: str) -> tuple[Any, ...]:

@@ -107,11 +107,12 @@ def import_packages(path: str | Path | None, overrides: Sequence[str]) -> None:
 def config_from_dict(values: Mapping[str, Any]) -> Config:
     """Restore a config that :func:`config_to_dict` returned, also that of version 0.1.
 
+    Its ``imports`` are not imported: it may come from a file of someone else.
+
     Raises:
-        ConfigError: it has options that this version does not have.
+        ConfigError: it has options that this version does not have, or its task is not registered.
     """
     leaves = {RENAMED.get(key, key): value for key, value in _leaves(values)}
-    _import(leaves)
     problems: list[str] = []
     schema = _schema(leaves.get("task.name"), problems)
     if leaves.get("task.name") == "plain":  # version 0.1 wrote the options of all tasks
@@ -179,7 +180,14 @@ def _schema(task: Any, problems: list[str]) -> DictConfig:
             f"task.name: no task {task!r}; {hint} A task of your own needs imports=[PACKAGE]"
         )
         return schema
-    schema.task = OmegaConf.structured(TASKS[task].Options)
+    try:
+        schema.task = OmegaConf.structured(TASKS[task].Options)
+    except OmegaConfBaseException as error:
+        problems.append(
+            f"task.name: option {error.full_key} of task {task} has a type that a config cannot "
+            f"hold ({_first_line(error)}); use numbers, strings, enums, lists or dicts of them"
+        )
+        return schema
     schema.task.name = task
     return schema
 
@@ -193,6 +201,8 @@ def _set(schema: DictConfig, key: str, value: Any) -> str | None:
     if key == "imports":
         value = _as_list(value)
     default = OmegaConf.select(schema, key)
+    if value == "???":  # "missing" in OmegaConf
+        return f"option {key} has no value"
     try:
         OmegaConf.update(schema, key, value)
         OmegaConf.select(schema, key)  # resolves interpolations
@@ -201,7 +211,7 @@ def _set(schema: DictConfig, key: str, value: Any) -> str | None:
         if value is None:
             shown = getattr(default, "value", default)
             return f"option {key} is null; give a value, as {key}={shown}"
-        return f"option {error.full_key or key}: {str(error).splitlines()[0]}"
+        return f"option {error.full_key or key}: {_first_line(error)}"
     return None
 
 
@@ -235,12 +245,13 @@ def _options(cls: type, prefix: str = "") -> Iterator[tuple[str, Field]]:
             yield f"{prefix}{option.name}", option
 
 
-def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in values.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{key}.")
+def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Key and value of every option; the value may be a mapping."""
+    for section, options in values.items():
+        if isinstance(options, Mapping):
+            yield from ((f"{section}.{key}", value) for key, value in options.items())
         else:
-            yield f"{prefix}{key}", value
+            yield str(section), options
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -248,8 +259,10 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise ConfigError(f"no config file {path}; see configs/ for the ones that ship")
     try:
         loaded = OmegaConf.load(path)
-    except YAMLError as error:
+    except (YAMLError, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}, option {error.full_key}: {_first_line(error)}") from error
     if not isinstance(loaded, DictConfig):
         raise ConfigError(f"{path} holds no options; expected YAML with keys as train.epochs")
     return dict(_leaves(OmegaConf.to_container(loaded)))
@@ -260,18 +273,34 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, 
     problems += [
         f"{text!r} is not key=value, as train.epochs=10" for text in overrides if text not in valid
     ]
-    return dict(_leaves(OmegaConf.to_container(OmegaConf.from_dotlist(valid))))
+    parsed = OmegaConf.create()
+    for text in valid:
+        try:
+            parsed.merge_with_dotlist([text])
+        except (YAMLError, OmegaConfBaseException) as error:
+            problems.append(f"command line: {text!r} is not an option: {_first_line(error)}")
+    return dict(_leaves(OmegaConf.to_container(parsed)))
 
 
 def _import(values: Mapping[str, Any]) -> None:
+    names = _as_list(values.get("imports"))
+    if not all(isinstance(name, str) for name in names):
+        raise ConfigError(f"imports is {values['imports']!r}; give names, as imports=[my_package]")
     try:
-        import_extensions(_as_list(values.get("imports")))
+        import_extensions(names)
     except ExtensionError as error:
         raise ConfigError(str(error)) from error
 
 
 def _as_list(value: Any) -> list[Any]:
-    return [value] if isinstance(value, str) else list(value or [])
+    """A list from YAML; a single value becomes a list of it."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
 
 
 def _listed(problems: Sequence[str]) -> str:

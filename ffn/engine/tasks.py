@@ -8,8 +8,10 @@ with its own options; a package of your own adds one in the same way.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import MISSING, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
@@ -25,15 +27,37 @@ def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
     """Decorator that registers a subclass of :class:`Task` for ``task.name`` in a config.
 
     Raises:
-        ValueError: another class has the name.
+        ValueError: another class has the name, the class is no task, or its ``Options`` are no
+            dataclass derived from :class:`TaskOptions` with a default for every option.
     """
-    return TASKS.register(name)
+
+    def register(task: type[Task]) -> type[Task]:
+        if not issubclass(task, Task):
+            raise ValueError(f"task {name!r}: {task.__name__} does not derive from ffn's Task")
+        _check_options(name, task.Options)
+        return TASKS.register(name)(task)
+
+    return register
+
+
+def _check_options(task: str, options: type) -> None:
+    shown = f"task {task!r}: the options {options.__name__}"
+    if not issubclass(options, TaskOptions):
+        raise ValueError(f"{shown} do not derive from TaskOptions")
+    known = {field.name: field for field in fields(options)}
+    named = [k for k, v in inspect.get_annotations(options).items() if "ClassVar" not in str(v)]
+    missing = [key for key in named if key not in known]
+    if missing:
+        raise ValueError(f"{shown} have {missing[0]}, which is no option; decorate with @dataclass")
+    for key, field_ in known.items():
+        if field_.default is MISSING and field_.default_factory is MISSING:
+            raise ValueError(f"{shown} have no default for {key}; use option(default, meaning)")
 
 
 def option(default: Any, meaning: str) -> Any:
     """Dataclass field of an option: its default, and a line for ``--help``."""
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata={"help": meaning})
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: copy(default), metadata={"help": meaning})
     return field(default=default, metadata={"help": meaning})
 
 

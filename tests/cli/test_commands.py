@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import sys
 from pathlib import Path
 
@@ -78,5 +79,17 @@ def test_imports_are_loaded_from_the_current_folder(
     load_imports(parser.parse_args(["--imports", "toy_extension_of_a_user"]))
 
     assert sys.modules.pop("toy_extension_of_a_user").LOADED
-    with pytest.raises(ExtensionError, match="cannot import 'no_such_package'"):
+    with pytest.raises(
+        ExtensionError, match=r"cannot import 'no_such_package'.*install the package"
+    ):
         load_imports(parser.parse_args(["--imports", "no_such_package"]))
+
+    for code, message in {
+        "\nunknown_name": r"\(NameError: .*correct the package: .*toy_error_of_a_user.py, line 2",
+        "\ndef (": r"\(SyntaxError: .*toy_error_of_a_user.py, line 2\)\); correct the package$",
+        "\nimport no_such_module": "no_such_module.*correct the package: .*_of_a_user.py, line 2",
+    }.items():
+        (tmp_path / "toy_error_of_a_user.py").write_text(code)
+        importlib.invalidate_caches()
+        with pytest.raises(ExtensionError, match=message):
+            load_imports(parser.parse_args(["--imports", "toy_error_of_a_user"]))

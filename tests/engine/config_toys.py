@@ -54,3 +54,12 @@ class ToyTask(PlainTask):
         if options.strength >= 0:
             return []
         return [f"task.strength is {options.strength}; at least 0"]
+
+
+@dataclass
+class WeightedOptions(TaskOptions):
+    weights: dict[str, float] = option({"a": 1.0}, "weight of each term")
+
+
+class WeightedTask(PlainTask):
+    Options = WeightedOptions

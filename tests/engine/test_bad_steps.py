@@ -232,7 +232,7 @@ def test_list_of_bad_batches(tmp_path: Path) -> None:
     ]
 
     with path.open("a") as file:
-        file.write('{"step": 1, "ra')  # of a killed run
+        file.write('\0\0\0\n\n{"step": 1, "ra')  # of a power failure, and of a killed run
     listed.truncate(7)
     assert path.read_text() == "".join(lines)
     listed.truncate(6)

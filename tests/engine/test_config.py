@@ -6,11 +6,12 @@ import copy
 import re
 import sys
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 import yaml
-from config_toys import ToyOptions, every_option, problems
+from config_toys import ToyOptions, WeightedOptions, WeightedTask, every_option, problems
 
 from ffn.engine.config import (
     RENAMED,
@@ -24,7 +25,7 @@ from ffn.engine.config import (
     option_help,
 )
 from ffn.engine.options import Flip
-from ffn.engine.tasks import TASKS
+from ffn.engine.tasks import TASKS, PlainTask, TaskOptions
 
 
 def test_defaults_file_and_overrides_in_this_order(tmp_path: Path) -> None:
@@ -211,17 +212,75 @@ def test_help_knows_imported_tasks(package: str, tmp_path: Path) -> None:
     assert "packaged" in option_help()
 
 
-@pytest.mark.parametrize("where", ["file", "command line", "dict"])
+@pytest.mark.parametrize("where", ["file", "command line"])
 def test_package_that_cannot_be_imported(tmp_path: Path, where: str) -> None:
     path = tmp_path / "config.yaml"
     path.write_text("imports: [no_such_package]\n")
     load = {
         "file": lambda: load_config(path),
         "command line": lambda: import_packages("imports=[no_such_package]", []),
-        "dict": lambda: config_from_dict({"imports": ["no_such_package"]}),
     }[where]
     with pytest.raises(ConfigError, match=r"cannot import 'no_such_package' .*install the package"):
         load()
+
+
+def test_config_of_a_checkpoint_imports_nothing() -> None:
+    """A run may resume after its package has another name."""
+    before = config_to_dict(load_config(None)) | {"imports": ["no_such_package"]}
+
+    assert config_from_dict(before).imports == ["no_such_package"]
+    assert changed_options(before, load_config(None)) == []
+
+
+def test_option_with_a_mapping(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(TASKS._entries, "weighted", WeightedTask)
+    given = ["task.name=weighted", "task.frames=[4]"]
+    path = tmp_path / "config.yaml"
+    path.write_text("task: {weights: {b: 2}}\n")
+
+    config = load_config(path, [*given, "task.weights.c=3"])
+
+    assert config.task.weights == {"a": 1.0, "b": 2.0, "c": 3.0}
+    assert config_from_dict(config_to_dict(config)) == config
+    changed = changed_options(config_to_dict(config), load_config(path, given))
+    assert changed == [f"task.weights {config.task.weights} -> {{'a': 1.0, 'b': 2.0}}"]
+    (text,) = problems(*given, "task.weights.a=heavy")
+    assert "task.weights.a: Value 'heavy'" in text
+    assert WeightedOptions().weights == {"a": 1.0}
+
+
+def test_option_of_a_type_that_a_config_cannot_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    @dataclass
+    class Unsupported(TaskOptions):
+        choices: set[int] = field(default_factory=set)
+
+    task = type("UnsupportedTask", (PlainTask,), {"Options": Unsupported})
+    monkeypatch.setitem(TASKS._entries, "unsupported", task)
+
+    (text,) = problems("task.name=unsupported", "task.frames=[4]")
+    assert text.startswith("task.name: option choices of task unsupported has a type")
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("task.frames=[4,8", "command line: 'task.frames=[4,8' is not an option: while parsing"),
+        ("model.name=${oops", "command line: 'model.name=${oops' is not an option: "),
+        ("train.epochs=???", "command line: option train.epochs has no value"),
+        ("imports=5", "imports is 5; give names, as imports=[my_package]"),
+    ],
+)
+def test_invalid_override(given: str, message: str) -> None:
+    (text,) = problems(given)
+    assert text.startswith(message)
+
+
+@pytest.mark.parametrize("content", [b'model: {name: "\xff"}', b'model: {name: "${oops"}'])
+def test_invalid_file(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    (text,) = problems(path=path)
+    assert text.startswith(str(path))
 
 
 # --- plain values, older versions, changes -------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -151,6 +152,34 @@ def test_registered_tasks() -> None:
         register_task("plain")(FlexibleTask)
     with pytest.raises(KeyError, match='no task "plian"; did you mean plain'):
         TASKS["plian"]
+
+
+def test_class_that_is_no_task() -> None:
+    with pytest.raises(ValueError, match="Identity does not derive from ffn's Task"):
+        register_task("toy")(nn.Identity)
+    assert "toy" not in TASKS
+
+
+def test_options_that_a_config_cannot_set() -> None:
+    @dataclass
+    class Underived:
+        strength: float = 1.0
+
+    class Undecorated(TaskOptions):
+        strength: float = 1.0
+
+    @dataclass(kw_only=True)
+    class Required(TaskOptions):
+        strength: float
+
+    for options, message in {
+        Underived: "do not derive from TaskOptions",
+        Undecorated: "have strength, which is no option; decorate with @dataclass",
+        Required: "have no default for strength",
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            register_task("toy")(type("Toy", (PlainTask,), {"Options": options}))
+    assert "toy" not in TASKS
 
 
 def test_task_without_losses() -> None:

@@ -257,10 +257,22 @@ class BadBatches:
                 file.write(json.dumps(line) + "\n")
 
     def truncate(self, step: int) -> None:
-        """Remove the lines of later steps, which a resumed run repeats; the main process calls."""
+        """Remove damaged lines, and those of later steps, which a resumed run repeats.
+
+        The main process calls it.
+        """
         if not self.path.is_file():
             return
-        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+        lines = self.path.read_text("utf-8", errors="replace").splitlines(keepends=True)
+        steps = [_step_of(line) for line in lines]
+        kept = [
+            line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
+        ]
         if kept != lines:
             write_text(self.path, "".join(kept))
+
+
+def _step_of(line: str) -> int | None:
+    """The step of a line; None if the line is damaged or cut."""
+    entry = _parse(line) if line.endswith("\n") else None
+    return entry and entry["step"]
