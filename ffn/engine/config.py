@@ -176,7 +176,7 @@ def _schema(task: Any, problems: list[str]) -> DictConfig:
         close = difflib.get_close_matches(str(task), TASKS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"registered are {', '.join(TASKS)}."
         problems.append(
-            f"task.name: no task {task!r}; {hint} A task of your own needs imports=[PACKAGE]"
+            f"task.name: no task {task!r}; {hint} A custom task needs imports=[PACKAGE]"
         )
         return schema
     schema.task = OmegaConf.structured(TASKS[task].Options)
@@ -200,7 +200,7 @@ def _set(schema: DictConfig, key: str, value: Any) -> str | None:
         OmegaConf.update(schema, key, default)
         if value is None:
             shown = getattr(default, "value", default)
-            return f"option {key} is null; give a value, as {key}={shown}"
+            return f"option {key} is null; give a value, e.g. {key}={shown}"
         return f"option {error.full_key or key}: {str(error).splitlines()[0]}"
     return None
 
@@ -217,7 +217,7 @@ def _hint(key: str, schema: DictConfig) -> str:
 
 
 def _keys(schema: DictConfig) -> list[str]:
-    """The keys of all options, as ``train.epochs``."""
+    """The keys of all options, e.g. ``train.epochs``."""
     return [
         f"{section}.{key}" if isinstance(options, DictConfig) else str(section)
         for section, options in schema.items()
@@ -251,14 +251,16 @@ def _read_file(path: Path) -> dict[str, Any]:
     except YAMLError as error:
         raise ConfigError(f"{path} is not valid YAML: {error}") from error
     if not isinstance(loaded, DictConfig):
-        raise ConfigError(f"{path} holds no options; expected YAML with keys as train.epochs")
+        raise ConfigError(f"{path} holds no options; expected YAML with keys such as train.epochs")
     return dict(_leaves(OmegaConf.to_container(loaded)))
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
     valid = [text for text in overrides if "=" in text]
     problems += [
-        f"{text!r} is not key=value, as train.epochs=10" for text in overrides if text not in valid
+        f"{text!r} is not key=value (e.g. train.epochs=10)"
+        for text in overrides
+        if text not in valid
     ]
     return dict(_leaves(OmegaConf.to_container(OmegaConf.from_dotlist(valid))))
 

@@ -86,23 +86,23 @@ def _out_of_range(config: Config) -> Iterator[str]:
 
     for key, least in AT_LEAST.items():
         if value(key) < least:
-            yield f"{key} is {value(key)}; at least {least}"
+            yield f"{key} is {value(key)}; it must be at least {least}"
     for key in ABOVE_ZERO:
         if value(key) <= 0:
             yield f"{key} is {value(key)}; it must be positive"
     for key in BELOW_ONE:
         if not 0 <= value(key) < 1:
-            yield f"{key} is {value(key)}; from 0 to below 1"
+            yield f"{key} is {value(key)}; it must be from 0 to below 1"
     optim = config.optim
     if not 0 < optim.layer_decay <= 1:
-        yield f"optim.layer_decay is {optim.layer_decay}; above 0, at most 1"
+        yield f"optim.layer_decay is {optim.layer_decay}; it must be above 0 and at most 1"
     if optim.base_batch_size is not None and optim.base_batch_size < 1:
-        yield f"optim.base_batch_size is {optim.base_batch_size}; at least 1, or null"
+        yield f"optim.base_batch_size is {optim.base_batch_size}; it must be at least 1, or null"
     frames = config.task.frames
     if not frames or min(frames) < 1 or len(set(frames)) < len(frames):
-        yield f"task.frames is {frames}; give different counts of at least 1, as [4, 8, 16]"
+        yield f"task.frames is {frames}; it must list different counts >= 1, e.g. [4, 8, 16]"
     if not config.data.test_frames or min(config.data.test_frames) < 1:
-        yield f"data.test_frames is {config.data.test_frames}; give counts of at least 1"
+        yield f"data.test_frames is {config.data.test_frames}; every count must be at least 1"
 
 
 def _contradictions(config: Config) -> Iterator[str]:
