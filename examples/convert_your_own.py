@@ -1,4 +1,4 @@
-"""Convert a network of your own, train it on generated videos, and test it at any T."""
+"""Convert your own network, train it on generated videos, and test it at any T."""
 
 import torch
 from torch import nn

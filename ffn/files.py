@@ -38,7 +38,7 @@ def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterat
     part = part_of(path)
     encoding = None if "b" in mode else "utf-8"
     try:
-        part.unlink(missing_ok=True)  # left by a dead process of the same number; may be a link
+        part.unlink(missing_ok=True)  # left by a killed process with the same id; may be a link
         with part.open(mode, encoding=encoding) as file:
             yield file
             file.flush()
@@ -54,7 +54,7 @@ def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterat
 
 
 def write_text(path: Path, text: str, *, sync: bool = False) -> None:
-    """Write a text file (UTF-8) atomically. Arguments and errors of :func:`atomic_write`."""
+    """Write a text file (UTF-8) atomically; arguments and errors as :func:`atomic_write`."""
     with atomic_write(path, "w", sync=sync) as file:
         file.write(text)
 

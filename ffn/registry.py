@@ -74,7 +74,7 @@ def import_extensions(names: Iterable[str]) -> None:
     They are looked up as Python does, and then in the current folder.
 
     Args:
-        names: dotted module names, as ``my_package.models``.
+        names: dotted module names, e.g. ``my_package.models``.
 
     Raises:
         ExtensionError: one cannot be imported; the message holds the cause.

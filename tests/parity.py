@@ -123,7 +123,7 @@ NAMES = {
 
 
 def is_flexible(network: Mapping[str, Tensor]) -> bool:
-    """Does a state dict of ours have entries per frame count?"""
+    """Whether a state dict of ours has entries per frame count."""
     return any(re.search(r"(bn\d?|norm\d?|bns\.\d)\.\d+\.", key) for key in network)
 
 

@@ -1,4 +1,4 @@
-"""Extensions from a package of your own: code and commands of CONTRIBUTING.md."""
+"""Extensions from your own package: code and commands of CONTRIBUTING.md."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_model_and_task_train_test_and_resume(folder: Path) -> None:
     table = run(folder, command("test.py"))
     assert "two_convs" in table or "motion_flexible/last" in table
 
-    # Without the package the checkpoint says what is missing.
+    # Without the package, the error names it.
     without = command("test.py").replace("imports=my_package ", "")
     message = run(folder, without, status=2)
     assert "my_package" in message

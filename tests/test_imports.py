@@ -1,4 +1,4 @@
-"""The rooms of ffn and who may import whom, read from the source; and what importing ffn costs."""
+"""Import rules between the folders of ffn, and the cost of ``import ffn``."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ ROOMS = {
     "serve": {"zoo", "data", "core"},
     "cli": None,  # everything
 }
-# Files beside the rooms that every room may import.
+# Files that every folder may import.
 SHARED = {"files", "registry"}
-# What a room may import from outside, besides Python's own library; the others are free.
+# Packages that a folder may import besides the standard library; no entry: any.
 LIBRARIES = {
     "layers": {"torch", "einops"},
     "core": {"torch"},
@@ -47,7 +47,7 @@ def imports(path: Path) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             start = package[: len(package) - node.level + 1] if node.level else ()
             module = ".".join([*start, *([node.module] if node.module else [])])
-            # `from ffn import core` names a room after `import`.
+            # `from ffn import core` names a folder after `import`.
             yield from (f"{module}.{alias.name}" for alias in node.names)
 
 
@@ -57,7 +57,7 @@ def room_of(path: Path) -> str | None:
 
 
 def test_the_test_sees_the_sources() -> None:
-    """Or all below would pass on nothing."""
+    """Otherwise the tests below would pass without sources."""
     rooms = {room_of(path) for path in FILES}
     assert {"layers", "core", "backbones", "data", "engine", "evaluation", "zoo"} <= rooms
 
@@ -69,7 +69,7 @@ def test_the_test_sees_the_sources() -> None:
 def test_rooms_import_one_way(path: Path) -> None:
     room = room_of(path)
     if room is None:
-        return  # ffn/__init__.py opens the doors of all rooms
+        return  # ffn/__init__.py imports from all folders
     assert room in ROOMS, f"{room} is a new room: write in DESIGN.md and here what it may import"
 
     for name in imports(path):
@@ -84,7 +84,7 @@ def test_rooms_import_one_way(path: Path) -> None:
         assert first not in ("tools", "tests"), f"{path.name} imports {name}"
 
 
-# The modules that know the options, and who may import them: they turn a config into plain values.
+# The modules with the options, and the modules that may import them.
 OPTIONS = {"ffn.engine.options", "ffn.engine.config", "ffn.engine.config_checks"}
 READERS_OF_OPTIONS = ("ffn.engine.build", "ffn.engine.config", "ffn.engine.options", "ffn.cli.")
 

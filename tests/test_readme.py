@@ -1,4 +1,4 @@
-"""Every command block of the README does what it says, as far as a CPU without data can tell."""
+"""The command blocks of the README run on a CPU, those that need no public data set."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def commands() -> list[list[str]]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A working folder with the generated data, few films per class, where the README puts it."""
+    """A working folder with the generated data, few videos per class, in the README's folder."""
     folder = tmp_path_factory.mktemp("readme")
     generate(folder / "data" / "motion", train_per_class=1, val_per_class=1)
     return folder
@@ -121,6 +121,6 @@ def test_sentences_about_results_say_what_was_measured() -> None:
         ),
         strict=True,
     )
-    assert f"they fall to {min(plain):.0f} to {max(plain):.0f} % at 4 frames" in text
-    assert f"they have {min(flexible):.0f} to {max(flexible):.0f} % there" in text
+    assert f"they have {min(plain):.0f} to {max(plain):.0f} % at 4 frames" in text
+    assert f"they have {min(flexible):.0f} to {max(flexible):.0f} % at 4 frames" in text
     assert f"within {max(behind):.1f} points at 16" in text

@@ -1,4 +1,4 @@
-"""Decode the videos of a list and report what cannot be trusted; see ``--help``."""
+"""Decode the videos of a list and report unreadable ones; see ``--help``."""
 
 from ffn.cli.check_data import main
 

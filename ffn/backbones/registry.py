@@ -1,6 +1,6 @@
 """Registries of models by name, and of families that build a model from any timm network.
 
-A package of your own adds a model with the same decorators::
+Your own package adds a model with the same decorators::
 
     from ffn.backbones import register
 
@@ -57,12 +57,12 @@ def model_names(pattern: str = "*") -> list[str]:
 
 
 def families() -> list[str]:
-    """Names of the families, as "tsm" in ``tsm.mobilenetv3_large_100``."""
+    """Names of the families, e.g. "tsm" in ``tsm.mobilenetv3_large_100``."""
     return sorted(_families)
 
 
 def is_registered(name: str) -> bool:
-    """Whether :func:`build` knows the model, or the family of a ``family.<timm name>``."""
+    """Whether :func:`build` accepts the model, or the family of a ``family.<timm name>``."""
     family, _, timm_name = name.partition(".")
     return name in _models or (bool(timm_name) and family in _families)
 

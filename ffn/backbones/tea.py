@@ -179,7 +179,7 @@ def tea_of(
     """TEA inside a timm Res2Net.
 
     Args:
-        timm_name: as ``res2net50_26w_4s``; a ``.tag`` chooses among pretrained weights.
+        timm_name: e.g. ``res2net50_26w_4s``; a ``.tag`` chooses among pretrained weights.
         num_classes: K.
         pretrained: start from timm's ImageNet weights; layers of TEA and the classifier are new.
         dropout: probability before the classifier (0.5 in the paper's recipes).

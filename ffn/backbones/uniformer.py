@@ -275,7 +275,7 @@ class UniFormer(nn.Module):
             fitting = [max(2, round(side / unit)) * unit for side in (height, width)]
             raise ValueError(
                 f"clip is {height} x {width} px; a UniFormer with patches of {self.patch} takes "
-                f"multiples of {unit} from {2 * unit} up, as {fitting[0]} x {fitting[1]}"
+                f"multiples of {unit} from {2 * unit} up, e.g. {fitting[0]} x {fitting[1]}"
             )
 
 

@@ -63,7 +63,7 @@ def compare_reading(
     """
     views = sorted(set(frames))
     if len(views) < 2:
-        raise ValueError(f"--frames is {views[0]}; give two or more frame counts, as 4 8 16")
+        raise ValueError(f"--frames is {views[0]}; give two or more frame counts, e.g. 4 8 16")
     if root is not None and annotations is None:
         raise ValueError(f"--root {root} needs --annotations, the list of videos in it")
     comparisons = []

@@ -46,7 +46,7 @@ def print_comparisons(
 
     Args:
         comparisons: the results.
-        items: the unit of the rates, as "clips".
+        items: the unit of the rates, e.g. "clips".
         measured: see :func:`describe_run`; printed last, one line per entry.
         console: the terminal by default.
     """

@@ -1,6 +1,6 @@
-"""Time and memory of variants of one job, measured in turn, and the ratios between them.
+"""Time and memory of variants of one job, measured alternately, and the ratios between them.
 
-Variants run in turn, A B C A B C …, so that other load on the machine affects all of them alike.
+Variants alternate, A B C A B C …, so that other load on the machine affects all of them equally.
 Each round gives one ratio per pair of variants; the result is their median and quartiles.
 """
 
@@ -64,10 +64,10 @@ class Ratio:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Variants that ran in turn, and ratios between them.
+    """Variants that ran alternately, and ratios between them.
 
     Attributes:
-        title: what the variants have in common, as "4 frames".
+        title: what the variants have in common, e.g. "4 frames".
         variants: in the order in which they ran.
         ratios: of the compared pairs.
     """
@@ -85,7 +85,7 @@ def interleave(
     warmup: int = 2,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
-    """Time functions in turn.
+    """Time functions alternately.
 
     Args:
         calls: name -> function. The result of the function is discarded.

@@ -60,7 +60,7 @@ def compare_training(
     views = sorted(set(frames))
     shown = ", ".join(map(str, views))
     if len(views) < 2:
-        raise ValueError(f"--frames is {shown}; give two or more frame counts, as 4 8 16")
+        raise ValueError(f"--frames is {shown}; give two or more frame counts, e.g. 4 8 16")
     batch = _batch(views, batch_size, size, num_classes, device)
     clips = batch["clips"]
     flexible = _variants(compiled, precision)

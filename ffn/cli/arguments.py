@@ -21,7 +21,7 @@ def add_imports_argument(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="PACKAGE",
-        help="packages of your own that register models, tasks, data sets or export formats",
+        help="your own packages that register models, tasks, data sets or export formats",
     )
 
 

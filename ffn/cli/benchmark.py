@@ -132,8 +132,8 @@ def _find_device(name: str | None) -> torch.device:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="benchmark.py",
-        description="Compare throughput and peak memory of variants. The variants run in turn, "
-        "A B C A B C, so that other load on the machine affects all of them alike. "
+        description="Compare throughput and peak memory of variants. The variants alternate, "
+        "A B C A B C, so that other load on the machine affects all of them equally. "
         "OMP_NUM_THREADS sets the number of CPU threads.",
     )
     commands = parser.add_subparsers(dest="benchmark", required=True, metavar="train|infer|data")

@@ -1,4 +1,4 @@
-"""``tools/check_data.py INDEX``: decode the videos of a list and report the broken ones."""
+"""``tools/check_data.py INDEX``: decode the videos of a list and report the damaged ones."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="check_data.py",
         description="Decode every video of a list in worker processes with a timeout. Write a "
-        "folder with a report (cause per video), the list of the bad videos, and an index of the "
-        "others with their actual numbers of frames. The list stays unchanged. Exit status: 0 all "
-        "videos decode, 1 some do not, 2 error.",
+        "folder with a report (cause per video), the list of the unreadable videos, and an index "
+        "of the others with their actual numbers of frames. The list is not changed. Exit status: "
+        "0 all videos decode, 1 some do not, 2 error.",
     )
     option = parser.add_argument
     option("index", type=Path, metavar="INDEX", help="list, csv, or folder with a folder per class")
@@ -137,7 +137,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="all|K",
         help="decode all frames (default), or K evenly spaced ones: faster, finds less",
     )
-    option("--decoder", default="auto", choices=DECODERS, help="decoder")
+    option("--decoder", default="auto", choices=DECODERS, help="video decoder; default: auto")
     option("--pattern", default="{:05d}.jpg", help="file names in a folder of frames")
     option("--timeout", type=float, default=60, metavar="S", help="seconds per video; default: 60")
     option(

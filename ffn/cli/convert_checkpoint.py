@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
         choices=["ffn-pytorch", "tsm", "pyslowfast", "uniformer", "mmaction2", "image"],
         help="implementation that wrote it; default: detected from the names of its entries",
     )
-    parser.add_argument("--model", required=True, help="name of the model in ffn, as tsm_r50")
+    parser.add_argument("--model", required=True, help="name of the model in ffn, e.g. tsm_r50")
     parser.add_argument(
         "--trained-frames",
         nargs="+",
@@ -89,8 +89,8 @@ def _parser() -> argparse.ArgumentParser:
         "--num-classes",
         type=int,
         metavar="K",
-        help="default: the checkpoint's. Another number, or a checkpoint without a classifier, "
-        "gives a new classifier",
+        help="number of classes; default: that of the checkpoint. Another number, or a checkpoint "
+        "without a classifier, gives a new classifier",
     )
     parser.add_argument(
         "--partial",
@@ -107,7 +107,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_setting,
         default=[],
         metavar="KEY=VALUE",
-        help="preprocessing of its training where it differs from the default of its source, as "
+        help="preprocessing of its training where it differs from the default of its source, e.g. "
         "crop=256 resize=256 colour=bgr sampling=dense mean=0.45,0.45,0.45",
     )
     parser.add_argument("--classes", metavar="FILE", help="class names, one per line")
@@ -125,7 +125,7 @@ def _setting(text: str) -> tuple[str, object]:
         return key, kinds[key](value)
     except (KeyError, ValueError):
         raise argparse.ArgumentTypeError(
-            f"{text!r} is no setting; examples: crop=256 resize=256 mean=0.45,0.45,0.45 "
+            f"{text!r} is not a setting; examples: crop=256 resize=256 mean=0.45,0.45,0.45 "
             "std=0.225,0.225,0.225 colour=bgr sampling=dense"
         ) from None
 

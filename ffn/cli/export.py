@@ -1,4 +1,4 @@
-"""``tools/export.py --weights W --frames T --output FILE``: a network as a file of its own."""
+"""``tools/export.py --weights W --frames T --output FILE``: export a network to a file."""
 
 from __future__ import annotations
 
@@ -47,7 +47,10 @@ def _parser() -> argparse.ArgumentParser:
         "--output", required=True, metavar="FILE", help="FILE.pt2 is read by torch.export.load"
     )
     parser.add_argument(
-        "--size", type=positive_int, metavar="PX", help="of a clip; default: the trained crop"
+        "--size",
+        type=positive_int,
+        metavar="PX",
+        help="height and width of a clip; default: the trained crop",
     )
     parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_imports_argument(parser)

@@ -86,23 +86,32 @@ def _parser() -> argparse.ArgumentParser:
         "testing read it with data.format=store. The same command resumes an interrupted pack. "
         "Exit status: 0 success, 1 some videos are unreadable or damaged, 2 error.",
     )
-    parser.add_argument("config", help="yaml file; its data section names the videos")
-    parser.add_argument("options", nargs="*", metavar="key=value", help="overrides of the config")
+    parser.add_argument("config", help="YAML file; its data section names the videos")
     parser.add_argument(
-        "--format", default="jpeg", choices=["jpeg", "raw"], help="of the frames; default: jpeg"
+        "options", nargs="*", metavar="key=value", help="options that override the config"
+    )
+    parser.add_argument(
+        "--format",
+        default="jpeg",
+        choices=["jpeg", "raw"],
+        help="format of the frames; default: jpeg",
     )
     parser.add_argument(
         "--short-side",
         type=int,
         default=256,
         metavar="PX",
-        help="upper bound; smaller videos are not enlarged; default: 256",
+        help="maximum short side; smaller videos are not enlarged; default: 256",
     )
     parser.add_argument(
         "--quality", type=int, default=90, help="JPEG quality, 1 to 100; default: 90"
     )
     parser.add_argument(
-        "--shard-mib", type=int, default=256, metavar="MIB", help="size of a shard; default: 256"
+        "--shard-mib",
+        type=int,
+        default=256,
+        metavar="MIB",
+        help="maximum size of a shard; default: 256",
     )
     parser.add_argument(
         "--timeout",

@@ -58,8 +58,13 @@ def _parser() -> argparse.ArgumentParser:
     option = parser.add_argument
     option("files", nargs="+", metavar="FILE", help="video files or folders of frames")
     option("--weights", required=True, help="name in the zoo, or a .pt or .safetensors file")
-    option("--frames", type=positive_int, metavar="n", help="default: the largest trained count")
-    option("--top", type=positive_int, default=5, metavar="k", help="number of labels per file")
-    option("--device", default="cpu", help="torch device: cpu, cuda, cuda:1")
+    option(
+        "--frames",
+        type=positive_int,
+        metavar="n",
+        help="frames of a clip; default: the largest trained count",
+    )
+    option("--top", type=positive_int, default=5, metavar="k", help="labels per file; default: 5")
+    option("--device", default="cpu", help="cpu, cuda, cuda:1, …; default: cpu")
     add_imports_argument(parser)
     return parser

@@ -101,15 +101,15 @@ def _parser(names: Sequence[str] = DATASETS) -> argparse.ArgumentParser:
     option("dataset", metavar="DATASET", help=f"one of {', '.join(names)}")
     option("--root", required=True, help="folder of the data set")
     _add_imports(parser)
-    option("--output", help="folder of the index (ROOT/index)")
-    option("--annotations", help="folder of the official lists (searched for under ROOT)")
-    option("--videos", help="the only folder under ROOT to search for videos (ROOT)")
+    option("--output", help="folder of the index; default: ROOT/index")
+    option("--annotations", help="folder of the official lists; default: found under ROOT")
+    option("--videos", help="the only folder under ROOT to search for videos; default: ROOT")
     option("--overwrite", action="store_true", help="replace an existing index")
     cores = os.cpu_count() or 1
-    option("--workers", type=int, default=cores, help=f"processes ({cores})")
-    option("--timeout", type=float, metavar="S", help="seconds per video (600)")
+    option("--workers", type=int, default=cores, help=f"processes; default: {cores}")
+    option("--timeout", type=float, metavar="S", help="seconds per video; default: 600")
     option("--verify", action="store_true", help="decode and count all frames")
-    option("--pattern", help="file names in a frame folder ({:05d}.jpg)")
+    option("--pattern", help="file names in a frame folder; default: {:05d}.jpg")
     _add_split_options(parser)
     _add_copy_options(parser)
     return parser
@@ -117,13 +117,15 @@ def _parser(names: Sequence[str] = DATASETS) -> argparse.ArgumentParser:
 
 def _add_split_options(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("random split, for data sets without splits")
-    group.add_argument("--val-fraction", type=float, help="of each class, for validation (0.2)")
+    group.add_argument(
+        "--val-fraction", type=float, help="validation share of each class; default: 0.2"
+    )
     group.add_argument(
         "--group-pattern",
         metavar="REGEX",
         help="keep videos together whose names have the same first group, such as '_g([0-9]+)_'",
     )
-    group.add_argument("--seed", type=int, help="seed of the split (0)")
+    group.add_argument("--seed", type=int, help="seed of the split; default: 0")
 
 
 def _add_copy_options(parser: argparse.ArgumentParser) -> None:
@@ -133,12 +135,18 @@ def _add_copy_options(parser: argparse.ArgumentParser) -> None:
     formats.add_argument("--reencode", metavar="DIR", help="small H.264 mp4, many key frames")
     group.add_argument("--pack", metavar="STORE", help="a clip store of the videos or copies")
     group.add_argument(
-        "--short-side", type=int, metavar="PX", help="downscale larger videos (256); 0: never"
+        "--short-side", type=int, metavar="PX", help="maximum short side; 0: no limit; default: 256"
     )
-    group.add_argument("--quality", type=int, help="JPEG quality, 1 to 100 (95; 90 in a store)")
-    group.add_argument("--quantiser", type=int, help="constant, of H.264, 0 to 51 (20)")
-    group.add_argument("--gop", type=int, help="frames per group of pictures in mp4 (12)")
-    group.add_argument("--fps", type=float, help="frame rate of mp4 from frame folders (12)")
+    group.add_argument(
+        "--quality", type=int, help="JPEG quality, 1 to 100; default: 95, 90 in a store"
+    )
+    group.add_argument(
+        "--quantiser", type=int, help="constant quantiser of H.264, 0 to 51; default: 20"
+    )
+    group.add_argument("--gop", type=int, help="frames per group of pictures in mp4; default: 12")
+    group.add_argument(
+        "--fps", type=float, help="frame rate of mp4 from frame folders; default: 12"
+    )
 
 
 _SPLIT = ("val_fraction", "group_pattern", "seed")
@@ -152,8 +160,8 @@ def _check_options(
     if given.dataset not in names:
         close = difflib.get_close_matches(given.dataset, names, n=3) or names
         parser.error(
-            f"unknown data set {given.dataset!r}; did you mean {', '.join(close)}? A data set of "
-            "your own package needs --imports PACKAGE"
+            f"unknown data set {given.dataset!r}; did you mean {', '.join(close)}? A custom "
+            "data set needs --imports PACKAGE"
         )
     without_effect = {
         "--extract-frames or --pack": (

@@ -18,11 +18,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "(model, classes, preprocessing, metrics per frame count, SHA-256) for ffn.load.",
     )
     parser.add_argument("checkpoint", help="best.pt or last.pt of a run")
-    parser.add_argument("name", help="model.dataset_frames, as tsm_r50.sthv1_f4_8_16")
+    parser.add_argument("name", help="model.dataset_frames, e.g. tsm_r50.sthv1_f4_8_16")
     parser.add_argument("--output", default=".", help="folder; default: the current one")
     parser.add_argument("--results", help="results.json of tools/test.py for this checkpoint only")
     parser.add_argument("--source", default="", help="origin of the weights, in a sentence")
-    parser.add_argument("--licence", default="", help="SPDX name, as Apache-2.0")
+    parser.add_argument("--licence", default="", help="SPDX name, e.g. Apache-2.0")
     add_imports_argument(parser)
     given = parser.parse_args(arguments)
 

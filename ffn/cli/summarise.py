@@ -62,7 +62,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="summarise.py",
         description="Average the results.json files of tools/test.py over the seeds of each run. "
-        "Runs that differ in their seed alone are named <run>.s<seed>, as motion_flexible.s0.",
+        "Runs that differ in their seed alone are named <run>.s<seed>, e.g. motion_flexible.s0.",
     )
     option = parser.add_argument
     option("results", nargs="+", help="results.json files of tools/test.py")

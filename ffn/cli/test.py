@@ -94,8 +94,10 @@ def _parser() -> argparse.ArgumentParser:
         "table and writes CSV, JSON and a figure. Exit status: 0 tested; 2 error, with a message "
         "that names the cause.",
     )
-    parser.add_argument("config", help="yaml file; its data section selects the videos")
-    parser.add_argument("options", nargs="*", metavar="key=value", help="overrides of the config")
+    parser.add_argument("config", help="YAML file; its data section selects the videos")
+    parser.add_argument(
+        "options", nargs="*", metavar="key=value", help="options that override the config"
+    )
     parser.add_argument(
         "--weights",
         nargs="+",
@@ -103,14 +105,23 @@ def _parser() -> argparse.ArgumentParser:
         help="names in the zoo, or .pt or .safetensors files",
     )
     parser.add_argument(
-        "--frames", nargs="+", type=positive_int, metavar="T", help="default: data.test_frames"
+        "--frames",
+        nargs="+",
+        type=positive_int,
+        metavar="T",
+        help="frames of a clip; default: data.test_frames",
     )
     parser.add_argument(
         "--protocol",
         metavar="CLIPSxCROPS",
         help="clips x crops per video: 1x1, 1x3, 2x3 or 10x3; default: data.test_protocol",
     )
-    parser.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
+    parser.add_argument(
+        "--precision",
+        default="fp32",
+        choices=["fp32", "bf16", "fp16"],
+        help="precision of the forward pass; default: fp32",
+    )
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
     parser.add_argument(
         "--save-predictions",
@@ -122,7 +133,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _name(weights: str, name: str) -> str:
-    """Return the name of the weights; for a checkpoint its run and file, as "run/best"."""
+    """Return the name of the weights; for a checkpoint its run and file, e.g. "run/best"."""
     path = Path(weights)
     return f"{path.resolve().parent.name}/{path.stem}" if path.suffix == ".pt" else name
 

@@ -20,8 +20,8 @@ Written by `tools/zoo.py --write`, from the records in `weights/` and the files 
 
 `ffn.load(NAME)` and `--weights NAME` accept every name below. *reported* numbers are those of the
 authors; they were not measured here. Weights with a link are downloaded on first use, checked and
-converted. The machine that wrote this page has no internet access, so their hashes are unknown: the
-hash of your first download is stored beside it, and every later download must have it.
+converted. Their hashes are not known in advance: the hash of the first download is stored next to
+the file, and every later download must match it.
 
 ## Weights
 
@@ -42,14 +42,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="zoo.py", description="List weights and their accuracy, or models and their cost."
     )
-    parser.add_argument("pattern", nargs="?", default="*", help="names to list, as '*sthv1*'")
+    parser.add_argument("pattern", nargs="?", default="*", help="names to list, e.g. '*sthv1*'")
     parser.add_argument("--models", action="store_true", help="list models instead of weights")
     parser.add_argument("--write", action="store_true", help="write model_zoo/README.md")
     size = parser.add_argument_group("with --models")
     shown = " ".join(map(str, FRAMES))
-    size.add_argument("--frames", nargs="+", type=int, metavar="T", help=f"of a clip ({shown})")
-    size.add_argument("--side", type=int, metavar="PX", help=f"of a clip ({SIDE})")
-    size.add_argument("--classes", type=int, metavar="K", help=f"of a model ({CLASSES})")
+    size.add_argument(
+        "--frames", nargs="+", type=int, metavar="T", help=f"frames of a clip; default: {shown}"
+    )
+    size.add_argument(
+        "--side", type=int, metavar="PX", help=f"height and width of a clip; default: {SIDE}"
+    )
+    size.add_argument(
+        "--classes", type=int, metavar="K", help=f"classes of a model; default: {CLASSES}"
+    )
     add_imports_argument(parser)
     given = parser.parse_args(arguments)
     if not given.models and any((given.frames, given.side, given.classes)):

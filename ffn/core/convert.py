@@ -55,7 +55,7 @@ def convert(
 
     Args:
         model: any network that takes one clip of any T.
-        trained_frames: the frame counts of training, as (4, 8, 16).
+        trained_frames: the frame counts of training, e.g. (4, 8, 16).
         private: modules private to each count: "norms" (the paper), "none", "all" (every module
             with parameters: nothing is shared), or a function of a module's name and the module.
         alter: "sites" (those of the backbone), "all" (also its optional sites), "none"; or glob

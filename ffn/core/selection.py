@@ -24,7 +24,7 @@ def check_trained_frames(trained_frames: Iterable[int]) -> tuple[int, ...]:
     counts = tuple(trained_frames)
     if not counts or any(not isinstance(c, int) or isinstance(c, bool) or c < 1 for c in counts):
         raise ValueError(
-            f"trained_frames is {counts}; expected one or more positive integers, as (4, 8, 16)"
+            f"trained_frames is {counts}; expected one or more positive integers, e.g. (4, 8, 16)"
         )
     if len(set(counts)) < len(counts):
         raise ValueError(f"trained_frames {counts} names a count twice")

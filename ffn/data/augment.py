@@ -35,7 +35,7 @@ def check_randaugment(policy: str) -> None:
     in_range = float(sections.get("m", 0)) <= largest and float(sections.get("p", 0)) <= 1
     if not (known and whole and in_range and sections.get("inc", "0") in "01"):
         raise ValueError(
-            f"randaugment is {policy!r}; expected a policy of timm, as rand-m7-n4-mstd0.5-inc1: "
+            f"randaugment is {policy!r}; expected a policy of timm, e.g. rand-m7-n4-mstd0.5-inc1: "
             "'rand', then m (magnitude, 0 to 10), n (number of operations), p (probability of "
             "each, default 0.5), mstd (standard deviation of the magnitude), mmax (largest "
             "magnitude, default 10), inc (1: larger magnitudes are stronger)"

@@ -31,7 +31,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
 
     Args:
         records: The videos.
-        views: Number of frames of each clip, as (4, 8, 16).
+        views: Number of frames of each clip, e.g. (4, 8, 16).
         preprocessing: Sizes, normalisation and sampling rule.
         train: Random frames and crops; otherwise the deterministic test variant of both.
         transform: Training only: crop, flip and augmentation; default `TrainTransform` with its
@@ -192,7 +192,7 @@ def _check_dataset_options(
     if not records:
         raise ValueError("records is empty; expected at least one video")
     if not views or min(views) < 1:
-        raise ValueError(f"views is {tuple(views)}; expected numbers of frames, as (4, 8, 16)")
+        raise ValueError(f"views is {tuple(views)}; expected numbers of frames, e.g. (4, 8, 16)")
     if on_error not in ("fail", "skip"):
         raise ValueError(f"on_error is {on_error!r}; expected 'fail' or 'skip'")
     if not train and transform is not None:

@@ -30,7 +30,7 @@ class Protocol:
         if self.clips < 1 or self.crops not in CROPS:
             raise ValueError(
                 f"protocol {self} is unknown; expected CLIPSxCROPS with at least 1 clip and "
-                f"{' or '.join(map(str, CROPS))} crops, as 1x1, 1x3, 2x3 or 10x3"
+                f"{' or '.join(map(str, CROPS))} crops, e.g. 1x1, 1x3, 2x3 or 10x3"
             )
 
     @classmethod
@@ -43,7 +43,7 @@ class Protocol:
         parts = re.fullmatch(r"(\d+)x(\d+)", text)
         if parts is None:
             raise ValueError(
-                f"protocol {text!r} is unknown; expected CLIPSxCROPS, as 1x1, 1x3, 2x3 or 10x3"
+                f"protocol {text!r} is unknown; expected CLIPSxCROPS, e.g. 1x1, 1x3, 2x3 or 10x3"
             )
         return cls(*map(int, parts.groups()))
 

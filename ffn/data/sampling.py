@@ -243,7 +243,7 @@ def sample_views(
     if rule not in RULES:
         raise ValueError(f"sampling {rule!r} is unknown; expected one of {', '.join(RULES)}")
     if not views:
-        raise ValueError("views is empty; expected at least one number of frames, as (4, 8, 16)")
+        raise ValueError("views is empty; expected at least one number of frames, e.g. (4, 8, 16)")
     if nested and len(views) > 1:
         largest = max(views)
         outer = sample_views(num_frames, [largest], rule=rule, generator=generator)[largest]

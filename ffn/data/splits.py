@@ -56,7 +56,7 @@ def read_splits(
     Args:
         root: folder of the annotations and of the paths in them.
         train: training annotations under ``root``: a list, a csv, or a folder per class.
-        val: validation annotations, likewise.
+        val: validation annotations under ``root``, in the same formats.
         class_file: file under ``root`` with one class name per line; by default the class names
             come from the training annotations.
         classes: class names, as those of a checkpoint; they replace both.

@@ -53,7 +53,7 @@ class TrainTransform:
         flip_pairs: For `swap`, pairs of class indices that a flip exchanges; other classes keep
             their label.
         colour_jitter: Strengths of brightness, contrast, saturation and hue; zeros disable it.
-        randaugment: A policy of timm, as `rand-m7-n4-mstd0.5-inc1`; None disables it.
+        randaugment: A policy of timm, e.g. `rand-m7-n4-mstd0.5-inc1`; None disables it.
         random_erasing: Probability that a box is replaced by noise.
 
     Raises:
@@ -240,7 +240,7 @@ def _check_flip(flip: str, flip_pairs: Sequence[Sequence[int]]) -> None:
     if flip not in ("none", "random", "swap"):
         raise ValueError(f"flip is {flip!r}; expected 'none', 'random' or 'swap'")
     if flip == "swap" and not flip_pairs:
-        raise ValueError("flip 'swap' needs flip_pairs, as [[0, 1]]; or set flip to 'random'")
+        raise ValueError("flip 'swap' needs flip_pairs, e.g. [[0, 1]]; or set flip to 'random'")
     if flip != "swap" and flip_pairs:
         raise ValueError(f"flip_pairs is only used with flip 'swap'; flip is {flip!r}")
 

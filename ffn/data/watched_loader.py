@@ -1,4 +1,4 @@
-"""A DataLoader whose errors name the videos of workers that hang or die."""
+"""A DataLoader whose errors name the videos of workers that hang or exit unexpectedly."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _IDLE = -1
 
 
 class LoaderError(RuntimeError):
-    """A worker timed out or died; the message names the videos that the workers were reading."""
+    """A worker timed out or exited; the message names the videos that the workers were reading."""
 
 
 class WorkerStatus:
@@ -54,7 +54,7 @@ class WorkerStatus:
 
 
 class WatchedLoader(DataLoader):
-    """A DataLoader that raises `LoaderError` if a worker hangs or dies.
+    """A DataLoader that raises `LoaderError` if a worker hangs or exits unexpectedly.
 
     Args:
         dataset: A dataset with `records` and an attribute `worker_status`, which is set in workers.
@@ -76,7 +76,7 @@ class WatchedLoader(DataLoader):
         """Iterate over batches.
 
         Raises:
-            LoaderError: if a batch exceeds the timeout, or a worker has died.
+            LoaderError: if a batch exceeds the timeout, or a worker has exited unexpectedly.
         """
         batches = super().__iter__()
         while True:
@@ -92,7 +92,7 @@ class WatchedLoader(DataLoader):
 
     @property
     def has_dead_worker(self) -> bool:
-        """Whether a worker has died."""
+        """Whether a worker has exited unexpectedly."""
         workers = getattr(self._iterator, "_workers", ())
         return any(not worker.is_alive() for worker in workers)
 
@@ -109,7 +109,7 @@ class WatchedLoader(DataLoader):
             advice = "check these videos with tools/check_data.py, or increase data.timeout"
         else:
             reason = message.splitlines()[0].removeprefix("DataLoader ").strip(" .")
-            cause = f"a worker died ({reason})"
+            cause = f"a worker exited unexpectedly ({reason})"
             advice = (
                 "check whether memory was exhausted, and check these videos with "
                 "tools/check_data.py"
@@ -119,7 +119,7 @@ class WatchedLoader(DataLoader):
 
 @contextmanager
 def watching(*loaders: DataLoader) -> Iterator[None]:
-    """Convert the error that torch raises when a worker dies into a `LoaderError`.
+    """Convert the error that torch raises when a worker exits into a `LoaderError`.
 
     torch raises it in a signal handler of the main process, anywhere in the code inside the
     context.
@@ -128,7 +128,7 @@ def watching(*loaders: DataLoader) -> Iterator[None]:
         loaders: The loaders in use; those without workers are ignored.
 
     Raises:
-        LoaderError: if a worker died; the message names the videos that the workers were reading.
+        LoaderError: if a worker exited; the message names the videos that the workers were reading.
     """
     try:
         yield

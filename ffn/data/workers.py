@@ -20,7 +20,7 @@ TIMEOUT = 600.0  # seconds per file
 
 
 class Failure(str):
-    """Why a job has no result: its process timed out or died. A second attempt may succeed."""
+    """Why a job has no result: its process timed out or exited. A second attempt may succeed."""
 
 
 def map_in_processes(
@@ -31,7 +31,7 @@ def map_in_processes(
 ) -> Iterator[tuple[Job, Any]]:
     """Apply a function to each job; yield jobs and results in the order of the jobs.
 
-    Results pass through a pipe that all workers share. Return small ones: a process that dies in
+    Results pass through a pipe that all workers share. Return small ones: a process that exits in
     the middle of a message blocks the pipe.
 
     Args:
@@ -42,7 +42,7 @@ def map_in_processes(
         timeout: Seconds per job.
 
     Yields:
-        A job and its result. The result is a `Failure` if the process died or timed out.
+        A job and its result. The result is a `Failure` if the process exited or timed out.
     """
     if not workers:
         yield from ((job, function(job)) for job in jobs)
@@ -75,7 +75,7 @@ def _result(future: Any, timeout: float) -> Any:
     except FutureTimeoutError:
         return Failure(f"timed out after {timeout:g} s")
     except ProcessExpired as error:
-        return Failure(f"the worker process died ({_exit_cause(error.exitcode)})")
+        return Failure(f"the worker process exited unexpectedly ({_exit_cause(error.exitcode)})")
 
 
 def _exit_cause(code: int) -> str:

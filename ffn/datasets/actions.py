@@ -42,7 +42,7 @@ def hmdb51(videos: Inventory, lists: Inventory) -> Listing:
             video, mark = [*line.rsplit(None, 1), ""][:2]
             if mark not in _HMDB_MARKS:
                 raise PreparationError(
-                    f"{where}: {line!r}; expected a name and 0, 1 or 2, as 'clip.avi 1'"
+                    f"{where}: {line!r}; expected a name and 0, 1 or 2, e.g. 'clip.avi 1'"
                 )
             part = _HMDB_MARKS[mark]
             split = f"split{fold}/{part}" if part else f"split{fold}"

@@ -1,6 +1,6 @@
-"""Decode all videos of a list in worker processes and report the broken ones.
+"""Decode all videos of a list in worker processes and report the damaged ones.
 
-A broken file may raise an error, hang or crash its process; each of these becomes a finding.
+A damaged file may raise an error, hang or crash its process; each of these becomes a finding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Finding:
             decodes, but ends long before the duration in its header; `bad`: it does not decode.
         cause: The cause, or "".
         frames: Number of decoded frames; None if unknown.
-        seconds: Time to decode; None if the process died or timed out.
+        seconds: Time to decode; None if the process exited unexpectedly or timed out.
     """
 
     index: int

@@ -76,7 +76,7 @@ class Journal:
         self._file.close()
 
     def find(self, path: str, verified: bool) -> VideoFacts | str | None:
-        """Facts or error of a file; None if it is new, changed or, if asked for, not verified."""
+        """Facts or error of a file; None if it is new, changed or, if requested, not verified."""
         line = self._lines.get(path)
         if line is None or line["key"] != self._key(path) or (verified and not line["verified"]):
             return None
@@ -132,7 +132,7 @@ def read_all(
         journal: Cache of the results.
         paths: Paths relative to the root of the journal.
         verify: Decode every frame.
-        workers: Number of processes; 0 works in this one.
+        workers: Number of processes; 0 runs in this process.
         timeout: Seconds per file.
         progress: Called with the number of finished files and of all files.
     """

@@ -71,7 +71,7 @@ def _kinetics(videos: Inventory, lists: Inventory, count: int) -> Listing:
 def _add_rows(
     listing: Listing, videos: Inventory, split: str, path: Path, rows: list[Row], ids: Counter[str]
 ) -> int:
-    """Add the entries of one list; returns how many come from a replacement folder."""
+    """Add the entries of one list; returns the number from a replacement folder."""
     class_of = {plain(name): name for name in listing.classes}
     replaced = 0
     unlabelled = all(label is None for *_, label, _ in rows)

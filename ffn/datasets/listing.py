@@ -101,7 +101,7 @@ class Listing:
 
     Attributes:
         classes: Class names in the official order of their indices, else sorted.
-        splits: Names of the splits, in order; empty if `prepare` shall split the entries.
+        splits: Names of the splits, in order; empty if `prepare` is to split the entries.
         entries: Labelled videos, in the order of the lists.
         known: Files that the lists name but the index leaves out, such as unlabelled test videos.
         problems: Problems found so far.

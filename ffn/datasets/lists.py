@@ -17,7 +17,7 @@ def find_lists(
 
     Args:
         lists: Where to search.
-        patterns: Regular expression of the whole file name by role, as `{"train": "train.csv"}`.
+        patterns: Regular expression of the whole file name by role, e.g. `{"train": "train.csv"}`.
         needed: Roles that must be found.
         title: Name of the data set, for messages.
 

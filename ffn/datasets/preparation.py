@@ -108,7 +108,7 @@ def prepare(
         pattern: File name of a frame in a frame folder.
         verify: Decode every frame of every video and count the frames.
         overwrite: Replace an existing index.
-        workers: Number of processes; 0 works in this one.
+        workers: Number of processes; 0 runs in this process.
         timeout: Seconds per video; a video that takes longer is a problem. No effect with 0
             workers.
         progress: Called with the step, the number of finished videos and of all videos.

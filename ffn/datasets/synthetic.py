@@ -82,8 +82,8 @@ def generate(
         size: Height and width in pixels, even.
         frames: Frames per video.
         seed: Seed of all randomness.
-        workers: Number of processes; 0 works in this one. As with data loaders, more than 0 needs
-            `if __name__ == "__main__"` on platforms that spawn processes.
+        workers: Number of processes; 0 runs in this process. As with data loaders, more than
+            0 needs `if __name__ == "__main__"` on platforms that spawn processes.
 
     Returns:
         The folder.

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from ffn import data
 from ffn.engine.config import ConfigError
+from ffn.engine.config_checks import nearest_multiples
 from ffn.engine.distributed import World
 from ffn.engine.options import Config, DataConfig, DataFormat, Flip, Order
 
@@ -125,12 +126,11 @@ def _check_batch_size(config: Config, world: World, videos: int) -> None:
     train = config.train
     share = world.size * train.grad_accum_steps * train.repeated_aug
     if train.batch_size % share:
-        lower = train.batch_size // share * share
-        use = f"{lower} or {lower + share}" if lower else f"{share}"
         raise ConfigError(
             f"train.batch_size is {train.batch_size}; it must be divisible by {share} "
             f"({world.size} processes x {train.grad_accum_steps} accumulation steps x "
-            f"{train.repeated_aug} samples per video). Use {use}"
+            f"{train.repeated_aug} samples per video). "
+            f"Use {nearest_multiples(train.batch_size, share)}"
         )
     needed = train.batch_size // train.repeated_aug
     if needed > videos:

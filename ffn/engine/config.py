@@ -36,6 +36,24 @@ RENAMED = {
     "train.sync_norms": "train.sync_bn",
 }
 
+# Names of options in other projects, without their section, for hints.
+SYNONYMS = {
+    "accum_iter": "train.grad_accum_steps",
+    "base_lr": "optim.lr",
+    "drop_rate": "model.dropout",
+    "gradient_accumulation_steps": "train.grad_accum_steps",
+    "learning_rate": "optim.lr",
+    "max_epochs": "train.epochs",
+    "max_grad_norm": "train.clip_grad_norm",
+    "min_lr": "optim.final_lr",
+    "num_epochs": "train.epochs",
+    "num_segments": "task.frames",
+    "num_workers": "data.workers",
+    "optimizer": "optim.name",
+    "output_dir": "log.output",
+    "scheduler": "optim.schedule",
+}
+
 # Options that may change when a run is resumed: they do not change what it computes.
 RESUMABLE = (
     "imports",
@@ -177,7 +195,7 @@ def _schema(task: Any, problems: list[str]) -> DictConfig:
         close = difflib.get_close_matches(str(task), TASKS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"registered are {', '.join(TASKS)}."
         problems.append(
-            f"task.name: no task {task!r}; {hint} A task of your own needs imports=[PACKAGE]"
+            f"task.name: no task {task!r}; {hint} A custom task needs imports=[PACKAGE]"
         )
         return schema
     try:
@@ -210,7 +228,7 @@ def _set(schema: DictConfig, key: str, value: Any) -> str | None:
         OmegaConf.update(schema, key, default)
         if value is None:
             shown = getattr(default, "value", default)
-            return f"option {key} is null; give a value, as {key}={shown}"
+            return f"option {key} is null; give a value, e.g. {key}={shown}"
         return f"option {error.full_key or key}: {_first_line(error)}"
     return None
 
@@ -219,6 +237,7 @@ def _hint(key: str, schema: DictConfig) -> str:
     valid = _keys(schema)
     last = key.rsplit(".", 1)[-1]
     same = [option for option in valid if option.rsplit(".", 1)[-1] == last]
+    same = same or [option for option in [SYNONYMS.get(last)] if option in valid]
     close = same or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     if key.startswith("task.") and not same:
         own = ", ".join(option for option in valid if option.startswith("task."))
@@ -227,7 +246,7 @@ def _hint(key: str, schema: DictConfig) -> str:
 
 
 def _keys(schema: DictConfig) -> list[str]:
-    """The keys of all options, as ``train.epochs``."""
+    """The keys of all options, e.g. ``train.epochs``."""
     return [
         f"{section}.{key}" if isinstance(options, DictConfig) else str(section)
         for section, options in schema.items()
@@ -264,14 +283,16 @@ def _read_file(path: Path) -> dict[str, Any]:
     except OmegaConfBaseException as error:
         raise ConfigError(f"{path}, option {error.full_key}: {_first_line(error)}") from error
     if not isinstance(loaded, DictConfig):
-        raise ConfigError(f"{path} holds no options; expected YAML with keys as train.epochs")
+        raise ConfigError(f"{path} holds no options; expected YAML with keys such as train.epochs")
     return dict(_leaves(OmegaConf.to_container(loaded)))
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
     valid = [text for text in overrides if "=" in text]
     problems += [
-        f"{text!r} is not key=value, as train.epochs=10" for text in overrides if text not in valid
+        f"{text!r} is not key=value (e.g. train.epochs=10)"
+        for text in overrides
+        if text not in valid
     ]
     parsed = OmegaConf.create()
     for text in valid:

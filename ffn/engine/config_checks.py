@@ -74,6 +74,16 @@ def find_problems(config: Config, known: Collection[str] = ()) -> list[str]:
     return [problem for problem in found if not _named([problem]) & {*known}]
 
 
+def nearest_multiples(value: int, divisor: int) -> str:
+    """The multiples of a divisor below and above a value, for messages.
+
+    >>> nearest_multiples(30, 4), nearest_multiples(3, 4)
+    ('28 or 32', '4')
+    """
+    lower = value // divisor * divisor
+    return f"{lower} or {lower + divisor}" if lower else f"{divisor}"
+
+
 def _named(problems: Collection[str]) -> set[str]:
     """The options that messages mention."""
     return {key for text in problems for key in re.findall(r"\b[a-z]+\.[a-z_]+", text)}
@@ -86,23 +96,23 @@ def _out_of_range(config: Config) -> Iterator[str]:
 
     for key, least in AT_LEAST.items():
         if value(key) < least:
-            yield f"{key} is {value(key)}; at least {least}"
+            yield f"{key} is {value(key)}; it must be at least {least}"
     for key in ABOVE_ZERO:
         if value(key) <= 0:
             yield f"{key} is {value(key)}; it must be positive"
     for key in BELOW_ONE:
         if not 0 <= value(key) < 1:
-            yield f"{key} is {value(key)}; from 0 to below 1"
+            yield f"{key} is {value(key)}; it must be from 0 to below 1"
     optim = config.optim
     if not 0 < optim.layer_decay <= 1:
-        yield f"optim.layer_decay is {optim.layer_decay}; above 0, at most 1"
+        yield f"optim.layer_decay is {optim.layer_decay}; it must be above 0 and at most 1"
     if optim.base_batch_size is not None and optim.base_batch_size < 1:
-        yield f"optim.base_batch_size is {optim.base_batch_size}; at least 1, or null"
+        yield f"optim.base_batch_size is {optim.base_batch_size}; it must be at least 1, or null"
     frames = config.task.frames
     if not frames or min(frames) < 1 or len(set(frames)) < len(frames):
-        yield f"task.frames is {frames}; give different counts of at least 1, as [4, 8, 16]"
+        yield f"task.frames is {frames}; it must list different counts >= 1, e.g. [4, 8, 16]"
     if not config.data.test_frames or min(config.data.test_frames) < 1:
-        yield f"data.test_frames is {config.data.test_frames}; give counts of at least 1"
+        yield f"data.test_frames is {config.data.test_frames}; every count must be at least 1"
 
 
 def _contradictions(config: Config) -> Iterator[str]:
@@ -111,9 +121,11 @@ def _contradictions(config: Config) -> Iterator[str]:
     swaps = data.flip.value == "swap"
     share = max(1, train.repeated_aug) * max(1, train.grad_accum_steps)
     found = {
-        f"train.batch_size {train.batch_size} is not divisible by train.grad_accum_steps "
-        f"{train.grad_accum_steps} x train.repeated_aug {train.repeated_aug}; use a multiple of "
-        f"{share}": train.batch_size % share != 0,
+        f"train.batch_size is {train.batch_size}; it must be divisible by {share} "
+        f"(train.grad_accum_steps {train.grad_accum_steps} x train.repeated_aug "
+        f"{train.repeated_aug}). Use {nearest_multiples(train.batch_size, share)}": (
+            train.batch_size % share != 0
+        ),
         "train.precise_bn and train.freeze_bn exclude each other": (
             train.precise_bn > 0 and train.freeze_bn
         ),

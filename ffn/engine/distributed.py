@@ -227,7 +227,7 @@ def check_replicas(model: nn.Module, world: World, *, buffers: bool = False) -> 
         raise ReplicaError(
             f"{len(differing)} of {len(tensors)} tensors differ between processes, first "
             f"{differing[0]}: rank(s) {', '.join(map(str, ranks))} from rank 0; weights must "
-            "be equal on all processes. Continue from the newest checkpoint; if it happens again, "
+            "be equal on all processes. Resume from the newest checkpoint; if it happens again, "
             "look for code that changes weights on some processes only, or for a faulty device"
         )
 

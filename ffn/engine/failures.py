@@ -126,7 +126,7 @@ def _report(program: str, error: BaseException, world: World) -> None:
     """Print an error's message, unless another process has printed it or its cause."""
     if isinstance(error, StoppedError):
         if world.is_main:
-            print(f"{program}: {error}; the same command continues the run", file=sys.stderr)
+            print(f"{program}: {error}; the same command resumes the run", file=sys.stderr)
     elif _is_first(error, world) and isinstance(error, REPORTED):
         process = f", process {world.rank}" if world.size > 1 else ""
         print(f"{program}{process}: {error}", file=sys.stderr)

@@ -15,12 +15,12 @@ from ffn.engine.signals import StoppedError, StopRequest
 
 
 def train(run: Run) -> Path:
-    """Train to the end, or on from the last checkpoint; return the path of the best network.
+    """Train to the end, from the last checkpoint if any; return the path of the best network.
 
     Raises:
         StoppedError: a signal stopped the run after a checkpoint.
         FloatingPointError: too many bad steps in a row, or non-finite weights.
-        LoaderError: a loader worker hangs or has died.
+        LoaderError: a loader worker hangs or has exited.
         LostProcessError: another process has ended.
         OutOfMemoryError: a batch does not fit.
     """

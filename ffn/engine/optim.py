@@ -89,7 +89,7 @@ def decay_layers(
         ValueError: ``decay`` is out of range.
     """
     if not 0 < decay <= 1:
-        raise ValueError(f"decay is {decay}; expected above 0, at most 1, as 0.75; 1 is off")
+        raise ValueError(f"decay is {decay}; expected above 0, at most 1, e.g. 0.75; 1 is off")
     if decay == 1:
         return groups
     numbers = layer_numbers(model)
@@ -233,7 +233,7 @@ def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
 
     so that a_1 = w_1 and the initial weights have little influence for any decay: d_10 = 0.78,
     d_1000 = 0.99, d_32000 = 0.999. Floating-point buffers, the (private) running statistics, are
-    averaged likewise; integer buffers are copied. Processes without synchronised norms average
+    averaged too; integer buffers are copied. Processes without synchronised norms average
     their own statistics: call :func:`ffn.engine.distributed.average_buffers` on ``.module`` before
     a test.
 
@@ -251,7 +251,7 @@ def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
             round to zero.
     """
     if not 0 < decay < 1:
-        raise ValueError(f"decay is {decay}; expected above 0 and below 1, as 0.999")
+        raise ValueError(f"decay is {decay}; expected above 0 and below 1, e.g. 0.999")
     narrow = {p.dtype for p in model.parameters()} & {torch.float16, torch.bfloat16}
     if narrow:
         raise ValueError(

@@ -136,7 +136,7 @@ class DataConfig:
     """Videos, views and augmentation."""
 
     train: str = option("train.csv", "training annotations under root: list, csv, class folders")
-    val: str = option("val.csv", "validation annotations under root, likewise")
+    val: str = option("val.csv", "validation annotations under root: list, csv, class folders")
     root: str = option("data", "folder of the annotations and of the paths in them")
     format: DataFormat = option(
         DataFormat.video, "read the files in the annotations, or a clip store made from them"
@@ -149,12 +149,12 @@ class DataConfig:
     page_mib: int = option(256, "size of a page, MiB, for order=pages")
     page_window: int = option(16, "pages in use at a time, for order=pages")
     classes: str | None = option(None, "file with one class name per line; null: from train")
-    frame_pattern: str | None = option(None, "file names in a frame folder, as {:05d}.jpg")
+    frame_pattern: str | None = option(None, "file names in a frame folder, e.g. {:05d}.jpg")
     decoder: Decoder = option(
         Decoder.auto, "video decoder; auto reads every format, the others refuse unsafe files"
     )
     test_frames: list[int] = option(
-        [4, 6, 8, 12, 16], "frame counts of the validation, beside the trained ones"
+        [4, 6, 8, 12, 16], "frame counts of the validation, in addition to the trained ones"
     )
     sampling: Sampling = option(Sampling.segment, "frame sampling")
     nested: bool = option(False, "smaller views are subsets of the largest: fewer decoded frames")
@@ -173,16 +173,18 @@ class DataConfig:
     colour_jitter: list[float] = option(
         [0.0, 0.0, 0.0, 0.0], "strength of brightness, contrast, saturation, hue; 0: off"
     )
-    randaugment: str | None = option(None, "timm policy, as rand-m7-n4-mstd0.5-inc1; null: off")
+    randaugment: str | None = option(None, "timm policy, e.g. rand-m7-n4-mstd0.5-inc1; null: off")
     random_erasing: float = option(0.0, "probability of random erasing, 0 to 1")
     mean: list[float] = option(
         [0.485, 0.456, 0.406], "mean of the normalisation, 0 to 1, in the order of colour"
     )
-    std: list[float] = option([0.229, 0.224, 0.225], "standard deviation, likewise")
+    std: list[float] = option(
+        [0.229, 0.224, 0.225], "standard deviation of the normalisation, above 0"
+    )
     colour: Colour = option(Colour.rgb, "channel order of the network's input")
     workers: int = option(4, "loader processes per training process; 0: load in the process")
     timeout: float = option(
-        600.0, "seconds to wait for a batch; then the run ends and names the videos; 0: no limit"
+        600.0, "seconds to wait for a batch before the run ends with an error; 0: no limit"
     )
     cache_gib: float = option(0.0, "memory per loader process for decoded videos, GiB")
     on_error: OnError = option(OnError.fail, "unreadable video: fail, or skip and count")
@@ -196,7 +198,7 @@ class TrainConfig:
     batch_size: int = option(
         32, "samples per optimiser step, over all processes and gradient accumulation"
     )
-    repeated_aug: int = option(1, "samples of each video in a batch (repeated augmentation)")
+    repeated_aug: int = option(1, "copies of each video in a batch (repeated augmentation)")
     mixup: float = option(0.0, "alpha of mixup; 0: off; with cutmix, one of them per batch")
     cutmix: float = option(0.0, "alpha of CutMix; 0: off")
     label_smoothing: float = option(0.0, "label smoothing, from 0 to below 1")
@@ -207,8 +209,8 @@ class TrainConfig:
     )
     compile: bool = option(False, "torch.compile, one graph per frame count")
     precision: Precision = option(Precision.fp32, "precision of the forward pass (autocast)")
-    clip_grad_norm: float | None = option(20.0, "largest gradient norm; null: no clipping")
-    freeze_bn: bool = option(False, "keep statistics and affine of normalisation layers")
+    clip_grad_norm: float | None = option(20.0, "maximum gradient norm; null: no clipping")
+    freeze_bn: bool = option(False, "do not train normalisation layers or update their statistics")
     sync_bn: bool = option(False, "BatchNorm statistics over all processes")
     precise_bn: int = option(
         0, "micro-batches for exact BatchNorm statistics before a validation; 0: off"
@@ -218,7 +220,7 @@ class TrainConfig:
     )
     validate_epochs: int = option(1, "epochs between validations; the last epoch always validates")
     save_steps: int = option(0, "steps between checkpoints; 0: at the end of epochs only")
-    keep_checkpoints: int = option(2, "newest checkpoints to keep, beside best.pt")
+    keep_checkpoints: int = option(2, "newest checkpoints to keep, in addition to best.pt")
     max_bad_steps: int = option(
         10, "consecutive steps with a non-finite loss or gradient before the run ends"
     )
@@ -263,7 +265,7 @@ class LogConfig:
 class Config:
     """All options. The section ``task`` has the options of the task that ``task.name`` names."""
 
-    imports: list[str] = option([], "packages of your own to import first")
+    imports: list[str] = option([], "your own packages to import first")
     model: ModelConfig = field(default_factory=ModelConfig)
     task: Any = field(default_factory=FlexibleOptions)
     data: DataConfig = field(default_factory=DataConfig)

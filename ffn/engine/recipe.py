@@ -44,7 +44,7 @@ def learning_rate_warnings(
     """A learning rate far from the recipe of the model's family.
 
     Args:
-        model_name: as ``tsm_r50``.
+        model_name: e.g. ``tsm_r50``.
         optimiser: its name.
         lr: rate in use, scaled to the batch.
         batch_size: samples per step.
@@ -68,7 +68,7 @@ def flip_warnings(classes: Sequence[str]) -> Iterator[str]:
     if sided:
         yield (
             f"data.flip=random flips clips of {len(sided)} classes with left or right in their "
-            f"names, as {sided[0]!r}; data.flip=swap exchanges their labels, data.flip=none does "
+            f"names, e.g. {sided[0]!r}; data.flip=swap exchanges their labels, data.flip=none does "
             "not flip"
         )
 

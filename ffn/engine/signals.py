@@ -18,7 +18,7 @@ SAME_REQUEST = 1.0  # seconds
 
 
 class StoppedError(Exception):
-    """A signal stopped the run after a checkpoint; the same command continues it."""
+    """A signal stopped the run after a checkpoint; the same command resumes it."""
 
 
 class StopRequest:

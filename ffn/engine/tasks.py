@@ -3,7 +3,7 @@
 ``forward(batch)`` returns ``{"loss": ..., "loss/<name>": ..., "logits/<frames>": ...}``. A task
 also yields its losses one by one (``losses``), for a backward pass after each view. The train step
 does not depend on the kind of task. Tasks are registered by name with :func:`register_task`, each
-with its own options; a package of your own adds one in the same way.
+with its own options; your own package adds one in the same way.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def option(default: Any, meaning: str) -> Any:
 
 @dataclass
 class TaskOptions:
-    """Options that every task has. A task of your own derives its options from this class."""
+    """Options that every task has. A custom task derives its options from this class."""
 
     name: str = option("flexible", "registered task")
     frames: list[int] = option([4, 8, 16], "trained frame counts")
@@ -159,7 +159,7 @@ class PlainTask(Task):
             return []
         return [
             f"task.frames is {options.frames}; task.name=plain trains exactly one frame count, "
-            "as task.frames=[8]"
+            "e.g. task.frames=[8]"
         ]
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
@@ -258,7 +258,7 @@ class FlexibleTask(Task):
         """A negative weight."""
         if options.distill_weight >= 0:
             return []
-        return [f"task.distill_weight is {options.distill_weight}; at least 0"]
+        return [f"task.distill_weight is {options.distill_weight}; it must be at least 0"]
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""

@@ -164,7 +164,7 @@ class TrainStep:
         return torch.autocast(self.world.device.type, dtype, self.precision != "fp32")
 
     def state_dict(self) -> dict[str, Any]:
-        """State beside the network's own: optimiser, loss scale, counts of bad steps."""
+        """State other than the network's: optimiser, loss scale, counts of bad steps."""
         counts = {"total": self.bad_steps, "in_a_row": self.consecutive_bad_steps}
         return {
             "optimiser": self.optimiser.state_dict(),

@@ -1,6 +1,6 @@
 """Accuracy and cost of a network at every frame count.
 
-A sweep reports for each frame count the answering sub-network, top-1, top-5 and mean-class
+A sweep reports for each frame count the sub-network used, top-1, top-5 and mean-class
 accuracy, multiply-accumulates, parameters and latency. The number of processes does not change the
 accuracies.
 """

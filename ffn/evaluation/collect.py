@@ -60,8 +60,8 @@ def collect(
 ) -> Outputs:
     """Run a model over the shard of this process and gather the results of all processes.
 
-    Arguments and errors of :func:`ffn.evaluation.evaluate`; ``keep_logits`` also gathers the
-    logits on rank 0.
+    Arguments and errors are those of :func:`ffn.evaluation.evaluate`. ``keep_logits`` also gathers
+    the logits on rank 0.
     """
     own = _run(model, loader, precision, batch_size, keep_logits, progress and is_first())
     shards = gather((merge(own.columns), own.shapes, own.errors))

@@ -119,7 +119,7 @@ def _attention_flops(
     return 2 * math.prod(outer) * length * key[-2] * (width + value[-1])
 
 
-# Fused attention on CPUs, which the counter of torch 2.6 does not know.
+# Fused attention on CPUs, which the counter of torch 2.6 does not support.
 _FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 

@@ -47,12 +47,12 @@ def save_curves(
     Args:
         runs: name in the legend -> lines of the log, from ``read_log``.
         path: ``.png``, or any format of matplotlib.
-        keys: keys of the logs, with ``*`` as a wildcard, as ``val/top1/*``. None draws losses,
+        keys: keys of the logs, with ``*`` as a wildcard, e.g. ``val/top1/*``. None draws losses,
             accuracies, learning rate, gradient norm, speed and data wait.
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: no run has such a key, or matplotlib does not know the format.
+        ValueError: no run has such a key, or matplotlib does not support the format.
     """
     panels = _layout(_groups(keys, _numbers(runs.values())))
     rows, columns = (1 + max(cell[axis] for cell in panels) for axis in range(2))

@@ -31,7 +31,7 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
 
     Raises:
         ImportError: matplotlib is not installed.
-        ValueError: matplotlib does not know the format.
+        ValueError: matplotlib does not support the format.
     """
     figure = new_figure(9.6, 4.4)
     by_frames, by_cost = figure.subplots(1, 2, sharey=True)
@@ -84,11 +84,11 @@ def write_figure(figure: Figure, path: str | Path) -> Path:
     """Write a figure atomically, in the format of the file's suffix.
 
     Raises:
-        ValueError: there is no suffix, or matplotlib does not know the format.
+        ValueError: there is no suffix, or matplotlib does not support the format.
     """
     path = Path(path)
     if not path.suffix:
-        raise ValueError(f"{path} has no suffix; add one, as .png, .svg or .pdf")
+        raise ValueError(f"{path} has no suffix; add one, e.g. .png, .svg or .pdf")
     with atomic_write(path) as file:
         figure.savefig(file, format=path.suffix[1:])
     return path

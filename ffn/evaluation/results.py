@@ -16,12 +16,12 @@ class Row:
 
     Attributes:
         frames: T of the clips.
-        subnet: trained count of the sub-network that answered; None for a plain network.
+        subnet: trained count of the sub-network used; None for a plain network.
         top1: accuracy in percent.
         top5: in percent; see :func:`ffn.evaluation.accuracy`.
         mean_class: in percent, averaged over classes.
         gmacs: multiply-accumulates of one clip, in 1e9.
-        params: parameters of the sub-network that answered, including shared ones.
+        params: parameters of the sub-network used, including shared ones.
         latency_ms: median time of a forward pass of one clip in milliseconds; None if not measured.
         videos: number of videos, including ``failed``.
         failed: videos that cannot be decoded, which count as wrong.
@@ -71,7 +71,7 @@ class Sweep:
         name: of the network or its weights, in tables and figures.
         trained_frames: frame counts of its training; None if unknown.
         params: parameters of the whole network, with all trained counts.
-        protocol: clips x crops per video, as "2x3"; the cost in a row is that of one of these
+        protocol: clips x crops per video, e.g. "2x3"; the cost in a row is that of one of these
             views.
         crop: height and width of the clips, pixels.
         rows: one per frame count, ascending.

@@ -1,6 +1,6 @@
 """Mean and standard deviation of sweeps over the seeds of a run, as Markdown tables.
 
-Runs that differ in their seed alone are named ``<run>.s<seed>``, as ``motion_flexible.s0``.
+Runs that differ in their seed alone are named ``<run>.s<seed>``, e.g. ``motion_flexible.s0``.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
             "numbers of videos": {row.videos for sweep in seeds.values() for row in sweep.rows},
         }.items():
             if len(values) > 1:
-                raise ValueError(f"the seeds of {run} have different {what}; test all alike")
+                raise ValueError(f"the seeds of {run} have different {what}; use the same for all")
     return {run: list(seeds.values()) for run, seeds in runs.items()}
 
 

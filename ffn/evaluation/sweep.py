@@ -1,4 +1,4 @@
-"""Evaluate a network at several frame counts: accuracy, answering sub-network, cost.
+"""Evaluate a network at several frame counts: accuracy, sub-network used, cost.
 
 Each video counts once for any number of processes. A video that cannot be decoded counts as wrong
 and is listed.

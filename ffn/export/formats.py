@@ -1,6 +1,6 @@
 """Registry of export formats by file suffix, and the format ``.pt2`` of ``torch.export``.
 
-A package of your own adds a format with the same decorator::
+Your own package adds a format with the same decorator::
 
     from ffn.export import register_format
 
@@ -30,7 +30,7 @@ _formats: Registry[Format] = Registry("export format")
 
 
 def register_format(suffix: str) -> Callable[[Format], Format]:
-    """Register an export format under a file suffix without its dot, as "pt2"; a decorator.
+    """Register an export format under a file suffix without its dot, e.g. "pt2"; a decorator.
 
     Raises:
         ValueError: another function is registered under the suffix.

@@ -23,7 +23,7 @@ def check_clip(clip: Tensor) -> None:
 class ClipLength(threading.local):
     """The number of frames T of the clip that a thread runs through a network.
 
-    A 2-D network processes B * T images and does not know T. The model that flattens the clip sets
+    A 2-D network processes B * T images, without T. The model that flattens the clip sets
     T here for its layers. Each thread has its own value, so threads may run clips of other lengths.
     """
 

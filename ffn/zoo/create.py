@@ -31,13 +31,13 @@ def create_model(
     """Build a plain video model: clip (B, C, T, H, W) of any T to logits (B, K).
 
     Args:
-        name: a registered model, as "tsm_r50" (see :func:`list_models`), or ``tsm.<timm name>`` for
-            any timm CNN with residual blocks.
+        name: a registered model, e.g. "tsm_r50" (see :func:`list_models`), or
+            ``tsm.<timm name>`` for any timm CNN with residual blocks.
         num_classes: K, at least 1.
         pretrained: True starts from published weights, downloaded on first use: timm's of images,
             or those of videos in `STARTS`. A name of the zoo or a path starts from these weights,
             see :func:`load_start_weights`. A classifier of other classes is new.
-        kwargs: further arguments of the model's factory, as ``dropout=0.5``.
+        kwargs: further arguments of the model's factory, e.g. ``dropout=0.5``.
 
     Raises:
         ValueError: no model or weights of that name (the message lists the closest names), or an

@@ -176,7 +176,7 @@ def _fetch_from_hub(repo: str, revision: str | None, path: str, part: Path) -> N
 def _fetch_from_drive(file_id: str, part: Path) -> None:
     import gdown
 
-    part.unlink(missing_ok=True)  # gdown resumes a file of its own beside it
+    part.unlink(missing_ok=True)  # gdown resumes its own partial file next to it
     with _progress(part) as report:
         gdown.download(
             id=file_id,

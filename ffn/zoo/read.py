@@ -24,7 +24,7 @@ FOREIGN = (".pth", ".tar", ".pyth", ".ckpt", ".bin", ".pkl")
 def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, dict[str, Tensor]]:
     """Read a record and its tensors without building a network.
 
-    Args and errors are those of :func:`ffn.load`.
+    Arguments and errors are those of :func:`ffn.load`.
     """
     path = Path(name_or_path)
     if path.suffix == ".pt":
@@ -51,7 +51,7 @@ def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     content = load_tensors(path)
     if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
         raise WeightsError(
-            f"{path} is no training checkpoint of ffn: it lacks format, model or meta. Convert "
+            f"{path} is not a training checkpoint of ffn: it lacks format, model or meta. Convert "
             "weights of other implementations with tools/convert_checkpoint.py."
         )
     if content["format"] not in READABLE_FORMATS:
@@ -85,13 +85,13 @@ def _read_safetensors(path: Path, record: WeightRecord) -> dict[str, Tensor]:
         raise WeightsError(f"the record of {path} has no sha256; it should be {found}")
     if found != record.sha256:
         raise WeightsError(
-            f"{path} ({path.stat().st_size:,} bytes) has sha256 {found}, its record says "
-            f"{record.sha256}: it is cut off, damaged, or of another version."
+            f"{path} ({path.stat().st_size:,} bytes) has sha256 {found}; its record has "
+            f"{record.sha256}: it is truncated, damaged, or of another version."
         )
     try:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
-        raise WeightsError(f"{path} is no safetensors file: {error}") from None
+        raise WeightsError(f"{path} is not a safetensors file: {error}") from None
 
 
 def _read_published(record: WeightRecord) -> dict[str, Tensor]:
@@ -106,7 +106,7 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
         aside = forget(path) if record.sha256 is None else path
         raise WeightsError(
             f"{error} It was downloaded from {record.url} to {aside}. Try again, or download it by "
-            f"hand from {record.page} and convert it with tools/convert_checkpoint.py."
+            f"manually from {record.page} and convert it with tools/convert_checkpoint.py."
         ) from None
     return from_foreign(
         state,

@@ -28,7 +28,7 @@ class WeightRecord:
     """One set of weights: their network, its preprocessing and its metrics.
 
     Attributes:
-        name: ``model.dataset_frames``, as "tsm_r50.sthv1_f4_8_16"; permanent.
+        name: ``model.dataset_frames``, e.g. "tsm_r50.sthv1_f4_8_16"; permanent.
         model: its name, see :func:`ffn.create_model`.
         model_args: further arguments of that function.
         imports: packages that register the model, if it is not part of ffn. Loading names them in
@@ -48,7 +48,7 @@ class WeightRecord:
         page: web page of the weights.
         source_format: the implementation that wrote them, one of ``ffn.zoo.remap.SOURCES``; None
             for weights of ffn.
-        protocol: test protocol of the metrics, as "3 crops x 10 clips"; by default one of each.
+        protocol: test protocol of the metrics, e.g. "3 crops x 10 clips"; by default one of each.
         size: of the weights, in bytes.
         source: origin of the weights, in a sentence.
         licence: of the weights, as an SPDX name.
@@ -133,7 +133,7 @@ def read_record(path: Path) -> WeightRecord:
 
     Raises:
         FileNotFoundError: no such file.
-        WeightsError: it is no valid record.
+        WeightsError: it is not a valid record.
     """
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -141,7 +141,7 @@ def read_record(path: Path) -> WeightRecord:
             raise ValueError(f"expected keys and values, not {type(values).__name__}")
         return WeightRecord.from_dict(values)
     except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
-        raise WeightsError(f"{path} is no record of weights: {error}") from error
+        raise WeightsError(f"{path} is not a record of weights: {error}") from error
 
 
 def zoo_folder() -> Path:

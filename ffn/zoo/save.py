@@ -40,7 +40,7 @@ def save_weights(
 
     Raises:
         FileExistsError: a file exists and ``overwrite`` is false.
-        ValueError: another suffix, or ``meta`` is no valid record.
+        ValueError: another suffix, or ``meta`` is not a valid record.
         WeightsError: the model is not the one that ``meta`` describes.
     """
     path = Path(path)

@@ -97,7 +97,7 @@ class Match:
         if self.classes:
             lines.append(
                 f"classifier: {self.classes[0] or 'no'} classes in the weights, {self.classes[1]} "
-                "in the model; initialised anew"
+                "in the model; newly initialised"
             )
         return "\n".join(lines)
 

@@ -36,7 +36,7 @@ def load_tensors(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be opened or read.
-        WeightsError: it holds more than tensors and plain values, is damaged, or no torch file.
+        WeightsError: it holds more than tensors and plain values, is damaged, or not a torch file.
     """
     refuse_web_page(path)
     try:
@@ -44,14 +44,14 @@ def load_tensors(path: Path) -> Any:
             has_digest = check_digest(file)
             content = torch.load(file, map_location="cpu", weights_only=True)
         if not has_digest and _needs_digest(content):
-            raise ValueError("the SHA-256 at its end is gone")
+            raise ValueError("the SHA-256 at its end is missing")
         return content
     except pickle.UnpicklingError as error:
-        asked = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
+        requested = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
         reason = (
-            f"asks for {asked[1]}"
-            if asked
-            else "is no torch file, is damaged (then download or copy it again), or holds objects"
+            f"requests {requested[1]}"
+            if requested
+            else "is not a torch file, is damaged (then download it again), or contains objects"
         )
         raise WeightsError(
             f"{path} {reason}. Only tensors and plain values are loaded; anything else in a pickle "
@@ -64,7 +64,7 @@ def load_tensors(path: Path) -> Any:
             raise
         reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
         raise WeightsError(
-            f"{path} ({path.stat().st_size:,} bytes) is damaged, cut off, or no torch file; "
+            f"{path} ({path.stat().st_size:,} bytes) is damaged, truncated, or not a torch file; "
             f"download or copy it again ({reason})"
         ) from None
 
@@ -94,12 +94,12 @@ def append_digest(file: BinaryIO) -> None:
         file: the complete file, open for reading and writing.
 
     Raises:
-        ValueError: it is no zip, or has a comment.
+        ValueError: it is not a zip, or has a comment.
     """
     file.seek(-_END_SIZE, os.SEEK_END)
     end = file.read(_END_SIZE)
     if not end.startswith(_END_RECORD) or end[-2:] != b"\0\0":
-        raise ValueError("the file is no zip without comment, as torch.save writes it")
+        raise ValueError("the file is not a zip without comment, as torch.save writes it")
     file.seek(-2, os.SEEK_END)
     file.write((len(MARK) + DIGITS).to_bytes(2, "little") + MARK)
     file.write(_sha256(file, file.tell()))

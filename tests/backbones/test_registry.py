@@ -1,4 +1,4 @@
-"""Names of models, and what every registered one promises."""
+"""Names of models, and properties of every registered model."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_clip_in_logits_out_at_any_length(name: str) -> None:
 def test_every_parameter_gets_a_gradient(name: str) -> None:
     torch.manual_seed(0)
     model = build_small(name).train()
-    for parameter in model.parameters():  # a branch that ends in weight 0 hides what it learns
+    for parameter in model.parameters():  # a branch with a last weight of 0 has no gradient
         if parameter.ndim == 1:
             torch.nn.init.uniform_(parameter, 0.5, 1.5)
 
@@ -163,7 +163,7 @@ BLOCKS = {  # what runs again in the backward: residual blocks of ours and of ti
 
 @functools.lru_cache(maxsize=1)
 def flexible_network(name: str) -> torch.nn.Module:
-    """A registered model at full width, trained at 2 and 4 frames, no two private parts alike."""
+    """A registered model at full width, trained at 2 and 4 frames, all private parts different."""
     torch.manual_seed(0)
     model = convert(backbones.build(name, num_classes=3, dropout=0.0), (2, 4), alter="all")
     for module in model.modules():

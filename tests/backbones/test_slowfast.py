@@ -1,4 +1,4 @@
-"""SlowFast: which frames the slow pathway sees, how long everything stays, how it starts."""
+"""SlowFast: the frames of the slow pathway, feature lengths, and initialisation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TEA: its two modules frame by frame, and how they start."""
+"""TEA: its two modules frame by frame, and their initialisation."""
 
 from __future__ import annotations
 

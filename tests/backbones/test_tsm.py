@@ -101,7 +101,9 @@ def test_other_timm_networks_become_one(timm_name: str) -> None:
     with torch.no_grad():
         forth, back = model(clip), model(clip.flip(2))
     assert forth.shape == (1, 3)
-    assert not torch.allclose(forth, back, rtol=1e-5, atol=0)  # it sees the order of frames
+    assert not torch.allclose(
+        forth, back, rtol=1e-5, atol=0
+    )  # the output depends on the order of frames
 
 
 def test_per_frame_network_would_not_see_the_order() -> None:

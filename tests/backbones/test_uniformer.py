@@ -1,4 +1,4 @@
-"""UniFormer: the split attention written out by hand, sizes that fit, how it starts."""
+"""UniFormer: the split attention written out, accepted sizes, and initialisation."""
 
 from __future__ import annotations
 

@@ -37,7 +37,7 @@ ALONE = World(0, 1, torch.device("cpu"))
 
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Videos of 36 pixels, of which one is broken, and a config."""
+    """Videos of 36 pixels, of which one is unreadable, and a config."""
     pytest.importorskip("av")
     root = tmp_path / "data"
     generate(root, train_per_class=1, val_per_class=1, size=36, frames=30)
@@ -150,7 +150,7 @@ def test_appending_and_checking(root: Path, capsys: pytest.CaptureFixture[str]) 
 def test_a_hanging_video_times_out_without_loader_processes(
     root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The config has data.workers=0; packing uses one process all the same."""
+    """The config has data.workers=0; packing still uses one process."""
     encode = packing.encode_clip
 
     def hang(record: Record, **options: Any) -> Any:

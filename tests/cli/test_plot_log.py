@@ -163,7 +163,7 @@ def test_runs_are_named_by_the_end_of_their_path(tmp_path: Path) -> None:
             "no run has a key 'train/lose'; the keys are train/loss, ",
         ),
         (["run", "--output", "a.docx"], "docx"),
-        (["run", "--output", "curves"], "curves has no suffix; add one, as .png"),
+        (["run", "--output", "curves"], "curves has no suffix; add one, e.g. .png"),
         (["other"], "log.jsonl, line 1 is not a line of a training log"),
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",

@@ -58,7 +58,7 @@ def test_commands_of_the_docs_are_understood() -> None:
 
 
 def test_clean_data_set(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Prepared, printed options taken as they are, the config reads the videos."""
+    """The config reads the videos with the printed options."""
     output = tmp_path / "index"
 
     status = run("folder", "--root", videos, "--output", output, "--workers", 0)
@@ -154,7 +154,7 @@ def test_copies(videos: Path, tmp_path: Path) -> None:
         (["folder", "--extract-frames", "a", "--reencode", "b"], "not allowed with"),
         (["folder", "--workers", "-1"], "--workers is -1"),
         (["folder", "--timeout", "0"], "--timeout is 0"),
-        (["ucf102"], "unknown data set 'ucf102'; did you mean ucf101? A data set of your own"),
+        (["ucf102"], "unknown data set 'ucf102'; did you mean ucf101? A custom data set"),
     ],
 )
 def test_options_that_are_refused(
@@ -186,7 +186,7 @@ def test_what_cannot_be_done(
 
 
 def test_pack(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The printed options read the store; a video that does not decode whole is a problem."""
+    """The printed options read the store; a video that does not decode completely is a problem."""
     root = tmp_path / "set"
     shutil.copytree(videos, root)
     broken = next(root.rglob("*.mp4"))

@@ -1,4 +1,4 @@
-"""Publishing a checkpoint; the door for models of other packages, by the commands."""
+"""Publishing a checkpoint, and models of other packages in all commands."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The zoo's table, and the page that is made of it."""
+"""The zoo's table and page."""
 
 from __future__ import annotations
 

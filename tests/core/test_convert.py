@@ -243,7 +243,7 @@ def test_private_none_shares_all_but_the_alterations() -> None:
     assert all(".site." in name for name in extra)
 
 
-def test_optional_sites_are_altered_only_when_all_are_asked_for() -> None:
+def test_optional_sites_are_altered_only_with_all() -> None:
     plain = CASES["tea_tiny"].plain()
     blocks = [f"net.layer{stage}.0.site" for stage in (1, 2, 3, 4)]
 
@@ -401,7 +401,7 @@ def test_no_counts(counts: Iterable[int]) -> None:
         convert(TINY.plain(), counts)
 
 
-# --- living with torch --------------------------------------------------------------------------
+# --- use with torch tools ------------------------------------------------------------------------
 
 
 @torch.no_grad()
@@ -467,8 +467,8 @@ def test_bf16_autocast_is_finite_and_close(case: Case) -> None:
 
     exact = flexible(clip).detach()
     assert (logits.float() - exact).norm() < 0.05 * exact.norm()
-    # torch 2.15's CPU kernel for the weights of a 3-D convolution in bf16 reads memory that nobody
-    # wrote (see engine/build.py); whatever else there is must be finite.
+    # torch 2.15's CPU kernel for the weights of a 3-D convolution in bf16 reads
+    # uninitialised memory (see engine/build_network.py); all other gradients must be finite.
     weights = {id(m.weight) for m in flexible.modules() if isinstance(m, nn.Conv3d)}
     parameters = [p for p in flexible.parameters() if p.grad is not None and id(p) not in weights]
     assert parameters

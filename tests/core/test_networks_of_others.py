@@ -1,6 +1,6 @@
-"""Networks that people have, converted: which norms become private, where alterations go, what T.
+"""Networks of torchvision, timm and Hugging Face, converted: private norms, alterations, T.
 
-The table of docs/convert_your_own.md is what is tested here.
+The tests check the table of docs/convert_your_own.md.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def per_frame(name: str, **options: object) -> Callable[[], nn.Module]:
 
 
 class FramesFirst(nn.Module):
-    """A Hugging Face video classifier, which wants (B, T, C, H, W), as ours."""
+    """A Hugging Face video classifier, which takes (B, T, C, H, W), with our interface."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ def test_alterations_and_norms_learn(other: Other) -> None:
 @torch.no_grad()
 def test_a_fixed_position_embedding_fixes_the_length() -> None:
     class Fixed(nn.Module):
-        """Adds a learnt position to each of 16 frames, as MViT and VideoMAE do."""
+        """Adds a learned position to each of 16 frames, as MViT and VideoMAE do."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -157,5 +157,5 @@ def test_a_fixed_position_embedding_fixes_the_length() -> None:
 
     flexible = convert(Fixed(), COUNTS, alter=["fc"])
     assert flexible(torch.randn(1, 3, 16, 4, 4)).shape == (1, 2)
-    with pytest.raises(RuntimeError, match="size"):  # the network's own error, nothing hidden
+    with pytest.raises(RuntimeError, match="size"):  # the network's own error
         flexible(torch.randn(1, 3, 8, 4, 4))

@@ -60,7 +60,7 @@ def test_alteration_in_bfloat16_is_the_product_rounded_once(alteration: float) -
 
 @pytest.mark.parametrize("alteration", [2.5e-3, 3.5e-3])
 def test_alteration_in_bfloat16_keeps_what_1_plus_a_loses(alteration: float) -> None:
-    """bfloat16 has 8 significant bits: 1 + 3e-3 is 1, and the alteration would be gone."""
+    """bfloat16 has 8 significant bits: 1 + 3e-3 is 1, and the alteration would be lost."""
     x, module = torch.randn(64, 8, 16, 16).bfloat16(), WeightAlteration(8)
     nn.init.constant_(module.weight, alteration)
     exact = x.double() * (1 + alteration)

@@ -1,4 +1,4 @@
-"""The nearest rule against the paper's table and against a search written out."""
+"""The nearest rule, against the paper's table and a linear search."""
 
 from __future__ import annotations
 

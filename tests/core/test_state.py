@@ -1,4 +1,4 @@
-"""State dicts: keys without a wrapper, plain ones into every copy, nothing half or by silence."""
+"""State dicts: keys without a wrapper prefix, plain entries in every copy, strict loading."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ SMALL = Preprocessing(crop=16, resize=16)
 def records(write_video, tmp_path_factory):
     folder = tmp_path_factory.mktemp("videos")
     paths = [write_video(folder / f"{i}.mp4", 12, width=32, height=32) for i in range(3)]
-    return [Record(paths[i % 3], i) for i in range(13)]  # labels tell the samples apart
+    return [Record(paths[i % 3], i) for i in range(13)]  # labels distinguish the samples
 
 
 def dataset(records, train=True, **options):

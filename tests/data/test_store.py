@@ -141,7 +141,7 @@ def test_quality_costs_bytes_and_gains_likeness(root, records, tmp_path):
     assert likeness[0] + 2 < likeness[1]
 
 
-def test_frames_come_in_the_order_asked(write_video, numbers, tmp_path):
+def test_frames_come_in_the_requested_order(write_video, numbers, tmp_path):
     video = write_video(tmp_path / "a.mp4", 30, stream={"g": "30", "bf": "2"})
     pack([Record(video, 0)], tmp_path / "s")
     clip = ClipStore(tmp_path / "s").open(video)
@@ -219,8 +219,8 @@ def test_folders_of_frames(write_folder, numbers, tmp_path):
         store.open_record(Record(folder, 0, frames=10))
 
 
-def test_index_tells_the_documented_facts(raw, root, records):
-    """Read by hand from the bytes, as docs/clip_store.md describes them."""
+def test_index_has_the_documented_facts(raw, root, records):
+    """Parsed from the bytes as docs/clip_store.md describes them."""
     manifest = json.loads((raw / "store.json").read_text())
     data = (raw / manifest["index"]["name"]).read_bytes()
     assert data[:8] == b"ffnclip\x01"

@@ -59,7 +59,7 @@ def test_window_over_all_pages_is_a_uniform_shuffle():
 
 
 def test_every_pair_of_pages_can_meet():
-    """Pages are dealt anew in each epoch: no two stay apart."""
+    """Each epoch has a new order of pages: any two may be neighbours."""
     meetings = np.zeros((40, 40), dtype=bool)
     for epoch in range(60):
         page = PAGES[page_order(PAGES, 0, epoch, window=8)]

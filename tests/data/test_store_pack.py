@@ -85,7 +85,7 @@ def test_killed_pack_is_continued(clips_before_kill, whole, root, records, tmp_p
     with pytest.raises(StoreError, match="finish the interrupted pack"):
         ClipStore(folder)
 
-    # As if the kill had come in the middle of a write.
+    # The state after a kill in the middle of a write.
     part = next(folder.glob("*.part"))
     with part.open("ab") as file:
         file.write(b"half a clip")
@@ -97,7 +97,7 @@ def test_killed_pack_is_continued(clips_before_kill, whole, root, records, tmp_p
 
 
 def children(process):
-    """Numbers of the processes that a process has started, where the system tells."""
+    """Numbers of the processes that a process has started, where the system lists them."""
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     return [int(number) for number in path.read_text().split()] if path.exists() else []
 
@@ -138,7 +138,7 @@ def stop_at(monkeypatch, owner, name, count):
     monkeypatch.setattr(owner, name, failing)
 
 
-# Every call that changes the folder for good, in the order in which a pack makes them.
+# Every call that changes the folder permanently, in the order of a pack.
 MOMENTS = [
     ("os.replace", n)
     for n in range(1, 8)  # the journal, four shards, the index, store.json
@@ -173,7 +173,7 @@ def test_stopped_before_the_journal_is_deleted(whole, root, records, tmp_path, m
 
 
 def test_lost_bytes_of_the_open_shard_are_packed_again(whole, root, records, tmp_path, monkeypatch):
-    """After a loss of power the journal may know more than the shard."""
+    """After a loss of power, the journal may have more clips than the shard."""
     with monkeypatch.context() as patch:
         stop_at(patch, writer_module.StoreWriter, "add", 6)
         with pytest.raises(Stopped):
@@ -218,7 +218,7 @@ def test_clips_are_added_to_a_store(root, records, tmp_path):
     for record in records:
         expected = open_video(record.path).read(range(30))
         assert torch.equal(store.open_record(record).read(range(30)), expected)
-    assert len(reader.open_record(records[1]).read([0])) == 1  # who had it open reads on
+    assert len(reader.open_record(records[1]).read([0])) == 1  # an open reader can still read
     assert len(reader) == 4
 
     packed(root, [*records, Record(records[0].path, 0, start=0.2)], folder, append=True)
@@ -343,8 +343,8 @@ def test_a_video_that_hangs_or_crashes_its_process_is_unreadable(
     assert time.monotonic() - started < 30
     assert [(one.key, one.reason) for one in report.unreadable] == [
         ("videos/2.mkv", "timed out after 2 s"),
-        ("videos/4.mkv", "the worker process died (SIGSEGV)"),
-        ("videos/6.mkv", "the worker process died (exit code 7)"),
+        ("videos/4.mkv", "the worker process exited unexpectedly (SIGSEGV)"),
+        ("videos/6.mkv", "the worker process exited unexpectedly (exit code 7)"),
     ]
     assert report.packed == 7
     store = ClipStore(folder, root=root)

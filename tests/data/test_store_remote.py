@@ -47,7 +47,7 @@ def remote(request, folder, monkeypatch):
     """Address of the store, and how often each of its files was fetched."""
     monkeypatch.setattr(cache_module, "PAUSE", 0.01)
     fetched = Counter()
-    if request.param == "file":  # stands for the other kinds that fsspec opens
+    if request.param == "file":  # represents the other kinds that fsspec opens
         original = cache_module._opened
 
         def counted(address):
@@ -112,13 +112,13 @@ def test_cache_is_in_the_home_of_ffn(remote, root, records, tmp_path, monkeypatc
 def test_shard_unused_for_longest_leaves_a_full_cache(remote, root, records, tmp_path):
     cache = tmp_path / "cache"
     store = ClipStore(remote[0], root=root, cache=cache, cache_gib=2.5 * SHARD / 2**30)
-    store._shards.files.open_shards = 1  # a process holds on to the last only
+    store._shards.files.open_shards = 1  # a process keeps only the last one open
     for clip, left in ((0, [0]), (3, [0, 1]), (0, [0, 1]), (6, [0, 2]), (9, [2, 3]), (3, [1, 3])):
         store.open_record(records[clip]).read([0])
         assert shards_in(cache) == [f"shard-{n:05d}.bin" for n in left]
 
 
-def test_shards_in_use_stay_and_a_cache_too_small_says_so(
+def test_shards_in_use_stay_and_a_too_small_cache_is_reported(
     remote, root, records, expected, tmp_path
 ):
     options = {"root": root, "cache": tmp_path / "cache", "cache_gib": 2.5 * SHARD / 2**30}
@@ -161,7 +161,7 @@ def test_another_file_than_named_is_refused(folder, root, records, tmp_path, mon
         ClipStore(f"file://{copy}", root=root, cache=tmp_path / "another")
 
 
-def test_store_packed_anew_at_the_same_address(root, records, expected, tmp_path):
+def test_store_packed_again_at_the_same_address(root, records, expected, tmp_path):
     options = {"root": root, "cache": tmp_path / "cache"}
     packed(root, records[:6], tmp_path / "s")
     old = ClipStore(f"file://{tmp_path}/s", **options)
@@ -243,7 +243,7 @@ def test_workers_load_from_an_address(store, folder, root, records):
 
 
 def test_eviction_under_many_processes(remote, folder, root, records, expected, tmp_path):
-    """Four processes, each with one shard open, share room for five; all get what they ask for."""
+    """Four processes, each with one shard open, share room for five; all reads succeed."""
     store = ClipStore(remote[0], root=root, cache=tmp_path / "cache", cache_gib=5.5 * SHARD / 2**30)
     store._shards.files.open_shards = 1
     context = multiprocessing.get_context("fork")

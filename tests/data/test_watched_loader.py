@@ -1,4 +1,4 @@
-"""Errors of loader workers that hang or die, and the videos that they name."""
+"""Errors of loader workers that hang or exit, and the videos that they name."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_a_hanging_video_is_named_after_the_timeout(folder):
 def test_the_video_of_a_dead_worker_is_named(folder, start_method):
     with pytest.raises(LoaderError) as caught:
         list(loader(folder, ["a", "dies", "b", "c"]))
-    assert "a worker died (" in str(caught.value)
+    assert "a worker exited unexpectedly (" in str(caught.value)
     assert f"has been reading {folder / 'dies'} for " in str(caught.value)
 
 

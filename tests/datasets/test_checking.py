@@ -90,7 +90,7 @@ def test_a_video_that_hangs_or_crashes_is_bad_and_the_others_are_checked(videos,
         "folder": "ok",
     }
     assert findings["slow"].cause == "timed out after 2 s"
-    assert findings["crash"].cause == "the worker process died (exit code 7)"
+    assert findings["crash"].cause == "the worker process exited unexpectedly (exit code 7)"
 
 
 @pytest.mark.parametrize("options", [{"frames": 0}, {"workers": 0}, {"timeout": 0}])

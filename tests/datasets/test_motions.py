@@ -53,7 +53,7 @@ def test_heading_turns_from_right_to_down(turns, axis):
 
 
 @pytest.mark.parametrize(("name", "cycles"), COUNTS.items())
-def test_counts_look_alike_at_few_frames_and_differ_at_sixteen(name, cycles):
+def test_counts_look_the_same_at_few_frames_and_differ_at_sixteen(name, cycles):
     def strongest_frequencies(frames):
         time = (np.arange(frames) + 0.5) / frames
         found = []

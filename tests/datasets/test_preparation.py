@@ -104,7 +104,7 @@ def test_jester_of_both_releases(layouts: Layouts) -> None:
 
 
 def test_jester_with_a_header_and_a_folder_per_split(layouts: Layouts) -> None:
-    """Comma-separated, with a cell that holds a comma; ids count anew in every split."""
+    """Comma-separated, with a cell that holds a comma; ids restart in every split."""
     header = "video_id,label,frames,label_id,shape,format"
     shape = '"(100, 176, 3)"'
     for split, name in (("Train", "Swiping Left"), ("Validation", "Doing other things")):
@@ -167,7 +167,7 @@ def test_ucf101_names_a_class_number_that_contradicts_the_folder(layouts: Layout
 
 
 def test_problems_of_a_list(layouts: Layouts) -> None:
-    """Each is named, and what is left is indexed."""
+    """Each is named, and all others are indexed."""
     layouts.sthv1()
     path = layouts.root / "something-something-v1-train.csv"
     lines = path.read_text().splitlines()
@@ -192,7 +192,7 @@ def test_problems_of_a_list(layouts: Layouts) -> None:
 
 
 def test_a_class_without_a_video(layouts: Layouts) -> None:
-    """Its only training videos are one that is not there and one that cannot be read."""
+    """Its only training videos are one that is missing and one that cannot be read."""
     layouts.sthv1()
     (layouts.root / "20bn-something-something-v1/1").rename(layouts.root / "elsewhere")
 
@@ -206,7 +206,7 @@ def test_a_class_without_a_video(layouts: Layouts) -> None:
 
 
 def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
-    """Cells of a csv lose their outer blanks, and Linux allows names that are no UTF-8."""
+    """Cells of a csv lose their outer blanks, and Linux allows names that are not UTF-8."""
     write_videos(layouts, {"train/run/a": 1, "val/run/a": 1})
     layouts.frames("train/run/clip ")
     layouts.frames("train/run/clip")
@@ -260,7 +260,7 @@ def test_lists_elsewhere_and_two_that_differ(layouts: Layouts, tmp_path: Path) -
 
 
 def test_a_video_in_several_forms(layouts: Layouts) -> None:
-    """Files stand before frames of the same name; two files need a word of which."""
+    """Files stand before frames of the same name; two files are ambiguous."""
     layouts.sthv2()
     layouts.frames("frames/1")
 
@@ -333,7 +333,7 @@ def test_folder_with_splits(layouts: Layouts) -> None:
         prepare("sthv2", layouts.root, split=SplitSettings())
 
 
-def test_folder_is_divided_by_class_and_always_alike(layouts: Layouts) -> None:
+def test_folder_is_split_by_class_and_reproducible(layouts: Layouts) -> None:
     write_videos(layouts, {"run/a": 10, "jump/a": 5})
 
     prepare("folder", layouts.root, split=SplitSettings(val_fraction=0.4))

@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def count_opened(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Files that are really looked at."""
+    """Files that are opened."""
     from ffn.datasets import facts
 
     opened, read = [], facts.read_facts
@@ -84,7 +84,7 @@ def test_verify_finds_damage_that_the_packets_hide(layouts: Layouts) -> None:
     assert verified.description["verified"]
 
 
-def test_an_index_is_not_overwritten_unasked(layouts: Layouts) -> None:
+def test_an_index_is_not_overwritten_by_default(layouts: Layouts) -> None:
     write_videos(layouts)
     prepare("folder", layouts.root)
     before = (layouts.root / "index/train.csv").read_text()
@@ -121,7 +121,7 @@ def test_a_smaller_data_set_leaves_no_old_list(layouts: Layouts) -> None:
 
 
 def test_resumes_from_the_journal(layouts: Layouts, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Broken off at the third file, it goes on with the third; half a line does no harm."""
+    """Interrupted at the third file, it resumes with the third; an incomplete line is ignored."""
     write_videos(layouts)
     seen = []
 
@@ -163,7 +163,7 @@ def test_a_changed_file_is_looked_at_again(
 
     opened.clear()
     prepare("folder", layouts.root, overwrite=True, verify=True)
-    assert len(opened) == 6  # what was trusted is verified now, and then once
+    assert len(opened) == 6  # unverified entries are verified now, and only once
     prepare("folder", layouts.root, overwrite=True)
     assert len(opened) == 6
 
@@ -197,7 +197,7 @@ def _die_on_three(job: int) -> int:
 def test_a_crash_or_a_hang_of_the_decoder_costs_one_file_alone() -> None:
     outcomes = dict(map_in_processes(_die_on_three, range(8), workers=2, timeout=1))
 
-    assert outcomes.pop(3) == "the worker process died (SIGKILL, out of memory?)"
+    assert outcomes.pop(3) == "the worker process exited unexpectedly (SIGKILL, out of memory?)"
     assert outcomes.pop(5) == "timed out after 1 s"
     assert outcomes == {n: n * n for n in (0, 1, 2, 4, 6, 7)}
 
@@ -215,7 +215,7 @@ def test_two_preparations_at_once(layouts: Layouts) -> None:
 
 
 @pytest.mark.slow
-def test_killed_and_continued(layouts: Layouts) -> None:
+def test_killed_and_resumed(layouts: Layouts) -> None:
     """kill -9 while files are read; no process stays, and the same command finishes the index."""
     write_videos(layouts, 1)
     for split in ("train", "val"):

@@ -28,7 +28,7 @@ def finished(videos: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def start(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
-    """Option: start from weights whose logits are not near zero, so that KL counts."""
+    """Option: start from weights with logits far from zero, so that the KL is not negligible."""
     content = load_checkpoint(finished / "last.pt")
     content["model"]["net.fc.weight"] *= 30
     path = tmp_path_factory.mktemp("start") / "start.pt"

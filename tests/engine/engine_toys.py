@@ -35,7 +35,7 @@ STEPS = 4  # per epoch of a small run: 24 videos in batches of 6
 
 
 def write_videos(folder: Path, *, train: int = 24, val: int = 9) -> Path:
-    """Gratings that move left, move right, or stand: 12 frames of 32 x 32."""
+    """Gratings that move left, move right, or do not move: 12 frames of 32 x 32."""
     import av
 
     rng = np.random.default_rng(0)

@@ -1,4 +1,4 @@
-"""Runs with non-finite numbers: they stay out of weights, statistics and checkpoints."""
+"""Runs with non-finite numbers: weights, statistics and checkpoints do not contain them."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def test_ten_bad_steps_leave_no_trace(
 def test_steps_around_a_bad_one_equal_a_run_without_its_batch(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By hand, with an optimiser that never sees the batch."""
+    """Written out, with an optimiser that never receives the batch."""
     poison(monkeypatch, {1})
     more = ("train.epochs=1", "model.dropout=0")
     loop.train(build(videos, tmp_path / "one", *more))

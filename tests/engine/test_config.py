@@ -62,6 +62,8 @@ def test_defaults_are_the_papers_recipe() -> None:
         ("model.nane=tsm_r18", "did you mean model.name?"),
         ("lr=1", "did you mean optim.lr?"),
         ("batch_size=8", "did you mean train.batch_size?"),
+        ("optim.learning_rate=1", "did you mean optim.lr?"),
+        ("num_workers=3", "did you mean data.workers?"),
         ("training.batch_size=8", "did you mean train.batch_size?"),
         ("train=3", "unknown option train;"),
         ("qqq.zzz=3", "tools/train.py --help lists all"),
@@ -95,8 +97,8 @@ def test_problem_in_a_file_names_the_file(tmp_path: Path) -> None:
     [
         ("train.epochs=many", r"train\.epochs: Value 'many'.* Integer"),
         ("train.epochs=1.5", r"train\.epochs: Value '1\.5'.* Integer"),
-        ("train.epochs=null", r"train\.epochs is null; give a value, as train\.epochs=50"),
-        ("data.flip=null", r"data\.flip is null; give a value, as data\.flip=none"),
+        ("train.epochs=null", r"train\.epochs is null; give a value, e\.g\. train\.epochs=50"),
+        ("data.flip=null", r"data\.flip is null; give a value, e\.g\. data\.flip=none"),
         ("optim.lr=fast", r"optim\.lr: Value 'fast'.* Float"),
         ("train.freeze_bn=maybe", r"train\.freeze_bn: .*bool"),
         ("task.frames=[4, eight]", r"task\.frames.*'eight'.*Integer"),
@@ -105,7 +107,7 @@ def test_problem_in_a_file_names_the_file(tmp_path: Path) -> None:
         ("train.precision=fp8", r"expected one of \[fp32, bf16, fp16\]"),
         ("data.flip=on", r"data\.flip: .* expected one of \[none, random, swap\]"),
         ("data.root=${nowhere}", r"data\.root: .*nowhere"),
-        ("epochs", "'epochs' is not key=value, as train.epochs=10"),
+        ("epochs", r"'epochs' is not key=value \(e\.g\. train\.epochs=10\)"),
     ],
 )
 def test_wrong_type(override: str, message: str) -> None:
@@ -137,7 +139,7 @@ def test_file_that_is_not_a_config(tmp_path: Path, text: str, message: str) -> N
 def test_unknown_task_is_reported_with_the_closest_name() -> None:
     (text,) = problems("task.name=plian")
     assert text == (
-        "task.name: no task 'plian'; did you mean plain? A task of your own needs imports=[PACKAGE]"
+        "task.name: no task 'plian'; did you mean plain? A custom task needs imports=[PACKAGE]"
     )
     (text,) = problems("task.name=zzz")
     assert "registered are plain, flexible." in text
@@ -202,7 +204,7 @@ def test_imports_register_tasks(package: str, tmp_path: Path) -> None:
     assert config_from_dict(config_to_dict(config)) == config
 
 
-def test_help_knows_imported_tasks(package: str, tmp_path: Path) -> None:
+def test_help_lists_imported_tasks(package: str, tmp_path: Path) -> None:
     path = tmp_path / "config.yaml"
     path.write_text(f"imports: [{package}]\n")
     assert "packaged" not in option_help()

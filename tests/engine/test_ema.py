@@ -63,7 +63,7 @@ def test_five_steps_by_hand() -> None:
     assert (torch.int64, "num_batches_tracked") in kinds
 
 
-def test_first_weights_are_forgotten() -> None:
+def test_first_weights_lose_influence() -> None:
     """For any decay: of one step of 0 before constant ones, the product of d_t is left."""
     model = nn.Linear(1, 1, bias=False)
     average = moving_average(model, 0.9999)

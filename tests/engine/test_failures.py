@@ -75,7 +75,7 @@ def test_status_and_message_of_one_process(capsys: pytest.CaptureFixture[str]) -
     assert fail(StoppedError("stopped and saved at step 2")) == EXIT_STOPPED
     assert capsys.readouterr().err.splitlines() == [
         "x.py: disk is full",
-        "x.py: stopped and saved at step 2; the same command continues the run",
+        "x.py: stopped and saved at step 2; the same command resumes the run",
     ]
     with pytest.raises(KeyError):  # an error of the program keeps its traceback
         fail(KeyError("bug"))

@@ -198,7 +198,7 @@ def test_torchrun_starts_killed_processes_again(
     assert run.returncode == 0, err
     assert kills >= 3
     assert len(re.findall(r"per step = 2 process", out)) == kills + 1  # one start per kill
-    assert "connectFullMesh" not in err  # no process connects to a dead one
+    assert "connectFullMesh" not in err  # no process connects to one that has ended
     assert digest(tmp_path / "run") == digest(tmp_path / "whole")
     figure("kills under torchrun --max-restarts, same SHA-256", kills)
     figure("s until it trains again, at most", f"{slowest:.0f}")
@@ -240,7 +240,7 @@ def test_worker_killed_ten_times(forks: Forks, videos: Path, tmp_path: Path) -> 
         assert found["status"] == [2]
     lines = [line for line in output.read_text().splitlines() if line.startswith("train.py: ")]
     assert lines
-    assert all(re.search(r"a worker died \(", line) for line in lines)
+    assert all(re.search(r"a worker exited unexpectedly \(", line) for line in lines)
     assert "Traceback" not in output.read_text()
     forks.run(options(videos, tmp_path / "run", *more))
     assert digest(tmp_path / "run") == digest(train(videos, tmp_path / "whole", *more))
@@ -253,7 +253,7 @@ def test_video_that_hangs_one_of_two_processes(
 ) -> None:
     """The process with the video names it; the other one ends too.
 
-    Without torchrun's store, the other one cannot know that a message is printed.
+    Without torchrun's store, the other one has no information that a message is printed.
     """
     more = ("data.workers=1", "data.timeout=3")
     output, fault = tmp_path / "output", {"rank": rank, "hangs": ".mp4"}

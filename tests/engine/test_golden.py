@@ -1,7 +1,7 @@
-"""Ten training steps of each family with stored losses: no change of results goes unseen.
+"""Ten training steps of each family, compared with stored losses.
 
 Weights and clips come from numpy's RandomState, whose streams never change, through no video codec.
-``python tests/engine/test_golden.py`` writes the file anew, when results change on purpose.
+``python tests/engine/test_golden.py`` rewrites the file after an intended change of results.
 """
 
 from __future__ import annotations

@@ -217,7 +217,7 @@ def test_soft_labels_in_low_precision(dtype: torch.dtype) -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=0.05)
 
 
-def test_top1_of_soft_labels_asks_for_the_larger_share() -> None:
+def test_top1_of_soft_labels_uses_the_larger_share() -> None:
     logits = torch.tensor([[0.1, 0.9, 0.0], [2.0, 1.0, 3.0], [0.0, -1.0, -2.0], [1.0, 2.0, 3.0]])
     label = torch.tensor([[0.3, 0.7, 0.0], [0.6, 0.0, 0.4], [0.9, 0.05, 0.05], [0.0, 0.4, 0.6]])
     assert top1(logits, label) == 0.75

@@ -213,7 +213,7 @@ def test_layers_are_those_of_timm(name: str) -> None:
 
 
 class Plain(nn.Module):
-    """A network that does not tell its layers, with a parameter of its own and a norm first."""
+    """A network without ``group_matcher``, with its own parameter and a norm first."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -74,7 +74,7 @@ def test_learning_rate_scaled_by_the_config() -> None:
 
 def test_random_flip_of_classes_with_sides() -> None:
     (text,) = recipe.flip_warnings(CLASSES)
-    assert "flips clips of 2 classes with left or right in their names, as 'Pushing left'" in text
+    assert "flips clips of 2 classes with left or right in their names, e.g. 'Pushing left'" in text
     assert list(recipe.flip_warnings(["cleft", "bright"])) == []
 
 

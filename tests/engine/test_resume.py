@@ -155,7 +155,7 @@ def test_damaged_checkpoint_is_skipped_and_kept(
     train(videos, tmp_path / "run", SAVE)
 
     shown = capsys.readouterr().out
-    assert re.search(r"invalid checkpoint: .*step_00000003\.pt .*(damaged|cut off)", shown)
+    assert re.search(r"invalid checkpoint: .*step_00000003\.pt .*(damaged|truncated)", shown)
     assert "run: resumed after 0 of 2 epochs and 2 step(s)" in shown
     assert same_weights(tmp_path / "run", finished)
     broken = list((tmp_path / "run/checkpoints").glob("*.broken"))

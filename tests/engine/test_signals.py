@@ -162,7 +162,7 @@ def test_command_exits_with_its_own_status(videos: Path, finished: Path, tmp_pat
     _, err = process.communicate(timeout=60)
 
     assert process.returncode == EXIT_STOPPED, err
-    assert "the same command continues the run" in err
+    assert "the same command resumes the run" in err
     assert "Traceback" not in err
     step = training(tmp_path / "run")["step"]
     assert 2 <= step < 12
@@ -182,7 +182,7 @@ def test_all_processes_stop_after_the_same_step(videos: Path, tmp_path: Path) ->
     _, err = process.communicate(timeout=60)
     assert time.monotonic() - started < 25  # torchrun kills after 30 s
     assert process.returncode != 0
-    assert "the same command continues the run" in err
+    assert "the same command resumes the run" in err
     assert 3 <= training(tmp_path / "run")["step"] < 36
 
     finish(launch(videos, tmp_path / "run", *more, processes=2))

@@ -137,7 +137,7 @@ def test_random_numbers_depend_on_seed_and_number_alone() -> None:
 
 @pytest.mark.parametrize("sequential", [True, False])
 def test_bad_step_changes_nothing(sequential: bool) -> None:
-    """Weights, statistics, momentum and average are those of a step that never saw the batch."""
+    """Weights, statistics, momentum and average are those of a run without the batch."""
     batches = [loaded(0), loaded(1)]
     one, other = (
         make_step(flexible_task(COUNTS), sequential=sequential, ema_decay=0.5) for _ in range(2)

@@ -1,4 +1,4 @@
-"""The example runs as it stands, and its network is better than chance."""
+"""The example runs unchanged, and its network is better than chance."""
 
 from __future__ import annotations
 

@@ -268,7 +268,7 @@ class HubHandler(http.server.BaseHTTPRequestHandler):
 
 
 class DriveHandler(http.server.BaseHTTPRequestHandler):
-    """Google Drive: a large file is behind a page that asks for confirmation."""
+    """Google Drive: a large file needs a confirmation page."""
 
     def do_GET(self):
         self.server.paths.append(self.path)
@@ -462,10 +462,10 @@ def test_published_weights_start_a_plain_or_flexible_network_of_other_classes(pu
     assert match.share == 1
 
 
-def test_a_page_in_place_of_the_file_is_said_and_forgotten(server, published, tmp_path):
+def test_a_page_in_place_of_the_file_is_reported_and_forgotten(server, published, tmp_path):
     checkpoint, page = server.content, b"<!DOCTYPE html><html>Virus scan warning</html>"
     server.content = page
-    with pytest.raises(WeightsError, match=r"a web page.* by hand from https://example\.org/page"):
+    with pytest.raises(WeightsError, match=r"a web page.* manually from https://example\.org/page"):
         load("tsm_r18.web_f4_8_16")
     (aside,) = (tmp_path / "weights").glob("*.rejected")
     assert aside.read_bytes() == page

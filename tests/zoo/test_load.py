@@ -1,4 +1,4 @@
-"""Weights written and read: every format, every way it can be wrong."""
+"""Weights written and read: every format, and damaged or wrong files."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_only_safetensors_are_saved(tmp_path, network, meta):
         save_weights(network, tmp_path / "m.pt", meta)
 
 
-# What load refuses.
+# Files that load refuses.
 
 
 def test_changed_and_cut_files_are_refused_with_both_hashes(tmp_path, network, meta):
@@ -194,11 +194,11 @@ def test_a_record_must_be_there_whole_and_with_a_hash(tmp_path, network, meta):
     with pytest.raises(WeightsError, match="has no sha256"):
         load(path)
     beside.write_text(yaml.safe_dump({k: v for k, v in values.items() if k != "model"}))
-    with pytest.raises(WeightsError, match=r"m\.yaml is no record of weights: no model"):
+    with pytest.raises(WeightsError, match=r"m\.yaml is not a record of weights: no model"):
         load(path)
     for text in ("- a\n- list\n", "a: [", "!!python/object/apply:os.getcwd []"):
         beside.write_text(text)
-        with pytest.raises(WeightsError, match="is no record of weights"):
+        with pytest.raises(WeightsError, match="is not a record of weights"):
             load(path)
     beside.unlink()
     with pytest.raises(FileNotFoundError, match=r"no record .*m\.yaml"):
@@ -231,7 +231,7 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
     path = checkpoint(tmp_path / "m.pt", network, meta)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(WeightsError, match="damaged, cut off"):
+    with pytest.raises(WeightsError, match="damaged, truncated"):
         load(path)
     for text in (b"", b"hello", b"<b>not found</b>"):
         path.write_bytes(text)
@@ -244,7 +244,7 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
     with pytest.raises(WeightsError, match=r"format 3; this version reads 1 and 2\. Update"):
         load(path)
     checkpoint(path, network, meta, format=2)
-    with pytest.raises(WeightsError, match="SHA-256 at its end is gone"):
+    with pytest.raises(WeightsError, match="SHA-256 at its end is missing"):
         load(path)
     checkpoint(path, network, {"model": "tsm_tiny"})
     with pytest.raises(WeightsError, match=r"meta data of .* is not valid: no num"):
@@ -252,7 +252,7 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
 
 
 class Trap:
-    """Its unpickling would leave a trace."""
+    """Unpickling it creates a file."""
 
     def __init__(self, trace: Path):
         self.trace = trace
@@ -316,7 +316,7 @@ def test_a_zoo_weight_keeps_its_name_and_hash(zoo):
         load("tsm_tiny.motion_f2_4")
     record.write_text(text)
     (zoo / "tsm_tiny.motion_f2_4.safetensors").write_bytes(b"")
-    with pytest.raises(WeightsError, match="its record says"):
+    with pytest.raises(WeightsError, match="its record has"):
         load("tsm_tiny.motion_f2_4")
 
 
@@ -379,7 +379,7 @@ def test_a_flexible_network_starts_from_a_plain_one(tmp_path, plain, plain_meta)
 
 
 @pytest.mark.parametrize("flexible", [False, True])
-def test_a_classifier_of_other_classes_starts_anew_and_is_reported(
+def test_a_classifier_of_other_classes_is_new_and_is_reported(
     tmp_path, plain, plain_meta, flexible
 ):
     path = checkpoint(tmp_path / "m.pt", plain, plain_meta)
@@ -393,14 +393,14 @@ def test_a_classifier_of_other_classes_starts_anew_and_is_reported(
     assert torch.equal(state["net.fc.weight"], head)
     assert torch.equal(state["net.layer1.0.conv2.weight"], plain.net.layer1[0].conv2.weight)
     assert match.classes == (3, 5)
-    assert "classifier: 3 classes in the weights, 5 in the model; initialised anew" in str(match)
+    assert "classifier: 3 classes in the weights, 5 in the model; newly initialised" in str(match)
 
 
 @pytest.mark.parametrize("flexible", [False, True])
 def test_private_classifiers_of_other_classes_are_initialised(
     tmp_path, plain, plain_meta, meta, flexible
 ):
-    """private="all": each count has a classifier of its own, four entries of another shape."""
+    """private="all": each count has its own classifier, four entries of another shape."""
     if flexible:
         source = convert(plain, (2, 4), private="all", alter="none")
         described = meta | {"private": "all", "alter": "none"}
@@ -487,7 +487,7 @@ def test_a_file_names_a_missing_package_and_never_imports_it(
     assert equal(load(path), plain)
 
 
-def test_an_unneeded_package_is_not_asked_for(tmp_path, plain, plain_meta):
+def test_an_unneeded_package_is_not_required(tmp_path, plain, plain_meta):
     """A run that imported a package for its task alone: the model is part of ffn."""
     meta = plain_meta | {"imports": ["package_of_a_task"]}
     assert equal(load(checkpoint(tmp_path / "m.pt", plain, meta)), plain)

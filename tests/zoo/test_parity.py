@@ -1,7 +1,7 @@
 """Every backbone against stored outputs of FFN-pytorch: logits at all frame counts, training steps.
 
 Weights are made under the reference's names (tests/parity.py), renamed by `ffn.zoo.remap`, loaded
-strictly. Where the expected numbers come from is written in the *_parity.json files.
+strictly. The *_parity.json files describe the origin of the expected numbers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def load_reference(reference: str) -> nn.Module:
     trained = TRAINED.get(family, (4, 8, 16))
     network = create_model(OURS[reference], num_classes=174, dropout=0.0)
     if flexible:
-        network = convert(network, (4, 8, 16))  # what its branches are called, whatever they are
+        network = convert(network, (4, 8, 16))  # the names of its branches, at any counts
     state = parity.reference(family, network.state_dict())
     assert parity.fingerprint(state) == EXPECTED[family]["logits"][reference]["entries"]
     converted = from_foreign(

@@ -1,6 +1,6 @@
 """Checkpoints of FFN-pytorch through the command, as a user converts them.
 
-That the numbers come out right is shown in test_parity.py; here is what happens on the way.
+test_parity.py compares outputs; these tests check names, messages and files.
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def test_a_new_classifier_is_reported(plain, tmp_path, capsys):
     source = str(pth(tmp_path / "ckpt.pth", plain))
     assert main([source, str(out), *ARGUMENTS, "--num-classes", "9"]) == 0
     assert (
-        "classifier: 5 classes in the weights, 9 in the model; initialised anew"
+        "classifier: 5 classes in the weights, 9 in the model; newly initialised"
         in capsys.readouterr().out
     )
     assert load(out).net.fc.out_features == 9
@@ -225,11 +225,11 @@ class Payload:
 
 
 FAULTS = {
-    "cut short": "is damaged, cut off, or no torch file; download or copy it again",
+    "cut short": "is damaged, truncated, or not a torch file; download or copy it again",
     "wrong shape": r"net.conv1.weight is \(64, 3, 5, 5\), the model's \(64, 3, 7, 7\)\. --partial",
     "extra key": r"net\.layer5\.weight is unknown to the model\. --partial",
     "wrong family": "another model",
-    "malicious": r"asks for (_?io)\.open\. .* could execute code",
+    "malicious": r"requests (_?io)\.open\. .* could execute code",
     "not finite": r"1 of \d+ entries of the checkpoint hold NaN or infinity, as net.conv1",
     "web page": "is a web page, not a checkpoint: .* Open the link in a browser",
 }

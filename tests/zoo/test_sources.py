@@ -1,4 +1,4 @@
-"""Names of other implementations: every entry of a network finds its place, whoever saved it.
+"""Names of other implementations: every entry of a network is renamed correctly.
 
 The expected names are written the other way round, from ours to theirs, as their code builds them.
 """
@@ -89,7 +89,7 @@ def tsm_mobilenet_name(ours: str) -> str:
         return f"new_fc.{leaf}" if name == "classifier" else f"base_model.{ends[name]}.{leaf}"
     stage, block, layer, leaf = place
     feature = 1 + sum((1, 2, 3, 4, 3, 3, 1)[:stage]) + block
-    theirs = [0, 1, 3, 4, 6, 7][layer]  # ReLU6 stands at 2 and 5
+    theirs = [0, 1, 3, 4, 6, 7][layer]  # ReLU6 is at 2 and 5
     wrapped = ".net" if theirs == 0 and block > 0 else ""
     return f"base_model.features.{feature}.conv.{theirs}{wrapped}.{leaf}"
 
@@ -165,7 +165,7 @@ def test_every_entry_finds_its_place(
     assert all(torch.equal(found[k], ours[k]) for k in expected)
 
 
-# Names as they stand in the published files and in the code that writes them.
+# Names as in the published files and in the code that writes them.
 LITERAL = {
     ("pyslowfast", "t_res2_2_branch2c_bn_subsample_bn_riv"): "fusions.1.bn.running_var",
     ("pyslowfast", "t_pool1_subsample_w"): "fusions.0.conv.weight",
@@ -235,7 +235,7 @@ def test_a_malicious_caffe2_pickle_runs_nothing(tmp_path: Path, place: str) -> N
     path = tmp_path / "x.pkl"
     path.write_bytes(pickle.dumps(content, protocol=2))
 
-    with pytest.raises(WeightsError, match=r"it asks for (io|_io|builtins|__builtin__)\.open"):
+    with pytest.raises(WeightsError, match=r"it requests (io|_io|builtins|__builtin__)\.open"):
         read_foreign(path)
     assert not (tmp_path / "ran").exists()
 
@@ -289,7 +289,7 @@ def test_torchvision_s_mobilenet_gives_its_outputs() -> None:
     torch.testing.assert_close(network(frame[:, :, None]), image(frame), rtol=1e-4, atol=1e-5)
 
 
-def test_image_weights_of_a_res2net_start_a_tea_if_asked() -> None:
+def test_image_weights_of_a_res2net_start_a_tea_if_requested() -> None:
     with torch.device("meta"):
         shapes = timm.create_model("res2net50_26w_4s", num_classes=9).state_dict()
     image = {k: torch.zeros(v.shape) for k, v in shapes.items()}
@@ -347,7 +347,7 @@ def test_a_tsm_that_shifts_elsewhere_is_refused() -> None:
         from_foreign(theirs, model="tsm_r101")
 
 
-def test_what_is_of_no_source_is_said() -> None:
+def test_unknown_source_is_reported() -> None:
     with pytest.raises(WeightsError, match="of none of ffn-pytorch, tsm, pyslowfast"):
         detect_source({"encoder.weight": torch.ones(1)})
     with pytest.raises(ValueError, match='source is "mmaction"; allowed: ffn-pytorch'):
@@ -421,7 +421,7 @@ def test_a_backbone_without_a_classifier_converts_with_a_number_of_classes(
 
     printed = capsys.readouterr().out
     assert "matched: 312 of 312 entries, 100.0%" in printed
-    assert "classifier: no classes in the weights, 6 in the model; initialised anew" in printed
+    assert "classifier: no classes in the weights, 6 in the model; newly initialised" in printed
     model = load(tmp_path / "out.safetensors")
     assert model.net.classifier.out_features == 6
     assert torch.equal(model.net.conv_stem.weight, state["features.0.0.weight"])

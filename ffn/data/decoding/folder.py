@@ -19,7 +19,7 @@ class FrameFolder:
 
     Args:
         path: The folder.
-        pattern: Name of a frame, as `{:05d}.jpg` or `img_{:05d}.png`.
+        pattern: Name of a frame, e.g. `{:05d}.jpg` or `img_{:05d}.png`.
         frames: Number of frames if it is known; it avoids listing the folder.
 
     Raises:
@@ -115,5 +115,5 @@ def check_pattern(pattern: str) -> None:
         valid = False
     if not valid:
         raise ValueError(
-            f"pattern is {pattern!r}; expected exactly one field for the number, as '{PATTERN}'"
+            f"pattern is {pattern!r}; expected exactly one field for the number, e.g. '{PATTERN}'"
         )

@@ -21,7 +21,7 @@ class VideoMetadata:
         width: Of a frame after rotation, in pixels.
         height: Of a frame after rotation, in pixels.
         rotation: Degrees counterclockwise by which stored frames are rotated for display.
-        codec: FFmpeg's name of the codec, as "h264".
+        codec: FFmpeg's name of the codec, e.g. "h264".
         container: FFmpeg's names of the container.
         header_frames: Number of frames according to the header; 0 if it has none.
         header_duration: Duration according to the header in seconds, sound included; 0 if it has

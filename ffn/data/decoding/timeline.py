@@ -45,9 +45,9 @@ class Timeline:
         header_frames: Number of frames according to the header; 0 if it has none.
         header_duration: Duration according to the header in seconds, sound included; 0 if it has
             none.
-        container: FFmpeg's names of the container, as "mov,mp4,m4a,3gp,3g2,mj2".
-        codec: FFmpeg's name of the codec, as "h264".
-        bit_depth: Bits per colour component, as 8 or 10.
+        container: FFmpeg's names of the container, e.g. "mov,mp4,m4a,3gp,3g2,mj2".
+        codec: FFmpeg's name of the codec, e.g. "h264".
+        bit_depth: Bits per colour component, e.g. 8 or 10.
     """
 
     path: str

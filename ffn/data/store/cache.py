@@ -153,7 +153,7 @@ class RemoteFiles:
 
 
 def _cached_name(file: File) -> str:
-    """Name of the local copy; the hash tells apart stores packed again at the same address."""
+    """Name of the local copy; the hash distinguishes stores packed again at the same address."""
     stem, suffix = os.path.splitext(file.name)
     return f"{stem}-{file.sha256[:12]}{suffix}"
 
@@ -218,7 +218,7 @@ def _lock(file: BinaryIO, *, wait: bool) -> bool:
 
 
 def _delete_unlocked(path: Path) -> bool:
-    """Delete a file of the cache unless it is locked; returns whether it is gone."""
+    """Delete a file of the cache unless it is locked; returns whether it is deleted."""
     try:
         with open(path, "rb") as file:
             if not _lock(file, wait=False):

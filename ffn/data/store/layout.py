@@ -113,8 +113,8 @@ class Manifest:
             raise StoreError(f"{where} is damaged or not a clip store ({error})") from None
         if kind != KIND or version != VERSION:
             raise StoreError(
-                f"{where} is a {kind!r}, version {version}; this ffn reads {KIND!r}, "
-                f"version {VERSION}. Pack again, or use the ffn that wrote it"
+                f"{where} is a {kind!r}, version {version}; this version reads {KIND!r}, "
+                f"version {VERSION}. Pack again, or use the version of ffn that wrote it"
             )
         try:
             values["format"] = values.pop("form")

@@ -71,7 +71,7 @@ def pack(
     Every frame of each record (of its time range, if it has one) is decoded, downscaled if its
     shorter side exceeds `short_side`, encoded and written. Duplicate records are packed once.
     Calling again with the same arguments resumes an interrupted pack; the result is byte-identical
-    to that of an uninterrupted one. A finished store stays unchanged unless `append` is True; then
+    to that of an uninterrupted one. A finished store is not changed unless `append` is True; then
     the missing records are added in new shards.
 
     Args:
@@ -84,7 +84,7 @@ def pack(
         quality: JPEG quality, 1 to 100.
         shard_mib: Maximum size of a shard in MiB; a longer clip gets a shard of its own.
         pattern: File name of a frame in a folder of frames.
-        workers: Number of processes that decode and encode; 0 works in this process.
+        workers: Number of processes that decode and encode; 0 runs in this process.
         timeout: Seconds per video. A video that times out or crashes its process is unreadable.
             No effect with 0 workers.
         append: Add to a finished store.
@@ -178,8 +178,8 @@ def _encode(
 ) -> tuple[EncodedClip, Path | None] | str:
     """Encode a record, or return why it cannot be read.
 
-    A worker process writes the bytes of the clip to a file in `transfer`: a process that dies while
-    it sends them through the pipe of the pool would block the pool.
+    A worker process writes the bytes of the clip to a file in `transfer`: a process that exits
+    while it sends them through the pipe of the pool would block the pool.
     """
     try:
         clip = encode_clip(record, pattern=pattern, **options)

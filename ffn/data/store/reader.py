@@ -191,7 +191,8 @@ class ClipStore:
             held = ", ".join(f"{first} … {last} s" for first, last in ranges)
             return f"{self.path} holds {held} of it, not {start} … {end} s; pack again"
         first = f"; the first clip of the store is {next(self.clips())[0]}" if len(self) else ""
-        return f"is not in the store {self.path}{first}. Is data.root the root of packing?"
+        hint = "check that data.root is the root used for packing"
+        return f"is not in the store {self.path}{first}; {hint}"
 
 
 def _cache_folder(address: str) -> Path:

@@ -55,7 +55,7 @@ class StoredVideo:
 
         Raises:
             VideoError: if an index is outside the video, or the clip is damaged.
-            ValueError: if no frame is asked for.
+            ValueError: if no frame is requested.
         """
         wanted = list(indices)
         check_indices(self.path, wanted, len(self))

@@ -76,7 +76,7 @@ class Checkpointer:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Own the run's folder.
+        """Lock the run's folder.
 
         Raises:
             ffn.engine.checkpoints.lock.FolderInUse: another run writes there.
@@ -113,7 +113,7 @@ class Checkpointer:
         self.saved_step = state.step
 
     def save_best(self, state: RunState) -> None:
-        """Write the network as ``best.pt``. Errors of :meth:`save`."""
+        """Write the network as ``best.pt``. The errors are those of :meth:`save`."""
         content = self._content(state)
         on_main(lambda: self.folder.save_best(content) and None, self.world)
 

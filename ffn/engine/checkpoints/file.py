@@ -53,7 +53,7 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
         content: ``model``, ``meta`` and perhaps ``training``.
 
     Raises:
-        CheckpointError: the disk is full, the folder read-only or gone, or the disk fails. The
+        CheckpointError: the disk is full, the folder read-only or missing, or the disk fails. The
             previous file stays, and no partial file is left.
     """
     try:
@@ -81,12 +81,12 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
         content = load_tensors(path)
     except OSError as error:
         raise UnreadableCheckpoint(
-            f"cannot read {path}: {error.strerror}; check who may read it, and its disk"
+            f"cannot read {path}: {error.strerror}; check its permissions and its disk"
         ) from error
     except WeightsError as error:
         raise CheckpointError(
             f"{error}. To train without it, choose another log.output; model.weights can name "
-            "another checkpoint to start from, as best.pt of the run"
+            "another checkpoint to start from, e.g. best.pt of the run"
         ) from error
     format_ = content.get("format") if isinstance(content, dict) else None
     if format_ in READABLE_FORMATS:

@@ -78,9 +78,9 @@ class RunFolder:
 
     @contextmanager
     def lock(self, wait: float = WAIT) -> Iterator[str | None]:
-        """Own the folder, which is created; remove partial files of a killed run.
+        """Create and lock the folder; remove partial files of a killed run.
 
-        The system releases the lock of a process that dies.
+        The system releases the lock when the process ends.
 
         Args:
             wait: seconds to wait for another run to end.
@@ -115,7 +115,7 @@ class RunFolder:
         self._valid.add(path)
         try:
             self._link_last(path)
-            steps = self._steps()  # later ones belong to another run, and stay
+            steps = self._steps()  # later ones belong to another run and are kept
             for old in sorted(number for number in steps if number <= step)[: -self.keep]:
                 steps[old].unlink()
                 self._valid.discard(steps[old])
@@ -124,7 +124,7 @@ class RunFolder:
         return path
 
     def save_best(self, content: dict[str, Any]) -> Path:
-        """Write ``best.pt``. Arguments and errors of :meth:`save`."""
+        """Write ``best.pt``. Arguments and errors are those of :meth:`save`."""
         self._prepare(self._best)
         save_checkpoint(self._best, content)
         self._valid.add(self._best)
@@ -145,11 +145,11 @@ class RunFolder:
         numbered = [(step, path) for step, path in self._steps().items()]
         refused: dict[Path, str] = {}
         if self._last.exists() and not any(_same(self._last, path) for _, path in numbered):
-            # Of an old version, or a copy: the file itself has its step.
+            # Written by an old version, or a copy: the step is in the file.
             content = self._read(self._last, refused)
             if content is not None:
                 numbered.append((content["training"]["step"], self._last))
-        # Of the same step, the numbered file comes before last.pt.
+        # For the same step, the numbered file precedes last.pt.
         for _, path in sorted(numbered, key=itemgetter(0), reverse=True):
             content = self._read(path, refused)
             if content is not None:
@@ -187,8 +187,8 @@ class RunFolder:
     def _prepare(self, *targets: Path) -> None:
         """Rename invalid files before a save, so that none is overwritten."""
         if not self.path.is_dir():
-            gone = OSError(errno.ENOENT, "the run folder is gone")
-            raise not_written(targets[0], gone)
+            missing = OSError(errno.ENOENT, "the run folder is missing")
+            raise not_written(targets[0], missing)
         for path in targets:
             if path.exists() and not any(_same(path, good) for good in self._valid):
                 try:

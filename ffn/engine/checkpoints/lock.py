@@ -29,7 +29,7 @@ class FolderInUse(RunError):
 
 @contextmanager
 def lock_folder(folder: Path, wait: float = WAIT) -> Iterator[str | None]:
-    """Own a folder, which is created, by the file ``.lock`` in it.
+    """Create a folder, and lock it with the file ``.lock`` in it.
 
     Args:
         folder: of a run.
@@ -48,7 +48,7 @@ def lock_folder(folder: Path, wait: float = WAIT) -> Iterator[str | None]:
         _write_owner(owner)
         yield note
     finally:
-        with suppress(OSError):  # the folder may be gone
+        with suppress(OSError):  # the folder may be missing
             owner.unlink(missing_ok=True)
         lock.release()
 

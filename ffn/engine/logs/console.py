@@ -49,7 +49,7 @@ def resumed(
     writers: int,
     processes: int,
 ) -> list[str]:
-    """Lines about a run that continues from a checkpoint.
+    """Lines about a run that is resumed from a checkpoint.
 
     Args:
         folder: of the run.

@@ -39,13 +39,13 @@ def read_foreign(path: Path) -> dict[str, Tensor]:
         raise FileNotFoundError(f"no file {path}")
     if path.suffix == ".pkl":
         return _read_caffe2(path)
-    with torch.serialization.safe_globals(_NUMPY_SCALARS):  # metrics beside the tensors
+    with torch.serialization.safe_globals(_NUMPY_SCALARS):  # metrics stored with the tensors
         content = load_tensors(path)
     state = content
     if isinstance(content, dict):
         state = next((content[key] for key in _WRAPPERS if key in content), content)
     if not _is_state(state):
-        raise WeightsError(f"{path} holds no state_dict of tensors, but {_describe(content)}")
+        raise WeightsError(f"{path} contains no state_dict of tensors, but {_describe(content)}")
     return {key.removeprefix("module."): value for key, value in state.items()}
 
 
@@ -55,10 +55,10 @@ def _read_caffe2(path: Path) -> dict[str, Tensor]:
     try:
         content = _ArraysOnly(io.BytesIO(path.read_bytes()), encoding="latin1").load()
     except pickle.UnpicklingError as error:
-        raise WeightsError(f"{path} is no Caffe2 file, or no safe one: {error}") from None
+        raise WeightsError(f"{path} is not a Caffe2 file, or not a safe one: {error}") from None
     except Exception as error:  # a damaged pickle may raise any error
         raise WeightsError(
-            f"{path} is damaged, cut off, or no pickle; download or copy it again ({error})"
+            f"{path} is damaged, truncated, or not a pickle; download or copy it again ({error})"
         ) from None
     blobs = content.get("blobs") if isinstance(content, dict) else None
     if not isinstance(blobs, dict):
@@ -88,7 +88,7 @@ class _ArraysOnly(pickle.Unpickler):
         if module == "numpy" and name in ("ndarray", "dtype"):
             return getattr(np, name)
         raise pickle.UnpicklingError(
-            f"it asks for {module}.{name}, which is not part of an array and could execute code; "
+            f"it requests {module}.{name}, which is not part of an array and could execute code; "
             "it is not loaded"
         )
 

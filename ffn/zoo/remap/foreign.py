@@ -206,7 +206,7 @@ def _check_finite(state: Mapping[str, Tensor]) -> None:
     broken = [key for key, value in state.items() if not torch.isfinite(value).all()]
     if broken:
         raise WeightsError(
-            f"{len(broken)} of {len(state)} entries of the checkpoint hold NaN or infinity, as "
+            f"{len(broken)} of {len(state)} entries of the checkpoint hold NaN or infinity, first "
             f"{broken[0]}: its training diverged, or the file is damaged; use another checkpoint"
         )
 
@@ -224,5 +224,5 @@ def _check_shifts(state: Mapping[str, Tensor], source: str, network: nn.Module) 
     if there and there != here:
         raise WeightsError(
             f"the checkpoint shifts {len(there)} convolutions, the model {len(here)}: it belongs "
-            "to another model, as tsm_r101_alternate for the R101 of TSM's authors"
+            "to another model, e.g. tsm_r101_alternate for the R101 of TSM's authors"
         )

@@ -52,7 +52,7 @@ def ffn_pytorch(state: Mapping[str, Tensor], trained_frames: tuple[int, ...] | N
         if trained_frames is None or len(trained_frames) != len(_BRANCHES):
             raise ValueError(
                 f"trained_frames is {trained_frames}; this checkpoint is frame-flexible with three "
-                "branches: name the three counts it was trained at, as 4 8 16"
+                "branches: name the three counts it was trained at, e.g. 4 8 16"
             )
         counts = dict(zip(_BRANCHES, sorted(trained_frames), strict=True))
         ours = _rename(ours, [(_BRANCH.pattern, lambda branch: f".{counts[branch[1]]}.")])

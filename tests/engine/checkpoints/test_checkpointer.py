@@ -89,7 +89,7 @@ def test_folder_of_a_run_with_another_task(videos: Path, finished: Path, tmp_pat
 
 
 def test_folder_with_steps_of_a_run_without_a_checkpoint(videos: Path, tmp_path: Path) -> None:
-    """Its config and log tell that it is another run."""
+    """Its config and log show that it belongs to another run."""
     train_until(2, videos, tmp_path / "run")
     assert not (tmp_path / "run/last.pt").exists()
 
@@ -149,7 +149,7 @@ def test_metrics_in_a_checkpoint_are_those_of_its_weights(videos: Path, tmp_path
 
 
 def test_run_without_newer_options_is_resumed(videos: Path, finished: Path, tmp_path: Path) -> None:
-    """They have the defaults, which are the behaviour of before."""
+    """They have the defaults, which keep the previous behaviour."""
     train_until(3, videos, tmp_path / "run", SAVE)
     last = load_checkpoint(tmp_path / "run/last.pt")
     for section, option in (("data", "crop_mode"), ("train", "mixup"), ("train", "repeated_aug")):

@@ -106,7 +106,7 @@ def test_a_folder_that_is_moved_away(tmp_path: Path) -> None:
     for write in (lambda: run.save(content(2), 2), lambda: run.save_best(content(2))):
         with pytest.raises(
             CheckpointError,
-            match=r"run folder is gone.*was moved, removed or unmounted; restore it",
+            match=r"run folder is missing.*was moved, removed or unmounted; restore it",
         ):
             write()
 

@@ -123,7 +123,7 @@ def test_format_2_without_digest_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "last.pt"
     torch.save({"format": 2, **CONTENT}, path)
 
-    with pytest.raises(CheckpointError, match=r"last\.pt .*SHA-256 at its end is gone"):
+    with pytest.raises(CheckpointError, match=r"last\.pt .*SHA-256 at its end is missing"):
         load_checkpoint(path)
 
 

@@ -85,8 +85,8 @@ def test_without_hard_links_last_is_a_copy(tmp_path: Path, monkeypatch: pytest.M
     assert len(found.invalid) == 1
 
 
-def test_link_of_a_dead_process_is_not_written_through(tmp_path: Path) -> None:
-    """A dead process of the same number, as in a container, left a link to a checkpoint."""
+def test_link_of_a_killed_process_is_not_written_through(tmp_path: Path) -> None:
+    """A killed process with the same id, as in a container, left a link to a checkpoint."""
     run = saved(tmp_path, 1)
     for name in (".last.pt", "checkpoints/.step_00000002.pt"):
         part = (tmp_path / name).with_name(f"{Path(name).name}.{os.getpid()}.part")
@@ -166,7 +166,7 @@ def test_broken_checkpoints_are_skipped_and_named(tmp_path: Path, broken: int) -
 
 
 def test_broken_checkpoints_are_never_overwritten(tmp_path: Path) -> None:
-    """Also if the newest one was not requested before."""
+    """Even if the newest one was not requested before."""
     saved(tmp_path, 1)
     contents = []
     for _ in range(3):

@@ -1,4 +1,4 @@
-"""One run at a time owns a folder; the lock of a dead run is released."""
+"""One run at a time owns a folder; the lock of a killed run is released."""
 
 from __future__ import annotations
 
