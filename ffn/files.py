@@ -20,7 +20,7 @@ def part_of(path: Path) -> Path:
 
 @contextmanager
 def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterator[IO[Any]]:
-    """Open a temporary file beside ``path``; replace ``path`` with it on success.
+    """Open a temporary file next to ``path``; replace ``path`` with it on success.
 
     On any exception the temporary file is removed and ``path`` keeps its content.
 

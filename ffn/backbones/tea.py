@@ -1,8 +1,8 @@
 """TEA: motion excitation and temporal aggregation in a Res2Net (Li et al., CVPR 2020, 2004.01398).
 
 In every residual block of a timm Res2Net, a gate scales channels by the change of their features
-between neighbouring frames, and each group of channels has a convolution over time before its
-spatial one. Logits are averaged over the frames.
+between neighbouring frames. Each group of channels has a convolution over time before its spatial
+one. Logits are averaged over the frames.
 """
 
 from __future__ import annotations

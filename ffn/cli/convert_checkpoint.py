@@ -98,7 +98,7 @@ def _parser() -> argparse.ArgumentParser:
         type=float,
         const=0.95,
         metavar="SHARE",
-        help="accept a checkpoint that holds this share of the network's parameters (0.95 if no "
+        help="accept a checkpoint that contains this share of the network's parameters (0.95 if no "
         "number follows); the others are initialised. Without it, everything must match",
     )
     parser.add_argument(

@@ -69,7 +69,7 @@ def _parser() -> argparse.ArgumentParser:
         "2: error; the message names the remedy. 75: stopped by SIGTERM, SIGINT or SIGUSR1 after "
         "saving a checkpoint; the same command resumes the run.",
     )
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file, as in configs/")
+    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file, e.g. from configs/")
     parser.add_argument("options", nargs="*", metavar="key=value", help="options, see below")
     parser.add_argument(
         "-h",

@@ -20,7 +20,7 @@ class Splits:
         train: training records; empty if they were not requested.
         val: validation records.
         classes: class names in the order of their indices.
-        prepared: fingerprint in the ``dataset.json`` beside the lists, which
+        prepared: fingerprint in the ``dataset.json`` next to the lists, which
             ``tools/prepare_data.py`` writes: counts per class, lengths, names. None without one.
     """
 
@@ -59,7 +59,7 @@ def read_splits(
         val: validation annotations under ``root``, in the same formats.
         class_file: file under ``root`` with one class name per line; by default the class names
             come from the training annotations.
-        classes: class names, as those of a checkpoint; they replace both.
+        classes: class names, e.g. those of a checkpoint; they replace both.
         with_train: whether to return the training records.
 
     Raises:

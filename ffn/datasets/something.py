@@ -157,7 +157,7 @@ def _header_classes(path: Path) -> list[str]:
     """Classes of a list with a header, ordered by `label_id` if it numbers them, else sorted."""
     header = _header(path)
     if header is None:
-        raise PreparationError(f"no labels.csv beside {path}: it defines the order of the classes")
+        raise PreparationError(f"no labels.csv next to {path}: it defines the order of the classes")
     rows = [dict(zip(header, row, strict=False)) for _, row in list(read_rows(path, ","))[1:]]
     numbers = {(row.get("label_id") or "", row["label"]) for row in rows if row["label"]}
     labels = sorted({label for _, label in numbers})

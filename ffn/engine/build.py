@@ -1,7 +1,7 @@
 """Build a run from a config.
 
-With ``build_data`` and ``build_network``, the only modules of the engine that receive a config:
-all others take plain values.
+This module, ``build_data`` and ``build_network`` are the only ones of the engine that receive a
+config. All others take plain values.
 """
 
 from __future__ import annotations
@@ -306,7 +306,7 @@ def _advice(config: Config) -> str:
 def _use_deterministic_algorithms() -> None:
     """Restrict torch to deterministic algorithms, for this process.
 
-    An operation without one raises torch's RuntimeError when it is reached, as the gradient of 3-D
+    An operation without one raises torch's RuntimeError when it runs, e.g. the gradient of 3-D
     pooling on CUDA. cuBLAS needs its workspace setting before CUDA starts.
     """
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

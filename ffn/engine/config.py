@@ -123,7 +123,7 @@ def import_packages(path: str | Path | None, overrides: Sequence[str]) -> None:
 
 
 def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """Restore a config that :func:`config_to_dict` returned, also that of version 0.1.
+    """Restore a config that :func:`config_to_dict` returned, in this version or in version 0.1.
 
     Its ``imports`` are not imported: it may come from a file of someone else.
 

@@ -2,8 +2,8 @@
 
 Running statistics are averages over the last batches of training, while weights still change. Here
 the trained network runs over N training batches, and each norm gets the mean and variance of all
-its inputs; in a frame-flexible network each private norm those of its own frame count. Not
-supported: other norms, such as ``InstanceNorm`` with running statistics.
+its inputs. In a frame-flexible network, each private norm uses the inputs at its own frame count.
+Not supported: other norms, such as ``InstanceNorm`` with running statistics.
 """
 
 from __future__ import annotations

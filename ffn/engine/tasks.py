@@ -154,7 +154,7 @@ class PlainTask(Task):
 
     @classmethod
     def problems(cls, options: TaskOptions) -> list[str]:
-        """More or fewer than one frame count."""
+        """Report any number of frame counts other than one."""
         if len(options.frames) == 1:
             return []
         return [
@@ -255,7 +255,7 @@ class FlexibleTask(Task):
 
     @classmethod
     def problems(cls, options: FlexibleOptions) -> list[str]:
-        """A negative weight."""
+        """Report a negative weight."""
         if options.distill_weight >= 0:
             return []
         return [f"task.distill_weight is {options.distill_weight}; it must be at least 0"]

@@ -310,7 +310,7 @@ def to_device(batch: dict[str, Any], device: torch.device, normalise: Normalise)
 
 
 def seed_step(seed: int, step: int, rank: int) -> None:
-    """Seed the random numbers of a step, as those of dropout, from (seed, step, rank) alone.
+    """Seed the random numbers of a step, such as dropout, from (seed, step, rank) alone.
 
     A resumed run therefore draws the same numbers as an uninterrupted one.
     """

@@ -59,7 +59,7 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
     Args:
         url: http or https address, or ``hf://OWNER/REPO[@REVISION]/PATH`` on the Hugging Face Hub.
         sha256: expected hash, 64 hex digits; None if it is unknown. The hash of the first download
-            is then stored beside the file, ``….sha256``, and expected from then on.
+            is then stored next to the file, ``….sha256``, and expected from then on.
         name: of the local file; by default, the last part of the address.
 
     Returns:

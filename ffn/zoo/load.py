@@ -20,7 +20,7 @@ def load(name_or_path: str | os.PathLike[str], *, device: str | torch.device = "
 
     Args:
         name_or_path: a name of the zoo (see :func:`ffn.list_weights`), a training checkpoint
-            ``.pt``, or a ``.safetensors`` file with its record, same stem and ``.yaml``, beside it.
+            ``.pt``, or a ``.safetensors`` file with its record (``.yaml``, same stem).
         device: where to put the network.
 
     Returns:
@@ -28,7 +28,7 @@ def load(name_or_path: str | os.PathLike[str], *, device: str | torch.device = "
 
     Raises:
         ValueError: no such name in the zoo.
-        FileNotFoundError: no such file, or no record beside it.
+        FileNotFoundError: no such file, or no record next to it.
         WeightsError: the file is damaged, foreign, has another hash, or does not fit its network;
             or the package that registers its model is not imported.
     """

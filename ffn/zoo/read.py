@@ -73,7 +73,7 @@ def _record_beside(path: Path) -> WeightRecord:
     if not beside.is_file():
         raise FileNotFoundError(
             f"no record {beside}: a .safetensors file needs a record of its model, classes and "
-            "preprocessing beside it. ffn.zoo.save_weights and tools/convert_checkpoint.py write "
+            "preprocessing next to it. ffn.zoo.save_weights and tools/convert_checkpoint.py write "
             "both."
         )
     return read_record(beside)

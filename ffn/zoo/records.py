@@ -1,7 +1,7 @@
 """Records: the description of a set of weights, one YAML file each.
 
 The zoo's records are in ``model_zoo/weights/`` of a checkout, or ``ffn/model_zoo/weights/`` of an
-installed package. The record of any other ``.safetensors`` file is beside it, with the same stem.
+installed package. The record of any other ``.safetensors`` file is next to it, with the same stem.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class WeightRecord:
         preprocessing: of frames, as ``ffn.data.Preprocessing.to_dict`` returns it.
         metrics: per number of frames the metrics by name, in %.
         origin: "measured" here or "reported" by a paper; None without metrics.
-        file: name of the weights file beside the record.
+        file: name of the weights file next to the record.
         url: download address, if there is no file.
         sha256: of the weights, 64 hex digits. If None, the hash of the first download is stored
-            beside it, and every later download must have it.
+            next to it, and every later download must match it.
         page: web page of the weights.
         source_format: the implementation that wrote them, one of ``ffn.zoo.remap.SOURCES``; None
             for weights of ffn.

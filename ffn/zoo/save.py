@@ -30,7 +30,7 @@ def save_weights(
 
     Args:
         model: a network with the state-dict entries of the one that ``meta`` describes.
-        path: ends in ``.safetensors``; the record is beside it, ending in ``.yaml``.
+        path: ends in ``.safetensors``; the record is next to it, ending in ``.yaml``.
         meta: fields of :class:`WeightRecord`. ``name`` is the stem of ``path`` by default; file,
             sha256 and size are filled in.
         overwrite: replace existing files.

@@ -358,7 +358,7 @@ def test_damaged_index_is_refused(copy):
     [
         ("{", "damaged or not a clip store"),
         ("[1]", "damaged or not a clip store"),
-        ('{"format": "ffn clip store", "version": 9}', "version 9; this ffn reads"),
+        ('{"format": "ffn clip store", "version": 9}', "version 9; this version reads"),
         ('{"format": "ffn clip store", "version": 1}', r"store\.json is damaged"),
     ],
 )

@@ -235,10 +235,10 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
         load(path)
     for text in (b"", b"hello", b"<b>not found</b>"):
         path.write_bytes(text)
-        with pytest.raises(WeightsError, match="no torch file"):
+        with pytest.raises(WeightsError, match="not a torch file"):
             load(path)
     torch.save({"state_dict": {}}, path)
-    with pytest.raises(WeightsError, match=r"no training checkpoint.*convert_checkpoint"):
+    with pytest.raises(WeightsError, match=r"not a training checkpoint.*convert_checkpoint"):
         load(path)
     checkpoint(path, network, meta, format=3)
     with pytest.raises(WeightsError, match=r"format 3; this version reads 1 and 2\. Update"):

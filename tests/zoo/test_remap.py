@@ -230,7 +230,7 @@ FAULTS = {
     "extra key": r"net\.layer5\.weight is unknown to the model\. --partial",
     "wrong family": "another model",
     "malicious": r"requests (_?io)\.open\. .* could execute code",
-    "not finite": r"1 of \d+ entries of the checkpoint hold NaN or infinity, as net.conv1",
+    "not finite": r"1 of \d+ entries of the checkpoint hold NaN or infinity, first net.conv1",
     "web page": "is a web page, not a checkpoint: .* Open the link in a browser",
 }
 
@@ -273,7 +273,7 @@ def test_a_wrong_preprocessing_is_refused(setting, plain, tmp_path, capsys):
     except SystemExit as stop:
         status = stop.code
     assert status == 2
-    assert re.search("is no setting|expected 'rgb' or 'bgr'", capsys.readouterr().err)
+    assert re.search("is not a setting|expected 'rgb' or 'bgr'", capsys.readouterr().err)
     assert not (tmp_path / "out.safetensors").exists()
 
 

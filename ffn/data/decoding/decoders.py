@@ -35,7 +35,7 @@ def open_video(
         decoder: For files, a key of `DECODERS`. `auto` takes every file that FFmpeg decodes; the
             others refuse files of which they would return wrong frames.
         pattern: For folders, name of a frame.
-        frames: Number of frames if it is known, as from an index. It avoids listing a folder, and
+        frames: Number of frames if it is known, e.g. from an index. It avoids listing a folder, and
             decoding a file that is not seekable to count its frames.
 
     Raises:

@@ -27,7 +27,7 @@ class PyAVDecoder:
 
     Args:
         path: The file.
-        frames: Number of frames if it is known, as from an index. It avoids decoding a file that
+        frames: Number of frames if it is known, e.g. from an index. It avoids decoding a file that
             is not seekable to count its frames; a seekable file is counted by its packets.
 
     Raises:

@@ -82,7 +82,7 @@ def pack(
         format: `jpeg`; or `raw`, uncompressed uint8 RGB, for small sets.
         short_side: Upper bound on the shorter side in pixels. Videos are never enlarged.
         quality: JPEG quality, 1 to 100.
-        shard_mib: Maximum size of a shard in MiB; a longer clip gets a shard of its own.
+        shard_mib: Maximum size of a shard in MiB; a longer clip gets its own shard.
         pattern: File name of a frame in a folder of frames.
         workers: Number of processes that decode and encode; 0 runs in this process.
         timeout: Seconds per video. A video that times out or crashes its process is unreadable.

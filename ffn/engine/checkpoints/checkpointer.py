@@ -89,8 +89,8 @@ class Checkpointer:
     def save(self, state: RunState, *, final: bool = False) -> None:
         """Write a checkpoint to resume from.
 
-        After several bad steps in a row the weights may be ruined although they are finite. No
-        checkpoint is written then, unless it is the final one.
+        After several bad steps in a row the weights may be useless although they are finite. In
+        that case only the final checkpoint is written.
 
         Raises:
             FloatingPointError: weights or statistics are not finite.

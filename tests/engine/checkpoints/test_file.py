@@ -217,7 +217,7 @@ def test_text_file(tmp_path: Path) -> None:
     path = tmp_path / "notes.pt"
     path.write_text("hello")
 
-    with pytest.raises(CheckpointError, match="no torch file"):
+    with pytest.raises(CheckpointError, match="not a torch file"):
         load_checkpoint(path)
 
 
