@@ -12,6 +12,8 @@ from typing import TypeVar
 
 Entry = TypeVar("Entry")
 
+_extensions: set[str] = set()  # top-level packages of import_extensions
+
 
 class ExtensionError(ImportError):
     """A package that a config or a command names in ``imports`` cannot be imported."""
@@ -83,6 +85,7 @@ def import_extensions(names: Iterable[str]) -> None:
         here = str(Path.cwd())
         if here not in sys.path:
             sys.path.append(here)
+        _extensions.add(str(name).partition(".")[0])
         try:
             importlib.import_module(name)
         except Exception as error:
@@ -92,6 +95,13 @@ def import_extensions(names: Iterable[str]) -> None:
             raise ExtensionError(
                 f"imports: cannot import {name!r} ({type(error).__name__}: {error}); {remedy}"
             ) from error
+
+
+def is_raised_in_extension(error: BaseException) -> bool:
+    """Whether an error passed through code of a package of :func:`import_extensions`."""
+    frames = traceback.walk_tb(error.__traceback__)
+    names = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames}
+    return bool(names & (_extensions - {"ffn"}))
 
 
 def _is_absent(name: str, error: Exception) -> bool:

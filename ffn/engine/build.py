@@ -114,7 +114,7 @@ def build_train_step(
     train = config.train
     build_network.prepare_for_training(config, model, world.device)
     return TrainStep(
-        build_network.build_task(config, model),
+        build_network.build_task(config, model).to(world.device),
         build_network.build_optimiser(config, model),
         world,
         normalise=Normalise(build_data.build_preprocessing(config.data)),

@@ -14,12 +14,26 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.options import Config, Groups, Optimiser, Precision
-from ffn.engine.tasks import TASKS, Task
+from ffn.engine.tasks import TASKS, FlexibleOptions, Task
 
 
 def conversion_of(config: Config) -> dict[str, Any] | None:
-    """Arguments of :func:`ffn.convert` for the network of a config; None for a plain one."""
-    return TASKS[config.task.name].conversion(config.task)
+    """Arguments of :func:`ffn.convert` for the network of a config; None for a plain one.
+
+    Raises:
+        ConfigError: the task returns arguments that a checkpoint cannot store.
+    """
+    conversion = TASKS[config.task.name].conversion(config.task)
+    if conversion is None:
+        return None
+    shown = f"task {config.task.name}: conversion() returned {conversion}; "
+    if not {"trained_frames"} <= conversion.keys() <= {"trained_frames", "private", "alter"}:
+        raise ConfigError(f"{shown}expected trained_frames, and optionally private and alter")
+    if callable(conversion.get("private")):
+        raise ConfigError(
+            f'{shown}private must be "norms", "none" or "all": a checkpoint stores no function'
+        )
+    return conversion
 
 
 def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -> nn.Module:
@@ -29,6 +43,9 @@ def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -
         config: the options.
         num_classes: K.
         pretrained: with published weights.
+
+    Raises:
+        ConfigError: the network cannot be converted for the task.
     """
     options, conversion = config.model, conversion_of(config)
     model = zoo.create_model(
@@ -39,13 +56,24 @@ def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -
         **({"drop_path": options.drop_path} if options.drop_path else {}),
     )
     if conversion is not None:
-        model = core.convert(model, **conversion)
+        model = _convert(config, model, conversion)
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
         elif isinstance(module, nn.Conv3d) and module.groups == 1:
             module.to(memory_format=torch.channels_last_3d)
     return model
+
+
+def _convert(config: Config, model: nn.Module, conversion: dict[str, Any]) -> nn.Module:
+    try:
+        return core.convert(model, **conversion)
+    except ValueError as error:
+        flexible = isinstance(config.task, FlexibleOptions)
+        options = " (options task.alteration and task.private)" if flexible else ""
+        raise ConfigError(
+            f"{config.model.name} cannot be converted for task {config.task.name}{options}: {error}"
+        ) from error
 
 
 def prepare_for_training(config: Config, model: nn.Module, device: torch.device) -> None:
@@ -71,8 +99,21 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
 
 
 def build_task(config: Config, model: nn.Module) -> Task:
-    """The model with its loss."""
-    return TASKS[config.task.name].from_options(model, config.task)
+    """The model with its loss.
+
+    Raises:
+        ConfigError: the task has trained parameters of its own.
+    """
+    task = TASKS[config.task.name].from_options(model, config.task)
+    known = {id(parameter) for parameter in model.parameters()}
+    own = [n for n, p in task.named_parameters() if p.requires_grad and id(p) not in known]
+    if own:
+        raise ConfigError(
+            f"task {config.task.name} has the parameters {', '.join(own)} outside of its model; "
+            "only those of the model are optimised and saved. Move them into the model, or call "
+            "requires_grad_(False)"
+        )
+    return task
 
 
 def build_optimiser(config: Config, model: nn.Module) -> torch.optim.Optimizer:

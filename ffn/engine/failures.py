@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from torch.utils.data import DataLoader
 from ffn.data import LoaderError, VideoError, watching
 from ffn.engine.distributed import ReplicaError, World, processes
 from ffn.engine.signals import EXIT_STOPPED, StoppedError
+from ffn.registry import is_raised_in_extension
 from ffn.zoo import WeightsError
 
 EXIT_FAILED = 2
@@ -129,6 +131,8 @@ def _report(program: str, error: BaseException, world: World) -> None:
             print(f"{program}: {error}; the same command resumes the run", file=sys.stderr)
     elif _is_first(error, world) and isinstance(error, REPORTED):
         process = f", process {world.rank}" if world.size > 1 else ""
+        if is_raised_in_extension(error):  # the message alone does not name the line
+            traceback.print_exception(error)
         print(f"{program}{process}: {error}", file=sys.stderr)
 
 

@@ -72,7 +72,9 @@ class TaskOptions:
 class Task(nn.Module):
     """A model with its loss.
 
-    Subclasses define ``losses``, and ``Options`` if they have options.
+    Subclasses define ``losses``, and ``Options`` if they have options. Only the parameters of the
+    model are trained, and only its parameters and buffers are saved. Tensors of a task, as class
+    weights, are buffers: they move to the device of the model.
 
     Args:
         model: takes a clip (B, C, T, H, W), returns logits (B, K).
@@ -102,7 +104,7 @@ class Task(nn.Module):
         """Arguments of :func:`ffn.convert` for the model of this task; None keeps it plain.
 
         Checkpoints store ``trained_frames``, ``private`` and ``alter``, from which
-        :func:`ffn.load` rebuilds the network.
+        :func:`ffn.load` rebuilds the network. Other arguments, and functions, are refused.
         """
         return None
 
@@ -112,7 +114,10 @@ class Task(nn.Module):
         return []
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
-        """Yield (name, weighted loss, frames, logits) for each view of a batch."""
+        """Yield (name, weighted loss, frames, logits) for each view of a batch.
+
+        Names and frames are the same in every step and on every process.
+        """
         raise NotImplementedError
 
     def forward(self, batch: dict[str, Any]) -> dict[str, Tensor]:

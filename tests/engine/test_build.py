@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 import torch
-from engine_toys import build, config, train, weights
+from engine_toys import CPU, build, config, train, weights
 from torch import nn
 
 from ffn.core import NORMS
@@ -15,6 +16,7 @@ from ffn.engine.build import build_train_step
 from ffn.engine.build_data import read_config_splits
 from ffn.engine.build_network import build_model, build_schedule
 from ffn.engine.config import ConfigError
+from ffn.engine.tasks import TASKS, FlexibleOptions, FlexibleTask
 
 
 def test_run_starts_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
@@ -117,6 +119,73 @@ def test_options_that_do_not_fit_the_data_or_the_device(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         build(videos, tmp_path / "run", *options)
+
+
+class OddTask(FlexibleTask):
+    """Its network needs a conversion that the test sets."""
+
+    given: ClassVar[dict[str, Any]] = {}
+
+    @classmethod
+    def conversion(cls, options: FlexibleOptions) -> dict[str, Any]:
+        return cls.given
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"private": "norms"}, "expected trained_frames"),
+        ({"trained_frames": (2, 4), "frame_dim": 1}, "expected trained_frames, and optionally"),
+        ({"trained_frames": (2, 4), "private": lambda name, module: True}, "stores no function"),
+        ({"trained_frames": (2, 4), "alter": ["nothing*"]}, r"tsm_tiny cannot be converted.*match"),
+    ],
+    ids=str,
+)
+def test_conversion_that_no_checkpoint_can_describe(
+    videos: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: dict[str, Any],
+    message: str,
+) -> None:
+    monkeypatch.setitem(TASKS._entries, "odd", OddTask)
+    monkeypatch.setattr(OddTask, "given", given)
+
+    with pytest.raises(ConfigError, match=message):
+        build(videos, tmp_path / "run", "task.name=odd")
+
+
+class LearnedTask(FlexibleTask):
+    """A loss with a parameter and a buffer of its own."""
+
+    def __init__(self, *given: Any, **more: Any) -> None:
+        super().__init__(*given, **more)
+        self.temperature = nn.Parameter(torch.ones(()))
+        self.register_buffer("weight", torch.ones(3))
+
+
+def test_parameters_of_a_task_are_refused_unless_frozen(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They would be neither optimised nor saved."""
+    monkeypatch.setitem(TASKS._entries, "learned", LearnedTask)
+    options = config(videos, tmp_path, "task.name=learned")
+    model = build_model(options, 3)
+    with pytest.raises(ConfigError, match="task learned has the parameters temperature outside"):
+        build_train_step(options, model, CPU, num_classes=3)
+
+    init = LearnedTask.__init__
+
+    def frozen(self: LearnedTask, *given: Any, **more: Any) -> None:
+        init(self, *given, **more)
+        self.temperature.requires_grad_(False)
+
+    monkeypatch.setattr(LearnedTask, "__init__", frozen)
+    moved = []
+    monkeypatch.setattr(LearnedTask, "to", lambda self, device: moved.append(device) or self)
+    step = build_train_step(options, build_model(options, 3), CPU, num_classes=3)
+    assert not step.task.temperature.requires_grad
+    assert moved == [CPU.device]  # class weights and the like
 
 
 def test_model_without_blocks_has_no_activation_checkpointing(

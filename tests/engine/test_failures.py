@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from ffn.engine.failures import (
     run_command,
 )
 from ffn.engine.signals import EXIT_STOPPED, StoppedError
+from ffn.registry import import_extensions
 
 TWO = World(0, 2, torch.device("cpu"))
 GLOO = RuntimeError("[/gloo/transport/tcp/pair.cc:545] Read error [127.0.0.1]:10647:\nmore")
@@ -60,6 +62,23 @@ def test_one_process_cannot_lose_another() -> None:
     with pytest.raises(RuntimeError, match="gloo") as found, explain_failures(ONE, batch_size=6):
         raise GLOO
     assert found.value is GLOO
+
+
+def test_error_in_a_package_of_the_user_has_a_traceback(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = "def loss(world):\n    one, two = [1]  # the line\n"
+    (tmp_path / "toy_loss_of_a_user.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    import_extensions(["toy_loss_of_a_user"])
+
+    function = sys.modules.pop("toy_loss_of_a_user").loss
+    assert run_command("x.py", function) == EXIT_FAILED
+
+    shown = capsys.readouterr().err
+    assert "one, two = [1]  # the line" in shown
+    assert shown.endswith("x.py: not enough values to unpack (expected 2, got 1)\n")
 
 
 def test_status_and_message_of_one_process(capsys: pytest.CaptureFixture[str]) -> None:

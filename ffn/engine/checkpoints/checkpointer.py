@@ -16,7 +16,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from ffn.engine.checkpoints.file import CheckpointError, load_checkpoint
+from ffn.engine.checkpoints.file import load_checkpoint
 from ffn.engine.checkpoints.folder import RunFolder
 from ffn.engine.checkpoints.lock import RunError
 from ffn.engine.distributed import World, any_of, check_replicas, gather, on_main
@@ -35,7 +35,7 @@ class RunState:
         best: highest score of a validation, in percent.
         metrics: per frame count the measures of the network in ``step``; empty before its
             validation.
-        validation_pending: the validation after the last epoch has not finished.
+        validation_pending: the validation after epoch number ``epoch`` has not finished.
     """
 
     epoch: int = 0
@@ -56,6 +56,11 @@ class Checkpointer:
         metadata: describes the network and the run in every checkpoint: plain values, with
             ``config`` and ``data`` among them.
         changed_options: given the ``config`` of a checkpoint, the options that differ and must not.
+
+    Attributes:
+        saved_step: step of the last checkpoint; None without one.
+        notes: messages about the folder and damaged checkpoints.
+        writers: number of processes that wrote the restored checkpoint.
     """
 
     def __init__(
@@ -70,9 +75,9 @@ class Checkpointer:
     ) -> None:
         self.folder, self.train_step, self.meter, self.world = folder, train_step, meter, world
         self.metadata, self._changed_options = metadata, changed_options
-        self.saved_step: int | None = None  # step of the last checkpoint
-        self.notes: list[str] = []  # messages about the folder and damaged checkpoints
-        self.writers = world.size  # processes that wrote the restored checkpoint
+        self.saved_step: int | None = None
+        self.notes: list[str] = []
+        self.writers = world.size
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -162,9 +167,7 @@ class Checkpointer:
 
     def _restore(self, content: dict[str, Any], path: Path) -> RunState:
         """Load a checkpoint into the parts of the run."""
-        training, meta = content.get("training"), content["meta"]
-        if training is None:
-            raise CheckpointError(f"{path} has no training state to resume from")
+        training, meta = content["training"], content["meta"]
         self._check_options(meta["config"], path)
         now = self.metadata["data"]
         if any(now.get(key) != value for key, value in meta["data"].items()):
