@@ -80,7 +80,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     wrong = set() if given.get("task.name") in (None, *TASKS) else {"task.name"}
     for source, values in sources.items():
         for key, value in values.items():
-            problem = None if key in wrong else _set(schema, key, value)
+            done = key in wrong or (key == "task.name" and given[key] is not None)  # in the schema
+            problem = None if done else _set(schema, key, value)
             if problem:
                 problems.append(f"{source}: {problem}")
                 wrong.add(key)
@@ -188,6 +189,8 @@ def _set(schema: DictConfig, key: str, value: Any) -> str | None:
     """Set one option; return the problem if it is unknown or has another type."""
     if key in RENAMED:
         return f"option {key} is now {RENAMED[key]}"
+    if value == {} and key in schema and isinstance(schema[key], DictConfig):
+        return None  # a section without options
     if key not in _keys(schema):
         return f"unknown option {key}; {_hint(key, schema)}"
     if key == "imports":
@@ -236,8 +239,9 @@ def _options(cls: type, prefix: str = "") -> Iterator[tuple[str, Field]]:
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Keys and values; an empty mapping is a value, so that it is checked like one."""
     for key, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value:
             yield from _leaves(value, f"{prefix}{key}.")
         else:
             yield f"{prefix}{key}", value
