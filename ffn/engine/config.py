@@ -98,7 +98,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     wrong = set() if given.get("task.name") in (None, *TASKS) else {"task.name"}
     for source, values in sources.items():
         for key, value in values.items():
-            problem = None if key in wrong else _set(schema, key, value)
+            done = key in wrong or (key == "task.name" and given[key] is not None)  # in the schema
+            problem = None if done else _set(schema, key, value)
             if problem:
                 problems.append(f"{source}: {problem}")
                 wrong.add(key)
@@ -214,6 +215,8 @@ def _set(schema: DictConfig, key: str, value: Any) -> str | None:
     """Set one option; return the problem if it is unknown or has another type."""
     if key in RENAMED:
         return f"option {key} is now {RENAMED[key]}"
+    if value == {} and key in schema and isinstance(schema[key], DictConfig):
+        return None  # a section without options
     if key not in _keys(schema):
         return f"unknown option {key}; {_hint(key, schema)}"
     if key == "imports":
@@ -266,8 +269,9 @@ def _options(cls: type, prefix: str = "") -> Iterator[tuple[str, Field]]:
 
 def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     """Key and value of every option; the value may be a mapping."""
+    sections = {field.name for field in fields(Config)}
     for section, options in values.items():
-        if isinstance(options, Mapping):
+        if isinstance(options, Mapping) and (options or section in sections):
             yield from ((f"{section}.{key}", value) for key, value in options.items())
         else:
             yield str(section), options

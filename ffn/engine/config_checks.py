@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Iterator
+from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
@@ -30,10 +32,21 @@ AT_LEAST = {
     "data.page_mib": 1,
     "data.page_window": 1,
     "data.cache_gib": 0,
+    "train.seed": 0,
+    "optim.weight_decay": 0,
+    "optim.gamma": 0,
+    "optim.final_lr": 0,
+    "optim.warmup_epochs": 0,
     "log.interval": 1,
 }
 ABOVE_ZERO = ("data.store_cache_gib", "optim.lr")
-BELOW_ONE = ("train.label_smoothing", "train.ema_decay", "model.dropout", "model.drop_path")  # 0 on
+BELOW_ONE = (  # from 0
+    "train.label_smoothing",
+    "train.ema_decay",
+    "model.dropout",
+    "model.drop_path",
+    "optim.momentum",
+)
 # Options of a random crop, and the crop_mode that reads them.
 CROP_OPTIONS = {
     "scales": "multiscale",
@@ -63,7 +76,7 @@ def find_problems(config: Config, known: Collection[str] = ()) -> list[str]:
         known: options whose problem is reported already. Other problems that mention one of them
             are left out.
     """
-    found = [*_out_of_range(config)]
+    found = [*_not_finite(config), *_out_of_range(config)]
     if config.task.name in TASKS:
         found += TASKS[config.task.name].problems(config.task)
     named = {*known, *_named(found)}
@@ -89,6 +102,17 @@ def _named(problems: Collection[str]) -> set[str]:
     return {key for text in problems for key in re.findall(r"\b[a-z]+\.[a-z_]+", text)}
 
 
+def _not_finite(config: Config) -> Iterator[str]:
+    for section in fields(config):
+        options = getattr(config, section.name)
+        for option in fields(options) if is_dataclass(options) else ():
+            value = getattr(options, option.name)
+            for number in value if isinstance(value, list) else [value]:
+                if isinstance(number, float) and not math.isfinite(number):
+                    yield f"{section.name}.{option.name} is {value}; give finite numbers"
+                    break
+
+
 def _out_of_range(config: Config) -> Iterator[str]:
     def value(key: str) -> float:
         section, name = key.split(".")
@@ -108,6 +132,11 @@ def _out_of_range(config: Config) -> Iterator[str]:
         yield f"optim.layer_decay is {optim.layer_decay}; it must be above 0 and at most 1"
     if optim.base_batch_size is not None and optim.base_batch_size < 1:
         yield f"optim.base_batch_size is {optim.base_batch_size}; it must be at least 1, or null"
+    clip = config.train.clip_grad_norm
+    if clip is not None and clip <= 0:
+        yield f"train.clip_grad_norm is {clip}; it must be above 0, or null for no clipping"
+    if any(epoch < 0 for epoch in optim.milestones):
+        yield f"optim.milestones is {optim.milestones}; every epoch must be at least 0"
     frames = config.task.frames
     if not frames or min(frames) < 1 or len(set(frames)) < len(frames):
         yield f"task.frames is {frames}; it must list different counts >= 1, e.g. [4, 8, 16]"

@@ -153,6 +153,26 @@ def test_option_of_another_task_is_unknown() -> None:
     )
 
 
+def test_option_of_a_task_that_the_command_line_replaces(tmp_path: Path) -> None:
+    """The message names the chosen task and its options."""
+    path = tmp_path / "mine.yaml"
+    path.write_text("task: {name: flexible, private: all}\n")
+    (text,) = problems("task.name=plain", "task.frames=[8]", path=path)
+    assert text.endswith("unknown option task.private; task plain has task.name, task.frames")
+
+
+@pytest.mark.parametrize("key", ["sections", "model.name", "data.scales"])
+def test_empty_mapping_in_place_of_a_value_is_refused(key: str) -> None:
+    (text,) = problems(f"{key}={{}}")
+    assert key in text
+
+
+def test_section_without_options_is_accepted(tmp_path: Path) -> None:
+    path = tmp_path / "mine.yaml"
+    path.write_text("model: {}\n")
+    assert load_config(path) == load_config(None)
+
+
 def test_task_is_checked_with_a_malformed_override_too() -> None:
     found = problems("epochs", "task.name=plain")
     assert len(found) == 2
