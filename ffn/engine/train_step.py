@@ -252,16 +252,26 @@ class _BufferCopies:
     """Copies of a model's buffers, to undo what a forward pass wrote into running statistics."""
 
     def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._find()
+
+    def _find(self) -> None:
+        owners = [module._buffers for module in self._model.modules()]
+        self._places = [(o, n, b) for o in owners for n, b in o.items() if b is not None]
         kinds: dict[torch.dtype, list[Tensor]] = {}  # foreach operations take one dtype
-        for buffer in model.buffers():
+        for *_, buffer in self._places:
             kinds.setdefault(buffer.dtype, []).append(buffer)
         self._pairs = [(live, [b.clone() for b in live]) for live in kinds.values()]
 
     def save(self) -> None:
+        if any(owner[name] is not buffer for owner, name, buffer in self._places):
+            self._find()  # a module has assigned a new tensor
         for live, kept in self._pairs:
             torch._foreach_copy_(kept, live)
 
     def restore(self) -> None:
+        for owner, name, buffer in self._places:
+            owner[name] = buffer
         for live, kept in self._pairs:
             torch._foreach_copy_(live, kept)
 

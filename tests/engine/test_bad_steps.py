@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import engine_toys
 import pytest
 import torch
 from engine_toys import (
@@ -18,12 +19,15 @@ from engine_toys import (
     train,
     weights,
 )
-from torch import nn
+from torch import Tensor, nn
 
 from ffn.engine import loop, train_step
 from ffn.engine.checkpoints.checkpointer import not_finite
 from ffn.engine.checkpoints.file import load_checkpoint
 from ffn.engine.logs.run_log import BadBatches
+from ffn.engine.mixup import BatchMix
+from ffn.engine.tasks import PlainTask
+from ffn.engine.train_step import TrainStep
 
 LISTED = "bad_batches.jsonl"
 
@@ -237,6 +241,42 @@ def test_list_of_bad_batches(tmp_path: Path) -> None:
     assert path.read_text() == "".join(lines)
     listed.truncate(6)
     assert path.read_text() == lines[0]
+
+
+class Averaging(nn.Module):
+    """Assigns a new tensor to its buffer in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(3, 3)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, clip: Tensor) -> Tensor:
+        x = self.fc(clip.mean((2, 3, 4)))
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+        return x
+
+
+def test_buffers_that_a_forward_pass_replaces_are_restored() -> None:
+    model = Averaging()
+    step = TrainStep(
+        PlainTask(model, 2),
+        torch.optim.SGD([{"params": model.parameters(), "lr_scale": 1.0}], lr=0.1),
+        CPU,
+        normalise=lambda clip: clip,
+        batch_mix=BatchMix(3),
+    )
+
+    def run(number: int, value: float) -> Tensor:
+        own = {**engine_toys.batch((2,)), "skipped": [], "index": torch.arange(4)}
+        own["clips"][2][0] = value
+        step.step([own], number=number, lr=0.1)
+        return model.mean.clone()
+
+    one, two = run(0, 1.0), run(1, 2.0)
+    assert not torch.equal(one, two)
+    assert torch.equal(run(2, torch.nan), two)
+    assert step.bad_steps == 1
 
 
 def test_tensors_that_are_not_finite_are_named() -> None:
