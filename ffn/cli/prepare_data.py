@@ -13,6 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ffn.cli.arguments import add_imports_argument
+
 if TYPE_CHECKING:
     from ffn.datasets import CopySettings, Summary
     from ffn.datasets.preparation import Packing, Progress
@@ -67,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _import_datasets(arguments: Sequence[str] | None) -> tuple[str, ...]:
     """Import the packages of ``--imports``; returns the names of all data sets."""
     parser = argparse.ArgumentParser(add_help=False)
-    _add_imports(parser)
+    add_imports_argument(parser)
     packages = parser.parse_known_args(arguments)[0].imports
     if not packages:
         return DATASETS
@@ -77,16 +79,6 @@ def _import_datasets(arguments: Sequence[str] | None) -> tuple[str, ...]:
 
     import_extensions(packages)
     return (*DATASETS, *(name for name in datasets.DATASETS if name not in DATASETS))
-
-
-def _add_imports(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--imports",
-        nargs="+",
-        action="extend",
-        metavar="PACKAGE",
-        help="import packages that register data sets (@ffn.datasets.register_dataset)",
-    )
 
 
 def _parser(names: Sequence[str] = DATASETS) -> argparse.ArgumentParser:
@@ -100,7 +92,7 @@ def _parser(names: Sequence[str] = DATASETS) -> argparse.ArgumentParser:
     option = parser.add_argument
     option("dataset", metavar="DATASET", help=f"one of {', '.join(names)}")
     option("--root", required=True, help="folder of the data set")
-    _add_imports(parser)
+    add_imports_argument(parser)
     option("--output", help="folder of the index; default: ROOT/index")
     option("--annotations", help="folder of the official lists; default: found under ROOT")
     option("--videos", help="the only folder under ROOT to search for videos; default: ROOT")

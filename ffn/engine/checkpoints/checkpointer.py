@@ -114,13 +114,13 @@ class Checkpointer:
             "best": state.best,
         }
         self._check_finite(content["training"].get("weights", {}), state.step)
-        on_main(lambda: self.folder.save(content, state.step) and None, self.world)
+        on_main(lambda: self.folder.save(content, state.step), self.world)
         self.saved_step = state.step
 
     def save_best(self, state: RunState) -> None:
         """Write the network as ``best.pt``. The errors are those of :meth:`save`."""
         content = self._content(state)
-        on_main(lambda: self.folder.save_best(content) and None, self.world)
+        on_main(lambda: self.folder.save_best(content), self.world)
 
     def restore(self) -> RunState:
         """Load the newest valid checkpoint, or begin the run if the folder has none.
