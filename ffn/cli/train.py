@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 
 
@@ -57,7 +59,20 @@ def _print_help(
 
     import_packages(config, overrides)
     print(parser.format_help())
-    print(f"options, with their defaults:\n\n{option_help()}")
+    print(f"options, with their defaults:\n\n{_wrap(option_help())}")
+
+
+def _wrap(table: str) -> str:
+    """Wrap the lines of the options to the terminal; a pipe gets one line per option."""
+    columns = shutil.get_terminal_size(fallback=(0, 0)).columns
+    if not columns:
+        return table
+    meaning = " " * 47  # column of the meanings
+    width = max(columns, 80)
+    return "\n".join(
+        textwrap.fill(line, width, subsequent_indent=meaning, break_on_hyphens=False)
+        for line in table.splitlines()
+    )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -27,12 +27,25 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_videos(tmp_path_factory.mktemp("videos"))
 
 
-def test_help_has_all_options(capsys: pytest.CaptureFixture) -> None:
+def test_help_has_all_options(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert main(["--help"]) == 0
 
     shown = capsys.readouterr().out
     assert shown.startswith("usage: train.py")
     assert option_help() in shown
+
+
+def test_help_is_wrapped_to_the_terminal(
+    capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    assert max(map(len, shown.splitlines())) <= 80
+    assert option_help().split() == shown.partition("defaults:")[2].split()
 
 
 def test_help_has_the_options_of_imported_tasks(
