@@ -51,7 +51,8 @@ def load_tensors(path: Path) -> Any:
         reason = (
             f"requests {requested[1]}"
             if requested
-            else "is not a torch file, is damaged (then download it again), or contains objects"
+            else "is not a torch file, is damaged (then download or copy it again), or contains "
+            "objects"
         )
         raise WeightsError(
             f"{path} {reason}. Only tensors and plain values are loaded; anything else in a pickle "
