@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -76,7 +77,7 @@ def export(
     Raises:
         ValueError: no such format, or ``frames`` or ``size`` is less than 1.
         FileExistsError: the file exists and ``overwrite`` is false.
-        ExportError: the logits of the file differ from the network's.
+        ExportError: the logits of the file differ from the network's, or the file does not run.
     """
     path = Path(path)
     write = format_of(path)
@@ -100,7 +101,7 @@ def export(
     with atomic_write(path) as file, torch.no_grad():
         run = write(network, clips[0], file)
         expected = torch.cat([network(clip) for clip in clips[1:]])
-        found = torch.cat([run(clip) for clip in clips[1:]])
+        found = torch.cat([_run_file(run, clip) for clip in clips[1:]])
         difference, largest = (found - expected).abs().max().item(), expected.abs().max().item()
         if not difference <= TOLERANCE * largest:  # also of NaN
             raise ExportError(
@@ -109,6 +110,17 @@ def export(
                 "written."
             )
     return ExportReport(path, shape, active, difference, largest)
+
+
+def _run_file(run: Callable[[Tensor], Tensor], clip: Tensor) -> Tensor:
+    """The logits of the written file; its runtime may raise any kind of error."""
+    try:
+        return run(clip)
+    except Exception as error:
+        raise ExportError(
+            f"the exported file fails on a clip {tuple(clip.shape)}: {error}. A format must accept "
+            "any batch size. Nothing was written."
+        ) from error
 
 
 def _random_clips(network: nn.Module, shape: tuple[int, ...]) -> list[Tensor]:

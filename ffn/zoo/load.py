@@ -52,7 +52,9 @@ def load_start_weights(
     """Start a network from trained weights, in place.
 
     A frame-flexible network also starts from weights of the plain one: every private copy gets the
-    same values, and the alterations keep theirs. A classifier of other classes keeps its values.
+    same values, and the alterations keep theirs. A plain network also starts from weights of a
+    frame-flexible one: from its sub-network of the largest trained count, without alterations. A
+    classifier of other classes keeps its values.
 
     Returns:
         What matched, printable, and the record of the weights.
@@ -64,6 +66,11 @@ def load_start_weights(
     own = model.state_dict()
     if isinstance(model, FrameFlexible) and record.trained_frames is None:
         own = _plain_state(model)
+    elif not isinstance(model, FrameFlexible) and record.trained_frames is not None:
+        flexible = model_from_record(record)
+        match_state(state, flexible.state_dict()).require(str(name_or_path))
+        flexible.load_state_dict(state)
+        state = _plain_state(flexible)
     match = match_state(state, own).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)
     return match, record
@@ -90,7 +97,7 @@ def model_from_record(record: WeightRecord) -> nn.Module:
 
 
 def _plain_state(model: FrameFlexible) -> dict[str, Tensor]:
-    """The state dict of the network before its conversion."""
+    """The state dict of the plain network: the largest trained count, without alterations."""
     network = extract(model, model.trained_frames[-1])
     sites = {n for n, m in network.named_modules() if isinstance(m, WeightAlteration)}
     entries = network.state_dict().items()

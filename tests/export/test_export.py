@@ -196,3 +196,16 @@ def test_a_format_of_another_package_by_the_command(tmp_path: Path) -> None:
     with torch.no_grad():
         logits = torch.export.load(tmp_path / "net.program").module()(clip)
         torch.testing.assert_close(logits, ffn.load(SHIPPED)(clip), rtol=1e-4, atol=1e-5)
+
+
+def test_a_file_that_fails_on_another_batch_size_is_an_error(
+    flexible: ffn.FrameFlexible, toy_format, tmp_path: Path
+) -> None:
+    def logits(network: nn.Module, clip: torch.Tensor) -> torch.Tensor:
+        assert clip.shape[0] == 2, "only a batch of 2"
+        return network(clip)
+
+    toy_format("toy", logits)
+    with pytest.raises(ExportError, match=r"fails on a clip \(1, 3, .*only a batch of 2"):
+        ffn.export(flexible, tmp_path / "net.toy", frames=2, size=24)
+    assert not list(tmp_path.iterdir())

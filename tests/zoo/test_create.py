@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ffn.zoo import WeightsError, create_model, list_models, save_weights
+from ffn.zoo import WeightsError, create_model, list_models, load, save_weights
 
 
 def test_a_registered_and_a_timm_name_give_video_models():
@@ -68,8 +68,23 @@ def test_pretrained_may_be_a_path_or_a_zoo_name(tmp_path, plain, plain_meta) -> 
         create_model("tsm_tiny", pretrained=tmp_path / "other.pt")
     with pytest.raises(ValueError, match=r'no weights "tsm_tiny\.nothing" in the zoo'):
         create_model("tsm_tiny", pretrained="tsm_tiny.nothing")
-    with pytest.raises(WeightsError, match="does not fit the model"):  # shipped: frame-flexible
-        create_model("tsm_tiny", num_classes=12, pretrained="tsm_tiny.motion_f4_8_16")
+    with pytest.raises(WeightsError, match="does not fit the model"):
+        create_model("tea_tiny", num_classes=5, pretrained=path)
+
+
+@pytest.mark.parametrize("num_classes", [12, 5])
+def test_plain_model_starts_from_the_largest_sub_network(num_classes: int) -> None:
+    """The shipped weights are frame-flexible; their alterations are left out."""
+    name = "tsm_tiny.motion_f4_8_16"
+    state = load(name).state_dict()
+
+    own = create_model("tsm_tiny", num_classes=num_classes, pretrained=name).state_dict()
+
+    for key, value in own.items():
+        if num_classes == 5 and key.startswith("net.fc."):
+            continue
+        head, _, tail = key.rpartition(".")
+        assert torch.equal(value, state.get(key, state.get(f"{head}.16.{tail}"))), key
 
 
 def test_pretrained_false_and_true_keep_their_meaning() -> None:

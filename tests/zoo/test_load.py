@@ -545,7 +545,7 @@ def test_a_checkpoint_of_0_1_loads(tmp_path, network, format_):
 def test_a_start_from_another_network_is_refused(tmp_path, network, plain, meta, plain_meta):
     flexible = checkpoint(tmp_path / "f.pt", network, meta)
     with pytest.raises(WeightsError, match=r"\d+ of \d+ entries match \(\d.*another model"):
-        load_start_weights(create_model("tsm_tiny", num_classes=3, width=8), flexible)
+        load_start_weights(create_model("tea_tiny", num_classes=3, width=8), flexible)
     wide = convert(create_model("tsm_tiny", num_classes=3, width=16), (2, 4))
     with pytest.raises(WeightsError, match="another model"):
         load_start_weights(wide, checkpoint(tmp_path / "p.pt", plain, plain_meta))
