@@ -64,7 +64,9 @@ def test_sizes_that_do_not_fit_say_which_do(
     name: str, sides: tuple[int, int], fitting: str
 ) -> None:
     model = backbones.build(name, num_classes=3)
-    with pytest.raises(ValueError, match=rf"clip is {sides[0]} x {sides[1]} px; .* e\.g\. {fitting}"):
+    with pytest.raises(
+        ValueError, match=rf"clip is {sides[0]} x {sides[1]} px; .* e\.g\. {fitting}"
+    ):
         model(torch.zeros(1, 3, 2, *sides))
 
 

@@ -91,6 +91,7 @@ def run(tmp_path: Path, tool: str, *arguments: str) -> subprocess.CompletedProce
     return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_a_backbone_of_another_package_is_converted_published_and_exported(
     tmp_path: Path,
 ) -> None:

@@ -85,6 +85,7 @@ def test_package_of_the_docs_is_prepared_by_the_command_line(
     assert len(read_annotations(folder / "val.csv", root=layouts.root, classes=classes)[0]) == 1
 
 
+@pytest.mark.slow
 def test_help_and_errors_name_the_data_sets(package: Path, tmp_path: Path) -> None:
     listed = command(package, "--imports", "my_package", "--help").stdout
     assert "sthv1" in listed

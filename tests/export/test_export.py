@@ -165,6 +165,7 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
         torch.testing.assert_close(loaded, ffn.load(SHIPPED)(clip), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_format_of_another_package_by_the_command(tmp_path: Path) -> None:
     """A package in the current folder registers the suffix ``program``."""
     (tmp_path / "my_formats.py").write_text(
