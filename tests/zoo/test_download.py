@@ -477,8 +477,7 @@ def test_a_page_in_place_of_the_file_is_reported_and_forgotten(server, published
 def test_pretrained_starts_from_the_published_weights(server, published, monkeypatch):
     path = records.zoo_folder() / "tsm_r18.web_f4_8_16.yaml"
     monkeypatch.setitem(create.STARTS, "tsm_r18", "tsm_r18.web_f4_8_16")
-    with pytest.raises(WeightsError, match="does not fit the model"):  # a flexible one's
-        create_model("tsm_r18", num_classes=9, pretrained=True)
+    create_model("tsm_r18", num_classes=9, pretrained=True)  # the largest sub-network
     plain = parity.reference("tsm", create_model("tsm_r18", num_classes=5).state_dict())
     torch.save({"state_dict": plain}, path.with_suffix(".pth"))
     server.content = path.with_suffix(".pth").read_bytes()
