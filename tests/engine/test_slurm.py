@@ -69,7 +69,7 @@ def test_job_is_requeued_and_continues(videos: Path, tmp_path: Path, slurm: dict
     out, err = job.communicate(timeout=300)
 
     assert job.returncode == 0, err
-    assert "continued" in out
+    assert "resumed after" in out
     assert (tmp_path / "calls").read_text() == "requeue 7\n"  # not requeued again
     whole = launch(videos, tmp_path / "whole", *more, processes=2)
     assert whole.wait(300) == 0
