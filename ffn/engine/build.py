@@ -194,17 +194,14 @@ def _steps_per_epoch(config: Config, loader: DataLoader, videos: int) -> int:
 
 def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
     """Description of the network and the run for checkpoints: plain values."""
+    network = {"trained_frames": None, "private": "none", "alter": "none"}
     conversion = build_network.conversion_of(config)
-    plain = {"trained_frames": None, "private": "none", "alter": "none"}
-    defaults = {"private": "norms", "alter": "sites"}  # of ffn.convert
-    network = plain if conversion is None else {**defaults, **conversion}
-    frames = network["trained_frames"]
+    if conversion is not None:  # a record has the defaults of ffn.convert
+        network = {**conversion, "trained_frames": sorted(conversion["trained_frames"])}
     return {
         "model": config.model.name,
         "num_classes": len(splits.classes),
-        "trained_frames": None if frames is None else sorted(frames),
-        "private": network["private"],
-        "alter": network["alter"],
+        **network,
         "classes": list(splits.classes),
         "preprocessing": build_data.build_preprocessing(config.data).to_dict(),
         "imports": list(config.imports),

@@ -167,15 +167,20 @@ def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
 
 def option_help() -> str:
     """One line per option: key, default, meaning, choices; those of each task under its name."""
-    lines = [_help_line(key, option) for key, option in _options(Config) if key != "task"]
-    place = next(i for i, line in enumerate(lines) if line.startswith("  data."))
+    lines: list[str] = []
+    for key, option in _options(Config):
+        lines += _task_help() if key == "task" else [_help_line(key, option)]
+    return "\n".join(lines)
+
+
+def _task_help() -> list[str]:
     common = {field.name for field in fields(TaskOptions)}
-    shared = [_help_line(f"task.{field.name}", field) for field in fields(TaskOptions)]
-    shared[0] += f" ({'|'.join(sorted(TASKS))})"
+    lines = [_help_line(f"task.{field.name}", field) for field in fields(TaskOptions)]
+    lines[0] += f" ({'|'.join(sorted(TASKS))})"
     for name, task in TASKS.items():
         own = [field for field in fields(task.Options) if field.name not in common]
-        shared += [f"{_help_line(f'task.{f.name}', f)} [task.name={name}]" for f in own]
-    return "\n".join([*lines[:place], *shared, *lines[place:]])
+        lines += [f"{_help_line(f'task.{f.name}', f)} [task.name={name}]" for f in own]
+    return lines
 
 
 def _help_line(key: str, option: Field) -> str:

@@ -197,8 +197,10 @@ def _copy_from(flat: Tensor, tensors: list[Tensor]) -> None:
         tensor.copy_(values.view_as(tensor))
 
 
-def check_replicas(model: nn.Module, world: World, *, buffers: bool = False) -> None:
+def check_replicas(model: nn.Module, world: World) -> None:
     """Check that the parameters of all processes are equal, bit for bit, in one collective.
+
+    Buffers are not compared: running statistics differ between processes.
 
     Each process sends 8 bytes per tensor, a hash of its bits. A difference in a single element is
     always found; differences in several elements of a tensor could cancel only by chance.
@@ -206,7 +208,6 @@ def check_replicas(model: nn.Module, world: World, *, buffers: bool = False) -> 
     Args:
         model: not wrapped in DDP; every process calls this.
         world: the processes.
-        buffers: also compare buffers.
 
     Raises:
         ReplicaError: on every process; names the first tensor that differs, and the ranks.
@@ -214,8 +215,6 @@ def check_replicas(model: nn.Module, world: World, *, buffers: bool = False) -> 
     if world.size == 1:
         return
     tensors = dict(model.named_parameters())
-    if buffers:
-        tensors |= dict(model.named_buffers())
     if not tensors:
         return
     own = torch.stack([fingerprint(tensor).to(world.device) for tensor in tensors.values()])

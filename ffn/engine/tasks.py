@@ -73,8 +73,8 @@ class Task(nn.Module):
     """A model with its loss.
 
     Subclasses define ``losses``, and ``Options`` if they have options. Only the parameters of the
-    model are trained, and only its parameters and buffers are saved. Tensors of a task, as class
-    weights, are buffers: they move to the device of the model.
+    model are trained, and only its parameters and buffers are saved. Tensors of a task, e.g.
+    class weights, must be buffers: they move to the device of the model.
 
     Args:
         model: takes a clip (B, C, T, H, W), returns logits (B, K).
