@@ -7,7 +7,7 @@ other weights are shared. This package needs torch only. The losses are in ``ffn
 from ffn.core.convert import NORMS, ConversionReport, convert, extract
 from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import check_trained_frames, nearest
+from ffn.core.selection import check_ranges, check_trained_frames, nearest
 
 __all__ = [
     "NORMS",
@@ -15,6 +15,7 @@ __all__ = [
     "FrameFlexible",
     "PrivateModules",
     "WeightAlteration",
+    "check_ranges",
     "check_trained_frames",
     "convert",
     "extract",

@@ -12,7 +12,7 @@ from torch import nn
 
 from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import check_trained_frames
+from ffn.core.selection import Ranges, check_ranges, check_trained_frames
 
 # _NormBase: BatchNorm, SyncBatchNorm and InstanceNorm of every rank.
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -29,11 +29,13 @@ class ConversionReport:
     altered: tuple[str, ...]
     parameters_before: int
     parameters_after: int
+    ranges: Ranges = ()
 
     def __str__(self) -> str:
         added = self.parameters_after - self.parameters_before
+        counts = [f"{low}-{high}" for low, high in self.ranges] or map(str, self.trained_frames)
         return (
-            f"frame-flexible at {', '.join(map(str, self.trained_frames))} frames: "
+            f"frame-flexible at {', '.join(counts)} frames: "
             f"{len(self.private)} private modules and {len(self.altered)} weight alterations per "
             f"count, {added:,} parameters added to {self.parameters_before:,} "
             f"({100 * added / max(1, self.parameters_before):.2f} %)"
@@ -46,6 +48,7 @@ def convert(
     *,
     private: Selection = "norms",
     alter: str | Sequence[str] = "sites",
+    ranges: Iterable[Iterable[int]] = (),
     frame_dim: int = 2,
 ) -> FrameFlexible:
     """Make a network frame-flexible: shared weights, private norms, weight alterations.
@@ -60,6 +63,8 @@ def convert(
             with parameters: nothing is shared), or a function of a module's name and the module.
         alter: "sites" (those of the backbone), "all" (also its optional sites), "none"; or glob
             patterns as ``["layer*.conv1"]``: inputs of matching convolutions and linear layers.
+        ranges: for training at ranges of counts: the first and the last count of each sub-network,
+            e.g. ((2, 5), (6, 11), (12, 20)).
         frame_dim: the dimension of T in a clip, 2 in (B, C, T, H, W).
 
     Raises:
@@ -68,6 +73,7 @@ def convert(
     if any(isinstance(module, (FrameFlexible, PrivateModules)) for module in model.modules()):
         raise ValueError("the model is frame-flexible already; convert the plain network")
     trained_frames = check_trained_frames(trained_frames)
+    ranges = check_ranges(ranges, trained_frames)
     before = sum(p.numel() for p in model.parameters())
     model = copy.deepcopy(model)
 
@@ -76,8 +82,10 @@ def convert(
     copies = {id(m): {n: copy.deepcopy(m) for n in trained_frames} for m in chosen.values()}
     _replace(model, {key: PrivateModules(modules) for key, modules in copies.items()})
     after = sum(p.numel() for p in model.parameters())
-    report = ConversionReport(trained_frames, tuple(chosen), tuple(altered), before, after)
-    flexible = FrameFlexible(model, trained_frames, frame_dim=frame_dim, report=report)
+    report = ConversionReport(trained_frames, tuple(chosen), tuple(altered), before, after, ranges)
+    flexible = FrameFlexible(
+        model, trained_frames, ranges=ranges, frame_dim=frame_dim, report=report
+    )
     return flexible.train(model.training)
 
 

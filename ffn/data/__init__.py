@@ -14,6 +14,7 @@ from ffn.data.decoding import (
     open_video,
     probe,
 )
+from ffn.data.frame_counts import FrameCounts
 from ffn.data.global_rng import library_draws
 from ffn.data.loader import collate_eval, collate_train, make_loader
 from ffn.data.preprocessing import Normalise, Preprocessing
@@ -38,6 +39,7 @@ __all__ = [
     "ClipSampler",
     "ClipStore",
     "EvalTransform",
+    "FrameCounts",
     "LoaderError",
     "Normalise",
     "PackReport",

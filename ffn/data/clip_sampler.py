@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from torch.utils.data import Sampler
 
 
-class ClipSampler(Sampler[tuple[int, ...]]):
+class ClipSampler(Sampler[tuple]):
     """Sampler of one rank; yields keys `(epoch, index)` of `VideoDataset`.
 
     With `repeats` above 1 the keys are `(epoch, index, copy)`: a batch contains batch_size /
@@ -35,6 +35,9 @@ class ClipSampler(Sampler[tuple[int, ...]]):
             the epoch are repeated (at most world_size - 1).
         order: Training only. A function of (seed, epoch) that returns the permutation of an epoch;
             default uniformly random. For a clip store: `functools.partial(page_order, pages)`.
+        frame_counts: Training only. A function of (epoch, batch) that returns the number of frames
+            of each view in a batch, as `FrameCounts`; the keys are then `(epoch, index, copy,
+            numbers)`.
 
     Raises:
         ValueError: if a number is outside its range, or the videos do not fill one batch.
@@ -52,6 +55,7 @@ class ClipSampler(Sampler[tuple[int, ...]]):
         repeats: int = 1,
         drop_last: bool = False,
         order: Callable[[int, int], np.ndarray] | None = None,
+        frame_counts: Callable[[int, int], Mapping[int, int]] | None = None,
     ) -> None:
         if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
             raise ValueError(
@@ -70,12 +74,13 @@ class ClipSampler(Sampler[tuple[int, ...]]):
                 f"{size} videos do not fill one batch of {batch_size // repeats} on each of "
                 f"{world_size} ranks; use a smaller batch, or drop_last=False"
             )
-        if order is not None and not shuffle:
-            raise ValueError("order is only used in training; omit it, or set shuffle=True")
+        if not shuffle and (order is not None or frame_counts is not None):
+            option = "frame_counts" if order is None else "order"
+            raise ValueError(f"{option} is only used in training; omit it, or set shuffle=True")
         self.size, self.shuffle, self.seed = size, shuffle, seed
         self.rank, self.world_size = rank, world_size
         self.batch_size, self.repeats, self.drop_last = batch_size, repeats, drop_last
-        self.order = order
+        self.order, self.frame_counts = order, frame_counts
         self.epoch = self.skip_batches = 0
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
@@ -91,17 +96,22 @@ class ClipSampler(Sampler[tuple[int, ...]]):
         """Remaining samples of this rank in this epoch."""
         return self.repeats * len(self._indices())
 
-    def __iter__(self) -> Iterator[tuple[int, ...]]:
+    def __iter__(self) -> Iterator[tuple]:
         indices = self._indices()
-        if self.repeats == 1:
+        if self.repeats == 1 and self.frame_counts is None:
             return ((self.epoch, index) for index in indices)
         videos = self.batch_size // self.repeats
         return (
-            (self.epoch, index, copy)
-            for first in range(0, len(indices), videos)
+            (self.epoch, index, copy, *numbers)
+            for batch, first in enumerate(range(0, len(indices), videos), self.skip_batches)
+            for numbers in [self._numbers(batch)]
             for copy in range(self.repeats)
             for index in indices[first : first + videos]
         )
+
+    def _numbers(self, batch: int) -> tuple[Mapping[int, int], ...]:
+        """The numbers of frames in a batch, if they change."""
+        return () if self.frame_counts is None else (self.frame_counts(self.epoch, batch),)
 
     def _indices(self) -> list[int]:
         """Indices of the remaining videos of this rank."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,9 +22,10 @@ from ffn.data.watched_loader import WorkerStatus
 class VideoDataset(Dataset[dict[str, Any]]):
     """Labelled videos, each as several clips with different numbers of frames.
 
-    A key is `(epoch, index, copy)`, `(epoch, index)` (copy 0) or `index` (epoch 0); `ClipSampler`
-    yields such keys. The random draws of a sample depend on (seed, epoch, index, copy) only, not on
-    worker, rank or earlier samples.
+    A key is `(epoch, index, copy, numbers)`, `(epoch, index, copy)`, `(epoch, index)` (copy 0) or
+    `index` (epoch 0); `ClipSampler` yields such keys. `numbers` are the numbers of frames of the
+    views in this sample; by default, a view is its number of frames. The random draws of a sample
+    depend on (seed, epoch, index, copy) only, not on worker, rank or earlier samples.
 
     Clips are uint8 RGB; `ffn.data.Normalise(dataset.preprocessing)` converts them to the network's
     input on the device.
@@ -75,6 +76,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         if transform.preprocessing != preprocessing:
             raise ValueError("transform has another preprocessing; pass the same to both")
         self.records, self.views = SharedRecords(records), tuple(sorted(set(views)))
+        self._numbers = {view: view for view in self.views}
         self.worker_status: WorkerStatus | None = None  # set in the workers of a WatchedLoader
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.nested, self.seed, self.on_error = nested, seed, on_error
@@ -88,11 +90,12 @@ class VideoDataset(Dataset[dict[str, Any]]):
     def __len__(self) -> int:
         return len(self.records)
 
-    def __getitem__(self, key: int | tuple[int, int] | tuple[int, int, int]) -> dict[str, Any]:
+    def __getitem__(self, key: int | tuple) -> dict[str, Any]:
         """Load one sample.
 
         Args:
-            key: Index of the record, (epoch, index) or (epoch, index, copy).
+            key: Index of the record, (epoch, index), (epoch, index, copy) or
+                (epoch, index, copy, numbers).
 
         Returns:
             `clips`: for each view a uint8 tensor (C, T, H, W), or (V, C, T, H, W) if the protocol
@@ -102,26 +105,27 @@ class VideoDataset(Dataset[dict[str, Any]]):
         Raises:
             VideoError: if the video is unreadable and `on_error` is `fail`.
         """
-        epoch, index, copy = (*key, 0)[:3] if isinstance(key, tuple) else (0, key, 0)
+        epoch, index, *more = key if isinstance(key, tuple) else (0, key)
+        copy, numbers = (*more, *(0, self._numbers)[len(more) :])
         record, message = self.records[index], ""
         if self.worker_status is not None:
             self.worker_status.begin(index)
         try:
-            clips, label = self._load(record, epoch, index, copy)
+            clips, label = self._load(record, (epoch, index, copy), numbers)
         except VideoError as error:
             if self.on_error == "fail":
                 raise
-            clips, label, message = self._black_clips(), record.label, str(error)
+            clips, label, message = self._black_clips(numbers), record.label, str(error)
         if self.worker_status is not None:
             self.worker_status.end()
         return {"clips": clips, "label": label, "index": index, "ok": not message, "error": message}
 
     def _load(
-        self, record: Record, epoch: int, index: int, copy: int
+        self, record: Record, key: tuple[int, int, int], numbers: Mapping[int, int]
     ) -> tuple[dict[int, Tensor], int]:
-        generator = np.random.default_rng(np.random.SeedSequence([self.seed, epoch, index, copy]))
-        count, read = self._open(record, index)
-        indices = self._clip_indices(count, generator)
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, *key]))
+        count, read = self._open(record, key[1])
+        indices = self._clip_indices(count, sorted({*numbers.values()}), generator)
 
         union = sorted({i for clips in indices.values() for clip in clips for i in clip})
         frames = read(union)
@@ -132,23 +136,24 @@ class VideoDataset(Dataset[dict[str, Any]]):
         frames = frames if self.protocol.crops > 1 else frames[None]  # (crops, N, C, H, W)
         position = {i: n for n, i in enumerate(union)}
         views = {}
-        for view, clips in indices.items():
+        for view, number in numbers.items():
+            clips = indices[number]
             x = frames[:, [position[i] for clip in clips for i in clip]]
-            x = x.unflatten(1, (len(clips), view))  # (crops, clips, T, C, H, W)
+            x = x.unflatten(1, (len(clips), number))  # (crops, clips, T, C, H, W)
             x = x.permute(1, 0, 3, 2, 4, 5).contiguous().flatten(0, 1)  # (V, C, T, H, W)
             views[view] = x if self.protocol.views > 1 else x[0]
         return views, label
 
     def _clip_indices(
-        self, count: int, generator: np.random.Generator
+        self, count: int, numbers: Sequence[int], generator: np.random.Generator
     ) -> dict[int, list[list[int]]]:
-        """For each view, the frame indices of its clips."""
+        """For each number of frames, the frame indices of its clips."""
         rule = self.preprocessing.sampling
         if self.protocol.clips > 1:
-            return {v: clip_indices(count, v, self.protocol.clips, rule) for v in self.views}
+            return {n: clip_indices(count, n, self.protocol.clips, rule) for n in numbers}
         random = generator if self.train else None
-        views = sample_views(count, self.views, rule=rule, generator=random, nested=self.nested)
-        return {view: [indices] for view, indices in views.items()}
+        views = sample_views(count, numbers, rule=rule, generator=random, nested=self.nested)
+        return {number: [indices] for number, indices in views.items()}
 
     def _open(self, record: Record, index: int) -> tuple[int, Callable[[list[int]], Tensor]]:
         """Number of frames in the record's time range, and a function that reads some of them."""
@@ -172,11 +177,11 @@ class VideoDataset(Dataset[dict[str, Any]]):
             record.path, decoder=self.decoder, pattern=self.pattern, frames=record.frames
         )
 
-    def _black_clips(self) -> dict[int, Tensor]:
+    def _black_clips(self, numbers: Mapping[int, int]) -> dict[int, Tensor]:
         """Clips of zeros, in the shapes of those of a readable video."""
         side = self.preprocessing.crop if self.train else self._eval_transform.side
         leading = (self.protocol.views,) if self.protocol.views > 1 else ()
-        shapes = {view: (*leading, 3, view, side, side) for view in self.views}
+        shapes = {view: (*leading, 3, number, side, side) for view, number in numbers.items()}
         return {view: torch.zeros(shape, dtype=torch.uint8) for view, shape in shapes.items()}
 
 

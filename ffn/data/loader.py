@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -29,6 +29,7 @@ def make_loader(
     drop_last: bool = True,
     timeout: float = 0.0,
     order: Callable[[int, int], np.ndarray] | None = None,
+    frame_counts: Callable[[int, int], Mapping[int, int]] | None = None,
 ) -> DataLoader:
     """Build a loader; call `loader.sampler.set_epoch(epoch)` before each epoch.
 
@@ -49,6 +50,7 @@ def make_loader(
         timeout: Seconds to wait for a batch before `LoaderError` is raised, which names the videos
             that the workers are reading; 0 for no limit.
         order: See `ClipSampler`; training only.
+        frame_counts: See `ClipSampler`; training only.
 
     Returns:
         A loader of batches, see `collate_train` and `collate_eval`.
@@ -63,6 +65,7 @@ def make_loader(
         repeats=repeats,
         drop_last=train and drop_last,
         order=order,
+        frame_counts=frame_counts,
     )
     options = {
         "batch_size": batch_size,

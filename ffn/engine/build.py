@@ -197,7 +197,11 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
     network = {"trained_frames": None, "private": "none", "alter": "none"}
     conversion = build_network.conversion_of(config)
     if conversion is not None:  # a record has the defaults of ffn.convert
-        network = {**conversion, "trained_frames": sorted(conversion["trained_frames"])}
+        network = {
+            **conversion,
+            "trained_frames": sorted(conversion["trained_frames"]),
+            "ranges": [list(pair) for pair in conversion.get("ranges", ())],
+        }
     return {
         "model": config.model.name,
         "num_classes": len(splits.classes),

@@ -15,6 +15,7 @@ from ffn.engine.config import ConfigError
 from ffn.engine.config_checks import nearest_multiples
 from ffn.engine.distributed import World
 from ffn.engine.options import Config, DataConfig, DataFormat, Flip, Order
+from ffn.engine.tasks import TASKS
 
 
 def read_config_splits(
@@ -56,7 +57,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
     preprocessing = build_preprocessing(options)
     dataset = data.VideoDataset(
         splits.train,
-        views=config.task.frames,
+        views=sorted(TASKS[config.task.name].views(config.task)),
         preprocessing=preprocessing,
         train=True,
         transform=_train_transform(options, preprocessing, splits.classes),
@@ -77,6 +78,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         rank=world.rank,
         world_size=world.size,
         order=_training_order(options, store, splits.train),
+        frame_counts=_frame_counts(config),
     )
 
 
@@ -182,6 +184,16 @@ def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str
         return {"source": store.open_record}
     pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
     return {"decoder": options.decoder.value, **pattern}
+
+
+def _frame_counts(config: Config) -> data.FrameCounts | None:
+    """The function that draws the frames of a step; None if every view has its own count."""
+    views = TASKS[config.task.name].views(config.task)
+    if all({*drawn} == {view} for view, drawn in views.items()):
+        return None
+    return data.FrameCounts(
+        views, seed=config.train.seed, batches_per_step=config.train.grad_accum_steps
+    )
 
 
 def _training_order(

@@ -9,7 +9,8 @@ from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ffn.engine.tasks import TASKS
+from ffn.core import check_ranges
+from ffn.engine.tasks import TASKS, TaskOptions
 
 if TYPE_CHECKING:
     from ffn.engine.options import Config, DataConfig
@@ -140,8 +141,16 @@ def _out_of_range(config: Config) -> Iterator[str]:
     frames = config.task.frames
     if not frames or min(frames) < 1 or len(set(frames)) < len(frames):
         yield f"task.frames is {frames}; it must list different counts >= 1, e.g. [4, 8, 16]"
+    yield from _ranges_problems(config.task)
     if not config.data.test_frames or min(config.data.test_frames) < 1:
         yield f"data.test_frames is {config.data.test_frames}; every count must be at least 1"
+
+
+def _ranges_problems(task: TaskOptions) -> Iterator[str]:
+    try:
+        check_ranges(task.ranges, tuple(sorted(task.frames)))
+    except ValueError as error:
+        yield f"task.{error}"
 
 
 def _contradictions(config: Config) -> Iterator[str]:

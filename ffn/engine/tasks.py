@@ -67,6 +67,9 @@ class TaskOptions:
 
     name: str = option("flexible", "registered task")
     frames: list[int] = option([4, 8, 16], "trained frame counts")
+    ranges: list[list[int]] = option(
+        [], "first and last count of each of frames, drawn per step; []: the counts themselves"
+    )
 
 
 class Task(nn.Module):
@@ -109,6 +112,20 @@ class Task(nn.Module):
         return None
 
     @classmethod
+    def views(cls, options: Any) -> dict[int, dict[int, float]]:
+        """The clips of a batch: for each view its possible numbers of frames, with probabilities.
+
+        A view has the same number of frames in all samples of a step. By default, each of
+        ``options.frames`` is a view with this number of frames, or with one from its range.
+        """
+        counts = sorted(options.frames)
+        ranges = options.ranges or [[count, count] for count in counts]
+        return {
+            count: dict.fromkeys(range(low, high + 1), 1 / (high - low + 1))
+            for count, (low, high) in zip(counts, ranges, strict=True)
+        }
+
+    @classmethod
     def problems(cls, options: Any) -> list[str]:
         """Messages about options that contradict each other; empty if there are none."""
         return []
@@ -124,8 +141,9 @@ class Task(nn.Module):
         """Run all views in one pass.
 
         Args:
-            batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``; a label may also be
-                (B, K) probabilities, as :class:`ffn.engine.mixup.BatchMix` returns.
+            batch: ``{"clips": {view: (B, C, T, H, W)}, "label": (B,)}`` with the views of
+                :meth:`views`; a label may also be (B, K) probabilities, as
+                :class:`ffn.engine.mixup.BatchMix` returns.
 
         Returns:
             The total loss, each view's loss, and each view's logits (B, K).
@@ -256,6 +274,7 @@ class FlexibleTask(Task):
             "trained_frames": tuple(sorted(options.frames)),
             "private": options.private.value,
             "alter": "sites" if options.alteration else "none",
+            "ranges": tuple(map(tuple, options.ranges)),
         }
 
     @classmethod

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffn.core import nearest
+from ffn.core import FrameFlexible
 from ffn.data import EvalTransform, Normalise, Preprocessing, open_video, sample_views
 from ffn.zoo import load_with_record
 
@@ -108,13 +108,13 @@ class Predictor:
             probabilities = logits.float().softmax(0).cpu()  # synchronises with the device
         finished = time.perf_counter()
 
-        trained = self.record.trained_frames
+        flexible = isinstance(self.model, FrameFlexible)
         return Prediction(
             path=os.fspath(path),
             probabilities=probabilities,
             classes=self.classes,
             frames=frames,
-            active=None if trained is None else nearest(frames, trained),
+            active=self.model.nearest(frames) if flexible else None,
             decode_ms=1000 * (decoded - started),
             model_ms=1000 * (finished - decoded),
         )

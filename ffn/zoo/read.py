@@ -105,7 +105,7 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
     except WeightsError as error:
         aside = forget(path) if record.sha256 is None else path
         raise WeightsError(
-            f"{error} It was downloaded from {record.url} to {aside}. Try again, or download it by "
+            f"{error} It was downloaded from {record.url} to {aside}. Try again, or download it "
             f"manually from {record.page} and convert it with tools/convert_checkpoint.py."
         ) from None
     return from_foreign(

@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ffn.core import check_trained_frames
+from ffn.core import check_ranges, check_trained_frames
 
 
 class WeightsError(RuntimeError):
@@ -36,6 +36,7 @@ class WeightRecord:
         num_classes: K.
         classes: the K class names in order; None if unknown.
         trained_frames: counts of a frame-flexible network, ascending; None for a plain one.
+        ranges: the first and the last count of each trained count, if it was trained at several.
         private: modules private to each count, see :func:`ffn.convert`.
         alter: places of weight alterations, see :func:`ffn.convert`.
         preprocessing: of frames, as ``ffn.data.Preprocessing.to_dict`` returns it.
@@ -63,6 +64,7 @@ class WeightRecord:
     preprocessing: dict[str, Any]
     classes: tuple[str, ...] | None = None
     trained_frames: tuple[int, ...] | None = None
+    ranges: tuple[tuple[int, int], ...] = ()
     private: str = "norms"
     alter: str | tuple[str, ...] = "sites"
     model_args: dict[str, Any] = field(default_factory=dict)
@@ -88,6 +90,8 @@ class WeightRecord:
             object.__setattr__(self, name, None if value is None else tuple(value))
         if self.trained_frames is not None:
             object.__setattr__(self, "trained_frames", check_trained_frames(self.trained_frames))
+        ranges = check_ranges(self.ranges, self.trained_frames or ())
+        object.__setattr__(self, "ranges", ranges)
         if isinstance(self.imports, str) or not all(isinstance(n, str) for n in self.imports):
             raise ValueError(f"imports is {self.imports!r}; expected a list of package names")
         object.__setattr__(self, "imports", tuple(self.imports))
@@ -105,6 +109,7 @@ class WeightRecord:
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set, as plain values for YAML and JSON."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
+        plain["ranges"] = [list(pair) for pair in self.ranges]
         return {k: v for k, v in plain.items() if v not in (None, "", {}, [])}
 
     @classmethod
