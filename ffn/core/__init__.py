@@ -7,17 +7,17 @@ other weights are shared. This package needs torch only. The losses are in ``ffn
 from ffn.core.convert import NORMS, ConversionReport, convert, extract
 from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import check_ranges, check_trained_frames, nearest
+from ffn.core.selection import TrainedFrames, frame_ranges, nearest
 
 __all__ = [
     "NORMS",
     "ConversionReport",
     "FrameFlexible",
     "PrivateModules",
+    "TrainedFrames",
     "WeightAlteration",
-    "check_ranges",
-    "check_trained_frames",
     "convert",
     "extract",
+    "frame_ranges",
     "nearest",
 ]

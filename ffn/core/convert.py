@@ -12,7 +12,7 @@ from torch import nn
 
 from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import Ranges, check_ranges, check_trained_frames
+from ffn.core.selection import TrainedFrames, frame_ranges
 
 # _NormBase: BatchNorm, SyncBatchNorm and InstanceNorm of every rank.
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -24,16 +24,16 @@ Selection = str | Callable[[str, nn.Module], bool]
 class ConversionReport:
     """Result of a conversion: names of private modules and altered places, parameter counts."""
 
-    trained_frames: tuple[int, ...]
+    trained_frames: dict[int, tuple[int, int]]  # with their ranges
     private: tuple[str, ...]
     altered: tuple[str, ...]
     parameters_before: int
     parameters_after: int
-    ranges: Ranges = ()
 
     def __str__(self) -> str:
         added = self.parameters_after - self.parameters_before
-        counts = [f"{low}-{high}" for low, high in self.ranges] or map(str, self.trained_frames)
+        ranges = self.trained_frames.values()
+        counts = [f"{low}" if low == high else f"{low}-{high}" for low, high in ranges]
         return (
             f"frame-flexible at {', '.join(counts)} frames: "
             f"{len(self.private)} private modules and {len(self.altered)} weight alterations per "
@@ -44,11 +44,10 @@ class ConversionReport:
 
 def convert(
     model: nn.Module,
-    trained_frames: Iterable[int],
+    trained_frames: TrainedFrames,
     *,
     private: Selection = "norms",
     alter: str | Sequence[str] = "sites",
-    ranges: Iterable[Iterable[int]] = (),
     frame_dim: int = 2,
 ) -> FrameFlexible:
     """Make a network frame-flexible: shared weights, private norms, weight alterations.
@@ -58,13 +57,12 @@ def convert(
 
     Args:
         model: any network that takes one clip of any T.
-        trained_frames: the frame counts of training, e.g. (4, 8, 16).
+        trained_frames: the frame counts of training, e.g. (4, 8, 16); for training at any count
+            with the range of each, e.g. {4: (2, 5), 8: (6, 11), 16: (12, 20)}.
         private: modules private to each count: "norms" (the paper), "none", "all" (every module
             with parameters: nothing is shared), or a function of a module's name and the module.
         alter: "sites" (those of the backbone), "all" (also its optional sites), "none"; or glob
             patterns as ``["layer*.conv1"]``: inputs of matching convolutions and linear layers.
-        ranges: for training at ranges of counts: the first and the last count of each sub-network,
-            e.g. ((2, 5), (6, 11), (12, 20)).
         frame_dim: the dimension of T in a clip, 2 in (B, C, T, H, W).
 
     Raises:
@@ -72,20 +70,17 @@ def convert(
     """
     if any(isinstance(module, (FrameFlexible, PrivateModules)) for module in model.modules()):
         raise ValueError("the model is frame-flexible already; convert the plain network")
-    trained_frames = check_trained_frames(trained_frames)
-    ranges = check_ranges(ranges, trained_frames)
+    ranges = frame_ranges(trained_frames)
     before = sum(p.numel() for p in model.parameters())
     model = copy.deepcopy(model)
 
     chosen = _select_private(model, private)
-    altered = _put_alterations(model, alter, trained_frames, chosen)
-    copies = {id(m): {n: copy.deepcopy(m) for n in trained_frames} for m in chosen.values()}
+    altered = _put_alterations(model, alter, ranges, chosen)
+    copies = {id(m): {n: copy.deepcopy(m) for n in ranges} for m in chosen.values()}
     _replace(model, {key: PrivateModules(modules) for key, modules in copies.items()})
     after = sum(p.numel() for p in model.parameters())
-    report = ConversionReport(trained_frames, tuple(chosen), tuple(altered), before, after, ranges)
-    flexible = FrameFlexible(
-        model, trained_frames, ranges=ranges, frame_dim=frame_dim, report=report
-    )
+    report = ConversionReport(ranges, tuple(chosen), tuple(altered), before, after)
+    flexible = FrameFlexible(model, ranges, frame_dim=frame_dim, report=report)
     return flexible.train(model.training)
 
 
@@ -135,7 +130,7 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
 
 
 def _put_alterations(
-    model: nn.Module, alter: str | Sequence[str], counts: tuple[int, ...], private: Iterable[str]
+    model: nn.Module, alter: str | Sequence[str], counts: Iterable[int], private: Iterable[str]
 ) -> list[str]:
     """Put alterations on sites or on the inputs of named modules; return their names."""
     if isinstance(alter, str) and alter not in ("sites", "all", "none"):

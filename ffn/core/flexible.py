@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, compiler, nn
 
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import check_ranges, check_trained_frames, nearest
+from ffn.core.selection import TrainedFrames, frame_ranges, nearest
 
 
 class FrameFlexible(nn.Module):
@@ -23,8 +22,7 @@ class FrameFlexible(nn.Module):
 
     Args:
         model: a network that contains :class:`PrivateModules`.
-        trained_frames: the frame counts of the private modules.
-        ranges: the first and the last count of each sub-network, if it was trained at several.
+        trained_frames: the frame counts of the private modules; see :func:`ffn.convert`.
         frame_dim: the dimension of T in a clip.
         report: of the conversion; printable.
     """
@@ -32,16 +30,15 @@ class FrameFlexible(nn.Module):
     def __init__(
         self,
         model: nn.Module,
-        trained_frames: Iterable[int],
+        trained_frames: TrainedFrames,
         *,
-        ranges: Iterable[Iterable[int]] = (),
         frame_dim: int = 2,
         report: object = None,
     ) -> None:
         super().__init__()
         self.model = model
-        self.trained_frames = check_trained_frames(trained_frames)
-        self.ranges = check_ranges(ranges, self.trained_frames)
+        self.ranges = frame_ranges(trained_frames)
+        self.trained_frames = tuple(self.ranges)
         self.frame_dim = frame_dim
         self.report = report
         self.active = self.trained_frames[-1]
@@ -63,7 +60,7 @@ class FrameFlexible(nn.Module):
                 f"clip has {clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W). "
                 "Several views? Call the task instead."
             )
-        closest = self.nearest(clip.shape[self.frame_dim])
+        closest = nearest(clip.shape[self.frame_dim], self.ranges)
         count = closest if active is None else active
         self.activate(count)
 
@@ -72,10 +69,6 @@ class FrameFlexible(nn.Module):
             # Activation checkpointing runs layers again in the backward, after other forwards.
             logits.register_hook(lambda _: self.activate(count))
         return logits
-
-    def nearest(self, frames: int) -> int:
-        """The trained count whose sub-network runs clips of ``frames`` frames."""
-        return nearest(frames, self.trained_frames, self.ranges)
 
     def activate(self, count: int) -> None:
         """Activate the sub-network of a trained count; raise ValueError for another count."""

@@ -35,9 +35,6 @@ class WeightAlteration(nn.Module):
     Args:
         channels: number of channels C.
         channel_dim: dimension of the channels, 1 for feature maps, -1 for tokens.
-
-    Note:
-        The reference implementation initialises them by Kaiming's method in TSM and SlowFast.
     """
 
     def __init__(self, channels: int, channel_dim: int = 1) -> None:

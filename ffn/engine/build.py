@@ -17,6 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ffn import zoo
+from ffn.core import frame_ranges
 from ffn.data import Normalise, Splits
 from ffn.engine import build_data, build_network, recipe
 from ffn.engine.checkpoints.checkpointer import Checkpointer
@@ -197,10 +198,12 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
     network = {"trained_frames": None, "private": "none", "alter": "none"}
     conversion = build_network.conversion_of(config)
     if conversion is not None:  # a record has the defaults of ffn.convert
+        frames = conversion["trained_frames"]
+        ranges = frame_ranges(frames)
         network = {
             **conversion,
-            "trained_frames": sorted(conversion["trained_frames"]),
-            "ranges": [list(pair) for pair in conversion.get("ranges", ())],
+            "trained_frames": list(ranges),
+            "ranges": [list(ends) for ends in ranges.values()] if isinstance(frames, dict) else [],
         }
     return {
         "model": config.model.name,

@@ -9,7 +9,7 @@ from dataclasses import fields, is_dataclass
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
-from ffn.core import check_ranges
+from ffn.core import frame_ranges
 from ffn.engine.tasks import TASKS, TaskOptions
 
 if TYPE_CHECKING:
@@ -141,16 +141,21 @@ def _out_of_range(config: Config) -> Iterator[str]:
     frames = config.task.frames
     if not frames or min(frames) < 1 or len(set(frames)) < len(frames):
         yield f"task.frames is {frames}; it must list different counts >= 1, e.g. [4, 8, 16]"
-    yield from _ranges_problems(config.task)
+    elif not _valid_ranges(config.task):
+        yield (
+            f"task.ranges is {config.task.ranges} for task.frames {sorted(frames)}; give the first "
+            "and the last count of a range around each of them, without overlap, e.g. "
+            "[[2, 5], [6, 11], [12, 20]] for [4, 8, 16]"
+        )
     if not config.data.test_frames or min(config.data.test_frames) < 1:
         yield f"data.test_frames is {config.data.test_frames}; every count must be at least 1"
 
 
-def _ranges_problems(task: TaskOptions) -> Iterator[str]:
+def _valid_ranges(task: TaskOptions) -> bool:
     try:
-        check_ranges(task.ranges, tuple(sorted(task.frames)))
-    except ValueError as error:
-        yield f"task.{error}"
+        return bool(frame_ranges(task.trained_frames))
+    except ValueError:
+        return False
 
 
 def _contradictions(config: Config) -> Iterator[str]:

@@ -18,6 +18,7 @@ from typing import Any
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ffn.core import TrainedFrames, frame_ranges
 from ffn.registry import Registry
 
 TASKS: Registry[type[Task]] = Registry("task")
@@ -71,6 +72,14 @@ class TaskOptions:
         [], "first and last count of each of frames, drawn per step; []: the counts themselves"
     )
 
+    @property
+    def trained_frames(self) -> TrainedFrames:
+        """The counts in ascending order, with their ranges if there are any."""
+        counts = tuple(sorted(self.frames))
+        if not self.ranges:
+            return counts
+        return dict(zip(counts, map(tuple, self.ranges), strict=True))
+
 
 class Task(nn.Module):
     """A model with its loss.
@@ -118,11 +127,9 @@ class Task(nn.Module):
         A view has the same number of frames in all samples of a step. By default, each of
         ``options.frames`` is a view with this number of frames, or with one from its range.
         """
-        counts = sorted(options.frames)
-        ranges = options.ranges or [[count, count] for count in counts]
         return {
             count: dict.fromkeys(range(low, high + 1), 1 / (high - low + 1))
-            for count, (low, high) in zip(counts, ranges, strict=True)
+            for count, (low, high) in frame_ranges(options.trained_frames).items()
         }
 
     @classmethod
@@ -271,10 +278,9 @@ class FlexibleTask(Task):
     def conversion(cls, options: FlexibleOptions) -> dict[str, Any]:
         """Private modules and alterations for all counts in ``options.frames``."""
         return {
-            "trained_frames": tuple(sorted(options.frames)),
+            "trained_frames": options.trained_frames,
             "private": options.private.value,
             "alter": "sites" if options.alteration else "none",
-            "ranges": tuple(map(tuple, options.ranges)),
         }
 
     @classmethod

@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ffn.core import FrameFlexible, check_trained_frames
+from ffn.core import FrameFlexible, frame_ranges, nearest
 from ffn.evaluation.collect import Outputs, collect, gather, is_first
 from ffn.evaluation.cost import (
     count_macs,
@@ -103,7 +103,7 @@ def sweep(
     if isinstance(model, FrameFlexible):
         trained_frames = model.trained_frames
     elif trained_frames is not None:
-        trained_frames = check_trained_frames(trained_frames)
+        trained_frames = tuple(frame_ranges(trained_frames))
     outputs = collect(
         model, loader, precision, batch_size, keep_logits=keep_logits, progress=progress
     )
@@ -134,7 +134,7 @@ def _rows(model: nn.Module, outputs: Outputs, precision: str, latency: bool) -> 
     device, rows = next(model.parameters()).device, []
     for frames, ranks in outputs.ranks.items():
         flexible = isinstance(model, FrameFlexible)
-        subnet = model.nearest(frames) if flexible else None
+        subnet = nearest(frames, model.ranges) if flexible else None
         clip = torch.zeros(1, *outputs.shapes[frames], device=device)
         row = Row(
             frames=frames,

@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ffn.core import FrameFlexible, extract
+from ffn.core import FrameFlexible, extract, nearest
 from ffn.export.formats import format_of
 from ffn.files import atomic_write
 
@@ -89,7 +89,7 @@ def export(
 
     active = None
     if isinstance(model, FrameFlexible):
-        active = model.nearest(frames)
+        active = nearest(frames, model.ranges)
         network = extract(model, active)
     else:
         network = copy.deepcopy(model)

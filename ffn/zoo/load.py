@@ -93,13 +93,7 @@ def model_from_record(record: WeightRecord) -> nn.Module:
     model = backbones.build(record.model, num_classes=record.num_classes, **record.model_args)
     if record.trained_frames is None:
         return model
-    return convert(
-        model,
-        record.trained_frames,
-        private=record.private,
-        alter=record.alter,
-        ranges=record.ranges,
-    )
+    return convert(model, record.conversion_frames, private=record.private, alter=record.alter)
 
 
 def _plain_state(model: FrameFlexible) -> dict[str, Tensor]:

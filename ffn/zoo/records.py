@@ -16,7 +16,7 @@ from typing import Any
 
 import yaml
 
-from ffn.core import check_ranges, check_trained_frames
+from ffn.core import TrainedFrames, frame_ranges
 
 
 class WeightsError(RuntimeError):
@@ -36,7 +36,8 @@ class WeightRecord:
         num_classes: K.
         classes: the K class names in order; None if unknown.
         trained_frames: counts of a frame-flexible network, ascending; None for a plain one.
-        ranges: the first and the last count of each trained count, if it was trained at several.
+        ranges: the first and the last count of the range of each trained count, if the network was
+            trained at ranges.
         private: modules private to each count, see :func:`ffn.convert`.
         alter: places of weight alterations, see :func:`ffn.convert`.
         preprocessing: of frames, as ``ffn.data.Preprocessing.to_dict`` returns it.
@@ -88,10 +89,12 @@ class WeightRecord:
         for name in ("classes", "trained_frames"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else tuple(value))
+        if self.ranges and len(self.ranges) != len(self.trained_frames or ()):
+            raise ValueError(f"{len(self.ranges)} ranges for trained_frames {self.trained_frames}")
         if self.trained_frames is not None:
-            object.__setattr__(self, "trained_frames", check_trained_frames(self.trained_frames))
-        ranges = check_ranges(self.ranges, self.trained_frames or ())
-        object.__setattr__(self, "ranges", ranges)
+            found = frame_ranges(self.conversion_frames)
+            object.__setattr__(self, "trained_frames", tuple(found))
+            object.__setattr__(self, "ranges", tuple(found.values()) if self.ranges else ())
         if isinstance(self.imports, str) or not all(isinstance(n, str) for n in self.imports):
             raise ValueError(f"imports is {self.imports!r}; expected a list of package names")
         object.__setattr__(self, "imports", tuple(self.imports))
@@ -105,6 +108,15 @@ class WeightRecord:
             raise ValueError(f'origin is {self.origin!r}; allowed: "measured", "reported", none')
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError(f"sha256 is {self.sha256!r}; expected 64 lower-case hex digits")
+
+    @property
+    def conversion_frames(self) -> TrainedFrames:
+        """The trained counts as :func:`ffn.convert` takes them, with their ranges if there are any.
+
+        Only a record of a frame-flexible network has them.
+        """
+        counts = self.trained_frames
+        return dict(zip(counts, self.ranges, strict=True)) if self.ranges else counts
 
     def to_dict(self) -> dict[str, Any]:
         """The fields that are set, as plain values for YAML and JSON."""

@@ -7,7 +7,7 @@ import random
 
 import pytest
 
-from ffn.core import check_trained_frames, nearest
+from ffn.core import frame_ranges, nearest
 
 TABLE = {4: range(1, 6), 8: range(6, 12), 16: range(12, 65)}
 
@@ -46,15 +46,50 @@ def test_clip_without_frames(frames: int) -> None:
 
 @pytest.mark.parametrize("trained", [(), (0,), (-4, 8), (4.0, 8), ("4",), (True, 8), (4, None)])
 def test_counts_that_are_none(trained: tuple) -> None:
-    for call in (check_trained_frames, lambda counts: nearest(4, counts)):
-        with pytest.raises(ValueError, match="expected one or more positive integers"):
+    for call in (frame_ranges, lambda counts: nearest(4, counts)):
+        with pytest.raises(ValueError, match="expected different positive integers"):
             call(trained)
 
 
 def test_a_count_given_twice() -> None:
-    with pytest.raises(ValueError, match="names a count twice"):
-        check_trained_frames((4, 8, 4))
+    with pytest.raises(ValueError, match=r"\(4, 8, 4\); expected different positive integers"):
+        frame_ranges((4, 8, 4))
 
 
 def test_counts_come_back_ascending() -> None:
-    assert check_trained_frames(iter([16, 4, 8])) == (4, 8, 16)
+    assert list(frame_ranges(iter([16, 4, 8]))) == [4, 8, 16]
+
+
+def test_ranges_by_search() -> None:
+    """The owner of the range with frames, else of the closest range, the larger at a tie."""
+    rng = random.Random(1)
+    for _ in range(200):
+        ends = sorted(rng.sample(range(1, 40), 2 * rng.randint(1, 4)))
+        ranges = {rng.randint(a, b): (a, b) for a, b in zip(ends[::2], ends[1::2], strict=True)}
+        owner = {n: count for count, (a, b) in ranges.items() for n in range(a, b + 1)}
+        for frames in range(1, 60):
+            around = itertools.chain.from_iterable((frames + d, frames - d) for d in range(60))
+            expected = next(owner[n] for n in around if n in owner)
+            assert nearest(frames, ranges) == expected, (frames, ranges)
+
+
+def test_ranges_come_back_ascending_and_counts_are_their_own_range() -> None:
+    assert list(frame_ranges({8: [6, 11], 4: [2, 5]}).items()) == [(4, (2, 5)), (8, (6, 11))]
+    assert frame_ranges((8, 4)) == {4: (4, 4), 8: (8, 8)}
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        {4: (2, 6), 8: (6, 11)},  # overlap
+        {4: (5, 6)},  # without its count
+        {4: (5, 2)},
+        {4: (4,), 8: (7, 8, 9)},
+        {4: (0, 5)},
+        {4: (2.0, 5)},
+        {4: ()},
+    ],
+)
+def test_ranges_that_are_none(ranges: dict) -> None:
+    with pytest.raises(ValueError, match=r"with the range around each, without overlap"):
+        frame_ranges(ranges)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn import backbones
-from ffn.core import check_trained_frames, convert
+from ffn.core import convert, frame_ranges
 from ffn.zoo.records import WeightsError
 from ffn.zoo.remap.names import (
     State,
@@ -165,7 +165,7 @@ def from_foreign(
     """
     source = source or detect_source(state)
     if trained_frames is not None:
-        trained_frames = check_trained_frames(trained_frames)
+        trained_frames = tuple(frame_ranges(trained_frames))
     ours = rename(state, source, trained_frames)
     num_classes = num_classes or _classes(ours, source)
 
