@@ -7,7 +7,14 @@ with its own options; your own package adds one in the same way.
 """
 
 from ffn.engine.tasks.base import TASKS, Task, TaskOptions, option, register_task
-from ffn.engine.tasks.baselines import PlainTask
+from ffn.engine.tasks.baselines import (
+    MixedSamplingOptions,
+    MixedSamplingTask,
+    PlainTask,
+    ProportionalSamplingOptions,
+    ProportionalSamplingTask,
+    mix_frames,
+)
 from ffn.engine.tasks.flexible import (
     FlexibleOptions,
     FlexibleTask,
@@ -20,12 +27,17 @@ __all__ = [
     "TASKS",
     "FlexibleOptions",
     "FlexibleTask",
+    "MixedSamplingOptions",
+    "MixedSamplingTask",
     "PlainTask",
     "Private",
+    "ProportionalSamplingOptions",
+    "ProportionalSamplingTask",
     "SmallViews",
     "Task",
     "TaskOptions",
     "distillation",
+    "mix_frames",
     "option",
     "register_task",
 ]

@@ -122,6 +122,13 @@ class Task(nn.Module):
         """Messages about options that contradict each other; empty if there are none."""
         return []
 
+    def clips(self, batch: dict[str, Any]) -> dict[int, Tensor]:
+        """The clips of a batch that the model runs on, by view.
+
+        Losses and exact BatchNorm statistics use them. By default, they are those of the batch.
+        """
+        return batch["clips"]
+
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield (name, weighted loss, frames, logits) for each view of a batch.
 

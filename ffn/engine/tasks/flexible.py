@@ -109,13 +109,13 @@ class FlexibleTask(Task):
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""
         *small, largest = self.trained_frames
-        label = batch["label"]
-        logits = self.model(batch["clips"][largest], active=largest)
+        clips, label = self.clips(batch), batch["label"]
+        logits = self.model(clips[largest], active=largest)
         teacher = logits.detach().float().log_softmax(-1)
         yield f"ce_{largest}", F.cross_entropy(logits, label), largest, logits
 
         for frames in reversed(small):
-            logits = self.model(batch["clips"][frames], active=frames)
+            logits = self.model(clips[frames], active=frames)
             name, loss = self.small_view_loss(logits, teacher, label)
             yield f"{name}_{frames}", self.distill_weight * loss, frames, logits
 
