@@ -71,7 +71,7 @@ def test_help_lists_the_options_of_the_task(folder: Path) -> None:
     shown = run(folder, command("train.py --help"))
 
     assert re.search(r"task\.temperature=2\.0 +temperature of the distillation.*soft", shown)
-    assert "(flexible|plain|soft)" in shown
+    assert "(flexible, mixed_sampling, plain, proportional_sampling, soft)" in shown
 
 
 def test_model_and_task_train_test_and_resume(folder: Path) -> None:

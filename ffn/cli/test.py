@@ -37,20 +37,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _test(given: argparse.Namespace, config: Config, world: World) -> None:
-    from ffn.evaluation import print_table, save_predictions, save_table
+    from ffn.evaluation import ensemble, print_table, save_table
 
     output = Path(given.output or Path(config.log.output) / "test")
+    if given.ensemble:
+        _check_ensemble(given.weights, config)
     sweeps = []
     for weights in given.weights:
-        result = _sweep(weights, given, config, world)
-        sweeps.append(result)
+        sweeps.append(_sweep(weights, given, config, world))
         if given.save_predictions and world.is_main:
-            name = result.name.replace("/", "_")
-            print(save_predictions(result, output / f"{name}.predictions.safetensors"))
-    if world.is_main:
-        print_table(sweeps)
-        for file in save_table(sweeps, output):
-            print(file)
+            _save_predictions(sweeps[-1], output)
+    if not world.is_main:
+        return
+    if given.ensemble:
+        sweeps.append(ensemble(sweeps))
+        if given.save_predictions:
+            _save_predictions(sweeps[-1], output)
+    print_table(sweeps)
+    for file in save_table(sweeps, output):
+        print(file)
 
 
 def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World) -> Sweep:
@@ -80,10 +85,32 @@ def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World
             trained_frames=_trained_frames(record.config),
             precision=given.precision,
             latency=not given.no_latency,
-            keep_logits=given.save_predictions,
+            keep_logits=given.save_predictions or given.ensemble,
             batch_size=batch_size,
             progress=True,
         )
+
+
+def _check_ensemble(names: Sequence[str], config: Config) -> None:
+    """Raise ValueError if networks cannot form an ensemble, before the first test."""
+    from ffn.data import Preprocessing
+    from ffn.engine.build_data import read_config_splits
+    from ffn.evaluation import check_members
+    from ffn.zoo import read_weights
+
+    members = {}
+    for name in names:
+        record, _ = read_weights(name)
+        splits = read_config_splits(config.data, with_train=False, classes=record.classes)
+        members[name] = splits.classes, Preprocessing.from_dict(record.preprocessing)
+    check_members(members)
+
+
+def _save_predictions(result: Sweep, output: Path) -> None:
+    from ffn.evaluation import save_predictions
+
+    name = result.name.replace("/", "_")
+    print(save_predictions(result, output / f"{name}.predictions.safetensors"))
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -123,6 +150,11 @@ def _parser() -> argparse.ArgumentParser:
         help="precision of the forward pass; default: fp32",
     )
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
+    parser.add_argument(
+        "--ensemble",
+        action="store_true",
+        help="also average the probabilities of all networks, as one more network `ensemble`",
+    )
     parser.add_argument(
         "--save-predictions",
         action="store_true",

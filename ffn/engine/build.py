@@ -276,6 +276,7 @@ def _warnings(
         config.optim.name.value,
         build_network.scaled_learning_rate(config),
         train.batch_size,
+        fine_tuning=config.model.weights is not None,
     )
     if config.data.flip is Flip.random:
         yield from recipe.flip_warnings(splits.classes)

@@ -25,7 +25,7 @@ def compile_network(model: nn.Module) -> None:
 
     Args:
         model: changed in place; frame-flexible, for clips of the trained lengths, or plain, for
-            clips of one length. Each batch size needs its own graph, too.
+            clips of a few lengths. Each batch size needs its own graph, too.
 
     Raises:
         RuntimeError: the network is on a CPU, and there is no C++ compiler. During training torch

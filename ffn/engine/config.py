@@ -176,7 +176,7 @@ def option_help() -> str:
 def _task_help() -> list[str]:
     common = {field.name for field in fields(TaskOptions)}
     lines = [_help_line(f"task.{field.name}", field) for field in fields(TaskOptions)]
-    lines[0] += f" ({'|'.join(sorted(TASKS))})"
+    lines[0] += f" ({', '.join(sorted(TASKS))})"
     for name, task in TASKS.items():
         own = [field for field in fields(task.Options) if field.name not in common]
         lines += [f"{_help_line(f'task.{f.name}', f)} [task.name={name}]" for f in own]

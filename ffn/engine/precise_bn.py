@@ -26,8 +26,6 @@ def update_precise_bn(
     model: nn.Module,
     batches: Iterable[dict[str, Any]],
     world: World,
-    *,
-    frames: Iterable[int],
 ) -> int:
     """Compute the running statistics of every BatchNorm from the given batches.
 
@@ -41,20 +39,19 @@ def update_precise_bn(
 
     Args:
         model: frame-flexible or not; not wrapped in DDP.
-        batches: ``{"clips": {frames: (B, C, T, H, W)}}`` on the model's device, normalised; the
-            same number on each process if norms are synchronised. According to the paper, 1,000 to
-            10,000 samples are enough.
+        batches: ``{"clips": {view: (B, C, T, H, W)}}`` on the model's device, normalised; the
+            same number on each process if norms are synchronised. A frame-flexible model runs each
+            view in the sub-network of its name. According to the paper, 1,000 to 10,000 samples
+            are enough.
         world: the processes; all get the statistics over the batches of all.
-        frames: the views to run: trained counts, or the count of a plain model.
 
     Returns:
         The number of updated norms; 0 if no BatchNorm has running statistics. A norm that no view
         uses keeps its statistics.
 
     Raises:
-        ValueError: there is no batch, or a batch lacks a view.
+        ValueError: there is no batch.
     """
-    frames = tuple(frames)
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         return 0
@@ -69,8 +66,11 @@ def update_precise_bn(
 
     with _normalising_by_batch(model, norms, add):
         for batch in batches:
-            for count in frames:
-                _run_view(model, batch["clips"], count)
+            for view, clip in batch["clips"].items():
+                if isinstance(model, FrameFlexible):
+                    model(clip, active=view)
+                else:
+                    model(clip)
 
     seen = _over_processes(torch.cat(list(rows.values())), sizes, world)
     if not any(row[0] > 0 for row in seen):
@@ -83,17 +83,6 @@ def update_precise_bn(
             norm.running_var.copy_(squares / (row[0] - 1))  # unbiased, as BatchNorm's
             norm.num_batches_tracked.fill_(batches_seen)
     return sum(bool(row[0] > 0) for row in seen)
-
-
-def _run_view(model: nn.Module, clips: dict[int, Tensor], count: int) -> None:
-    if count not in clips:
-        raise ValueError(
-            f"a batch has no clips of {count} frames; it has {sorted(clips)}. Give these as frames"
-        )
-    if isinstance(model, FrameFlexible):
-        model(clips[count], active=count)
-    else:
-        model(clips[count])
 
 
 @contextmanager

@@ -39,7 +39,7 @@ RECIPES = {
 
 
 def learning_rate_warnings(
-    model_name: str, optimiser: str, lr: float, batch_size: int
+    model_name: str, optimiser: str, lr: float, batch_size: int, *, fine_tuning: bool = False
 ) -> Iterator[str]:
     """A learning rate far from the recipe of the model's family.
 
@@ -48,12 +48,14 @@ def learning_rate_warnings(
         optimiser: its name.
         lr: rate in use, scaled to the batch.
         batch_size: samples per step.
+        fine_tuning: the network starts from trained weights, for which lower rates are usual.
     """
     recipe = RECIPES.get(re.split(r"[_.]", model_name)[0])
     if recipe is None or model_name.endswith("_tiny") or optimiser != recipe.optimiser:
         return  # no published rate
     expected = scaled_lr(recipe.lr, batch_size, recipe.batch_size)
-    if not 1 / LR_FACTOR <= lr / expected <= LR_FACTOR:
+    least = 0.0 if fine_tuning else 1 / LR_FACTOR
+    if not least <= lr / expected <= LR_FACTOR:
         yield (
             f"the learning rate is {lr:g} for {batch_size} samples per step; the published one of "
             f"{model_name} is {recipe.lr:g} for {recipe.batch_size}, or {expected:g} for "

@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader
 from ffn.engine.compile import eager
 from ffn.engine.distributed import World, gather
 from ffn.engine.precise_bn import update_precise_bn
-from ffn.engine.train_step import TrainStep, to_device
+from ffn.engine.train_step import TrainStep, seed_step, to_device
 from ffn.evaluation import evaluate
 
 
@@ -62,21 +62,24 @@ class Validator:
     def update_statistics(self, epoch: int) -> list[str]:
         """Give BatchNorms exact statistics of the first training videos of an epoch.
 
+        The network runs on the clips that its task trains on, without mixup.
+
         Returns:
             Reasons of the unreadable videos, over all processes.
         """
         if not self.precise_bn:
             return []
+        step = self.train_step
         skipped: list[str] = []
 
         def batches() -> Iterator[dict[str, Any]]:
             self.train_loader.sampler.set_epoch(epoch)
             for batch in itertools.islice(self.train_loader, self.precise_bn):
                 skipped.extend(batch["skipped"])
-                yield to_device(batch, self.world.device, self.train_step.normalise)
+                batch = to_device(batch, self.world.device, step.normalise)
+                yield {"clips": step.task.clips(batch)}
 
-        with self.train_step.autocast(), eager():
-            update_precise_bn(
-                self.train_step.network, batches(), self.world, frames=self.trained_frames
-            )
+        seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random
+        with step.autocast(), eager():
+            update_precise_bn(step.network, batches(), self.world)
         return [text for texts in gather(skipped, self.world) for text in texts]

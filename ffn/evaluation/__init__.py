@@ -11,6 +11,7 @@ from ffn.evaluation.cost import (
     describe_device,
     measure_latency,
 )
+from ffn.evaluation.ensemble import check_members, ensemble
 from ffn.evaluation.eval_mode import evaluating, inference
 from ffn.evaluation.metrics import accuracy, label_ranks
 from ffn.evaluation.plots import save_figure
@@ -29,9 +30,11 @@ __all__ = [
     "Row",
     "Sweep",
     "accuracy",
+    "check_members",
     "count_macs",
     "count_parameters",
     "describe_device",
+    "ensemble",
     "evaluate",
     "evaluating",
     "inference",

@@ -143,8 +143,17 @@ def video_logits(model: nn.Module, clips: Iterable[Tensor], videos: int) -> Tens
     views = len(logits) // videos
     if views == 1:
         return logits
-    log_probabilities = logits.log_softmax(-1).unflatten(0, (videos, views))  # (B, V, K)
-    return log_probabilities.logsumexp(1) - math.log(views)
+    return mean_log_probabilities(logits.unflatten(0, (videos, views)), 1)
+
+
+def mean_log_probabilities(logits: Tensor, dim: int) -> Tensor:
+    """Return the logarithm of the mean probability over a dimension.
+
+    Args:
+        logits: (..., K); the probabilities are their softmax over K.
+        dim: of the logits, not the last.
+    """
+    return logits.log_softmax(-1).logsumexp(dim) - math.log(logits.shape[dim])
 
 
 def gather(value: object) -> list:

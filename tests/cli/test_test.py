@@ -51,6 +51,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save_weights(plain, root / "plain.safetensors", meta | {"config": {"task": {"frames": [8]}}})
     flexible = convert(plain, (2, 4))
     save_weights(flexible, root / "flexible.safetensors", meta | {"trained_frames": (2, 4)})
+    other = create_model("tsm_tiny", num_classes=len(classes))
+    save_weights(other, root / "other.safetensors", meta | {"config": {"task": {"frames": [4]}}})
+    save_weights(other, root / "reversed.safetensors", meta | {"classes": classes[::-1]})
     return root
 
 
@@ -105,6 +108,101 @@ def test_option_protocol_overrides_the_config(
     assert all(sweep.rows[0].videos == 12 for sweep in found.values())
     assert main([str(root / "config.yaml"), *weights, "--protocol", "2x2"]) == 2
     assert "2x2 is unknown; expected CLIPSxCROPS" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("protocol", ["1x1", "1x3"])
+def test_ensemble_is_the_mean_of_the_saved_probabilities(
+    root: Path, tmp_path: Path, protocol: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
+    given = [str(root / "config.yaml"), "--weights", *weights, "--protocol", protocol, "--ensemble"]
+
+    saving = ["--frames", "3", "5", "--no-latency", "--save-predictions"]
+    assert main([*given, *saving, "--output", str(tmp_path)]) == 0
+
+    one, other, result = load_table(tmp_path / "results.json")
+    assert (one.name, other.name, result.name) == ("plain", "other", "ensemble")
+    assert (result.trained_frames, result.protocol) == ((4, 8), protocol)
+    files = [tmp_path / f"{n.name}.predictions.safetensors" for n in (one, other, result)]
+    kept = [load_predictions(file) for file in files]
+    assert str(files[2]) in capsys.readouterr().out
+    ok = kept[0].ok
+    for row in result.rows:
+        first, second, found = (p.logits[row.frames].double().softmax(1) for p in kept)
+        mean = (first + second) / 2
+        torch.testing.assert_close(found[ok], mean[ok], rtol=1e-5, atol=1e-8)
+        right = (mean.argmax(1) == kept[0].label) & ok
+        assert row.top1 == pytest.approx(100 * right.double().mean().item())
+        assert row.params == one.params + other.params
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["plain"], "an ensemble of 1 network; give the weights of two or more"),
+        (["plain", "plain"], "an ensemble of 1 network; give the weights of two or more different"),
+        (["plain", "reversed"], "class 0 is "),
+        (["plain", "other", "missing"], "no file"),
+    ],
+)
+def test_ensemble_is_refused_before_the_first_test(
+    root: Path, tmp_path: Path, names: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = [str(root / f"{name}.safetensors") for name in names]
+    given = [str(root / "config.yaml"), "--output", str(tmp_path), "--ensemble"]
+
+    assert main([*given, "--weights", *weights]) == 2
+
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())
+
+
+# Two gloo processes test two networks and their ensemble.
+PARALLEL = """
+import os, sys
+import torch, torch.distributed as dist
+from ffn.cli.test import main
+
+torch.set_num_threads(1)
+torch.cuda.is_available = lambda: False
+store = dist.TCPStore("127.0.0.1", 0, None, is_master=True, wait_for_workers=False)
+os.environ |= {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
+os.environ["TORCHELASTIC_USE_AGENT_STORE"] = "True"
+children = []
+for rank in (0, 1):
+    child = os.fork()
+    if not child:
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank)}
+        os._exit(main(sys.argv[1:]))
+    children.append(child)
+sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children))
+"""
+
+
+@pytest.mark.slow
+def test_ensemble_of_two_processes_is_that_of_one(root: Path, tmp_path: Path) -> None:
+    weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
+    given = [str(root / "config.yaml"), "--weights", *weights, "--no-latency", "--ensemble"]
+
+    found = subprocess.run(
+        [sys.executable, "-c", PARALLEL, *given, "--save-predictions", "--output", tmp_path / "2"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=True,
+    )
+    assert main([*given, "--save-predictions", "--output", str(tmp_path / "1")]) == 0
+
+    assert found.stdout.count("results.json") == 1
+    assert {p.name for p in (tmp_path / "1").iterdir()} == {
+        p.name for p in (tmp_path / "2").iterdir()
+    }
+    alone, together = (load_table(tmp_path / n / "results.json")[2] for n in "12")
+    assert together.rows == alone.rows
+    assert together.measured["networks"] == ["plain", "other"]
+    kept = [load_predictions(tmp_path / n / "ensemble.predictions.safetensors") for n in "12"]
+    torch.testing.assert_close(kept[0].logits[3], kept[1].logits[3], equal_nan=True)
 
 
 def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -14,7 +15,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
 from ffn.engine.activation_checkpointing import checkpoint_blocks
+from ffn.engine.build import build_run
 from ffn.engine.distributed import World, average_gradients
+from ffn.engine.options import Config
 from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.train_step import backward_each_view
@@ -158,7 +161,7 @@ def statistics_of_batches(world: World, shares: list[int], synchronised: bool) -
     else:
         first = sum(shares[: world.rank])
         batches = batches[first : first + shares[world.rank]]
-    update_precise_bn(model, batches, world, frames=(2, 4))
+    update_precise_bn(model, batches, world)
     return dict(model.named_buffers())
 
 
@@ -170,3 +173,20 @@ def coarse_and_checkpointed(world: World) -> dict[str, Tensor]:
     y = checkpoint(norm, x, use_reentrant=False)
     y.float().sigmoid().square().sum().backward()
     return {"output": y.detach(), "input gradient": x.grad, "gradient": norm.weight.grad}
+
+
+def steps_of_run(world: World, config: Config) -> dict[str, Any]:
+    """Train the first epoch of a run; return the frames of each step and the final state."""
+    run = build_run(config, world)
+    run.train_loader.sampler.set_epoch(0)
+    counts = []
+
+    def watched() -> Iterator[dict[str, Any]]:
+        for one in run.train_loader:
+            counts.append(max(clip.shape[2] for clip in one["clips"].values()))
+            yield one
+
+    batches = watched()
+    for number in range(run.steps_per_epoch):
+        assert run.train_step.step(batches, number=number, lr=0.1).updated
+    return {"counts": counts, "state": run.train_step.model.state_dict()}

@@ -142,7 +142,7 @@ def test_unknown_task_is_reported_with_the_closest_name() -> None:
         "task.name: no task 'plian'; did you mean plain? A custom task needs imports=[PACKAGE]"
     )
     (text,) = problems("task.name=zzz")
-    assert "registered are plain, flexible." in text
+    assert "registered are plain, mixed_sampling, proportional_sampling, flexible." in text
     assert len(problems("task.name=zzz", "train.epochs=0")) == 2
 
 

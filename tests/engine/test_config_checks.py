@@ -16,6 +16,26 @@ from config_toys import problems
         (["task.frames=[0,4]"], "different counts >= 1"),
         (["task.frames=[4,4]"], "different counts >= 1"),
         (["task.name=plain"], "plain trains exactly one"),
+        (["task.name=mixed_sampling"], r"\[4, 8, 16\]; .* two frame counts, .*=\[4,16\]"),
+        (
+            ["task.name=mixed_sampling", "task.frames=[4,16]", "task.mix_probability=0"],
+            r"task\.mix_probability is 0\.0; it must be above 0 and at most 1\. Without mixing",
+        ),
+        (
+            ["task.name=mixed_sampling", "task.frames=[4,16]", "task.mix_probability=1.1"],
+            r"task\.mix_probability is 1\.1",
+        ),
+        (
+            ["task.name=proportional_sampling", "task.frames=[4]"],
+            r"\[4\]; .* two or more frame counts",
+        ),
+        *(
+            (
+                ["task.name=proportional_sampling", f"task.largest_probability={value}"],
+                rf"task\.largest_probability is {value}; .* above 0 and below 1\. For one count",
+            )
+            for value in (0.0, 1.0)
+        ),
         (["data.test_frames=[]"], r"data\.test_frames is \[\]"),
         (["data.test_frames=[0]"], r"data\.test_frames is \[0\]"),
         (

@@ -21,6 +21,11 @@ from ffn.engine.precise_bn import update_precise_bn
 BATCHES = [batch((2, 4), size=size, seed=size) for size in (4, 3, 5)]  # of different sizes
 
 
+def view(count: int) -> list[dict[str, Any]]:
+    """The batches with one of their views."""
+    return [{"clips": {count: one["clips"][count]}} for one in BATCHES]
+
+
 def expected(inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
     """Return mean and unbiased variance per channel of (N, C, …) tensors."""
     values = [x.movedim(1, 0).flatten(1).double().numpy() for x in inputs]
@@ -65,7 +70,7 @@ class First(nn.Module):
 def test_first_norm_has_the_statistics_of_the_data() -> None:
     model = convert(First(), (2, 4), alter="none")
 
-    assert update_precise_bn(model, BATCHES, ONE, frames=(2, 4)) == 2
+    assert update_precise_bn(model, BATCHES, ONE) == 2
 
     for count in (2, 4):
         norm = model.model.norm[str(count)]
@@ -77,7 +82,7 @@ def test_first_norm_has_the_statistics_of_the_data() -> None:
 def test_large_means_lose_no_digits() -> None:
     model = First(mean=1e6)  # where the spacing of float32 is 0.06
 
-    update_precise_bn(model, BATCHES, ONE, frames=[4])
+    update_precise_bn(model, view(4), ONE)
 
     check(model.norm, [b["clips"][4] + 1e6 for b in BATCHES])
 
@@ -96,7 +101,7 @@ def test_deep_private_norms_by_hand() -> None:
                 model(one["clips"][count], active=count)
 
     inputs = recorded(model, names, run)
-    found = update_precise_bn(model.train(), iter(BATCHES), ONE, frames=(4, 2))
+    found = update_precise_bn(model.train(), iter(BATCHES), ONE)
 
     assert found == 2 * 14
     for name in names:
@@ -125,7 +130,7 @@ def test_one_batch_is_a_step_with_momentum_one(name: str, kind: type[nn.Module])
     with torch.no_grad():
         reference(clip)
 
-    assert update_precise_bn(model.eval(), [{"clips": {4: clip}}], ONE, frames=[4]) == len(norms)
+    assert update_precise_bn(model.eval(), [{"clips": {4: clip}}], ONE) == len(norms)
 
     for key, norm in norms.items():
         found = model.get_submodule(key)
@@ -139,7 +144,7 @@ def test_norms_of_vectors() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(24, 5), nn.BatchNorm1d(5), nn.Linear(5, 2))
     batches = [{"clips": {2: torch.randn(size, 3, 2, 2, 2)}} for size in (4, 9)]
 
-    update_precise_bn(model, batches, ONE, frames=[2])
+    update_precise_bn(model, batches, ONE)
 
     with torch.no_grad():
         check(model[2], [model[1](b["clips"][2].flatten(1)) for b in batches], rtol=1e-5)
@@ -148,7 +153,7 @@ def test_norms_of_vectors() -> None:
 def test_a_shared_norm_has_the_statistics_of_all_views() -> None:
     model = convert(First(), (2, 4), private="none", alter="none")
 
-    update_precise_bn(model, BATCHES, ONE, frames=(2, 4))
+    update_precise_bn(model, BATCHES, ONE)
 
     check(model.model.norm, [b["clips"][count] for b in BATCHES for count in (2, 4)])
     assert int(model.model.norm.num_batches_tracked) == 6
@@ -163,7 +168,7 @@ def test_only_running_statistics_change() -> None:
     gradients = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
     random = torch.get_rng_state()
 
-    update_precise_bn(model, BATCHES, ONE, frames=(2, 4))
+    update_precise_bn(model, BATCHES, ONE)
 
     assert torch.equal(torch.get_rng_state(), random)  # dropout was off
     assert model.active == 2
@@ -184,11 +189,11 @@ def test_only_running_statistics_change() -> None:
     }
 
 
-def test_only_the_named_views_and_used_norms_are_set() -> None:
+def test_only_norms_that_a_view_uses_are_set() -> None:
     model = convert(First(), (2, 4), alter="none")
     model.unused = nn.BatchNorm2d(3)
 
-    assert update_precise_bn(model, BATCHES, ONE, frames=[2]) == 1
+    assert update_precise_bn(model, view(2), ONE) == 1
 
     for norm in (model.model.norm["4"], model.unused):
         assert int(norm.num_batches_tracked) == 0
@@ -198,15 +203,13 @@ def test_only_the_named_views_and_used_norms_are_set() -> None:
 def test_without_running_statistics_nothing_runs() -> None:
     model = nn.Sequential(nn.LayerNorm(3), nn.BatchNorm2d(3, track_running_stats=False))
 
-    assert update_precise_bn(model, [], ONE, frames=[2]) == 0
+    assert update_precise_bn(model, [], ONE) == 0
 
 
-def test_no_batch_or_view_is_an_error() -> None:
+def test_no_batch_is_an_error() -> None:
     model = tiny().train()
     with pytest.raises(ValueError, match="batches is empty"):
-        update_precise_bn(model, [], ONE, frames=[2])
-    with pytest.raises(ValueError, match=r"no clips of 8 frames; it has \[2, 4\]"):
-        update_precise_bn(model, BATCHES, ONE, frames=[8])
+        update_precise_bn(model, [], ONE)
 
     assert all(module.training for module in model.modules())
     assert all(len(module._forward_pre_hooks) == 0 for module in model.modules())
@@ -239,6 +242,6 @@ def test_dropout_before_a_norm_is_off() -> None:
     """Dropout would raise the variance; it is off in evaluation."""
     model = nn.Sequential(nn.Dropout(0.5), First()).train()
 
-    update_precise_bn(model, BATCHES, ONE, frames=[4])
+    update_precise_bn(model, view(4), ONE)
 
     check(model[1].norm, [b["clips"][4] for b in BATCHES])

@@ -21,7 +21,10 @@ def rate_warnings(options: Config) -> list[str]:
     train = options.train
     rate = scaled_learning_rate(options)
     name, optimiser = options.model.name, options.optim.name.value
-    return [*recipe.learning_rate_warnings(name, optimiser, rate, train.batch_size)]
+    tuned = options.model.weights is not None
+    return [
+        *recipe.learning_rate_warnings(name, optimiser, rate, train.batch_size, fine_tuning=tuned)
+    ]
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "configs").rglob("*.yaml")), ids=lambda p: p.stem)
@@ -62,6 +65,15 @@ def test_learning_rate_that_does_not_fit_the_batch() -> None:
     assert warnings(0.5, 32, name="mine_r50") == []
     assert warnings(0.5, 32, name="tsm_tiny") == []
     assert len(warnings(0.5, 32, name="tsm.resnet34")) == 1
+
+
+def test_lower_learning_rate_of_fine_tuning() -> None:
+    def warnings(lr: float, fine_tuning: bool) -> list[str]:
+        given = {"fine_tuning": fine_tuning}
+        return [*recipe.learning_rate_warnings("tsm_r50", "sgd", lr, 32, **given)]
+
+    assert [len(warnings(lr, False)) for lr in (0.001, 0.01, 0.1)] == [1, 0, 1]
+    assert [len(warnings(lr, True)) for lr in (0.001, 0.01, 0.1)] == [0, 0, 1]
 
 
 def test_learning_rate_scaled_by_the_config() -> None:

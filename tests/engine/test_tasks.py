@@ -148,7 +148,7 @@ def test_tasks_are_built_from_options() -> None:
 def test_registered_tasks() -> None:
     assert (TASKS["flexible"], TASKS["plain"]) == (FlexibleTask, PlainTask)
     assert register_task("plain")(PlainTask) is PlainTask  # a module that is imported again
-    with pytest.raises(ValueError, match=r"name 'plain' is taken by ffn\.engine\.tasks\.PlainTask"):
+    with pytest.raises(ValueError, match=r"name 'plain' is taken by ffn\.[a-z.]+\.PlainTask"):
         register_task("plain")(FlexibleTask)
     with pytest.raises(KeyError, match='no task "plian"; did you mean plain'):
         TASKS["plian"]

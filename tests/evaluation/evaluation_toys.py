@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from ffn.core import FrameFlexible, convert
 from ffn.data import ClipSampler, Preprocessing, Protocol, collate_eval
 from ffn.engine.distributed import leave
-from ffn.evaluation import evaluate, sweep
+from ffn.evaluation import ensemble, evaluate, sweep
 from ffn.layers import AlterationSite, PerFrame
 
 CLASSES = 7
@@ -118,10 +118,13 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
     results: dict = {}
     for videos in (7, 2):  # uneven; with three processes the last has none of the two
         toys = ToyVideos(videos, failed=(1,))
-        result = sweep(flexible(), loader(toys, rank, world_size), latency=False, keep_logits=True)
+        options = {"latency": False, "keep_logits": True}
+        result = sweep(flexible(), loader(toys, rank, world_size), **options)
         kept = result.predictions
         results[f"sweep_{videos}"] = comparable(result)
         results[f"kept_{videos}"] = kept and {t: x.tolist() for t, x in kept.logits.items()}
+        both = [result, sweep(plain(), loader(toys, rank, world_size), **options)]
+        results[f"ensemble_{videos}"] = kept and comparable(ensemble(both))
         results[f"evaluate_{videos}"] = evaluate(flexible(), loader(toys, rank, world_size))
     toys = ToyVideos(7)
     try:

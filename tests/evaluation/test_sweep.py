@@ -26,6 +26,7 @@ from torch import multiprocessing as mp
 from ffn.data import Protocol
 from ffn.evaluation import (
     Sweep,
+    ensemble,
     evaluate,
     load_predictions,
     load_table,
@@ -218,6 +219,8 @@ def test_several_processes_equal_one(world_size: int, tmp_path: Path) -> None:
         toys = ToyVideos(videos, failed=(1,))
         alone = sweep(flexible(), loader(toys), latency=False, keep_logits=True)
         metrics = evaluate(flexible(), loader(toys))
+        both = [alone, sweep(plain(), loader(toys), latency=False, keep_logits=True)]
+        assert ranks[0][f"ensemble_{videos}"] == comparable(ensemble(both))
         for rank, got in enumerate(ranks):
             assert got[f"sweep_{videos}"] == comparable(alone)
             assert got[f"evaluate_{videos}"] == {str(t): m for t, m in metrics.items()}

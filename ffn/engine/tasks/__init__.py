@@ -1,0 +1,43 @@
+"""Tasks: a model with its loss, as a module whose forward takes a batch.
+
+``forward(batch)`` returns ``{"loss": ..., "loss/<name>": ..., "logits/<frames>": ...}``. A task
+also yields its losses one by one (``losses``), for a backward pass after each view. The train step
+does not depend on the kind of task. Tasks are registered by name with :func:`register_task`, each
+with its own options; your own package adds one in the same way.
+"""
+
+from ffn.engine.tasks.base import TASKS, Task, TaskOptions, option, register_task
+from ffn.engine.tasks.baselines import (
+    MixedSamplingOptions,
+    MixedSamplingTask,
+    PlainTask,
+    ProportionalSamplingOptions,
+    ProportionalSamplingTask,
+    mix_frames,
+)
+from ffn.engine.tasks.flexible import (
+    FlexibleOptions,
+    FlexibleTask,
+    Private,
+    SmallViews,
+    distillation,
+)
+
+__all__ = [
+    "TASKS",
+    "FlexibleOptions",
+    "FlexibleTask",
+    "MixedSamplingOptions",
+    "MixedSamplingTask",
+    "PlainTask",
+    "Private",
+    "ProportionalSamplingOptions",
+    "ProportionalSamplingTask",
+    "SmallViews",
+    "Task",
+    "TaskOptions",
+    "distillation",
+    "mix_frames",
+    "option",
+    "register_task",
+]

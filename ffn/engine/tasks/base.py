@@ -1,0 +1,163 @@
+"""The class of tasks, their registry, and the options that every task has."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator
+from copy import copy
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any
+
+from torch import Tensor, nn
+
+from ffn.core import TrainedFrames, frame_ranges
+from ffn.registry import Registry
+
+TASKS: Registry[type[Task]] = Registry("task")
+
+
+def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
+    """Decorator that registers a subclass of :class:`Task` for ``task.name`` in a config.
+
+    Raises:
+        ValueError: another class has the name, the class is no task, or its ``Options`` are no
+            dataclass derived from :class:`TaskOptions` with a default for every option.
+    """
+
+    def register(task: type[Task]) -> type[Task]:
+        if not issubclass(task, Task):
+            raise ValueError(f"task {name!r}: {task.__name__} does not derive from ffn's Task")
+        _check_options(name, task.Options)
+        return TASKS.register(name)(task)
+
+    return register
+
+
+def _check_options(task: str, options: type) -> None:
+    shown = f"task {task!r}: the options {options.__name__}"
+    if not issubclass(options, TaskOptions):
+        raise ValueError(f"{shown} do not derive from TaskOptions")
+    known = {field.name: field for field in fields(options)}
+    named = [k for k, v in inspect.get_annotations(options).items() if "ClassVar" not in str(v)]
+    missing = [key for key in named if key not in known]
+    if missing:
+        raise ValueError(f"{shown} have {missing[0]}, which is no option; decorate with @dataclass")
+    for key, field_ in known.items():
+        if field_.default is MISSING and field_.default_factory is MISSING:
+            raise ValueError(f"{shown} have no default for {key}; use option(default, meaning)")
+
+
+def option(default: Any, meaning: str) -> Any:
+    """Dataclass field of an option: its default, and a line for ``--help``."""
+    if isinstance(default, (list, dict)):
+        return field(default_factory=lambda: copy(default), metadata={"help": meaning})
+    return field(default=default, metadata={"help": meaning})
+
+
+@dataclass
+class TaskOptions:
+    """Options that every task has. A custom task derives its options from this class."""
+
+    name: str = option("flexible", "registered task")
+    frames: list[int] = option([4, 8, 16], "trained frame counts")
+    ranges: list[list[int]] = option(
+        [], "first and last count of each of frames, drawn per step; []: the counts themselves"
+    )
+
+    @property
+    def trained_frames(self) -> TrainedFrames:
+        """The counts in ascending order, with their ranges if there are any."""
+        counts = tuple(sorted(self.frames))
+        if not self.ranges:
+            return counts
+        return dict(zip(counts, map(tuple, self.ranges), strict=True))
+
+
+class Task(nn.Module):
+    """A model with its loss.
+
+    Subclasses define ``losses``, and ``Options`` if they have options. Only the parameters of the
+    model are trained, and only its parameters and buffers are saved. Tensors of a task, e.g.
+    class weights, must be buffers: they move to the device of the model.
+
+    Args:
+        model: takes a clip (B, C, T, H, W), returns logits (B, K).
+
+    Attributes:
+        Options: dataclass of the task's options, derived from :class:`TaskOptions`.
+    """
+
+    Options: type[TaskOptions] = TaskOptions
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: Any) -> Task:
+        """Build the task from its options.
+
+        Args:
+            model: converted with :meth:`conversion`.
+            options: an instance of ``Options``.
+        """
+        return cls(model)
+
+    @classmethod
+    def conversion(cls, options: Any) -> dict[str, Any] | None:
+        """Arguments of :func:`ffn.convert` for the model of this task; None keeps it plain.
+
+        Checkpoints store ``trained_frames``, ``private`` and ``alter``, from which
+        :func:`ffn.load` rebuilds the network. Other arguments, and functions, are refused.
+        """
+        return None
+
+    @classmethod
+    def views(cls, options: Any) -> dict[int, dict[int, float]]:
+        """The clips of a batch: for each view its possible numbers of frames, with probabilities.
+
+        A view has the same number of frames in all samples of a step. By default, each of
+        ``options.frames`` is a view with this number of frames, or with one from its range.
+        """
+        return {
+            count: dict.fromkeys(range(low, high + 1), 1 / (high - low + 1))
+            for count, (low, high) in frame_ranges(options.trained_frames).items()
+        }
+
+    @classmethod
+    def problems(cls, options: Any) -> list[str]:
+        """Messages about options that contradict each other; empty if there are none."""
+        return []
+
+    def clips(self, batch: dict[str, Any]) -> dict[int, Tensor]:
+        """The clips of a batch that the model runs on, by view.
+
+        Losses and exact BatchNorm statistics use them. By default, they are those of the batch.
+        """
+        return batch["clips"]
+
+    def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
+        """Yield (name, weighted loss, frames, logits) for each view of a batch.
+
+        Names and frames are the same in every step and on every process.
+        """
+        raise NotImplementedError
+
+    def forward(self, batch: dict[str, Any]) -> dict[str, Tensor]:
+        """Run all views in one pass.
+
+        Args:
+            batch: ``{"clips": {view: (B, C, T, H, W)}, "label": (B,)}`` with the views of
+                :meth:`views`; a label may also be (B, K) probabilities, as
+                :class:`ffn.engine.mixup.BatchMix` returns.
+
+        Returns:
+            The total loss, each view's loss, and each view's logits (B, K).
+        """
+        outputs: dict[str, Tensor] = {}
+        total: Tensor | float = 0.0
+        for name, loss, frames, logits in self.losses(batch):
+            outputs[f"loss/{name}"] = loss.detach()
+            outputs[f"logits/{frames}"] = logits.detach()
+            total = total + loss
+        return {"loss": total, **outputs}

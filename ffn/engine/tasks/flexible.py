@@ -1,0 +1,145 @@
+"""Frame-flexible training, the paper's method."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ffn.engine.tasks.base import Task, TaskOptions, option, register_task
+
+
+class SmallViews(Enum):
+    """Target of the views below the largest."""
+
+    distill = "distill"
+    label = "label"
+    mixed = "mixed"
+
+
+class Private(Enum):
+    """Modules that each trained count owns."""
+
+    norms = "norms"
+    none = "none"
+    all = "all"
+
+
+@dataclass
+class FlexibleOptions(TaskOptions):
+    """Options of :class:`FlexibleTask`."""
+
+    private: Private = option(
+        Private.norms, "private modules of each count: norms (paper), none, all"
+    )
+    alteration: bool = option(True, "weight alteration per count at the backbone's sites")
+    small_views: SmallViews = option(
+        SmallViews.distill, "target of smaller views: KL to the largest, the label, or the mean"
+    )
+    distill_weight: float = option(1.0, "weight of each smaller view's loss (lambda), >= 0")
+
+
+@register_task("flexible")
+class FlexibleTask(Task):
+    """Frame-flexible training (FFN, CVPR 2023, §3.2, eq. 3 to 5).
+
+    ``CE(p_H, y) + λ Σ KL(sg(p_H) ‖ p_v)`` over the smaller views v: the largest view learns the
+    label, the others learn the largest one's distribution and do not use the label.
+
+    Args:
+        model: a frame-flexible network.
+        trained_frames: the views; the largest is the teacher.
+        distill_weight: λ.
+        small_views: "distill" is the paper. "label" gives the smaller views the cross-entropy
+            instead (the paper's ablation), "mixed" the mean of both.
+
+    Raises:
+        ValueError: an unknown ``small_views``.
+    """
+
+    Options = FlexibleOptions
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained_frames: tuple[int, ...],
+        *,
+        distill_weight: float = 1.0,
+        small_views: str = "distill",
+    ) -> None:
+        super().__init__(model)
+        allowed = [member.value for member in SmallViews]
+        if small_views not in allowed:
+            raise ValueError(f'small_views is "{small_views}"; allowed: {", ".join(allowed)}')
+        self.trained_frames = tuple(sorted(trained_frames))
+        self.distill_weight = distill_weight
+        self.small_views = small_views
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: FlexibleOptions) -> FlexibleTask:
+        """Build the task for all counts in ``options.frames``."""
+        return cls(
+            model,
+            tuple(options.frames),
+            distill_weight=options.distill_weight,
+            small_views=options.small_views.value,
+        )
+
+    @classmethod
+    def conversion(cls, options: FlexibleOptions) -> dict[str, Any]:
+        """Private modules and alterations for all counts in ``options.frames``."""
+        return {
+            "trained_frames": options.trained_frames,
+            "private": options.private.value,
+            "alter": "sites" if options.alteration else "none",
+        }
+
+    @classmethod
+    def problems(cls, options: FlexibleOptions) -> list[str]:
+        """Report a negative weight."""
+        if options.distill_weight >= 0:
+            return []
+        return [f"task.distill_weight is {options.distill_weight}; it must be at least 0"]
+
+    def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
+        """Yield the largest view's cross-entropy, then the loss of each smaller view."""
+        *small, largest = self.trained_frames
+        clips, label = self.clips(batch), batch["label"]
+        logits = self.model(clips[largest], active=largest)
+        teacher = logits.detach().float().log_softmax(-1)
+        yield f"ce_{largest}", F.cross_entropy(logits, label), largest, logits
+
+        for frames in reversed(small):
+            logits = self.model(clips[frames], active=frames)
+            name, loss = self.small_view_loss(logits, teacher, label)
+            yield f"{name}_{frames}", self.distill_weight * loss, frames, logits
+
+    def small_view_loss(self, logits: Tensor, teacher: Tensor, label: Tensor) -> tuple[str, Tensor]:
+        """Name and loss of a view below the largest.
+
+        Args:
+            logits: of the view (B, K).
+            teacher: log-probabilities of the largest view (B, K), without gradient.
+            label: (B,), or (B, K) probabilities.
+        """
+        if self.small_views == "label":
+            return "ce", F.cross_entropy(logits, label)
+        loss = distillation(logits, teacher)
+        if self.small_views == "mixed":
+            return "mixed", (loss + F.cross_entropy(logits, label)) / 2
+        return "kl", loss
+
+
+def distillation(logits: Tensor, teacher: Tensor) -> Tensor:
+    """``KL(teacher ‖ student)``, mean over the batch, without a temperature (FFN, §3.2).
+
+    Args:
+        logits: of the student (B, K).
+        teacher: log-probabilities (B, K), without gradient.
+    """
+    student = logits.float().log_softmax(-1)
+    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)

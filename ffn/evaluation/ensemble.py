@@ -1,0 +1,133 @@
+"""Ensembles: the mean of the probabilities of several networks, a baseline of FFN (CVPR 2023, §4).
+
+An ensemble runs all of its networks on each video; its cost is the sum of theirs. It is computed
+from the predictions of the networks. Not included: a weight per network.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from itertools import chain
+from typing import Any
+
+import torch
+
+from ffn.data import Preprocessing
+from ffn.evaluation.collect import mean_log_probabilities
+from ffn.evaluation.metrics import UNREADABLE, accuracy, label_ranks
+from ffn.evaluation.results import Predictions, Row, Sweep
+
+
+def check_members(members: Mapping[str, tuple[Sequence[str], Preprocessing]]) -> None:
+    """Check that networks can form an ensemble, before they are tested.
+
+    Args:
+        members: the class names and the preprocessing of each network, by its name.
+
+    Raises:
+        ValueError: there are fewer than two networks, or their classes or preprocessing differ; the
+            message has the first difference.
+    """
+    if len(members) < 2:
+        raise ValueError(
+            f"an ensemble of {len(members)} network; give the weights of two or more different ones"
+        )
+    described = {name: _describe(*member) for name, member in members.items()}
+    first, *others = described
+    for name in others:
+        for what, value in described[first].items():
+            if value != described[name][what]:
+                raise ValueError(
+                    "the networks of an ensemble need the same classes and preprocessing; "
+                    f"{what} is {value!r} in {first} and {described[name][what]!r} in {name}. "
+                    "Leave one of them out, or test without an ensemble"
+                )
+
+
+def ensemble(sweeps: Sequence[Sweep], *, name: str = "ensemble") -> Sweep:
+    """Average the probabilities of several networks at every frame count.
+
+    Args:
+        sweeps: of the networks, on the same videos at the same frame counts, made with
+            ``keep_logits=True``, on rank 0.
+        name: of the result, in tables and figures.
+
+    Returns:
+        The ensemble. Multiply-accumulates, parameters and latency are sums over the networks. The
+        trained counts are those of all networks, and ``measured["networks"]`` holds their names.
+        The logits are the logarithms of the mean probabilities. A video that one of the networks
+        could not read counts as wrong.
+
+    Raises:
+        ValueError: the sweeps have no predictions, or their videos, labels, numbers of classes,
+            frame counts or protocols differ.
+    """
+    _check_sweeps(sweeps)
+    kept = [sweep.predictions for sweep in sweeps]
+    predictions = replace(
+        kept[0],
+        ok=torch.stack([one.ok for one in kept]).all(0),
+        logits={
+            frames: mean_log_probabilities(torch.stack([one.logits[frames] for one in kept]), 0)
+            for frames in kept[0].logits
+        },
+    )
+    trained = [sweep.trained_frames for sweep in sweeps]
+    return replace(
+        sweeps[0],
+        name=name,
+        trained_frames=None if None in trained else tuple(sorted({*chain(*trained)})),
+        params=sum(sweep.params for sweep in sweeps),
+        rows=tuple(
+            _row(rows, predictions) for rows in zip(*(sweep.rows for sweep in sweeps), strict=True)
+        ),
+        failed=tuple(dict.fromkeys(chain(*(sweep.failed for sweep in sweeps)))),
+        measured={**sweeps[0].measured, "networks": [sweep.name for sweep in sweeps]},
+        predictions=predictions,
+    )
+
+
+def _describe(classes: Sequence[str], preprocessing: Preprocessing) -> dict[str, Any]:
+    names = {f"class {i}": name for i, name in enumerate(classes)}
+    return {"the number of classes": len(classes), **names, **asdict(preprocessing)}
+
+
+def _check_sweeps(sweeps: Sequence[Sweep]) -> None:
+    if not sweeps or any(sweep.predictions is None for sweep in sweeps):
+        raise ValueError(
+            "an ensemble needs the predictions of its networks; call sweep(keep_logits=True) and "
+            "form it on rank 0"
+        )
+    first = sweeps[0]
+    for sweep in sweeps[1:]:
+        one, other = first.predictions, sweep.predictions
+        for what, differs in {
+            "protocols": first.protocol != sweep.protocol,
+            "frame counts": [*one.logits] != [*other.logits],
+            "videos": one.paths != other.paths,
+            "labels": not torch.equal(one.label, other.label),
+            "numbers of classes": {x.shape[1] for x in one.logits.values()}
+            != {x.shape[1] for x in other.logits.values()},
+        }.items():
+            if differs:
+                raise ValueError(
+                    f"{first.name} and {sweep.name} were tested with different {what}; an ensemble "
+                    "needs the same"
+                )
+
+
+def _row(rows: Sequence[Row], predictions: Predictions) -> Row:
+    """The ensemble at the frame count of the rows of its networks."""
+    frames, label, ok = rows[0].frames, predictions.label, predictions.ok
+    ranks = label_ranks(predictions.logits[frames], label).where(ok, UNREADABLE)
+    latencies = [row.latency_ms for row in rows]
+    return replace(
+        rows[0],
+        subnet=None,
+        **accuracy(ranks, label),
+        gmacs=sum(row.gmacs for row in rows),
+        params=sum(row.params for row in rows),
+        latency_ms=None if None in latencies else sum(latencies),
+        failed=int((~ok).sum()),
+    )

@@ -1,0 +1,364 @@
+"""Mixed and proportional sampling: clips, losses and draws by hand; resumed and parallel runs."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from engine_toys import (
+    CPU,
+    STEPS,
+    batch,
+    build,
+    config,
+    read_log,
+    same_weights,
+    tiny,
+    train,
+    train_until,
+    weights,
+)
+from rank_cases import steps_of_run
+from ranks import Ranks
+from torch import Tensor, nn
+
+from ffn.cli import test as command
+from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.tasks import (
+    TASKS,
+    MixedSamplingOptions,
+    MixedSamplingTask,
+    PlainTask,
+    ProportionalSamplingOptions,
+    ProportionalSamplingTask,
+    mix_frames,
+)
+from ffn.engine.train_step import backward_each_view, seed_step
+from ffn.evaluation import load_table
+from ffn.serve import Predictor
+
+MIXED = ("task.name=mixed_sampling", "task.frames=[2,4]", "task.mix_probability=0.6")
+PROPORTIONAL = ("task.name=proportional_sampling", "task.frames=[2,4]")
+TASK_OPTIONS = pytest.mark.parametrize("task", [MIXED, PROPORTIONAL], ids=["mixed", "proportional"])
+
+
+def cross_entropy(logits: Tensor, target: Tensor) -> float:
+    """Of labels (B,) or probabilities (B, K), in float64."""
+    x = logits.detach().double().numpy()
+    p = np.eye(x.shape[1])[target] if target.ndim == 1 else target.double().numpy()
+    return float((p * (np.log(np.exp(x).sum(1, keepdims=True)) - x)).sum(1).mean())
+
+
+def first_mixed_frame(mixed: Tensor, large: Tensor, small: Tensor) -> int | None:
+    """Where the frames of one video are mixed, checked frame by frame; None: nowhere."""
+    frames, length = large.shape[1], small.shape[1]
+    same = [torch.equal(mixed[:, t], large[:, t]) for t in range(frames)]
+    if all(same):
+        return None
+    first = same.index(False)
+    assert same == [not first <= t < first + length for t in range(frames)]
+    for k in range(length):
+        expected = (large[:, first + k].double() + small[:, k].double()) / 2
+        torch.testing.assert_close(mixed[:, first + k].double(), expected, rtol=1e-6, atol=1e-6)
+    return first
+
+
+# --- mixed sampling ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("probability", [0.5, 0.75, 1.0])
+def test_frames_are_means_at_uniform_positions_of_a_share_of_the_videos(probability: float) -> None:
+    random = torch.Generator().manual_seed(0)
+    large = torch.randn(3000, 2, 6, 1, 1, generator=random)
+    small = torch.randn(3000, 2, 4, 1, 1, generator=random)
+    before = large.clone(), small.clone()
+
+    torch.manual_seed(1)
+    mixed = mix_frames(large, small, probability)
+
+    assert torch.equal(large, before[0])
+    assert torch.equal(small, before[1])
+    found = [first_mixed_frame(*one) for one in zip(mixed, large, small, strict=True)]
+    places = [first for first in found if first is not None]
+    deviation = (probability * (1 - probability) / 3000) ** 0.5
+    assert len(places) / 3000 == pytest.approx(probability, abs=4 * deviation + 1e-9)
+    counts = np.bincount(places, minlength=3)
+    assert len(counts) == 3  # 4 frames start at 0, 1 or 2 of 6
+    expected = len(places) / 3
+    assert counts == pytest.approx([expected] * 3, abs=4 * (expected * 2 / 3) ** 0.5)
+
+
+def test_no_video_or_all_frames_may_be_mixed() -> None:
+    large, small = torch.zeros(2, 3, 4, 5, 6), torch.ones(2, 3, 4, 5, 6)
+
+    assert torch.equal(mix_frames(large, small, 0.0), large)
+    assert torch.equal(mix_frames(large, small, 1.0), torch.full_like(large, 0.5))
+
+
+@pytest.mark.parametrize("soft", [False, True], ids=["labels", "mixup"])
+def test_loss_of_mixed_sampling_is_the_cross_entropy_of_the_mixed_clip(soft: bool) -> None:
+    torch.manual_seed(0)
+    task, data = MixedSamplingTask(tiny(), 8, 4, mix_probability=0.6).eval(), batch((4, 8), size=12)
+    if soft:
+        data["label"] = torch.rand(12, 3).softmax(1)
+
+    torch.manual_seed(5)
+    (clip,) = task.clips(data).values()
+    torch.manual_seed(5)
+    outputs = task(data)
+
+    views = zip(clip, data["clips"][8], data["clips"][4], strict=True)
+    places = [first_mixed_frame(*one) for one in views]
+    assert None in places
+    assert len({*places}) > 3
+    logits = task.model(clip)
+    assert set(outputs) == {"loss", "loss/ce_8", "logits/8"}
+    assert outputs["loss"].item() == pytest.approx(cross_entropy(logits, data["label"]), rel=1e-6)
+    torch.testing.assert_close(outputs["logits/8"], logits.detach())
+
+
+def test_mixed_sampling_in_sequence_is_the_same_step() -> None:
+    torch.manual_seed(0)
+    one = MixedSamplingTask(tiny(dropout=0.5), 8, 4, mix_probability=0.5).train()
+    other, data = copy.deepcopy(one), batch((4, 8))
+
+    torch.manual_seed(3)
+    together = one(data)
+    together["loss"].backward()
+    torch.manual_seed(3)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    sequential = backward_each_view(other, data, 1.0, scaler, nullcontext())
+
+    assert {key: value.tolist() for key, value in together.items()} == {
+        key: value.tolist() for key, value in sequential.items()
+    }
+    for a, b in zip(one.parameters(), other.parameters(), strict=True):
+        assert torch.equal(a.grad, b.grad)
+
+
+def test_each_process_and_step_mixes_differently() -> None:
+    data = batch((4, 8), size=64)
+    task = MixedSamplingTask(nn.Identity(), 8, 4)
+
+    def mixed(*entropy: int) -> Tensor:
+        seed_step(*entropy)
+        return task.clips(data)[8]
+
+    assert torch.equal(mixed(0, 7, 1), mixed(0, 7, 1))
+    assert not torch.equal(mixed(0, 7, 1), mixed(0, 7, 0))
+    assert not torch.equal(mixed(0, 7, 1), mixed(0, 8, 1))
+
+
+# --- proportional sampling -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("frames", "ranges", "probability", "expected"),
+    [
+        ([4, 16], [], 0.5, {16: {4: 0.5, 16: 0.5}}),
+        ([16, 4], [], 0.75, {16: {4: 0.25, 16: 0.75}}),
+        ([4, 8, 16], [], 0.4, {16: {4: 0.3, 8: 0.3, 16: 0.4}}),
+        ([2, 9], [[1, 2], [7, 9]], 0.6, {9: {1: 0.2, 2: 0.2, 7: 0.2, 8: 0.2, 9: 0.2}}),
+    ],
+)
+def test_one_view_has_every_count(
+    frames: list[int], ranges: list[list[int]], probability: float, expected: Any
+) -> None:
+    options = ProportionalSamplingOptions(
+        frames=frames, ranges=ranges, largest_probability=probability
+    )
+
+    (view, drawn), *others = ProportionalSamplingTask.views(options).items()
+
+    assert not others
+    assert {view: drawn} == {view: pytest.approx(p) for view, p in expected.items()}
+    assert ProportionalSamplingTask.from_options(nn.Identity(), options).frames == view
+
+
+def test_loss_of_proportional_sampling_is_the_cross_entropy_at_the_drawn_count() -> None:
+    torch.manual_seed(0)
+    task, data = ProportionalSamplingTask(tiny(), 8).eval(), batch((2,))
+
+    outputs = task({"clips": {8: data["clips"][2]}, "label": data["label"]})
+
+    expected = cross_entropy(task.model(data["clips"][2]), data["label"])
+    assert outputs["loss"].item() == pytest.approx(expected, rel=1e-6)
+    assert set(outputs) == {"loss", "loss/ce_8", "logits/8"}
+
+
+def test_loader_draws_a_count_per_step(videos: Path, tmp_path: Path) -> None:
+    """Only its frames are decoded; micro-batches of a step have the same."""
+    more = ("task.largest_probability=0.75", "train.grad_accum_steps=2", "data.on_error=skip")
+    loader = build(videos, tmp_path / "run", *PROPORTIONAL, *more).train_loader
+
+    counts = []
+    for epoch in range(3):
+        loader.sampler.set_epoch(epoch)
+        shapes = [{v: tuple(c.shape) for v, c in b["clips"].items()} for b in loader]
+        assert all(shape == {4: (3, 3, shape[4][2], 16, 16)} for shape in shapes)
+        counts += [shape[4][2] for shape in shapes]
+
+    assert counts[::2] == counts[1::2]
+    assert {*counts} == {2, 4}
+    draws = [loader.sampler.frame_counts(epoch, 2 * step)[4] for epoch, step in np.ndindex(10, 200)]
+    assert draws.count(4) / 2000 == pytest.approx(0.75, abs=4 * (0.75 * 0.25 / 2000) ** 0.5)
+    assert loader.sampler.frame_counts(0, 0)[4] == counts[0]
+
+
+def test_tasks_are_registered_and_keep_the_network_plain() -> None:
+    options = MixedSamplingOptions(frames=[16, 4], mix_probability=0.75)
+    task = TASKS["mixed_sampling"].from_options(nn.Identity(), options)
+
+    assert (task.frames, task.small, task.mix_probability) == (16, 4, 0.75)
+    assert TASKS["mixed_sampling"].views(options) == {4: {4: 1.0}, 16: {16: 1.0}}
+    for name in ("mixed_sampling", "proportional_sampling"):
+        assert issubclass(TASKS[name], PlainTask)
+        assert TASKS[name].conversion(options) is None
+
+
+# --- runs ----------------------------------------------------------------------------------------
+
+
+@TASK_OPTIONS
+def test_resumed_run_equals_an_uninterrupted_one(
+    videos: Path, tmp_path: Path, task: tuple[str, ...]
+) -> None:
+    """With dropout, mixup, micro-batches and exact statistics; in an epoch and in a validation."""
+    more = (*task, "train.mixup=0.8", "train.grad_accum_steps=2", "train.precise_bn=2")
+    more += ("train.ema_decay=0.5", "train.save_steps=1")
+    whole = train(videos, tmp_path / "whole", *more, "data.workers=1")
+
+    for step in (3, STEPS):
+        train_until(step, videos, tmp_path / "run", *more, "train.views=sequential")
+    train(videos, tmp_path / "run", *more)
+
+    assert same_weights(tmp_path / "run", whole)
+    losses = [[entry["loss"] for entry in read_log(tmp_path / name)] for name in ("run", "whole")]
+    assert losses[0] == losses[1]
+    one, other = (load_checkpoint(f / "last.pt")["training"] for f in (tmp_path / "run", whole))
+    assert all(torch.equal(value, other["weights"][key]) for key, value in one["weights"].items())
+
+
+def test_interrupted_validation_draws_the_same_mix(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The random state before a validation is that of the last step, or of a new process."""
+    more = (*MIXED, "train.precise_bn=2", "train.epochs=1")
+    whole = train(videos, tmp_path / "whole", *more)
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ffn.engine.loop.validate", killed)
+        with pytest.raises(KeyboardInterrupt):
+            train(videos, tmp_path / "run", *more)
+    torch.manual_seed(99)
+    train(videos, tmp_path / "run", *more)
+
+    assert same_weights(tmp_path / "run", whole)
+
+
+@TASK_OPTIONS
+def test_ranges_of_counts(videos: Path, tmp_path: Path, task: tuple[str, ...]) -> None:
+    """Mixed sampling mixes one count of the lower range into one of the upper."""
+    run = build(videos, tmp_path / "run", *task, "task.ranges=[[1,2],[3,4]]")
+    seen, model = [], run.train_step.model
+    model.register_forward_pre_hook(lambda _, given: seen.append(given[0].shape[2]))
+
+    for epoch in range(4):
+        run.train_loader.sampler.set_epoch(epoch)
+        batches = iter(run.train_loader)
+        for step in range(STEPS):
+            assert run.train_step.step(batches, number=epoch * STEPS + step, lr=0.1).updated
+
+    assert {*seen} == ({3, 4} if task is MIXED else {1, 2, 3, 4})
+
+
+@TASK_OPTIONS
+def test_two_processes_train_one_network(
+    two_ranks: Ranks, videos: Path, tmp_path: Path, task: tuple[str, ...]
+) -> None:
+    """Proportional sampling: as one process, because all draw the same count."""
+    more = (*task, "train.freeze_bn=true", "model.dropout=0", "optim.lr=0.1")
+    options = config(videos, tmp_path / "two", *more)
+
+    one, other = two_ranks.run(steps_of_run, options)
+
+    assert one["counts"] == other["counts"]
+    assert all(torch.equal(value, other["state"][key]) for key, value in one["state"].items())
+    if task is PROPORTIONAL:
+        alone = steps_of_run(CPU, config(videos, tmp_path / "one", *more))
+        assert alone["counts"] == one["counts"]
+        assert {2, 4} == {*alone["counts"]}
+        for key, value in alone["state"].items():
+            torch.testing.assert_close(one["state"][key], value, rtol=1e-4, atol=1e-6)
+
+
+def moments(inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
+    values = torch.cat([x.detach().double().transpose(0, 1).flatten(1) for x in inputs], 1)
+    return values.mean(1), values.var(1)
+
+
+@TASK_OPTIONS
+def test_exact_statistics_are_those_of_the_clips_of_training(
+    videos: Path, tmp_path: Path, task: tuple[str, ...]
+) -> None:
+    """Of the first norm, over the output of the first convolution."""
+    run = build(videos, tmp_path / "run", *task, "train.precise_bn=4", "train.mixup=0.8")
+    model = run.train_step.model
+
+    assert run.validator.update_statistics(1) == []
+
+    name, conv = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
+    norm = model.get_submodule(f"{name.rpartition('.')[0]}.1")
+    found, unmixed = [], []
+    seed_step(run.train_step.seed, 1, 0)
+    run.train_loader.sampler.set_epoch(1)
+    for one in run.train_loader:
+        large, *small = (
+            run.train_step.normalise(one["clips"][v]) for v in (4, 2) if v in one["clips"]
+        )
+        clip = mix_frames(large, *small, 0.6) if task is MIXED else large
+        found.append(conv(clip.transpose(1, 2).flatten(0, 1)))
+        unmixed.append(conv(large.transpose(1, 2).flatten(0, 1)))
+    mean, variance = moments(found)
+    torch.testing.assert_close(norm.running_mean.double(), mean, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(norm.running_var.double(), variance, rtol=1e-5, atol=1e-6)
+    if task is MIXED:
+        assert not torch.allclose(variance, moments(unmixed)[1], rtol=1e-3)
+    else:
+        assert len({len(x) for x in found}) == 2  # frames of both counts
+
+
+@TASK_OPTIONS
+def test_score_table_and_predictor_know_the_trained_counts(
+    videos: Path, tmp_path: Path, task: tuple[str, ...]
+) -> None:
+    run = build(videos, tmp_path / "run", *task)
+    metrics = {2: {"top1": 30.0}, 3: {"top1": 99.0}, 4: {"top1": 50.0}}
+    assert run.validator.score(metrics) == 40.0
+
+    folder = train(videos, tmp_path / "run", *task, "train.epochs=2")
+
+    meta = load_checkpoint(folder / "best.pt")["meta"]
+    assert meta["trained_frames"] is None  # plain
+    assert {*weights(folder, "best.pt")} == {*tiny().state_dict()}
+    assert {*meta["metrics"]} == {"2", "3", "4"}
+    logged = read_log(folder)[-1]
+    assert {key for key in logged if key.startswith(("loss", "top1"))} == {
+        "loss",
+        "loss/ce_4",
+        "top1/4",
+    }
+    assert Predictor(folder / "best.pt").default_frames == 4
+    given = [str(folder / "config.yaml"), "--weights", str(folder / "best.pt"), "--no-latency"]
+    assert command.main([*given, "--output", str(tmp_path / "test")]) == 0
+    (result,) = load_table(tmp_path / "test/results.json")
+    assert result.trained_frames == (2, 4)
+    assert {row.subnet for row in result.rows} == {None}

@@ -1,0 +1,182 @@
+"""Ensembles against the mean of the saved probabilities, computed in numpy."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from evaluation_toys import CLASSES, ToyVideos, flexible, loader, plain
+from rich.console import Console
+
+from ffn.data import Preprocessing, Protocol
+from ffn.evaluation import (
+    Predictions,
+    Sweep,
+    check_members,
+    ensemble,
+    load_predictions,
+    load_table,
+    print_table,
+    save_predictions,
+    save_table,
+    sweep,
+)
+
+
+def swept(toys: ToyVideos, seed: int, *trained: int) -> Sweep:
+    """A plain network; the frame-flexible one for seed 0."""
+    model = flexible() if seed == 0 else plain(seed)
+    given = {"name": f"net{seed}", "trained_frames": trained or None, "keep_logits": True}
+    return sweep(model, loader(toys, batch_size=4), **given)
+
+
+@pytest.fixture(scope="module", params=["1x1", "2x3"])
+def networks(request: pytest.FixtureRequest) -> list[Sweep]:
+    toys = ToyVideos(31, failed=(4, 20), protocol=Protocol.parse(request.param))
+    return [swept(toys, 0), swept(toys, 1, 4), swept(toys, 2, 6, 4)]
+
+
+def softmax(logits: torch.Tensor) -> np.ndarray:
+    x = logits.double().numpy()
+    x = np.exp(x - x.max(1, keepdims=True))
+    return x / x.sum(1, keepdims=True)
+
+
+def test_probabilities_are_averaged(networks: list[Sweep], tmp_path: Path) -> None:
+    kept = [
+        load_predictions(save_predictions(network, tmp_path / network.name)) for network in networks
+    ]
+
+    result = ensemble(networks)
+
+    found = load_predictions(save_predictions(result, tmp_path / "ensemble"))
+    ok, label = kept[0].ok.numpy(), kept[0].label.numpy()
+    assert ok.sum() == 29
+    assert found.paths == kept[0].paths
+    assert torch.equal(found.ok, kept[0].ok)
+    for row in result.rows:
+        mean = np.mean([softmax(one.logits[row.frames]) for one in kept], 0)
+        np.testing.assert_allclose(softmax(found.logits[row.frames])[ok], mean[ok], rtol=1e-5)
+        np.testing.assert_allclose(found.logits[row.frames].exp()[ok], mean[ok], rtol=1e-5)
+        order = np.argsort(-mean, 1)
+        first, five = ok & (order[:, 0] == label), ok & (order[:, :5] == label[:, None]).any(1)
+        per_class = [first[label == k].mean() for k in range(CLASSES) if (label == k).any()]
+        assert row.top1 == pytest.approx(100 * first.mean(), abs=1e-12)
+        assert row.top5 == pytest.approx(100 * five.mean(), abs=1e-12)
+        assert row.mean_class == pytest.approx(100 * np.mean(per_class), abs=1e-12)
+        assert (row.videos, row.failed) == (31, 2)
+    assert result.failed == networks[0].failed
+
+
+def test_cost_is_the_sum(networks: list[Sweep]) -> None:
+    result = ensemble(networks, name="all")
+
+    assert result.name == "all"
+    assert result.params == sum(one.params for one in networks)
+    for row, *rows in zip(result.rows, *(one.rows for one in networks), strict=True):
+        assert {row.frames} == {one.frames for one in rows}
+        assert row.gmacs == pytest.approx(3 * row.frames * (3 * 3 * 6 * 27 + 54 * 7) / 1e9)
+        assert row.params == sum(one.params for one in rows)
+        assert row.params < result.params  # one sub-network of the frame-flexible one
+        assert row.latency_ms == pytest.approx(sum(one.latency_ms for one in rows))
+        assert row.subnet is None
+    assert result.trained_frames == (2, 4, 6)
+    assert result.measured["networks"] == ["net0", "net1", "net2"]
+    assert (result.protocol, result.crop) == (networks[0].protocol, (8, 8))
+
+
+def test_what_one_network_lacks_the_ensemble_lacks(networks: list[Sweep]) -> None:
+    one, other = networks[:2]
+    rows = tuple(replace(row, latency_ms=None) for row in other.rows)
+
+    result = ensemble([one, replace(other, rows=rows, trained_frames=None)])
+
+    assert result.trained_frames is None
+    assert {row.latency_ms for row in result.rows} == {None}
+
+
+def test_a_video_that_one_network_could_not_read_is_wrong() -> None:
+    readable, fewer = (swept(ToyVideos(9, failed=f), seed) for f, seed in (((), 1), ((3,), 2)))
+
+    result = ensemble([readable, fewer])
+
+    assert result.predictions.ok.tolist() == [i != 3 for i in range(9)]
+    assert {row.failed for row in result.rows} == {1}
+    assert result.failed == ("video_3.mp4: no frames",)
+    assert all(row.top5 <= 100 * 8 / 9 for row in result.rows)
+
+
+def test_tables_show_the_ensemble_as_a_network(networks: list[Sweep], tmp_path: Path) -> None:
+    sweeps = [*networks, ensemble(networks)]
+
+    files = save_table(sweeps, tmp_path)
+
+    assert load_table(files[1]) == [replace(one, predictions=None) for one in sweeps]
+    screen = io.StringIO()
+    print_table(sweeps, Console(file=screen, width=120))
+    assert "ensemble, 8 x 8 pixels" in screen.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"protocol": "9x9"}, "different protocols"),
+        ({"paths": ("other",) * 31}, "different videos"),
+        ({"label": torch.zeros(31, dtype=torch.int64)}, "different labels"),
+        ({"logits": {2: torch.zeros(31, 7)}}, "different frame counts"),
+        ({"logits": {t: torch.zeros(31, 8) for t in (2, 4, 6)}}, "different numbers of classes"),
+        ({"predictions": None}, r"needs the predictions.*keep_logits=True"),
+    ],
+    ids=lambda given: next(iter(given)) if isinstance(given, dict) else None,
+)
+def test_networks_that_were_tested_differently(
+    networks: list[Sweep], change: dict[str, object], message: str
+) -> None:
+    one, other = networks[:2]
+    inside = {k: v for k, v in change.items() if k in Predictions.__annotations__}
+    outside = {k: v for k, v in change.items() if k not in inside}
+    kept = replace(other.predictions, **inside)
+    changed = replace(other, **({"predictions": kept} | outside))
+
+    with pytest.raises(ValueError, match=message):
+        ensemble([one, changed])
+
+
+A = Preprocessing(crop=8, resize=9)
+
+
+@pytest.mark.parametrize(
+    ("members", "message"),
+    [
+        ({"a.pt": (["x"], A)}, "an ensemble of 1 network; give the weights of two or more"),
+        (
+            {"a.pt": (["x", "y"], A), "b.pt": (["x"], A)},
+            "same classes .*; the number of classes is 2 in a.pt and 1 in b.pt",
+        ),
+        (
+            {"a.pt": (["x", "y"], A), "b.pt": (["x", "y"], A), "c.pt": (["x", "z"], A)},
+            "class 1 is 'y' in a.pt and 'z' in c.pt. Leave one of them out",
+        ),
+        (
+            {"a.pt": (["x"], A), "b.pt": (["x"], replace(A, resize=10))},
+            "resize is 9 in a.pt and 10 in b.pt",
+        ),
+        (
+            {"a.pt": (["x"], A), "b.pt": (["x"], replace(A, colour="bgr"))},
+            "colour is 'rgb' in a.pt and 'bgr' in b.pt",
+        ),
+    ],
+)
+def test_networks_of_other_classes_or_preprocessing(
+    members: dict[str, tuple[list[str], Preprocessing]], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_members(members)
+
+
+def test_networks_of_the_same_classes_and_preprocessing() -> None:
+    assert check_members({"a.pt": (["x", "y"], A), "b.pt": (("x", "y"), A)}) is None
