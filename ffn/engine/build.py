@@ -23,6 +23,7 @@ from ffn.engine import build_data, build_network, recipe
 from ffn.engine.checkpoints.checkpointer import Checkpointer
 from ffn.engine.checkpoints.file import versions
 from ffn.engine.checkpoints.folder import RunFolder
+from ffn.engine.compile import with_changing_lengths
 from ffn.engine.config import ConfigError, changed_options, config_to_dict
 from ffn.engine.distributed import World, gather
 from ffn.engine.logs import console
@@ -114,18 +115,20 @@ def build_train_step(
     """
     train = config.train
     build_network.prepare_for_training(config, model, world.device)
+    batch_mix = BatchMix(
+        num_classes,
+        mixup=train.mixup,
+        cutmix=train.cutmix,
+        smoothing=train.label_smoothing,
+        seed=train.seed,
+    )
+    changing = train.compile and build_network.lengths_change(config)
     return TrainStep(
         build_network.build_task(config, model).to(world.device),
         build_network.build_optimiser(config, model),
         world,
         normalise=Normalise(build_data.build_preprocessing(config.data)),
-        batch_mix=BatchMix(
-            num_classes,
-            mixup=train.mixup,
-            cutmix=train.cutmix,
-            smoothing=train.label_smoothing,
-            seed=train.seed,
-        ),
+        batch_mix=with_changing_lengths(batch_mix) if changing else batch_mix,
         precision=train.precision.value,
         sequential=train.views is Views.sequential,
         grad_accum_steps=train.grad_accum_steps,

@@ -189,7 +189,7 @@ def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str
 def _frame_counts(config: Config) -> data.FrameCounts | None:
     """The function that draws the frames of a step; None if every view has its own count."""
     views = TASKS[config.task.name].views(config.task)
-    if all({*drawn} == {view} for view, drawn in views.items()):
+    if all({*numbers} == {view} for view, numbers in views.items()):
         return None
     return data.FrameCounts(
         views, seed=config.train.seed, batches_per_step=config.train.grad_accum_steps

@@ -93,7 +93,7 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
         if config.train.activation_checkpointing:
             checkpoint_blocks(model)
         if config.train.compile:
-            compile_network(model)
+            compile_network(model, lengths_change=lengths_change(config))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{config.model.name}: {error}") from error
 
@@ -114,6 +114,12 @@ def build_task(config: Config, model: nn.Module) -> Task:
             "requires_grad_(False)"
         )
     return task
+
+
+def lengths_change(config: Config) -> bool:
+    """Whether the number of frames of a view changes from step to step."""
+    views = TASKS[config.task.name].views(config.task)
+    return any(len(numbers) > 1 for numbers in views.values())
 
 
 def build_optimiser(config: Config, model: nn.Module) -> torch.optim.Optimizer:

@@ -1,14 +1,18 @@
 """``torch.compile`` for networks that train at several frame counts: one graph per count.
 
-The graph of a count is specialised to its private modules and number of frames. Not compiled:
-losses, optimisers and validation, which would need a graph for each clip length and mode.
+The graph of a count is specialised to its private modules and number of frames. If the number of
+frames of a view changes from step to step, one graph is for all lengths from 3 frames on; clips of
+1 or 2 frames have graphs of their own. Not compiled: losses, optimisers and validation, which would
+need a graph for each clip length and mode.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import torch
 from torch import nn
@@ -18,7 +22,7 @@ from ffn.core import FrameFlexible
 COMPILERS = ("g++", "clang++")
 
 
-def compile_network(model: nn.Module) -> None:
+def compile_network(model: nn.Module, *, lengths_change: bool = False) -> None:
     """Compile a network for training; each graph is compiled at the first clip of its length.
 
     State-dict keys do not change. Deepcopies and extracted networks are not compiled.
@@ -26,6 +30,8 @@ def compile_network(model: nn.Module) -> None:
     Args:
         model: changed in place; frame-flexible, for clips of the trained lengths, or plain, for
             clips of a few lengths. Each batch size needs its own graph, too.
+        lengths_change: the number of frames of a view changes from step to step; its batches pass
+            :func:`with_changing_lengths`.
 
     Raises:
         RuntimeError: the network is on a CPU, and there is no C++ compiler. During training torch
@@ -39,8 +45,23 @@ def compile_network(model: nn.Module) -> None:
             "one, or set train.compile=false"
         )
     flexible = isinstance(model, FrameFlexible)
-    _allow_graphs(len(model.trained_frames) if flexible else 1)
+    graphs = 3 if lengths_change else 1  # of 1, 2, and more frames
+    _allow_graphs(graphs * (len(model.trained_frames) if flexible else 1))
     (model.model if flexible else model).compile(dynamic=False, fullgraph=True)
+
+
+def with_changing_lengths(
+    prepare: Callable[..., dict[str, Any]],
+) -> Callable[..., dict[str, Any]]:
+    """A function that prepares a batch, for a compiled network whose clips change in length."""
+
+    def call(*args: Any, **kwargs: Any) -> dict[str, Any]:
+        batch = prepare(*args, **kwargs)
+        for clip in batch["clips"].values():
+            torch._dynamo.maybe_mark_dynamic(clip, 2)  # (B, C, T, H, W)
+        return batch
+
+    return call
 
 
 def has_compiler() -> bool:

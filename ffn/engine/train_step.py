@@ -16,7 +16,6 @@ from torch.nn.parallel import DistributedDataParallel
 from ffn.data import Normalise
 from ffn.engine.distributed import World, any_of, average_gradients, broadcast_parameters
 from ffn.engine.logs.run_log import BadBatches
-from ffn.engine.mixup import BatchMix
 from ffn.engine.optim import moving_average, set_learning_rate
 from ffn.engine.tasks import Task
 
@@ -52,7 +51,7 @@ class TrainStep:
         optimiser: its groups carry an ``lr_scale``.
         world: the processes.
         normalise: applied to uint8 clips on the device.
-        batch_mix: mixup, CutMix and label smoothing.
+        batch_mix: mixup, CutMix and label smoothing, as :class:`ffn.engine.mixup.BatchMix`.
         precision: "fp32", "bf16" or "fp16" (with a loss scale).
         sequential: run views one after another, each with its own backward; else in one pass.
         grad_accum_steps: micro-batches per step.
@@ -77,7 +76,7 @@ class TrainStep:
         world: World,
         *,
         normalise: Normalise,
-        batch_mix: BatchMix,
+        batch_mix: Callable[..., dict[str, Any]],
         precision: str = "fp32",
         sequential: bool = False,
         grad_accum_steps: int = 1,

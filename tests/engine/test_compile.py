@@ -16,7 +16,7 @@ from ffn import backbones
 from ffn.core import FrameFlexible, convert, extract
 from ffn.engine import compile as compiling
 from ffn.engine.activation_checkpointing import checkpoint_blocks
-from ffn.engine.compile import compile_network, eager, has_compiler
+from ffn.engine.compile import compile_network, eager, has_compiler, with_changing_lengths
 from ffn.engine.tasks import FlexibleTask
 from ffn.engine.train_step import backward_each_view
 
@@ -227,6 +227,26 @@ def test_untrained_lengths_reach_the_limit_of_graphs(backend: None) -> None:
         compile_network(model)
         with pytest.raises(Exception, match=r"fullgraph=True|limit"):
             run()
+
+
+@captured
+def test_ranges_need_a_graph_per_sub_network(backend: None) -> None:
+    """Twenty lengths; one frame has a graph of its own."""
+    model = convert(Small(), {4: (1, 5), 8: (6, 11), 16: (12, 20)}, alter=["head"]).train()
+    plain = copy.deepcopy(model)
+    compile_network(model, lengths_change=True)
+    mark = with_changing_lengths(lambda clip: {"clips": {0: clip}})
+
+    for length in (1, 7, 14, 5, 6, *range(2, 21)):
+        clip = torch.randn(2, 3, length, 4, 4)
+        logits = [network(mark(clip)["clips"][0]) for network in (model, plain)]
+        for each in logits:
+            each.sum().backward()
+        torch.testing.assert_close(*logits)
+
+    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
+    assert graphs() == 4
 
 
 @captured

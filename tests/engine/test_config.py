@@ -67,7 +67,7 @@ def test_defaults_are_the_papers_recipe() -> None:
         ("training.batch_size=8", "did you mean train.batch_size?"),
         ("train=3", "unknown option train;"),
         ("qqq.zzz=3", "tools/train.py --help lists all"),
-        ("task.weight=3", "task flexible has task.name, task.frames, task.private"),
+        ("task.weight=3", "task flexible has task.name, task.frames, task.ranges, task.private"),
     ],
 )
 def test_unknown_option(override: str, hint: str) -> None:
@@ -149,7 +149,8 @@ def test_unknown_task_is_reported_with_the_closest_name() -> None:
 def test_option_of_another_task_is_unknown() -> None:
     (text,) = problems("task.name=plain", "task.frames=[4]", "task.small_views=label")
     assert text == (
-        "command line: unknown option task.small_views; task plain has task.name, task.frames"
+        "command line: unknown option task.small_views; task plain has task.name, task.frames, "
+        "task.ranges"
     )
 
 
@@ -158,7 +159,9 @@ def test_option_of_a_task_that_the_command_line_replaces(tmp_path: Path) -> None
     path = tmp_path / "mine.yaml"
     path.write_text("task: {name: flexible, private: all}\n")
     (text,) = problems("task.name=plain", "task.frames=[8]", path=path)
-    assert text.endswith("unknown option task.private; task plain has task.name, task.frames")
+    assert text.endswith(
+        "unknown option task.private; task plain has task.name, task.frames, task.ranges"
+    )
 
 
 @pytest.mark.parametrize("key", ["sections", "model.name", "data.scales"])
@@ -186,13 +189,18 @@ def test_registered_task_has_its_options() -> None:
     assert (config.task.strength, config.task.rounds) == (0.5, 7)
     assert isinstance(config.task, ToyOptions)
     values = config_to_dict(config)
-    assert values["task"] == {"name": "toy", "frames": [4], "strength": 0.5, "rounds": 7}
+    assert values["task"] == {
+        "name": "toy", "frames": [4], "ranges": [], "strength": 0.5, "rounds": 7
+    }  # fmt: skip
     assert config_from_dict(values) == config
     assert problems("task.name=toy", "task.strength=-1") == ["task.strength is -1.0; at least 0"]
     (text,) = problems("task.name=toy", "task.rounds=many")
     assert "task.rounds: Value 'many'" in text
     (text,) = problems("task.name=toy", "task.distill_weight=2")
-    assert text.endswith("task toy has task.name, task.frames, task.strength, task.rounds")
+    known = "task.name, task.frames, task.ranges, task.strength, task.rounds"
+    assert text.endswith(f"task toy has {known}")
+        "task toy has task.name, task.frames, task.ranges, task.strength, task.rounds"
+    )
 
 
 PACKAGE = """
@@ -314,7 +322,7 @@ def test_round_trip_through_plain_values(tmp_path: Path) -> None:
     values = config_to_dict(config)
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
 
-    assert values["task"] == {"name": "plain", "frames": [3]}
+    assert values["task"] == {"name": "plain", "frames": [3], "ranges": []}
     assert values["data"]["flip"] == "random"  # plain values, no enums
     assert config_from_dict(values) == config
     assert load_config(tmp_path / "config.yaml") == config
@@ -350,7 +358,7 @@ VERSION_0_1 = {
 def test_config_of_version_0_1_is_restored() -> None:
     found = config_to_dict(config_from_dict(VERSION_0_1))
 
-    assert found["task"] == {"name": "plain", "frames": [4]}
+    assert found["task"] == {"name": "plain", "frames": [4], "ranges": []}
     assert found["imports"] == []
     expected = {
         "data": {"decoder": "pyav", "random_erasing": 0.25},
