@@ -199,8 +199,6 @@ def test_registered_task_has_its_options() -> None:
     (text,) = problems("task.name=toy", "task.distill_weight=2")
     known = "task.name, task.frames, task.ranges, task.strength, task.rounds"
     assert text.endswith(f"task toy has {known}")
-        "task toy has task.name, task.frames, task.ranges, task.strength, task.rounds"
-    )
 
 
 PACKAGE = """
@@ -378,7 +376,7 @@ def test_config_of_version_0_1_is_restored() -> None:
 
     flexible = copy.deepcopy(VERSION_0_1)
     flexible["task"] |= {"name": "flexible", "frames": [4, 8], "private": "all"}
-    assert config_to_dict(config_from_dict(flexible))["task"] == flexible["task"]
+    assert config_to_dict(config_from_dict(flexible))["task"] == flexible["task"] | {"ranges": []}
 
 
 def test_config_of_a_newer_version_is_refused() -> None:
