@@ -38,7 +38,9 @@ class FrameCounts:
             if min(drawn, default=0) < 1:
                 raise ValueError(f"view {view} has {sorted(drawn)} frames; expected at least 1")
             if min(drawn.values()) < 0 or not math.isclose(sum(drawn.values()), 1):
-                raise ValueError(f"view {view} has probabilities {dict(drawn)}, which sum not to 1")
+                raise ValueError(
+                    f"the probabilities of view {view} are {dict(drawn)}; their sum must be 1"
+                )
 
     def __call__(self, epoch: int, batch: int) -> dict[int, int]:
         """Draw the number of frames of each view.

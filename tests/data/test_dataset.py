@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -64,6 +65,29 @@ def test_one_decode_fetches_all_views(nested, records, numbers, monkeypatch):
     four, eight = (frames_of(clips[v], numbers) for v in (4, 8))
     assert reads == [sorted({*four, *eight})]
     assert (set(four) <= set(eight)) == nested
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_views_have_the_numbers_of_frames_in_the_key(nested, records, numbers):
+    """A view keeps its name; its clip has the frames of the rule for its number."""
+    dataset = VideoDataset(
+        records, views=(4, 8), preprocessing=PLAIN, train=True, nested=nested, seed=2,
+        transform=TrainTransform(PLAIN, scales=[1.0]),
+    )  # fmt: skip
+    for index, count in enumerate((30, 31, 32, 33)):
+        item = dataset[3, index, 0, {4: 3, 8: 11}]
+        assert {v: clip.shape for v, clip in item["clips"].items()} == {
+            4: (3, 3, 16, 16),
+            8: (3, 11, 16, 16),
+        }
+        generator = np.random.default_rng(np.random.SeedSequence([2, 3, index, 0]))
+        expected = sample_views(count, (3, 11), generator=generator, nested=nested)
+        assert frames_of(item["clips"][4], numbers) == expected[3]
+        assert frames_of(item["clips"][8], numbers) == expected[11]
+
+    same = dataset[3, 0, 0, {4: 6, 8: 6}]["clips"]
+    assert torch.equal(same[4], same[8])
+    assert equal(dataset[3, 0], dataset[3, 0, 0, {4: 4, 8: 8}])
 
 
 @pytest.mark.parametrize(("frames_kept", "decoded_again"), [(1000, 0), (65, 2), (0, 4)])

@@ -1,0 +1,153 @@
+"""Training at ranges of counts: resumed, in two processes, in every mode, and what is saved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine_toys import (
+    build,
+    finish,
+    launch,
+    load_config,
+    read_log,
+    same_weights,
+    train,
+    train_until,
+    weights,
+)
+
+import ffn
+from ffn.engine.build_network import build_model
+from ffn.engine.config import ConfigError
+from ffn.engine.tasks import FlexibleOptions, FlexibleTask
+
+RANGES = ("task.frames=[2,8]", "task.ranges=[[1,4],[5,12]]", "data.test_frames=[1,3,6,16]")
+
+
+def lengths(run: Any) -> list[dict[int, int]]:
+    """Number of frames of each view, per batch of the first epoch."""
+    run.train_loader.sampler.set_epoch(0)
+    return [{v: clip.shape[2] for v, clip in b["clips"].items()} for b in run.train_loader]
+
+
+def test_every_step_has_its_own_lengths(videos: Path, tmp_path: Path) -> None:
+    found = lengths(build(videos, tmp_path / "run", *RANGES, "train.batch_size=2"))
+
+    assert len(found) == 12
+    small, large = (Counter(step[view] for step in found) for view in (2, 8))
+    assert small.keys() <= {1, 2, 3, 4}
+    assert large.keys() <= set(range(5, 13))
+    assert len(small) > 1 < len(large)
+    accumulated = lengths(
+        build(videos, tmp_path / "run", *RANGES, "train.batch_size=4", "train.grad_accum_steps=2")
+    )
+    assert accumulated[::2] == accumulated[1::2] == found[:6]
+
+
+def test_resumed_run_equals_an_uninterrupted_one(videos: Path, tmp_path: Path) -> None:
+    more = (*RANGES, "train.save_steps=1", "train.grad_accum_steps=2", "train.ema_decay=0.9",
+            "train.precise_bn=2")  # fmt: skip
+    whole = train(videos, tmp_path / "whole", *more)
+
+    for step in (1, 3, 5):
+        train_until(step, videos, tmp_path / "run", *more)
+    train(videos, tmp_path / "run", *more, "data.workers=1")
+
+    assert same_weights(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("option", ["train.views=sequential", "data.cache_gib=1"])
+def test_same_training_in_other_modes(videos: Path, tmp_path: Path, option: str) -> None:
+    more = (*RANGES, "model.dropout=0")
+    one = train(videos, tmp_path / "one", *more)
+    other = train(videos, tmp_path / "other", *more, option)
+
+    for key, value in weights(other).items():
+        torch.testing.assert_close(value, weights(one)[key], rtol=1e-4, atol=1e-5)
+
+
+def test_nested_views(videos: Path, tmp_path: Path) -> None:
+    """The frames of the smaller view are frames of the larger one, whatever their numbers."""
+    run = build(
+        videos, tmp_path / "run", *RANGES, "data.nested=true", "data.crop=20", "data.scales=[1]"
+    )
+    for batch in run.train_loader:
+        small, large = batch["clips"][2], batch["clips"][8]
+        for clip, other in zip(small.unbind(0), large.unbind(0), strict=True):
+            frames = {frame.numpy().tobytes() for frame in other.unbind(1)}
+            assert {frame.numpy().tobytes() for frame in clip.unbind(1)} <= frames
+
+
+def test_two_processes_train_as_one(videos: Path, tmp_path: Path) -> None:
+    more = (*RANGES, "train.freeze_bn=true", "model.dropout=0")
+    process = launch(videos, tmp_path / "two", *more, processes=2)
+    one = train(videos, tmp_path / "one", *more)
+    finish(process)
+
+    losses = [[entry["loss"] for entry in read_log(f)] for f in (tmp_path / "two", one)]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    for key, value in weights(tmp_path / "two").items():
+        torch.testing.assert_close(value, weights(one)[key], rtol=1e-4, atol=1e-5)
+
+
+def test_weights_know_their_ranges(videos: Path, tmp_path: Path) -> None:
+    """The owner of a range answers, from a checkpoint and from a published file."""
+    run = train(videos, tmp_path / "run", *RANGES, "train.epochs=1")
+    model, record = ffn.zoo.load_with_record(run / "last.pt")
+    ffn.zoo.save_weights(model, tmp_path / "own.safetensors", record.to_dict() | {"name": "own"})
+    again = ffn.load(tmp_path / "own.safetensors")
+
+    assert record.trained_frames == (2, 8)
+    assert record.ranges == ((1, 4), (5, 12))
+    for network in (model, again):
+        assert network.ranges == {2: (1, 4), 8: (5, 12)}
+        for frames, owner in {1: 2, 4: 2, 5: 8, 12: 8, 30: 8}.items():
+            clip = torch.randn(1, 3, frames, 16, 16)
+            assert torch.equal(network(clip), network(clip, active=owner))
+            assert network.active == owner
+    (validation,) = read_log(run, "val")
+    assert {"top1/1", "top1/2", "top1/3", "top1/6", "top1/8", "top1/16"} <= validation.keys()
+
+
+@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+def test_losses_are_those_of_the_clips(name: str) -> None:
+    """A view's clip of any length runs through the view's sub-network, in every family."""
+    config = load_config(None, [f"model.name={name}", *RANGES, "model.dropout=0"])
+    torch.manual_seed(0)
+    model = build_model(config, 5)
+    task = FlexibleTask.from_options(model, config.task)
+    clips = {2: torch.randn(2, 3, 3, 32, 32), 8: torch.randn(2, 3, 11, 32, 32)}
+    outputs = task({"clips": clips, "label": torch.tensor([1, 4])})
+
+    with torch.no_grad():
+        large, small = (model(clips[v], active=v) for v in (8, 2))  # batch statistics, as above
+    cross_entropy = -(large.log_softmax(1)[[0, 1], [1, 4]]).mean()
+    teacher = large.softmax(1)
+    kl = (teacher * (teacher.log() - small.log_softmax(1))).sum(1).mean()
+    torch.testing.assert_close(outputs["loss/ce_8"], cross_entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs["loss/kl_2"], kl, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "ranges",
+    [
+        "[[1,4]]", "[[1,4],[4,12]]", "[[3,4],[5,12]]", "[[5,12],[1,4]]", "[[4],[5,12]]",
+        "[[0,4],[5,9]]",
+    ],
+)  # fmt: skip
+def test_ranges_that_do_not_fit_are_refused(ranges: str) -> None:
+    with pytest.raises(ConfigError, match=r"task\.ranges is .* give the first and the last count"):
+        load_config(None, ["task.frames=[2,8]", f"task.ranges={ranges}"])
+
+
+def test_a_plain_network_may_have_a_range(videos: Path, tmp_path: Path) -> None:
+    more = ("task.name=plain", "task.frames=[4]", "task.ranges=[[2,9]]", "train.batch_size=2")
+    found = lengths(build(videos, tmp_path / "run", *more))
+
+    assert {frames for step in found for frames in step.values()} <= set(range(2, 10))
+    assert len({step[4] for step in found}) > 2
+    assert FlexibleOptions(frames=[8, 2]).trained_frames == (2, 8)
