@@ -107,6 +107,23 @@ def test_option_protocol_overrides_the_config(
     assert "2x2 is unknown; expected CLIPSxCROPS" in capsys.readouterr().err
 
 
+def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:
+    given = [str(root / "config.yaml"), "--weights", str(root / "plain.safetensors")]
+    given += ["--frames", "1", "6", "--no-latency", "--save-predictions"]
+
+    found = {}
+    for name, more in {"plain": [], "shuffled_plain": ["--shuffle-frames"]}.items():
+        assert main([*given, "--output", str(tmp_path / name), *more]) == 0
+        found[name] = load_predictions(tmp_path / name / f"{name}.predictions.safetensors")
+
+    sweep = load_table(tmp_path / "shuffled_plain" / "results.json")[0]
+    assert sweep.name == "shuffled/plain"
+    ordered, shuffled = (kept.logits for kept in found.values())
+    assert torch.equal(found["plain"].label, found["shuffled_plain"].label)
+    assert torch.equal(ordered[1].nan_to_num(), shuffled[1].nan_to_num())
+    assert not torch.allclose(ordered[6].nan_to_num(), shuffled[6].nan_to_num(), atol=1e-4)
+
+
 def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: Path) -> None:
     config, weights = str(root / "config.yaml"), str(root / "plain.safetensors")
 
