@@ -198,7 +198,8 @@ def _check_sizes(
         raise ValueError(f"all clips have the class {', '.join(names.values())}; expected several")
     if max(counts.values()) < folds:
         raise ValueError(
-            f"the largest class has {max(counts.values())} clips for {folds} folds; use fewer folds"
+            f"every class has fewer clips than there are folds (at most {max(counts.values())} for "
+            f"{folds}); use fewer folds"
         )
     single = [label for label, inside in sorted(groups_of.items()) if len(inside) == 1]
     if single:

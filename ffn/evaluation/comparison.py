@@ -11,12 +11,10 @@ from ffn.evaluation.cross_validation import (
     MEASURES,
     CrossValidation,
     as_percent,
-    cell,
-    description,
     differences,
     summarise_cross_validation,
-    warnings_of,
 )
+from ffn.evaluation.cross_validation_table import cell, description, warnings_of
 from ffn.evaluation.plots import COLOURS, GREY, MARKERS, new_figure, tidy, write_figure
 
 if TYPE_CHECKING:

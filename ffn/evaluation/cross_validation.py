@@ -1,33 +1,24 @@
 """Accuracy of a cross-validation: each clip is tested by networks that were not trained on it.
 
 The training is repeated per fold and seed. A clip counts once per seed; its score is the mean over
-the seeds. Intervals are those of the bootstrap over groups of clips (:mod:`~.bootstrap`).
+the seeds. Intervals are those of the bootstrap over groups of clips (``ffn.evaluation.bootstrap``).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from typing import Any
 
 import numpy as np
-from rich.console import Console
-from rich.markup import escape
-from rich.table import Table
 from torch import Tensor
 
 from ffn.evaluation.bootstrap import LEVEL, RESAMPLES, SEED, Interval, bootstrap_means
 from ffn.evaluation.metrics import accuracy, label_ranks
 
-FEW_GROUPS = 20  # intervals of fewer groups come with a warning
-MEASURES = {
-    "top1": "top-1",
-    "top1_shuffled": "shuffled frames",
-    "class_groups": "class groups",
-    "class_groups_shuffled": "class groups, shuffled",
-}
+MEASURES = ("top1", "top1_shuffled", "class_groups", "class_groups_shuffled")
 
 
 @dataclass(frozen=True)
@@ -197,64 +188,6 @@ def as_percent(interval: Interval) -> dict[str, Any]:
     return {"mean": _percent(interval.mean), "interval": bounds}
 
 
-def print_cross_validation(
-    name: str, summary: Mapping[str, Any], console: Console | None = None
-) -> None:
-    """Print the tables of a cross-validation; rows of trained counts are bold.
-
-    Args:
-        name: of the network.
-        summary: see :func:`summarise_cross_validation`.
-        console: the terminal by default.
-    """
-    console = console or Console()
-    console.print(_main_table(name, summary))
-    if len(_measures(summary)) > 1:
-        console.print(_further_table(summary))
-    console.print(description(summary), markup=False, highlight=False)
-    for text in warnings_of(summary):
-        console.print(f"warning: {text}", style="yellow", markup=False, highlight=False)
-
-
-def warnings_of(summary: Mapping[str, Any]) -> list[str]:
-    """What a reader of the intervals must know: few groups, unreadable clips."""
-    texts = []
-    if summary["groups"] < FEW_GROUPS:
-        texts.append(
-            f"{summary['groups']} groups: with fewer than {FEW_GROUPS}, the intervals are too "
-            "narrow; add clips of other groups"
-        )
-    if summary["unreadable"]:
-        bad = summary["unreadable"]
-        texts.append(
-            f"{len(bad)} clips could not be decoded and count as wrong, the first is {bad[0]}"
-        )
-    return texts
-
-
-def description(summary: Mapping[str, Any]) -> str:
-    """One sentence about the clips, and one about the intervals."""
-    drawn = summary["bootstrap"]
-    text = (
-        f"{summary['clips']} clips of {sum(n > 0 for n in summary['classes'].values())} classes in "
-        f"{summary['groups']} groups, {len(summary['fold_clips'])} folds; the largest class has "
-        f"{summary['majority']:.1f} %. Intervals: {100 * drawn['level']:.0f} %, bootstrap over "
-        f"groups, {drawn['resamples']} resamples, seed {drawn['seed']}"
-    )
-    if "class_groups" in summary:
-        text += (
-            f". Within class groups: {summary['class_groups']['clips']} clips; the largest class "
-            f"of each group has {summary['class_groups']['majority']:.1f} %"
-        )
-    return f"{text}."
-
-
-def cell(block: Mapping[str, Any], sign: str = "") -> str:
-    """``45.1 [38.2, 51.7]``; with sign "+" differences have a sign."""
-    low, high = block["interval"]
-    return f"{block['mean']:{sign}.1f} [{low:{sign}.1f}, {high:{sign}.1f}]"
-
-
 def _measure(scores: np.ndarray, found: CrossValidation) -> list[dict[str, Any]]:
     """The numbers of one measure from its scores (T, S, N), per frame count."""
     keep = ~np.isnan(scores[0, 0])
@@ -284,42 +217,3 @@ def _mean_class(found: CrossValidation, frames: int) -> float:
 
 def _percent(share: float) -> float:
     return round(100 * float(share), 2)
-
-
-def _measures(summary: Mapping[str, Any]) -> list[str]:
-    return [measure for measure in MEASURES if measure in summary["rows"][0]]
-
-
-def _main_table(name: str, summary: Mapping[str, Any]) -> Table:
-    several = len(summary["seeds"]) > 1
-    columns = ["frames", "top-1 (%)", "per class", "folds min-max"]
-    columns += ["seeds min-max"] * several
-    table = _empty_table(name, columns)
-    for row in summary["rows"]:
-        top1 = row["top1"]
-        folds = [value for value in top1["per_fold"] if value is not None]
-        cells = [cell(top1), f"{top1['mean_class']:.1f}", f"{min(folds):.1f}-{max(folds):.1f}"]
-        if several:
-            cells.append(f"{min(top1['per_seed']):.1f}-{max(top1['per_seed']):.1f}")
-        table.add_row(str(row["frames"]), *cells, style=_style(row, summary))
-    return table
-
-
-def _further_table(summary: Mapping[str, Any]) -> Table:
-    measures = _measures(summary)[1:]
-    table = _empty_table("", ["frames", *(MEASURES[measure] for measure in measures)])
-    for row in summary["rows"]:
-        cells = (cell(row[measure]) for measure in measures)
-        table.add_row(str(row["frames"]), *cells, style=_style(row, summary))
-    return table
-
-
-def _empty_table(title: str, columns: Sequence[str]) -> Table:
-    table = Table(title=escape(title) or None)
-    for column in columns:
-        table.add_column(column, justify="right")
-    return table
-
-
-def _style(row: Mapping[str, Any], summary: Mapping[str, Any]) -> str | None:
-    return "bold" if row["frames"] in summary["trained_frames"] else None

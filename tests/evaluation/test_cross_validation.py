@@ -15,10 +15,10 @@ from ffn.evaluation.bootstrap import bootstrap_means
 from ffn.evaluation.cross_validation import (
     CrossValidation,
     parse_class_groups,
-    print_cross_validation,
     right_within,
     summarise_cross_validation,
 )
+from ffn.evaluation.cross_validation_table import print_cross_validation
 
 CLASSES = ("push up", "push down", "pull up", "pull down", "rest")
 LABEL = [0, 0, 1, 2, 3, 4]
