@@ -17,6 +17,8 @@ COMMANDS = {
     "convert_checkpoint": "convert a checkpoint of another repository to weights of ffn",
     "publish": "write a trained network as one weight file with its record",
     "export": "write a sub-network in a deployment format",
+    "crossvalidate": "train and test a config by cross-validation, with confidence intervals",
+    "compare": "compare cross-validated networks, with intervals of their differences",
     "summarise": "average test results over the seeds of a run",
     "zoo": "list weights, or models and their cost",
     "benchmark": "compare throughput and memory of training, inference and reading",

@@ -74,6 +74,7 @@ def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World
         frames=given.frames or config.data.test_frames,
         preprocessing=Preprocessing.from_dict(record.preprocessing),
         protocol=given.protocol,
+        shuffle_frames=given.shuffle_frames,
     )
     batch_size = clips_per_forward(config, world)
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
@@ -81,7 +82,7 @@ def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World
         return sweep(
             model,
             loader,
-            name=_name(weights, record.name),
+            name="shuffled/" * given.shuffle_frames + _name(weights, record.name),
             trained_frames=_trained_frames(record.config),
             precision=given.precision,
             latency=not given.no_latency,
@@ -142,6 +143,12 @@ def _parser() -> argparse.ArgumentParser:
         "--protocol",
         metavar="CLIPSxCROPS",
         help="clips x crops per video: 1x1, 1x3, 2x3 or 10x3; default: data.test_protocol",
+    )
+    parser.add_argument(
+        "--shuffle-frames",
+        action="store_true",
+        help="put the frames of each clip in a random, reproducible order: the accuracy without "
+        "the order of the frames",
     )
     parser.add_argument(
         "--precision",

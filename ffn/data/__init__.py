@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from ffn.data.annotations import read_annotations, read_classes
+from ffn.data.annotations import (
+    AnnotationRow,
+    read_annotation_rows,
+    read_annotations,
+    read_classes,
+    rows_to_records,
+)
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import (
@@ -36,6 +42,7 @@ from ffn.data.watched_loader import LoaderError, watching
 
 __all__ = [
     "DECODERS",
+    "AnnotationRow",
     "ClipSampler",
     "ClipStore",
     "EvalTransform",
@@ -67,9 +74,11 @@ __all__ = [
     "pack",
     "page_order",
     "probe",
+    "read_annotation_rows",
     "read_annotations",
     "read_classes",
     "read_splits",
+    "rows_to_records",
     "sample_views",
     "segment_centre",
     "segment_random",

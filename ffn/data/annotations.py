@@ -35,8 +35,18 @@ _COLUMNS = {
 
 
 @dataclass(frozen=True, slots=True)
-class _Row:
-    """One unparsed entry; `where` is its file and line, for messages."""
+class AnnotationRow:
+    """One unparsed entry of annotations.
+
+    Attributes:
+        where: File and line, for messages.
+        path: As written.
+        label: Class index or class name.
+        frames: Number of frames, or None.
+        start: Start in seconds, or None.
+        end: End in seconds, or None.
+        extra: Cells of the other columns that the reader asked for, in that order.
+    """
 
     where: str
     path: str
@@ -44,6 +54,7 @@ class _Row:
     frames: str | None = None
     start: str | None = None
     end: str | None = None
+    extra: tuple[str, ...] = ()
 
 
 def read_annotations(
@@ -71,13 +82,32 @@ def read_annotations(
     source = Path(source)
     if source.is_dir() and root is not None:
         raise ValueError(f"root is {root}; {source} is a folder per class and takes no root")
-    rows = _read_rows(source)
-    names = read_classes(classes) if isinstance(classes, str | os.PathLike) else classes
-    if not rows:
-        raise ValueError(f"{source} contains no video")
+    rows = read_annotation_rows(source)
+    return rows_to_records(rows, source.parent if root is None else root, classes)
 
+
+def rows_to_records(
+    rows: Sequence[AnnotationRow],
+    root: str | os.PathLike[str],
+    classes: Sequence[str] | str | os.PathLike[str] | None = None,
+) -> tuple[list[Record], list[str]]:
+    """Parse the rows of annotations; see `read_annotations`.
+
+    Args:
+        rows: From `read_annotation_rows`, at least one.
+        root: Folder that relative paths start from.
+        classes: See `read_annotations`.
+
+    Returns:
+        The records in the order of the rows, and the class names.
+
+    Raises:
+        FileNotFoundError: if the file of `classes` does not exist.
+        ValueError: if a number is invalid, or a label is unknown.
+    """
+    names = read_classes(classes) if isinstance(classes, str | os.PathLike) else classes
     labels, names = _label_indices(rows, names)
-    base = source.parent if root is None else Path(root)
+    base = Path(root)
     records = [_to_record(row, label, base) for row, label in zip(rows, labels, strict=True)]
     return records, names
 
@@ -101,9 +131,20 @@ def read_classes(path: str | os.PathLike[str]) -> list[str]:
     return names
 
 
-def _read_rows(source: Path) -> list[_Row]:
-    if source.is_dir():
-        return list(_folder_rows(source))
+def read_annotation_rows(
+    source: str | os.PathLike[str], columns: Sequence[str] = ()
+) -> list[AnnotationRow]:
+    """Read the rows of annotations without parsing their labels and numbers.
+
+    Args:
+        source: See `read_annotations`.
+        columns: Names of columns of a csv whose cells each row also gets, as `extra`.
+
+    Raises:
+        FileNotFoundError: if `source` does not exist.
+        ValueError: if it has no row, a line is invalid, or a column is missing.
+    """
+    source = Path(source)
     if not source.exists():
         folder = source.with_suffix("")
         hint = f"; the folder {folder.name} exists: use its name" if folder.is_dir() else ""
@@ -111,10 +152,22 @@ def _read_rows(source: Path) -> list[_Row]:
             f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
             f"sub-folder per class{hint} (data.train and data.val of a config)"
         )
-    return list(_csv_rows(source) if source.suffix.lower() == ".csv" else _text_rows(source))
+    is_csv = source.suffix.lower() == ".csv" and not source.is_dir()
+    if columns and not is_csv:
+        raise ValueError(
+            f"{source} is not a csv and has no columns {', '.join(columns)}; expected a csv with "
+            f"the header path,label,{','.join(columns)}"
+        )
+    if is_csv:
+        rows = list(_csv_rows(source, columns))
+    else:
+        rows = list(_folder_rows(source) if source.is_dir() else _text_rows(source))
+    if not rows:
+        raise ValueError(f"{source} contains no video")
+    return rows
 
 
-def _folder_rows(folder: Path) -> Iterator[_Row]:
+def _folder_rows(folder: Path) -> Iterator[AnnotationRow]:
     classes = [entry for entry in sorted(folder.iterdir()) if _visible_folder(entry)]
     if not classes:
         raise ValueError(f"{folder} has no sub-folders; expected one per class")
@@ -130,18 +183,19 @@ def _folder_rows(folder: Path) -> Iterator[_Row]:
                 "or folders of frames"
             )
         for video in videos:
-            yield _Row(str(video), os.path.abspath(video), class_folder.name)
+            yield AnnotationRow(str(video), os.path.abspath(video), class_folder.name)
 
 
 def _visible_folder(entry: Path) -> bool:
     return entry.is_dir() and not entry.name.startswith(".")
 
 
-def _csv_rows(path: Path) -> Iterator[_Row]:
+def _csv_rows(path: Path, extra: Sequence[str]) -> Iterator[AnnotationRow]:
     with path.open(encoding="utf-8-sig", newline="") as file:
         table = csv.reader(file)
         header = [name.strip().lower() for name in next(table, [])]
         columns = _find_columns(path, header)
+        others = [_find_column(path, header, name) for name in extra]
         for cells in table:
             if not any(cell.strip() for cell in cells):
                 continue
@@ -152,7 +206,7 @@ def _csv_rows(path: Path) -> Iterator[_Row]:
             for field in ("path", "label"):
                 if values[field] is None:
                     raise ValueError(f"{where}: the {field} is empty")
-            yield _Row(where, **values)
+            yield AnnotationRow(where, **values, extra=tuple(cells[i].strip() for i in others))
 
 
 def _find_columns(path: Path, header: list[str]) -> dict[str, int]:
@@ -170,7 +224,15 @@ def _find_columns(path: Path, header: list[str]) -> dict[str, int]:
     return {field: column for field, column in found.items() if column is not None}
 
 
-def _text_rows(path: Path) -> Iterator[_Row]:
+def _find_column(path: Path, header: list[str], name: str) -> int:
+    if name.lower() in header:
+        return header.index(name.lower())
+    close = get_close_matches(name.lower(), header, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ValueError(f"{path}:1: no column {name!r}; the columns are {', '.join(header)}{hint}")
+
+
+def _text_rows(path: Path) -> Iterator[AnnotationRow]:
     """Split lines `path label` or `path frames label` from the right.
 
     A path may end in " 12". The format is therefore decided for the whole list: three columns if
@@ -193,11 +255,11 @@ def _text_rows(path: Path) -> Iterator[_Row]:
         parts = line.rsplit(None, 2 if counted[n] else 1)
         if len(parts) < 2:
             raise ValueError(f"{where}: {line!r}; expected 'path label' or 'path frames label'")
-        yield _Row(where, parts[0], parts[-1], parts[1] if counted[n] else None)
+        yield AnnotationRow(where, parts[0], parts[-1], parts[1] if counted[n] else None)
 
 
 def _label_indices(
-    rows: Sequence[_Row], classes: Sequence[str] | None
+    rows: Sequence[AnnotationRow], classes: Sequence[str] | None
 ) -> tuple[list[int], list[str]]:
     """Class index of each row, and all class names."""
     if classes is not None:
@@ -220,7 +282,7 @@ def _label_indices(
     return [names.index(row.label) for row in rows], names
 
 
-def _known_label(row: _Row, names: list[str], index: dict[str, int]) -> int:
+def _known_label(row: AnnotationRow, names: list[str], index: dict[str, int]) -> int:
     if row.label in index:
         return index[row.label]
     if row.label.isdigit():
@@ -237,7 +299,7 @@ def _known_label(row: _Row, names: list[str], index: dict[str, int]) -> int:
     )
 
 
-def _to_record(row: _Row, label: int, base: Path) -> Record:
+def _to_record(row: AnnotationRow, label: int, base: Path) -> Record:
     frames = None if row.frames is None else _parse_number(row, "frames", int)
     start = None if row.start is None else _parse_number(row, "start", float)
     end = None if row.end is None else _parse_number(row, "end", float)
@@ -248,7 +310,7 @@ def _to_record(row: _Row, label: int, base: Path) -> Record:
     return Record(os.path.join(base, row.path), label, frames, start, end)
 
 
-def _parse_number(row: _Row, field: str, kind: type) -> int | float:
+def _parse_number(row: AnnotationRow, field: str, kind: type) -> int | float:
     text = getattr(row, field)
     try:
         return kind(text)

@@ -38,6 +38,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
         transform: Training only: crop, flip and augmentation; default `TrainTransform` with its
             defaults.
         protocol: Tests only: clips and crops per video and view.
+        shuffle_frames: Tests only: put the frames of each clip in a random order, which depends on
+            (seed, index, number of frames) only; a control of how much their order matters.
         nested: Whether smaller views are subsets of the largest: max(views) frames are decoded
             instead of up to sum(views).
         seed: First part of the random seed of every sample.
@@ -63,6 +65,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         train: bool = False,
         transform: TrainTransform | None = None,
         protocol: Protocol = Protocol(),  # noqa: B008  frozen
+        shuffle_frames: bool = False,
         nested: bool = False,
         seed: int = 0,
         decoder: str = "auto",
@@ -72,6 +75,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
         cache_bytes: int = 0,
     ) -> None:
         _check_dataset_options(records, views, on_error, train, transform, protocol, nested)
+        if train and shuffle_frames:
+            raise ValueError("shuffle_frames is only used with train=False; omit it")
         transform = TrainTransform(preprocessing) if transform is None else transform
         if transform.preprocessing != preprocessing:
             raise ValueError("transform has another preprocessing; pass the same to both")
@@ -79,6 +84,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self._numbers = {view: view for view in self.views}
         self.worker_status: WorkerStatus | None = None  # set in the workers of a WatchedLoader
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
+        self.shuffle_frames = shuffle_frames
         self.nested, self.seed, self.on_error = nested, seed, on_error
         self.decoder, self.pattern = decoder, pattern
         self._source = source or self._open_file
@@ -126,6 +132,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
         generator = np.random.default_rng(np.random.SeedSequence([self.seed, *key]))
         count, read = self._open(record, key[1])
         indices = self._clip_indices(count, sorted({*numbers.values()}), generator)
+        if self.shuffle_frames:
+            indices = {n: self._shuffled(clips, (key[1], n)) for n, clips in indices.items()}
 
         union = sorted({i for clips in indices.values() for clip in clips for i in clip})
         frames = read(union)
@@ -154,6 +162,11 @@ class VideoDataset(Dataset[dict[str, Any]]):
         random = generator if self.train else None
         views = sample_views(count, numbers, rule=rule, generator=random, nested=self.nested)
         return {number: [indices] for number, indices in views.items()}
+
+    def _shuffled(self, clips: list[list[int]], key: tuple[int, int]) -> list[list[int]]:
+        """The frame indices of each clip in an order drawn from (seed, index, frames)."""
+        generator = np.random.default_rng(np.random.SeedSequence([self.seed, *key]))
+        return [generator.permutation(clip).tolist() for clip in clips]
 
     def _open(self, record: Record, index: int) -> tuple[int, Callable[[list[int]], Tensor]]:
         """Number of frames in the record's time range, and a function that reads some of them."""

@@ -90,10 +90,12 @@ def build_test_loader(
     frames: Sequence[int],
     preprocessing: data.Preprocessing,
     protocol: str | None = None,
+    shuffle_frames: bool = False,
 ) -> DataLoader:
     """Validation batches with a clip per frame count; each video is on one process only.
 
     A batch holds fewer videos if the protocol takes several clips and crops per video.
+    ``shuffle_frames`` puts the frames of each clip in a random order.
     """
     parsed = data.Protocol.parse(protocol or config.data.test_protocol)
     dataset = data.VideoDataset(
@@ -101,6 +103,7 @@ def build_test_loader(
         views=frames,
         preprocessing=preprocessing,
         protocol=parsed,
+        shuffle_frames=shuffle_frames,
         on_error=config.data.on_error.value,
         **_frame_source(config.data, _open_store(config.data, resize=preprocessing.resize)),
     )

@@ -205,6 +205,23 @@ def test_ensemble_of_two_processes_is_that_of_one(root: Path, tmp_path: Path) ->
     torch.testing.assert_close(kept[0].logits[3], kept[1].logits[3], equal_nan=True)
 
 
+def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:
+    given = [str(root / "config.yaml"), "--weights", str(root / "plain.safetensors")]
+    given += ["--frames", "1", "6", "--no-latency", "--save-predictions"]
+
+    found = {}
+    for name, more in {"plain": [], "shuffled_plain": ["--shuffle-frames"]}.items():
+        assert main([*given, "--output", str(tmp_path / name), *more]) == 0
+        found[name] = load_predictions(tmp_path / name / f"{name}.predictions.safetensors")
+
+    sweep = load_table(tmp_path / "shuffled_plain" / "results.json")[0]
+    assert sweep.name == "shuffled/plain"
+    ordered, shuffled = (kept.logits for kept in found.values())
+    assert torch.equal(found["plain"].label, found["shuffled_plain"].label)
+    assert torch.equal(ordered[1].nan_to_num(), shuffled[1].nan_to_num())
+    assert not torch.allclose(ordered[6].nan_to_num(), shuffled[6].nan_to_num(), atol=1e-4)
+
+
 def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: Path) -> None:
     config, weights = str(root / "config.yaml"), str(root / "plain.safetensors")
 

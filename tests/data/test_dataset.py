@@ -202,6 +202,7 @@ def test_unreadable_video_fails_or_is_marked(train, records, tmp_path):
         ({"on_error": "ignore"}, "expected 'fail' or 'skip'"),
         ({"transform": TrainTransform(PLAIN)}, "only used with train=True"),
         ({"train": True, "protocol": Protocol(2, 1)}, "2x1 is only used with train=False"),
+        ({"train": True, "shuffle_frames": True}, "shuffle_frames is only used with train=False"),
         ({"nested": True, "protocol": Protocol(2, 1)}, "2x1 has several clips"),
         (
             {"train": True, "transform": TrainTransform(Preprocessing(crop=8, resize=16))},
@@ -213,3 +214,42 @@ def test_unreadable_video_fails_or_is_marked(train, records, tmp_path):
 def test_refuses(options, message, records):
     with pytest.raises(ValueError, match=message):
         VideoDataset(**{"records": records, "views": (4,), "preprocessing": PLAIN, **options})
+
+
+def test_shuffled_clips_have_the_same_frames_in_another_order(records, numbers):
+    options = {"views": (4, 12), "preprocessing": PLAIN}
+    ordered, shuffled = (
+        VideoDataset(records, **options),
+        VideoDataset(records, shuffle_frames=True, **options),
+    )
+    orders = set()
+    for index in range(4):
+        item, other = ordered[index], shuffled[index]
+        assert (other["label"], other["index"], other["ok"]) == (index, index, True)
+        for view in (4, 12):
+            before = frames_of(item["clips"][view], numbers)
+            after = frames_of(other["clips"][view], numbers)
+            assert sorted(after) == before
+            orders.add(tuple(before.index(frame) for frame in after))
+        assert after != before
+    assert len(orders) > 4  # the order differs between videos
+
+
+def test_order_of_shuffled_clips_depends_on_seed_index_and_frames_only(records):
+    def clip(views, seed=0, key=2):
+        return VideoDataset(
+            records, views=views, preprocessing=PLAIN, shuffle_frames=True, seed=seed
+        )[key]["clips"][12]
+
+    assert torch.equal(clip((12,)), clip((4, 12, 40)))
+    assert torch.equal(clip((12,)), clip((12,), key=(5, 2)))
+    assert not torch.equal(clip((12,)), clip((12,), seed=1))
+
+
+def test_several_clips_are_shuffled_one_by_one(records, numbers):
+    options = {"views": (6,), "preprocessing": PLAIN, "protocol": Protocol(2, 1)}
+    before = VideoDataset(records, **options)[0]["clips"][6]  # (2, C, T, H, W)
+    after = VideoDataset(records, shuffle_frames=True, **options)[0]["clips"][6]
+    for one, other in zip(before, after, strict=True):
+        assert sorted(frames_of(other, numbers)) == frames_of(one, numbers)
+        assert not torch.equal(one, other)

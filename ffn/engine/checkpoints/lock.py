@@ -28,12 +28,15 @@ class FolderInUse(RunError):
 
 
 @contextmanager
-def lock_folder(folder: Path, wait: float = WAIT) -> Iterator[str | None]:
+def lock_folder(
+    folder: Path, wait: float = WAIT, option: str = "log.output"
+) -> Iterator[str | None]:
     """Create a folder, and lock it with the file ``.lock`` in it.
 
     Args:
         folder: of a run.
         wait: seconds to wait for another run to end.
+        option: that names the folder, for messages.
 
     Yields:
         A warning if the file system has no locks; else None.
@@ -43,7 +46,7 @@ def lock_folder(folder: Path, wait: float = WAIT) -> Iterator[str | None]:
         RunError: the folder cannot be created or written.
     """
     lock, owner = FileLock(folder / ".lock", timeout=wait), folder / ".lock.json"
-    note = _acquire(lock, folder, owner)
+    note = _acquire(lock, folder, owner, option)
     try:
         _write_owner(owner)
         yield note
@@ -53,17 +56,18 @@ def lock_folder(folder: Path, wait: float = WAIT) -> Iterator[str | None]:
         lock.release()
 
 
-def _acquire(lock: BaseFileLock, folder: Path, owner: Path) -> str | None:
+def _acquire(lock: BaseFileLock, folder: Path, owner: Path, option: str) -> str | None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        raise FolderInUse(_in_use(folder, owner, soft=isinstance(lock, SoftFileLock))) from None
+        soft = isinstance(lock, SoftFileLock)
+        raise FolderInUse(_in_use(folder, owner, option, soft=soft)) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise RunError(
                 f"cannot write to {folder}: {error.strerror}; check its permissions, or "
-                "choose another log.output"
+                f"choose another {option}"
             ) from error
     else:
         if not isinstance(lock, SoftFileLock):  # filelock's fallback without flock
@@ -74,7 +78,7 @@ def _acquire(lock: BaseFileLock, folder: Path, owner: Path) -> str | None:
     )
 
 
-def _in_use(folder: Path, owner: Path, *, soft: bool) -> str:
+def _in_use(folder: Path, owner: Path, option: str, *, soft: bool) -> str:
     """The message of `FolderInUse`."""
     try:
         known = json.loads(owner.read_text())
@@ -82,8 +86,7 @@ def _in_use(folder: Path, owner: Path, *, soft: bool) -> str:
     except (OSError, ValueError, KeyError, TypeError):
         who = "another process"
     text = (
-        f"{folder} is in use: {who} trains there. Wait for it, stop it, or choose another "
-        "log.output"
+        f"{folder} is in use: {who} trains there. Wait for it, stop it, or choose another {option}"
     )
     if soft:  # a lock file remains when its process is killed
         text += f". If that process has ended, remove {folder / '.lock'}"

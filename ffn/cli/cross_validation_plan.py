@@ -1,0 +1,127 @@
+"""The trainings and tests of a cross-validation: plan, lists, configs and commands."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import yaml
+
+from ffn.datasets.folds import GroupedClips, write_fold_lists
+from ffn.engine.config import changed_options, config_to_dict
+from ffn.engine.jobs import Job
+from ffn.engine.options import Config
+from ffn.evaluation.cross_validation_folder import CrossValidationFolder
+from ffn.files import write_text
+
+# Runs a command of ffn in a subprocess that stops when this process has ended.
+PROGRAM = (
+    "from ffn.engine.jobs import end_with_parent; end_with_parent(); "
+    "from ffn.cli import main; raise SystemExit(main())"
+)
+
+
+def write_plan(
+    folder: CrossValidationFolder,
+    clips: GroupedClips,
+    fold_of: Sequence[int],
+    config: Config,
+    given: argparse.Namespace,
+) -> None:
+    """Write the plan and the lists of the folds, or check those in the folder.
+
+    Before the first training has started, the plan may change.
+
+    Raises:
+        ValueError: the folder belongs to another cross-validation.
+        FileExistsError: the folder has other files.
+    """
+    plan = {
+        "config": config_to_dict(config),
+        "annotations": given.annotations,
+        "where": given.where,
+        "group_column": given.group,
+        "folds": given.folds,
+        "fold_seed": given.fold_seed,
+        "fingerprint": clips.fingerprint(fold_of),
+        "classes": clips.classes,
+        "path": [row.path for row in clips.rows],
+        "label": clips.labels,
+        "group": clips.groups,
+        "fold": list(fold_of),
+    }
+    if folder.has_plan and any(path.is_dir() for path in folder.path.glob("seed_*/fold_*")):
+        _check_plan(folder, plan, config)
+        return
+    others = {path for path in folder.path.iterdir() if not path.name.startswith(".")}
+    if not folder.has_plan and others - {folder.lists, folder.classes}:
+        raise FileExistsError(
+            f"{folder.path} has files and is no cross-validation; use another --output"
+        )
+    shutil.rmtree(folder.lists, ignore_errors=True)
+    write_fold_lists(clips, fold_of, folder.lists)
+    write_text(folder.classes, "".join(f"{name}\n" for name in clips.classes))
+    folder.write_plan(plan)
+
+
+def _check_plan(folder: CrossValidationFolder, plan: dict[str, Any], config: Config) -> None:
+    before = folder.plan
+    changed = changed_options(before["config"], config)
+    changed += [
+        f"{key} {before[key]} -> {plan[key]}"
+        for key in ("group_column", "folds", "fold_seed")
+        if before[key] != plan[key]
+    ]
+    if not changed and before["fingerprint"] != plan["fingerprint"]:
+        sizes = f"{len(before['path'])} -> {len(plan['path'])} clips"
+        changed.append(f"clips, labels or groups of the annotations, {sizes}")
+    if changed:
+        raise ValueError(
+            f"{folder.path} belongs to a cross-validation with other options or clips "
+            f"({'; '.join(changed[:5])}). Use another --output, or those of that cross-validation"
+        )
+
+
+def fold_job(
+    folder: CrossValidationFolder,
+    config: Config,
+    seed: int,
+    fold: int,
+    frames: Sequence[int],
+    *,
+    shuffled: bool,
+) -> Job | None:
+    """The training of a fold and its tests; None if all predictions are there."""
+    kinds = [False, True] if shuffled else [False]
+    missing = [k for k in kinds if folder.predictions(seed, fold, frames, shuffled=k) is None]
+    if not missing:
+        return None
+    _write_config(folder, config, seed, fold)
+    source, run = str(folder.config(seed, fold)), folder.run(seed, fold)
+    commands = [["train", source]]
+    for kind in missing:
+        # The last weights, not the best ones: the test clips must not be used for a choice.
+        command = ["test", source, "--weights", str(run / "last.pt")]
+        command += ["--output", str(folder.test(seed, fold, shuffled=kind))]
+        command += ["--save-predictions", "--no-latency", *(["--shuffle-frames"] if kind else [])]
+        commands.append([*command, "--frames", *map(str, frames)])
+    return Job(
+        name=f"seed {seed}, fold {fold}",
+        commands=[[sys.executable, "-c", PROGRAM, *command] for command in commands],
+        log=run.with_suffix(".log"),
+    )
+
+
+def _write_config(folder: CrossValidationFolder, config: Config, seed: int, fold: int) -> None:
+    values: dict[str, Any] = config_to_dict(config)
+    lists = folder.lists / f"fold_{fold}"
+    names = {"train": lists / "train.csv", "val": lists / "test.csv", "classes": folder.classes}
+    values["data"] |= {key: str(path.resolve()) for key, path in names.items()}
+    values["train"]["seed"] = seed
+    values["log"]["output"] = str(folder.run(seed, fold).resolve())
+    path = folder.config(seed, fold)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, yaml.safe_dump(values, sort_keys=False, allow_unicode=True))

@@ -1,0 +1,254 @@
+"""``tools/crossvalidate.py CONFIG --annotations F --output D``: group-wise cross-validation."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ffn.cli.arguments import positive_int
+
+if TYPE_CHECKING:
+    from ffn.datasets.folds import GroupedClips
+    from ffn.engine.jobs import Job
+    from ffn.engine.options import Config
+    from ffn.evaluation.cross_validation_folder import CrossValidationFolder
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, train and test all folds, print and write the results; returns the exit status."""
+    given = _parser().parse_intermixed_args(arguments)
+
+    from ffn.engine.config import load_config
+    from ffn.engine.failures import EXIT_FAILED, REPORTED
+    from ffn.engine.jobs import JobError
+    from ffn.engine.signals import EXIT_STOPPED, StoppedError
+
+    try:
+        if int(os.environ.get("WORLD_SIZE", 1)) > 1:
+            raise ValueError("it starts its processes itself; run it without torchrun")
+        _cross_validate(given, load_config(given.config, given.options))
+    except StoppedError as error:
+        print(f"crossvalidate.py: {error}; the same command continues", file=sys.stderr)
+        return EXIT_STOPPED
+    except (*REPORTED, JobError) as error:
+        print(f"crossvalidate.py: {error}", file=sys.stderr)
+        return EXIT_FAILED
+    except KeyboardInterrupt:  # outside the trainings
+        return 128 + signal.SIGINT
+    return 0
+
+
+def _cross_validate(given: argparse.Namespace, config: Config) -> None:
+    from ffn.cli.cross_validation_plan import fold_job, write_plan
+    from ffn.datasets.folds import assign_folds
+    from ffn.engine.checkpoints.file import versions
+    from ffn.engine.checkpoints.lock import lock_folder
+    from ffn.engine.config import config_to_dict
+    from ffn.engine.jobs import run_jobs
+    from ffn.engine.signals import StopRequest
+    from ffn.evaluation.cross_validation import parse_class_groups, summarise_cross_validation
+    from ffn.evaluation.cross_validation_folder import CrossValidationFolder
+    from ffn.evaluation.cross_validation_table import print_cross_validation
+
+    clips = _read_clips(given, config)
+    class_groups = parse_class_groups(given.class_groups, clips.classes)
+    frames = sorted({*(given.frames or [*config.task.frames, *config.data.test_frames])})
+    seeds = list(dict.fromkeys(given.seeds))
+    fold_of = assign_folds(
+        clips.labels, clips.groups, given.folds, seed=given.fold_seed, classes=clips.classes
+    )
+    folder = CrossValidationFolder(Path(given.output))
+    with lock_folder(folder.path, option="--output") as note, StopRequest() as stop:
+        if note:
+            print(f"warning: {note}", file=sys.stderr)
+        write_plan(folder, clips, fold_of, config, given)
+        runs = [(seed, fold) for seed in seeds for fold in range(given.folds)]
+        jobs = {}
+        for seed, fold in runs:
+            job = fold_job(folder, config, seed, fold, frames, shuffled=given.shuffled)
+            if job is not None:
+                jobs[job.name] = (job, seed, fold)
+        _print_start(clips, fold_of, given, len(runs), len(jobs))
+        ended = len(runs) - len(jobs)
+
+        def on_end(job: Job, seconds: float) -> None:
+            nonlocal ended
+            ended += 1
+            accuracy = _fold_accuracy(folder, *jobs[job.name][1:], frames)
+            print(f"[{ended}/{len(runs)}] {job.name}: {accuracy}; {seconds:.0f} s", flush=True)
+
+        todo = [job for job, _, _ in jobs.values()]
+        run_jobs(todo, parallel=given.jobs, stop=stop, on_end=on_end)
+
+        found = folder.load(
+            folder.path.resolve().name,
+            trained_frames=sorted(config.task.frames),
+            seeds=seeds,
+            frames=frames,
+            shuffled=given.shuffled,
+            class_groups=[[clips.classes[c] for c in group] for group in class_groups],
+        )
+        summary = summarise_cross_validation(found)
+        about = {"config": config_to_dict(config), "versions": versions()}
+        plan = {k: folder.plan[k] for k in ("annotations", "where", "group_column", "fold_seed")}
+        path = folder.write_results({**plan, **summary, **about})
+    print_cross_validation(found.name, summary)
+    print(path)
+
+
+def _read_clips(given: argparse.Namespace, config: Config) -> GroupedClips:
+    """Read the clips and check that their files exist."""
+    from ffn.datasets.folds import read_grouped_clips
+    from ffn.engine.options import DataFormat
+
+    where = defaultdict(list)
+    for text in given.where:
+        column, equals, value = text.partition("=")
+        if not equals:
+            raise ValueError(f"--where {text} has no '='; expected COLUMN=VALUE")
+        where[column].append(value)
+    data = config.data
+    clips = read_grouped_clips(
+        given.annotations,
+        root=data.root,
+        group=given.group,
+        where=where,
+        classes=None if data.classes is None else Path(data.root) / data.classes,
+    )
+    missing = [record.path for record in clips.records if not os.path.exists(record.path)]
+    if missing and data.format is DataFormat.video:
+        raise FileNotFoundError(
+            f"{len(missing)} of {len(clips.rows)} clips do not exist, the first is {missing[0]}; "
+            f"paths start from data.root={data.root}"
+        )
+    if given.group is None:
+        print(
+            "warning: without --group each file is its own group. If several files show the same "
+            "person, scene or source video, training and test have near-duplicates, and the "
+            "accuracy is too high",
+            file=sys.stderr,
+        )
+    return clips
+
+
+def _print_start(
+    clips: GroupedClips, fold_of: Sequence[int], given: argparse.Namespace, runs: int, todo: int
+) -> None:
+    groups = Counter(dict(zip(clips.groups, fold_of, strict=True)).values())
+    sizes = Counter(fold_of)
+    print(
+        f"{len(clips.rows)} clips of {len(set(clips.labels))} classes in {len(set(clips.groups))} "
+        f"groups; clips (groups) of the folds: "
+        + ", ".join(f"{sizes[fold]} ({groups[fold]})" for fold in sorted(sizes))
+    )
+    done = f"; {runs - todo} are finished" if todo < runs else ""
+    print(
+        f"{runs} trainings, {given.jobs} at a time{done}; console output: "
+        f"{Path(given.output) / 'seed_*' / 'fold_*.log'}",
+        flush=True,
+    )
+
+
+def _fold_accuracy(
+    folder: CrossValidationFolder, seed: int, fold: int, frames: Sequence[int]
+) -> str:
+    """Top-1 of one fold, for the console."""
+    from ffn.evaluation import accuracy, label_ranks
+
+    kept = folder.predictions(seed, fold, frames)
+    if kept is None:
+        raise ValueError(
+            f"seed {seed}, fold {fold} has no predictions for its clips; see "
+            f"{folder.run(seed, fold).with_suffix('.log')}"
+        )
+
+    def shown() -> Iterator[str]:
+        for count in frames:
+            top1 = accuracy(label_ranks(kept.logits[count], kept.label), kept.label)["top1"]
+            yield f"{count}f {top1:.1f}"
+
+    return f"top-1 {', '.join(shown())}"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="crossvalidate.py",
+        description="Train and test a config by cross-validation: the clips are split into folds, "
+        "whole groups at a time; each fold is tested by a network that was trained on the others. "
+        "Prints and writes accuracy with confidence intervals. The same command continues an "
+        "interrupted cross-validation, and adds seeds, frame counts or measures to a finished "
+        "one. See docs/cross_validation.md. Exit status: 0 finished; 2 error, with a message that "
+        "names the cause; 75 stopped by a signal.",
+    )
+    option = parser.add_argument
+    option("config", metavar="CONFIG", help="YAML file, as for tools/train.py")
+    option("options", nargs="*", metavar="key=value", help="options that override the config")
+    option(
+        "--annotations",
+        required=True,
+        metavar="FILE",
+        help="csv with a header: path, label, a group column; paths start from data.root",
+    )
+    option("--output", required=True, metavar="FOLDER", help="folder for all files")
+    option(
+        "--group",
+        metavar="COLUMN",
+        help="column with the person, scene or source video of a clip; default: each file is its "
+        "own group",
+    )
+    option(
+        "--where",
+        action="append",
+        default=[],
+        metavar="COLUMN=VALUE",
+        help="use only the rows with this value; several values of one column are alternatives",
+    )
+    option("--folds", type=positive_int, default=5, metavar="K", help="number of folds; default: 5")
+    option("--fold-seed", type=_seed, default=0, metavar="S", help="seed of the folds; default: 0")
+    option(
+        "--seeds",
+        type=_seed,
+        nargs="+",
+        default=[0],
+        metavar="S",
+        help="seeds of the trainings (train.seed), with the same folds; default: 0",
+    )
+    option(
+        "--frames",
+        nargs="+",
+        type=positive_int,
+        metavar="T",
+        help="frames of a test clip; default: task.frames and data.test_frames",
+    )
+    option(
+        "--shuffled",
+        action="store_true",
+        help="also test every clip with its frames in a random, reproducible order",
+    )
+    option(
+        "--class-groups",
+        nargs="+",
+        default=[],
+        metavar="A,B",
+        help="also report the accuracy if the group of the class is known, for groups of classes",
+    )
+    option(
+        "--jobs",
+        type=positive_int,
+        default=1,
+        metavar="N",
+        help="trainings at a time; they share the CPU threads, and use the GPUs in turn",
+    )
+    return parser
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
+    return int(text)
