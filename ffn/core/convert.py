@@ -12,7 +12,7 @@ from torch import nn
 
 from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import TrainedFrames, frame_ranges
+from ffn.core.selection import frame_ranges
 
 # _NormBase: BatchNorm, SyncBatchNorm and InstanceNorm of every rank.
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -24,7 +24,7 @@ Selection = str | Callable[[str, nn.Module], bool]
 class ConversionReport:
     """Result of a conversion: names of private modules and altered places, parameter counts."""
 
-    trained_frames: dict[int, tuple[int, int]]  # with their ranges
+    ranges: dict[int, tuple[int, int]]  # by trained count
     private: tuple[str, ...]
     altered: tuple[str, ...]
     parameters_before: int
@@ -32,8 +32,7 @@ class ConversionReport:
 
     def __str__(self) -> str:
         added = self.parameters_after - self.parameters_before
-        ranges = self.trained_frames.values()
-        counts = [f"{low}" if low == high else f"{low}-{high}" for low, high in ranges]
+        counts = [f"{a}-{b}" if a < b else f"{a}" for a, b in self.ranges.values()]
         return (
             f"frame-flexible at {', '.join(counts)} frames: "
             f"{len(self.private)} private modules and {len(self.altered)} weight alterations per "
@@ -44,7 +43,7 @@ class ConversionReport:
 
 def convert(
     model: nn.Module,
-    trained_frames: TrainedFrames,
+    trained_frames: Iterable[int],
     *,
     private: Selection = "norms",
     alter: str | Sequence[str] = "sites",
@@ -92,12 +91,11 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
     frame-flexible or ``frames`` is not trained.
     """
     if not isinstance(model, FrameFlexible):
-        got = type(model).__name__
-        raise ValueError(f"extract takes a FrameFlexible network, not {got}; unwrap DDP first")
+        raise ValueError(f"model is a {type(model).__name__}, not FrameFlexible; unwrap DDP first")
     if frames not in model.trained_frames:
         raise ValueError(
-            f"no sub-network for {frames} frames; trained are {model.trained_frames}. The one you "
-            "extract runs any number of frames: use the trained count nearest to yours."
+            f"no sub-network for {frames} frames; trained are {model.trained_frames}. Extract the "
+            "nearest one: it runs any number of frames."
         )
     network = copy.deepcopy(model.model)
     private = [module for module in network.modules() if isinstance(module, PrivateModules)]
@@ -107,15 +105,12 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
 
 def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module]:
     """Modules to make private, by name; none is inside another."""
-    rules: dict[str, Callable[[str, nn.Module], bool]] = {
-        "norms": lambda name, module: isinstance(module, NORMS),
-        "all": lambda name, module: isinstance(module, NORMS) or len(module._parameters) > 0,
-    }
     if private == "none":
         return {}
-    if isinstance(private, str) and private not in rules:
+    if isinstance(private, str) and private not in ("norms", "all"):
         raise ValueError(f'private is "{private}"; allowed: "norms", "none", "all", or a function')
-    rule = rules[private] if isinstance(private, str) else private
+    types = nn.Module if private == "all" else NORMS
+    rule = private if callable(private) else lambda _, m: isinstance(m, types) and m._parameters
 
     chosen: dict[str, nn.Module] = {}
     for name, module in model.named_modules():
@@ -153,8 +148,7 @@ def _put_alterations(
 
     names = [n for n in free if any(fnmatch.fnmatchcase(n, pattern) for pattern in alter)]
     if not names:
-        like = f"{type(model).__name__}; names look like {', '.join(list(free)[:3])}"
-        raise ValueError(f"alter={list(alter)} matches no module of {like}")
+        raise ValueError(f"alter={list(alter)} matches none of {', '.join(list(free)[:3])}, …")
     for name in names:
         free[name].alteration = alterations(*_input_channels(name, free[name]))
         free[name].register_forward_pre_hook(_alter_input)
@@ -172,8 +166,7 @@ def _input_channels(name: str, module: nn.Module) -> tuple[int, int]:
     if isinstance(getattr(module, "in_channels", None), int):
         return module.in_channels, 1
     raise ValueError(
-        f"{name} is a {type(module).__name__}, whose number of input channels is unknown. Name "
-        "convolutions or linear layers in alter=."
+        f"{name} is a {type(module).__name__}; name convolutions or linear layers in alter="
     )
 
 

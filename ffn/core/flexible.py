@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from torch import Tensor, compiler, nn
 
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import TrainedFrames, frame_ranges, nearest
+from ffn.core.selection import frame_ranges, nearest
 
 
 class FrameFlexible(nn.Module):
@@ -22,15 +23,14 @@ class FrameFlexible(nn.Module):
 
     Args:
         model: a network that contains :class:`PrivateModules`.
-        trained_frames: the frame counts of the private modules; see :func:`ffn.convert`.
-        frame_dim: the dimension of T in a clip.
+        trained_frames, frame_dim: see :func:`ffn.convert`.
         report: of the conversion; printable.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        trained_frames: TrainedFrames,
+        trained_frames: Iterable[int],
         *,
         frame_dim: int = 2,
         report: object = None,

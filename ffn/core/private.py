@@ -12,10 +12,7 @@ from torch import Tensor, nn
 class PrivateModules(nn.ModuleDict):
     """One module per trained frame count; ``forward`` runs the module of the ``active`` count.
 
-    State-dict keys contain the count: ``bn1.16.weight``.
-
-    Args:
-        modules: the modules by frame count. Initially, the largest count is active.
+    State-dict keys contain the count: ``bn1.16.weight``. Initially, the largest count is active.
     """
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:

@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
-# Trained counts, or each trained count with the first and the last count of its range.
-TrainedFrames = Iterable[int] | Mapping[int, Iterable[int]]
 
-
-def nearest(frames: int, trained_frames: TrainedFrames) -> int:
+def nearest(frames: int, trained_frames: Iterable[int]) -> int:
     """Return the trained frame count nearest to ``frames``; of two equally near ones, the larger.
 
     For (4, 8, 16): 5 frames give 4, 6 give 8, 12 give 16 and 40 give 16. A count with a range is as
     near as its range: for {4: (2, 5), 8: (6, 9), 16: (10, 20)}, 10 frames give 16.
 
-    Raises:
-        ValueError: ``frames`` is less than 1, or ``trained_frames`` is not valid.
+    Raises ValueError if ``frames`` is less than 1, or ``trained_frames`` is not valid.
     """
     if frames < 1:
         raise ValueError(f"the clip has {frames} frames; at least 1 is needed")
@@ -25,12 +21,10 @@ def nearest(frames: int, trained_frames: TrainedFrames) -> int:
     return min(ranges, key=lambda count: (distance[count], -count))
 
 
-def frame_ranges(trained_frames: TrainedFrames) -> dict[int, tuple[int, int]]:
+def frame_ranges(trained_frames: Iterable[int]) -> dict[int, tuple[int, int]]:
     """Return each trained count with its range, ascending; (4, 8) gives {4: (4, 4), 8: (8, 8)}.
 
-    Raises:
-        ValueError: a number is no positive integer, a count occurs twice or is outside of its
-            range, or ranges overlap.
+    Raises ValueError unless they are different positive integers, in ranges that do not overlap.
     """
     counts = tuple(trained_frames)
     given = trained_frames if isinstance(trained_frames, Mapping) else {n: (n, n) for n in counts}
@@ -43,6 +37,5 @@ def frame_ranges(trained_frames: TrainedFrames) -> dict[int, tuple[int, int]]:
             return ranges
     raise ValueError(
         f"trained_frames is {given if given is trained_frames else counts}; expected different "
-        "positive integers, e.g. (4, 8, 16), or with the range around each, without overlap, e.g. "
-        "{4: (2, 5), 8: (6, 11), 16: (12, 20)}"
+        "positive integers, e.g. (4, 8, 16), or separate ranges, e.g. {4: (2, 5), 8: (6, 11)}"
     )

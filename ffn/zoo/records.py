@@ -9,14 +9,14 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from ffn.core import TrainedFrames, frame_ranges
+from ffn.core import frame_ranges
 
 
 class WeightsError(RuntimeError):
@@ -110,7 +110,7 @@ class WeightRecord:
             raise ValueError(f"sha256 is {self.sha256!r}; expected 64 lower-case hex digits")
 
     @property
-    def conversion_frames(self) -> TrainedFrames:
+    def conversion_frames(self) -> Iterable[int]:
         """The trained counts as :func:`ffn.convert` takes them, with their ranges if there are any.
 
         Only a record of a frame-flexible network has them.

@@ -91,5 +91,5 @@ def test_ranges_come_back_ascending_and_counts_are_their_own_range() -> None:
     ],
 )
 def test_ranges_that_are_none(ranges: dict) -> None:
-    with pytest.raises(ValueError, match=r"with the range around each, without overlap"):
+    with pytest.raises(ValueError, match=r"expected different positive integers"):
         frame_ranges(ranges)

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from copy import copy
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from torch import Tensor, nn
 
-from ffn.core import TrainedFrames, frame_ranges
+from ffn.core import frame_ranges
 from ffn.registry import Registry
 
 TASKS: Registry[type[Task]] = Registry("task")
@@ -65,7 +65,7 @@ class TaskOptions:
     )
 
     @property
-    def trained_frames(self) -> TrainedFrames:
+    def trained_frames(self) -> Iterable[int]:
         """The counts in ascending order, with their ranges if there are any."""
         counts = tuple(sorted(self.frames))
         if not self.ranges:
