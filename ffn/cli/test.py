@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -177,6 +177,10 @@ def _name(weights: str, name: str) -> str:
     return f"{path.resolve().parent.name}/{path.stem}" if path.suffix == ".pt" else name
 
 
-def _trained_frames(config: dict[str, Any] | None) -> list[int] | None:
-    """Return the trained frame counts from the config of the training run."""
-    return config["task"]["frames"] if config else None
+def _trained_frames(config: dict[str, Any] | None) -> Iterable[int] | None:
+    """The trained frame counts, with their ranges, from the config of the training run."""
+    task = config["task"] if config else {}
+    counts = task.get("frames")
+    if not task.get("ranges"):
+        return counts
+    return dict(zip(sorted(counts), task["ranges"], strict=True))

@@ -149,6 +149,8 @@ def _line(record: WeightRecord) -> str:
         f"{t}: {record.metrics[t]['top1']:.2f}" for t in shown if t in record.metrics
     )
     kind = "frame-flexible" if trained else "plain"
+    if record.ranges:
+        kind += f" at {record.ranges[0][0]}-{record.ranges[-1][1]}"
     origin = ", ".join(filter(None, (record.origin, record.protocol)))
     where = f"[link]({record.page})" if record.page else "ships with ffn"
     known = f"`{record.sha256[:8]}`" if record.sha256 else "on first download"

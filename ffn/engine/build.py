@@ -33,6 +33,7 @@ from ffn.engine.mixup import BatchMix
 from ffn.engine.options import Config, Flip, Precision, Views
 from ffn.engine.run import Run
 from ffn.engine.sync_bn import convert_sync_bn
+from ffn.engine.tasks import TASKS
 from ffn.engine.train_step import TrainStep
 from ffn.engine.validation import Validator
 
@@ -83,6 +84,7 @@ def build_run(config: Config, world: World) -> Run:
         introduction=_introduction(config, splits, model, start),
         settings=[
             _schedule_line(config, world, steps_per_epoch),
+            *_frames_line(config),
             *(f"warning: {text}" for text in _warnings(config, splits, model, start, world)),
         ],
         epochs=config.train.epochs,
@@ -270,6 +272,12 @@ def _schedule_line(config: Config, world: World, steps_per_epoch: int) -> str:
     )
 
 
+def _frames_line(config: Config) -> list[str]:
+    if not build_network.lengths_change(config):
+        return []
+    return [console.frame_counts(TASKS[config.task.name].views(config.task))]
+
+
 def _warnings(
     config: Config, splits: Splits, model: nn.Module, start: Start | None, world: World
 ) -> Iterator[str]:
@@ -293,6 +301,7 @@ def _warnings(
     )
     if start is not None:
         match, record = start
+        yield from recipe.folded_norm_warnings(config.model.weights, model)
         yield from recipe.start_weight_warnings(
             config.model.weights,
             share=match.share,

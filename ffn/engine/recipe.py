@@ -105,6 +105,27 @@ def batch_norm_warnings(
         )
 
 
+def folded_norm_warnings(name: str, model: nn.Module) -> Iterator[str]:
+    """Start weights whose BatchNorms are folded into the convolutions, as for inference.
+
+    Args:
+        name: of the weights.
+        model: the network that starts from them.
+    """
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    tracked = [norm for norm in norms if norm.running_mean is not None]
+    training = any(norm.training for norm in tracked)
+    if training and all(
+        (norm.running_mean == 0).all() and (norm.running_var == 1).all() for norm in tracked
+    ):
+        yield (
+            f"all BatchNorms of {name} have mean 0 and variance 1: they were folded into the "
+            "convolutions. Training normalises with the statistics of its batches, which such "
+            "weights do not expect. Start from weights that are not folded, or set "
+            "train.freeze_bn=true"
+        )
+
+
 def start_weight_warnings(
     name: str,
     *,

@@ -89,8 +89,8 @@ def sweep(
         model: takes a clip, returns logits; not wrapped in DDP. Its state is restored.
         loader: see :func:`evaluate`.
         name: of the network or its weights.
-        trained_frames: frame counts that a plain network was trained at, for the figure; a
-            frame-flexible network has its own.
+        trained_frames: frame counts that a plain network was trained at, or their ranges, for the
+            figure; a frame-flexible network has its own.
         precision: "fp32", "bf16" or "fp16".
         latency: also measure the latency of one clip.
         keep_logits: keep all logits on rank 0, for :func:`save_predictions`.
@@ -101,9 +101,10 @@ def sweep(
         FloatingPointError, RuntimeError, ValueError: see :func:`evaluate`.
     """
     if isinstance(model, FrameFlexible):
-        trained_frames = model.trained_frames
-    elif trained_frames is not None:
-        trained_frames = tuple(frame_ranges(trained_frames))
+        trained_frames = model.ranges
+    if trained_frames is not None:
+        ranges = frame_ranges(trained_frames).values()
+        trained_frames = tuple(n for low, high in ranges for n in range(low, high + 1))
     outputs = collect(
         model, loader, precision, batch_size, keep_logits=keep_logits, progress=progress
     )

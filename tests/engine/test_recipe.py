@@ -123,3 +123,15 @@ def test_start_weights() -> None:
     assert "2 of 3 differ, the first is class 0, 'Pushing left' here and 'Cleft' there" in text
     (text,) = warnings(start=["a", *CLASSES[1:]])
     assert "the names of the classes differ" in text
+
+
+def test_folded_norms_are_reported() -> None:
+    folded = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    (text,) = recipe.folded_norm_warnings("image.safetensors", folded)
+    assert text.startswith("all BatchNorms of image.safetensors have mean 0 and variance 1")
+    assert "train.freeze_bn=true" in text
+
+    trained = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
+    trained[1].running_mean[1] = 0.5
+    for network in (trained, folded.eval(), nn.Conv2d(3, 3, 1)):  # frozen norms stay as they are
+        assert not list(recipe.folded_norm_warnings("image", network))

@@ -108,6 +108,20 @@ def schedule(
     )
 
 
+def frame_counts(views: Mapping[int, Mapping[int, float]]) -> str:
+    """Line about views whose number of frames changes from step to step.
+
+    Args:
+        views: for each view the possible numbers of frames with their probabilities.
+    """
+    drawn = ", ".join(
+        f"{min(numbers)}-{max(numbers)}" if len(numbers) > 1 else f"{min(numbers)}"
+        for _, numbers in sorted(views.items())
+    )
+    mean = sum(n * p for numbers in views.values() for n, p in numbers.items())
+    return f"frames drawn for each step from {drawn}: {mean:.1f} per video on average"
+
+
 def interval(epoch: float, step: int, values: Mapping[str, float]) -> str:
     """Line about the steps since the last one.
 

@@ -32,6 +32,13 @@ def test_schedule() -> None:
     assert "learning rate 0.01 (0.02 for 64)" in repeated
 
 
+def test_frame_counts() -> None:
+    views = {16: {12: 0.25, 20: 0.75}, 4: {4: 1.0}, 8: {6: 0.5, 7: 0.5}}
+    assert console.frame_counts(views) == (
+        "frames drawn for each step from 4, 6-7, 12-20: 28.5 per video on average"
+    )
+
+
 def test_new_run() -> None:
     counts = {"train_videos": 24, "val_videos": 9, "classes": 3}
     assert console.new_run("tsm_r50", "plain", **counts) == [
