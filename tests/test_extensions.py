@@ -101,6 +101,7 @@ def test_model_and_task_train_test_and_resume(folder: Path) -> None:
     assert "Traceback" not in message
 
 
+@pytest.mark.slow
 def test_export_format_writes_a_file_that_runs_without_ffn(folder: Path) -> None:
     if not (folder / "runs/motion_flexible/best.pt").is_file():
         run(folder, command("train.py configs"), *SMALL)
@@ -114,6 +115,7 @@ def test_export_format_writes_a_file_that_runs_without_ffn(folder: Path) -> None
     assert "Traceback" not in message
 
 
+@pytest.mark.slow
 def test_dataset_is_prepared_and_its_index_is_read(folder: Path) -> None:
     root = folder / "data/mine"
     root.mkdir()
@@ -146,6 +148,7 @@ def test_dataset_is_prepared_and_its_index_is_read(folder: Path) -> None:
     assert "mine" in run(folder, "python tools/prepare_data.py --help --imports my_package")
 
 
+@pytest.mark.slow
 def test_run_with_an_own_task_resumes_bit_identically(folder: Path) -> None:
     training = command("train.py configs").replace("train.epochs=1", "train.epochs=2")
     run(folder, training, *SMALL, "log.output=runs/whole")

@@ -82,6 +82,7 @@ def test_nested_views(videos: Path, tmp_path: Path) -> None:
             assert {frame.numpy().tobytes() for frame in clip.unbind(1)} <= frames
 
 
+@pytest.mark.slow
 def test_two_processes_train_as_one(videos: Path, tmp_path: Path) -> None:
     more = (*RANGES, "train.freeze_bn=true", "model.dropout=0")
     process = launch(videos, tmp_path / "two", *more, processes=2)
