@@ -388,7 +388,7 @@ def linear_net() -> nn.Module:
         ({"private": "none", "alter": ["net.0"]}, r"net\.0 is a Flatten; name convolutions"),
         ({"private": "none", "alter": []}, "matches none of net"),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],
 )
 def test_selections_that_select_nothing(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):

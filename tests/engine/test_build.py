@@ -139,7 +139,7 @@ class OddTask(FlexibleTask):
         ({"trained_frames": (2, 4), "private": lambda name, module: True}, "stores no function"),
         ({"trained_frames": (2, 4), "alter": ["nothing*"]}, r"tsm_tiny cannot be converted.*match"),
     ],
-    ids=str,
+    ids=lambda value: str(value).split(" at 0x")[0],
 )
 def test_conversion_that_no_checkpoint_can_describe(
     videos: Path,
