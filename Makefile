@@ -1,5 +1,5 @@
 # make quickstart   create the environment, generate data, train, and tabulate accuracy per frame count
-# make test         create the environment, run the tests
+# make test         create the environment, run the tests in two processes
 # make test-slow    run the tests that take minutes
 # make lint         ruff: lint and format check
 # make format       ruff: fix and format
@@ -44,7 +44,7 @@ quickstart: $(READY)
 		--weights $(RUN)/flexible/last.pt $(RUN)/plain_16/last.pt --frames $(FRAMES)
 
 test: $(READY)
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m "slow and not gpu"

@@ -1,4 +1,4 @@
-"""One thread per process, and the figures that tests measure.
+"""One thread and one terminal width per process, and the figures that tests measure.
 
 Tests are small, and several threads on busy cores are slower.
 """
@@ -6,6 +6,7 @@ Tests are small, and several threads on busy cores are slower.
 from __future__ import annotations
 
 import datetime
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+os.environ["COLUMNS"] = "80"  # help texts wrap alike in every process
 
 FIGURES = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"

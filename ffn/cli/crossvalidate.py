@@ -209,6 +209,13 @@ def _parser() -> argparse.ArgumentParser:
         metavar="COLUMN=VALUE",
         help="use only the rows with this value; several values of one column are alternatives",
     )
+    _add_measures(parser)
+    return parser
+
+
+def _add_measures(parser: argparse.ArgumentParser) -> None:
+    """Options about the trainings, the tests and what is reported."""
+    option = parser.add_argument
     option("--folds", type=positive_int, default=5, metavar="K", help="number of folds; default: 5")
     option("--fold-seed", type=_seed, default=0, metavar="S", help="seed of the folds; default: 0")
     option(
@@ -245,7 +252,6 @@ def _parser() -> argparse.ArgumentParser:
         metavar="N",
         help="trainings at a time; they share the CPU threads, and use the GPUs in turn",
     )
-    return parser
 
 
 def _seed(text: str) -> int:
