@@ -14,7 +14,7 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
-os.environ["COLUMNS"] = "80"  # help texts wrap alike in every process
+os.environ["COLUMNS"] = "200"  # help texts wrap alike in every process
 
 FIGURES = Path(__file__).parent / "README.md"
 BEGIN, END = "<!-- figures -->\n", "<!-- end of figures -->\n"
