@@ -16,7 +16,7 @@ from ffn.benchmarks.timing import (
     peak_memory,
     tensor_bytes,
 )
-from ffn.core import convert, extract, nearest
+from ffn.core import convert, extract
 from ffn.evaluation import inference
 from ffn.zoo import create_model
 
@@ -52,7 +52,7 @@ def compare_inference(
     flexible = convert(plain, trained_frames)
     comparisons = []
     for count in sorted(set(frames)):
-        active = nearest(count, flexible.ranges)
+        active = flexible.select(count)
         clip = torch.randn(batch_size, 3, count, size, size, device=device)  # (B, C, T, H, W)
         models = {"flexible": flexible, "extracted": extract(flexible, active), "plain": plain}
         calls: dict[str, Callable[[], Tensor]] = {

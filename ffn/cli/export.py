@@ -34,8 +34,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="export.py",
         description="Export trained weights for clips of one length and any batch size, and "
-        "compare the file with the network. A frame-flexible network is exported as the "
-        "sub-network of the trained count nearest to T.",
+        "compare the file with the network. Of a frame-flexible network, the sub-network for T "
+        "frames is exported.",
     )
     parser.add_argument(
         "--weights", required=True, help="a name of the zoo, a .pt or a .safetensors file"

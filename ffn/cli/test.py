@@ -60,6 +60,7 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
 
 def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World) -> Sweep:
     """Test one network at all frame counts; every process calls this."""
+    from ffn.core import FrameFlexible
     from ffn.data import Preprocessing
     from ffn.engine.build_data import build_test_loader, clips_per_forward, read_config_splits
     from ffn.engine.failures import explain_failures
@@ -67,6 +68,8 @@ def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World
     from ffn.zoo import load_with_record
 
     model, record = load_with_record(weights, device=world.device)
+    if given.interpolate is not None and isinstance(model, FrameFlexible):
+        model.interpolate = given.interpolate
     loader = build_test_loader(
         config,
         read_config_splits(config.data, with_train=False, classes=record.classes),
@@ -149,6 +152,12 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="put the frames of each clip in a random, reproducible order: the accuracy without "
         "the order of the frames",
+    )
+    parser.add_argument(
+        "--interpolate",
+        action=argparse.BooleanOptionalAction,
+        help="test counts between two trained ones with interpolated private modules, or with the "
+        "nearest sub-network; default: as the weights were trained",
     )
     parser.add_argument(
         "--precision",

@@ -5,9 +5,8 @@ other weights are shared. This package needs torch only. The losses are in ``ffn
 """
 
 from ffn.core.convert import NORMS, ConversionReport, convert, extract
-from ffn.core.flexible import FrameFlexible
+from ffn.core.flexible import FrameFlexible, frame_ranges, nearest
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import frame_ranges, nearest
 
 __all__ = [
     "NORMS",

@@ -1,30 +1,26 @@
-"""``FrameFlexible``: runs the sub-network nearest to the number of frames of a clip."""
+"""``FrameFlexible``: runs the sub-network for the number of frames of a clip (paper §3.4)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 from torch import Tensor, compiler, nn
 
 from ffn.core.private import PrivateModules, WeightAlteration
-from ffn.core.selection import frame_ranges, nearest
 
 
 class FrameFlexible(nn.Module):
     """A network with shared weights and private modules per trained frame count.
 
-    :func:`ffn.convert` builds it. State-dict keys are those of the wrapped network, with the count
-    in those of private modules (``layer1.0.bn1.16.weight``). ``load_state_dict`` also accepts the
-    state dict of the plain network: it sets all private copies, and alterations keep their values.
+    :func:`ffn.convert` builds it and describes the arguments; ``interpolate`` may be changed later.
+    State-dict keys are those of the wrapped network, with the count in those of private modules
+    (``layer1.0.bn1.16.weight``). ``load_state_dict`` also accepts the state dict of the plain
+    network: it sets all private copies, and alterations keep their values.
 
     ``forward`` changes the active sub-network. For threads with several frame counts at once, use
     :func:`ffn.extract` per count.
-
-    Args:
-        model: a network that contains :class:`PrivateModules`.
-        trained_frames, frame_dim: see :func:`ffn.convert`.
-        report: of the conversion; printable.
     """
 
     def __init__(
@@ -32,6 +28,7 @@ class FrameFlexible(nn.Module):
         model: nn.Module,
         trained_frames: Iterable[int],
         *,
+        interpolate: bool = False,
         frame_dim: int = 2,
         report: object = None,
     ) -> None:
@@ -39,44 +36,45 @@ class FrameFlexible(nn.Module):
         self.model = model
         self.ranges = frame_ranges(trained_frames)
         self.trained_frames = tuple(self.ranges)
-        self.frame_dim = frame_dim
-        self.report = report
-        self.active = self.trained_frames[-1]
+        self.interpolate, self.frame_dim, self.report = interpolate, frame_dim, report
         self._private = tuple(m for m in model.modules() if isinstance(m, PrivateModules))
-        self.activate(self.active)
+        self.activate(self.trained_frames[-1])
 
     def forward(self, clip: Tensor, active: int | None = None) -> Tensor:
-        """Run the sub-network nearest to the clip's number of frames, or the given one.
+        """Run the sub-network for the T of a clip (B, C, T, H, W), or that of the count ``active``.
 
-        Args:
-            clip: (B, C, T, H, W), any T >= 1, normalised. The logits (B, K) are returned.
-            active: a trained frame count to run instead of the nearest.
-
-        Raises:
-            ValueError: wrong number of dimensions, no frames, or ``active`` is not trained.
+        Any T >= 1 is allowed. Returns the logits (B, K). Raises ValueError for a wrong number of
+        dimensions, no frames, or a count without a sub-network.
         """
         if clip.ndim != 5:
-            raise ValueError(
-                f"clip has {clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W). "
-                "Several views? Call the task instead."
-            )
-        closest = nearest(clip.shape[self.frame_dim], self.ranges)
-        count = closest if active is None else active
-        self.activate(count)
-
+            shape = f"{clip.ndim} dims {tuple(clip.shape)}"
+            views = "Several views? Call the task instead."
+            raise ValueError(f"clip has {shape}; expected (B, C, T, H, W). {views}")
+        frames = clip.shape[self.frame_dim]
+        closest = nearest(frames, self.ranges) if self.training else self.select(frames)
+        active = closest if active is None else active
+        self.activate(active)
         logits = self.model(clip)
         if isinstance(logits, Tensor) and logits.requires_grad and not compiler.is_compiling():
             # Activation checkpointing runs layers again in the backward, after other forwards.
-            logits.register_hook(lambda _: self.activate(count))
+            logits.register_hook(lambda _: self.activate(active))
         return logits
 
+    @property
+    def counts(self) -> Sequence[int]:
+        """The counts of all sub-networks: the trained ones, or all between them if interpolated."""
+        first, last = self.trained_frames[0], self.trained_frames[-1]
+        return range(first, last + 1) if self.interpolate else self.trained_frames
+
+    def select(self, frames: int) -> int:
+        """The count of the sub-network for a number of frames in eval mode."""
+        return frames if frames in self.counts else nearest(frames, self.ranges)
+
     def activate(self, count: int) -> None:
-        """Activate the sub-network of a trained count; raise ValueError for another count."""
-        if count not in self.trained_frames:
-            raise ValueError(
-                f"no sub-network for {count} frames; trained are {self.trained_frames}. "
-                "Leave `active` out to run the nearest."
-            )
+        """Activate the sub-network of a count; raise ValueError if it has none."""
+        if count not in self.counts:
+            trained = f"trained are {self.trained_frames}; the nearest runs clips of any length"
+            raise ValueError(f"no sub-network for {count} frames; {trained}")
         self.active = count
         for module in self._private:
             module.active = count
@@ -89,12 +87,12 @@ class FrameFlexible(nn.Module):
         inner = f"{prefix}model."
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[inner + key[len(prefix) :]] = state_dict.pop(key)
-        self._spread_plain(state_dict, inner)
+        self._spread_plain(state_dict, inner.removesuffix("."))
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _spread_plain(self, state_dict: dict, prefix: str) -> None:
         """Set every private copy from the entries of a plain network."""
-        named = self.model.named_modules(prefix=prefix.removesuffix("."))
+        named = self.model.named_modules(prefix=prefix)
         private = {f"{name}.": m for name, m in named if isinstance(m, PrivateModules)}
         owned = tuple(f"{name}{count}." for name in private for count in self.trained_frames)
         if any(key.startswith(owned) for key in state_dict):
@@ -106,3 +104,37 @@ class FrameFlexible(nn.Module):
                 has_none = isinstance(copy, WeightAlteration) and not plain
                 new = {"weight": copy.weight.detach().clone()} if has_none else plain
                 state_dict.update({f"{name}{count}.{key}": new[key] for key in new})
+
+
+def nearest(frames: int, trained_frames: Iterable[int]) -> int:
+    """Return the trained frame count nearest to ``frames``; of two equally near ones, the larger.
+
+    For (4, 8, 16): 5 frames give 4, 6 give 8, 12 give 16 and 40 give 16. A count with a range is as
+    near as its range: for {4: (2, 5), 8: (6, 9), 16: (10, 20)}, 10 frames give 16.
+
+    Raises ValueError if ``frames`` is less than 1, or ``trained_frames`` is not valid.
+    """
+    if frames < 1:
+        raise ValueError(f"the clip has {frames} frames; at least 1 is needed")
+    ranges = frame_ranges(trained_frames)
+    distance = {n: max(low - frames, 0, frames - high) for n, (low, high) in ranges.items()}
+    return min(ranges, key=lambda count: (distance[count], -count))
+
+
+def frame_ranges(trained_frames: Iterable[int]) -> dict[int, tuple[int, int]]:
+    """Return each trained count with its range, ascending; (4, 8) gives {4: (4, 4), 8: (8, 8)}.
+
+    Raises ValueError unless they are different positive integers, in ranges that do not overlap.
+    """
+    counts = trained_frames if isinstance(trained_frames, Mapping) else tuple(trained_frames)
+    ranges = {n: tuple(counts[n]) if isinstance(counts, Mapping) else (n, n) for n in counts}
+    whole = all(type(m) is int and m > 0 for n, ends in ranges.items() for m in (n, *ends))
+    if whole and 0 < len(ranges) == len(counts) and {*map(len, ranges.values())} == {2}:
+        ranges = dict(sorted(ranges.items()))
+        apart = all(left[1] < right[0] for left, right in pairwise(ranges.values()))
+        if apart and all(low <= n <= high for n, (low, high) in ranges.items()):
+            return ranges
+    raise ValueError(
+        f"trained_frames is {counts}; expected different positive integers, e.g. (4, 8, 16), "
+        "or separate ranges, e.g. {4: (2, 5), 8: (6, 11)}"
+    )

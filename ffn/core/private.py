@@ -7,12 +7,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 
 class PrivateModules(nn.ModuleDict):
     """One module per trained frame count; ``forward`` runs the module of the ``active`` count.
 
     State-dict keys contain the count: ``bn1.16.weight``. Initially, the largest count is active.
+    The state of a count between two trained ones is interpolated, linearly in the count.
     """
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:
@@ -21,7 +23,28 @@ class PrivateModules(nn.ModuleDict):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the active count's module."""
-        return self[str(self.active)](*args, **kwargs)
+        module, state = self._select()
+        if state and self.training:
+            raise ValueError(f"{self.active} frames are interpolated; train at {', '.join(self)}")
+        return functional_call(module, state, args, kwargs) if state else module(*args, **kwargs)
+
+    def active_module(self) -> nn.Module:
+        """The active count's module; an interpolated state overwrites that of a smaller count."""
+        module, state = self._select()
+        if state:
+            module.load_state_dict(state, strict=False)
+        return module
+
+    def _select(self) -> tuple[nn.Module, dict[str, Tensor]]:
+        """The module to run, and its interpolated state; none at a trained count."""
+        if str(self.active) in self:
+            return self[str(self.active)], {}
+        low = max(n for n in map(int, self) if n < self.active)
+        high = min(n for n in map(int, self) if n > self.active)
+        smaller, larger = self[str(low)], self[str(high)].state_dict()
+        entries = {k: v for k, v in smaller.state_dict().items() if v.is_floating_point()}
+        share = (self.active - low) / (high - low)
+        return smaller, {key: value.lerp(larger[key], share) for key, value in entries.items()}
 
 
 class WeightAlteration(nn.Module):

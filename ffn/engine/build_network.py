@@ -27,8 +27,9 @@ def conversion_of(config: Config) -> dict[str, Any] | None:
     if conversion is None:
         return None
     shown = f"task {config.task.name}: conversion() returned {conversion}; "
-    if not {"trained_frames"} <= conversion.keys() <= {"trained_frames", "private", "alter"}:
-        raise ConfigError(f"{shown}expected trained_frames, and optionally private and alter")
+    optional = "private", "alter", "interpolate"
+    if not {"trained_frames"} <= conversion.keys() <= {"trained_frames", *optional}:
+        raise ConfigError(f"{shown}expected trained_frames, and optionally {', '.join(optional)}")
     if callable(conversion.get("private")):
         raise ConfigError(
             f'{shown}private must be "norms", "none" or "all": a checkpoint stores no function'

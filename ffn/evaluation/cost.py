@@ -48,16 +48,15 @@ def count_parameters(model: nn.Module, active: int | None = None) -> int:
 
     Args:
         model: any network.
-        active: a trained count of a frame-flexible network: count the shared parameters and the
-            private ones of this count, as in ``ffn.extract(model, active)``.
+        active: the count of a sub-network of a frame-flexible network: count the shared parameters
+            and one set of private ones, as in ``ffn.extract(model, active)``.
     """
     inactive = {
         id(parameter)
         for private in model.modules()
         if isinstance(private, PrivateModules) and active is not None
-        for count, branch in private.items()
-        if int(count) != active
-        for parameter in branch.parameters()
+        for copy in list(private.values())[1:]  # all have the same number of parameters
+        for parameter in copy.parameters()
     }
     return sum(p.numel() for p in model.parameters() if id(p) not in inactive)
 

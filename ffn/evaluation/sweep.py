@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ffn.core import FrameFlexible, frame_ranges, nearest
+from ffn.core import FrameFlexible, frame_ranges
 from ffn.evaluation.collect import Outputs, collect, gather, is_first
 from ffn.evaluation.cost import (
     count_macs,
@@ -134,8 +134,7 @@ def _rows(model: nn.Module, outputs: Outputs, precision: str, latency: bool) -> 
     """Accuracy and cost per frame count."""
     device, rows = next(model.parameters()).device, []
     for frames, ranks in outputs.ranks.items():
-        flexible = isinstance(model, FrameFlexible)
-        subnet = nearest(frames, model.ranges) if flexible else None
+        subnet = model.select(frames) if isinstance(model, FrameFlexible) else None
         clip = torch.zeros(1, *outputs.shapes[frames], device=device)
         row = Row(
             frames=frames,

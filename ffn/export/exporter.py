@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ffn.core import FrameFlexible, extract, nearest
+from ffn.core import FrameFlexible, extract
 from ffn.export.formats import format_of
 from ffn.files import atomic_write
 
@@ -64,8 +64,8 @@ def export(
     clips. ``model`` does not change; it is exported in eval mode and on the CPU.
 
     Args:
-        model: a plain network, or a frame-flexible one: the sub-network of the trained count
-            nearest to ``frames`` is exported.
+        model: a plain network, or a frame-flexible one, whose sub-network for ``frames`` is
+            exported.
         path: the suffix selects the format: ``.pt2``, or one added with :func:`register_format`.
         frames: T.
         size: H and W in pixels, as one number or two.
@@ -89,7 +89,7 @@ def export(
 
     active = None
     if isinstance(model, FrameFlexible):
-        active = nearest(frames, model.ranges)
+        active = model.select(frames)
         network = extract(model, active)
     else:
         network = copy.deepcopy(model)

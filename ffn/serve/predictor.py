@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffn.core import FrameFlexible, nearest
+from ffn.core import FrameFlexible
 from ffn.data import EvalTransform, Normalise, Preprocessing, open_video, sample_views
 from ffn.zoo import load_with_record
 
@@ -114,7 +114,7 @@ class Predictor:
             probabilities=probabilities,
             classes=self.classes,
             frames=frames,
-            active=nearest(frames, self.model.ranges) if flexible else None,
+            active=self.model.select(frames) if flexible else None,
             decode_ms=1000 * (decoded - started),
             model_ms=1000 * (finished - decoded),
         )

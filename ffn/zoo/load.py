@@ -93,7 +93,13 @@ def model_from_record(record: WeightRecord) -> nn.Module:
     model = backbones.build(record.model, num_classes=record.num_classes, **record.model_args)
     if record.trained_frames is None:
         return model
-    return convert(model, record.conversion_frames, private=record.private, alter=record.alter)
+    return convert(
+        model,
+        record.conversion_frames,
+        private=record.private,
+        alter=record.alter,
+        interpolate=record.interpolate,
+    )
 
 
 def _plain_state(model: FrameFlexible) -> dict[str, Tensor]:

@@ -40,6 +40,7 @@ class WeightRecord:
             trained at ranges.
         private: modules private to each count, see :func:`ffn.convert`.
         alter: places of weight alterations, see :func:`ffn.convert`.
+        interpolate: whether private modules are interpolated between trained counts.
         preprocessing: of frames, as ``ffn.data.Preprocessing.to_dict`` returns it.
         metrics: per number of frames the metrics by name, in %.
         origin: "measured" here or "reported" by a paper; None without metrics.
@@ -68,6 +69,7 @@ class WeightRecord:
     ranges: tuple[tuple[int, int], ...] = ()
     private: str = "norms"
     alter: str | tuple[str, ...] = "sites"
+    interpolate: bool = False
     model_args: dict[str, Any] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
@@ -122,7 +124,7 @@ class WeightRecord:
         """The fields that are set, as plain values for YAML and JSON."""
         plain = {k: list(v) if isinstance(v, tuple) else v for k, v in asdict(self).items()}
         plain["ranges"] = [list(pair) for pair in self.ranges]
-        return {k: v for k, v in plain.items() if v not in (None, "", {}, [])}
+        return {k: v for k, v in plain.items() if v is not False and v not in (None, "", {}, [])}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> WeightRecord:

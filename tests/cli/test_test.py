@@ -10,7 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 
+import ffn
 from ffn.cli.test import main
 from ffn.core import convert
 from ffn.data import Preprocessing, read_classes
@@ -220,6 +222,38 @@ def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:
     assert torch.equal(found["plain"].label, found["shuffled_plain"].label)
     assert torch.equal(ordered[1].nan_to_num(), shuffled[1].nan_to_num())
     assert not torch.allclose(ordered[6].nan_to_num(), shuffled[6].nan_to_num(), atol=1e-4)
+
+
+def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Path) -> None:
+    """The record of the weights decides, unless an option does."""
+    config, found = str(root / "config.yaml"), {}
+    model = ffn.load(root / "flexible.safetensors")
+    record = yaml.safe_load((root / "flexible.yaml").read_text())
+    save_weights(model, tmp_path / "own.safetensors", record | {"name": "own", "interpolate": True})
+    for name, weights, options in (
+        ("nearest", root / "flexible.safetensors", []),
+        ("on", root / "flexible.safetensors", ["--interpolate"]),
+        ("recorded", tmp_path / "own.safetensors", []),
+        ("off", tmp_path / "own.safetensors", ["--no-interpolate"]),
+    ):
+        output = ["--no-latency", "--save-predictions", "--output", str(tmp_path / name)]
+        command = [config, "--weights", str(weights), "--frames", "2", "3", *options, *output]
+        assert main(command) == 0
+        (network,) = load_table(tmp_path / name / "results.json")
+        (file,) = (tmp_path / name).glob("*.predictions.safetensors")
+        found[name] = (
+            [row.subnet for row in network.rows],
+            load_predictions(file).logits[3].nan_to_num(),
+        )
+
+    assert {name: subnets for name, (subnets, _) in found.items()} == {
+        "nearest": [2, 4],
+        "on": [2, 3],
+        "recorded": [2, 3],
+        "off": [2, 4],
+    }
+    assert torch.equal(found["on"][1], found["recorded"][1])
+    assert torch.equal(found["off"][1], found["nearest"][1])
 
 
 def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: Path) -> None:

@@ -95,6 +95,32 @@ def test_two_processes_train_as_one(videos: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(value, weights(one)[key], rtol=1e-4, atol=1e-5)
 
 
+def test_interpolation_is_for_tests_and_is_recorded(videos: Path, tmp_path: Path) -> None:
+    """The training does not change; validation, the checkpoint and a published file have it."""
+    options = ("task.frames=[2,8]", "data.test_frames=[5]", "train.epochs=1")
+    nearest = train(videos, tmp_path / "nearest", *options)
+    run = train(videos, tmp_path / "run", *options, "task.interpolate=true")
+    model, record = ffn.zoo.load_with_record(run / "last.pt")
+    ffn.zoo.save_weights(model, tmp_path / "own.safetensors", record.to_dict() | {"name": "own"})
+    clip = torch.randn(1, 3, 5, 16, 16)
+    logits = model(clip)
+
+    assert same_weights(nearest, run)
+    assert record.interpolate
+    assert "interpolate" not in ffn.zoo.load_with_record(nearest / "last.pt")[1].to_dict()
+    assert model.active == 5
+    again = ffn.load(tmp_path / "own.safetensors")
+    assert torch.equal(again(clip), logits)
+    again.interpolate = False
+    assert torch.equal(again(clip), ffn.load(nearest / "last.pt")(clip))
+    assert not torch.allclose(again(clip), logits)
+
+
+def test_interpolation_needs_shared_weights() -> None:
+    with pytest.raises(ConfigError, match=r"task\.interpolate=true needs shared weights"):
+        load_config(None, ["task.interpolate=true", "task.private=all"])
+
+
 def test_weights_know_their_ranges(videos: Path, tmp_path: Path) -> None:
     """The owner of a range answers, from a checkpoint and from a published file."""
     run = train(videos, tmp_path / "run", *RANGES, "train.epochs=1")

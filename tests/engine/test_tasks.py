@@ -138,8 +138,10 @@ def test_tasks_are_built_from_options() -> None:
         "trained_frames": (2, 8),
         "private": "norms",
         "alter": "sites",
+        "interpolate": False,
     }
     assert FlexibleTask.conversion(FlexibleOptions(alteration=False))["alter"] == "none"
+    assert FlexibleTask.conversion(FlexibleOptions(interpolate=True))["interpolate"] is True
     plain = TaskOptions("plain", [4])
     assert PlainTask.from_options(nn.Identity(), plain).frames == 4
     assert PlainTask.conversion(plain) is None

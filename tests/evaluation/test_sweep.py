@@ -23,7 +23,7 @@ from evaluation_toys import (
 from rich.console import Console
 from torch import multiprocessing as mp
 
-from ffn.core import convert
+from ffn.core import convert, extract
 from ffn.data import Protocol
 from ffn.evaluation import (
     Sweep,
@@ -174,6 +174,18 @@ def test_ranges_select_the_sub_network_and_are_all_trained() -> None:
     assert len({row.subnet for row in result.rows}) == 2
     assert result.trained_frames == (1, 2, 3, 4, 5, 6, 7)
     assert other.trained_frames == (1, 2, 3)
+
+
+def test_a_count_between_two_is_a_sub_network_of_its_own() -> None:
+    model = convert(plain(), (2, 8), interpolate=True)
+    result = sweep(model, loader(ToyVideos(5)), latency=False)
+
+    expected = {frames: min(max(frames, 2), 8) for frames in (row.frames for row in result.rows)}
+    assert {row.frames: row.subnet for row in result.rows} == expected
+    assert {*expected.values()} - {2, 8}
+    small = sum(p.numel() for p in extract(model, 5).parameters())
+    assert {row.params for row in result.rows} == {small}
+    assert result.trained_frames == (2, 8)
 
 
 def test_the_model_and_the_random_state_are_restored() -> None:

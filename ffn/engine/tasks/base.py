@@ -107,7 +107,7 @@ class Task(nn.Module):
     def conversion(cls, options: Any) -> dict[str, Any] | None:
         """Arguments of :func:`ffn.convert` for the model of this task; None keeps it plain.
 
-        Checkpoints store ``trained_frames``, ``private`` and ``alter``, from which
+        Checkpoints store ``trained_frames``, ``private``, ``alter`` and ``interpolate``, from which
         :func:`ffn.load` rebuilds the network. Other arguments, and functions, are refused.
         """
         return None

@@ -37,6 +37,9 @@ class FlexibleOptions(TaskOptions):
         Private.norms, "private modules of each count: norms (paper), none, all"
     )
     alteration: bool = option(True, "weight alteration per count at the backbone's sites")
+    interpolate: bool = option(
+        False, "test counts between two of frames with interpolated private norms and alterations"
+    )
     small_views: SmallViews = option(
         SmallViews.distill, "target of smaller views: KL to the largest, the label, or the mean"
     )
@@ -96,14 +99,21 @@ class FlexibleTask(Task):
             "trained_frames": options.trained_frames,
             "private": options.private.value,
             "alter": "sites" if options.alteration else "none",
+            "interpolate": options.interpolate,
         }
 
     @classmethod
     def problems(cls, options: FlexibleOptions) -> list[str]:
-        """Report a negative weight."""
-        if options.distill_weight >= 0:
-            return []
-        return [f"task.distill_weight is {options.distill_weight}; it must be at least 0"]
+        """Report a negative weight, and interpolation of weights that are not shared."""
+        found = []
+        if options.distill_weight < 0:
+            found.append(f"task.distill_weight is {options.distill_weight}; it must be at least 0")
+        if options.interpolate and options.private is Private.all:
+            found.append(
+                "task.interpolate=true needs shared weights; task.private is all. Use "
+                "task.private=norms"
+            )
+        return found
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""

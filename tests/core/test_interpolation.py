@@ -1,0 +1,163 @@
+"""Counts between two trained ones, with interpolated private modules."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ffn.core import PrivateModules, WeightAlteration, extract
+from tests.core.core_models import CASES, TINY, Case, private_of
+
+COUNTS = (2, 4, 8)
+
+
+def between(share: float, small: Tensor, large: Tensor) -> Tensor:
+    return (1 - share) * small + share * large
+
+
+def filled(module: nn.Module, seed: int) -> nn.Module:
+    generator = torch.Generator().manual_seed(seed)
+    for value in module.state_dict().values():
+        if value.is_floating_point():
+            value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+    return module
+
+
+@pytest.mark.parametrize(("count", "share"), [(5, 0.25), (6, 0.5), (7, 0.75)])
+def test_batch_norm_by_hand(count: int, share: float) -> None:
+    norms = {n: filled(nn.BatchNorm2d(3), n) for n in COUNTS}
+    modules, x = PrivateModules(norms).eval(), torch.randn(2, 3, 4, 4)
+    modules.active = count
+
+    small, large = norms[4].state_dict(), norms[8].state_dict()
+    mean, var, weight, bias = (
+        between(share, small[key], large[key]).view(1, 3, 1, 1)
+        for key in ("running_mean", "running_var", "weight", "bias")
+    )
+    expected = (x - mean) / (var + norms[4].eps).sqrt() * weight + bias
+    torch.testing.assert_close(modules(x), expected)
+
+
+def test_layer_norm_and_alteration_by_hand() -> None:
+    norms = {n: filled(nn.LayerNorm(5), n) for n in COUNTS}
+    alterations = {n: filled(WeightAlteration(5, -1), n) for n in COUNTS}
+    x = torch.randn(2, 7, 5)
+    results = []
+    for modules in (norms, alterations):
+        private = PrivateModules(modules).eval()
+        private.active = 3
+        results.append(private(x))
+
+    weight, bias = (
+        between(0.5, norms[2].state_dict()[k], norms[4].state_dict()[k]) for k in ("weight", "bias")
+    )
+    torch.testing.assert_close(results[0], F.layer_norm(x, (5,), weight, bias))
+    scale = 1 + between(0.5, alterations[2].weight, alterations[4].weight)
+    torch.testing.assert_close(results[1], x * scale)
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@torch.no_grad()
+def test_a_count_between_two_is_a_network_of_its_own(case: Case) -> None:
+    nearest, interpolated = case.flexible(COUNTS), case.flexible(COUNTS, interpolate=True)
+    clip = case.clip(5)
+    before = {key: value.clone() for key, value in interpolated.state_dict().items()}
+
+    logits = interpolated(clip)
+
+    assert interpolated.active == 5
+    assert nearest.state_dict().keys() == before.keys()
+    small = extract(interpolated, 5)
+    assert not any(isinstance(module, PrivateModules) for module in small.modules())
+    assert torch.equal(small(clip), logits)
+    for count in (4, 8):
+        assert not torch.allclose(logits, nearest(clip, active=count))
+    for key, value in interpolated.state_dict().items():
+        assert torch.equal(value, before[key]), key
+
+
+@torch.no_grad()
+def test_an_extracted_network_has_the_interpolated_state() -> None:
+    model = TINY.flexible(COUNTS, interpolate=True)
+
+    small = dict(extract(model, 7).named_modules())
+
+    names = list(private_of(model, 4))
+    assert names
+    for name in names:
+        ends = [private_of(model, n)[name].state_dict() for n in (4, 8)]
+        for key, value in small[name].state_dict().items():
+            if value.is_floating_point():
+                expected = between(0.75, ends[0][key], ends[1][key])
+                torch.testing.assert_close(value, expected, msg=f"{name}.{key}")
+
+
+@pytest.mark.parametrize("frames", [1, 2, 4, 8, 9, 30])
+@torch.no_grad()
+def test_trained_counts_and_counts_beyond_them_are_not_interpolated(frames: int) -> None:
+    model, clip = TINY.flexible(COUNTS, interpolate=True), TINY.clip(frames)
+
+    assert torch.equal(model(clip), TINY.flexible(COUNTS)(clip))
+    assert model.active in COUNTS
+
+
+@torch.no_grad()
+def test_interpolation_is_turned_on_and_off() -> None:
+    model, clip = TINY.flexible(COUNTS), TINY.clip(6)
+    outputs = []
+    for value in (False, True, False):
+        model.interpolate = value
+        outputs.append((model(clip), model.active, list(model.counts)))
+
+    assert [active for _, active, _ in outputs] == [8, 6, 8]
+    assert [counts for _, _, counts in outputs] == [[2, 4, 8], [2, 3, 4, 5, 6, 7, 8], [2, 4, 8]]
+    assert torch.equal(outputs[0][0], outputs[2][0])
+    assert not torch.allclose(outputs[0][0], outputs[1][0])
+
+
+@torch.no_grad()
+def test_ranges_are_trained_and_the_counts_are_the_ends_of_interpolation() -> None:
+    ranges = {4: (2, 5), 8: (6, 11)}
+    model = TINY.flexible(ranges, interpolate=True)
+
+    assert [model.select(n) for n in (1, 2, 4, 5, 6, 8, 9, 11, 12)] == [4, 4, 4, 5, 6, 8, 8, 8, 8]
+    clip = TINY.clip(6)
+    assert torch.equal(model(clip), TINY.flexible((4, 8), interpolate=True)(clip))
+
+
+def test_training_uses_the_trained_counts_only() -> None:
+    model, clip = TINY.flexible(COUNTS, interpolate=True).train(), TINY.clip(5)
+
+    model(clip).sum().backward()
+
+    assert model.active == 4
+    private = private_of(model, 4).values()
+    assert all(p.grad is not None for module in private for p in module.parameters())
+    with pytest.raises(ValueError, match="5 frames are interpolated; train at 2, 4, 8"):
+        model(clip, active=5)
+
+
+def test_gradient_of_the_clip_reaches_it() -> None:
+    model, clip = TINY.flexible(COUNTS, interpolate=True).double(), TINY.clip(3, batch=1).double()
+    direction = torch.randn_like(clip)
+
+    def loss(x: Tensor) -> Tensor:
+        return model(x).square().sum()
+
+    clip.requires_grad_()
+    (gradient,) = torch.autograd.grad(loss(clip), clip)
+    with torch.no_grad():
+        slope = (loss(clip + 1e-6 * direction) - loss(clip - 1e-6 * direction)) / 2e-6
+    torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("count", [1, 9, 0, "4", 2.5])
+def test_count_without_a_sub_network(count: Any) -> None:
+    model = TINY.flexible(COUNTS, interpolate=True)
+
+    with pytest.raises(ValueError, match=rf"no sub-network for {count} frames"):
+        model.activate(count)
