@@ -7,6 +7,7 @@ import io
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ FORMAT = 1  # of the JSON file
 
 
 def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None:
-    """Print one table per network; rows of trained counts are bold.
+    """Print one table per network, and one that compares them; trained counts are bold.
 
     Args:
         sweeps: the networks.
@@ -41,6 +42,8 @@ def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None
             cause = "could not be decoded and count as wrong"
             text = "\n  ".join([f"{share} {cause}; top-1 of the others: {others}:", *reasons])
             console.print(text, style="yellow", markup=False, soft_wrap=True)
+    if len(sweeps) > 1:
+        console.print(_comparison(sweeps))
 
 
 def save_table(sweeps: Sequence[Sweep], folder: str | Path, stem: str = "results") -> list[Path]:
@@ -154,6 +157,22 @@ def _sweep(network: dict[str, Any]) -> Sweep:
         "failed": tuple(network["failed"]),
     }
     return Sweep(**network)
+
+
+def _comparison(sweeps: Sequence[Sweep]) -> Table:
+    """The console table of the top-1 accuracies of several networks."""
+    table = Table(title="top-1 accuracy (%)")
+    for column in ("frames", *(escape(sweep.name) for sweep in sweeps)):
+        table.add_column(column, justify="right")
+    found = [{row.frames: row.top1 for row in sweep.rows} for sweep in sweeps]
+    for frames in sorted({*chain(*found)}):
+        cells = []
+        for sweep, top1 in zip(sweeps, found, strict=True):
+            text = f"{top1[frames]:.2f}" if frames in top1 else "-"
+            trained = frames in (sweep.trained_frames or ())
+            cells.append(f"[bold]{text}[/bold]" if trained else text)
+        table.add_row(str(frames), *cells)
+    return table
 
 
 def _table(sweep: Sweep) -> Table:

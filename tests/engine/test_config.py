@@ -376,7 +376,8 @@ def test_config_of_version_0_1_is_restored() -> None:
 
     flexible = copy.deepcopy(VERSION_0_1)
     flexible["task"] |= {"name": "flexible", "frames": [4, 8], "private": "all"}
-    assert config_to_dict(config_from_dict(flexible))["task"] == flexible["task"] | {"ranges": []}
+    later = {"ranges": [], "interpolate": False}
+    assert config_to_dict(config_from_dict(flexible))["task"] == flexible["task"] | later
 
 
 def test_config_of_a_newer_version_is_refused() -> None:
@@ -394,6 +395,7 @@ def test_changed_options() -> None:
         "task.alteration True -> None",
         "task.distill_weight 1.0 -> None",
         "task.frames [4, 8, 16] -> [4]",
+        "task.interpolate False -> None",
         "task.name flexible -> plain",
         "task.private norms -> None",
         "task.small_views distill -> None",

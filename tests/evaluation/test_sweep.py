@@ -356,6 +356,24 @@ def test_the_table_shows_latency_only_where_it_was_measured(swept: Sweep) -> Non
         assert ("median latency of one clip" in screen.getvalue()) == (latency is not None)
 
 
+def test_several_networks_are_compared_by_frame_count(swept: Sweep) -> None:
+    screen = io.StringIO()
+    other = replace(
+        swept, name="plain", rows=tuple(replace(row, top1=12.345) for row in swept.rows[1:])
+    )
+
+    print_table([swept, other], Console(file=screen, width=120))
+
+    lines = screen.getvalue().partition("top-1 accuracy (%)")[2].splitlines()
+    cells = [line.replace("│", " ").split() for line in lines]
+    assert ["frames", swept.name, "plain"] in [line.replace("┃", " ").split() for line in lines]
+    found = {row[0]: row[1:] for row in cells if len(row) == 3}
+    first, *rest = swept.rows
+    assert found[str(first.frames)] == [f"{first.top1:.2f}", "-"]
+    for row in rest:
+        assert found[str(row.frames)] == [f"{row.top1:.2f}", "12.35"]
+
+
 def test_the_table_shows_every_row_and_the_failures(swept: Sweep) -> None:
     screen = io.StringIO()
 
