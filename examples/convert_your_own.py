@@ -12,11 +12,11 @@ from ffn.evaluation import print_table, sweep
 
 def layer(channels: int, out: int) -> nn.Sequential:
     """A convolution that halves the feature map and keeps the number of frames."""
-    conv = nn.Conv3d(channels, out, 3, stride=(1, 2, 2), padding=1, bias=False)
-    return nn.Sequential(conv, nn.BatchNorm3d(out), nn.ReLU())
+    return nn.Sequential(nn.Conv3d(channels, out, 3, (1, 2, 2), 1), nn.BatchNorm3d(out), nn.ReLU())
 
 
 if __name__ == "__main__":
+    torch.manual_seed(0)
     generate("data/example", train_per_class=20, val_per_class=10)
     records = {s: read_annotations(f"data/example/{s}.csv")[0] for s in ("train", "val")}
     crop = Preprocessing(crop=24, resize=28)
