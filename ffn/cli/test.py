@@ -69,6 +69,8 @@ def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World
 
     model, record = load_with_record(weights, device=world.device)
     if given.interpolate is not None and isinstance(model, FrameFlexible):
+        if given.interpolate and record.private == "all":
+            raise ValueError(f"{weights} shares no weights (private: all); drop --interpolate")
         model.interpolate = given.interpolate
     loader = build_test_loader(
         config,
@@ -156,8 +158,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--interpolate",
         action=argparse.BooleanOptionalAction,
-        help="test counts between two trained ones with interpolated private modules, or with the "
-        "nearest sub-network; default: as the weights were trained",
+        help="interpolate the private modules of frame-flexible networks for frame counts between "
+        "two trained ones, or use the nearest sub-network; default: as stored with the weights",
     )
     parser.add_argument(
         "--precision",

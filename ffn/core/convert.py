@@ -45,7 +45,7 @@ def convert(
     interpolate: bool = False,
     frame_dim: int = 2,
 ) -> FrameFlexible:
-    """Make a copy of a network frame-flexible: shared weights, private norms, weight alterations.
+    """Make a frame-flexible copy of a network: shared weights, private norms, weight alterations.
 
     Private modules start with the state of the original. ``.report`` describes the conversion.
 
@@ -58,7 +58,7 @@ def convert(
         alter: "sites" (those of the backbone), "all" (also its optional sites), "none"; or glob
             patterns as ``["layer*.conv1"]``: inputs of matching convolutions and linear layers.
         interpolate: in eval mode, counts between two trained ones have their own sub-networks,
-            with private parameters and statistics that are interpolated linearly in the count.
+            with private parameters and statistics interpolated linearly in the count (not "all").
         frame_dim: the dimension of T in a clip, 2 in (B, C, T, H, W).
 
     Raises ValueError if the model is converted already, or a selection matches nothing usable.

@@ -107,7 +107,7 @@ def _normalising_by_batch(
         for norm, value in tracked.items():
             norm.track_running_stats = value
         if active is not None:
-            model.activate(active)
+            model.activate(model.select(active))
 
 
 def _over_processes(rows: Tensor, sizes: list[int], world: World) -> list[Tensor]:

@@ -25,7 +25,7 @@ def evaluating(model: nn.Module) -> Iterator[None]:
         for module, mode in training:  # one by one: a frozen norm may be in eval while training
             module.training = mode
         for module, count in active:
-            module.activate(count)
+            module.activate(module.select(count))  # `interpolate` may have changed
 
 
 @contextmanager

@@ -256,6 +256,22 @@ def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Pat
     assert torch.equal(found["off"][1], found["nearest"][1])
 
 
+def test_networks_without_shared_weights_are_not_interpolated(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = yaml.safe_load((root / "flexible.yaml").read_text())
+    model = convert(
+        create_model("tsm_tiny", num_classes=record["num_classes"]), (2, 4), private="all"
+    )
+    separate = record | {"name": "separate", "private": "all"}
+    save_weights(model, tmp_path / "separate.safetensors", separate)
+    command = [str(root / "config.yaml"), "--weights", str(tmp_path / "separate.safetensors")]
+
+    assert main([*command, "--interpolate", "--no-latency", "--output", str(tmp_path)]) == 2
+
+    assert "shares no weights (private: all); drop --interpolate" in capsys.readouterr().err
+
+
 def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: Path) -> None:
     config, weights = str(root / "config.yaml"), str(root / "plain.safetensors")
 

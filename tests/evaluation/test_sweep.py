@@ -188,6 +188,16 @@ def test_a_count_between_two_is_a_sub_network_of_its_own() -> None:
     assert result.trained_frames == (2, 8)
 
 
+def test_interpolation_that_was_turned_off_does_not_end_a_sweep() -> None:
+    model = convert(plain(), (2, 8), interpolate=True).eval()
+    model.activate(5)
+    model.interpolate = False
+
+    sweep(model, loader(ToyVideos(5)), latency=False)
+
+    assert model.active == 8
+
+
 def test_the_model_and_the_random_state_are_restored() -> None:
     model = flexible().train()
     model.model.net[2].eval()

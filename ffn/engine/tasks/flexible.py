@@ -38,7 +38,7 @@ class FlexibleOptions(TaskOptions):
     )
     alteration: bool = option(True, "weight alteration per count at the backbone's sites")
     interpolate: bool = option(
-        False, "test counts between two of frames with interpolated private norms and alterations"
+        False, "in tests, interpolate private norms and alterations between two of task.frames"
     )
     small_views: SmallViews = option(
         SmallViews.distill, "target of smaller views: KL to the largest, the label, or the mean"
