@@ -43,8 +43,8 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
     if given.ensemble:
         _check_ensemble(given.weights, config)
     sweeps = []
-    for weights in given.weights:
-        sweeps.append(_sweep(weights, given, config, world))
+    for weights, name in _names(given.weights).items():
+        sweeps.append(_sweep(weights, name, given, config, world))
         if given.save_predictions and world.is_main:
             _save_predictions(sweeps[-1], output)
     if not world.is_main:
@@ -58,7 +58,9 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
         print(file)
 
 
-def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World) -> Sweep:
+def _sweep(
+    weights: str, name: str, given: argparse.Namespace, config: Config, world: World
+) -> Sweep:
     """Test one network at all frame counts; every process calls this."""
     from ffn.core import FrameFlexible
     from ffn.data import Preprocessing
@@ -87,7 +89,7 @@ def _sweep(weights: str, given: argparse.Namespace, config: Config, world: World
         return sweep(
             model,
             loader,
-            name="shuffled/" * given.shuffle_frames + _name(weights, record.name),
+            name="shuffled/" * given.shuffle_frames + name,
             trained_frames=_trained_frames(record.config),
             precision=given.precision,
             latency=not given.no_latency,
@@ -182,10 +184,35 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _name(weights: str, name: str) -> str:
-    """Return the name of the weights; for a checkpoint its run and file, e.g. "run/best"."""
-    path = Path(weights)
-    return f"{path.resolve().parent.name}/{path.stem}" if path.suffix == ".pt" else name
+def _names(weights: Sequence[str]) -> dict[str, str]:
+    """Return a name for each of the weights, in their order; names differ.
+
+    A checkpoint is named by its run and file, e.g. "run/best", a safetensors file by its file
+    name; where two names would be equal, they start with the folders above too.
+
+    Raises:
+        ValueError: the same weights twice.
+    """
+    if len(set(weights)) < len(weights):
+        twice = next(one for one in weights if weights.count(one) > 1)
+        raise ValueError(f"--weights has {twice} twice; give each network once")
+    names, depth = {one: _name(one, 0) for one in weights}, 0
+    while len(set(names.values())) < len(names):
+        equal = [one for one in names if list(names.values()).count(names[one]) > 1]
+        depth += 1
+        longer = {one: _name(one, depth) for one in equal}
+        if all(longer[one] == names[one] for one in equal):
+            raise ValueError(f"--weights has one file several times: {', '.join(equal)}")
+        names |= longer
+    return names
+
+
+def _name(weights: str, depth: int) -> str:
+    """Name of one network with ``depth`` more folders than its shortest name has."""
+    if not weights.endswith((".pt", ".safetensors")):
+        return weights
+    path = Path(weights).resolve().with_suffix("")
+    return "/".join(path.parts[1:][-(depth + 1 + weights.endswith(".pt")) :])
 
 
 def _trained_frames(config: dict[str, Any] | None) -> Iterable[int] | None:

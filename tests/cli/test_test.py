@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 import yaml
 
 import ffn
-from ffn.cli.test import main
+from ffn.cli.test import _names, main
 from ffn.core import convert
 from ffn.data import Preprocessing, read_classes
 from ffn.datasets.synthetic import generate
@@ -80,6 +81,45 @@ def test_networks_are_tested_at_the_given_frames(
     screen = capsys.readouterr().out
     assert str(root / "run" / "test" / "results.png") in screen
     assert "1 of 12 videos could not be decoded" in screen
+
+
+def test_equal_file_names_are_told_apart_by_their_folders(root: Path, tmp_path: Path) -> None:
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        for file in ("plain.safetensors", "plain.yaml"):
+            shutil.copy(root / file, tmp_path / folder / file)
+    files = [tmp_path / folder / "plain.safetensors" for folder in ("one", "two")]
+    given = [str(root / "config.yaml"), "--no-latency", "--save-predictions", "--weights"]
+
+    assert main([*given, *map(str, files), "--output", str(tmp_path / "test")]) == 0
+
+    names = [network.name for network in load_table(tmp_path / "test" / "results.json")]
+    assert names == ["one/plain", "two/plain"]
+    kept = sorted(file.name for file in (tmp_path / "test").glob("*.safetensors"))
+    assert kept == ["one_plain.predictions.safetensors", "two_plain.predictions.safetensors"]
+
+
+@pytest.mark.parametrize(
+    ("weights", "names"),
+    [
+        (["a/run/best.pt", "a/run/last.pt"], ["run/best", "run/last"]),
+        (["a/run/last.pt", "b/run/last.pt", "b/x/last.pt"], ["a/run/last", "b/run/last", "x/last"]),
+        (["zoo.name", "a/zoo.name.safetensors"], ["zoo.name", "a/zoo.name"]),
+    ],
+)
+def test_networks_are_named_by_run_and_file(weights: list[str], names: list[str]) -> None:
+    assert list(_names(weights).values()) == names
+
+
+def test_one_file_given_twice_is_refused(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for again in ("plain.safetensors", "./plain.safetensors"):
+        weights = [str(root / "plain.safetensors"), f"{root}/{again}"]
+        output = ["--output", str(tmp_path / "test")]
+        assert main([str(root / "config.yaml"), "--weights", *weights, *output]) == 2
+        assert again in capsys.readouterr().err
+    assert not (tmp_path / "test").exists()
 
 
 def test_option_protocol_overrides_the_config(
@@ -163,7 +203,7 @@ def test_ensemble_is_refused_before_the_first_test(
 PARALLEL = """
 import os, sys
 import torch, torch.distributed as dist
-from ffn.cli.test import main
+from ffn.cli.test import _names, main
 
 torch.set_num_threads(1)
 torch.cuda.is_available = lambda: False
@@ -313,7 +353,7 @@ SCRIPT = """
 import json, os, signal, sys, tempfile, time
 import torch, torch.distributed as dist
 import ffn.evaluation
-from ffn.cli.test import main
+from ffn.cli.test import _names, main
 
 arguments = sys.argv[1:]
 torch.set_num_threads(1)
