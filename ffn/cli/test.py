@@ -73,6 +73,8 @@ def _sweep(
     if given.interpolate is not None and isinstance(model, FrameFlexible):
         if given.interpolate and record.private == "all":
             raise ValueError(f"{weights} shares no weights (private: all); drop --interpolate")
+        if given.interpolate != model.interpolate:
+            name = f"{'interpolated' if given.interpolate else 'nearest'}/{name}"
         model.interpolate = given.interpolate
     loader = build_test_loader(
         config,
@@ -161,7 +163,8 @@ def _parser() -> argparse.ArgumentParser:
         "--interpolate",
         action=argparse.BooleanOptionalAction,
         help="interpolate the private modules of frame-flexible networks for frame counts between "
-        "two trained ones, or use the nearest sub-network; default: as stored with the weights",
+        "two trained ones, or use the nearest sub-network; default: as stored with the weights. If "
+        "this changes a network, its name in the results starts with interpolated/ or nearest/",
     )
     parser.add_argument(
         "--precision",

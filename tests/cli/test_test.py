@@ -283,17 +283,18 @@ def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Pat
         (file,) = (tmp_path / name).glob("*.predictions.safetensors")
         found[name] = (
             [row.subnet for row in network.rows],
+            network.name,
             load_predictions(file).logits[3].nan_to_num(),
         )
 
-    assert {name: subnets for name, (subnets, _) in found.items()} == {
-        "nearest": [2, 4],
-        "on": [2, 3],
-        "recorded": [2, 3],
-        "off": [2, 4],
+    assert {name: (subnets, called) for name, (subnets, called, _) in found.items()} == {
+        "nearest": ([2, 4], "flexible"),
+        "on": ([2, 3], "interpolated/flexible"),
+        "recorded": ([2, 3], "own"),
+        "off": ([2, 4], "nearest/own"),
     }
-    assert torch.equal(found["on"][1], found["recorded"][1])
-    assert torch.equal(found["off"][1], found["nearest"][1])
+    assert torch.equal(found["on"][-1], found["recorded"][-1])
+    assert torch.equal(found["off"][-1], found["nearest"][-1])
 
 
 def test_networks_without_shared_weights_are_not_interpolated(
