@@ -165,10 +165,10 @@ def test_tools_are_thin_and_nobody_imports_them() -> None:
         assert not any(name.split(".")[0] == "tools" for name in imports(path)), path
 
 
-def test_core_fits_into_400_lines() -> None:
+def test_core_fits_into_500_lines() -> None:
     lines = sum(len(path.read_text().splitlines()) for path in (ROOT / "ffn/core").rglob("*.py"))
 
-    assert 0 < lines <= 400
+    assert 0 < lines <= 500
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))

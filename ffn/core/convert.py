@@ -88,7 +88,9 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
     model = copy.deepcopy(model)
     model.activate(frames)
     private = [module for module in model.modules() if isinstance(module, PrivateModules)]
-    _replace(model.model, {id(module): module.active_module() for module in private})
+    for module in private:  # the first copy becomes the extracted module
+        module[str(model.trained_frames[0])].load_state_dict(module.active_module().state_dict())
+    _replace(model.model, {id(m): m[str(model.trained_frames[0])] for m in private})
     return model.model
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import Tensor, compiler, nn
 
-from ffn.core.private import PrivateModules, WeightAlteration
+from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
 
 
 class FrameFlexible(nn.Module):
@@ -19,8 +19,7 @@ class FrameFlexible(nn.Module):
     (``layer1.0.bn1.16.weight``). ``load_state_dict`` also accepts the state dict of the plain
     network: it sets all private copies, and alterations keep their values.
 
-    ``forward`` changes the active sub-network. For threads with several frame counts at once, use
-    :func:`ffn.extract` per count.
+    ``forward`` changes the active sub-network, in its own thread only.
     """
 
     def __init__(
@@ -37,8 +36,10 @@ class FrameFlexible(nn.Module):
         self.ranges = frame_ranges(trained_frames)
         self.trained_frames = tuple(self.ranges)
         self.interpolate, self.frame_dim, self.report = interpolate, frame_dim, report
-        self._private = tuple(m for m in model.modules() if isinstance(m, PrivateModules))
-        self.activate(self.trained_frames[-1])
+        self.selected = ActiveCount(self.trained_frames[-1])
+        for module in model.modules():
+            if isinstance(module, PrivateModules):
+                module.selected = self.selected
 
     def forward(self, clip: Tensor, active: int | None = None) -> Tensor:
         """Run the sub-network for the T of a clip (B, C, T, H, W), or that of the count ``active``.
@@ -70,14 +71,17 @@ class FrameFlexible(nn.Module):
         """The count of the sub-network for a number of frames in eval mode."""
         return frames if frames in self.counts else nearest(frames, self.ranges)
 
+    @property
+    def active(self) -> int:
+        """The count of the active sub-network in this thread; initially the largest."""
+        return self.selected.count
+
     def activate(self, count: int) -> None:
-        """Activate the sub-network of a count; raise ValueError if it has none."""
+        """Activate the sub-network of a count in this thread; raise ValueError if it has none."""
         if count not in self.counts:
             trained = f"trained are {self.trained_frames}; the nearest runs clips of any length"
             raise ValueError(f"no sub-network for {count} frames; {trained}")
-        self.active = count
-        for module in self._private:
-            module.active = count
+        self.selected.count = count
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The wrapped network's state dict, without a prefix for the wrapper."""

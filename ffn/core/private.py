@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import threading
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
+
+
+class ActiveCount(threading.local):
+    """The active count, for each thread its own; the private modules of a network share one."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count  # of a thread that has not set it
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActiveCount, (self.count,)  # copies and pickles have the count of this thread
 
 
 class PrivateModules(nn.ModuleDict):
@@ -19,32 +30,24 @@ class PrivateModules(nn.ModuleDict):
 
     def __init__(self, modules: Mapping[int, nn.Module]) -> None:
         super().__init__({str(count): module for count, module in sorted(modules.items())})
-        self.active = max(modules)
+        self.selected = ActiveCount(max(modules))
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the active count's module."""
-        module, state = self._select()
-        if state and self.training:
-            raise ValueError(f"{self.active} frames are interpolated; train at {', '.join(self)}")
-        return functional_call(module, state, args, kwargs) if state else module(*args, **kwargs)
+        return self.active_module()(*args, **kwargs)
 
     def active_module(self) -> nn.Module:
-        """The active count's module; an interpolated state overwrites that of a smaller count."""
-        module, state = self._select()
-        if state:
-            module.load_state_dict(state, strict=False)
-        return module
-
-    def _select(self) -> tuple[nn.Module, dict[str, Tensor]]:
-        """The module to run, and its interpolated state; none at a trained count."""
-        if str(self.active) in self:
-            return self[str(self.active)], {}
-        low = max(n for n in map(int, self) if n < self.active)
-        high = min(n for n in map(int, self) if n > self.active)
-        smaller, larger = self[str(low)], self[str(high)].state_dict()
-        entries = {k: v for k, v in smaller.state_dict().items() if v.is_floating_point()}
-        share = (self.active - low) / (high - low)
-        return smaller, {key: value.lerp(larger[key], share) for key, value in entries.items()}
+        """The active count's module; between two trained counts, a new interpolated one."""
+        active = self.selected.count
+        if str(active) in self:
+            return self[str(active)]
+        if self.training:
+            raise ValueError(f"{active} frames are interpolated; train at {', '.join(self)}")
+        if getattr(self, "_is_replica", False):  # it has no parameters, only tensors
+            raise ValueError("nn.DataParallel cannot interpolate; use DistributedDataParallel")
+        low = max(n for n in map(int, self) if n < active)
+        high = min(n for n in map(int, self) if n > active)
+        return _interpolate(self[str(low)], self[str(high)], (active - low) / (high - low))
 
 
 class WeightAlteration(nn.Module):
@@ -68,3 +71,18 @@ class WeightAlteration(nn.Module):
         shape = [1] * x.ndim
         shape[self.channel_dim] = -1
         return torch.addcmul(x, x, self.weight.to(x.dtype).view(shape))
+
+
+def _interpolate(one: nn.Module, other: nn.Module, share: float) -> nn.Module:
+    """A module like ``one`` with the parameters and statistics ``one + share * (other - one)``."""
+
+    def mix(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Tensor]:
+        floats = {k for k, v in a.items() if v is not None and v.is_floating_point()}
+        return {k: v.lerp(b[k], share) if k in floats else v for k, v in a.items()}
+
+    new = copy.copy(one)
+    new._parameters = mix(one._parameters, other._parameters)
+    new._buffers = mix(one._buffers, other._buffers)
+    below = ((name, m, other._modules[name]) for name, m in one._modules.items())
+    new._modules = {name: m and _interpolate(m, n, share) for name, m, n in below}
+    return new

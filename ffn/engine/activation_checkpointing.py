@@ -131,9 +131,8 @@ class _ForwardState:
 
     def __init__(self, block: nn.Module) -> None:
         self.modules = list(block.modules())
-        self.private = [m for m in self.modules if isinstance(m, PrivateModules)]
         values = [value for module in self.modules for value in vars(module).values()]
-        # Per-thread state, such as the clip's length: the backward on a GPU has its own thread.
+        # The active count and the clip's length: the backward on a GPU has its own thread.
         self.local = {id(v): v for v in values if isinstance(v, threading.local)}.values()
         self.first = self._state()
 
@@ -149,12 +148,10 @@ class _ForwardState:
             module._buffers.update(own)
         self._set_state(self.current)
 
-    def _state(self) -> tuple[list[int], list[dict[str, Any]]]:
-        return [m.active for m in self.private], [dict(vars(value)) for value in self.local]
+    def _state(self) -> list[dict[str, Any]]:
+        return [dict(vars(value)) for value in self.local]
 
-    def _set_state(self, state: tuple[list[int], list[dict[str, Any]]]) -> None:
-        for module, count in zip(self.private, state[0], strict=True):
-            module.active = count
-        for value, attributes in zip(self.local, state[1], strict=True):
+    def _set_state(self, state: list[dict[str, Any]]) -> None:
+        for value, attributes in zip(self.local, state, strict=True):
             vars(value).clear()
             vars(value).update(attributes)

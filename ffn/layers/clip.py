@@ -33,3 +33,6 @@ class ClipLength(threading.local):
         # A copied layer must read the value that its model sets. A copied model may share it too:
         # every forward sets it before reading it, and each thread has its own value.
         return self
+
+    def __reduce__(self) -> tuple[type[ClipLength], tuple[()]]:
+        return ClipLength, ()  # a pickle has no value; within one, all layers share a new object

@@ -31,7 +31,7 @@ def filled(module: nn.Module, seed: int) -> nn.Module:
 def test_batch_norm_by_hand(count: int, share: float) -> None:
     norms = {n: filled(nn.BatchNorm2d(3), n) for n in COUNTS}
     modules, x = PrivateModules(norms).eval(), torch.randn(2, 3, 4, 4)
-    modules.active = count
+    modules.selected.count = count
 
     small, large = norms[4].state_dict(), norms[8].state_dict()
     mean, var, weight, bias = (
@@ -49,7 +49,7 @@ def test_layer_norm_and_alteration_by_hand() -> None:
     results = []
     for modules in (norms, alterations):
         private = PrivateModules(modules).eval()
-        private.active = 3
+        private.selected.count = 3
         results.append(private(x))
 
     weight, bias = (

@@ -95,5 +95,5 @@ def test_private_modules_run_the_active_copy() -> None:
     modules, x = PrivateModules(linears), torch.randn(4, 3)
 
     assert torch.equal(modules(x), linears[5](x))  # the largest at first
-    modules.active = 2
+    modules.selected.count = 2
     assert torch.equal(modules(x), linears[2](x))

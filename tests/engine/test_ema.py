@@ -86,7 +86,10 @@ def test_average_is_an_independent_network() -> None:
     assert isinstance(average, FrameFlexible)
     assert average.report == model.report
     own = {id(m) for m in average.modules() if isinstance(m, PrivateModules)}
-    assert {id(m) for m in average._private} == own
+    assert {id(m.selected) for m in average.modules() if isinstance(m, PrivateModules)} == {
+        id(average.selected)
+    }
+    assert average.selected is not model.selected
     assert not own & {id(m) for m in model.modules()}
     assert not any(module.training for module in average.modules())
     assert not any(p.requires_grad for p in average.parameters())

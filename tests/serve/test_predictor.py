@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
 import numpy as np
 import pytest
 import torch
@@ -80,6 +83,19 @@ def test_prediction_equals_the_network_on_the_sampled_frames(weights, video, fra
     assert (prediction.frames, prediction.active) == (frames, active)
     assert prediction.decode_ms > 0
     assert prediction.model_ms > 0
+
+
+def test_threads_with_different_frames_get_their_own_answers(weights, video):
+    predictor = Predictor(weights)
+    frames = [1 + n % 9 for n in range(0, 48 * 4, 4)]
+    expected = {n: predictor(video, frames=n) for n in set(frames)}
+
+    with ThreadPoolExecutor(8) as pool:
+        predictions = list(pool.map(partial(predictor, video), frames))
+
+    for n, prediction in zip(frames, predictions, strict=True):
+        assert prediction.active == expected[n].active
+        torch.testing.assert_close(prediction.probabilities, expected[n].probabilities)
 
 
 def test_top_labels_are_sorted(weights, video):

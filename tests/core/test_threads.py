@@ -1,0 +1,158 @@
+"""Threads with different frame counts in one network; pickles; copies of nn.DataParallel."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import ffn
+from ffn.core import FrameFlexible, PrivateModules, convert
+
+FAMILIES = ("tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny")
+COUNTS = (2, 4, 8)
+
+
+class Meet(nn.Module):
+    """Identity; waits until two threads are inside it, so that both run the network at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.barrier: threading.Barrier | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.barrier is not None:
+            self.barrier.wait(timeout=30)
+        return x
+
+
+class PooledClip(nn.Module):
+    """A norm, a place to meet, a norm, and the mean over the clip."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.BatchNorm3d(3), Meet(), nn.BatchNorm3d(3))
+
+    def forward(self, clip: Tensor) -> Tensor:
+        return self.layers(clip).mean((2, 3, 4))
+
+
+def pooled() -> FrameFlexible:
+    """A converted network; all private copies differ."""
+    return with_different_copies(convert(PooledClip(), COUNTS, alter="none", interpolate=True))
+
+
+def with_different_copies(model: FrameFlexible) -> FrameFlexible:
+    generator = torch.Generator().manual_seed(0)
+    for module in model.modules():
+        if isinstance(module, PrivateModules):
+            for value in module.state_dict().values():
+                if value.is_floating_point():
+                    value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
+    return model.eval()
+
+
+def run_together(model: FrameFlexible, functions: list[Callable[[], Tensor]]) -> list[Tensor]:
+    """Results of two functions that meet inside the network."""
+    (meet,) = (m for m in model.modules() if isinstance(m, Meet))
+    meet.barrier = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as pool:
+        results = [future.result() for future in [pool.submit(f) for f in functions]]
+    meet.barrier = None
+    return results
+
+
+@pytest.mark.parametrize("frames", [(2, 8), (4, 4), (3, 8), (3, 7), (6, 7), (5, 5)])
+def test_two_threads_in_one_network(frames: tuple[int, int]) -> None:
+    """Trained counts and interpolated ones; the oracle is a single thread."""
+    model = pooled()
+    clips = [torch.randn(2, 3, n, 4, 4) for n in frames]
+    expected = [model(clip) for clip in clips]
+
+    results = run_together(model, [lambda c=clip: model(c) for clip in clips])
+
+    for result, alone in zip(results, expected, strict=True):
+        assert torch.equal(result, alone)
+
+
+def test_active_count_belongs_to_the_thread() -> None:
+    model = pooled()
+    model.activate(2)
+
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(lambda: model.active).result() == 8  # not set there: the largest
+        pool.submit(model.activate, 4).result()
+        assert pool.submit(lambda: model.active).result() == 4
+    assert model.active == 2
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_many_threads_give_the_answers_of_one(name: str) -> None:
+    torch.manual_seed(0)
+    plain = ffn.create_model(name, num_classes=5)
+    model = with_different_copies(ffn.convert(plain, COUNTS, interpolate=True))
+    frames = [1 + n % 11 for n in range(0, 48 * 7, 7)]
+    clips = {n: torch.randn(1, 3, n, 16, 16) for n in set(frames)}
+    with torch.inference_mode():
+        expected = {n: model(clip) for n, clip in clips.items()}
+
+    @torch.inference_mode()
+    def answer(n: int) -> tuple[Tensor, int]:
+        return model(clips[n]), model.active
+
+    with ThreadPoolExecutor(8) as pool:
+        answers = list(pool.map(answer, frames))
+
+    for n, (logits, active) in zip(frames, answers, strict=True):
+        torch.testing.assert_close(logits, expected[n])
+        assert active == model.select(n)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_networks_can_be_pickled(name: str) -> None:
+    plain = ffn.create_model(name, num_classes=5).eval()
+    model = with_different_copies(ffn.convert(plain, COUNTS))
+    for network in (plain, model):
+        buffer = io.BytesIO()
+        torch.save(network, buffer)
+        buffer.seek(0)
+        copies = [pickle.loads(pickle.dumps(network)), torch.load(buffer, weights_only=False)]
+        for frames in (2, 5, 8):
+            clip = torch.randn(1, 3, frames, 16, 16)
+            for copied in copies:
+                assert torch.equal(copied(clip), network(clip))
+
+
+def test_replicas_of_data_parallel_run_their_own_count() -> None:
+    """nn.DataParallel runs shallow copies of all modules, each in a thread of its own."""
+    model = pooled()
+    replicas = [replica(model), replica(model)]
+    clips = [torch.randn(2, 3, 2, 4, 4), torch.randn(2, 3, 8, 4, 4)]
+    expected = [model(clip) for clip in clips]
+
+    results = run_together(
+        model, [lambda r=r, c=c: r(c) for r, c in zip(replicas, clips, strict=True)]
+    )
+
+    for result, alone in zip(results, expected, strict=True):
+        assert torch.equal(result, alone)
+
+    with pytest.raises(ValueError, match="DistributedDataParallel"):
+        replicas[0](torch.randn(2, 3, 3, 4, 4))  # interpolated
+
+
+def replica(model: nn.Module) -> nn.Module:
+    """A shallow copy as in torch.nn.parallel.replicate, on the same device."""
+    copies = {id(m): m._replicate_for_data_parallel() for m in model.modules()}
+    for module in model.modules():
+        own = copies[id(module)]
+        own._modules.update({name: copies[id(child)] for name, child in own._modules.items()})
+        for name, parameter in module._parameters.items():
+            setattr(own, name, parameter.view_as(parameter))  # not an nn.Parameter
+    return copies[id(model)]
