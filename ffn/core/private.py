@@ -32,6 +32,12 @@ class PrivateModules(nn.ModuleDict):
         super().__init__({str(count): module for count, module in sorted(modules.items())})
         self.selected = ActiveCount(max(modules))
 
+    def __getattr__(self, name: str) -> Any:
+        """An attribute of the active count's module, such as ``eps``, for code that reads it."""
+        if name in self._modules or name.startswith("_") or "selected" not in self.__dict__:
+            return super().__getattr__(name)
+        return getattr(self.active_module(), name)
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the active count's module."""
         return self.active_module()(*args, **kwargs)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -97,3 +99,17 @@ def test_private_modules_run_the_active_copy() -> None:
     assert torch.equal(modules(x), linears[5](x))  # the largest at first
     modules.selected.count = 2
     assert torch.equal(modules(x), linears[2](x))
+
+
+def test_private_modules_have_the_attributes_of_the_active_copy() -> None:
+    norms = {count: nn.LayerNorm(3, eps=1 / count) for count in (2, 8)}
+    modules = PrivateModules(norms).eval()
+
+    assert (modules.eps, modules.normalized_shape) == (1 / 8, (3,))
+    assert modules.weight is norms[8].weight
+    modules.selected.count = 2
+    assert modules.eps == 1 / 2
+    assert not hasattr(modules, "running_mean")
+    with pytest.raises(AttributeError, match="LayerNorm"):
+        modules.running_mean  # noqa: B018
+    assert copy.deepcopy(modules).eps == 1 / 2
