@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import fnmatch
+import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -69,7 +70,7 @@ def convert(
     original, model = model, copy.deepcopy(model)
     chosen = _select_private(model, private)
     altered = _put_alterations(model, alter, ranges, chosen)
-    copies = {id(m): {n: copy.deepcopy(m) for n in ranges} for m in chosen.values()}
+    copies = _copies(chosen, model, ranges)
     _replace(model, {key: PrivateModules(modules) for key, modules in copies.items()})
     sizes = [sum(p.numel() for p in network.parameters()) for network in (original, model)]
     report = ConversionReport(ranges, tuple(chosen), tuple(altered), *sizes)
@@ -114,6 +115,24 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
     return chosen
 
 
+def _copies(
+    chosen: dict[str, nn.Module], model: nn.Module, counts: Iterable[int]
+) -> dict[int, dict[int, nn.Module]]:
+    """Copies of the private modules per count, by id; tied parameters stay tied within a count."""
+    inside = {id(p): f"{n}.{k}" for n, m in chosen.items() for k, p in m.named_parameters()}
+    owned = {id(part) for module in chosen.values() for part in module.modules()}
+    for name, module in model.named_modules():
+        tied = [key for key, p in module._parameters.items() if id(p) in inside]
+        if tied and id(module) not in owned:
+            shared, own = f"{name}.{tied[0]}".strip("."), inside[id(module._parameters[tied[0]])]
+            remedy = "which all counts share; make both private, or untie them"
+            raise ValueError(f"{own} is the same parameter as {shared}, {remedy}")
+    memos: dict[int, dict] = {n: {} for n in counts}
+    return {
+        id(m): {n: copy.deepcopy(m, memo) for n, memo in memos.items()} for m in chosen.values()
+    }
+
+
 def _put_alterations(
     model: nn.Module, alter: str | Sequence[str], counts: Iterable[int], private: Iterable[str]
 ) -> list[str]:
@@ -136,12 +155,15 @@ def _put_alterations(
         _replace(model, {id(m): alterations(m.channels, m.channel_dim) for m in marked.values()})
         return list(marked)
 
-    names = [n for n in free if any(fnmatch.fnmatchcase(n, pattern) for pattern in alter)]
-    if not names:
-        raise ValueError(f"alter={list(alter)} matches none of {', '.join(list(free)[:3])}, …")
+    matching = {p: [n for n in free if fnmatch.fnmatchcase(n, p)] for p in alter}
+    idle = [pattern for pattern, names in matching.items() if not names]
+    if idle or not matching:
+        wrong = f"{', '.join(idle)} in alter matches none" if idle else "alter=[] matches none"
+        raise ValueError(f"{wrong} of {', '.join(list(free)[:3])}, …")
+    names = [name for name in free if any(name in found for found in matching.values())]
     for name in names:
         free[name].alteration = alterations(*_input_channels(name, free[name]))
-        free[name].register_forward_pre_hook(_alter_input)
+        free[name].register_forward_pre_hook(_alter_input, with_kwargs=True)
     return names
 
 
@@ -159,8 +181,13 @@ def _input_channels(name: str, module: nn.Module) -> tuple[int, int]:
     raise ValueError(f"{name} is a {kind}; name convolutions or linear layers in alter=")
 
 
-def _alter_input(module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    return module.alteration(args[0]), *args[1:]
+def _alter_input(
+    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    if args:
+        return (module.alteration(args[0]), *args[1:]), kwargs
+    name = next(iter(inspect.signature(module.forward).parameters))
+    return args, {**kwargs, name: module.alteration(kwargs[name])}
 
 
 def _replace(model: nn.Module, by: dict[int, nn.Module]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
@@ -32,6 +33,8 @@ class FrameFlexible(nn.Module):
         report: object = None,
     ) -> None:
         super().__init__()
+        if type(frame_dim) is not int or not -5 <= frame_dim < 5:
+            raise ValueError(f"frame_dim is {frame_dim!r}; expected the dimension of T, 0 to 4")
         self.model = model
         self.ranges = frame_ranges(trained_frames)
         self.trained_frames = tuple(self.ranges)
@@ -87,6 +90,14 @@ class FrameFlexible(nn.Module):
         """The wrapped network's state dict, without a prefix for the wrapper."""
         return self.model.state_dict(*args, **kwargs)
 
+    def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Load a state dict of this network, or of the plain one; see the class."""
+        metadata = getattr(state_dict, "_metadata", None) or {}
+        state_dict = OrderedDict(state_dict)
+        # Versions of the layers, by the names that they have within this module.
+        state_dict._metadata = {f"model.{key}".strip("."): v for key, v in metadata.items()}
+        return super().load_state_dict(state_dict, *args, **kwargs)
+
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         inner = f"{prefix}model."
         for key in [key for key in state_dict if key.startswith(prefix)]:
@@ -96,7 +107,7 @@ class FrameFlexible(nn.Module):
 
     def _spread_plain(self, state_dict: dict, prefix: str) -> None:
         """Set every private copy from the entries of a plain network."""
-        named = self.model.named_modules(prefix=prefix)
+        named = self.model.named_modules(prefix=prefix, remove_duplicate=False)
         private = {f"{name}.": m for name, m in named if isinstance(m, PrivateModules)}
         owned = tuple(f"{name}{count}." for name in private for count in self.trained_frames)
         if any(key.startswith(owned) for key in state_dict):

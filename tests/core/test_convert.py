@@ -387,6 +387,12 @@ def linear_net() -> nn.Module:
         ({"private": "none", "alter": ["net.fc"]}, r"matches none of net, net\.0"),
         ({"private": "none", "alter": ["net.0"]}, r"net\.0 is a Flatten; name convolutions"),
         ({"private": "none", "alter": []}, "matches none of net"),
+        (
+            {"private": "none", "alter": ["net.1", "net.con*"]},
+            r"^net\.con\* in alter",
+        ),
+        ({"private": "none", "alter": "none", "frame_dim": "t"}, "frame_dim is 't'; expected the"),
+        ({"private": "none", "alter": "none", "frame_dim": 5}, "frame_dim is 5; expected the"),
     ],
     ids=lambda value: str(value).split(" at 0x")[0],
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 import ffn
@@ -45,3 +46,73 @@ def test_torch_transformer_layer_reads_its_norms(monkeypatch: pytest.MonkeyPatch
         torch.testing.assert_close(result, model(clip))  # with gradients: the slow path
         assert not calls
         assert not torch.allclose(result, model(clip, active=6 - frames))
+
+
+class Layers(nn.Module):
+    """Layers that see the mean of each channel of a clip."""
+
+    def __init__(self, **layers: nn.Module) -> None:
+        super().__init__()
+        for name, layer in layers.items():
+            setattr(self, name, layer)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        x = clip.mean((2, 3, 4))
+        for layer in self.children():
+            x = layer(input=x)
+        return x
+
+
+def test_layer_with_a_keyword_argument_is_altered() -> None:
+    model = ffn.convert(Layers(fc=nn.Linear(3, 2)), (2, 4), private="none", alter=["fc"])
+    clip, fc = torch.randn(2, 3, 4, 8, 8), model.model.fc
+    nn.init.normal_(fc.alteration["4"].weight)
+
+    expected = F.linear(clip.mean((2, 3, 4)) * (1 + fc.alteration["4"].weight), fc.weight, fc.bias)
+    torch.testing.assert_close(model(clip), expected)
+
+
+def test_tied_norms_stay_tied_within_a_count() -> None:
+    one, other = nn.LayerNorm(3), nn.LayerNorm(3)
+    other.weight = one.weight
+    model = ffn.convert(Layers(one=one, other=other), (2, 4), alter="none")
+
+    for count in ("2", "4"):
+        assert model.model.one[count].weight is model.model.other[count].weight
+    assert model.model.one["2"].weight is not model.model.one["4"].weight
+    small = ffn.extract(model, 2)
+    assert small.one.weight is small.other.weight
+
+
+def test_norm_tied_to_a_shared_layer_is_refused() -> None:
+    norm, scale = nn.LayerNorm(3), nn.Linear(3, 1)
+    scale.bias = nn.Parameter(torch.zeros(3))
+    norm.bias = scale.bias
+    with pytest.raises(ValueError, match=r"norm\.bias is the same parameter as scale\.bias"):
+        ffn.convert(Layers(norm=norm, scale=scale), (2, 4), alter="none")
+
+
+def test_plain_weights_load_into_a_norm_with_two_names() -> None:
+    norm = nn.LayerNorm(3)
+    plain = Layers(one=norm, fc=nn.Linear(3, 3), again=norm)
+    model = ffn.convert(plain, (2, 4), alter="none")
+    nn.init.normal_(norm.weight)
+
+    model.load_state_dict(plain.state_dict())
+
+    assert model.model.one is model.model.again
+    for count in ("2", "4"):
+        assert torch.equal(model.model.one[count].weight, norm.weight)
+
+
+def test_missing_entry_of_a_norm_is_found() -> None:
+    """torch excuses a missing num_batches_tracked for files without versions of the layers only."""
+    model = ffn.convert(Layers(norm=nn.BatchNorm1d(3)), (2, 4), alter="none")
+    state = model.state_dict()
+    model.load_state_dict(state)
+    del state["norm.4.num_batches_tracked"]
+
+    with pytest.raises(RuntimeError, match="num_batches_tracked"):
+        model.load_state_dict(state)
+    assert list(state._metadata) == list(model.state_dict()._metadata)  # the caller's is unchanged
+    model.load_state_dict(dict(state))
