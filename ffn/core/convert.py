@@ -5,11 +5,12 @@ from __future__ import annotations
 import copy
 import fnmatch
 import inspect
+import warnings
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from ffn.core.flexible import FrameFlexible, frame_ranges
 from ffn.core.private import PrivateModules, WeightAlteration
@@ -21,13 +22,17 @@ Selection = str | Callable[[str, nn.Module], bool]
 
 @dataclass(frozen=True)
 class ConversionReport:
-    """Result of a conversion: ranges by count, private modules, altered places, parameters."""
+    """Result of a conversion: ranges by count, private modules, altered places, parameters.
+
+    ``idle`` has the private modules and alterations that did not run with the example clip.
+    """
 
     ranges: dict[int, tuple[int, int]]
     private: tuple[str, ...]
     altered: tuple[str, ...]
     parameters_before: int
     parameters_after: int
+    idle: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         before, added = self.parameters_before, self.parameters_after - self.parameters_before
@@ -45,10 +50,13 @@ def convert(
     alter: str | Sequence[str] = "sites",
     interpolate: bool = False,
     frame_dim: int = 2,
+    example: Tensor | None = None,
 ) -> FrameFlexible:
     """Make a frame-flexible copy of a network: shared weights, private norms, weight alterations.
 
     Private modules start with the state of the original. ``.report`` describes the conversion.
+    With an ``example``, it warns of private modules and alterations that do not run, as those of a
+    norm that the network calls through a Python list: they would not learn.
 
     Args:
         model: any network that takes one clip of any T.
@@ -61,6 +69,7 @@ def convert(
         interpolate: in eval mode, counts between two trained ones have their own sub-networks,
             with private parameters and statistics interpolated linearly in the count (not "all").
         frame_dim: the dimension of T in a clip, 2 in (B, C, T, H, W).
+        example: a clip to run through the network once, in eval mode.
 
     Raises ValueError if the model is converted already, or a selection matches nothing usable.
     """
@@ -75,7 +84,13 @@ def convert(
     sizes = [sum(p.numel() for p in network.parameters()) for network in (original, model)]
     report = ConversionReport(ranges, tuple(chosen), tuple(altered), *sizes)
     options = {"interpolate": interpolate, "frame_dim": frame_dim, "report": report}
-    return FrameFlexible(model, ranges, **options).train(model.training)
+    flexible = FrameFlexible(model, ranges, **options).train(model.training)
+    if example is not None and (idle := _idle(flexible, example)):
+        flexible.report = replace(report, idle=idle)
+        shown = ", ".join(idle[:5]) + ", …" * (len(idle) > 5)
+        text = f"did not run with the example clip and would not learn: {shown}"
+        warnings.warn(f"{len(idle)} private modules or alterations {text}", stacklevel=2)
+    return flexible
 
 
 def extract(model: FrameFlexible, frames: int) -> nn.Module:
@@ -165,6 +180,22 @@ def _put_alterations(
         free[name].alteration = alterations(*_input_channels(name, free[name]))
         free[name].register_forward_pre_hook(_alter_input, with_kwargs=True)
     return names
+
+
+def _idle(flexible: FrameFlexible, example: Tensor) -> tuple[str, ...]:
+    """Names of private sets that a forward in eval mode does not run."""
+    sets = {n: m for n, m in flexible.model.named_modules() if isinstance(m, PrivateModules)}
+    ran: set[int] = set()
+    hooks = [m.register_forward_hook(lambda m, *_: ran.add(id(m))) for m in sets.values()]
+    training = {module: module.training for module in flexible.modules()}
+    try:
+        flexible.eval()(example)
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for module, mode in training.items():
+            module.training = mode
+    return tuple(name for name, module in sets.items() if id(module) not in ran)
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:

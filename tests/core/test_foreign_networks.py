@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -116,3 +118,38 @@ def test_missing_entry_of_a_norm_is_found() -> None:
         model.load_state_dict(state)
     assert list(state._metadata) == list(model.state_dict()._metadata)  # the caller's is unchanged
     model.load_state_dict(dict(state))
+
+
+class Hidden(nn.Module):
+    """Calls one norm as an attribute, one through a list, and one layer never."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen, self.hidden = nn.BatchNorm3d(3), nn.BatchNorm3d(3)
+        self.layers = [self.hidden]  # a Python list: conversion cannot replace it
+        self.qkv = nn.Linear(3, 9)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        return self.layers[0](self.seen(clip)).mean((2, 3, 4)) @ self.qkv.weight.T
+
+
+def test_example_finds_what_does_not_run() -> None:
+    plain, clip = Hidden(), torch.randn(2, 3, 4, 8, 8)
+    with pytest.warns(UserWarning, match=r"2 private .* would not learn: hidden, qkv\.alteration"):
+        model = ffn.convert(plain, (2, 4), alter=["qkv"], example=clip)
+
+    assert model.report.idle == ("hidden", "qkv.alteration")
+    assert model.training
+    assert all(module.training for module in model.modules())
+    for norm in model.model.seen.values():  # the example did not change statistics
+        assert int(norm.num_batches_tracked) == 0
+
+
+@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+def test_example_finds_nothing_in_our_networks(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model = ffn.convert(
+            ffn.create_model(name, num_classes=5), (2, 4), example=torch.randn(1, 3, 3, 32, 32)
+        )
+    assert model.report.idle == ()
