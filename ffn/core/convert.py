@@ -184,18 +184,12 @@ def _put_alterations(
 
 def _idle(flexible: FrameFlexible, example: Tensor) -> tuple[str, ...]:
     """Names of private sets that a forward in eval mode does not run."""
+    flexible, ran = copy.deepcopy(flexible).eval(), set()
     sets = {n: m for n, m in flexible.model.named_modules() if isinstance(m, PrivateModules)}
-    ran: set[int] = set()
-    hooks = [m.register_forward_hook(lambda m, *_: ran.add(id(m))) for m in sets.values()]
-    training = {module: module.training for module in flexible.modules()}
-    try:
-        flexible.eval()(example)
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in training.items():
-            module.training = mode
-    return tuple(name for name, module in sets.items() if id(module) not in ran)
+    for name, module in sets.items():
+        module.register_forward_hook(lambda *_, name=name: ran.add(name))
+    flexible(example)
+    return tuple(name for name in sets if name not in ran)
 
 
 def _is_inside(name: str, outer: Iterable[str]) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from torch import Tensor, compiler, nn
+from torch import Tensor, compiler, jit, nn
 
 from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
 
@@ -54,6 +54,8 @@ class FrameFlexible(nn.Module):
             shape = f"{clip.ndim} dims {tuple(clip.shape)}"
             views = "Several views? Call the task instead."
             raise ValueError(f"clip has {shape}; expected (B, C, T, H, W). {views}")
+        if jit.is_tracing():  # the trace would run this sub-network and T at all other T
+            raise RuntimeError("torch.jit.trace keeps one number of frames; trace ffn.extract(…)")
         frames = clip.shape[self.frame_dim]
         closest = nearest(frames, self.ranges) if self.training else self.select(frames)
         active = closest if active is None else active

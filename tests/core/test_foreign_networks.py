@@ -153,3 +153,10 @@ def test_example_finds_nothing_in_our_networks(name: str) -> None:
             ffn.create_model(name, num_classes=5), (2, 4), example=torch.randn(1, 3, 3, 32, 32)
         )
     assert model.report.idle == ()
+
+
+@pytest.mark.filterwarnings("ignore")  # torch calls its trace deprecated
+def test_trace_is_refused() -> None:
+    model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)).eval()
+    with pytest.raises(RuntimeError, match=r"one number of frames; trace ffn\.extract"):
+        torch.jit.trace(model, torch.randn(1, 3, 4, 32, 32))
