@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any
 
 import yaml
@@ -16,6 +18,8 @@ from ffn.engine.jobs import Job
 from ffn.engine.options import Config
 from ffn.evaluation.cross_validation_folder import CrossValidationFolder
 from ffn.files import write_text
+
+Run = tuple[int, int]  # seed, fold
 
 # Runs a command of ffn in a subprocess that stops when this process has ended.
 PROGRAM = (
@@ -46,6 +50,7 @@ def write_plan(
         "group_column": given.group,
         "folds": given.folds,
         "fold_seed": given.fold_seed,
+        "start_from": given.start_from and os.path.abspath(given.start_from),
         "fingerprint": clips.fingerprint(fold_of),
         "classes": clips.classes,
         "path": [row.path for row in clips.rows],
@@ -71,9 +76,9 @@ def _check_plan(folder: CrossValidationFolder, plan: dict[str, Any], config: Con
     before = folder.plan
     changed = changed_options(before["config"], config)
     changed += [
-        f"{key} {before[key]} -> {plan[key]}"
-        for key in ("group_column", "folds", "fold_seed")
-        if before[key] != plan[key]
+        f"{key} {before.get(key)} -> {plan[key]}"
+        for key in ("group_column", "folds", "fold_seed", "start_from")
+        if before.get(key) != plan[key]
     ]
     if not changed and before["fingerprint"] != plan["fingerprint"]:
         sizes = f"{len(before['path'])} -> {len(plan['path'])} clips"
@@ -83,6 +88,30 @@ def _check_plan(folder: CrossValidationFolder, plan: dict[str, Any], config: Con
             f"{folder.path} belongs to a cross-validation with other options or clips "
             f"({'; '.join(changed[:5])}). Use another --output, or those of that cross-validation"
         )
+
+
+def check_start(folder: CrossValidationFolder, start: Path, runs: Iterable[Run]) -> None:
+    """Check that another cross-validation has start weights for every training.
+
+    Raises:
+        ValueError: it has other clips or folds, or is not finished.
+        FileNotFoundError: there is none, or a checkpoint is missing.
+    """
+    if start.resolve() == folder.path.resolve():
+        raise ValueError("--start-from and --output are the same folder")
+    other = CrossValidationFolder(start)
+    if not other.has_plan:
+        raise FileNotFoundError(f"--start-from {start} is no folder of tools/crossvalidate.py")
+    if other.plan["fingerprint"] != folder.plan["fingerprint"]:
+        raise ValueError(
+            f"--start-from {start} has other clips, groups or folds; its networks may be trained "
+            "on clips that are tested here"
+        )
+    for seed, fold in runs:
+        if not any(other.test(seed, fold, shuffled=False).glob("*.predictions.safetensors")):
+            raise ValueError(f"--start-from {start} is not finished for seed {seed}, fold {fold}")
+        if not (other.run(seed, fold) / "last.pt").is_file():
+            raise FileNotFoundError(f"{other.run(seed, fold) / 'last.pt'} is missing")
 
 
 def fold_job(
@@ -121,6 +150,9 @@ def _write_config(folder: CrossValidationFolder, config: Config, seed: int, fold
     names = {"train": lists / "train.csv", "val": lists / "test.csv", "classes": folder.classes}
     values["data"] |= {key: str(path.resolve()) for key, path in names.items()}
     values["train"]["seed"] = seed
+    if start := folder.plan.get("start_from"):
+        weights = CrossValidationFolder(Path(start)).run(seed, fold) / "last.pt"
+        values["model"] |= {"weights": str(weights), "pretrained": False}
     values["log"]["output"] = str(folder.run(seed, fold).resolve())
     path = folder.config(seed, fold)
     path.parent.mkdir(parents=True, exist_ok=True)

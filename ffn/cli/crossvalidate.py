@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING
 
 from ffn.cli.arguments import positive_int
 
+PLAN_KEYS = ("annotations", "where", "group_column", "fold_seed", "start_from")  # in results.json
+
 if TYPE_CHECKING:
     from ffn.datasets.folds import GroupedClips
     from ffn.engine.jobs import Job
@@ -45,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _cross_validate(given: argparse.Namespace, config: Config) -> None:
-    from ffn.cli.cross_validation_plan import fold_job, write_plan
+    from ffn.cli.cross_validation_plan import check_start, fold_job, write_plan
     from ffn.datasets.folds import assign_folds
     from ffn.engine.checkpoints.file import versions
     from ffn.engine.checkpoints.lock import lock_folder
@@ -74,6 +76,9 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
             job = fold_job(folder, config, seed, fold, frames, shuffled=given.shuffled)
             if job is not None:
                 jobs[job.name] = (job, seed, fold)
+        if given.start_from and jobs:
+            start = Path(given.start_from)
+            check_start(folder, start, [(seed, fold) for _, seed, fold in jobs.values()])
         _print_start(clips, fold_of, given, len(runs), len(jobs))
         ended = len(runs) - len(jobs)
 
@@ -96,7 +101,7 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         )
         summary = summarise_cross_validation(found)
         about = {"config": config_to_dict(config), "versions": versions()}
-        plan = {k: folder.plan[k] for k in ("annotations", "where", "group_column", "fold_seed")}
+        plan = {k: folder.plan.get(k) for k in PLAN_KEYS}
         path = folder.write_results({**plan, **summary, **about})
     print_cross_validation(found.name, summary)
     print(path)
@@ -225,6 +230,12 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         default=[0],
         metavar="S",
         help="seeds of the trainings (train.seed), with the same folds; default: 0",
+    )
+    option(
+        "--start-from",
+        metavar="FOLDER",
+        help="--output of a finished cross-validation with the same clips and folds: each training "
+        "starts from the last weights of its seed and fold, in place of the config's start weights",
     )
     option(
         "--frames",

@@ -8,6 +8,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -100,6 +101,7 @@ class Trainings:
         if name == "train":
             self.configs.append(loaded)
             Path(loaded.log.output).mkdir(parents=True, exist_ok=True)
+            (Path(loaded.log.output) / "last.pt").touch()
             return
         splits = read_config_splits(loaded.data, with_train=False)
         shuffled = "--shuffle-frames" in options
@@ -333,6 +335,58 @@ def test_errors_are_printed_before_a_training(
     error = capsys.readouterr().err
     assert error.startswith("crossvalidate.py: ")
     assert message in error
+    assert not trainings.jobs
+
+
+def test_trainings_start_from_the_same_seed_and_fold_of_another(
+    root: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([*arguments(root, output="first"), "--seeds", "0", "5"]) == 0
+    first, start = root.parent / "first", ["--start-from", str(root.parent / "first")]
+    trainings.configs.clear()
+
+    options = ["task.frames=[2]", "model.pretrained=true"]
+    assert main([*arguments(root, *options), *start, "--seeds", "5", "0"]) == 0
+
+    found = [(config.model.weights, config.model.pretrained) for config in trainings.configs]
+    order = [(5, 0), (5, 1), (0, 0), (0, 1)]
+    assert found == [(f"{first}/seed_{s}/fold_{f}/last.pt", False) for s, f in order]
+    assert results(root)["start_from"] == str(first)
+    assert results(root, "first")["start_from"] is None
+    # A finished one needs the other no more; it does not change its start weights.
+    shutil.rmtree(first)
+    assert main([*arguments(root, *options), *start, "--seeds", "5", "0"]) == 0
+    assert main([*arguments(root, *options), "--seeds", "5", "0"]) == 2
+    assert "start_from" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (["--start-from", "{data}/cv"], "--start-from and --output are the same folder"),
+        (["--start-from", "{data}/data"], "is no folder of tools/crossvalidate.py"),
+        (["--fold-seed", "3"], "has other clips, groups or folds"),
+        (["--seeds", "0", "1"], "is not finished for seed 1, fold 0"),
+        ("last.pt", "last.pt is missing"),
+    ],
+)
+def test_start_weights_that_do_not_fit_are_refused(
+    root: Path,
+    trainings: Trainings,
+    spoil: list[str] | str,
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(arguments(root, output="first")) == 0
+    trainings.jobs.clear()
+    more = ["--start-from", f"{root.parent}/first"]
+    if spoil == "last.pt":
+        (root.parent / "first/seed_0/fold_1/last.pt").unlink()
+    else:
+        more += [part.format(data=root.parent) for part in spoil]
+
+    assert main([*arguments(root), *more]) == 2
+    assert message in capsys.readouterr().err
     assert not trainings.jobs
 
 
