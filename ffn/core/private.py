@@ -40,6 +40,9 @@ class PrivateModules(nn.ModuleDict):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the active count's module."""
+        if self.training and str(self.selected.count) not in self:
+            count = self.selected.count
+            raise ValueError(f"{count} frames are interpolated; train at {', '.join(self)}")
         return self.active_module()(*args, **kwargs)
 
     def active_module(self) -> nn.Module:
@@ -47,8 +50,6 @@ class PrivateModules(nn.ModuleDict):
         active = self.selected.count
         if str(active) in self:
             return self[str(active)]
-        if self.training:
-            raise ValueError(f"{active} frames are interpolated; train at {', '.join(self)}")
         if getattr(self, "_is_replica", False):  # it has no parameters, only tensors
             raise ValueError("nn.DataParallel cannot interpolate; use DistributedDataParallel")
         low = max(n for n in map(int, self) if n < active)
