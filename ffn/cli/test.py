@@ -172,6 +172,12 @@ def _parser() -> argparse.ArgumentParser:
         choices=["fp32", "bf16", "fp16"],
         help="precision of the forward pass; default: fp32",
     )
+    _add_output(parser)
+    return parser
+
+
+def _add_output(parser: argparse.ArgumentParser) -> None:
+    """Options about what is measured and written."""
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
     parser.add_argument(
         "--ensemble",
@@ -184,7 +190,6 @@ def _parser() -> argparse.ArgumentParser:
         help="also write the logits of every video, as safetensors",
     )
     parser.add_argument("--output", help="folder for the results; default: test/ in log.output")
-    return parser
 
 
 def _names(weights: Sequence[str]) -> dict[str, str]:
