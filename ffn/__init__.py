@@ -12,7 +12,7 @@ from typing import Any
 from ffn.core import FrameFlexible, convert, extract, nearest
 
 # Not lazy: a later import of the package ffn.export would replace the function of that name.
-from ffn.export import export
+from ffn.export import export, fuse
 
 __version__ = "0.2.0"
 
@@ -31,6 +31,7 @@ __all__ = [
     "create_model",
     "export",
     "extract",
+    "fuse",
     "list_models",
     "list_weights",
     "load",

@@ -11,11 +11,11 @@ from typing import Any
 
 import timm
 import torch
-from einops import rearrange
 from timm.layers import DropPath
 from timm.models.res2net import Bottle2neck
 from timm.models.resnet import ResNet
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ffn.backbones.registry import register, register_family, register_pretrained
 from ffn.layers import AlterationSite, ClipLength, TimedPerFrame
@@ -47,7 +47,7 @@ class MotionExcitation(nn.Module):
 
         motion = self._by_clip(following)[:, 1:] - self._by_clip(squeezed)[:, :-1]
         motion = motion.mean((3, 4))  # (B, T - 1, C')
-        motion = nn.functional.pad(motion, (0, 0, 0, 1)).flatten(0, 1)[:, :, None, None]
+        motion = F.pad(motion, (0, 0, 0, 1)).flatten(0, 1)[:, :, None, None]
 
         gate = torch.sigmoid(self.bn3(self.conv3(motion))) - 0.5  # (N, C, 1, 1)
         return x + x * gate
@@ -68,7 +68,7 @@ class TemporalConv(nn.Module):
     def __init__(self, channels: int, length: ClipLength, *, shifted: bool) -> None:
         super().__init__()
         self.length = length
-        self.conv = nn.Conv1d(channels, channels, 3, padding=1, groups=channels, bias=False)
+        self.conv = _OverTime(channels, channels, 3, padding=1, groups=channels, bias=False)
         half = channels // 2 if shifted else 0
         with torch.no_grad():
             self.conv.weight.zero_()
@@ -78,12 +78,22 @@ class TemporalConv(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, C, H, W) to the same shape."""
-        frames, (height, width) = self.length.frames, x.shape[2:]
-        x = rearrange(x, "(b t) c h w -> (b h w) c t", t=frames)
+        x = x.unflatten(0, (-1, self.length.frames)).transpose(1, 2)  # (B, C, T, H, W)
+        return self.conv(x).transpose(1, 2).flatten(0, 1)
 
-        x = self.conv(x)
 
-        return rearrange(x, "(b h w) c t -> (b t) c h w", h=height, w=width)
+class _OverTime(nn.Conv1d):
+    """A 1-D convolution over the T of a clip (B, C, T, H, W), as the faster 2-D or 3-D one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        (pad,) = self.padding
+        if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not x.requires_grad:
+            weight = self.weight[..., None, None]
+            return F.conv3d(x, weight, self.bias, padding=(pad, 0, 0), groups=self.groups)
+        weight = self.weight[..., None]  # (C, 1, 3, 1)
+        x, area = x.flatten(3), x.shape[3:]  # (B, C, T, H * W)
+        x = F.conv2d(x, weight, self.bias, padding=(pad, 0), groups=self.groups)
+        return x.unflatten(3, area)
 
 
 class MotionBlock(Bottle2neck):

@@ -178,7 +178,7 @@ def _put_alterations(
     names = [name for name in free if any(name in found for found in matching.values())]
     for name in names:
         free[name].alteration = alterations(*_input_channels(name, free[name]))
-        free[name].register_forward_pre_hook(_alter_input, with_kwargs=True)
+        free[name].register_forward_pre_hook(alter_input, with_kwargs=True)
     return names
 
 
@@ -206,9 +206,10 @@ def _input_channels(name: str, module: nn.Module) -> tuple[int, int]:
     raise ValueError(f"{name} is a {kind}; name convolutions or linear layers in alter=")
 
 
-def _alter_input(
+def alter_input(
     module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Alter the first argument: the pre-hook of layers that ``alter`` names."""
     if args:
         return (module.alteration(args[0]), *args[1:]), kwargs
     name = next(iter(inspect.signature(module.forward).parameters))

@@ -1,6 +1,15 @@
-"""Export networks to files that run without ffn: ``ffn.export`` and the registry of formats."""
+"""Networks for inference: ``ffn.fuse``, and ``ffn.export`` to files that run without ffn."""
 
 from ffn.export.exporter import ExportError, ExportReport, export
 from ffn.export.formats import register_format
+from ffn.export.fuse import FuseError, FusionReport, fuse
 
-__all__ = ["ExportError", "ExportReport", "export", "register_format"]
+__all__ = [
+    "ExportError",
+    "ExportReport",
+    "FuseError",
+    "FusionReport",
+    "export",
+    "fuse",
+    "register_format",
+]

@@ -5,6 +5,8 @@ Bidirectional, offline form only. The online (uni-directional, cached) form is l
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -27,14 +29,41 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
         A new tensor of x's shape.
     """
     fold = x.shape[1] // divisor
-    x = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
-    out = torch.zeros_like(x)
+    if torch.compiler.is_compiling():  # exported files have these operators, not writes to slices
+        clips = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
+        zeros = torch.zeros_like(clips[:, :1, :fold])
+        following = torch.cat((clips[:, 1:, :fold], zeros), 1)
+        previous = torch.cat((zeros, clips[:, :-1, fold : 2 * fold]), 1)
+        return torch.cat((following, previous, clips[:, :, 2 * fold :]), 2).flatten(0, 1)
+    return _Shift.apply(x, frames, fold, False)
 
-    out[:, :-1, :fold] = x[:, 1:, :fold]
-    out[:, 1:, fold : 2 * fold] = x[:, :-1, fold : 2 * fold]
-    out[:, :, 2 * fold :] = x[:, :, 2 * fold :]
 
-    return out.flatten(0, 1)  # (N, C, H, W)
+class _Shift(torch.autograd.Function):
+    """The shift, or its reverse; each is the gradient of the other.
+
+    torch's own gradient of writes to slices copies the feature map several times.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, frames: int, fold: int, is_reverse: bool) -> Tensor:
+        ctx.options = frames, fold, not is_reverse
+        out = torch.empty_like(x)
+        clips, shifted = x.unflatten(0, (-1, frames)), out.unflatten(0, (-1, frames))
+        following, previous = slice(0, fold), slice(fold, 2 * fold)
+        if is_reverse:
+            following, previous = previous, following
+
+        shifted[:, :-1, following] = clips[:, 1:, following]
+        shifted[:, -1, following] = 0
+        shifted[:, 1:, previous] = clips[:, :-1, previous]
+        shifted[:, 0, previous] = 0
+        shifted[:, :, 2 * fold :] = clips[:, :, 2 * fold :]
+
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
+        return _Shift.apply(gradient, *ctx.options), None, None, None
 
 
 class ShiftConv2d(nn.Conv2d):

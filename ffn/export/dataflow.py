@@ -1,0 +1,113 @@
+"""Record which tensors the calls of a forward pass read and return."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+# Calls on a tensor that do not read its values.
+_METADATA = {"dim", "element_size", "is_contiguous", "numel", "size", "stride", "__len__"}
+
+
+@dataclass(eq=False)
+class Call:
+    """One call of a torch function, or of a module that is recorded as a whole.
+
+    Attributes:
+        name: of the function, or of the class of the module.
+        target: the function or the module.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        output: what it returned.
+    """
+
+    name: str
+    target: object
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any = None
+
+
+class Dataflow:
+    """The calls of one forward pass.
+
+    A tensor is identified by its object, which the calls keep alive.
+    """
+
+    def __init__(self, calls: list[Call]) -> None:
+        self.calls = calls
+        self._readers: dict[int, list[Call]] = defaultdict(list)
+        self._producer: dict[int, Call] = {}
+        for call in calls:
+            for tensor in {id(t): t for t in _tensors((call.args, call.kwargs))}.values():
+                self._readers[id(tensor)].append(call)
+            for tensor in _tensors(call.output):
+                self._producer.setdefault(id(tensor), call)
+
+    def readers(self, tensor: Tensor) -> list[Call]:
+        """The calls that have a tensor among their arguments, in the order in which they ran."""
+        return self._readers[id(tensor)]
+
+    def producer(self, tensor: Tensor) -> Call | None:
+        """The call that returned a tensor; None for inputs and parameters."""
+        return self._producer.get(id(tensor))
+
+
+def record(network: nn.Module, clip: Tensor, whole: type[nn.Module]) -> Dataflow:
+    """Run a network without gradients and record the calls of torch functions.
+
+    Modules of the type ``whole`` are one call each. The last call, "return", reads the output.
+    """
+    recorder = _Recorder()
+    with torch.no_grad(), _as_one_call(network, whole, recorder), recorder:
+        output = network(clip)
+    recorder.calls.append(Call("return", None, (output,), {}))
+    return Dataflow(recorder.calls)
+
+
+class _Recorder(TorchFunctionMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[Call] = []
+        self.inside_whole = False
+
+    def __torch_function__(
+        self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        output = function(*args, **(kwargs or {}))
+        name = getattr(function, "__name__", "")
+        is_metadata = name in _METADATA or (name == "__get__" and not _tensors(output))
+        if not self.inside_whole and not is_metadata:
+            self.calls.append(Call(name, function, args, kwargs or {}, output))
+        return output
+
+
+@contextmanager
+def _as_one_call(network: nn.Module, whole: type[nn.Module], recorder: _Recorder):
+    def before(module: nn.Module, args: tuple) -> None:
+        recorder.inside_whole = True
+
+    def after(module: nn.Module, args: tuple, output: Any) -> None:
+        recorder.inside_whole = False
+        recorder.calls.append(Call(type(module).__name__, module, args, {}, output))
+
+    modules = [module for module in network.modules() if isinstance(module, whole)]
+    handles = [m.register_forward_pre_hook(before) for m in modules]
+    handles += [m.register_forward_hook(after) for m in modules]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _tensors(tree: object) -> list[Tensor]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]

@@ -1,0 +1,188 @@
+"""Fold norms and weight alterations into the convolution or linear layer next to them.
+
+With eval statistics, a batch norm is s x + t per channel, s = γ / sqrt(σ² + ε) and t = β - s μ.
+After a layer W x + b, it gives s W x + (s b + t). Before a layer, W (s x + t) + b = (W s) x +
+(b + W t), if that does not pad with zeros. A weight alteration is the case t = 0.
+
+A fold is made where the calls of a forward pass prove it: the layer's weight is a parameter that
+is used once, and nothing else reads the tensor between the two.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import defaultdict
+
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ffn.core import NORMS, WeightAlteration
+from ffn.core.convert import alter_input
+from ffn.export.dataflow import Call, Dataflow
+
+_LAYERS = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "linear": 0}  # dimensions after the channels
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+Layer = tuple[str, nn.Module]
+
+
+class Folder:
+    """Folds the batch norms and weight alterations of a network in place.
+
+    Attributes:
+        folded: names of those that are gone, with the names of the layers that they are in.
+        reasons: of those that stay.
+    """
+
+    def __init__(self, network: nn.Module) -> None:
+        self.network = network
+        self.folded: dict[str, tuple[str, ...]] = {}
+        self.reasons: dict[str, str] = {}
+
+    def fold(self, flow: Dataflow) -> bool:
+        """Fold all that a recorded forward pass allows; return whether there was any."""
+        self.flow = flow
+        self.owners: dict[int, list[Layer]] = defaultdict(list)
+        for name, module in self.network.named_modules():
+            for part in (module, *module._parameters.values(), *module._buffers.values()):
+                self.owners[id(part)].append((name, module))
+        before = len(self.folded)
+        for call in flow.calls:
+            if call.name == "batch_norm":
+                self._fold_norm(call)
+            elif isinstance(call.target, WeightAlteration):
+                self._fold_alteration(call)
+        return len(self.folded) > before
+
+    def kept(self) -> dict[str, str]:
+        """Names of the norms and weight alterations that the network has, with the reason."""
+        kinds = (*NORMS, WeightAlteration)
+        names = [name for name, m in self.network.named_modules() if isinstance(m, kinds)]
+        return {
+            name: self.reasons.get(name, "its statistics are those of the input") for name in names
+        }
+
+    def _fold_norm(self, call: Call) -> None:
+        given = inspect.signature(F.batch_norm).bind(*call.args, **call.kwargs)
+        given.apply_defaults()
+        x, mean, training = (given.arguments[k] for k in ("input", "running_mean", "training"))
+        owners = self.owners[id(mean)]
+        if training or len(owners) != 1:
+            return
+        name, norm = owners[0]
+        rest = _without_norm(norm)
+        if rest is None or len(self.flow.readers(mean)) != 1:
+            self.reasons[name] = "it runs several times, or does more than a batch norm"
+            return
+        scale, shift = _affine(norm)
+        before = self._layer(self.flow.producer(x))
+        if before and self.flow.readers(x) == [call]:
+            _scale_outputs(before[1], scale, shift)
+            self._replace(name, rest, [before])
+        elif after := self._layers_after(call, 1, is_shifted=True):
+            for _, layer in after:
+                _scale_inputs(layer, scale, shift)
+            self._replace(name, rest, after)
+        else:
+            self.reasons[name] = "no layer that could contain it is before or after it"
+
+    def _fold_alteration(self, call: Call) -> None:
+        owners = self.owners[id(call.target)]
+        runs = [other for other in self.flow.calls if other.target is call.target]
+        name, alteration = owners[0]
+        after = self._layers_after(call, alteration.channel_dim, is_shifted=False)
+        if not after or len(owners) + len(runs) != 2:
+            self.reasons[name] = "other operations read what it returns"
+            return
+        for _, layer in after:
+            _scale_inputs(layer, 1 + alteration.weight.double(), None)
+        self._replace(name, nn.Identity(), after)
+
+    def _layer(self, call: Call | None) -> Layer | None:
+        """The convolution or linear layer of a call, if its weight is used in no other call."""
+        if call is None or call.name not in _LAYERS:
+            return None
+        _, weight, bias = _layer_arguments(call)
+        owners = self.owners[id(weight)]
+        if len(owners) != 1 or self.flow.readers(weight) != [call] or owners[0][1].bias is not bias:
+            return None
+        return owners[0]
+
+    def _layers_after(self, call: Call, dim: int, *, is_shifted: bool) -> list[Layer]:
+        """The layers that read the output of a call, if all that reads it are layers.
+
+        ``dim`` is that of the channels in the output; a shift must not meet zero padding.
+        """
+        layers = []
+        for reader in self.flow.readers(call.output):
+            layer = self._layer(reader)
+            if layer is None or _layer_arguments(reader)[0] is not call.output:
+                return []
+            spatial = _LAYERS[reader.name]
+            padding = getattr(layer[1], "padding", 0)
+            is_padded = padding not in (0, "valid") and any(padding)
+            is_channel = dim % call.output.ndim == call.output.ndim - spatial - 1
+            if not is_channel or (is_shifted and is_padded):
+                return []
+            layers.append(layer)
+        return layers
+
+    def _replace(self, name: str, rest: nn.Module, layers: list[Layer]) -> None:
+        """Replace a folded module by what remains of it."""
+        self.folded[name] = tuple(layer_name for layer_name, _ in layers)
+        parent = self.network.get_submodule(name.rpartition(".")[0])
+        hooks = [key for key, hook in parent._forward_pre_hooks.items() if hook is alter_input]
+        if not hooks:
+            self.network.set_submodule(name, rest)
+            return
+        del parent.alteration
+        for key in hooks:
+            del parent._forward_pre_hooks[key], parent._forward_pre_hooks_with_kwargs[key]
+
+
+def _layer_arguments(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Input, weight and bias of a call of a convolution or linear function."""
+    names = ("input", "weight", "bias")
+    given = dict(zip(names, call.args, strict=False)) | call.kwargs
+    return given["input"], given["weight"], given.get("bias")
+
+
+def _without_norm(norm: nn.Module) -> nn.Module | None:
+    """What a norm layer does after the batch norm: nothing, or the activation of a timm layer."""
+    if type(norm) in _BATCH_NORMS:
+        return nn.Identity()
+    if isinstance(norm, _BATCH_NORMS) and {*norm._modules} == {"drop", "act"}:  # BatchNormAct2d
+        return nn.Sequential(norm.drop, norm.act)
+    return None
+
+
+def _affine(norm: nn.Module) -> tuple[Tensor, Tensor]:
+    """Scale and shift per channel of a batch norm with eval statistics, in float64."""
+    mean, variance = norm.running_mean.double(), norm.running_var.double()
+    scale = (variance + norm.eps).rsqrt()
+    if norm.weight is not None:
+        scale = scale * norm.weight.detach().double()
+    shift = -mean * scale
+    return scale, shift if norm.bias is None else shift + norm.bias.detach().double()
+
+
+def _scale_outputs(layer: nn.Module, scale: Tensor, shift: Tensor) -> None:
+    weight = layer.weight.detach().double()
+    bias = 0 if layer.bias is None else layer.bias.detach().double()
+    _set(layer, weight * scale.view(-1, *[1] * (weight.ndim - 1)), scale * bias + shift)
+
+
+def _scale_inputs(layer: nn.Module, scale: Tensor, shift: Tensor | None) -> None:
+    weight = layer.weight.detach().double()
+    grouped = weight.unflatten(0, (getattr(layer, "groups", 1), -1))  # (groups, out, in, ...)
+    per_input = (len(grouped), 1, -1, *[1] * (weight.ndim - 2))
+    bias = None if layer.bias is None else layer.bias.detach().double()
+    if shift is not None:
+        added = (grouped * shift.view(per_input)).flatten(2).sum(2).flatten()
+        bias = added if bias is None else bias + added
+    _set(layer, (grouped * scale.view(per_input)).flatten(0, 1), bias)
+
+
+def _set(layer: nn.Module, weight: Tensor, bias: Tensor | None) -> None:
+    layer.weight.data = weight.to(layer.weight.dtype)
+    if bias is not None:
+        layer.bias = nn.Parameter(bias.to(layer.weight.dtype), requires_grad=False)

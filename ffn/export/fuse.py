@@ -1,0 +1,114 @@
+"""``ffn.fuse``: the fastest plain network with the outputs of a trained one."""
+
+from __future__ import annotations
+
+import copy
+from collections import defaultdict
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from ffn.core import FrameFlexible, WeightAlteration, extract
+from ffn.export.dataflow import record
+from ffn.export.folding import Folder
+from ffn.export.kernels import choose_kernels
+
+TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
+
+
+class FuseError(RuntimeError):
+    """The fused network does not compute the outputs of the original one."""
+
+
+@dataclass(frozen=True)
+class FusionReport:
+    """What :func:`fuse` did.
+
+    Attributes:
+        folded: names of folded norms and weight alterations, with the layers that they are now in.
+        kept: names of norms and weight alterations that remain, with the reason.
+        difference: largest absolute difference of an output for the example clip.
+        largest: largest absolute output.
+    """
+
+    folded: dict[str, tuple[str, ...]]
+    kept: dict[str, str]
+    difference: float
+    largest: float
+
+    def __str__(self) -> str:
+        first = (
+            f"{len(self.folded)} norms and weight alterations folded, {len(self.kept)} kept; "
+            f"largest difference of an output {self.difference:.1e} (largest {self.largest:.3g})"
+        )
+        kept: dict[str, list[str]] = defaultdict(list)
+        for name, reason in self.kept.items():
+            kept[reason].append(name)
+        rows = [
+            f"  {len(names)} kept ({', '.join(names[:3])}{', …' * (len(names) > 3)}): {reason}"
+            for reason, names in kept.items()
+        ]
+        return "\n".join([first, *rows])
+
+
+def fuse(
+    model: nn.Module, frames: int | None = None, *, example: Tensor | None = None
+) -> nn.Module:
+    """Return a plain network that computes the same outputs in eval mode, faster.
+
+    Of a frame-flexible network, the sub-network for ``frames`` is extracted. Batch norms and
+    weight alterations are folded into convolutions and linear layers, and dropout is removed.
+    Memory layout and operators are chosen for a CPU (``ffn.export.kernels``). The result is a copy
+    in eval mode, for inference only; its attribute ``fusion`` is the :class:`FusionReport`.
+
+    Args:
+        model: a frame-flexible network, or a plain one.
+        frames: T; needed for a frame-flexible network. The result also accepts clips of other T.
+        example: a clip (B, C, T, H, W) that the network accepts; default: random frames of 64 px.
+
+    Raises:
+        ValueError: ``frames`` is missing or less than 1.
+        FuseError: an output for the example differs by more than 1e-4 of the largest one.
+    """
+    if isinstance(model, FrameFlexible):
+        if frames is None:
+            counts = ", ".join(map(str, model.trained_frames))
+            raise ValueError(f"frames is missing; the sub-networks are those of {counts} frames")
+        network = extract(model, model.select(frames))
+    else:
+        network = copy.deepcopy(model)
+    network = network.eval().requires_grad_(False)
+    clip = _example(network, frames or 8) if example is None else example
+    with torch.no_grad():
+        expected = network(clip)
+
+    folder = Folder(network)
+    while folder.fold(record(network, clip, WeightAlteration)):
+        pass  # a fold may allow another
+    for name, module in list(network.named_modules()):
+        if isinstance(module, nn.modules.dropout._DropoutNd) or _is_site(module):
+            network.set_submodule(name, nn.Identity())
+    choose_kernels(network)
+
+    with torch.no_grad():
+        difference = (network(clip) - expected).abs().max().item()
+    largest = expected.abs().max().item()
+    if not difference <= TOLERANCE * largest:  # also of NaN
+        raise FuseError(
+            f"the fused {type(network).__name__} differs by up to {difference:.1e} from the "
+            f"original, where the largest output is {largest:.3g} and {TOLERANCE:g} of it is "
+            "accepted; use ffn.extract instead"
+        )
+    network.fusion = FusionReport(folder.folded, folder.kept(), difference, largest)
+    return network
+
+
+def _is_site(module: nn.Module) -> bool:
+    return getattr(module, "is_alteration_site", False)
+
+
+def _example(network: nn.Module, frames: int) -> Tensor:
+    first = next(network.parameters())
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(2, 3, frames, 64, 64, generator=generator).to(first)

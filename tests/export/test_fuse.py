@@ -1,0 +1,276 @@
+"""Fused networks against the networks they come from, and folds against formulas."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import timm
+import torch
+from timm.layers import StdConv2d
+from torch import nn
+from torch.nn import functional as F
+
+import ffn
+from ffn.core import FrameFlexible, PrivateModules, WeightAlteration
+from ffn.export import FuseError
+from ffn.export.kernels import OverFrames, OverTime, choose_kernels
+from ffn.layers import PerFrame
+
+FAMILIES = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"]
+BATCH_NORM = nn.modules.batchnorm._BatchNorm
+
+
+def randomise(network: nn.Module) -> nn.Module:
+    """Give norms and alterations values that matter; eval mode."""
+    for module in network.modules():
+        if isinstance(module, BATCH_NORM):
+            nn.init.uniform_(module.running_mean, -0.5, 0.5)
+            nn.init.uniform_(module.running_var, 0.5, 2)
+        if isinstance(module, (BATCH_NORM, nn.LayerNorm)):
+            nn.init.uniform_(module.weight, 0.5, 1.5)
+            nn.init.uniform_(module.bias, -0.5, 0.5)
+        if isinstance(module, WeightAlteration):
+            nn.init.uniform_(module.weight, -0.5, 0.5)
+    return network.eval()
+
+
+def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-4 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("frames", [1, 4, 7, 16])
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_families(name: str, frames: int) -> None:
+    torch.manual_seed(0)
+    plain = ffn.create_model(name, num_classes=5)
+    model = randomise(ffn.convert(plain, (4, 8, 16), interpolate=True))
+
+    fused = ffn.fuse(model, frames)
+
+    for batch in (1, 3):
+        clip = torch.randn(batch, 3, frames, 64, 32 if name != "uniformer_tiny" else 64)
+        assert_close(fused(clip), model(clip))
+    gone = (FrameFlexible, PrivateModules, nn.Dropout)
+    assert not any(isinstance(module, gone) for module in fused.modules())
+    if name != "uniformer_tiny":
+        assert not any(isinstance(m, (BATCH_NORM, WeightAlteration)) for m in fused.modules())
+        assert fused.fusion.kept == {}
+    assert not fused.training
+    assert not any(p.requires_grad for p in fused.parameters())
+
+
+def test_uniformer_says_what_it_keeps() -> None:
+    model = ffn.convert(ffn.create_model("uniformer_tiny", num_classes=5), (4, 8)).eval()
+    report = ffn.fuse(model, 4).fusion
+    kept = set(report.kept)
+    norms = {f"embeds.{i}.norm" for i in range(4)} | {
+        f"blocks.{i}.0.norm{k}" for i in (2, 3) for k in (1, 2)
+    }
+    sites = {f"blocks.{i}.0.site" for i in range(4)}
+    assert kept == norms | sites | {"norm"}
+    assert set(report.folded) == {f"blocks.{i}.0.norm{k}" for i in (0, 1) for k in (1, 2)}
+    assert report.folded["blocks.0.0.norm1"] == ("blocks.0.0.conv1",)
+    assert "4 norms and weight alterations folded, 13 kept" in str(report)
+    assert "8 kept (embeds.0.norm, embeds.1.norm, embeds.2.norm, …): its statistics" in str(report)
+
+
+class Net(nn.Module):
+    """Layers for images, applied to every frame, and the mean of their output."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(*layers)
+
+    def forward(self, clip):
+        return self.layers(clip.transpose(1, 2).flatten(0, 1)).mean((2, 3))
+
+
+def norm(channels: int) -> nn.Module:
+    return randomise(nn.BatchNorm2d(channels))
+
+
+def test_a_norm_after_a_layer_by_hand() -> None:
+    torch.manual_seed(0)
+    net = Net(nn.Conv2d(3, 6, 3, padding=1, groups=3), norm(6)).eval()
+    conv, bn = net.layers
+
+    fused = ffn.fuse(net)
+
+    scale = bn.weight / (bn.running_var + bn.eps).sqrt()
+    weight, bias = fused.layers[0].weight, fused.layers[0].bias
+    torch.testing.assert_close(weight, conv.weight * scale[:, None, None, None])
+    torch.testing.assert_close(bias, (conv.bias - bn.running_mean) * scale + bn.bias)
+    assert type(fused.layers[1]) is nn.Identity
+    assert fused.fusion.folded == {"layers.1": ("layers.0",)}
+
+
+@pytest.mark.parametrize("groups", [1, 2])
+def test_a_norm_before_a_layer_by_hand(groups: int) -> None:
+    torch.manual_seed(0)
+    net = Net(
+        nn.ReLU(), nn.Conv2d(3, 4, 1), nn.ReLU(), norm(4), nn.Conv2d(4, 6, 3, groups=groups)
+    ).eval()
+    bn, conv = net.layers[3:]
+
+    fused = ffn.fuse(net)
+
+    scale = bn.weight / (bn.running_var + bn.eps).sqrt()
+    shift = bn.bias - bn.running_mean * scale
+    weight, bias = conv.weight.clone(), conv.bias.clone()
+    per_group = 4 // groups
+    for out in range(6):
+        for i in range(per_group):
+            channel = out // (6 // groups) * per_group + i
+            bias[out] += conv.weight[out, i].sum() * shift[channel]
+            weight[out, i] *= scale[channel]
+    torch.testing.assert_close(fused.layers[4].weight, weight)
+    torch.testing.assert_close(fused.layers[4].bias, bias)
+    assert fused.fusion.folded == {"layers.3": ("layers.4",)}
+
+
+@torch.no_grad()
+def test_an_alteration_on_any_layer_of_a_foreign_network() -> None:
+    torch.manual_seed(0)
+    net = PerFrame(timm.create_model("regnety_002", num_classes=3))
+    model = randomise(ffn.convert(net, (4, 8), alter=["*.conv1.conv", "net.head.fc"]))
+
+    fused = ffn.fuse(model, 8)
+
+    clip = torch.randn(1, 3, 6, 64, 64)
+    assert_close(fused(clip), model(clip))
+    assert fused.fusion.kept == {}
+    assert "net.head.fc.alteration" in fused.fusion.folded
+    assert not any(hasattr(m, "alteration") or m._forward_pre_hooks for m in fused.modules())
+    assert isinstance(fused.net.stem.bn, nn.Sequential)  # the activation of timm's layer remains
+
+
+class Twice(nn.Module):
+    """A network in which a fold would be wrong."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case = case
+        self.conv, self.bn, self.next = nn.Conv2d(3, 3, 1), norm(3), nn.Conv2d(3, 3, 3, padding=1)
+        if case == "standardised":
+            self.conv = StdConv2d(3, 3, 1)
+        if case == "tied":
+            self.next.weight = self.conv.weight = nn.Parameter(torch.randn(3, 3, 1, 1))
+            self.next.padding = (0, 0)
+
+    def forward(self, clip):
+        x = clip.transpose(1, 2).flatten(0, 1)
+        if self.case == "read twice":
+            x = self.conv(x)
+            x = self.bn(x) + x
+        elif self.case == "layer runs twice":
+            x = self.bn(self.conv(self.conv(x)))
+        elif self.case == "norm runs twice":
+            x = self.bn(self.conv(self.bn(x)))
+        elif self.case == "padding":
+            x = self.next(self.bn(x.relu()))
+        elif self.case == "changed in place":
+            x = self.bn(self.conv(x).relu_())
+        elif self.case == "returned":
+            x = self.conv(x)
+            return (self.bn(x) + 0 * self.bn.bias.sum()).mean((2, 3)) + x.mean((2, 3))
+        else:
+            x = self.next(F.relu(self.bn(self.conv(x))))
+        return x.mean((2, 3))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "read twice",
+        "layer runs twice",
+        "norm runs twice",
+        "padding",
+        "changed in place",
+        "returned",
+        "standardised",
+        "tied",
+    ],
+)
+@torch.no_grad()
+def test_a_norm_stays_where_folding_would_be_wrong(case: str) -> None:
+    torch.manual_seed(0)
+    net = Twice(case).eval()
+    fused = ffn.fuse(net)
+    clip = torch.randn(2, 3, 2, 8, 8)
+    assert_close(fused(clip), net(clip))
+    assert set(fused.fusion.kept) == {"bn"}
+    assert fused.fusion.folded == {}
+
+
+def test_an_alteration_that_something_else_reads_stays() -> None:
+    class Residual(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.site, self.conv = ffn.layers.AlterationSite(3), nn.Conv3d(3, 3, 1)
+
+        def forward(self, clip):
+            x = self.site(clip)
+            return (x + self.conv(x)).mean((2, 3, 4))
+
+    model = randomise(ffn.convert(Residual(), (4, 8), private="none"))
+    fused = ffn.fuse(model, 8)
+    assert fused.fusion.kept == {"site": "other operations read what it returns"}
+
+
+def test_the_model_does_not_change() -> None:
+    model = randomise(ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (4, 8))).train()
+    before = copy.deepcopy(model.state_dict())
+    ffn.fuse(model, 4)
+    assert model.training
+    assert all(p.requires_grad for p in model.parameters())
+    assert all(torch.equal(value, before[key]) for key, value in model.state_dict().items())
+    assert all(m.dilation == (1, 1) for m in model.modules() if isinstance(m, nn.Conv2d))
+
+
+def test_errors() -> None:
+    model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (4, 8))
+    with pytest.raises(ValueError, match=r"frames is missing; .* those of 4, 8 frames"):
+        ffn.fuse(model)
+
+    class Noise(Net):
+        def forward(self, clip):
+            return super().forward(clip) + torch.rand(())
+
+    with pytest.raises(FuseError, match=r"the fused Noise differs by up to .*; use ffn\.extract"):
+        ffn.fuse(Noise(nn.Conv2d(3, 2, 1)))
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("frames", [1, 5])
+@pytest.mark.parametrize(
+    ("layer", "kind"),
+    [
+        (nn.Conv3d(4, 6, (1, 3, 3), (1, 2, 2), (0, 1, 1), groups=2), OverFrames),
+        (nn.Conv3d(4, 6, 1, bias=False), OverFrames),
+        (nn.Conv3d(4, 6, (1, 3, 1), padding=(0, 2, 0), dilation=(1, 2, 1)), OverFrames),
+        (nn.Conv3d(4, 6, (3, 1, 1), (2, 1, 1), (1, 0, 0)), OverTime),
+        (nn.Conv3d(4, 6, (5, 1, 1), padding=(4, 0, 0), dilation=(2, 1, 1)), OverTime),
+        (nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1)), OverFrames),
+        (nn.Conv3d(4, 6, 3, padding=1), nn.Conv3d),
+        (nn.Conv3d(4, 6, (3, 1, 1), (1, 2, 2), (1, 0, 0)), nn.Conv3d),
+        (nn.Conv3d(4, 6, (1, 3, 3), padding=(1, 1, 1)), nn.Conv3d),
+        (nn.Conv3d(4, 6, (1, 3, 3), padding=(0, 1, 1), padding_mode="reflect"), nn.Conv3d),
+        (nn.Conv3d(4, 6, (1, 3, 3), padding="same"), nn.Conv3d),
+        (nn.MaxPool3d(2, 1), nn.MaxPool3d),
+    ],
+)
+@torch.no_grad()
+def test_2d_forms(layer: nn.Module, kind: type, frames: int, batch: int) -> None:
+    net = nn.Sequential(copy.deepcopy(layer))
+    choose_kernels(net)
+    assert type(net[0]) is kind
+    x = torch.randn(batch, 4, frames, 9, 7)
+    if isinstance(layer, nn.MaxPool3d) and kind is nn.MaxPool3d and frames == 1:
+        return
+    for clip in (x, x.contiguous(memory_format=torch.channels_last_3d)):
+        torch.testing.assert_close(net(clip), layer(x), rtol=1e-4, atol=1e-5)
+    if kind in (OverFrames, OverTime):  # as torch.cat recognises it
+        _, c, t, h, w = net(x).shape
+        assert net(x).stride() == (c * t * h * w, 1, c * h * w, c * w, c)
