@@ -89,13 +89,22 @@ class Folder:
         owners = self.owners[id(call.target)]
         runs = [other for other in self.flow.calls if other.target is call.target]
         name, alteration = owners[0]
-        after = self._layers_after(call, alteration.channel_dim, is_shifted=False)
+        after = self._altered_weight(call) or self._layers_after(
+            call, alteration.channel_dim, is_shifted=False
+        )
         if not after or len(owners) + len(runs) != 2:
             self.reasons[name] = "other operations read what it returns"
             return
         for _, layer in after:
             _scale_inputs(layer, 1 + alteration.weight.double(), None)
         self._replace(name, nn.Identity(), after)
+
+    def _altered_weight(self, call: Call) -> list[Layer]:
+        """The layer of a weight that an alteration scales; nothing else may read it."""
+        weight, readers = call.args[0], self.flow.readers(call.output)
+        owners = self.owners[id(weight)]
+        is_only = self.flow.readers(weight) == [call] and len(readers) == len(owners) == 1
+        return owners if is_only and readers[0].name in _LAYERS else []
 
     def _layer(self, call: Call | None) -> Layer | None:
         """The convolution or linear layer of a call, if its weight is used in no other call."""

@@ -87,4 +87,7 @@ class ShiftConv2d(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         """Shift, alter, convolve: (N, C, H, W) to (N, C', H', W')."""
         x = temporal_shift(x, self.length.frames, self.divisor)
-        return super().forward(self.site(x))
+        if self.groups > 1:
+            return super().forward(self.site(x))
+        # An alteration of the weights, W (1 + a), instead of one of the features.
+        return self._conv_forward(x, self.site(self.weight), self.bias)
