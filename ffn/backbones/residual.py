@@ -106,13 +106,17 @@ class _Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
-        result = func(*args, **(kwargs or {}))
+        kind = func.overloadpacket.__name__.removesuffix("_")
+        if kind in NORMS:  # torch computes their shapes slowly
+            result = torch.empty_like(args[0]), args[0].new_empty(0), args[0].new_empty(0)
+        else:
+            result = func(*args, **(kwargs or {}))
         given = [t for t in tree_iter((args, kwargs)) if isinstance(t, Tensor)]
         outputs = [t for t in tree_iter(result) if isinstance(t, Tensor)]
         self.alive.append(outputs)
         maps = [t for t in given if id(t) in self.producer]
         if maps and outputs:
-            self._append(func.overloadpacket.__name__.removesuffix("_"), given, maps, outputs)
+            self._append(kind, given, maps, outputs)
         else:  # computed from weights, as those of a weight standardisation
             owners = (self.owner[id(t)] for t in given if id(t) in self.owner)
             owner = next(owners, None)
