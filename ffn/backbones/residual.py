@@ -8,6 +8,8 @@ concatenated, as in DenseNet, and branches whose only way is an attention.
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -103,6 +105,12 @@ class _Recorder(TorchDispatchMode):
         self.alive: list[Any] = [image, state]  # an id is unique among living objects only
         self.modules: list[str] = []
 
+    def enter(self, name: str, *_: Any) -> None:
+        self.modules.append(name)
+
+    def leave(self, *_: Any) -> None:
+        self.modules.pop()
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
@@ -163,25 +171,18 @@ class _Recorder(TorchDispatchMode):
 
 
 def _record(net: nn.Module) -> list[Operation]:
+    tensors = [*net.parameters(), *net.buffers()]
+    net = copy.deepcopy(net, {id(t): torch.empty_like(t, device="meta") for t in tensors}).eval()
     state = dict([*net.named_parameters(), *net.named_buffers()])
-    state = {name: torch.empty_like(t, device="meta") for name, t in state.items()}
     config = getattr(net, "pretrained_cfg", None) or {}
     image = torch.empty(IMAGES, *config.get("input_size", (3, 224, 224)), device="meta")
     recorder = _Recorder(image, state)
-    modes = [(module, module.training) for module in net.modules()]
-    handles = []
     for name, module in net.named_modules():
-        enter = lambda *_, name=name: recorder.modules.append(name)  # noqa: E731
-        handles.append(module.register_forward_pre_hook(enter))
-        handles.append(module.register_forward_hook(lambda *_: recorder.modules.pop() and None))
-    try:
-        with torch.no_grad(), recorder:
-            torch.func.functional_call(net.eval(), state, (image,))
-    finally:
-        for handle in handles:
-            handle.remove()
-        for module, mode in modes:
-            module.training = mode
+        enter = functools.partial(recorder.enter, name)
+        module.register_forward_pre_hook(enter)
+        module.register_forward_hook(recorder.leave)
+    with torch.no_grad(), recorder:
+        net(image)
     return recorder.operations
 
 

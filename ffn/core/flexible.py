@@ -88,7 +88,7 @@ class FrameFlexible(nn.Module):
         if count not in self.counts:
             trained = f"trained are {self.trained_frames}; the nearest runs clips of any length"
             raise ValueError(f"no sub-network for {count} frames; {trained}")
-        self.selected.count = count
+        self.selected.state["count"] = count
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The wrapped network's state dict, without a prefix for the wrapper."""

@@ -15,7 +15,10 @@ class ActiveCount(threading.local):
     """The active count, for each thread its own; the private modules of a network share one."""
 
     def __init__(self, count: int) -> None:
-        self.count = count  # of a thread that has not set it
+        # Initial count of every thread; a dict, since torch.compile loses what it sets on a local.
+        self.state = {"count": count}
+
+    count = property(lambda self: self.state["count"])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActiveCount, (self.count,)  # copies and pickles have the count of this thread
