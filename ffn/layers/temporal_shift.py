@@ -28,6 +28,12 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
     """
     fold = x.shape[1] // divisor
     x = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
+    if torch.compiler.is_compiling():  # without a condition on T, which would limit exports
+        later, earlier, rest = x.split([fold, fold, x.shape[2] - 2 * fold], 2)
+        later = nn.functional.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]
+        earlier = nn.functional.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
+        return torch.cat([later, earlier, rest], 2).flatten(0, 1)
+
     out = torch.zeros_like(x)
 
     out[:, :-1, :fold] = x[:, 1:, :fold]
