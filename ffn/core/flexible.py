@@ -74,9 +74,8 @@ class FrameFlexible(nn.Module):
 
     def select(self, frames: int) -> int:
         """The count of the sub-network for a number of frames in eval mode."""
-        first, last = self.trained_frames[0], self.trained_frames[-1]
-        between = self.interpolate and first <= frames <= last
-        return frames if between else nearest(frames, self.ranges)
+        own = self.counts if self.interpolate else ()
+        return frames if frames in own else nearest(frames, self.ranges)
 
     @property
     def active(self) -> int:
@@ -88,7 +87,7 @@ class FrameFlexible(nn.Module):
         if count not in self.counts:
             trained = f"trained are {self.trained_frames}; the nearest runs clips of any length"
             raise ValueError(f"no sub-network for {count} frames; {trained}")
-        self.selected.state["count"] = count
+        self.selected.count = count
 
     def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """The wrapped network's state dict, without a prefix for the wrapper."""
