@@ -43,7 +43,6 @@ class Operation:
         main: the inputs that are not gates, statistics, or weights of an attention.
         ancestors: all operations that it depends on, and itself, as a bit set.
         main_ancestors: those along ``main`` inputs only.
-        ndim: dimensions of the result.
         module: name of the module that runs it.
         is_gate: its values are those of a sigmoid or softmax.
         conv: name of the convolution, if it runs once per image and has weights of its own.
@@ -55,7 +54,6 @@ class Operation:
     main: tuple[int, ...]
     ancestors: int
     main_ancestors: int
-    ndim: int
     module: str
     is_gate: bool
     conv: str = ""
@@ -99,7 +97,7 @@ class _Recorder(TorchDispatchMode):
 
     def __init__(self, image: Tensor, state: dict[str, Tensor]) -> None:
         super().__init__()
-        self.operations = [Operation("image", (), (), 1, 1, 4, "", False)]
+        self.operations = [Operation("image", (), (), 1, 1, "", False)]
         self.producer = {id(image): 0}  # the operation that computed a tensor
         self.owner = {id(tensor): name.rpartition(".")[0] for name, tensor in state.items()}
         self.alive: list[Any] = [image, state]  # an id is unique among living objects only
@@ -148,11 +146,9 @@ class _Recorder(TorchDispatchMode):
             ancestors |= self.operations[i].ancestors
         for i in main:
             main_ancestors |= self.operations[i].main_ancestors
-        ndim, module = outputs[0].ndim, self.modules[-1] if self.modules else ""
+        module = self.modules[-1] if self.modules else ""
         self.operations.append(
-            Operation(
-                kind, inputs, main, ancestors, main_ancestors, ndim, module, is_gate, conv, kernel
-            )
+            Operation(kind, inputs, main, ancestors, main_ancestors, module, is_gate, conv, kernel)
         )
         self.producer.update((id(t), index) for t in outputs)
 
