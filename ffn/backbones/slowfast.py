@@ -37,8 +37,9 @@ def slow_frames(
         >>> slow_frames(16, 4, spread=False)
         tensor([ 0,  4,  8, 12])
     """
-    index = torch.arange(-(-frames // alpha), device=device)
-    return index * (frames - 1) // max(1, len(index) - 1) if spread else index * alpha
+    last = (frames - 1) // alpha  # written as the length after a strided convolution
+    index = torch.arange(last + 1, device=device)
+    return index * (frames - 1) // torch.sym_max(1, last) if spread else index * alpha
 
 
 class Bottleneck(nn.Module):

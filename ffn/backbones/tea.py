@@ -45,9 +45,9 @@ class MotionExcitation(nn.Module):
         squeezed = self.bn1(self.conv1(x))
         following = self.conv2(squeezed)
 
-        motion = self._by_clip(following)[:, 1:] - self._by_clip(squeezed)[:, :-1]
-        motion = motion.mean((3, 4))  # (B, T - 1, C')
-        motion = F.pad(motion, (0, 0, 0, 1)).flatten(0, 1)[:, :, None, None]
+        motion = self._by_clip(following) - self._by_clip(squeezed).roll(1, 1)
+        motion = motion.mean((3, 4))  # (B, T, C'), without meaning in the first frame
+        motion = F.pad(motion, (0, 0, 0, 1))[:, 1:].flatten(0, 1)[:, :, None, None]
 
         gate = torch.sigmoid(self.bn3(self.conv3(motion))) - 0.5  # (N, C, 1, 1)
         return x + x * gate

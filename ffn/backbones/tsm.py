@@ -7,7 +7,6 @@ timm's. Left out: the online form, non-local blocks, and in-place shift.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import timm
@@ -15,7 +14,11 @@ from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
 from ffn.backbones.registry import register, register_family, register_pretrained
+from ffn.backbones.residual import residual_convs
 from ffn.layers import ShiftConv2d, TimedPerFrame
+
+# What ffn.convert makes private by default.
+NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 
 
 class TSM(TimedPerFrame):
@@ -27,20 +30,14 @@ class TSM(TimedPerFrame):
         shift_every: 2 shifts in every second block of each stage, starting with the first.
 
     Raises:
-        ValueError: ``net`` has no residual block that could be shifted.
+        ValueError: ``net`` has no residual block that can shift; see :func:`shiftable_convs`.
     """
 
     def __init__(self, net: nn.Module, *, shift_divisor: int = 8, shift_every: int = 1) -> None:
         super().__init__(net)
-        convs = shiftable_convs(net)
-        if not convs:
-            raise ValueError(
-                f"{type(net).__name__} has no residual block with a plain convolution; "
-                "choose a CNN such as resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
-            )
-        for block in _every(convs, shift_every):
-            conv = net.get_submodule(convs[block])
-            net.set_submodule(convs[block], ShiftConv2d(conv, self.length, shift_divisor))
+        for name in _every(shiftable_convs(net), shift_every):
+            conv = net.get_submodule(name)
+            net.set_submodule(name, ShiftConv2d(conv, self.length, shift_divisor))
 
     @property
     def shifted(self) -> tuple[str, ...]:
@@ -49,34 +46,51 @@ class TSM(TimedPerFrame):
 
 
 def shiftable_convs(net: nn.Module) -> dict[str, str]:
-    """Name of the first convolution of every residual block of a timm CNN, by name of the block.
+    """Find the convolutions that shift: the name of the residual block, by that of the convolution.
 
-    timm's residual blocks are the modules with a ``drop_path``. A block without a shortcut
-    (``has_skip`` is false, as in the strided blocks of MobileNet) does not shift: without the
+    They read the input of a residual branch; see :func:`~ffn.backbones.residual.residual_convs`. A
+    block without a shortcut (as the strided blocks of MobileNet) does not shift: without the
     unshifted path in parallel, the shift would destroy spatial features (TSM §3.2).
+
+    Raises:
+        ValueError: there is none, one of them is of another class than ``nn.Conv2d``, or the
+            network has no norm that :func:`ffn.convert` could make private.
     """
-    convs: dict[str, str] = {}
-    blocks = [(n, m) for n, m in net.named_modules() if n and hasattr(m, "drop_path")]
-    outer = ""
-    for name, block in blocks:
-        if outer and name.startswith(f"{outer}."):
-            continue  # a block inside a block
-        outer = name
-        if not getattr(block, "has_skip", True):
-            continue
-        plain = (n for n, m in block.named_modules() if type(m) is nn.Conv2d)
-        first = next((n for n in plain if not n.startswith(("downsample", "shortcut"))), None)
-        if first is not None:
-            convs[name] = f"{name}.{first}"
+    kind, choice = type(net).__name__, "resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
+    try:
+        convs = residual_convs(net)
+    except RuntimeError as error:
+        raise ValueError(
+            f"{kind} cannot run on the meta device to find its residual blocks ({error}); choose a "
+            f"CNN for RGB images such as {choice}"
+        ) from error
+    if not convs:
+        raise ValueError(
+            f"{kind} has no residual block with a convolution over space, whose input is added to "
+            f"its output; choose a CNN such as {choice}"
+        )
+    for name, block in convs.items():
+        conv = type(net.get_submodule(name)).__name__ if name else "convolution of its own kind"
+        if conv != "Conv2d":
+            raise ValueError(
+                f"{block} of {kind} starts with a {conv}; only an nn.Conv2d, with its own weights "
+                f"and one run per image, can shift. Choose a CNN such as {choice}"
+            )
+    if not any(isinstance(module, NORMS) and module._parameters for module in net.modules()):
+        raise ValueError(
+            f"{kind} has no BatchNorm, LayerNorm or GroupNorm that ffn.convert could make private "
+            f"to each frame count; choose a CNN such as {choice}"
+        )
     return convs
 
 
-def _every(blocks: Iterable[str], step: int) -> list[str]:
-    """Every step-th block of each stage; blocks are called ``<stage>.<block>``."""
+def _every(convs: dict[str, str], step: int) -> list[str]:
+    """The convolutions of every step-th block of each stage; blocks are ``<stage>.<block>``."""
     stages: dict[str, list[str]] = {}
-    for block in blocks:
+    for block in dict.fromkeys(convs.values()):
         stages.setdefault(block.rpartition(".")[0], []).append(block)
-    return [block for stage in stages.values() for block in stage[::step]]
+    chosen = {block for stage in stages.values() for block in stage[::step]}
+    return [conv for conv, block in convs.items() if block in chosen]
 
 
 def _tsm(net: nn.Module, shift_every: int = 1) -> TSM:

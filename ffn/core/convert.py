@@ -206,9 +206,7 @@ def _input_channels(name: str, module: nn.Module) -> tuple[int, int]:
     raise ValueError(f"{name} is a {kind}; name convolutions or linear layers in alter=")
 
 
-def alter_input(
-    module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+def alter_input(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict[str, Any]]:
     """Alter the first argument: the pre-hook of layers that ``alter`` names."""
     if args:
         return (module.alteration(args[0]), *args[1:]), kwargs

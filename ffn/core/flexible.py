@@ -74,7 +74,8 @@ class FrameFlexible(nn.Module):
 
     def select(self, frames: int) -> int:
         """The count of the sub-network for a number of frames in eval mode."""
-        return frames if frames in self.counts else nearest(frames, self.ranges)
+        own = self.counts if self.interpolate else ()
+        return frames if frames in own else nearest(frames, self.ranges)
 
     @property
     def active(self) -> int:
@@ -134,8 +135,10 @@ def nearest(frames: int, trained_frames: Iterable[int]) -> int:
     if frames < 1:
         raise ValueError(f"the clip has {frames} frames; at least 1 is needed")
     ranges = frame_ranges(trained_frames)
-    distance = {n: max(low - frames, 0, frames - high) for n, (low, high) in ranges.items()}
-    return min(ranges, key=lambda count: (distance[count], -count))
+    for count, following in pairwise(ranges):  # comparisons only, for torch.compile
+        if 2 * frames < ranges[count][1] + ranges[following][0]:
+            return count
+    return max(ranges)
 
 
 def frame_ranges(trained_frames: Iterable[int]) -> dict[int, tuple[int, int]]:

@@ -15,7 +15,9 @@ class ActiveCount(threading.local):
     """The active count, for each thread its own; the private modules of a network share one."""
 
     def __init__(self, count: int) -> None:
-        self.count = count  # of a thread that has not set it
+        self._state = {"count": count}  # torch.compile loses what it sets on the local itself
+
+    count = property(lambda self: self._state["count"], lambda self, n: self._state.update(count=n))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ActiveCount, (self.count,)  # copies and pickles have the count of this thread

@@ -29,12 +29,12 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
         A new tensor of x's shape.
     """
     fold = x.shape[1] // divisor
-    if torch.compiler.is_compiling():  # exported files have these operators, not writes to slices
-        clips = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
-        zeros = torch.zeros_like(clips[:, :1, :fold])
-        following = torch.cat((clips[:, 1:, :fold], zeros), 1)
-        previous = torch.cat((zeros, clips[:, :-1, fold : 2 * fold]), 1)
-        return torch.cat((following, previous, clips[:, :, 2 * fold :]), 2).flatten(0, 1)
+    if torch.compiler.is_compiling():  # without a condition on T or writes to slices, for exports
+        x = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
+        later, earlier, rest = x.split([fold, fold, x.shape[2] - 2 * fold], 2)
+        later = nn.functional.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]
+        earlier = nn.functional.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
+        return torch.cat([later, earlier, rest], 2).flatten(0, 1)
     return _Shift.apply(x, frames, fold, False)
 
 

@@ -55,7 +55,7 @@ def test_convolutions_that_shift() -> None:
 
     bottlenecks = shiftable_convs(timm.create_model("resnet50"))
     assert len(bottlenecks) == 3 + 4 + 6 + 3
-    assert all(conv == f"{block}.conv1" for block, conv in bottlenecks.items())
+    assert all(conv == f"{block}.conv1" for conv, block in bottlenecks.items())
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_only_mobile_blocks_with_a_shortcut_shift() -> None:
     names = shiftable_convs(net)
 
     assert len(names) == 10  # of 17 blocks, those with stride 1 and as many channels out as in
-    for name in names:
-        assert net.get_submodule(name).has_skip
+    for block in names.values():
+        assert net.get_submodule(block).has_skip
 
 
 @pytest.mark.parametrize("timm_name", ["regnety_002", "mobilenetv3_small_050", "convnext_atto"])
@@ -134,3 +134,9 @@ def test_tiny_is_tiny() -> None:
     model = backbones.build("tsm_tiny", num_classes=12)
 
     assert sum(p.numel() for p in model.parameters()) < 0.6e6
+
+
+def test_other_numbers_of_input_channels() -> None:
+    model = ffn.create_model("tsm.resnet18", num_classes=2, in_chans=5).eval()
+    assert len(model.shifted) == 8
+    assert model(torch.randn(1, 5, 3, 32, 32)).shape == (1, 2)

@@ -161,3 +161,19 @@ def test_count_without_a_sub_network(count: Any) -> None:
 
     with pytest.raises(ValueError, match=rf"no sub-network for {count} frames"):
         model.activate(count)
+
+
+@torch.no_grad()
+def test_recurrent_layers_by_hand() -> None:
+    """A private LSTM reads its weights from a list, which must have the interpolated ones."""
+    layers = {n: nn.LSTM(3, 4, num_layers=2, bidirectional=True) for n in (4, 8)}
+    modules, x = PrivateModules(layers).eval(), torch.randn(5, 2, 3)
+    expected = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
+    for name, weight in expected.named_parameters():
+        weight.copy_(0.75 * layers[4].get_parameter(name) + 0.25 * layers[8].get_parameter(name))
+    untouched = layers[4](x)[0]
+
+    modules.selected.count = 5
+
+    torch.testing.assert_close(modules(x)[0], expected(x)[0])
+    assert torch.equal(layers[4](x)[0], untouched)

@@ -1,0 +1,109 @@
+"""``torch.compile`` of a whole frame-flexible network, and ``torch.export`` for clips of any T."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ffn import backbones
+from ffn.core import FrameFlexible, convert, nearest
+
+LENGTHS = (4, 5, 6, 7, 8, 12, 16, 20, 2, 3, 1)
+
+
+@pytest.fixture(autouse=True)
+def _a_fresh_compiler() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+
+
+class Small(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4)
+        self.head = nn.Linear(4, 2)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(clip)).square().mean((2, 3, 4)))
+
+
+def flexible(net: nn.Module) -> FrameFlexible:
+    """Sub-networks that differ, so that a graph with the wrong one is noticed."""
+    model = convert(net, (4, 8, 16), alter="all" if not isinstance(net, Small) else ["head"])
+    for parameter in model.parameters():
+        if parameter.ndim == 1:
+            nn.init.uniform_(parameter, 0.5, 1.0)
+    return model
+
+
+def graphs_of(model: FrameFlexible, size: int) -> int:
+    """Compare a compiled network with the eager one at many lengths; return its graphs."""
+    eager, compiled = copy.deepcopy(model), torch.compile(model, backend="eager", fullgraph=True)
+    for frames in LENGTHS:
+        clip = torch.randn(2, 3, frames, size, size)
+        torch.testing.assert_close(compiled(clip), eager(clip), rtol=1e-6, atol=1e-6)
+        assert model.active == nearest(frames, (4, 8, 16))
+    return torch._dynamo.utils.counters["stats"]["unique_graphs"]
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_graph_per_sub_network(training: bool) -> None:
+    """One more for the first length, which torch assumes to be the only one, and for T = 1."""
+    torch.manual_seed(0)
+    assert graphs_of(flexible(Small()).train(training), 4) == 5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+def test_graphs_of_every_family(name: str, training: bool) -> None:
+    """Some families need a graph more where a length of theirs, such as T / 2, becomes 1."""
+    torch.manual_seed(0)
+    model = flexible(backbones.build(name, num_classes=3, width=8)).train(training)
+    assert graphs_of(model, 32) <= 7
+
+
+def test_the_active_count_of_a_graph_belongs_to_the_thread() -> None:
+    model = flexible(Small()).eval()
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    clips = {frames: torch.randn(1, 3, frames, 4, 4) for frames in (4, 16)}
+    expected = {frames: model(clip) for frames, clip in clips.items()}
+    seen: list[int] = []
+
+    def run() -> None:
+        torch.testing.assert_close(compiled(clips[4]), expected[4])
+        seen.append(model.active)
+
+    compiled(clips[16])
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+
+    assert seen == [4]
+    assert model.active == 16
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shortest"), [("tsm_tiny", 1), ("tea_tiny", 1), ("slowfast_tiny", 3)]
+)
+@torch.no_grad()
+def test_export_with_dynamic_frames(name: str, shortest: int) -> None:
+    """SlowFast needs two slow frames: alpha is 2."""
+    torch.manual_seed(0)
+    net = backbones.build(name, num_classes=3, width=8).eval()
+    dims = {0: torch.export.Dim("batch", min=1), 2: torch.export.Dim("t", min=shortest, max=64)}
+    clip = torch.randn(2, 3, 8, 32, 32)
+
+    program = torch.export.export(net, (clip,), dynamic_shapes=(dims,), strict=False).module()
+
+    for frames in (shortest, 4, 5, 9, 64):
+        clip = torch.randn(1, 3, frames, 32, 32)
+        torch.testing.assert_close(program(clip), net(clip), rtol=1e-6, atol=1e-6)
