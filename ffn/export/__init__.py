@@ -1,6 +1,7 @@
 """Export networks to files that run without ffn: ``ffn.export`` and the registry of formats."""
 
-from ffn.export.exporter import ExportError, ExportReport, export
-from ffn.export.formats import register_format
+from ffn.export import onnx_format  # noqa: F401  registers the format
+from ffn.export.exporter import ExportReport, export
+from ffn.export.formats import ExportError, register_format
 
 __all__ = ["ExportError", "ExportReport", "export", "register_format"]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.clip import ClipLength
@@ -28,11 +29,11 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
     """
     fold = x.shape[1] // divisor
     x = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
-    out = torch.zeros_like(x)
 
-    out[:, :-1, :fold] = x[:, 1:, :fold]
-    out[:, 1:, fold : 2 * fold] = x[:, :-1, fold : 2 * fold]
-    out[:, :, 2 * fold :] = x[:, :, 2 * fold :]
+    # Padding and slices, not assignments to slices: ScatterND is slow in ONNX runtimes.
+    back = F.pad(x[:, :, :fold], (0, 0) * 3 + (0, 1))[:, 1:]
+    forth = F.pad(x[:, :, fold : 2 * fold], (0, 0) * 3 + (1, 0))[:, :-1]
+    out = torch.cat([back, forth, x[:, :, 2 * fold :]], 2)
 
     return out.flatten(0, 1)  # (N, C, H, W)
 
