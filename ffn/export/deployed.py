@@ -88,6 +88,7 @@ class DeployedNetwork(nn.Module):
         self.network, self.transform = network, transform
         self.probabilities, self.any_frames = probabilities, any_frames
         self.shape = shape
+        self.fold_norms = True  # a format may fold them into the weights
         self.input_name = "clip" if transform is None else "frames"
         self.output_name = "probabilities" if probabilities else "logits"
         self.metadata = {**(metadata or {}), "input": self._describe_input()}

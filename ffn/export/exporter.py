@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import DeployedNetwork, FrameTransform
-from ffn.export.formats import ExportError, find_format
+from ffn.export.formats import ExportError, Format, find_format
 from ffn.export.metadata import describe
 from ffn.files import atomic_write, write_text
 
@@ -125,37 +125,66 @@ def export(
     write = find_format(path, to)
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; choose another name or pass overwrite")
+    network = deploy(
+        model,
+        frames,
+        size=size,
+        preprocess=preprocess,
+        probabilities=probabilities,
+        dynamic_frames=dynamic_frames,
+        record=record,
+    )
+    report = write_checked(network, path, write)
+    write_text(Path(f"{path}.json"), json.dumps(report.to_dict(), indent=1) + "\n")
+    return report
+
+
+def deploy(
+    model: nn.Module,
+    frames: int,
+    *,
+    size: int | tuple[int, int] | None,
+    preprocess: bool,
+    probabilities: bool,
+    dynamic_frames: bool,
+    record: Mapping[str, Any] | None = None,
+) -> DeployedNetwork:
+    """The network that a file will contain; arguments and errors as :func:`export`."""
     record = _record_of(model) if record is None else record
     shape = (3, frames, *_clip_size(frames, size, record, preprocess))
     network, active = _sub_network(model, frames)
-    deployed = DeployedNetwork(
+    described = describe(
+        record, frames=frames, any_frames=dynamic_frames, active=active, preprocess=preprocess
+    )
+    return DeployedNetwork(
         network,
         shape=shape,
         transform=_transform(record) if preprocess else None,
         probabilities=probabilities,
         any_frames=dynamic_frames,
-        metadata=describe(
-            record,
-            frames=frames,
-            any_frames=dynamic_frames,
-            active=active,
-            preprocess=preprocess,
-        ),
+        metadata=described,
     ).eval()
 
-    # torch.export fixes sizes of 1 and those of its example that are equal.
-    traced = max(frames, 5) if dynamic_frames else frames
+
+def write_checked(network: DeployedNetwork, path: Path, write: Format) -> ExportReport:
+    """Write a file atomically, and only if its outputs are those of the network."""
+    # torch.export fixes sizes of 1 and sizes that are equal in its example.
+    frames = network.shape[1]
+    traced = max(frames, 5) if network.any_frames else frames
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file, torch.no_grad():
-        run = write(deployed, deployed.example(TRACED_BATCH, frames=traced, seed=1), file)
-        inputs = _checked_inputs(deployed)
-        difference, largest = _compare(run, deployed, inputs)
-    shapes = tuple(tuple(x.shape) for x in inputs)
-    report = ExportReport(
-        path, deployed.shape, active, difference, largest, shapes, deployed.metadata
+        run = write(network, network.example(TRACED_BATCH, frames=traced, seed=1), file)
+        inputs = _checked_inputs(network)
+        difference, largest = _compare(run, network, inputs)
+    return ExportReport(
+        path,
+        network.shape,
+        network.metadata.get("sub_network"),
+        difference,
+        largest,
+        tuple(tuple(x.shape) for x in inputs),
+        network.metadata,
     )
-    write_text(Path(f"{path}.json"), json.dumps(report.to_dict(), indent=1) + "\n")
-    return report
 
 
 def _sub_network(model: nn.Module, frames: int) -> tuple[nn.Module, int | None]:

@@ -76,7 +76,7 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
         ExportError: torch.export cannot trace it, as with a T that may vary.
     """
     try:
-        return torch.export.export(
+        program = torch.export.export(
             network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
         )
     except Exception as error:  # of many kinds
@@ -85,6 +85,9 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
         raise ExportError(
             f"torch.export cannot trace this network with {vary} variable: {error}.{hint}"
         ) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # with paths of this machine
+    return program
 
 
 @register_format("pt2")

@@ -18,6 +18,7 @@ from ffn.export.deployed import DeployedNetwork
 from ffn.export.formats import ExportError, Run, register_format, trace
 
 if TYPE_CHECKING:
+    import onnx_ir as ir
     from onnx import ModelProto
 
 
@@ -41,15 +42,20 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
     program = trace(network, clip)
     try:
         with _quiet():
-            model = torch.onnx.export(
+            exported = torch.onnx.export(
                 program,
                 dynamo=True,
                 verbose=False,
+                optimize=network.fold_norms,
                 input_names=[network.input_name],
                 output_names=[network.output_name],
-            ).model_proto
+            )
+            if not network.fold_norms:
+                _simplify(exported.model)
     except torch.onnx.errors.OnnxExporterError as error:
         raise ExportError(f"torch.onnx.export failed: {error}") from error
+    model = exported.model_proto
+    _strip(model)
     for key, value in network.metadata.items():
         model.metadata_props.add(key=key, value=json.dumps(value))
     return model
@@ -80,11 +86,29 @@ def require(name: str) -> ModuleType:
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != name:
+        if error.name != name.partition(".")[0]:
             raise
         raise ImportError(
             f'ONNX export needs {name}; pip install "frame-flexible[onnx]"'
         ) from None
+
+
+def _strip(model: ModelProto) -> None:
+    """Remove the stack traces and module names that torch.onnx stores for every node."""
+    graph = model.graph
+    for part in (model, graph, *graph.node, *graph.input, *graph.output, *graph.value_info):
+        part.ClearField("metadata_props")
+        part.ClearField("doc_string")
+    for tensor in graph.initializer:
+        tensor.ClearField("metadata_props")
+
+
+def _simplify(model: ir.Model) -> None:
+    """Fold constants, without the rules of ``optimize=True`` that fold norms into weights."""
+    optimizer = require("onnxscript.optimizer")
+    optimizer.inline(model)
+    optimizer.fold_constants(model)
+    optimizer.remove_unused_nodes(model)
 
 
 @contextmanager
