@@ -80,10 +80,10 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
             network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
         )
     except Exception as error:  # of many kinds
-        hint = " Export it for one T." if network.any_frames else ""
-        vary = ", ".join(d for d in network.input_shape if isinstance(d, str))
+        remedy = "; export it for one T" if network.any_frames else ""
+        vary = " and ".join(d for d in network.input_shape if isinstance(d, str))
         raise ExportError(
-            f"torch.export cannot trace this network with {vary} variable: {error}.{hint}"
+            f"torch.export cannot trace this network if {vary} may vary{remedy}. It reports: {error}"
         ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # with paths of this machine

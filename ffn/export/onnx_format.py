@@ -89,7 +89,8 @@ def require(name: str) -> ModuleType:
         if error.name != name.partition(".")[0]:
             raise
         raise ImportError(
-            f'ONNX export needs {name}; pip install "frame-flexible[onnx]"'
+            f'ONNX export needs {name}, which the extra "onnx" installs: '
+            'pip install "frame-flexible[onnx]"'
         ) from None
 
 
