@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
 
 if TYPE_CHECKING:
+    from ffn.export import Calibration
     from ffn.zoo import WeightRecord
 
 
@@ -36,6 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "record": _with_hash(record, given.weights).to_dict(),
             "overwrite": given.overwrite,
         }
+        if given.calibration:
+            options["calibration"] = _calibration(given, record)
         output = given.output or _default_output(record.name, given)
         if given.all_frames:
             report = export_all(model, output, **{**options, "to": given.to or "onnx"})
@@ -53,6 +56,26 @@ def _check_arguments(given: argparse.Namespace) -> None:
         raise ValueError("give either --frames T, for one file, or --all-frames, for a folder")
     if not given.output and not given.to:
         raise ValueError("give --output FILE, or the format with --to torch|onnx|aotinductor")
+    if given.int8 != bool(given.calibration):
+        raise ValueError("--int8 and --calibration belong together: name a config or a list")
+    if given.int8 and (given.all_frames or given.size):
+        raise ValueError("--int8 takes neither --all-frames nor --size; export one file")
+
+
+def _calibration(given: argparse.Namespace, record: WeightRecord) -> Calibration:
+    from ffn.cli.calibration import read_calibration
+    from ffn.data import Preprocessing
+
+    return read_calibration(
+        given.calibration,
+        classes=record.classes,
+        preprocessing=Preprocessing.from_dict(record.preprocessing),
+        frames=given.frames,
+        as_frames=given.preprocess,
+        clips=given.calibration_clips,
+        held_out=given.held_out_clips,
+        seed=given.seed,
+    )
 
 
 def _default_output(name: str, given: argparse.Namespace) -> str:
@@ -60,6 +83,7 @@ def _default_output(name: str, given: argparse.Namespace) -> str:
     from ffn.export.formats import suffix_of
 
     count = "" if given.all_frames else f".frames_{given.frames}"
+    count += ".int8" if given.int8 else ""
     return f"{name}{count}{suffix_of(given.to)}"
 
 
@@ -112,6 +136,29 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PX",
         help="height and width of a clip; default: the trained crop",
     )
+    option("--int8", action="store_true", help="quantise an ONNX file; needs --calibration")
+    option(
+        "--calibration",
+        nargs="+",
+        metavar="SOURCE",
+        help="CONFIG [key=value ...]: calibrate with training clips, compare with validation clips; "
+        "or LIST [LIST]: annotations for the one, and for the other",
+    )
+    option(
+        "--calibration-clips",
+        type=positive_int,
+        default=256,
+        metavar="N",
+        help="clips that set the int8 ranges; default: 256",
+    )
+    option(
+        "--held-out-clips",
+        type=positive_int,
+        default=512,
+        metavar="N",
+        help="other clips, to compare int8 with fp32; default: 512",
+    )
+    option("--seed", type=int, default=0, help="of the choice of clips; default: 0")
     option("--overwrite", action="store_true", help="replace an existing file")
     add_imports_argument(parser)
     return parser

@@ -6,8 +6,9 @@ import copy
 import hashlib
 import json
 import os
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from torch import Tensor, nn
 from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import DeployedNetwork, FrameTransform
 from ffn.export.formats import ExportError, Format, find_format
+from ffn.export.int8 import Calibration, Int8Report, quantise
 from ffn.export.metadata import describe
+from ffn.export.onnx_format import onnx
 from ffn.files import atomic_write, write_text
 
 TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
@@ -38,6 +41,8 @@ class ExportReport:
         largest: largest absolute output of the network.
         inputs: shapes of the inputs that were compared.
         metadata: what the file states about itself.
+        int8: the comparison of int8 with fp32, of a quantised file; ``difference`` is that of the
+            file before quantisation.
     """
 
     path: Path
@@ -47,6 +52,7 @@ class ExportReport:
     largest: float
     inputs: tuple[tuple[int, ...], ...] = ()
     metadata: Mapping[str, Any] | None = None
+    int8: Int8Report | None = None
 
     def __str__(self) -> str:
         given, output = self.metadata["input"], self.metadata["output"]["name"]
@@ -55,10 +61,11 @@ class ExportReport:
         sub = f", sub-network of {self.active} frames" if self.active else ""
         one = "a logit" if output == "logits" else "a probability"
         noun = "logit" if output == "logits" else "probability"
+        quantised = f"\n{self.int8}" if self.int8 else ""
         return (
             f"{self.path}: {self.path.stat().st_size / 1e6:.2f} MB, {kind} ({shape}){sub}; largest "
             f"difference of {one} {self.difference:.1e} (largest {noun} {self.largest:.3g}, "
-            f"{len(self.inputs)} inputs)"
+            f"{len(self.inputs)} inputs){quantised}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -71,7 +78,8 @@ class ExportReport:
         }
         digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
         named = {"file": self.path.name, "sha256": digest}
-        return {**named, **(self.metadata or {}), "compared_with_network": check}
+        int8 = {"int8": asdict(self.int8)} if self.int8 else {}
+        return {**named, **(self.metadata or {}), **int8, "compared_with_network": check}
 
 
 def export(
@@ -84,6 +92,7 @@ def export(
     preprocess: bool = False,
     probabilities: bool = False,
     dynamic_frames: bool = False,
+    calibration: Calibration | None = None,
     record: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> ExportReport:
@@ -106,6 +115,7 @@ def export(
             and normalises them as ``ffn.data.EvalTransform`` and ``ffn.data.Normalise``.
         probabilities: the file returns probabilities instead of logits.
         dynamic_frames: the file takes clips of any length; the sub-network is that for ``frames``.
+        calibration: clips for static int8 quantisation; ONNX only.
         record: of the weights, as ``WeightRecord.to_dict`` returns it; default: that of a network
             from :func:`ffn.load`.
         overwrite: replace an existing file.
@@ -134,7 +144,10 @@ def export(
         dynamic_frames=dynamic_frames,
         record=record,
     )
-    report = write_checked(network, path, write)
+    if calibration is None:
+        report = write_checked(network, path, write)
+    else:
+        report = _write_int8(network, path, write, calibration)
     write_text(Path(f"{path}.json"), json.dumps(report.to_dict(), indent=1) + "\n")
     return report
 
@@ -185,6 +198,20 @@ def write_checked(network: DeployedNetwork, path: Path, write: Format) -> Export
         tuple(tuple(x.shape) for x in inputs),
         network.metadata,
     )
+
+
+def _write_int8(
+    network: DeployedNetwork, path: Path, write: Format, calibration: Calibration
+) -> ExportReport:
+    if write is not onnx:
+        raise ValueError(f"{path}: int8 needs the format onnx")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = write_checked(network, Path(folder) / "fp32.onnx", write)
+        model, int8 = quantise(report.path, calibration)
+    with atomic_write(path) as file:
+        file.write(model.SerializeToString())
+    return replace(report, path=path, int8=int8)
 
 
 def _sub_network(model: nn.Module, frames: int) -> tuple[nn.Module, int | None]:

@@ -8,10 +8,10 @@ Your own package adds a format with the same decorator::
     def torchscript(network, clip, file): ...
 
 The function writes ``network``, traced with ``clip``, to an open binary file. It returns a function
-that runs the written file: clip in, logits out. ``ffn.export`` compares its logits with those of the
-network. ``clip`` is an example input, (B, C, T, H, W), or uint8 frames (B, T, H, W, 3) if the network
-contains the preprocessing. ``network`` is a ``DeployedNetwork``: ``network.dynamic_shapes`` are the
-dimensions that may vary (always B), ``network.metadata`` is what the file should state about itself.
+that runs the written file: clip in, logits out. ``ffn.export`` compares its logits with those of
+the network. ``clip`` is an example input, (B, C, T, H, W), or uint8 frames (B, T, H, W, 3) if the
+network contains the preprocessing. ``network`` is a ``DeployedNetwork``: its ``dynamic_shapes`` are
+the dimensions that may vary (always B), its ``metadata`` is what the file should state about itself.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
         remedy = "; export it for one T" if network.any_frames else ""
         vary = " and ".join(d for d in network.input_shape if isinstance(d, str))
         raise ExportError(
-            f"torch.export cannot trace this network if {vary} may vary{remedy}. It reports: {error}"
+            f"torch.export cannot trace this network if {vary} may vary{remedy}. It reports: "
+            f"{error}"
         ) from error
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # with paths of this machine
