@@ -99,8 +99,8 @@ def _with_hash(record: WeightRecord, weights: str) -> WeightRecord:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="export.py",
-        description="Export trained weights to a file that runs without ffn, for any batch size, and "
-        "compare the file with the network. Of a frame-flexible network, the sub-network for T "
+        description="Export trained weights to a file that runs without ffn, for any batch size, "
+        "and compare the file with the network. Of a frame-flexible network, the sub-network for T "
         "frames is exported.",
     )
     option = parser.add_argument
@@ -141,8 +141,8 @@ def _parser() -> argparse.ArgumentParser:
         "--calibration",
         nargs="+",
         metavar="SOURCE",
-        help="CONFIG [key=value ...]: calibrate with training clips, compare with validation clips; "
-        "or LIST [LIST]: annotations for the one, and for the other",
+        help="CONFIG [key=value ...]: calibrate with training clips, compare with validation "
+        "clips; or LIST [LIST]: annotations for the one, and for the other",
     )
     option(
         "--calibration-clips",

@@ -11,7 +11,7 @@ The function writes ``network``, traced with ``clip``, to an open binary file. I
 that runs the written file: clip in, logits out. ``ffn.export`` compares its logits with those of
 the network. ``clip`` is an example input, (B, C, T, H, W), or uint8 frames (B, T, H, W, 3) if the
 network contains the preprocessing. ``network`` is a ``DeployedNetwork``: its ``dynamic_shapes`` are
-the dimensions that may vary (always B), its ``metadata`` is what the file should state about itself.
+the dimensions that may vary (always B), its ``metadata`` what the file should state about itself.
 """
 
 from __future__ import annotations
