@@ -10,6 +10,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 
+LARGEST = 2**16 - 1  # of a dimension that varies; torch 2.6 needs a bound
+
+
 class FrameTransform(nn.Module):
     """The test transform of ``ffn.data`` (resize, centre crop, normalise), for any frame size.
 
@@ -116,7 +119,8 @@ class DeployedNetwork(nn.Module):
         # A resize cannot start from one row or column under torch.export, which fixes sizes of 1.
         names = {"B": ("batch", 1), "T": ("frames", 1), "H": ("height", 2), "W": ("width", 2)}
         letters = ((i, d) for i, d in enumerate(self.input_shape) if isinstance(d, str))
-        return ({i: torch.export.Dim(names[d][0], min=names[d][1]) for i, d in letters},)
+        dims = ((i, *names[d]) for i, d in letters)
+        return ({i: torch.export.Dim(name, min=low, max=LARGEST) for i, name, low in dims},)
 
     def example(self, batch: int, *, frames: int | None = None, seed: int = 0) -> Tensor:
         """Random input: normalised noise, or uint8 frames of a size that depends on the seed.

@@ -16,12 +16,10 @@ from torch import nn
 from ffn.core import FrameFlexible, nearest
 from ffn.export.exporter import ExportReport, deploy, write_checked
 from ffn.export.formats import find_format, suffix_of
-from ffn.export.onnx_format import require
+from ffn.export.shared_weights import share_tensors
 from ffn.files import part_of, write_text
 
 INDEX, SHARED = "index.json", "weights.bin"
-SMALLEST_SHARED = 1024  # bytes; smaller tensors stay in the file of each count
-ALIGNMENT = 64  # bytes
 
 
 @dataclass(frozen=True)
@@ -109,30 +107,6 @@ def export_all(
         shutil.rmtree(part, ignore_errors=True)
     moved = tuple(replace(report, path=folder / report.path.name) for report in reports)
     return FolderReport(folder, moved, separate)
-
-
-def share_tensors(models: Iterable[Path], shared: Path) -> None:
-    """Move the tensors of ONNX files to one file next to them; equal tensors are stored once."""
-    onnx = require("onnx")
-    places: dict[bytes, int] = {}  # by hash
-    with shared.open("wb") as file:
-        for path in models:
-            model = onnx.load(path)
-            for tensor in model.graph.initializer:
-                values = onnx.numpy_helper.to_array(tensor).tobytes()
-                if len(values) < SMALLEST_SHARED:
-                    continue
-                digest = hashlib.sha256(values).digest()
-                if digest not in places:
-                    file.write(b"\0" * (-file.tell() % ALIGNMENT))
-                    places[digest] = file.tell()
-                    file.write(values)
-                tensor.raw_data = values
-                onnx.external_data_helper.set_external_data(
-                    tensor, shared.name, offset=places[digest], length=len(values)
-                )
-                tensor.ClearField("raw_data")
-            path.write_bytes(model.SerializeToString())
 
 
 def _answered(model: FrameFlexible, dynamic_frames: bool) -> dict[int, tuple[int, int | None]]:

@@ -16,9 +16,11 @@ the dimensions that may vary (always B), its ``metadata`` what the file should s
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 import torch
@@ -89,6 +91,23 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # with paths of this machine
     return program
+
+
+def require(name: str) -> ModuleType:
+    """Import a package of the extra ``onnx``.
+
+    Raises:
+        ImportError: it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+        raise ImportError(
+            f'ONNX export needs {name}, which the extra "onnx" installs: '
+            'pip install "frame-flexible[onnx]"'
+        ) from None
 
 
 @register_format("pt2")

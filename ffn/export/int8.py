@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ffn.export.formats import ExportError, Run
-from ffn.export.onnx_format import open_session, require
+from ffn.export.formats import ExportError, Run, require
+from ffn.export.onnx_format import open_session
 
 if TYPE_CHECKING:
     from onnx import ModelProto

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import ModuleType
 from typing import IO, TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
 from ffn.export.deployed import DeployedNetwork
-from ffn.export.formats import ExportError, Run, register_format, trace
+from ffn.export.formats import ExportError, Run, register_format, require, trace
+from ffn.export.shared_weights import separate_norms
 
 if TYPE_CHECKING:
     import onnx_ir as ir
@@ -56,6 +55,8 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
         raise ExportError(f"torch.onnx.export failed: {error}") from error
     model = exported.model_proto
     _strip(model)
+    if not network.fold_norms:
+        separate_norms(model)
     for key, value in network.metadata.items():
         model.metadata_props.add(key=key, value=json.dumps(value))
     return model
@@ -75,23 +76,6 @@ def open_session(model: ModelProto) -> Run:
         return torch.from_numpy(session.run(None, {name: clip.numpy()})[0])
 
     return run
-
-
-def require(name: str) -> ModuleType:
-    """Import a package of the extra ``onnx``.
-
-    Raises:
-        ImportError: it is not installed; the message names the extra.
-    """
-    try:
-        return importlib.import_module(name)
-    except ModuleNotFoundError as error:
-        if error.name != name.partition(".")[0]:
-            raise
-        raise ImportError(
-            f'ONNX export needs {name}, which the extra "onnx" installs: '
-            'pip install "frame-flexible[onnx]"'
-        ) from None
 
 
 def _strip(model: ModelProto) -> None:

@@ -76,7 +76,7 @@ def test_convolutions_are_quantised_but_not_the_classifier(tmp_path: Path) -> No
     assert head.input[1] not in made  # fp32 weights
     assert count["QuantizeLinear"] > len(convs)
     readers = [node.op_type for node in graph.node if head.output[0] in node.input]
-    assert readers == ["ReduceMean"]  # over the frames; the logits are not quantised
+    assert "QuantizeLinear" not in readers  # its logits are not quantised
 
 
 def test_a_large_error_is_refused(tmp_path: Path) -> None:

@@ -141,6 +141,30 @@ def test_a_folder_of_all_counts(shipped: ffn.FrameFlexible, tmp_path: Path) -> N
     assert "weights.bin" in str(report)
 
 
+@pytest.mark.parametrize("name", ["tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+@torch.no_grad()
+def test_folders_of_the_other_families(name: str, tmp_path: Path) -> None:
+    """Their norms have trained statistics and scales, and convolutions with and without bias."""
+    torch.manual_seed(0)
+    model = ffn.convert(ffn.create_model(name, num_classes=5), (2, 4))
+    for norm in (m for m in model.modules() if hasattr(m, "running_mean")):
+        norm.running_mean.normal_(std=0.1)
+        norm.running_var.uniform_(0.5, 2)
+        norm.weight.uniform_(0.5, 2)
+        norm.bias.normal_(std=0.1)
+
+    report = export_all(model.eval(), tmp_path / "all", size=32)
+
+    for count in (2, 4):
+        clip = torch.randn(2, 3, count, 32, 32)
+        assert_equal(run(tmp_path / "all" / f"frames_{count}.onnx", clip), model(clip))
+    assert report.size < 0.75 * report.separate
+    path = tmp_path / "all" / "frames_4.onnx"
+    nodes = Counter(node.op_type for node in onnx.load(path).graph.node)
+    left = 5 if name == "uniformer_tiny" else 0  # norms that follow no convolution
+    assert nodes["BatchNormalization"] == left
+
+
 def test_a_folder_is_written_completely_or_not_at_all(
     shipped: ffn.FrameFlexible, tmp_path: Path
 ) -> None:
