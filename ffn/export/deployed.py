@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-
 LARGEST = 2**16 - 1  # of a dimension that varies; torch 2.6 needs a bound
 
 

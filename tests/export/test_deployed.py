@@ -29,7 +29,7 @@ def photo(count: int, height: int, width: int) -> Tensor:
 @pytest.mark.parametrize("crop_resize", [(24, 28), (224, 256), (37, 50)], ids=str)
 @pytest.mark.parametrize("size", SIZES, ids=str)
 def test_the_frame_transform_is_that_of_the_data(
-    size: tuple[int, int], crop_resize: tuple[int, int], figure
+    size: tuple[int, int], crop_resize: tuple[int, int]
 ) -> None:
     """At most 1 of 255 per value, in a few values; the crop is at the same place."""
     crop, resize = crop_resize
@@ -45,7 +45,6 @@ def test_the_frame_transform_is_that_of_the_data(
     assert found.shape == expected.shape == (1, 3, 2, crop, crop)
     assert levels.max() < 1.01
     assert (levels > 0.5).float().mean() < 0.04
-    figure(f"{size} to {crop}, share of values that differ", f"{(levels > 0.5).float().mean():.2%}")
 
 
 @pytest.mark.parametrize("rule", RULES)
