@@ -13,8 +13,7 @@ from ffn.core import FrameFlexible, convert, extract, nearest
 
 # Not lazy: a later import of the package ffn.export would replace the function of that name.
 from ffn.export import export, fuse
-
-__version__ = "0.2.0"
+from ffn.version import __version__
 
 _LAZY = {
     "Predictor": "ffn.serve",
@@ -27,6 +26,7 @@ _LAZY = {
 __all__ = [
     "FrameFlexible",
     "Predictor",
+    "__version__",
     "convert",
     "create_model",
     "export",

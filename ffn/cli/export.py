@@ -1,57 +1,164 @@
-"""``tools/export.py --weights W --frames T --output FILE``: export a network to a file."""
+"""``tools/export.py --weights W --frames T --to onnx``: export a network to a file."""
 
 from __future__ import annotations
 
 import argparse
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
+
+if TYPE_CHECKING:
+    from ffn.export import Calibration
+    from ffn.zoo import WeightRecord
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, load, export, print the report; returns 2 on an error."""
     given = _parser().parse_args(arguments)
 
-    from ffn.export import ExportError, export
+    from ffn.data import VideoError
+    from ffn.export import ExportError, export, export_all
     from ffn.zoo import WeightsError, load_with_record
 
     try:
         load_imports(given)
+        _check_arguments(given)
         model, record = load_with_record(given.weights)
-        size = given.size or record.preprocessing["crop"]
-        report = export(
-            model, given.output, frames=given.frames, size=size, overwrite=given.overwrite
-        )
-    except (ValueError, OSError, ImportError, ExportError, WeightsError) as error:
+        options: dict[str, Any] = {
+            "to": given.to,
+            "size": given.size,
+            "preprocess": given.preprocess,
+            "probabilities": given.probabilities,
+            "dynamic_frames": given.dynamic_frames,
+            "record": _with_hash(record, given.weights).to_dict(),
+            "overwrite": given.overwrite,
+        }
+        if given.calibration:
+            options["calibration"] = _calibration(given, record)
+        output = given.output or _default_output(record.name, given)
+        if given.all_frames:
+            report = export_all(model, output, **{**options, "to": given.to or "onnx"})
+        else:
+            report = export(model, output, frames=given.frames, **options)
+    except (ValueError, OSError, ImportError, ExportError, WeightsError, VideoError) as error:
         print(f"export.py: {error}", file=sys.stderr)
         return 2
     print(report)
     return 0
 
 
+def _check_arguments(given: argparse.Namespace) -> None:
+    if (given.frames is None) != given.all_frames:
+        raise ValueError("give either --frames T, for one file, or --all-frames, for a folder")
+    if not given.output and not given.to:
+        raise ValueError("give --output FILE, or the format with --to torch|onnx|aotinductor")
+    if given.int8 != bool(given.calibration):
+        raise ValueError("--int8 and --calibration belong together: name a config or a list")
+    if given.int8 and (given.all_frames or given.size):
+        raise ValueError("--int8 takes neither --all-frames nor --size; export one file")
+
+
+def _calibration(given: argparse.Namespace, record: WeightRecord) -> Calibration:
+    from ffn.cli.calibration import read_calibration
+    from ffn.data import Preprocessing
+
+    return read_calibration(
+        given.calibration,
+        classes=record.classes,
+        preprocessing=Preprocessing.from_dict(record.preprocessing),
+        frames=given.frames,
+        as_frames=given.preprocess,
+        clips=given.calibration_clips,
+        held_out=given.held_out_clips,
+        seed=given.seed,
+    )
+
+
+def _default_output(name: str, given: argparse.Namespace) -> str:
+    """``NAME.frames_8.onnx``, or the folder ``NAME.onnx``, in the current folder."""
+    from ffn.export.formats import suffix_of
+
+    count = "" if given.all_frames else f".frames_{given.frames}"
+    count += ".int8" if given.int8 else ""
+    return f"{name}{count}{suffix_of(given.to)}"
+
+
+def _with_hash(record: WeightRecord, weights: str) -> WeightRecord:
+    """The record with the hash of the weights; that of a checkpoint has none."""
+    from ffn.zoo import sha256_of
+
+    if record.sha256 is not None or not Path(weights).is_file():
+        return record
+    return replace(record, sha256=sha256_of(Path(weights)))
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="export.py",
-        description="Export trained weights for clips of one length and any batch size, and "
-        "compare the file with the network. Of a frame-flexible network, the sub-network for T "
+        description="Export trained weights to a file that runs without ffn, for any batch size, "
+        "and compare the file with the network. Of a frame-flexible network, the sub-network for T "
         "frames is exported.",
     )
-    parser.add_argument(
-        "--weights", required=True, help="a name of the zoo, a .pt or a .safetensors file"
+    option = parser.add_argument
+    option("--weights", required=True, help="a name of the zoo, a .pt or a .safetensors file")
+    option("--frames", type=positive_int, metavar="T", help="frames of a clip")
+    option(
+        "--all-frames",
+        action="store_true",
+        help="write a folder with a file per trained count and an index; ONNX files share weights",
     )
-    parser.add_argument(
-        "--frames", type=positive_int, required=True, metavar="T", help="frames of a clip"
+    option(
+        "--to",
+        metavar="FORMAT",
+        help="torch (torch.export, .pt2), onnx, or aotinductor (.aoti.pt2); default: by the suffix "
+        "of the output",
     )
-    parser.add_argument(
-        "--output", required=True, metavar="FILE", help="FILE.pt2 is read by torch.export.load"
+    option("--output", metavar="FILE", help="default: the name of the weights, with --to")
+    option(
+        "--preprocess",
+        action="store_true",
+        help="the file takes uint8 RGB frames (B, T, H, W, 3) of any size, and resizes, crops and "
+        "normalises them",
     )
-    parser.add_argument(
+    option("--probabilities", action="store_true", help="the file returns probabilities")
+    option(
+        "--dynamic-frames",
+        action="store_true",
+        help="the file takes clips of any length, not only T",
+    )
+    option(
         "--size",
         type=positive_int,
         metavar="PX",
         help="height and width of a clip; default: the trained crop",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    option("--int8", action="store_true", help="quantise an ONNX file; needs --calibration")
+    option(
+        "--calibration",
+        nargs="+",
+        metavar="SOURCE",
+        help="CONFIG [key=value ...]: calibrate with training clips, compare with validation "
+        "clips; or LIST [LIST]: annotations for the one, and for the other",
+    )
+    option(
+        "--calibration-clips",
+        type=positive_int,
+        default=256,
+        metavar="N",
+        help="clips that set the int8 ranges; default: 256",
+    )
+    option(
+        "--held-out-clips",
+        type=positive_int,
+        default=512,
+        metavar="N",
+        help="other clips, to compare int8 with fp32; default: 512",
+    )
+    option("--seed", type=int, default=0, help="of the choice of clips; default: 0")
+    option("--overwrite", action="store_true", help="replace an existing file")
     add_imports_argument(parser)
     return parser

@@ -1,15 +1,22 @@
 """Networks for inference: ``ffn.fuse``, and ``ffn.export`` to files that run without ffn."""
 
-from ffn.export.exporter import ExportError, ExportReport, export
-from ffn.export.formats import register_format
+from ffn.export import aotinductor  # noqa: F401  registers the format
+from ffn.export.exporter import ExportReport, export
+from ffn.export.folder import FolderReport, export_all
+from ffn.export.formats import ExportError, register_format
 from ffn.export.fuse import FuseError, FusionReport, fuse
+from ffn.export.int8 import Calibration, Int8Report
 
 __all__ = [
+    "Calibration",
     "ExportError",
     "ExportReport",
+    "FolderReport",
     "FuseError",
     "FusionReport",
+    "Int8Report",
     "export",
+    "export_all",
     "fuse",
     "register_format",
 ]

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import copy
+import hashlib
+import json
 import os
-from collections.abc import Callable
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
-from ffn.export.formats import format_of
-from ffn.files import atomic_write
+from ffn.export.deployed import DeployedNetwork, FrameTransform
+from ffn.export.formats import ExportError, Format, find_format
+from ffn.export.int8 import Calibration, Int8Report, quantise
+from ffn.export.metadata import describe
+from ffn.export.onnx_format import onnx
+from ffn.files import atomic_write, write_text
 
-TOLERANCE = 1e-4  # largest difference of a logit, relative to the largest logit
+TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
+# A few pixels of resized frames are rounded differently by other runtimes.
+RESIZED_TOLERANCE = 1e-2
 TRACED_BATCH, CHECKED_BATCHES = 2, (1, 3)
-
-
-class ExportError(RuntimeError):
-    """The exported file does not compute the logits of its network."""
 
 
 @dataclass(frozen=True)
@@ -29,10 +35,14 @@ class ExportReport:
 
     Attributes:
         path: the file.
-        clip: shape (C, T, H, W) that the file takes, after the batch dimension.
+        clip: shape (C, T, H, W) of the network's clip, after the batch dimension.
         active: the trained count of the exported sub-network; None for a plain network.
-        difference: largest absolute difference of a logit from the network's.
-        largest: largest absolute logit of the network.
+        difference: largest absolute difference of an output from the network's.
+        largest: largest absolute output of the network.
+        inputs: shapes of the inputs that were compared.
+        metadata: what the file states about itself.
+        int8: the comparison of int8 with fp32, of a quantised file; ``difference`` is that of the
+            file before quantisation.
     """
 
     path: Path
@@ -40,14 +50,36 @@ class ExportReport:
     active: int | None
     difference: float
     largest: float
+    inputs: tuple[tuple[int, ...], ...] = ()
+    metadata: Mapping[str, Any] | None = None
+    int8: Int8Report | None = None
 
     def __str__(self) -> str:
-        shape = ", ".join(map(str, ("B", *self.clip)))
+        given, output = self.metadata["input"], self.metadata["output"]["name"]
+        kind = "clips" if given["name"] == "clip" else "uint8 frames"
+        shape = ", ".join(map(str, given["shape"]))
         sub = f", sub-network of {self.active} frames" if self.active else ""
+        one = "a logit" if output == "logits" else "a probability"
+        noun = "logit" if output == "logits" else "probability"
+        quantised = f"\n{self.int8}" if self.int8 else ""
         return (
-            f"{self.path}: {self.path.stat().st_size / 1e6:.2f} MB, clips ({shape}){sub}; largest "
-            f"difference of a logit {self.difference:.1e} (largest logit {self.largest:.3g})"
+            f"{self.path}: {self.path.stat().st_size / 1e6:.2f} MB, {kind} ({shape}){sub}; largest "
+            f"difference of {one} {self.difference:.1e} (largest {noun} {self.largest:.3g}, "
+            f"{len(self.inputs)} inputs){quantised}"
         )
+
+    def to_dict(self) -> dict[str, Any]:
+        """The metadata and the comparison, as plain values for JSON."""
+        check = {
+            "largest_difference": self.difference,
+            "largest_output": self.largest,
+            "inputs": [" x ".join(map(str, shape)) for shape in self.inputs],
+            "torch": str(torch.__version__),
+        }
+        digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        named = {"file": self.path.name, "sha256": digest}
+        int8 = {"int8": asdict(self.int8)} if self.int8 else {}
+        return {**named, **(self.metadata or {}), **int8, "compared_with_network": check}
 
 
 def export(
@@ -55,79 +87,204 @@ def export(
     path: str | os.PathLike[str],
     *,
     frames: int,
-    size: int | tuple[int, int] = 224,
+    to: str | None = None,
+    size: int | tuple[int, int] | None = None,
+    preprocess: bool = False,
+    probabilities: bool = False,
+    dynamic_frames: bool = False,
+    calibration: Calibration | None = None,
+    record: Mapping[str, Any] | None = None,
     overwrite: bool = False,
 ) -> ExportReport:
-    """Export a network for RGB clips of one length and size; any batch size.
+    """Export a network to a file that runs without ffn, for any batch size.
 
-    The file is written atomically, and only if it computes the network's logits for two random
-    clips. ``model`` does not change; it is exported in eval mode and on the CPU.
+    The file is written atomically, and only if it computes the network's logits for random inputs.
+    ``FILE.json`` next to it has its metadata, hash and the comparison. ``model`` does not change;
+    it is exported in eval mode and on the CPU.
 
     Args:
         model: a plain network, or a frame-flexible one, whose sub-network for ``frames`` is
             exported.
-        path: the suffix selects the format: ``.pt2``, or one added with :func:`register_format`.
+        path: the suffix selects the format: ``.pt2`` (torch.export), ``.onnx``, ``.aoti.pt2``
+            (AOTInductor), or one added with :func:`register_format`.
         frames: T.
-        size: H and W in pixels, as one number or two.
+        to: the format, whatever the suffix is: "torch", "onnx", "aotinductor", or a suffix.
+        size: H and W of the clip in pixels, as one number or two; default: the crop of the record,
+            or 224.
+        preprocess: the file takes uint8 RGB frames (B, T, H, W, 3) of any size; it resizes, crops
+            and normalises them as ``ffn.data.EvalTransform`` and ``ffn.data.Normalise``.
+        probabilities: the file returns probabilities instead of logits.
+        dynamic_frames: the file takes clips of any length; the sub-network is that for ``frames``.
+        calibration: clips for static int8 quantisation; ONNX only.
+        record: of the weights, as ``WeightRecord.to_dict`` returns it; default: that of a network
+            from :func:`ffn.load`.
         overwrite: replace an existing file.
 
     Returns:
         The report, printable.
 
     Raises:
-        ValueError: no such format, or ``frames`` or ``size`` is less than 1.
+        ValueError: no such format, ``frames`` or ``size`` is less than 1, or ``preprocess`` without
+            a record.
+        ImportError: the format needs an extra that is not installed.
         FileExistsError: the file exists and ``overwrite`` is false.
-        ExportError: the logits of the file differ from the network's, or the file does not run.
+        ExportError: the format cannot express the network, the file does not run, or its logits
+            differ from the network's.
     """
     path = Path(path)
-    write = format_of(path)
+    write = find_format(path, to)
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; choose another name or pass overwrite")
+    network = deploy(
+        model,
+        frames,
+        size=size,
+        preprocess=preprocess,
+        probabilities=probabilities,
+        dynamic_frames=dynamic_frames,
+        record=record,
+    )
+    if calibration is None:
+        report = write_checked(network, path, write)
+    else:
+        report = _write_int8(network, path, write, calibration)
+    write_text(Path(f"{path}.json"), json.dumps(report.to_dict(), indent=1) + "\n")
+    return report
+
+
+def deploy(
+    model: nn.Module,
+    frames: int,
+    *,
+    size: int | tuple[int, int] | None,
+    preprocess: bool,
+    probabilities: bool,
+    dynamic_frames: bool,
+    record: Mapping[str, Any] | None = None,
+) -> DeployedNetwork:
+    """The network that a file will contain; arguments and errors as :func:`export`."""
+    record = _record_of(model) if record is None else record
+    shape = (3, frames, *_clip_size(frames, size, record, preprocess))
+    network, active = _sub_network(model, frames)
+    described = describe(
+        record, frames=frames, any_frames=dynamic_frames, active=active, preprocess=preprocess
+    )
+    return DeployedNetwork(
+        network,
+        shape=shape,
+        transform=_transform(record) if preprocess else None,
+        probabilities=probabilities,
+        any_frames=dynamic_frames,
+        metadata=described,
+    ).eval()
+
+
+def write_checked(network: DeployedNetwork, path: Path, write: Format) -> ExportReport:
+    """Write a file atomically, and only if its outputs are those of the network."""
+    # torch.export fixes sizes of 1 and sizes that are equal in its example.
+    frames = network.shape[1]
+    traced = max(frames, 5) if network.any_frames else frames
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_write(path) as file, torch.no_grad():
+        run = write(network, network.example(TRACED_BATCH, frames=traced, seed=1), file)
+        inputs = _checked_inputs(network)
+        difference, largest = _compare(run, network, inputs)
+    return ExportReport(
+        path,
+        network.shape,
+        network.metadata.get("sub_network"),
+        difference,
+        largest,
+        tuple(tuple(x.shape) for x in inputs),
+        network.metadata,
+    )
+
+
+def _write_int8(
+    network: DeployedNetwork, path: Path, write: Format, calibration: Calibration
+) -> ExportReport:
+    if write is not onnx:
+        raise ValueError(f"{path}: int8 needs the format onnx")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder:
+        report = write_checked(network, Path(folder) / "fp32.onnx", write)
+        model, int8 = quantise(report.path, calibration)
+    with atomic_write(path) as file:
+        file.write(model.SerializeToString())
+    return replace(report, path=path, int8=int8)
+
+
+def _sub_network(model: nn.Module, frames: int) -> tuple[nn.Module, int | None]:
+    """The plain network for a number of frames, on the CPU, and its trained count."""
+    if not isinstance(model, FrameFlexible):
+        return copy.deepcopy(model).cpu().eval(), None
+    active = model.select(frames)
+    return extract(model, active).cpu().eval(), active
+
+
+def _record_of(model: nn.Module) -> Mapping[str, Any]:
+    """The record that ``ffn.load`` put on a network; empty without one."""
+    record = getattr(model, "record", None)
+    return {} if record is None else record.to_dict()
+
+
+def _clip_size(
+    frames: int, size: int | tuple[int, int] | None, record: Mapping[str, Any], preprocess: bool
+) -> tuple[int, int]:
+    if preprocess and size is not None:
+        raise ValueError(f"size is {size}; with preprocess, it is the crop of the record. Omit it")
+    if size is None:
+        size = record.get("preprocessing", {}).get("crop", 224)
     height, width = (size, size) if isinstance(size, int) else size
     if min(frames, height, width) < 1:
         raise ValueError(f"frames is {frames}, size {size}; expected at least 1 of each")
-    if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; choose another name or pass overwrite")
+    return height, width
 
-    active = None
-    if isinstance(model, FrameFlexible):
-        active = model.select(frames)
-        network = extract(model, active)
-    else:
-        network = copy.deepcopy(model)
-    network = network.cpu().eval()
-    shape = (3, frames, height, width)
-    clips = _random_clips(network, shape)
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with atomic_write(path) as file, torch.no_grad():
-        run = write(network, clips[0], file)
-        expected = torch.cat([network(clip) for clip in clips[1:]])
-        found = torch.cat([_run_file(run, clip) for clip in clips[1:]])
-        difference, largest = (found - expected).abs().max().item(), expected.abs().max().item()
-        if not difference <= TOLERANCE * largest:  # also of NaN
+def _transform(record: Mapping[str, Any]) -> FrameTransform:
+    if "preprocessing" not in record:
+        raise ValueError(
+            "preprocess needs the preprocessing of the weights; load them with ffn.load, or pass "
+            'record={"preprocessing": ffn.data.Preprocessing(...).to_dict()}'
+        )
+    values = {k: v for k, v in record["preprocessing"].items() if k != "sampling"}
+    return FrameTransform(**values)
+
+
+def _checked_inputs(network: DeployedNetwork) -> list[Tensor]:
+    """Inputs of several batch sizes; also of several T and frame sizes, where these may vary."""
+    frames = network.shape[1]
+    counts = sorted({1, frames, 2 * frames}) if network.any_frames else [frames]
+    pairs = [(batch, count) for count in counts for batch in CHECKED_BATCHES]
+    return [network.example(b, frames=t, seed=seed) for seed, (b, t) in enumerate(pairs)]
+
+
+def _compare(
+    run: Callable[[Tensor], Tensor], network: DeployedNetwork, inputs: Sequence[Tensor]
+) -> tuple[float, float]:
+    """Largest difference of the file's outputs from the network's, and the largest output."""
+    expected = [network(x) for x in inputs]
+    found = [_run_file(run, x) for x in inputs]
+    largest = max(y.abs().max().item() for y in expected)
+    differences = [(y - z).abs().max().item() for y, z in zip(found, expected, strict=True)]
+    for index, difference in enumerate(differences):
+        resized = network.transform is not None and index > 0
+        tolerance = RESIZED_TOLERANCE if resized else TOLERANCE
+        if not difference <= tolerance * largest:  # also of NaN
             raise ExportError(
-                f"the exported file differs from the network: by up to {difference:.1e}, where the "
-                f"largest logit is {largest:.3g} and {TOLERANCE:g} of it is accepted. Nothing was "
-                "written."
+                f"the exported file differs from the network: by up to {difference:.1e} for an "
+                f"input {tuple(inputs[index].shape)}, where the largest output is {largest:.3g} "
+                f"and {tolerance:g} of it is accepted. Nothing was written."
             )
-    return ExportReport(path, shape, active, difference, largest)
+    return max(differences), largest
 
 
-def _run_file(run: Callable[[Tensor], Tensor], clip: Tensor) -> Tensor:
-    """The logits of the written file; its runtime may raise any kind of error."""
+def _run_file(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+    """The outputs of the written file; its runtime may raise any kind of error."""
     try:
-        return run(clip)
+        return run(x)
     except Exception as error:
         raise ExportError(
-            f"the exported file fails on a clip {tuple(clip.shape)}: {error}. A format must accept "
+            f"the exported file fails on a clip {tuple(x.shape)}: {error}. A format must accept "
             "any batch size. Nothing was written."
         ) from error
-
-
-def _random_clips(network: nn.Module, shape: tuple[int, ...]) -> list[Tensor]:
-    """A clip to trace with, and those to compare, in the dtype of the network."""
-    dtype = next((p.dtype for p in network.parameters()), torch.float32)
-    generator = torch.Generator().manual_seed(0)
-    return [
-        torch.randn(batch, *shape, generator=generator).to(dtype)
-        for batch in (TRACED_BATCH, *CHECKED_BATCHES)
-    ]

@@ -4,29 +4,42 @@ Your own package adds a format with the same decorator::
 
     from ffn.export import register_format
 
-    @register_format("onnx")
-    def onnx(network, clip, file): ...
+    @register_format("ts")
+    def torchscript(network, clip, file): ...
 
-The function writes ``network``, traced with ``clip`` (B, C, T, H, W), to an open binary file. It
-returns a function that runs the written file: clip in, logits out. ``ffn.export`` compares its
-logits with those of the network. B may vary in the exported network; T, H and W are fixed.
+The function writes ``network``, traced with ``clip``, to an open binary file. It returns a function
+that runs the written file: clip in, logits out. ``ffn.export`` compares its logits with those of
+the network. ``clip`` is an example input, (B, C, T, H, W), or uint8 frames (B, T, H, W, 3) if the
+network contains the preprocessing. ``network`` is a ``DeployedNetwork``: its ``dynamic_shapes`` are
+the dimensions that may vary (always B), its ``metadata`` what the file should state about itself.
 """
 
 from __future__ import annotations
 
+import importlib
+import json
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import IO
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ffn.export.deployed import DeployedNetwork
 from ffn.registry import Registry
 
 Run = Callable[[Tensor], Tensor]
-Format = Callable[[nn.Module, Tensor, IO[bytes]], Run]
+Format = Callable[[DeployedNetwork, Tensor, IO[bytes]], Run]
+
+NAMES = {"torch": "pt2", "aotinductor": "aoti.pt2"}  # of formats, besides their suffixes
+METADATA_FILE = "metadata.json"  # inside a .pt2
 
 _formats: Registry[Format] = Registry("export format")
+
+
+class ExportError(RuntimeError):
+    """A network that a format cannot express, or a file that does not compute its logits."""
 
 
 def register_format(suffix: str) -> Callable[[Format], Format]:
@@ -38,23 +51,69 @@ def register_format(suffix: str) -> Callable[[Format], Format]:
     return _formats.register(suffix)
 
 
-def format_of(path: Path) -> Format:
-    """The format of a file, by its suffix.
+def find_format(path: Path, name: str | None = None) -> Format:
+    """The format of a name, or else of a file: the one with the longest matching suffix.
 
     Raises:
-        ValueError: no format has this suffix.
+        ValueError: no format has this name or suffix.
     """
+    if name is None:
+        endings = [path.name.split(".", n)[n] for n in range(1, path.name.count(".") + 1)]
+        name = next((e for e in endings if e in _formats), path.suffix.removeprefix("."))
     try:
-        return _formats[path.suffix.removeprefix(".")]
+        return _formats[NAMES.get(name, name)]
     except KeyError as error:
         raise ValueError(f"{path}: {error.args[0]}") from None
 
 
+def suffix_of(name: str) -> str:
+    """The suffix of a format's files, by its name or suffix, with the dot."""
+    return f".{NAMES.get(name, name)}"
+
+
+def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgram:
+    """Trace a network with ``torch.export``.
+
+    Raises:
+        ExportError: torch.export cannot trace it, as with a T that may vary.
+    """
+    try:
+        program = torch.export.export(
+            network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
+        )
+    except Exception as error:  # of many kinds
+        remedy = "; export it for one T" if network.any_frames else ""
+        vary = " and ".join(d for d in network.input_shape if isinstance(d, str))
+        raise ExportError(
+            f"torch.export cannot trace this network if {vary} may vary{remedy}. It reports: "
+            f"{error}"
+        ) from error
+    for node in program.graph.nodes:
+        node.meta.pop("stack_trace", None)  # with paths of this machine
+    return program
+
+
+def require(name: str) -> ModuleType:
+    """Import a package of the extra ``onnx``.
+
+    Raises:
+        ImportError: it is not installed; the message names the extra.
+    """
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        if error.name != name.partition(".")[0]:
+            raise
+        raise ImportError(
+            f'ONNX export needs {name}, which the extra "onnx" installs: '
+            'pip install "frame-flexible[onnx]"'
+        ) from None
+
+
 @register_format("pt2")
-def pt2(network: nn.Module, clip: Tensor, file: IO[bytes]) -> Run:
+def pt2(network: DeployedNetwork, clip: Tensor, file: IO[bytes]) -> Run:
     """An ``ExportedProgram``; read it with ``torch.export.load(path).module()``."""
-    batch = torch.export.Dim("batch", min=1)
-    program = torch.export.export(network, (clip,), dynamic_shapes=({0: batch},), strict=False)
-    torch.export.save(program, file)
+    metadata = json.dumps(network.metadata)
+    torch.export.save(trace(network, clip), file, extra_files={METADATA_FILE: metadata})
     file.seek(0)
     return torch.export.load(file).module()

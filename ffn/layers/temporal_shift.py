@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.clip import ClipLength
@@ -32,8 +33,8 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
     if torch.compiler.is_compiling():  # without a condition on T or writes to slices, for exports
         x = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
         later, earlier, rest = x.split([fold, fold, x.shape[2] - 2 * fold], 2)
-        later = nn.functional.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]
-        earlier = nn.functional.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
+        later = F.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]
+        earlier = F.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
         return torch.cat([later, earlier, rest], 2).flatten(0, 1)
     return _Shift.apply(x, frames, fold, False)
 

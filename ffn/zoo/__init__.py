@@ -1,7 +1,7 @@
 """Models and weights by name: create, load, save, download, convert foreign checkpoints."""
 
 from ffn.zoo.create import create_model, list_models
-from ffn.zoo.download import download, home
+from ffn.zoo.download import download, home, sha256_of
 from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
@@ -25,4 +25,5 @@ __all__ = [
     "model_from_record",
     "read_weights",
     "save_weights",
+    "sha256_of",
 ]

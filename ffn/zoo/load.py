@@ -24,7 +24,8 @@ def load(name_or_path: str | os.PathLike[str], *, device: str | torch.device = "
         device: where to put the network.
 
     Returns:
-        A frame-flexible network, or a plain one if the weights are of a plain one.
+        A frame-flexible network, or a plain one if the weights are of a plain one. Its attribute
+        ``record`` has the classes, preprocessing and metrics.
 
     Raises:
         ValueError: no such name in the zoo.
@@ -43,6 +44,7 @@ def load_with_record(
     model = model_from_record(record)
     match_state(state, model.state_dict()).require(str(name_or_path))
     model.load_state_dict(state)
+    model.record = record
     return model.to(device).eval(), record
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn import backbones
-from ffn.backbones.tsm import shiftable_convs
+from ffn.backbones.tsm import shiftable_convs, tsm_of
 from ffn.layers import ShiftConv2d
 
 RESNET18 = [f"layer{stage}.{block}.conv1" for stage in (1, 2, 3, 4) for block in (0, 1)]
@@ -137,6 +137,6 @@ def test_tiny_is_tiny() -> None:
 
 
 def test_other_numbers_of_input_channels() -> None:
-    model = ffn.create_model("tsm.resnet18", num_classes=2, in_chans=5).eval()
+    model = tsm_of("resnet18", num_classes=2, in_chans=5).eval()
     assert len(model.shifted) == 8
     assert model(torch.randn(1, 5, 3, 32, 32)).shape == (1, 2)

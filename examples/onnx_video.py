@@ -1,0 +1,39 @@
+"""Label a video with an exported network; needs onnxruntime, av and numpy, neither torch nor ffn.
+
+python tools/export.py --weights tsm_tiny.motion_f4_8_16 --frames 8 --to onnx --output net.onnx \
+    --preprocess --probabilities
+python examples/onnx_video.py net.onnx video.mp4
+"""
+
+import json
+import sys
+
+import av
+import numpy as np
+import onnxruntime
+
+
+def read_frames(path: str, indices: list[int]) -> np.ndarray:
+    """Frames of a video (T, H, W, 3), uint8 RGB."""
+    with av.open(path) as container:
+        wanted = set(indices)
+        decoded = enumerate(container.decode(video=0))
+        frames = {i: frame.to_ndarray(format="rgb24") for i, frame in decoded if i in wanted}
+    return np.stack([frames[i] for i in indices])
+
+
+def count_frames(path: str) -> int:
+    """The number of frames that the decoder returns."""
+    with av.open(path) as container:
+        return sum(1 for _ in container.decode(video=0))
+
+
+if __name__ == "__main__":
+    session = onnxruntime.InferenceSession(sys.argv[1], providers=["CPUExecutionProvider"])
+    stated = session.get_modelmeta().custom_metadata_map  # values are JSON
+    assert json.loads(stated["sampling"])["rule"] == "segment"
+    n, T = count_frames(sys.argv[2]), json.loads(stated["frames"])
+    frames = read_frames(sys.argv[2], [int(n / T / 2 + n / T * i) for i in range(T)])
+    probabilities = session.run(None, {"frames": frames[None]})[0][0]
+    for k in np.argsort(-probabilities)[:3]:
+        print(f"{probabilities[k]:7.2%}  {json.loads(stated['classes'])[k]}")

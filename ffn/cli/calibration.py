@@ -1,0 +1,131 @@
+"""The clips with which ``tools/export.py --int8`` calibrates, and compares int8 with fp32."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from ffn.data import Preprocessing, Record
+    from ffn.export import Calibration
+
+CONFIGS = (".yaml", ".yml")
+
+
+def read_calibration(
+    sources: Sequence[str],
+    *,
+    classes: Sequence[str] | None,
+    preprocessing: Preprocessing,
+    frames: int,
+    as_frames: bool,
+    clips: int,
+    held_out: int,
+    seed: int,
+) -> Calibration:
+    """Draw calibration and held-out videos.
+
+    Args:
+        sources: a config with ``key=value`` overrides: calibration clips from its training list,
+            held-out clips from its validation list. Or one or two annotation lists; from a single
+            list, the held-out videos are others.
+        classes: class names of the network.
+        preprocessing: of the network.
+        frames: T.
+        as_frames: inputs are uint8 frames (1, T, H, W, 3) instead of normalised clips.
+        clips: calibration clips, at most.
+        held_out: held-out clips, at most.
+        seed: of the draw.
+
+    Raises:
+        ValueError: a list or the config is invalid, or has too few videos.
+        FileNotFoundError: a file does not exist.
+    """
+    from ffn.export import Calibration
+
+    generator = np.random.default_rng(seed)
+    train, val = _read_records(sources, classes)
+    train = [train[i] for i in generator.permutation(len(train))]
+    val = [val[i] for i in generator.permutation(len(val))] if val else train[clips:]
+    if not train or not val:
+        raise ValueError(
+            f"{' '.join(sources)}: {len(train)} videos are too few for {clips} calibration clips "
+            "and held-out clips; lower --calibration-clips, or name a second list"
+        )
+    chosen = Inputs(train[:clips], frames, preprocessing, as_frames)
+    others = Inputs(val[:held_out], frames, preprocessing, as_frames)
+    return Calibration(chosen, Labelled(others))
+
+
+class Inputs:
+    """Inputs of an exported file, (1, …) each, by the test rule; read when they are needed.
+
+    Args:
+        records: the videos.
+        frames: T.
+        preprocessing: of the network.
+        as_frames: return uint8 frames (1, T, H, W, 3) instead of normalised clips.
+    """
+
+    def __init__(
+        self, records: Sequence[Record], frames: int, preprocessing: Preprocessing, as_frames: bool
+    ) -> None:
+        from ffn.data import EvalTransform, Normalise
+
+        self.records, self.frames, self.preprocessing = records, frames, preprocessing
+        self._transform, self._normalise = EvalTransform(preprocessing), Normalise(preprocessing)
+        self._as_frames = as_frames
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for record in self.records:
+            frames = self._read(record)
+            if self._as_frames:
+                yield frames[None]
+            else:
+                yield self._normalise(self._transform(frames).transpose(0, 1)[None])
+
+    def _read(self, record: Record) -> Tensor:
+        """Frames (T, H, W, 3) of a video."""
+        from ffn.data import open_video, sample_views
+
+        video = open_video(record.path, frames=record.frames)
+        usable = range(len(video))
+        if record.start is not None or record.end is not None:
+            usable = video.between(record.start, record.end)
+        rule = self.preprocessing.sampling
+        indices = sample_views(len(usable), (self.frames,), rule=rule)[self.frames]
+        return video.read([usable[i] for i in indices])
+
+
+class Labelled:
+    """Inputs with their labels."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self.inputs = inputs
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        labels = (record.label for record in self.inputs.records)
+        return zip(self.inputs, labels, strict=True)
+
+
+def _read_records(
+    sources: Sequence[str], classes: Sequence[str] | None
+) -> tuple[list[Record], list[Record]]:
+    """Videos for calibration, and held-out ones; these are empty for a single list."""
+    from ffn.data import read_annotations
+
+    if Path(sources[0]).suffix not in CONFIGS:
+        if len(sources) > 2:
+            raise ValueError(f"--calibration has {len(sources)} lists; expected one or two")
+        read = [read_annotations(source, classes=classes)[0] for source in sources]
+        return (*read, []) if len(read) == 1 else tuple(read)
+
+    from ffn.engine.build_data import read_config_splits
+    from ffn.engine.config import load_config
+
+    splits = read_config_splits(load_config(sources[0], sources[1:]).data, classes=classes)
+    return splits.train, splits.val

@@ -1,0 +1,155 @@
+"""The network that an exported file contains: frame transform, sub-network, probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+LARGEST = 2**16 - 1  # of a dimension that varies; torch 2.6 needs a bound
+
+
+class FrameTransform(nn.Module):
+    """The test transform of ``ffn.data`` (resize, centre crop, normalise), for any frame size.
+
+    torchvision resizes uint8 frames along the rows, rounds, resizes along the columns, and rounds.
+    Here each pass is a resize of float frames: a value differs by 1 of 255 where the weights of the
+    uint8 filter, which are rounded, lead to the other side of a rounding.
+
+    Args:
+        resize: length of the shorter side before the crop, in pixels.
+        crop: height and width of the result.
+        mean: per channel, on a scale of 0 to 1, in the order of ``colour``.
+        std: per channel, on a scale of 0 to 1, in the order of ``colour``.
+        colour: ``rgb`` or ``bgr``, the order of the result's channels.
+    """
+
+    def __init__(
+        self,
+        *,
+        resize: int,
+        crop: int,
+        mean: Sequence[float],
+        std: Sequence[float],
+        colour: str = "rgb",
+    ) -> None:
+        super().__init__()
+        self.resize, self.crop, self.colour = resize, crop, colour
+        for name, values in (("mean", mean), ("std", std)):
+            constant = torch.tensor(list(values), dtype=torch.float32).view(3, 1, 1, 1)
+            self.register_buffer(name, constant, persistent=False)
+
+    def forward(self, frames: Tensor) -> Tensor:
+        """uint8 RGB frames (B, T, H, W, 3) to the clip (B, 3, T, crop, crop)."""
+        batch, count, height, width = frames.shape[:4]
+        short = torch.sym_min(height, width)
+        new_height, new_width = self.resize * height // short, self.resize * width // short
+
+        x = frames.flatten(0, 1).permute(0, 3, 1, 2).float()  # (N, C, H, W)
+        x = _round(_resize(x, (height, new_width)))
+        x = _resize(x, (new_height, new_width))
+        x = x.narrow(2, self._margin(new_height), self.crop)
+        x = _round(x.narrow(3, self._margin(new_width), self.crop))
+
+        x = x.unflatten(0, (batch, count)).transpose(1, 2)  # (B, C, T, H, W)
+        x = x.flip(1) if self.colour == "bgr" else x
+        return (x / 255 - self.mean) / self.std
+
+    def _margin(self, side: int) -> int:
+        """First row or column of the crop: half of the rest, rounded to even as torchvision's."""
+        rest = side - self.crop
+        return rest // 2 + (rest % 2) * (rest // 2 % 2)
+
+
+class DeployedNetwork(nn.Module):
+    """A plain network as a program runs it, with what a format needs to know about it.
+
+    Args:
+        network: maps clips (B, C, T, H, W) to logits (B, K).
+        transform: from frames to the clip; None if programs pass normalised clips.
+        probabilities: return the softmax of the logits.
+        any_frames: T may vary in the file.
+        shape: of the network's clip, (C, T, H, W).
+        metadata: what the file states about itself, plain values.
+    """
+
+    def __init__(
+        self,
+        network: nn.Module,
+        *,
+        shape: tuple[int, int, int, int],
+        transform: FrameTransform | None = None,
+        probabilities: bool = False,
+        any_frames: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+    ) -> None:
+        super().__init__()
+        self.network, self.transform = network, transform
+        self.probabilities, self.any_frames = probabilities, any_frames
+        self.shape = shape
+        self.fold_norms = True  # a format may fold them into the weights
+        self.input_name = "clip" if transform is None else "frames"
+        self.output_name = "probabilities" if probabilities else "logits"
+        self.metadata = {**(metadata or {}), "input": self._describe_input()}
+        self.metadata["output"] = {"name": self.output_name, "dtype": "float32"}
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Classify clips, or frames (B, T, H, W, 3) if there is a transform."""
+        if self.transform is not None:
+            x = self.transform(x)
+        logits = self.network(x)
+        return logits.softmax(-1) if self.probabilities else logits
+
+    @property
+    def input_shape(self) -> list[int | str]:
+        """The shape of the input; a letter is a dimension that may vary."""
+        channels, frames, height, width = self.shape
+        count = "T" if self.any_frames else frames
+        if self.transform is None:
+            return ["B", channels, count, height, width]
+        return ["B", count, "H", "W", channels]
+
+    @property
+    def dynamic_shapes(self) -> tuple[dict[int, torch.export.Dim]]:
+        """The dimensions that may vary, as ``torch.export.export`` takes them."""
+        # A resize cannot start from one row or column under torch.export, which fixes sizes of 1.
+        names = {"B": ("batch", 1), "T": ("frames", 1), "H": ("height", 2), "W": ("width", 2)}
+        letters = ((i, d) for i, d in enumerate(self.input_shape) if isinstance(d, str))
+        dims = ((i, *names[d]) for i, d in letters)
+        return ({i: torch.export.Dim(name, min=low, max=LARGEST) for i, name, low in dims},)
+
+    def example(self, batch: int, *, frames: int | None = None, seed: int = 0) -> Tensor:
+        """Random input: normalised noise, or uint8 frames of a size that depends on the seed.
+
+        The frames of seed 0 have the size to which others are resized.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        channels, trained, height, width = self.shape
+        frames = frames or trained
+        if self.transform is None:
+            dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
+            size = (batch, channels, frames, height, width)
+            return torch.randn(size, generator=generator).to(dtype)
+        side = self.transform.resize
+        size = [side, side] if seed == 0 else [side + 3 * seed, side * 4 // 3 + 5 * seed]
+        size = size[::-1] if seed % 2 else size
+        shape = (batch, frames, *size, channels)
+        return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
+
+    def _describe_input(self) -> dict[str, Any]:
+        described = {"name": self.input_name, "shape": self.input_shape}
+        if self.transform is None:
+            return {**described, "dtype": "float32", "content": "normalised clip"}
+        return {**described, "dtype": "uint8", "content": "RGB frames"}
+
+
+def _resize(x: Tensor, size: tuple[int, int]) -> Tensor:
+    return F.interpolate(x, size, mode="bilinear", antialias=True, align_corners=False)
+
+
+def _round(x: Tensor) -> Tensor:
+    """Values of uint8, rounded half up; 1e-3 covers the different float errors of runtimes."""
+    return (x + 0.501).floor().clamp(0, 255)

@@ -1,0 +1,134 @@
+"""Export all sub-networks of a frame-flexible network to one folder."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from ffn.core import FrameFlexible, nearest
+from ffn.export.exporter import ExportReport, deploy, write_checked
+from ffn.export.formats import find_format, suffix_of
+from ffn.export.shared_weights import share_tensors
+from ffn.files import part_of, write_text
+
+INDEX, SHARED = "index.json", "weights.bin"
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What was exported to a folder.
+
+    Attributes:
+        folder: with ``index.json``.
+        files: one report per trained count.
+        separate: bytes of the files if each had its own weights.
+    """
+
+    folder: Path
+    files: tuple[ExportReport, ...]
+    separate: int
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(path.stat().st_size for path in self.folder.iterdir())
+
+    def __str__(self) -> str:
+        lines = [str(report) for report in self.files]
+        shared = self.folder / SHARED
+        if shared.exists():
+            lines.append(f"{shared}: {shared.stat().st_size / 1e6:.2f} MB for all of them")
+        megabytes = f"{self.size / 1e6:.2f} MB; separate files: {self.separate / 1e6:.2f} MB"
+        return "\n".join([*lines, f"{self.folder}: {megabytes}"])
+
+
+def export_all(
+    model: nn.Module,
+    folder: str | os.PathLike[str],
+    *,
+    to: str = "onnx",
+    size: int | tuple[int, int] | None = None,
+    preprocess: bool = False,
+    probabilities: bool = False,
+    dynamic_frames: bool = False,
+    record: Mapping[str, Any] | None = None,
+    overwrite: bool = False,
+) -> FolderReport:
+    """Export the sub-network of each trained count, with an index, to one folder.
+
+    ``index.json`` has the numbers of frames that each file answers for. ONNX files share their
+    weights: tensors that are equal are stored once, in ``weights.bin``.
+
+    Args:
+        model: a frame-flexible network.
+        folder: new, or replaced with ``overwrite``.
+        to: the format, see :func:`ffn.export`; so are the other arguments.
+
+    Raises:
+        ValueError: the network is not frame-flexible; or as :func:`ffn.export`, as are the others.
+    """
+    folder = Path(folder)
+    if not isinstance(model, FrameFlexible):
+        raise ValueError(f"model is a {type(model).__name__}, which has one network; use export")
+    if folder.exists() and not overwrite:
+        raise FileExistsError(f"{folder} exists; choose another name or pass overwrite")
+    part = part_of(folder)
+    try:
+        reports = []
+        for count in model.trained_frames:
+            network = deploy(
+                model,
+                count,
+                size=size,
+                preprocess=preprocess,
+                probabilities=probabilities,
+                dynamic_frames=dynamic_frames,
+                record=record,
+            )
+            network.fold_norms = False  # folded weights differ between counts
+            path = part / f"frames_{count}{suffix_of(to)}"
+            reports.append(write_checked(network, path, find_format(path, to)))
+        separate = sum(report.path.stat().st_size for report in reports)
+        if to == "onnx":
+            share_tensors([report.path for report in reports], part / SHARED)
+        _write_index(part / INDEX, reports, _answered(model, dynamic_frames))
+        if folder.exists():
+            shutil.rmtree(folder)
+        os.replace(part, folder)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+    moved = tuple(replace(report, path=folder / report.path.name) for report in reports)
+    return FolderReport(folder, moved, separate)
+
+
+def _answered(model: FrameFlexible, dynamic_frames: bool) -> dict[int, tuple[int, int | None]]:
+    """First and last number of frames that the file of each count takes; None: no last."""
+    trained = model.trained_frames
+    if not dynamic_frames:
+        return {count: (count, count) for count in trained}
+    owners = [nearest(frames, model.ranges) for frames in range(1, trained[-1] + 1)]
+    ends = {count: len(owners) - owners[::-1].index(count) for count in trained[:-1]}
+    return {c: (owners.index(c) + 1, ends.get(c)) for c in trained}
+
+
+def _write_index(
+    path: Path, reports: Iterable[ExportReport], answered: Mapping[int, tuple[int, int | None]]
+) -> None:
+    files = [
+        {"first": answered[r.active][0], "last": answered[r.active][1], **r.to_dict()}
+        for r in reports
+    ]
+    index: dict[str, Any] = {"files": files}
+    shared = path.with_name(SHARED)
+    if shared.exists():
+        digest = hashlib.sha256(shared.read_bytes()).hexdigest()
+        index["shared_weights"] = {"file": SHARED, "sha256": digest}
+    write_text(path, json.dumps(index, indent=1) + "\n")

@@ -1,0 +1,3 @@
+"""The version of ffn."""
+
+__version__ = "0.2.0"

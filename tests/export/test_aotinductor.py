@@ -1,0 +1,52 @@
+"""AOTInductor packages against the networks they come from."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import ffn
+
+SHIPPED = "tsm_tiny.motion_f4_8_16"
+needs_compiler = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+
+@pytest.mark.slow
+@needs_compiler
+@torch.no_grad()
+def test_a_package(tmp_path: Path) -> None:
+    model = ffn.load(SHIPPED)
+    path = tmp_path / "net.aoti.pt2"
+
+    report = ffn.export(model, path, frames=8, dynamic_frames=True)
+
+    run = torch._inductor.aoti_load_package(str(path))
+    for batch, frames in ((1, 8), (5, 3)):
+        clip = torch.randn(batch, 3, frames, 24, 24)
+        expected = model(clip, active=8)
+        assert (run(clip) - expected).abs().max() <= 1e-4 * expected.abs().max()
+    assert json.loads(run.get_metadata()["classes"]) == list(model.record.classes)
+    assert report.difference <= 1e-4 * report.largest
+
+
+def test_a_missing_compiler(tmp_path: Path) -> None:
+    code = (
+        "import ffn\n"
+        f"try: ffn.export(ffn.load({SHIPPED!r}), 'net.pt2', frames=4, to='aotinductor')\n"
+        "except RuntimeError as error: print(type(error).__name__, error)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(Path(ffn.__file__).parents[1]), "PATH": "", "CXX": "no-such-g++"},
+    )
+    assert "ExportError AOTInductor needs a C++ compiler; install g++" in done.stdout, done.stderr
+    assert list(tmp_path.iterdir()) == []

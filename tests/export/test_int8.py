@@ -1,0 +1,97 @@
+"""int8 files: error on held-out clips, refusal, and what is not quantised."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import ffn
+from ffn.cli.export import main
+from ffn.datasets.synthetic import generate
+from ffn.export import Calibration, ExportError
+
+onnx = pytest.importorskip("onnx")
+pytest.importorskip("onnxruntime")
+SHIPPED = "tsm_tiny.motion_f4_8_16"
+
+
+@pytest.fixture(scope="module")
+def motion(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("motion")
+    generate(folder, train_per_class=4, val_per_class=4)
+    return folder
+
+
+def noise(count: int, seed: int) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    return [torch.randn(1, 3, 4, 24, 24, generator=generator) for _ in range(count)]
+
+
+def test_the_command_calibrates_with_training_clips(motion: Path, tmp_path: Path, capsys) -> None:
+    path = tmp_path / "net.onnx"
+    command = ["--weights", SHIPPED, "--frames", "8", "--output", str(path), "--int8"]
+    config = Path(__file__).parents[2] / "configs/quickstart/motion_flexible.yaml"
+
+    assert main([*command, "--calibration", str(config), f"data.root={motion}"]) == 0
+
+    assert "int8 on 48 held-out clips: top-1" in capsys.readouterr().out
+    inside = {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props}
+    assert inside["int8"] == json.loads(Path(f"{path}.json").read_text())["int8"]
+    assert inside["int8"]["difference"] < 0.1
+    assert inside["int8"]["agreement"] > 90
+    assert inside["sub_network"] == 8
+    parameters = sum(p.numel() for p in ffn.extract(ffn.load(SHIPPED), 8).parameters())
+    assert path.stat().st_size < 1.5 * parameters  # one byte each, and the graph
+
+    assert main([*command, "--overwrite"]) == 2
+    assert "--int8 and --calibration belong together" in capsys.readouterr().err
+    lists = [str(motion / "train.csv"), str(motion / "val.csv")]
+    frames = ["--preprocess", "--overwrite", "--calibration-clips", "32"]
+    assert main([*command, *frames, "--calibration", lists[0]]) == 0
+    assert "int8 on 16 held-out clips" in capsys.readouterr().out  # the rest of the list
+    assert main([*command, *frames, "--held-out-clips", "9", "--calibration", *lists]) == 0
+    assert "int8 on 9 held-out clips" in capsys.readouterr().out
+
+
+def test_convolutions_are_quantised_but_not_the_classifier(tmp_path: Path) -> None:
+    """Logits beyond the range of the calibration clips would be cut off."""
+    model = ffn.load(SHIPPED)
+    held_out = [(clip, 0) for clip in noise(8, seed=1)]
+    path = tmp_path / "net.onnx"
+
+    ffn.export(model, path, frames=4, calibration=Calibration(noise(8, seed=0), held_out))
+
+    graph = onnx.load(path).graph
+    count = Counter(node.op_type for node in graph.node)
+    made = {name: node for node in graph.node for name in node.output}
+    convs = [node for node in graph.node if node.op_type == "Conv"]
+    assert len(convs) == 14
+    assert all(made[c.input[i]].op_type == "DequantizeLinear" for c in convs for i in (0, 1))
+    (head,) = [node for node in graph.node if node.op_type == "Gemm"]
+    assert head.input[1] not in made  # fp32 weights
+    assert count["QuantizeLinear"] > len(convs)
+    readers = [node.op_type for node in graph.node if head.output[0] in node.input]
+    assert "QuantizeLinear" not in readers  # its logits are not quantised
+
+
+def test_a_large_error_is_refused(tmp_path: Path) -> None:
+    """Calibrated with weak clips, int8 cuts off strong ones."""
+    weak = [0.01 * clip for clip in noise(4, seed=0)]
+    strong = [(5 * clip, 0) for clip in noise(4, seed=1)]
+    with pytest.raises(ExportError, match=r"too much: int8 on 4 held-out clips.*Nothing was"):
+        ffn.export(
+            ffn.load(SHIPPED),
+            tmp_path / "net.onnx",
+            frames=4,
+            calibration=Calibration(weak, strong),
+        )
+    with pytest.raises(ValueError, match="int8 needs the format onnx"):
+        ffn.export(
+            ffn.load(SHIPPED), tmp_path / "net.pt2", frames=4, calibration=Calibration(weak, strong)
+        )
+    assert list(tmp_path.iterdir()) == []
