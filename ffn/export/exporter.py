@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import DeployedNetwork, FrameTransform
 from ffn.export.formats import ExportError, Format, find_format
+from ffn.export.fuse import fuse
 from ffn.export.int8 import Calibration, Int8Report, quantise
 from ffn.export.metadata import describe
 from ffn.export.onnx_format import onnx
@@ -86,7 +87,7 @@ def export(
     model: nn.Module,
     path: str | os.PathLike[str],
     *,
-    frames: int,
+    frames: int | None = None,
     to: str | None = None,
     size: int | tuple[int, int] | None = None,
     preprocess: bool = False,
@@ -107,7 +108,7 @@ def export(
             exported.
         path: the suffix selects the format: ``.pt2`` (torch.export), ``.onnx``, ``.aoti.pt2``
             (AOTInductor), or one added with :func:`register_format`.
-        frames: T.
+        frames: T; default: that of :func:`ffn.fuse`, of a network from it.
         to: the format, whatever the suffix is: "torch", "onnx", "aotinductor", or a suffix.
         size: H and W of the clip in pixels, as one number or two; default: the crop of the record,
             or 224.
@@ -133,6 +134,10 @@ def export(
     """
     path = Path(path)
     write = find_format(path, to)
+    if frames is None and hasattr(model, "fusion"):
+        frames = model.fusion.frames
+    if frames is None:
+        raise ValueError("frames is missing; give the number of frames of the clips")
     if path.exists() and not overwrite:
         raise FileExistsError(f"{path} exists; choose another name or pass overwrite")
     network = deploy(
@@ -161,16 +166,23 @@ def deploy(
     probabilities: bool,
     dynamic_frames: bool,
     record: Mapping[str, Any] | None = None,
+    fused: bool = True,
 ) -> DeployedNetwork:
     """The network that a file will contain; arguments and errors as :func:`export`."""
     record = _record_of(model) if record is None else record
     shape = (3, frames, *_clip_size(frames, size, record, preprocess))
-    network, active = _sub_network(model, frames)
+    active = model.select(frames) if isinstance(model, FrameFlexible) else None
+    if fused:
+        first = next(model.parameters(), torch.empty(0))
+        example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(first)
+        network = fuse(model, frames, example=example, kernels=False)
+    else:
+        network = copy.deepcopy(model) if active is None else extract(model, active)
     described = describe(
         record, frames=frames, any_frames=dynamic_frames, active=active, preprocess=preprocess
     )
     return DeployedNetwork(
-        network,
+        network.cpu(),
         shape=shape,
         transform=_transform(record) if preprocess else None,
         probabilities=probabilities,
@@ -212,14 +224,6 @@ def _write_int8(
     with atomic_write(path) as file:
         file.write(model.SerializeToString())
     return replace(report, path=path, int8=int8)
-
-
-def _sub_network(model: nn.Module, frames: int) -> tuple[nn.Module, int | None]:
-    """The plain network for a number of frames, on the CPU, and its trained count."""
-    if not isinstance(model, FrameFlexible):
-        return copy.deepcopy(model).cpu().eval(), None
-    active = model.select(frames)
-    return extract(model, active).cpu().eval(), active
 
 
 def _record_of(model: nn.Module) -> Mapping[str, Any]:

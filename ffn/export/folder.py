@@ -69,7 +69,7 @@ def export_all(
 
     Args:
         model: a frame-flexible network.
-        folder: new, or replaced with ``overwrite``.
+        folder: new or empty; with ``overwrite``, an earlier export is replaced.
         to: the format, see :func:`ffn.export`; so are the other arguments.
 
     Raises:
@@ -80,6 +80,8 @@ def export_all(
         raise ValueError(f"model is a {type(model).__name__}, which has one network; use export")
     if folder.exists() and not overwrite:
         raise FileExistsError(f"{folder} exists; choose another name or pass overwrite")
+    if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
+        raise FileExistsError(f"{folder} is not a folder of an export; choose another name")
     part = part_of(folder)
     try:
         reports = []
@@ -92,8 +94,9 @@ def export_all(
                 probabilities=probabilities,
                 dynamic_frames=dynamic_frames,
                 record=record,
+                fused=False,  # folded weights differ between counts
             )
-            network.fold_norms = False  # folded weights differ between counts
+            network.fold_norms = False
             path = part / f"frames_{count}{suffix_of(to)}"
             reports.append(write_checked(network, path, find_format(path, to)))
         separate = sum(report.path.stat().st_size for report in reports)

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from ffn.core import FrameFlexible, WeightAlteration, extract
 from ffn.export.dataflow import record
 from ffn.export.folding import Folder
+from ffn.export.formats import ExportError
 from ffn.export.kernels import choose_kernels
 
 TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
 
 
-class FuseError(RuntimeError):
+class FuseError(ExportError):
     """The fused network does not compute the outputs of the original one."""
 
 
@@ -26,12 +27,14 @@ class FusionReport:
     """What :func:`fuse` did.
 
     Attributes:
+        frames: the number of frames that the network was fused for; None if it was not given.
         folded: names of folded norms and weight alterations, with the layers that they are now in.
         kept: names of norms and weight alterations that remain, with the reason.
         difference: largest absolute difference of an output for the example clip.
         largest: largest absolute output.
     """
 
+    frames: int | None
     folded: dict[str, tuple[str, ...]]
     kept: dict[str, str]
     difference: float
@@ -53,19 +56,25 @@ class FusionReport:
 
 
 def fuse(
-    model: nn.Module, frames: int | None = None, *, example: Tensor | None = None
+    model: nn.Module,
+    frames: int | None = None,
+    *,
+    example: Tensor | None = None,
+    kernels: bool = True,
 ) -> nn.Module:
     """Return a plain network that computes the same outputs in eval mode, faster.
 
     Of a frame-flexible network, the sub-network for ``frames`` is extracted. Batch norms and
     weight alterations are folded into convolutions and linear layers, and dropout is removed.
-    Memory layout and operators are chosen for a CPU (``ffn.export.kernels``). The result is a copy
-    in eval mode, for inference only; its attribute ``fusion`` is the :class:`FusionReport`.
+    The result is a copy in eval mode, for inference only; its attribute ``fusion`` is the
+    :class:`FusionReport`. ``.bfloat16()`` of it is a network in bf16.
 
     Args:
         model: a frame-flexible network, or a plain one.
         frames: T; needed for a frame-flexible network. The result also accepts clips of other T.
         example: a clip (B, C, T, H, W) that the network accepts; default: random frames of 64 px.
+        kernels: also choose the memory layout and operators that PyTorch runs fast on a CPU
+            (``ffn.export.kernels``); False for other runtimes, which choose their own.
 
     Raises:
         ValueError: ``frames`` is missing or less than 1.
@@ -89,7 +98,8 @@ def fuse(
     for name, module in list(network.named_modules()):
         if isinstance(module, nn.modules.dropout._DropoutNd) or _is_site(module):
             network.set_submodule(name, nn.Identity())
-    choose_kernels(network)
+    if kernels:
+        choose_kernels(network)
 
     with torch.no_grad():
         difference = (network(clip) - expected).abs().max().item()
@@ -100,7 +110,9 @@ def fuse(
             f"original, where the largest output is {largest:.3g} and {TOLERANCE:g} of it is "
             "accepted; use ffn.extract instead"
         )
-    network.fusion = FusionReport(folder.folded, folder.kept(), difference, largest)
+    network.fusion = FusionReport(frames, folder.folded, folder.kept(), difference, largest)
+    if hasattr(model, "record"):  # of ffn.load, for ffn.export
+        network.record = model.record
     return network
 
 
