@@ -24,7 +24,7 @@ ROOMS = {
     "export": {"core"},
     "engine": {"core", "data", "evaluation", "zoo"},
     "benchmarks": {"core", "data", "engine", "evaluation", "zoo"},
-    "serve": {"zoo", "data", "core"},
+    "serve": {"zoo", "data", "core", "export"},
     "cli": None,  # everything
 }
 # Files that every folder may import.

@@ -166,6 +166,7 @@ class _Recorder(TorchDispatchMode):
         return main
 
 
+@torch.inference_mode(False)  # in inference mode, the operators are others
 def _record(net: nn.Module) -> list[Operation]:
     tensors = [*net.parameters(), *net.buffers()]
     net = copy.deepcopy(net, {id(t): torch.empty_like(t, device="meta") for t in tensors}).eval()

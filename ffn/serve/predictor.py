@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ffn.core import FrameFlexible
 from ffn.data import EvalTransform, Normalise, Preprocessing, open_video, sample_views
-from ffn.zoo import load_with_record
+from ffn.serve.networks import Networks
+from ffn.zoo import home, load_with_record
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,7 @@ class Prediction:
         classes: K class names.
         frames: Number of input frames.
         active: Trained count of the sub-network that was used; None for a plain network.
+        network: How the network ran, e.g. "fused, bf16".
         decode_ms: Time to decode and transform the clip, in milliseconds.
         model_ms: Time of the forward pass, the copy to the device included, in milliseconds.
     """
@@ -33,6 +34,7 @@ class Prediction:
     classes: tuple[str, ...]
     frames: int
     active: int | None
+    network: str
     decode_ms: float
     model_ms: float
 
@@ -46,18 +48,33 @@ class Prediction:
 class Predictor:
     """A trained network with its preprocessing and class names.
 
+    Several threads may call one predictor. Each sub-network is fused (:func:`ffn.fuse`) when a
+    video needs it for the first time, which makes that call slower.
+
     Args:
         name_or_path: Name or path of weights, see :func:`ffn.load`.
         device: Device of the network.
+        precision: "fp32", "bf16", "fp16", or "auto". On a CPU, "auto" is bf16 if a measurement
+            shows that it is faster. The measurement takes a few forward passes; a file in
+            ``FFN_HOME`` keeps it for later processes. On CUDA, "auto" is bf16 or else fp16.
+        fuse: Run fused networks; False for the network as it was trained.
+        compile: Use ``torch.compile``; the first video of every length takes long.
 
     Raises:
-        ValueError: if the name is unknown, or the record has no valid preprocessing.
+        ValueError: if the name or the precision is unknown, or the record has no valid
+            preprocessing.
         FileNotFoundError: if the file does not exist.
         WeightsError: if the weights cannot be loaded.
     """
 
     def __init__(
-        self, name_or_path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
+        self,
+        name_or_path: str | os.PathLike[str],
+        *,
+        device: str | torch.device = "cpu",
+        precision: str = "auto",
+        fuse: bool = True,
+        compile: bool = False,
     ) -> None:
         import av  # noqa: F401  not in the first call, whose time is measured
 
@@ -67,6 +84,9 @@ class Predictor:
         # Converted foreign checkpoints have no class names.
         self.classes = self.record.classes or tuple(
             f"class {i}" for i in range(self.record.num_classes)
+        )
+        self._networks = Networks(
+            self.model, precision=precision, fused=fuse, compiled=compile, cache=home()
         )
         self._transform = EvalTransform(self.preprocessing)
         self._normalise = Normalise(self.preprocessing)
@@ -104,17 +124,17 @@ class Predictor:
         clip = self._clip(os.fspath(path), frames)
         decoded = time.perf_counter()
         with torch.inference_mode():
-            logits = self.model(self._normalise(clip.to(self.device)))[0]
-            probabilities = logits.float().softmax(0).cpu()  # synchronises with the device
+            logits = self._networks(self._normalise(clip.to(self.device)))[0]
+            probabilities = logits.softmax(0).cpu()  # synchronises with the device
         finished = time.perf_counter()
 
-        flexible = isinstance(self.model, FrameFlexible)
         return Prediction(
             path=os.fspath(path),
             probabilities=probabilities,
             classes=self.classes,
             frames=frames,
-            active=self.model.select(frames) if flexible else None,
+            active=self._networks.select(frames),
+            network=str(self._networks),
             decode_ms=1000 * (decoded - started),
             model_ms=1000 * (finished - decoded),
         )

@@ -140,3 +140,8 @@ def test_other_numbers_of_input_channels() -> None:
     model = tsm_of("resnet18", num_classes=2, in_chans=5).eval()
     assert len(model.shifted) == 8
     assert model(torch.randn(1, 5, 3, 32, 32)).shape == (1, 2)
+
+
+def test_built_in_inference_mode() -> None:
+    with torch.inference_mode():
+        assert len(tsm_of("resnet18", num_classes=2).shifted) == 8

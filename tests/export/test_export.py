@@ -12,7 +12,7 @@ from torch import nn
 
 import ffn
 from ffn.cli.export import main
-from ffn.export import ExportError, formats, register_format
+from ffn.export import ExportError, export_all, formats, register_format
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = "tsm_tiny.motion_f4_8_16"
@@ -211,3 +211,21 @@ def test_a_file_that_fails_on_another_batch_size_is_an_error(
     with pytest.raises(ExportError, match=r"fails on a clip \(1, 3, .*only a batch of 2"):
         ffn.export(flexible, tmp_path / "net.toy", frames=2, size=24)
     assert not list(tmp_path.iterdir())
+
+
+@torch.no_grad()
+def test_a_fused_network_knows_its_frames(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
+    report = ffn.export(ffn.fuse(flexible, 4), tmp_path / "a.onnx", size=32)
+    assert report.clip == (3, 4, 32, 32)
+    with pytest.raises(ValueError, match="frames is missing"):
+        ffn.export(flexible, tmp_path / "b.onnx", size=32)
+
+
+def test_overwrite_replaces_only_folders_of_an_export(
+    flexible: ffn.FrameFlexible, tmp_path: Path
+) -> None:
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "thesis.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="is not a folder of an export"):
+        export_all(flexible, tmp_path / "mine", to="torch", size=32, overwrite=True)
+    assert (tmp_path / "mine" / "thesis.txt").read_text() == "mine"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -72,7 +73,7 @@ def mp4(tmp_path_factory):
 
 @pytest.mark.parametrize(("frames", "active"), [(1, 2), (4, 2), (5, 8), (8, 8), (20, 8)])
 def test_prediction_equals_the_network_on_the_sampled_frames(weights, video, frames, active):
-    prediction = Predictor(weights)(video, frames=frames)
+    prediction = Predictor(weights, precision="fp32")(video, frames=frames)
 
     pixels = decode(video, segment_centre(11, frames))
     clip = EvalTransform(PREPROCESSING)(pixels).permute(1, 0, 2, 3)[None]
@@ -146,7 +147,7 @@ def test_command_prints_labels_and_times(weights, mp4, video, capsys):
 
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 * (1 + 3)
-    assert lines[0].startswith(f"{mp4}: 3 frames, sub-network 2, decode ")
+    assert re.match(rf"{mp4}: 3 frames, sub-network 2, fused, (fp32|bf16), decode ", lines[0])
     best, probability = Predictor(weights)(mp4, frames=3).top(1)[0]
     assert lines[1].split() == [f"{probability:.2%}", best]
 

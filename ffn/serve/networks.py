@@ -1,0 +1,134 @@
+"""The networks that a :class:`ffn.Predictor` runs: one fused network per sub-network."""
+
+from __future__ import annotations
+
+import copy
+import json
+import platform
+import threading
+import time
+from collections import OrderedDict
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from ffn.core import FrameFlexible
+from ffn.export import fuse
+from ffn.files import write_text
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+KEPT = 8  # fused networks in memory; interpolated counts have one each
+
+
+class Networks:
+    """Runs the network for the T of a clip, fused and in the chosen precision.
+
+    Several threads may call it. ``precision="auto"`` is resolved by the first call: on a CPU by
+    a measurement, which a file keeps for later processes; on CUDA, bf16 or else fp16.
+
+    Args:
+        model: in eval mode.
+        precision: "auto", "fp32", "bf16" or "fp16".
+        fused: fold norms and choose operators, see :func:`ffn.fuse`. Otherwise the model itself
+            runs, under autocast for a precision other than fp32.
+        compiled: compile with ``torch.compile``; the first clip of every length takes long.
+        cache: folder of the file with measurements.
+
+    Raises:
+        ValueError: an unknown precision.
+    """
+
+    def __init__(
+        self, model: nn.Module, *, precision: str, fused: bool, compiled: bool, cache: Path
+    ) -> None:
+        if precision not in ("auto", *PRECISIONS):
+            allowed = ", ".join(["auto", *PRECISIONS])
+            raise ValueError(f'precision is "{precision}"; allowed: {allowed}')
+        self.precision, self.fused, self.compiled = precision, fused, compiled
+        self._model, self._cache = model, cache
+        self._networks: OrderedDict[int, nn.Module] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __call__(self, clip: Tensor) -> Tensor:
+        """Logits (B, K) in fp32 of clips (B, C, T, H, W)."""
+        network = self._network(clip)
+        dtype = PRECISIONS[self.precision]
+        if self.fused:
+            return network(clip.to(dtype)).float()
+        with torch.autocast(clip.device.type, dtype=dtype, enabled=self.precision != "fp32"):
+            return network(clip).float()
+
+    def __str__(self) -> str:
+        words = ["fused"] * self.fused + [self.precision] + ["compiled"] * self.compiled
+        return ", ".join(words)
+
+    def select(self, frames: int) -> int | None:
+        """The count of the sub-network for a number of frames; None for a plain network."""
+        return self._model.select(frames) if isinstance(self._model, FrameFlexible) else None
+
+    def _network(self, clip: Tensor) -> nn.Module:
+        """The network for a clip; built by the first thread that needs it."""
+        frames = clip.shape[2]
+        count = self.select(frames) or 0
+        with self._lock:
+            if count not in self._networks:
+                self._networks[count] = self._build(frames, clip)
+            self._networks.move_to_end(count)
+            while len(self._networks) > KEPT:
+                self._networks.popitem(last=False)
+            return self._networks[count]
+
+    def _build(self, frames: int, clip: Tensor) -> nn.Module:
+        # Inference tensors, made under torch.inference_mode, could not be used outside of it.
+        with torch.inference_mode(False), torch.no_grad():
+            clip = clip.clone()
+            network = fuse(self._model, frames, example=clip) if self.fused else self._model
+            if self.precision == "auto":
+                self.precision = self._best_precision(network, clip)
+            if self.fused:
+                network = network.to(PRECISIONS[self.precision])
+        return torch.compile(network) if self.compiled else network
+
+    def _best_precision(self, network: nn.Module, clip: Tensor) -> str:
+        if clip.device.type == "cuda":
+            return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
+        if clip.device.type != "cpu" or not self.fused:
+            return "fp32"
+        path = self._cache / "precision.json"
+        shape = "x".join(map(str, clip.shape))
+        machine = f"{platform.node()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        key = f"{type(network).__name__} of {_size(network)} parameters, {shape}, {machine}"
+        known = _read(path)
+        if key not in known:
+            known[key] = "bf16" if _is_faster_in_bf16(network, clip) else "fp32"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_text(path, json.dumps(known, indent=1) + "\n")
+        return known[key]
+
+
+def _is_faster_in_bf16(network: nn.Module, clip: Tensor) -> bool:
+    """Whether three forward passes each show that bf16 takes less than 0.9 of the time."""
+    half = copy.deepcopy(network).bfloat16()
+    seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
+    for number in range(4):  # alternately; the first pass warms up
+        for name, run, x in (("fp32", network, clip), ("bf16", half, clip.bfloat16())):
+            start = time.perf_counter()
+            run(x)
+            if number:
+                seconds[name].append(time.perf_counter() - start)
+    return min(seconds["bf16"]) < 0.9 * min(seconds["fp32"])
+
+
+def _size(network: nn.Module) -> int:
+    return sum(p.numel() for p in network.parameters())
+
+
+def _read(path: Path) -> dict[str, str]:
+    """The measurements of a file; none if it does not exist or is damaged."""
+    try:
+        known = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    values = known.items() if isinstance(known, dict) else ()
+    return {key: value for key, value in values if value in PRECISIONS}

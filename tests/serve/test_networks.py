@@ -1,0 +1,118 @@
+"""The networks behind a predictor: which runs, in which precision, for several threads."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+import ffn
+from ffn.serve import networks
+from ffn.serve.networks import Networks
+
+
+@pytest.fixture(scope="module")
+def model() -> ffn.FrameFlexible:
+    torch.manual_seed(0)
+    flexible = ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (2, 8), interpolate=True)
+    with torch.no_grad():
+        for parameter in flexible.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return flexible.eval()
+
+
+def make(model, folder, **options) -> Networks:
+    return Networks(
+        model, **{"precision": "fp32", "fused": True, "compiled": False, "cache": folder} | options
+    )
+
+
+@torch.inference_mode()
+def test_every_count_has_its_own_fused_network(model, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(networks, "KEPT", 4)
+    run = make(model, tmp_path)
+    for frames in (*range(1, 13), 1):  # more than are kept in memory
+        clip = torch.randn(2, 3, frames, 32, 32)
+        torch.testing.assert_close(run(clip), model(clip), rtol=1e-4, atol=1e-5)
+        assert run.select(frames) == model.select(frames)
+    assert len(run._networks) == 4
+    assert str(run) == "fused, fp32"
+    assert list(tmp_path.iterdir()) == []
+
+
+@torch.inference_mode()
+def test_half_precision_is_close_and_not_equal(model, tmp_path) -> None:
+    clip = torch.randn(1, 3, 8, 32, 32)
+    expected = model(clip)
+    for fused in (True, False):
+        logits = make(model, tmp_path, precision="bf16", fused=fused)(clip)
+        assert logits.dtype == torch.float32
+        difference = (logits - expected).abs().max() / expected.abs().max()
+        assert 1e-5 < difference < 0.05
+
+
+@pytest.mark.parametrize("faster", [True, False])
+@torch.inference_mode()
+def test_auto_measures_once_and_keeps_the_result(model, tmp_path, monkeypatch, faster) -> None:
+    calls = []
+    monkeypatch.setattr(networks, "_is_faster_in_bf16", lambda *_: calls.append(1) or faster)
+    chosen = "bf16" if faster else "fp32"
+    for _ in range(2):
+        run = make(model, tmp_path / "home", precision="auto")
+        assert str(run) == "fused, auto"
+        run(torch.randn(1, 3, 8, 32, 32))
+        run(torch.randn(1, 3, 2, 32, 32))
+        assert str(run) == f"fused, {chosen}"
+    assert len(calls) == 1
+    path = tmp_path / "home" / "precision.json"
+    (key,) = known = json.loads(path.read_text())
+    assert "1x3x8x32x32" in key
+    assert known[key] == chosen
+
+    path.write_text("damaged")
+    make(model, tmp_path / "home", precision="auto")(torch.randn(1, 3, 8, 32, 32))
+    assert len(calls) == 2
+
+
+@torch.inference_mode()
+def test_the_measurement_compares_both(model) -> None:
+    """The slower of two networks never wins: bf16 against fp32 that waits, and the reverse."""
+
+    class Waits(torch.nn.Module):
+        def __init__(self, dtype) -> None:
+            super().__init__()
+            self.dtype = dtype
+
+        def forward(self, clip):
+            return torch.linalg.svd(torch.rand(150, 150)) if clip.dtype == self.dtype else clip
+
+    clip = torch.zeros(1, 3, 2, 4, 4)
+    assert networks._is_faster_in_bf16(Waits(torch.float32), clip)
+    assert not networks._is_faster_in_bf16(Waits(torch.bfloat16), clip)
+
+
+def test_threads_build_one_network_per_count(model, tmp_path, monkeypatch) -> None:
+    built = []
+    fuse = networks.fuse
+    monkeypatch.setattr(networks, "fuse", lambda *a, **k: built.append(a[1]) or fuse(*a, **k))
+    run = make(model, tmp_path)
+    clips = [torch.randn(1, 3, 1 + i % 3, 32, 32) for i in range(24)]
+    with torch.inference_mode():
+        expected = [model(clip) for clip in clips]
+
+    def answer(clip):
+        with torch.inference_mode():
+            return run(clip)
+
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(answer, clips))
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+    assert sorted(built) == [1, 3]  # 1 and 2 frames have one sub-network, 3 is interpolated
+
+
+def test_an_unknown_precision_is_an_error(model, tmp_path) -> None:
+    with pytest.raises(ValueError, match=r'precision is "int4"; allowed: auto, fp32, bf16, fp16'):
+        make(model, tmp_path, precision="int4")
