@@ -1,11 +1,13 @@
-"""Benchmark of inference: frame-flexible network, extracted sub-network, plain network."""
+"""Benchmark of inference: the network as trained, fused, in half precision, compiled, in ONNX."""
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ffn.benchmarks.timing import (
     Comparison,
@@ -16,11 +18,11 @@ from ffn.benchmarks.timing import (
     peak_memory,
     tensor_bytes,
 )
-from ffn.core import convert, extract
-from ffn.evaluation import inference
+from ffn.core import convert
+from ffn.export import Calibration, export, fuse
 from ffn.zoo import create_model
 
-PAIRS = (("flexible", "extracted"), ("flexible", "plain"), ("extracted", "plain"))
+UNFUSED = "as trained"
 
 
 def compare_inference(
@@ -31,47 +33,82 @@ def compare_inference(
     batch_size: int,
     size: int,
     num_classes: int,
-    precision: str,
+    compiled: bool,
+    onnx: bool,
     rounds: int,
     device: torch.device,
 ) -> list[Comparison]:
-    """Compare the forward passes of three networks at each frame count.
+    """Compare the forward passes of a frame-flexible network in several forms.
 
     Args:
-        model: name of a model.
+        model: name of a model; its weights are random.
         trained_frames: sub-networks of the frame-flexible network.
         frames: frame counts of the clips; one comparison each.
         batch_size: clips per forward pass.
         size: height and width of the clips, pixels.
         num_classes: K.
-        precision: "fp32", "bf16" or "fp16".
-        rounds: timed forward passes of each network.
+        compiled: also the fused bf16 network compiled by ``torch.compile``.
+        onnx: also files for ONNX Runtime, in fp32 and int8; on a CPU.
+        rounds: timed forward passes of each form.
         device: CPU or CUDA.
     """
     plain = create_model(model, num_classes=num_classes).to(device).eval()
     flexible = convert(plain, trained_frames)
     comparisons = []
     for count in sorted(set(frames)):
-        active = flexible.select(count)
         clip = torch.randn(batch_size, 3, count, size, size, device=device)  # (B, C, T, H, W)
-        models = {"flexible": flexible, "extracted": extract(flexible, active), "plain": plain}
-        calls: dict[str, Callable[[], Tensor]] = {
-            name: lambda network=network, clip=clip: network(clip)
-            for name, network in models.items()
+        networks = _networks(plain, flexible, clip, compiled)
+        calls: dict[str, Callable[[], object]] = {
+            name: lambda network=network, x=x: network(x) for name, (network, x) in networks.items()
         }
-        with inference(device, precision):
+        with torch.inference_mode():
+            peaks = {
+                name: model_bytes(network) + tensor_bytes([x]) + peak_memory(calls[name], device)
+                for name, (network, x) in networks.items()
+            }
+            if onnx:
+                calls |= _onnx_calls(flexible, clip)
             seconds = interleave(calls, rounds=rounds, device=device)
-            peaks = {name: peak_memory(call, device) for name, call in calls.items()}
-        variants = [
-            Variant(
-                name,
-                batch_size,
-                seconds[name],
-                model_bytes(network) + tensor_bytes([clip]) + peaks[name],
-            )
-            for name, network in models.items()
-        ]
-        title = f"{model}, {count} frames on sub-network {active}, "
+        variants = [Variant(name, batch_size, seconds[name], peaks.get(name)) for name in calls]
+        title = f"{model}, {count} frames on sub-network {flexible.select(count)}, "
         title += f"batches of {batch_size} at {size} px"
-        comparisons.append(compare(title, variants, PAIRS))
+        pairs = [(name, UNFUSED) for name in calls if name != UNFUSED]
+        pairs += [("fused", "plain, fused")]
+        comparisons.append(compare(title, variants, pairs))
     return comparisons
+
+
+def _networks(
+    plain: nn.Module, flexible: nn.Module, clip: Tensor, compiled: bool
+) -> dict[str, tuple[nn.Module, Tensor]]:
+    """The forms that run in torch, each with its input."""
+    fused = fuse(flexible, clip.shape[2], example=clip)
+    half = fuse(flexible, clip.shape[2], example=clip).bfloat16()
+    networks = {
+        UNFUSED: (flexible, clip),
+        "plain": (plain, clip),
+        "fused": (fused, clip),
+        "plain, fused": (fuse(plain, example=clip), clip),
+        "fused, bf16": (half, clip.bfloat16()),
+    }
+    if compiled:
+        networks["fused, bf16, compiled"] = (torch.compile(half), clip.bfloat16())
+    return networks
+
+
+def _onnx_calls(flexible: nn.Module, clip: Tensor) -> dict[str, Callable[[], object]]:
+    """ONNX Runtime in fp32 and int8; calibrated with random clips, which the time ignores."""
+    from ffn.export.formats import require
+    from ffn.export.onnx_format import open_session
+
+    frames, size = clip.shape[2], clip.shape[-1]
+    one = clip[:1].clone()
+    calibration = Calibration([one], [(one, 0)], max_difference=float("inf"))
+    calls: dict[str, Callable[[], object]] = {}
+    with tempfile.TemporaryDirectory() as folder, torch.inference_mode(False):
+        for name, given in (("ONNX Runtime", None), ("ONNX Runtime, int8", calibration)):
+            path = Path(folder) / f"{len(calls)}.onnx"
+            export(flexible, path, frames=frames, size=size, calibration=given)
+            session = open_session(require("onnx").load(path))
+            calls[name] = lambda session=session: session(clip)
+    return calls

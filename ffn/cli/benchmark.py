@@ -38,8 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             device = _find_device(given.device)
             given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
-            measured = describe_run(device)
-            measured |= {"precision": given.precision, "memory": MEMORY[device.type]}
+            measured = describe_run(device) | {"memory": MEMORY[device.type]}
+            if given.benchmark == "train":
+                measured |= {"precision": given.precision}
         comparisons = given.measure(given, device)
         print_comparisons(comparisons, items=given.items, measured=measured)
         if given.output:
@@ -84,17 +85,25 @@ def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
 def _infer(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
     from ffn.benchmarks.inference import compare_inference
 
-    return compare_inference(
-        given.model,
-        given.trained_frames,
-        frames=given.frames or given.trained_frames,
-        batch_size=given.batch_size,
-        size=given.size,
-        num_classes=given.num_classes,
-        precision=given.precision,
-        rounds=given.rounds,
-        device=device,
-    )
+    if given.onnx and device.type != "cpu":
+        raise ValueError("--onnx runs on a CPU; add --device cpu")
+    return [
+        comparison
+        for model in given.model
+        for batch_size in given.batch_size
+        for comparison in compare_inference(
+            model,
+            given.trained_frames,
+            frames=given.frames or given.trained_frames,
+            batch_size=batch_size,
+            size=given.size,
+            num_classes=given.num_classes,
+            compiled=given.compile,
+            onnx=given.onnx,
+            rounds=given.rounds,
+            device=device,
+        )
+    ]
 
 
 def _data(given: argparse.Namespace, _: torch.device) -> list[Comparison]:
@@ -145,8 +154,8 @@ def _parser() -> argparse.ArgumentParser:
 
     steps = "training steps: all views together, in sequence, with activation checkpointing; plain"
     train = add("train", _train, "videos", f"{steps} training")
-    passes = "forward passes: the frame-flexible network, its extracted sub-network, a plain"
-    infer = add("infer", _infer, "clips", f"{passes} network")
+    passes = "forward passes: the frame-flexible network as trained, fused, in bf16, compiled, in"
+    infer = add("infer", _infer, "clips", f"{passes} ONNX Runtime")
     samples = "training samples: one decode for all views or one per view, video formats, data"
     data = add("data", _data, "samples", f"{samples} loader workers")
 
@@ -169,16 +178,22 @@ def _parser() -> argparse.ArgumentParser:
 def _add_network_options(train: argparse.ArgumentParser, infer: argparse.ArgumentParser) -> None:
     text = "videos per step; default: 8 on a GPU, 2 on a CPU"
     _integer(train, "--batch-size", None, text, metavar="B")
-    _integer(infer, "--batch-size", 1, "clips per forward pass", metavar="B")
+    text = "clips per forward pass, each measured"
+    _integer(infer, "--batch-size", [1], text, nargs="+", metavar="B")
+    train.add_argument("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
+    text = "names of models, each measured; default: tsm_r50"
+    infer.add_argument("--model", nargs="+", default=["tsm_r50"], metavar="MODEL", help=text)
     for command in (train, infer):
         option = command.add_argument
-        option("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
         _integer(command, "--num-classes", 174, "number of classes", metavar="K")
         _integer(command, "--size", 224, "height and width of the frames", metavar="PX")
-        precisions = ["fp32", "bf16", "fp16"]
-        option("--precision", default="fp32", choices=precisions, help="default: fp32")
         option("--device", help="cpu, cuda, cuda:1, ...; default: cuda if available, else cpu")
-    train.add_argument("--compile", action="store_true", help="also measure torch.compile")
+        option("--compile", action="store_true", help="also measure torch.compile")
+    precisions = ["fp32", "bf16", "fp16"]
+    train.add_argument("--precision", default="fp32", choices=precisions, help="default: fp32")
+    infer.add_argument(
+        "--onnx", action="store_true", help="also measure ONNX Runtime, fp32 and int8"
+    )
 
 
 def _add_data_options(data: argparse.ArgumentParser) -> None:

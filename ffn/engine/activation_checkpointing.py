@@ -8,6 +8,7 @@ once. Not supported: selecting blocks, and offloading their inputs.
 
 from __future__ import annotations
 
+import copy
 import functools
 import threading
 from collections.abc import Iterator
@@ -149,9 +150,9 @@ class _ForwardState:
         self._set_state(self.current)
 
     def _state(self) -> list[dict[str, Any]]:
-        return [dict(vars(value)) for value in self.local]
+        return [copy.deepcopy(vars(value)) for value in self.local]
 
     def _set_state(self, state: list[dict[str, Any]]) -> None:
         for value, attributes in zip(self.local, state, strict=True):
             vars(value).clear()
-            vars(value).update(attributes)
+            vars(value).update(copy.deepcopy(attributes))

@@ -35,7 +35,7 @@ def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
     torch.backends.mha.set_fastpath_enabled(False)  # the counter skips fused attention
     try:
         counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
-        with evaluating(model), torch.inference_mode(), counter:
+        with evaluating(model), torch.no_grad(), counter:
             model(clip)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)

@@ -96,25 +96,29 @@ def test_compiled_training_is_compared(tmp_path: Path) -> None:
     ]
 
 
-def test_inference_compares_flexible_extracted_and_plain_at_each_frame_count(
-    tmp_path: Path,
-) -> None:
-    arguments = ["infer", *TINY, "--size", "32", "--rounds", "2", "--precision", "bf16"]
-    arguments += ["--trained-frames", "2", "8", "--frames", "6", "3"]
+def test_inference_compares_all_forms_at_each_frame_count_and_batch_size(tmp_path: Path) -> None:
+    arguments = ["infer", *TINY, "--size", "32", "--rounds", "2", "--batch-size", "1", "2"]
+    arguments += ["--trained-frames", "2", "8", "--frames", "6", "3", "--onnx"]
 
     written = measure(tmp_path / "infer.json", *arguments)
 
-    assert [c["title"].split(", ")[1] for c in written["comparisons"]] == [
-        "3 frames on sub-network 2",
-        "6 frames on sub-network 8",
+    assert [c["title"].split(", ", 1)[1] for c in written["comparisons"]] == [
+        f"{frames} frames on sub-network {count}, batches of {batch} at 32 px"
+        for batch in (1, 2)
+        for frames, count in ((3, 2), (6, 8))
     ]
+    torch_forms = ["plain", "fused", "plain, fused", "fused, bf16"]
+    forms = [*torch_forms, "ONNX Runtime", "ONNX Runtime, int8"]
     for comparison in written["comparisons"]:
-        assert names(comparison) == ["flexible", "extracted", "plain"]
-        assert peaks(comparison)["flexible"] > peaks(comparison)["extracted"]  # other counts' norms
+        assert names(comparison) == ["as trained", *forms]
+        peak = peaks(comparison)
+        assert peak["as trained"] > peak["fused"]  # norms, and those of other counts
+        assert peak["fused"] == pytest.approx(peak["plain, fused"], rel=0.01)
+        assert peak["fused, bf16"] < 0.7 * peak["fused"]
+        assert peak["ONNX Runtime"] is None
         assert [(r["name"], r["over"]) for r in comparison["ratios"]] == [
-            ("flexible", "extracted"),
-            ("flexible", "plain"),
-            ("extracted", "plain"),
+            *((form, "as trained") for form in forms),
+            ("fused", "plain, fused"),
         ]
 
 

@@ -87,7 +87,7 @@ def check_training(ranks: Ranks, views: str, dtype: torch.dtype) -> None:
     changed = 0
     for key, value in expected["state"].items():
         torch.testing.assert_close(
-            found[0]["state"][key], value, rtol=10 * tolerance, atol=10 * tolerance
+            found[0]["state"][key], value, rtol=20 * tolerance, atol=20 * tolerance
         )
         changed += "running_mean" in key and bool(value.abs().max() > 0)
     assert changed == 3 * 14  # tsm_tiny has 14 norms
