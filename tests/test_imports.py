@@ -19,7 +19,7 @@ ROOMS = {
     "core": set(),
     "data": set(),
     "datasets": {"data"},
-    "evaluation": {"core", "data"},
+    "evaluation": {"core", "data", "export"},
     "zoo": {"backbones", "core"},
     "export": {"core"},
     "engine": {"core", "data", "evaluation", "zoo"},

@@ -94,6 +94,7 @@ def _sweep(
             name="shuffled/" * given.shuffle_frames + name,
             trained_frames=_trained_frames(record.config),
             precision=given.precision,
+            fused=not given.no_fuse,
             latency=not given.no_latency,
             keep_logits=given.save_predictions or given.ensemble,
             batch_size=batch_size,
@@ -171,6 +172,9 @@ def _parser() -> argparse.ArgumentParser:
         default="fp32",
         choices=["fp32", "bf16", "fp16"],
         help="precision of the forward pass; default: fp32",
+    )
+    parser.add_argument(
+        "--no-fuse", action="store_true", help="run the network as it was trained, not fused"
     )
     _add_output(parser)
     return parser

@@ -12,7 +12,7 @@ from ffn.evaluation.cost import (
     measure_latency,
 )
 from ffn.evaluation.ensemble import check_members, ensemble
-from ffn.evaluation.eval_mode import evaluating, inference
+from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import accuracy, label_ranks
 from ffn.evaluation.plots import save_figure
 from ffn.evaluation.report import (
@@ -37,7 +37,6 @@ __all__ = [
     "ensemble",
     "evaluate",
     "evaluating",
-    "inference",
     "label_ranks",
     "load_predictions",
     "load_table",

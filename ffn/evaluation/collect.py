@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import ChainMap
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ffn.data import Normalise
-from ffn.evaluation.eval_mode import evaluating, inference
+from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import NOT_FINITE, UNREADABLE, label_ranks
 
 
@@ -52,7 +52,7 @@ class _Shard:
 def collect(
     model: nn.Module,
     loader: DataLoader,
-    precision: str,
+    run: Callable[[Tensor], Tensor],
     batch_size: int | None,
     *,
     keep_logits: bool,
@@ -60,10 +60,12 @@ def collect(
 ) -> Outputs:
     """Run a model over the shard of this process and gather the results of all processes.
 
+    ``run`` computes the logits of the model.
+
     Arguments and errors are those of :func:`ffn.evaluation.evaluate`. ``keep_logits`` also gathers
     the logits on rank 0.
     """
-    own = _run(model, loader, precision, batch_size, keep_logits, progress and is_first())
+    own = _run(model, loader, run, batch_size, keep_logits, progress and is_first())
     shards = gather((merge(own.columns), own.shapes, own.errors))
     merged = merge([columns for columns, _, _ in shards])
     if not merged:
@@ -89,7 +91,7 @@ def collect(
 def _run(
     model: nn.Module,
     loader: DataLoader,
-    precision: str,
+    run: Callable[[Tensor], Tensor],
     batch_size: int | None,
     keep_logits: bool,
     progress: bool,
@@ -99,7 +101,7 @@ def _run(
     normalise = Normalise(loader.dataset.preprocessing)
     shard = _Shard()
     bar = track(loader, "testing", total=len(loader), transient=True, disable=not progress)
-    with evaluating(model), inference(device, precision):
+    with evaluating(model), torch.inference_mode():
         for batch in bar:
             columns = {key: batch[key] for key in ("index", "label", "ok")}
             shard.errors |= zip(
@@ -114,7 +116,7 @@ def _run(
                     normalise(part.to(device, non_blocking=True))
                     for part in clip.split(batch_size or loader.batch_size or len(clip))
                 )
-                logits = video_logits(model, parts, videos=len(label))
+                logits = video_logits(run, parts, videos=len(label))
                 ranks = label_ranks(logits, label).cpu()
                 columns[f"rank/{frames}"] = ranks.where(batch["ok"], UNREADABLE)
                 if keep_logits:
@@ -125,21 +127,21 @@ def _run(
     return shard
 
 
-def video_logits(model: nn.Module, clips: Iterable[Tensor], videos: int) -> Tensor:
+def video_logits(run: Callable[[Tensor], Tensor], clips: Iterable[Tensor], videos: int) -> Tensor:
     """Run a network over the views of several videos and average the views of each video.
 
     The probabilities (softmax) are averaged, as in SlowFast and UniFormer; the test of TSM averages
     logits.
 
     Args:
-        model: takes clips (n, C, T, H, W), returns logits (n, K).
+        run: takes clips (n, C, T, H, W), returns logits (n, K).
         clips: the views of all videos in parts, those of the first video first.
         videos: B; all have the same number of views.
 
     Returns:
         (B, K) float32: the logits for one view, the logarithm of the mean probability for several.
     """
-    logits = torch.cat([model(part).float() for part in clips])  # (B * V, K)
+    logits = torch.cat([run(part).float() for part in clips])  # (B * V, K)
     views = len(logits) // videos
     if views == 1:
         return logits

@@ -7,6 +7,7 @@ import os
 import platform
 import statistics
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
 from ffn.core import PrivateModules
-from ffn.evaluation.eval_mode import evaluating, inference
+from ffn.evaluation.eval_mode import evaluating
 
 
 def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
@@ -62,34 +63,34 @@ def count_parameters(model: nn.Module, active: int | None = None) -> int:
 
 
 def measure_latency(
-    model: nn.Module,
+    run: Callable[[Tensor], Tensor],
     clip: Tensor,
     *,
+    model: nn.Module | None = None,
     repeats: int = 20,
     warmup: int = 3,
     seconds: float = 3.0,
-    precision: str = "fp32",
 ) -> float:
     """Measure the median time of a forward pass in eval mode, in milliseconds.
 
     The device is synchronised around each pass: the result is latency, not throughput.
 
     Args:
-        model: on the device of the clip.
+        run: a network, or a function that runs it, on the device of the clip.
         clip: (B, C, T, H, W), usually B = 1.
+        model: the network that ``run`` runs, for eval mode; default: ``run`` itself.
         repeats: maximum number of timed passes.
         warmup: passes before the timed ones.
         seconds: time limit; at least three passes are timed.
-        precision: "fp32", "bf16" or "fp16".
     """
     times: list[float] = []
-    with evaluating(model), inference(clip.device, precision):
+    with evaluating(run if model is None else model), torch.inference_mode():
         for _ in range(warmup):
-            model(clip)
+            run(clip)
         while len(times) < repeats and (len(times) < 3 or sum(times) < seconds):
             _synchronise(clip.device)
             start = time.perf_counter()
-            model(clip)
+            run(clip)
             _synchronise(clip.device)
             times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)

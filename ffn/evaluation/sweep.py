@@ -26,6 +26,7 @@ from ffn.evaluation.cost import (
 )
 from ffn.evaluation.metrics import accuracy
 from ffn.evaluation.results import Predictions, Row, Sweep
+from ffn.export import Networks
 
 
 def evaluate(
@@ -61,7 +62,8 @@ def evaluate(
         RuntimeError: the loader does not cover all videos of the data set.
         ValueError: the data set is empty, or a label is not a class of the model.
     """
-    outputs = collect(model, loader, precision, batch_size, keep_logits=False, progress=progress)
+    run = Networks(model, precision=precision, fused=False)
+    outputs = collect(model, loader, run, batch_size, keep_logits=False, progress=progress)
     return {
         frames: {**accuracy(ranks, outputs.label), "failed": len(outputs.errors)}
         for frames, ranks in outputs.ranks.items()
@@ -75,6 +77,7 @@ def sweep(
     name: str = "model",
     trained_frames: Iterable[int] | None = None,
     precision: str = "fp32",
+    fused: bool = False,
     latency: bool = True,
     keep_logits: bool = False,
     batch_size: int | None = None,
@@ -92,6 +95,7 @@ def sweep(
         trained_frames: frame counts that a plain network was trained at, or their ranges, for the
             figure; a frame-flexible network has its own.
         precision: "fp32", "bf16" or "fp16".
+        fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
         latency: also measure the latency of one clip.
         keep_logits: keep all logits on rank 0, for :func:`save_predictions`.
         batch_size: see :func:`evaluate`.
@@ -105,12 +109,12 @@ def sweep(
     if trained_frames is not None:
         ranges = frame_ranges(trained_frames).values()
         trained_frames = tuple(n for low, high in ranges for n in range(low, high + 1))
-    outputs = collect(
-        model, loader, precision, batch_size, keep_logits=keep_logits, progress=progress
-    )
+    run = Networks(model, precision=precision, fused=fused)
+    outputs = collect(model, loader, run, batch_size, keep_logits=keep_logits, progress=progress)
     cost = None
     if is_first():
-        cost = _rows(model, outputs, precision, latency), _measured(model, precision)
+        measured = _measured(model, precision) | {"fused": fused}
+        cost = _rows(model, outputs, run if latency else None), measured
     rows, measured = gather(cost)[0]
 
     predictions = None
@@ -130,8 +134,8 @@ def sweep(
     )
 
 
-def _rows(model: nn.Module, outputs: Outputs, precision: str, latency: bool) -> tuple[Row, ...]:
-    """Accuracy and cost per frame count."""
+def _rows(model: nn.Module, outputs: Outputs, run: Networks | None) -> tuple[Row, ...]:
+    """Accuracy and cost per frame count; the latency is that of ``run``."""
     device, rows = next(model.parameters()).device, []
     for frames, ranks in outputs.ranks.items():
         subnet = model.select(frames) if isinstance(model, FrameFlexible) else None
@@ -142,7 +146,7 @@ def _rows(model: nn.Module, outputs: Outputs, precision: str, latency: bool) -> 
             **accuracy(ranks, outputs.label),
             gmacs=sum(count_macs(model, clip).values()) / 1e9,
             params=count_parameters(model, subnet),
-            latency_ms=measure_latency(model, clip, precision=precision) if latency else None,
+            latency_ms=None if run is None else measure_latency(run, clip, model=model),
             videos=len(ranks),
             failed=len(outputs.errors),
         )

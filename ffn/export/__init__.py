@@ -6,6 +6,7 @@ from ffn.export.folder import FolderReport, export_all
 from ffn.export.formats import ExportError, register_format
 from ffn.export.fuse import FuseError, FusionReport, fuse
 from ffn.export.int8 import Calibration, Int8Report
+from ffn.export.networks import Networks
 
 __all__ = [
     "Calibration",
@@ -15,6 +16,7 @@ __all__ = [
     "FuseError",
     "FusionReport",
     "Int8Report",
+    "Networks",
     "export",
     "export_all",
     "fuse",

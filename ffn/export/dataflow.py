@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from contextlib import contextmanager
@@ -18,8 +19,17 @@ _METADATA = {"dim", "element_size", "is_contiguous", "numel", "size", "stride", 
 
 
 @dataclass(eq=False)
+class Value:
+    """A tensor that a call computed; the tensor itself is not kept. One tensor, one object."""
+
+    ndim: int
+
+
+@dataclass(eq=False)
 class Call:
     """One call of a torch function, or of a module that is recorded as a whole.
+
+    Parameters and buffers of the network are tensors, all other tensors are a :class:`Value`.
 
     Attributes:
         name: of the function, or of the class of the module.
@@ -37,26 +47,23 @@ class Call:
 
 
 class Dataflow:
-    """The calls of one forward pass.
-
-    A tensor is identified by its object, which the calls keep alive.
-    """
+    """The calls of one forward pass."""
 
     def __init__(self, calls: list[Call]) -> None:
         self.calls = calls
         self._readers: dict[int, list[Call]] = defaultdict(list)
         self._producer: dict[int, Call] = {}
         for call in calls:
-            for tensor in {id(t): t for t in _tensors((call.args, call.kwargs))}.values():
-                self._readers[id(tensor)].append(call)
-            for tensor in _tensors(call.output):
-                self._producer.setdefault(id(tensor), call)
+            for key in dict.fromkeys(map(id, _values((call.args, call.kwargs)))):
+                self._readers[key].append(call)
+            for value in _values(call.output):
+                self._producer.setdefault(id(value), call)
 
-    def readers(self, tensor: Tensor) -> list[Call]:
+    def readers(self, tensor: Tensor | Value) -> list[Call]:
         """The calls that have a tensor among their arguments, in the order in which they ran."""
         return self._readers[id(tensor)]
 
-    def producer(self, tensor: Tensor) -> Call | None:
+    def producer(self, tensor: Tensor | Value) -> Call | None:
         """The call that returned a tensor; None for inputs and parameters."""
         return self._producer.get(id(tensor))
 
@@ -66,27 +73,44 @@ def record(network: nn.Module, clip: Tensor, whole: type[nn.Module]) -> Dataflow
 
     Modules of the type ``whole`` are one call each. The last call, "return", reads the output.
     """
-    recorder = _Recorder()
+    recorder = _Recorder(network)
     with torch.no_grad(), _as_one_call(network, whole, recorder), recorder:
         output = network(clip)
-    recorder.calls.append(Call("return", None, (output,), {}))
+    recorder.append("return", None, (output,), {}, None)
     return Dataflow(recorder.calls)
 
 
 class _Recorder(TorchFunctionMode):
-    def __init__(self) -> None:
+    def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.calls: list[Call] = []
         self.inside_whole = False
+        self.state = {id(t) for t in (*network.parameters(), *network.buffers())}
+        self.seen: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
+
+    def append(
+        self, name: str, target: object, args: tuple, kwargs: dict[str, Any], output: object
+    ) -> None:
+        args, kwargs, output = pytree.tree_map(self._value, (args, kwargs, output))
+        self.calls.append(Call(name, target, args, kwargs, output))
+
+    def _value(self, x: object) -> object:
+        if not isinstance(x, Tensor) or id(x) in self.state:
+            return x
+        tensor, value = self.seen.get(id(x), (None, None))
+        if tensor is None or tensor() is not x:  # an id may have belonged to another tensor
+            value = Value(x.ndim)
+            self.seen[id(x)] = weakref.ref(x), value
+        return value
 
     def __torch_function__(
         self, function: Callable, types: object, args: tuple = (), kwargs: dict | None = None
     ) -> Any:
         output = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
-        is_metadata = name in _METADATA or (name == "__get__" and not _tensors(output))
+        is_metadata = name in _METADATA or (name == "__get__" and not isinstance(output, Tensor))
         if not self.inside_whole and not is_metadata:
-            self.calls.append(Call(name, function, args, kwargs or {}, output))
+            self.append(name, function, args, kwargs or {}, output)
         return output
 
 
@@ -97,7 +121,7 @@ def _as_one_call(network: nn.Module, whole: type[nn.Module], recorder: _Recorder
 
     def after(module: nn.Module, args: tuple, output: Any) -> None:
         recorder.inside_whole = False
-        recorder.calls.append(Call(type(module).__name__, module, args, {}, output))
+        recorder.append(type(module).__name__, module, args, {}, output)
 
     modules = [module for module in network.modules() if isinstance(module, whole)]
     handles = [m.register_forward_pre_hook(before) for m in modules]
@@ -109,5 +133,5 @@ def _as_one_call(network: nn.Module, whole: type[nn.Module], recorder: _Recorder
             handle.remove()
 
 
-def _tensors(tree: object) -> list[Tensor]:
-    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, Tensor)]
+def _values(tree: object) -> list[Tensor | Value]:
+    return [leaf for leaf in pytree.tree_leaves(tree) if isinstance(leaf, (Tensor, Value))]

@@ -108,7 +108,7 @@ def fuse(
         raise FuseError(
             f"the fused {type(network).__name__} differs by up to {difference:.1e} from the "
             f"original, where the largest output is {largest:.3g} and {TOLERANCE:g} of it is "
-            "accepted; use ffn.extract instead"
+            "accepted; run it unfused: ffn.extract, or --no-fuse"
         )
     network.fusion = FusionReport(frames, folder.folded, folder.kept(), difference, largest)
     if hasattr(model, "record"):  # of ffn.load, for ffn.export

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ffn.data import EvalTransform, Normalise, Preprocessing, open_video, sample_views
-from ffn.serve.networks import Networks
+from ffn.export import Networks
 from ffn.zoo import home, load_with_record
 
 

@@ -139,11 +139,6 @@ def test_measuring_restores_the_model() -> None:
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
 
 
-def test_unknown_precision_is_an_error() -> None:
-    with pytest.raises(ValueError, match='"half"; allowed: fp32, bf16, fp16'):
-        measure_latency(plain(), torch.zeros(1, 3, 2, 8, 8), precision="half")
-
-
 @pytest.mark.parametrize(("threads", "named"), [(1, "1 thread"), (2, "2 threads")])
 def test_a_cpu_is_named_with_its_threads(
     threads: int, named: str, monkeypatch: pytest.MonkeyPatch

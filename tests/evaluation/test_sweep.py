@@ -303,7 +303,7 @@ def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
     assert (rows[3]["subnet"], rows[3]["latency_ms"]) == ("", "")
     assert files[2].read_bytes().startswith(b"\x89PNG")
     written = json.loads(files[1].read_text())["networks"][0]
-    assert set(written["measured"]) == {"date", "device", "precision", "versions"}
+    assert set(written["measured"]) == {"date", "device", "precision", "fused", "versions"}
     assert written["measured"]["versions"]["torch"] == torch.__version__
 
 

@@ -1,4 +1,4 @@
-"""The networks behind a predictor: which runs, in which precision, for several threads."""
+"""One fused network per sub-network: which runs, in which precision, for several threads."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import ffn
-from ffn.serve import networks
-from ffn.serve.networks import Networks
+from ffn.export import Networks, networks
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The networks that a :class:`ffn.Predictor` runs: one fused network per sub-network."""
+"""Run a network at any frame count: one fused network per sub-network, in the best precision."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible
-from ffn.export import fuse
+from ffn.export.fuse import fuse
 from ffn.files import write_text
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -33,14 +33,20 @@ class Networks:
         fused: fold norms and choose operators, see :func:`ffn.fuse`. Otherwise the model itself
             runs, under autocast for a precision other than fp32.
         compiled: compile with ``torch.compile``; the first clip of every length takes long.
-        cache: folder of the file with measurements.
+        cache: folder of the file with measurements; None: every process measures.
 
     Raises:
         ValueError: an unknown precision.
     """
 
     def __init__(
-        self, model: nn.Module, *, precision: str, fused: bool, compiled: bool, cache: Path
+        self,
+        model: nn.Module,
+        *,
+        precision: str = "auto",
+        fused: bool = True,
+        compiled: bool = False,
+        cache: Path | None = None,
     ) -> None:
         if precision not in ("auto", *PRECISIONS):
             allowed = ", ".join(["auto", *PRECISIONS])
@@ -83,7 +89,7 @@ class Networks:
         # Inference tensors, made under torch.inference_mode, could not be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
             clip = clip.clone()
-            network = fuse(self._model, frames, example=clip) if self.fused else self._model
+            network = fuse(self._model, frames, example=clip[:1]) if self.fused else self._model
             if self.precision == "auto":
                 self.precision = self._best_precision(network, clip)
             if self.fused:
@@ -95,13 +101,14 @@ class Networks:
             return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         if clip.device.type != "cpu" or not self.fused:
             return "fp32"
-        path = self._cache / "precision.json"
+        path = self._cache / "precision.json" if self._cache else None
         shape = "x".join(map(str, clip.shape))
         machine = f"{platform.node()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
         key = f"{type(network).__name__} of {_size(network)} parameters, {shape}, {machine}"
-        known = _read(path)
+        known = _read(path) if path else {}
         if key not in known:
             known[key] = "bf16" if _is_faster_in_bf16(network, clip) else "fp32"
+        if path and key not in _read(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_text(path, json.dumps(known, indent=1) + "\n")
         return known[key]
