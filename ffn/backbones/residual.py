@@ -86,7 +86,14 @@ def residual_convs(net: nn.Module) -> dict[str, str]:
     Raises:
         RuntimeError: the network does not run on the meta device.
     """
-    operations = _record(net)
+    rgb = (getattr(net, "pretrained_cfg", None) or {}).get("input_size", (3, 224, 224))
+    first = next((m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d)), rgb[0])
+    try:
+        operations = _record(net, rgb)
+    except RuntimeError:  # it may take images of other channels
+        if first == rgb[0]:
+            raise
+        operations = _record(net, (first, *rgb[1:]))
     blocks = _residuals(operations)
     outer = [b for b in blocks if not any(other.branch >> b.index & 1 for other in blocks)]
     return {operations[c].conv: operations[b.index].module for b in outer for c in b.convs}
@@ -167,14 +174,11 @@ class _Recorder(TorchDispatchMode):
 
 
 @torch.inference_mode(False)  # in inference mode, the operators are others
-def _record(net: nn.Module) -> list[Operation]:
+def _record(net: nn.Module, size: tuple[int, int, int]) -> list[Operation]:
     tensors = [*net.parameters(), *net.buffers()]
     net = copy.deepcopy(net, {id(t): torch.empty_like(t, device="meta") for t in tensors}).eval()
     state = dict([*net.named_parameters(), *net.named_buffers()])
-    config = getattr(net, "pretrained_cfg", None) or {}
-    channels = next((m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d)), 3)
-    size = config.get("input_size", (3, 224, 224))[1:]
-    image = torch.empty(IMAGES, channels, *size, device="meta")
+    image = torch.empty(IMAGES, *size, device="meta")
     recorder = _Recorder(image, state)
     for name, module in net.named_modules():
         enter = functools.partial(recorder.enter, name)

@@ -24,7 +24,7 @@ from ffn.layers import ShiftConv2d
 TABLE = Path(__file__).with_name("timm_networks.txt")
 EXPECTED = dict(line.split(" ", 1) for line in TABLE.read_text().splitlines())
 SHIFTED = [name for name, places in EXPECTED.items() if places[0].isdigit()]
-FRAMES = 3
+FRAMES, SMALL = 3, (128, 128)
 
 
 def described(timm_name: str) -> str:
@@ -46,8 +46,18 @@ def network(timm_name: str) -> tuple[nn.Module, Tensor]:
     for parameter in model.parameters():  # blocks that start as identities
         if parameter.ndim == 1:
             nn.init.uniform_(parameter, 0.5, 1.0)
-    size = model.net.pretrained_cfg["input_size"][1:]
+    size = SMALL if accepts(model, SMALL) else model.net.pretrained_cfg["input_size"][1:]
     return model, torch.randn(1, 3, FRAMES, *size)
+
+
+@torch.no_grad()
+def accepts(model: nn.Module, size: tuple[int, int]) -> bool:
+    """Whether a network takes frames of this size; some take one size only."""
+    try:
+        model(torch.zeros(1, 3, 1, *size))
+    except (RuntimeError, AssertionError, ValueError):
+        return False
+    return True
 
 
 def shifts(model: nn.Module) -> list[ShiftConv2d]:
