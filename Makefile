@@ -4,14 +4,14 @@
 # make lint         ruff: lint and format check
 # make format       ruff: fix and format
 #
-# EPOCHS=50         epochs of each of the two trainings of the quickstart
+# EPOCHS=45         epochs of each of the two trainings of the quickstart
 # TORCH_INDEX=URL   package index for torch and torchvision, as one with CPU builds
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 RUN ?= runs/quickstart
-EPOCHS ?= 50
+EPOCHS ?= 45
 FRAMES ?= 2 4 6 8 10 12 14 16 18 20
 
 BIN := $(VENV)/bin
@@ -39,14 +39,14 @@ quickstart: $(READY)
 	$(TRAIN) configs/quickstart/motion_plain_16.yaml log.output=$(RUN)/plain_16 train.epochs=$(EPOCHS)
 	$(TRAIN) configs/quickstart/motion_any_count.yaml log.output=$(RUN)/any_count train.epochs=$(EPOCHS) \
 		model.weights=$(RUN)/plain_16/last.pt
-	$(BIN)/python tools/test.py configs/quickstart/motion_any_count.yaml --output $(RUN)/test \
+	$(BIN)/python tools/test.py configs/quickstart/motion_any_count.yaml --output $(RUN)/test --overwrite \
 		--weights $(RUN)/any_count/last.pt tsm_tiny.motion_f4_8_16 $(RUN)/plain_16/last.pt --frames $(FRAMES)
 
 test: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m "slow and not gpu"
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
 
 lint: $(READY)
 	$(BIN)/ruff check .

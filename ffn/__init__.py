@@ -18,9 +18,12 @@ from ffn.version import __version__
 _LAZY = {
     "Predictor": "ffn.serve",
     "create_model": "ffn.zoo",
+    "freeze": "ffn.engine.freezing",
     "list_models": "ffn.zoo",
     "list_weights": "ffn.zoo",
     "load": "ffn.zoo",
+    "summary": "ffn.evaluation",
+    "unfreeze": "ffn.engine.freezing",
 }
 
 __all__ = [
@@ -31,11 +34,14 @@ __all__ = [
     "create_model",
     "export",
     "extract",
+    "freeze",
     "fuse",
     "list_models",
     "list_weights",
     "load",
     "nearest",
+    "summary",
+    "unfreeze",
 ]
 
 

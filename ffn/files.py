@@ -1,13 +1,27 @@
-"""Write files atomically: a reader sees the old file or the complete new one."""
+"""Write files atomically, and explain errors of files.
+
+A reader of a file that is written here sees the old file or the complete new one.
+"""
 
 from __future__ import annotations
 
+import csv
 import errno
+import io
 import os
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
+
+_REMEDIES = {
+    errno.ENOSPC: "free space on its disk, or name another folder",
+    errno.EDQUOT: "free space in your quota, or name another folder",
+    errno.EROFS: "name a folder on another file system",
+    errno.EACCES: "change its permissions, or name another path",
+    errno.EMFILE: "raise the limit of open files, as with `ulimit -n 65536`",
+}
 
 # What file systems without a sync of folders answer.
 _NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
@@ -33,7 +47,7 @@ def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterat
         The open temporary file.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written; ``filename`` is its path.
     """
     part = part_of(path)
     encoding = None if "b" in mode else "utf-8"
@@ -47,9 +61,11 @@ def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterat
         os.replace(part, path)
         if sync:
             sync_folder(path.parent)
-    except BaseException:
+    except BaseException as error:
         with suppress(OSError):
             part.unlink(missing_ok=True)
+        if isinstance(error, OSError) and error.errno and error.filename in (None, str(part)):
+            error.filename = str(path)  # a full disk names no file
         raise
 
 
@@ -57,6 +73,52 @@ def write_text(path: Path, text: str, *, sync: bool = False) -> None:
     """Write a text file (UTF-8) atomically; arguments and errors as :func:`atomic_write`."""
     with atomic_write(path, "w", sync=sync) as file:
         file.write(text)
+
+
+def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
+    """Write a CSV file (UTF-8) atomically, the header first; errors as :func:`atomic_write`.
+
+    File names that are not UTF-8 keep their bytes.
+    """
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    with atomic_write(path) as file:
+        file.write(text.getvalue().encode("utf-8", "surrogateescape"))
+    return path
+
+
+def keep_damaged(path: Path) -> Path:
+    """Copy a damaged file to ``NAME.damaged``, or ``NAME.damaged.1``, …; return the copy."""
+    number, copy = 0, path.with_name(f"{path.name}.damaged")
+    while copy.exists():
+        number += 1
+        copy = path.with_name(f"{path.name}.damaged.{number}")
+    shutil.copy2(path, copy)
+    return copy
+
+
+@contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Put a path into errors of the system that name none, as those of a full disk.
+
+    Raises:
+        OSError: as raised inside, with ``filename``.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
+
+
+def explain(error: Exception) -> str:
+    """The message of an error; of an error of the system, its path, its meaning and a remedy."""
+    if not isinstance(error, OSError) or error.errno is None or error.strerror is None:
+        return str(error)
+    where = f"{error.filename}: " if error.filename is not None else ""
+    remedy = _REMEDIES.get(error.errno)
+    return f"{where}{error.strerror}" + (f"; {remedy}" if remedy else "")
 
 
 def sync_folder(folder: Path) -> None:

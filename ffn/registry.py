@@ -60,7 +60,7 @@ class Registry(Mapping[str, Entry]):
         close = difflib.get_close_matches(name, self._entries, n=3) or list(self._entries)
         raise KeyError(
             f'no {self.kind} "{name}"; did you mean {", ".join(close)}? Names of a package of your '
-            "own need imports=[PACKAGE]"
+            "own need imports=[PACKAGE] in a config, --imports PACKAGE in other commands"
         )
 
     def __iter__(self) -> Iterator[str]:

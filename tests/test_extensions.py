@@ -95,7 +95,7 @@ def test_model_and_task_train_test_and_resume(folder: Path) -> None:
     assert [(row["frames"], row["subnet"]) for row in network["rows"]] == [(4, 4), (8, 8)]
 
     # Without the package, the error names it.
-    without = command("test.py").replace("imports=my_package ", "")
+    without = command("test.py").replace("imports=my_package ", "") + " --overwrite"
     message = run(folder, without, status=2)
     assert "my_package" in message
     assert "Traceback" not in message

@@ -14,9 +14,10 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import inspect
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_type_hints
 
 import timm
 from torch import nn
@@ -98,9 +99,31 @@ def build(
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None or unknown[1] not in {*kwargs, "num_classes"}:
             raise  # an error inside the factory
+        known = _arguments(name, factory)
+        close = difflib.get_close_matches(unknown[1], known, n=1)
+        hint = f"did you mean {close[0]}?" if close else "remove it, or add it to the factory."
         raise ValueError(
-            f"{name} takes no {unknown[1]}; remove it, or add the argument to the model's factory"
+            f"{name} takes no {unknown[1]}; {hint} It takes {', '.join(known)}"
         ) from error
+
+
+def _arguments(name: str, factory: Callable[..., nn.Module]) -> list[str]:
+    """Names of the arguments that a model takes: its factory's, and those of what it calls."""
+    names = dict(inspect.signature(factory).parameters)
+    if any(p.kind is p.VAR_KEYWORD for p in names.values()):
+        inner = _families.get(re.split(r"[._]", name)[0]) or _return_type(factory)
+        names |= inspect.signature(inner).parameters if callable(inner) else {}
+    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [key for key, p in names.items() if p.kind in kinds and key != "timm_name"]
+    return list(dict.fromkeys(["num_classes", "pretrained", *taken]))
+
+
+def _return_type(factory: Callable[..., nn.Module]) -> Any:
+    """The annotated class of a factory's models; None if it is unknown."""
+    try:
+        return get_type_hints(factory).get("return")
+    except NameError:  # imported for type checkers alone
+        return None
 
 
 def _find(name: str) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.backbones.registry import register
-from ffn.layers import AlterationSite, check_clip
+from ffn.layers import AlterationSite, Conv3d, PooledClassifier, check_clip
 
 
 def slow_frames(
@@ -159,7 +159,7 @@ class Fusion(nn.Sequential):
             self.relu = nn.ReLU(inplace=True)
 
 
-class SlowFast(nn.Module):
+class SlowFast(PooledClassifier):
     """Slow and fast pathway over one clip of any length.
 
     The features are averaged over the whole map. On a map larger than in training, PySlowFast
@@ -221,20 +221,20 @@ class SlowFast(nn.Module):
             Fusion(c, fusion_ratio * c, kernel=fusion_kernel, alpha=alpha, norm=fusion_norm)
             for c in fast
         )
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(self.slow.channels + self.fast.channels, num_classes)
+        self.add_classifier(self.slow.channels + self.fast.channels, num_classes, dropout)
         _init(self, zero_init_last)
 
-    def forward(self, clip: Tensor) -> Tensor:
-        """Classify clips.
+    def forward_features(self, clip: Tensor) -> tuple[Tensor, Tensor]:
+        """The last feature maps of both pathways.
 
         Args:
             clip: (B, C, T, H, W) of any T: the frames of the fast pathway.
 
         Returns:
-            Logits (B, K).
+            (B, C, ceil(T / alpha), H, W) of the slow and (B, C', T, H, W) of the fast pathway, with
+            C + C' = ``num_features``.
         """
-        check_clip(clip)
+        check_clip(clip, 3)
         frames = slow_frames(clip.shape[2], self.alpha, spread=self.spread, device=clip.device)
         slow = clip[:, :, frames]
 
@@ -243,8 +243,11 @@ class SlowFast(nn.Module):
             slow = torch.cat([slow, fusion(fast)], 1)
             slow, fast = self.slow.stages[stage](slow), self.fast.stages[stage](fast)
 
-        x = torch.cat([slow.mean((2, 3, 4)), fast.mean((2, 3, 4))], 1)  # (B, C)
-        return self.head(self.dropout(x))
+        return slow, fast
+
+    def pool(self, features: tuple[Tensor, Tensor]) -> Tensor:
+        """The averages (B, C) of the maps of both pathways, concatenated."""
+        return torch.cat([x.mean((2, 3, 4)) for x in features], 1)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns of parameter names per layer, as in timm; ``coarse``: stages, not blocks.
@@ -262,7 +265,7 @@ class SlowFast(nn.Module):
         }
 
 
-class SinglePathway(nn.Module):
+class SinglePathway(PooledClassifier):
     """A network of one pathway: SlowOnly, or the fast pathway alone.
 
     Args:
@@ -274,19 +277,18 @@ class SinglePathway(nn.Module):
     def __init__(self, pathway: Pathway, num_classes: int = 400, *, dropout: float = 0.5) -> None:
         super().__init__()
         self.pathway = pathway
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(pathway.channels, num_classes)
+        self.add_classifier(pathway.channels, num_classes, dropout)
         _init(self, zero_init_last=True)
 
-    def forward(self, clip: Tensor) -> Tensor:
-        """Classify clips (B, C, T, H, W) of any T; returns logits (B, K)."""
-        check_clip(clip)
+    def forward_features(self, clip: Tensor) -> Tensor:
+        """The last feature map (B, C, T, H, W) of clips of any T."""
+        check_clip(clip, 3)
         x = self.pathway.stem(clip)
 
         for stage in self.pathway.stages:
             x = stage(x)
 
-        return self.head(self.dropout(x.mean((2, 3, 4))))
+        return x
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns of parameter names per layer, as in timm; ``coarse``: stages, not blocks."""
@@ -299,9 +301,9 @@ def _conv(
     out: int,
     kernel: tuple[int, int, int],
     stride: tuple[int, int, int] = (1, 1, 1),
-) -> nn.Conv3d:
+) -> Conv3d:
     padding = tuple(size // 2 for size in kernel)
-    return nn.Conv3d(channels, out, kernel, stride, padding, bias=False)
+    return Conv3d(channels, out, kernel, stride, padding, bias=False)
 
 
 def _init(model: nn.Module, zero_init_last: bool) -> None:

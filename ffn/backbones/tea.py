@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.backbones.registry import register, register_family, register_pretrained
-from ffn.layers import AlterationSite, ClipLength, TimedPerFrame
+from ffn.layers import HEAD_STD, AlterationSite, ClipLength, TimedPerFrame, init_classifier
 
 
 class MotionExcitation(nn.Module):
@@ -164,10 +164,7 @@ class TEA(TimedPerFrame):
 
 
 def _tea(net: nn.Module, drop_path: float = 0.0) -> TEA:
-    head = net.get_classifier()
-    if isinstance(head, nn.Linear):  # as in the reference: logits start close to zero
-        nn.init.normal_(head.weight, std=1e-3)
-        nn.init.zeros_(head.bias)
+    init_classifier(net.get_classifier(), HEAD_STD)
     model = TEA(net, drop_path)
     for module in model.modules():
         if isinstance(module, MotionExcitation):

@@ -15,7 +15,7 @@ from torch import nn
 
 from ffn.backbones.registry import register, register_family, register_pretrained
 from ffn.backbones.residual import residual_convs
-from ffn.layers import ShiftConv2d, TimedPerFrame
+from ffn.layers import HEAD_STD, ShiftConv2d, TimedPerFrame, init_classifier
 
 # What ffn.convert makes private by default.
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -94,10 +94,7 @@ def _every(convs: dict[str, str], step: int) -> list[str]:
 
 
 def _tsm(net: nn.Module, shift_every: int = 1) -> TSM:
-    head = net.get_classifier()
-    if isinstance(head, nn.Linear):  # as in the reference: logits start close to zero
-        nn.init.normal_(head.weight, std=1e-3)
-        nn.init.zeros_(head.bias)
+    init_classifier(net.get_classifier(), HEAD_STD)
     return TSM(net, shift_every=shift_every)
 
 

@@ -9,6 +9,7 @@ Left out: the token-shrinking "light" models, and UniFormerV2.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.backbones.registry import register
-from ffn.layers import AlterationSite, check_clip
+from ffn.layers import AlterationSite, Conv3d, PooledClassifier, ShortcutConv3d, check_clip
 
 
 class Embedding(nn.Module):
@@ -35,7 +36,7 @@ class Embedding(nn.Module):
     def __init__(self, channels: int, dim: int, *, patch: int, halve_time: bool = False) -> None:
         super().__init__()
         span, step = (3, 2) if halve_time else (1, 1)
-        self.proj = nn.Conv3d(
+        self.proj = Conv3d(
             channels, dim, (span, patch, patch), (step, patch, patch), (span // 2, 0, 0)
         )
         self.norm = nn.LayerNorm(dim)
@@ -74,10 +75,10 @@ class LocalBlock(nn.Module):
     def __init__(self, dim: int, *, mlp_ratio: float = 4.0, drop_path: float = 0.0) -> None:
         super().__init__()
         self.site = AlterationSite(dim)
-        self.pos_embed = nn.Conv3d(dim, dim, 3, padding=1, groups=dim)
+        self.pos_embed = ShortcutConv3d(dim, dim, 3, padding=1, groups=dim)
         self.norm1 = nn.BatchNorm3d(dim)
         self.conv1 = _pointwise(dim, dim)
-        self.attn = nn.Conv3d(dim, dim, 5, padding=2, groups=dim)
+        self.attn = Conv3d(dim, dim, 5, padding=2, groups=dim)
         self.conv2 = _pointwise(dim, dim)
         self.norm2 = nn.BatchNorm3d(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), _pointwise)
@@ -85,8 +86,7 @@ class LocalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, T, H, W) to the same shape."""
-        x = self.site(x)  # before the shortcuts, as in the reference
-        x = x + self.pos_embed(x)
+        x = self.pos_embed(self.site(x))  # the site is before the shortcuts, as in the reference
 
         x = x + self.drop_path(self.conv2(self.attn(self.conv1(self.norm1(x)))))
 
@@ -129,7 +129,7 @@ class GlobalBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.site = AlterationSite(dim)
-        self.pos_embed = nn.Conv3d(dim, dim, 3, padding=1, groups=dim)
+        self.pos_embed = ShortcutConv3d(dim, dim, 3, padding=1, groups=dim)
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attn = Attention(dim, heads)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
@@ -138,19 +138,22 @@ class GlobalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, T, H, W) to the same shape."""
-        x = self.site(x)
-        x = x + self.pos_embed(x)
-        shape = x.shape[2:]
+        x = self.pos_embed(self.site(x))
+        batch, channels, frames, *size = x.shape
 
-        x = self.attend(rearrange(x, "b c t h w -> b t (h w) c"))
+        x = self.attend(x.flatten(2).transpose(1, 2), frames)
         x = x + self.drop_path(self.mlp(self.norm2(x)))
 
-        return x.flatten(1, 2).transpose(1, 2).unflatten(2, shape)
+        if torch.compiler.is_exporting():
+            # Through one dimension, so that torch.export need not prove that a T that may vary
+            # divides the number of tokens.
+            x = x.flatten().view(-1, math.prod(size) * channels)  # (B * T, H * W * C)
+            return x.unflatten(0, (batch, -1)).unflatten(-1, (*size, channels)).movedim(-1, 1)
+        return x.transpose(1, 2).unflatten(2, (frames, *size))
 
-    def attend(self, x: Tensor) -> Tensor:
-        """Attention over the tokens (B, T, H * W, C) of each clip, with its shortcut."""
-        tokens = x.flatten(1, 2)
-        return (tokens + self.drop_path(self.attn(self.norm1(tokens)))).view_as(x)
+    def attend(self, tokens: Tensor, frames: int) -> Tensor:
+        """Attention over the tokens (B, T * H * W, C) of each clip, with its shortcut."""
+        return tokens + self.drop_path(self.attn(self.norm1(tokens)))
 
 
 class SplitBlock(GlobalBlock):
@@ -168,14 +171,15 @@ class SplitBlock(GlobalBlock):
         self.t_norm = nn.LayerNorm(dim, eps=1e-6)
         self.t_attn = Attention(dim, heads)
 
-    def attend(self, x: Tensor) -> Tensor:
+    def attend(self, tokens: Tensor, frames: int) -> Tensor:
         """Attention over the frames of a position, then over the positions of a frame."""
-        places = x.transpose(1, 2)  # (B, H * W, T, C)
+        x = tokens.unflatten(1, (frames, -1))  # (B, T, H * W, C)
+        places = x.transpose(1, 2)
         timed = (places + self.drop_path(self.t_attn(self.t_norm(places)))).transpose(1, 2)
-        return x + self.drop_path(self.attn(self.norm1(timed)))
+        return (x + self.drop_path(self.attn(self.norm1(timed)))).flatten(1, 2)
 
 
-class UniFormer(nn.Module):
+class UniFormer(PooledClassifier):
     """Two stages of local blocks and two of global blocks, for clips of any length.
 
     Args:
@@ -192,6 +196,8 @@ class UniFormer(nn.Module):
     Raises:
         ValueError: ``head_dim`` does not divide the channels of an attention.
     """
+
+    head_std = 0.02
 
     def __init__(
         self,
@@ -228,12 +234,11 @@ class UniFormer(nn.Module):
                 )
             self.blocks.append(nn.Sequential(*blocks))
         self.norm = nn.BatchNorm3d(dims[-1])
-        self.dropout = nn.Dropout(dropout)
-        self.head = nn.Linear(dims[-1], num_classes)
+        self.add_classifier(dims[-1], num_classes, dropout)
         _init(self)
 
-    def forward(self, clip: Tensor) -> Tensor:
-        """Classify clips.
+    def forward_features(self, clip: Tensor) -> Tensor:
+        """The last feature map, after its norm.
 
         Args:
             clip: (B, C, T, H, W) of any T; H and W are multiples of four patches (16 px), at least
@@ -241,20 +246,19 @@ class UniFormer(nn.Module):
                 row and column, as in the reference at 112 px.
 
         Returns:
-            Logits (B, K).
+            (B, C, ceil(T / 2), H / s, W / s) with s = 8 patches; of an odd size, rounded down.
 
         Raises:
-            ValueError: another rank or size.
+            ValueError: another rank or size, or T and C are swapped.
         """
-        check_clip(clip)
+        check_clip(clip, 3)
         self._check_size(*clip.shape[3:])
         x = clip
 
         for embed, blocks in zip(self.embeds, self.blocks, strict=True):
             x = blocks(embed(x))
 
-        x = self.norm(x).mean((2, 3, 4))  # (B, C)
-        return self.head(self.dropout(x))
+        return self.norm(x)
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         """Patterns of parameter names per layer, as in timm; ``coarse``: stages, not blocks.
@@ -289,8 +293,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def _pointwise(channels: int, out: int) -> nn.Conv3d:
-    return nn.Conv3d(channels, out, 1)
+def _pointwise(channels: int, out: int) -> Conv3d:
+    return Conv3d(channels, out, 1)
 
 
 def _init(model: UniFormer) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -82,6 +83,31 @@ def save_comparisons(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any]) -> str:
+    """A Markdown table: the time of the first variant, and that of the others relative to it.
+
+    Args:
+        comparisons: the results; their first variant is the reference.
+        measured: see :func:`describe_run`.
+    """
+    first = comparisons[0].variants[0].name
+    names = list(dict.fromkeys(v.name for c in comparisons for v in c.variants if v.name != first))
+    lines = [
+        f"| | {first} | {' | '.join(names)} |",
+        f"|---{'|---' * (1 + len(names))}|",
+    ]
+    for comparison in comparisons:
+        variants = {variant.name: variant for variant in comparison.variants}
+        slowest = statistics.median(variants[first].seconds)
+        relative = {r.name: 1 / r.speed for r in comparison.ratios if r.over == first}
+        cells = [f"{relative[name]:.2f}" if name in relative else "" for name in names]
+        time = f"{slowest * 1e3:.0f} ms" if slowest < 10 else f"{slowest:.1f} s"
+        lines.append(f"| {comparison.title} | {time} | {' | '.join(cells)} |")
+    where = f"{measured['device']}, torch {measured['torch']}, {measured['date'][:10]}"
+    text = f"Time of a forward pass with random weights, relative to the network {first}; {where}."
+    return "\n".join([text, "", *lines]) + "\n"
 
 
 def _variant_table(comparison: Comparison, items: str) -> Table:

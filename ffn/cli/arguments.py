@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ffn.registry import import_extensions
+
+if TYPE_CHECKING:
+    import torch
 
 
 def positive_int(text: str) -> int:
@@ -12,6 +17,53 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
     return int(text)
+
+
+def add_overrides_argument(parser: argparse.ArgumentParser) -> None:
+    """Add the ``key=value`` options of a config, for ``Parser.parse_with_overrides``."""
+    parser.add_argument(
+        "options", nargs="*", metavar="key=value", help="options that override the config"
+    )
+
+
+def add_device_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--device``; :func:`find_device` returns the device."""
+    parser.add_argument(
+        "--device", help="auto, cpu, cuda, cuda:1, …; default: auto, which is cuda if available"
+    )
+
+
+def find_device(name: str | None) -> torch.device:
+    """The device of ``--device``.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    import torch
+
+    if name in (None, "auto"):
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = None
+    if device is None or device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"--device is {name!r}; allowed: auto, cpu, cuda, cuda:1, …")
+    found = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.type == "mps":
+        found = int(torch.backends.mps.is_available())
+    if (device.index or 0) >= found:
+        raise ValueError(
+            f"--device is {name!r}; torch finds {found} {device.type.upper()} devices. "
+            "Use --device cpu, or leave it out"
+        )
+    return device
+
+
+def refuse_existing(path: Path, overwrite: bool) -> None:
+    """Raise FileExistsError for a file that exists, unless it is to be overwritten."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(f"{path} exists; choose another --output, or add --overwrite")
 
 
 def add_imports_argument(parser: argparse.ArgumentParser) -> None:

@@ -4,39 +4,58 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 
-from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
+from ffn.cli.arguments import (
+    add_device_argument,
+    add_imports_argument,
+    find_device,
+    load_imports,
+    positive_int,
+    refuse_existing,
+)
+from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
     from ffn.benchmarks.timing import Comparison
     from ffn.engine.train_step import TrainStep
 
 
+@program("benchmark", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print and write; returns 2 on an error."""
     given = _parser().parse_args(arguments)
     # The profiler measures CPU memory; without this it logs that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-    from ffn.benchmarks.report import MEMORY, describe_run, print_comparisons, save_comparisons
+    from ffn.benchmarks.report import (
+        MEMORY,
+        describe_run,
+        markdown_table,
+        print_comparisons,
+        save_comparisons,
+    )
     from ffn.data import VideoError
+    from ffn.files import write_text
 
     try:
-        if given.output and given.output.exists() and not given.overwrite:
-            raise FileExistsError(f"{given.output} exists; name another file or add --overwrite")
+        for path in _files(given):
+            refuse_existing(path, given.overwrite)
         load_imports(given)
         torch.manual_seed(0)
         if given.benchmark == "data":
             device = torch.device("cpu")
             measured = describe_run(device)
         else:
-            device = _find_device(given.device)
+            device = find_device(given.device)
+            if device.type not in MEMORY:
+                raise ValueError(
+                    f"--device is {given.device!r}; allowed: auto, cpu, cuda, cuda:1, …"
+                )
             given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
             measured = describe_run(device) | {"memory": MEMORY[device.type]}
             if given.benchmark == "train":
@@ -47,10 +66,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             hidden = ("measure", "items", "output", "overwrite")
             options = {key: value for key, value in vars(given).items() if key not in hidden}
             save_comparisons(comparisons, given.output, measured=measured, options=options)
-            print(given.output)
+            for table in _files(given)[1:]:
+                write_text(table, markdown_table(comparisons, measured))
+            print(*_files(given), sep="\n")
     except (ValueError, RuntimeError, OSError, ImportError, VideoError) as error:
-        print(f"benchmark.py: {error}", file=sys.stderr)
-        return 2
+        return fail("benchmark", error)
     return 0
 
 
@@ -122,25 +142,19 @@ def _data(given: argparse.Namespace, _: torch.device) -> list[Comparison]:
     )
 
 
-def _find_device(name: str | None) -> torch.device:
-    if name is None:
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise ValueError(f"--device is {name!r}; allowed: cpu, cuda, cuda:1, …")
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise ValueError(
-            f"--device is {name!r}; torch finds {torch.cuda.device_count()} CUDA devices"
-        )
-    return device
+def _files(given: argparse.Namespace) -> list[Path]:
+    """What ``--output`` writes: the measurements, of ``infer`` also a table."""
+    if given.output is None:
+        return []
+    if given.output.suffix == ".md":
+        raise ValueError(f"--output is {given.output}; name the .json file, e.g. infer.json")
+    table = given.output.with_suffix(".md")
+    return [given.output, table] if given.benchmark == "infer" else [given.output]
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="benchmark.py",
+    parser = Parser(
+        prog=called_as("benchmark"),
         description="Compare throughput and peak memory of variants. The variants alternate, "
         "A B C A B C, so that other load on the machine affects all of them equally. "
         "OMP_NUM_THREADS sets the number of CPU threads.",
@@ -187,7 +201,7 @@ def _add_network_options(train: argparse.ArgumentParser, infer: argparse.Argumen
         option = command.add_argument
         _integer(command, "--num-classes", 174, "number of classes", metavar="K")
         _integer(command, "--size", 224, "height and width of the frames", metavar="PX")
-        option("--device", help="cpu, cuda, cuda:1, ...; default: cuda if available, else cpu")
+        add_device_argument(command)
         option("--compile", action="store_true", help="also measure torch.compile")
     precisions = ["fp32", "bf16", "fp16"]
     train.add_argument("--precision", default="fp32", choices=precisions, help="default: fp32")

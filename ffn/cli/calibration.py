@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
+from ffn.cli.configs import config_names, find_config
+
 if TYPE_CHECKING:
     from ffn.data import Preprocessing, Record
     from ffn.export import Calibration
@@ -118,7 +120,8 @@ def _read_records(
     """Videos for calibration, and held-out ones; these are empty for a single list."""
     from ffn.data import read_annotations
 
-    if Path(sources[0]).suffix not in CONFIGS:
+    is_config = Path(sources[0]).suffix in CONFIGS or sources[0] in config_names()
+    if not is_config or Path(sources[0]).is_dir():
         if len(sources) > 2:
             raise ValueError(f"--calibration has {len(sources)} lists; expected one or two")
         read = [read_annotations(source, classes=classes)[0] for source in sources]
@@ -127,5 +130,7 @@ def _read_records(
     from ffn.engine.build_data import read_config_splits
     from ffn.engine.config import load_config
 
-    splits = read_config_splits(load_config(sources[0], sources[1:]).data, classes=classes)
+    splits = read_config_splits(
+        load_config(find_config(sources[0]), sources[1:]).data, classes=classes
+    )
     return splits.train, splits.val

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffn.cli.arguments import positive_int
+from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
     from ffn.data import Record
@@ -25,6 +26,7 @@ MEANING = {
 }
 
 
+@program("check_data", "nothing is written; the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 if all videos decode, 1 if some do not, 2 on errors."""
     given = _parser().parse_args(arguments)
@@ -37,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         records, classes = read_annotations(given.index, root=given.root, classes=given.classes)
-        output = given.output or given.index.with_name(f"{given.index.stem}.check")
+        output = given.output or _beside(given.index)
         if output.exists() and any(output.iterdir()) and not given.overwrite:
             raise FileExistsError(
                 f"{output} holds a report; name another folder with --output, or add --overwrite"
@@ -56,8 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         root = given.root or (given.index if given.index.is_dir() else given.index.parent)
         _write(output, root, records, classes, findings)
     except (ValueError, OSError) as error:
-        print(f"check_data.py: {error}", file=sys.stderr)
-        return 2
+        return fail("check_data", error)
 
     _show(output, records, findings)
     return 0 if all(finding.usable for finding in findings) else 1
@@ -103,6 +104,12 @@ def _write(
     write_text(output / "index.csv", csv_text(row[:width] for row in [columns, *index]))
 
 
+def _beside(index: Path) -> Path:
+    """The folder of the report: next to a list or a folder, so that it is no class of the data."""
+    index = index.resolve() if index.name in ("", "..") else index
+    return index.with_name(f"{index.stem}.check")
+
+
 def _show(output: Path, records: Sequence[Record], findings: Sequence[Finding]) -> None:
     odd = [finding for finding in findings if finding.status != "ok"]
     for finding in odd[:20]:
@@ -119,8 +126,8 @@ def _show(output: Path, records: Sequence[Record], findings: Sequence[Finding]) 
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="check_data.py",
+    parser = Parser(
+        prog=called_as("check_data"),
         description="Decode every video of a list in worker processes with a timeout. Write a "
         "folder with a report (cause per video), the list of the unreadable videos, and an index "
         "of the others with their actual numbers of frames. The list is not changed. Exit status: "

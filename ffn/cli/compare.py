@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from ffn.cli.arguments import refuse_existing
+from ffn.cli.program import Parser, called_as, fail, program
 
 FORMAT = 1  # of the JSON file
 
 
+@program("compare", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, read, compare, print and write; returns the exit status."""
     given = _parser().parse_args(arguments)
@@ -18,8 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         text, files = _compare(given)
     except (ValueError, OSError, ImportError) as error:
-        print(f"compare.py: {error}", file=sys.stderr)
-        return 2
+        return fail("compare", error)
     print(text)
     for file in files:
         print(file)
@@ -41,6 +43,8 @@ def _compare(given: argparse.Namespace) -> tuple[str, list[Path]]:
         return text, []
     stem = Path(given.output)
     files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".png")]
+    for file in files:
+        refuse_existing(file, given.overwrite)
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_text(files[0], json.dumps({"format": FORMAT, **comparison}, indent=1) + "\n")
     write_text(files[1], text)
@@ -49,8 +53,8 @@ def _compare(given: argparse.Namespace) -> tuple[str, list[Path]]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="compare.py",
+    parser = Parser(
+        prog=called_as("compare"),
         description="Compare networks that tools/crossvalidate.py trained and tested on the same "
         "folds: accuracies with confidence intervals, and paired differences from the first "
         "network. See docs/cross_validation.md.",
@@ -67,4 +71,5 @@ def _parser() -> argparse.ArgumentParser:
         metavar="STEM",
         help="path of the .json, .md and .png file, without suffix; default: print only",
     )
+    option("--overwrite", action="store_true", help="replace existing files")
     return parser

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from ffn.cli.arguments import add_imports_argument, load_imports
+from ffn.cli.program import Parser, called_as, fail, program
 
 
+@program("convert_checkpoint", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, convert, write weights and record, print what matched; returns 2 on an error."""
     given = _parser().parse_args(arguments)
@@ -47,8 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             overwrite=given.overwrite,
         )
     except (ValueError, OSError, ImportError, WeightsError) as error:
-        print(f"convert_checkpoint.py: {error}", file=sys.stderr)
-        return 2
+        return fail("convert_checkpoint", error)
 
     detected = "" if given.source else " (detected from the names of the entries)"
     print(f"source: {converted.source}{detected}")
@@ -63,8 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="convert_checkpoint.py",
+    parser = Parser(
+        prog=called_as("convert_checkpoint"),
         description="Read a checkpoint of another implementation, without executing pickled code, "
         "and write a safetensors file with a record for ffn.load.",
     )

@@ -122,6 +122,7 @@ def fold_job(
     frames: Sequence[int],
     *,
     shuffled: bool,
+    device: str | None = None,
 ) -> Job | None:
     """The training of a fold and its tests; None if all predictions are there."""
     kinds = [False, True] if shuffled else [False]
@@ -136,7 +137,9 @@ def fold_job(
         command = ["test", source, "--weights", str(run / "last.pt")]
         command += ["--output", str(folder.test(seed, fold, shuffled=kind))]
         command += ["--save-predictions", "--no-latency", *(["--shuffle-frames"] if kind else [])]
-        commands.append([*command, "--frames", *map(str, frames)])
+        commands.append([*command, "--overwrite", "--frames", *map(str, frames)])
+    if device is not None:
+        commands = [[*command, "--device", device] for command in commands]
     return Job(
         name=f"seed {seed}, fold {fold}",
         commands=[[sys.executable, "-c", PROGRAM, *command] for command in commands],

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffn.cli.arguments import positive_int
+from ffn.cli.arguments import (
+    add_device_argument,
+    add_overrides_argument,
+    find_device,
+    positive_int,
+)
+from ffn.cli.configs import find_config
+from ffn.cli.program import Parser, called_as, fail, prefix, program
 
 PLAN_KEYS = ("annotations", "where", "group_column", "fold_seed", "start_from")  # in results.json
 
@@ -22,27 +28,27 @@ if TYPE_CHECKING:
     from ffn.evaluation.cross_validation_folder import CrossValidationFolder
 
 
+@program("crossvalidate", "the same command continues")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, train and test all folds, print and write the results; returns the exit status."""
-    given = _parser().parse_intermixed_args(arguments)
+    given = _parser().parse_with_overrides(arguments)
 
     from ffn.engine.config import load_config
-    from ffn.engine.failures import EXIT_FAILED, REPORTED
+    from ffn.engine.failures import REPORTED
     from ffn.engine.jobs import JobError
     from ffn.engine.signals import EXIT_STOPPED, StoppedError
 
     try:
         if int(os.environ.get("WORLD_SIZE", 1)) > 1:
             raise ValueError("it starts its processes itself; run it without torchrun")
-        _cross_validate(given, load_config(given.config, given.options))
+        if given.device is not None:
+            find_device(given.device)
+        _cross_validate(given, load_config(find_config(given.config), given.options))
     except StoppedError as error:
-        print(f"crossvalidate.py: {error}; the same command continues", file=sys.stderr)
+        print(f"{prefix('crossvalidate')}: {error}; the same command continues", file=sys.stderr)
         return EXIT_STOPPED
     except (*REPORTED, JobError) as error:
-        print(f"crossvalidate.py: {error}", file=sys.stderr)
-        return EXIT_FAILED
-    except KeyboardInterrupt:  # outside the trainings
-        return 128 + signal.SIGINT
+        return fail("crossvalidate", error)
     return 0
 
 
@@ -73,7 +79,9 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         runs = [(seed, fold) for seed in seeds for fold in range(given.folds)]
         jobs = {}
         for seed, fold in runs:
-            job = fold_job(folder, config, seed, fold, frames, shuffled=given.shuffled)
+            job = fold_job(
+                folder, config, seed, fold, frames, shuffled=given.shuffled, device=given.device
+            )
             if job is not None:
                 jobs[job.name] = (job, seed, fold)
         if given.start_from and jobs:
@@ -182,8 +190,8 @@ def _fold_accuracy(
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="crossvalidate.py",
+    parser = Parser(
+        prog=called_as("crossvalidate"),
         description="Train and test a config by cross-validation: the clips are split into folds, "
         "whole groups at a time; each fold is tested by a network that was trained on the others. "
         "Prints and writes accuracy with confidence intervals. The same command continues an "
@@ -192,8 +200,8 @@ def _parser() -> argparse.ArgumentParser:
         "names the cause; 75 stopped by a signal.",
     )
     option = parser.add_argument
-    option("config", metavar="CONFIG", help="YAML file, as for tools/train.py")
-    option("options", nargs="*", metavar="key=value", help="options that override the config")
+    option("config", metavar="CONFIG", help="YAML file, or a name of `ffn configs`")
+    add_overrides_argument(parser)
     option(
         "--annotations",
         required=True,
@@ -263,6 +271,7 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="trainings at a time; they share the CPU threads, and use the GPUs in turn",
     )
+    add_device_argument(parser)
 
 
 def _seed(text: str) -> int:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
+from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
     from ffn.export import Calibration
     from ffn.zoo import WeightRecord
 
 
+@program("export", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, load, export, print the report; returns 2 on an error."""
     given = _parser().parse_args(arguments)
@@ -45,8 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         else:
             report = export(model, output, frames=given.frames, **options)
     except (ValueError, OSError, ImportError, ExportError, WeightsError, VideoError) as error:
-        print(f"export.py: {error}", file=sys.stderr)
-        return 2
+        return fail("export", error)
     print(report)
     return 0
 
@@ -97,8 +97,8 @@ def _with_hash(record: WeightRecord, weights: str) -> WeightRecord:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="export.py",
+    parser = Parser(
+        prog=called_as("export"),
         description="Export trained weights to a file that runs without ffn, for any batch size, "
         "and compare the file with the network. Of a frame-flexible network, the sub-network for T "
         "frames is exported.",

@@ -7,21 +7,25 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from ffn.cli.arguments import add_overrides_argument
+from ffn.cli.configs import find_config
+from ffn.cli.program import Parser, called_as, fail, program
+
 if TYPE_CHECKING:
     from ffn.engine.options import DataConfig
 
 
+@program("pack", "the same command resumes")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0, 1 if a video is unreadable or damaged, 2 on errors."""
-    given = _parser().parse_intermixed_args(arguments)
+    given = _parser().parse_with_overrides(arguments)
 
-    from ffn.engine.config import ConfigError, load_config
+    from ffn.engine.config import load_config
 
     try:
-        options = load_config(given.config, given.options).data
-    except ConfigError as error:
-        print(f"pack.py: {error}", file=sys.stderr)
-        return 2
+        options = load_config(find_config(given.config), given.options).data
+    except (ValueError, OSError) as error:
+        return fail("pack", error)
 
     from ffn.engine.build_data import store_location
 
@@ -29,8 +33,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         return _verify(address, options) if given.verify else _pack(address, options, given)
     except (ValueError, OSError) as error:
-        print(f"pack.py: {error}", file=sys.stderr)
-        return 2
+        return fail("pack", error)
 
 
 def _pack(address: str, options: DataConfig, given: argparse.Namespace) -> int:
@@ -79,17 +82,17 @@ def _verify(address: str, options: DataConfig) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="pack.py",
+    parser = Parser(
+        prog=called_as("pack"),
         description="Pack the training and validation videos of a config into a clip store: the "
         "folder data.store under data.root, with data.workers processes (at least 1). Training and "
         "testing read it with data.format=store. The same command resumes an interrupted pack. "
         "Exit status: 0 success, 1 some videos are unreadable or damaged, 2 error.",
     )
-    parser.add_argument("config", help="YAML file; its data section names the videos")
     parser.add_argument(
-        "options", nargs="*", metavar="key=value", help="options that override the config"
+        "config", help="YAML file, or a name of `ffn configs`; its data section names the videos"
     )
+    add_overrides_argument(parser)
     parser.add_argument(
         "--format",
         default="jpeg",

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from ffn.cli.arguments import refuse_existing
+from ffn.cli.program import Parser, called_as, fail, program
 
+
+@program("plot_log", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, read, draw; returns the exit status."""
     given = _parser().parse_args(arguments)
@@ -17,8 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     output = Path(given.output)
     try:
-        if output.exists() and not given.overwrite:
-            raise FileExistsError(f"{output} exists; name another --output or add --overwrite")
+        refuse_existing(output, given.overwrite)
         runs = {name: read_log(path) for name, path in named(given.runs).items()}
         empty = [name for name, entries in runs.items() if not entries]
         if empty:
@@ -26,8 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         output.parent.mkdir(parents=True, exist_ok=True)
         save_curves(runs, output, given.keys)
     except (ValueError, OSError, ImportError) as error:
-        print(f"plot_log.py: {error}", file=sys.stderr)
-        return 2
+        return fail("plot_log", error)
     print(output)
     return 0
 
@@ -47,8 +48,8 @@ def named(paths: Sequence[str]) -> dict[str, Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="plot_log.py",
+    parser = Parser(
+        prog=called_as("plot_log"),
         description="Draw loss, accuracy per frame count, learning rate, gradient norm, speed and "
         "data wait of runs, finished or in progress, from their log.jsonl.",
     )

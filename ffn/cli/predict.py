@@ -6,9 +6,17 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
+from ffn.cli.arguments import (
+    add_device_argument,
+    add_imports_argument,
+    find_device,
+    load_imports,
+    positive_int,
+)
+from ffn.cli.program import Parser, called_as, fail, prefix, program
 
 
+@program("predict", "the same command starts again; leave out the files above")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the labels of each file.
 
@@ -25,22 +33,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
         load_imports(given)
         predictor = Predictor(
             given.weights,
-            device=given.device,
+            device=find_device(given.device),
+            pattern=given.pattern,
             precision=given.precision,
             fuse=not given.no_fuse,
             compile=given.compile,
         )
         frames = given.frames or predictor.default_frames
     except (ValueError, FileNotFoundError, ImportError, WeightsError) as error:
-        print(f"predict.py: {error}", file=sys.stderr)
-        return 2
+        return fail("predict", error)
 
     failed = 0
     for path in given.files:
         try:
             prediction = predictor(path, frames=frames)
         except VideoError as error:
-            print(f"predict.py: {error}", file=sys.stderr)
+            print(f"{prefix('predict')}: {error}", file=sys.stderr)
             failed += 1
             continue
         network = f"sub-network {prediction.active}" if prediction.active else "plain network"
@@ -51,15 +59,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         for label, probability in prediction.top(given.top):
             print(f"  {probability:7.2%}  {label}")
     if failed:
-        print(
-            f"predict.py: {failed} of {len(given.files)} files could not be read", file=sys.stderr
-        )
+        text = f"{failed} of {len(given.files)} files could not be read"
+        print(f"{prefix('predict')}: {text}", file=sys.stderr)
     return 1 if failed else 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="predict.py", description="Predict labels of video files, with any number of frames."
+    parser = Parser(
+        prog=called_as("predict"),
+        description="Predict labels of video files, with any number of frames.",
     )
     option = parser.add_argument
     option("files", nargs="+", metavar="FILE", help="video files or folders of frames")
@@ -71,7 +79,13 @@ def _parser() -> argparse.ArgumentParser:
         help="frames of a clip; default: the largest trained count",
     )
     option("--top", type=positive_int, default=5, metavar="k", help="labels per file; default: 5")
-    option("--device", default="cpu", help="cpu, cuda, cuda:1, …; default: cpu")
+    add_device_argument(parser)
+    option(
+        "--pattern",
+        metavar="NAME",
+        help="file names in a folder of frames, e.g. img_{:05d}.jpg; default: data.frame_pattern "
+        "of the training, else {:05d}.jpg",
+    )
     option(
         "--precision",
         choices=("auto", "fp32", "bf16", "fp16"),

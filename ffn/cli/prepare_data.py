@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffn.cli.arguments import add_imports_argument
+from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
     from ffn.datasets import CopySettings, Summary
@@ -24,13 +25,13 @@ DATASETS = ("sthv1", "sthv2", "k400", "k600", "k700", "hmdb51", "ucf101", "jeste
 SHOWN = 12  # problems on the console; problems.csv has all
 
 
+@program("prepare_data", "the same command resumes")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; returns 0 on success, 1 if there are problems, 2 on errors."""
     try:
         names = _import_datasets(arguments)
     except ImportError as error:
-        print(f"prepare_data.py: {error}", file=sys.stderr)
-        return 2
+        return fail("prepare_data", error)
     parser = _parser(names)
     given = parser.parse_args(arguments)
     _check_options(parser, given, names)
@@ -56,11 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
                 **_given(given, "pattern", "timeout"),
             )
     except (PreparationError, OSError, ModuleNotFoundError, ValueError) as error:
-        print(f"prepare_data.py: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("prepare_data.py: interrupted; the same command resumes", file=sys.stderr)
-        return 130
+        return fail("prepare_data", error)
     pattern = None if given.extract_frames else given.pattern
     _show(summary, Path(given.root).absolute(), pattern, given.pack)
     return 1 if summary.problems else 0
@@ -82,8 +79,8 @@ def _import_datasets(arguments: Sequence[str] | None) -> tuple[str, ...]:
 
 
 def _parser(names: Sequence[str] = DATASETS) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="prepare_data.py",
+    parser = Parser(
+        prog=called_as("prepare_data"),
         description="Read the official lists of a data set, read every video, and write "
         "ROOT/index: train.csv, val.csv, classes.txt, flip_pairs.yaml, dataset.json, problems.csv. "
         "The same command resumes an interrupted run. Exit status: 0 success, 1 the index is "

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any
 
 from ffn.cli.arguments import add_imports_argument, load_imports
+from ffn.cli.program import Parser, called_as, fail, program
 
 
+@program("publish", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, read, write; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="publish.py",
+    parser = Parser(
+        prog=called_as("publish"),
         description="Write a training checkpoint as NAME.safetensors and its record NAME.yaml "
         "(model, classes, preprocessing, metrics per frame count, SHA-256) for ffn.load.",
     )
@@ -23,6 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--results", help="results.json of tools/test.py for this checkpoint only")
     parser.add_argument("--source", default="", help="origin of the weights, in a sentence")
     parser.add_argument("--licence", default="", help="SPDX name, e.g. Apache-2.0")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     add_imports_argument(parser)
     given = parser.parse_args(arguments)
 
@@ -51,11 +53,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "origin": "measured" if metrics else None,
             "source": given.source,
             "licence": given.licence,
+            "config": without_places(record.config),
         }
         path = Path(given.output) / f"{given.name}.safetensors"
-        written = save_weights(model, path, meta)
+        written = save_weights(model, path, meta, overwrite=given.overwrite)
     except (ValueError, OSError, ImportError, WeightsError) as error:
-        print(f"publish.py: {error}", file=sys.stderr)
-        return 2
+        return fail("publish", error)
     print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
     return 0
+
+
+def without_places(config: dict[str, Any] | None) -> dict[str, Any] | None:
+    """A training config without the folders of the machine: it says how, not where.
+
+    ``data.root`` and ``log.output`` go; of other absolute paths, the last part stays.
+    """
+    if config is None:
+        return None
+
+    def shorten(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: shorten(inner) for key, inner in value.items()}
+        if isinstance(value, list):
+            return [shorten(inner) for inner in value]
+        is_absolute = isinstance(value, str) and (
+            PurePosixPath(value).is_absolute() or value[:1] == "~"
+        )
+        return PurePosixPath(value).name if is_absolute else value
+
+    config = shorten(config)
+    for section, option in (("data", "root"), ("log", "output")):
+        config.get(section, {}).pop(option, None)
+    return config

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+from ffn.cli.arguments import refuse_existing
+from ffn.cli.program import Parser, called_as, fail, program
 
 FORMAT = 1  # of the JSON file
 
 
+@program("summarise", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, read, average, write; returns the exit status."""
     given = _parser().parse_args(arguments)
     try:
         files = _summarise(given)
     except (ValueError, OSError, ImportError) as error:
-        print(f"summarise.py: {error}", file=sys.stderr)
-        return 2
+        return fail("summarise", error)
     print(files[1].read_text(encoding="utf-8"))
     for file in files:
         print(file)
@@ -49,6 +51,8 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
 
     stem = Path(given.output)
     files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".png")]
+    for file in files:
+        refuse_existing(file, given.overwrite)
     stem.parent.mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, "title": given.title, "runs": summary}
     write_text(files[0], json.dumps(content, indent=1) + "\n")
@@ -59,8 +63,8 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="summarise.py",
+    parser = Parser(
+        prog=called_as("summarise"),
         description="Average the results.json files of tools/test.py over the seeds of each run. "
         "Runs that differ in their seed alone are named <run>.s<seed>, e.g. motion_flexible.s0.",
     )
@@ -79,4 +83,5 @@ def _parser() -> argparse.ArgumentParser:
         help="add a table of differences from this run, for runs with the same trained counts",
     )
     option("--figure", nargs="*", metavar="RUN", help="runs in the figure; default: all")
+    option("--overwrite", action="store_true", help="replace existing files")
     return parser

@@ -3,64 +3,85 @@
 from __future__ import annotations
 
 import argparse
-import os
-import sys
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ffn.cli.arguments import positive_int
+from ffn.cli.arguments import (
+    add_device_argument,
+    add_overrides_argument,
+    find_device,
+    positive_int,
+    refuse_existing,
+)
+from ffn.cli.configs import find_config
+from ffn.cli.program import Parser, called_as, fail_once, prefix, program
 
 if TYPE_CHECKING:
+    from ffn.data import VideoDataset
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
     from ffn.evaluation import Sweep
 
 
+@program("test", "no results are written; the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, test each network, print and write the tables; returns the exit status."""
-    given = _parser().parse_intermixed_args(arguments)
+    given = _parser().parse_with_overrides(arguments)
 
-    from ffn.engine.config import ConfigError, load_config
+    from ffn.engine.config import load_config
 
     try:
-        config = load_config(given.config, given.options)
-    except ConfigError as error:
-        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # all processes have the same error
-            print(f"test.py: {error}", file=sys.stderr)
-        return 2
+        device = None if given.device is None else find_device(given.device)
+        config = load_config(find_config(given.config), given.options)
+        given.output = Path(given.output or Path(config.log.output) / "test")
+        refuse_existing(given.output / "results.json", given.overwrite)
+    except (ValueError, OSError) as error:
+        return fail_once("test", error)
 
     from ffn.engine.failures import run_command
 
-    return run_command("test.py", partial(_test, given, config), data_timeout=config.data.timeout)
+    run = partial(_test, given, config)
+    return run_command(prefix("test"), run, data_timeout=config.data.timeout, device=device)
+
+
+class _Tested(NamedTuple):
+    """A network's results, and the videos that it was tested on."""
+
+    sweep: Sweep
+    dataset: VideoDataset
+    classes: Sequence[str]
 
 
 def _test(given: argparse.Namespace, config: Config, world: World) -> None:
-    from ffn.evaluation import ensemble, print_table, save_table
+    from ffn.evaluation import ensemble, print_table, save_details, save_table
 
-    output = Path(given.output or Path(config.log.output) / "test")
     if given.ensemble:
         _check_ensemble(given.weights, config)
-    sweeps = []
+    tested = []
     for weights, name in _names(given.weights).items():
-        sweeps.append(_sweep(weights, name, given, config, world))
+        tested.append(_sweep(weights, name, given, config, world))
         if given.save_predictions and world.is_main:
-            _save_predictions(sweeps[-1], output)
+            _save_predictions(tested[-1], given.output)
     if not world.is_main:
         return
     if given.ensemble:
-        sweeps.append(ensemble(sweeps))
+        tested.append(tested[0]._replace(sweep=ensemble([one.sweep for one in tested])))
         if given.save_predictions:
-            _save_predictions(sweeps[-1], output)
+            _save_predictions(tested[-1], given.output)
+    sweeps = [one.sweep for one in tested]
     print_table(sweeps)
-    for file in save_table(sweeps, output):
+    for file in save_table(sweeps, given.output):
         print(file)
+    for one in tested if given.details else ():
+        for file in save_details(*one, given.output):
+            print(file)
 
 
 def _sweep(
     weights: str, name: str, given: argparse.Namespace, config: Config, world: World
-) -> Sweep:
+) -> _Tested:
     """Test one network at all frame counts; every process calls this."""
     from ffn.core import FrameFlexible
     from ffn.data import Preprocessing
@@ -76,9 +97,10 @@ def _sweep(
         if given.interpolate != model.interpolate:
             name = f"{'interpolated' if given.interpolate else 'nearest'}/{name}"
         model.interpolate = given.interpolate
+    splits = read_config_splits(config.data, with_train=False, classes=record.classes)
     loader = build_test_loader(
         config,
-        read_config_splits(config.data, with_train=False, classes=record.classes),
+        splits,
         world,
         frames=given.frames or config.data.test_frames,
         preprocessing=Preprocessing.from_dict(record.preprocessing),
@@ -88,7 +110,7 @@ def _sweep(
     batch_size = clips_per_forward(config, world)
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
     with explain_failures(world, loader, batch_size=batch_size, remedy=remedy):
-        return sweep(
+        result = sweep(
             model,
             loader,
             name="shuffled/" * given.shuffle_frames + name,
@@ -96,10 +118,11 @@ def _sweep(
             precision=given.precision,
             fused=not given.no_fuse,
             latency=not given.no_latency,
-            keep_logits=given.save_predictions or given.ensemble,
+            keep_logits=given.save_predictions or given.ensemble or given.details,
             batch_size=batch_size,
             progress=True,
         )
+    return _Tested(result, loader.dataset, splits.classes)
 
 
 def _check_ensemble(names: Sequence[str], config: Config) -> None:
@@ -117,25 +140,26 @@ def _check_ensemble(names: Sequence[str], config: Config) -> None:
     check_members(members)
 
 
-def _save_predictions(result: Sweep, output: Path) -> None:
-    from ffn.evaluation import save_predictions
+def _save_predictions(tested: _Tested, output: Path) -> None:
+    from ffn.evaluation import save_prediction_table, save_predictions
 
-    name = result.name.replace("/", "_")
-    print(save_predictions(result, output / f"{name}.predictions.safetensors"))
+    start = f"{output / tested.sweep.name.replace('/', '_')}.predictions"
+    print(save_predictions(tested.sweep, f"{start}.safetensors"))
+    print(save_prediction_table(tested.sweep.predictions, tested.classes, f"{start}.csv"))
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="test.py",
+    parser = Parser(
+        prog=called_as("test"),
         description="Test networks at any frame counts, in one process or under torchrun. Reports "
         "accuracy, the sub-network used, multiply-accumulates, parameters and latency; prints a "
         "table and writes CSV, JSON and a figure. Exit status: 0 tested; 2 error, with a message "
         "that names the cause.",
     )
-    parser.add_argument("config", help="YAML file; its data section selects the videos")
     parser.add_argument(
-        "options", nargs="*", metavar="key=value", help="options that override the config"
+        "config", help="YAML file, or a name of `ffn configs`; its data section selects the videos"
     )
+    add_overrides_argument(parser)
     parser.add_argument(
         "--weights",
         nargs="+",
@@ -191,9 +215,17 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--save-predictions",
         action="store_true",
-        help="also write the logits of every video, as safetensors",
+        help="also write the answer for every video as CSV, and the logits as safetensors",
+    )
+    parser.add_argument(
+        "--details",
+        action="store_true",
+        help="also write, per network, the accuracy of each class, the confusion matrix (CSV and "
+        "figure), and a picture of the most confident mistakes",
     )
     parser.add_argument("--output", help="folder for the results; default: test/ in log.output")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing results")
+    add_device_argument(parser)
 
 
 def _names(weights: Sequence[str]) -> dict[str, str]:

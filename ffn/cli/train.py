@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shutil
 import signal
-import sys
 import textwrap
 from collections.abc import Sequence
 
+from ffn.cli.arguments import add_device_argument, add_overrides_argument, find_device
+from ffn.cli.configs import find_config
+from ffn.cli.program import Parser, called_as, fail_once, prefix, program
 
+
+@program("train", "the same command resumes")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, build, train; returns the exit status."""
     before = signal.getsignal(signal.SIGINT)
@@ -22,21 +25,21 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: Sequence[str] | None) -> int:
-    from ffn.engine.config import ConfigError, load_config
+    from ffn.engine.config import load_config
 
     parser = _parser()
-    given = parser.parse_args(arguments)
+    given = parser.parse_with_overrides(arguments)
     if given.config is None and not given.help:
         parser.error("CONFIG is missing")
     try:
+        path = None if given.config is None else str(find_config(given.config))
         if given.help:
-            _print_help(parser, given.config, given.options)
+            _print_help(parser, path, given.options)
             return 0
-        config = load_config(given.config, given.options)
-    except ConfigError as error:
-        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # all processes have the same error
-            print(f"train.py: {error}", file=sys.stderr)
-        return 2
+        device = None if given.device is None else find_device(given.device)
+        config = load_config(path, given.options)
+    except (ValueError, OSError) as error:  # ConfigError is a ValueError
+        return fail_once("train", error)
 
     from ffn.engine.build import build_run
     from ffn.engine.distributed import World
@@ -48,14 +51,15 @@ def _train(arguments: Sequence[str] | None) -> int:
         if world.is_main:
             print(f"best network: {best}")
 
-    return run_command("train.py", run, data_timeout=config.data.timeout)
+    return run_command(prefix("train"), run, data_timeout=config.data.timeout, device=device)
 
 
 def _print_help(
     parser: argparse.ArgumentParser, config: str | None, overrides: Sequence[str]
 ) -> None:
     """Print the usage and all options, with those of imported tasks."""
-    from ffn.engine.config import import_packages, option_help
+    from ffn.engine.config import import_packages
+    from ffn.engine.config_help import option_help
 
     import_packages(config, overrides)
     print(parser.format_help())
@@ -76,16 +80,19 @@ def _wrap(table: str) -> str:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="train.py",
+    parser = Parser(
+        prog=called_as("train"),
         add_help=False,
         description="Train a video network from a config, in one process or under torchrun. If the "
         "run folder (log.output) has a checkpoint, the run is resumed. Exit status: 0: trained. "
         "2: error; the message names the remedy. 75: stopped by SIGTERM, SIGINT or SIGUSR1 after "
         "saving a checkpoint; the same command resumes the run.",
     )
-    parser.add_argument("config", nargs="?", metavar="CONFIG", help="YAML file, e.g. from configs/")
-    parser.add_argument("options", nargs="*", metavar="key=value", help="options, see below")
+    parser.add_argument(
+        "config", nargs="?", metavar="CONFIG", help="YAML file, or a name of `ffn configs`"
+    )
+    add_overrides_argument(parser)
+    add_device_argument(parser)
     parser.add_argument(
         "-h",
         "--help",

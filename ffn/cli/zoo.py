@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffn.cli.arguments import add_imports_argument, load_imports
+from ffn.cli.program import Parser, called_as, fail, program
 from ffn.files import write_text
 
 if TYPE_CHECKING:
@@ -37,10 +36,12 @@ the table for other models, also `tsm.<timm name>`, and sizes.
 """
 
 
+@program("zoo", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Print the table, or write the page; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="zoo.py", description="List weights and their accuracy, or models and their cost."
+    parser = Parser(
+        prog=called_as("zoo"),
+        description="List weights and their accuracy, or models and their cost.",
     )
     parser.add_argument("pattern", nargs="?", default="*", help="names to list, e.g. '*sthv1*'")
     parser.add_argument("--models", action="store_true", help="list models instead of weights")
@@ -78,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sizes = {"frames": given.frames, "side": given.side, "num_classes": given.classes}
         print(models_table(names, **{k: v for k, v in sizes.items() if v is not None}), end="")
     except (ValueError, ImportError) as error:
-        print(f"zoo.py: {error}", file=sys.stderr)
-        return 2
+        return fail("zoo", error)
     return 0
 
 

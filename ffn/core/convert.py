@@ -55,8 +55,6 @@ def convert(
     """Make a frame-flexible copy of a network: shared weights, private norms, weight alterations.
 
     Private modules start with the state of the original. ``.report`` describes the conversion.
-    With an ``example``, it warns of private modules and alterations that do not run, as those of a
-    norm that the network calls through a Python list: they would not learn.
 
     Args:
         model: any network that takes one clip of any T.
@@ -69,7 +67,8 @@ def convert(
         interpolate: in eval mode, counts between two trained ones have their own sub-networks,
             with private parameters and statistics interpolated linearly in the count (not "all").
         frame_dim: the dimension of T in a clip, 2 in (B, C, T, H, W).
-        example: a clip to run through the network once, in eval mode.
+        example: a clip to run once, in eval mode; warns of private modules and alterations that do
+            not run, as those of a norm called through a Python list: they would not learn.
 
     Raises ValueError if the model is converted already, or a selection matches nothing usable.
     """
@@ -123,10 +122,8 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
         if name and not _is_inside(name, chosen) and rule(name, module):
             chosen[name] = module
     if not chosen:
-        raise ValueError(
-            f"private={private!r} selects no module of {type(model).__name__}; name its "
-            'normalisation layers with a function, or pass private="none"'
-        )
+        remedy = 'name its normalisation layers with a function, or pass private="none"'
+        raise ValueError(f"private={private!r} selects no module of {model._get_name()}; {remedy}")
     return chosen
 
 
@@ -143,9 +140,7 @@ def _copies(
             remedy = "which all counts share; make both private, or untie them"
             raise ValueError(f"{own} is the same parameter as {shared}, {remedy}")
     memos: dict[int, dict] = {n: {} for n in counts}
-    return {
-        id(m): {n: copy.deepcopy(m, memo) for n, memo in memos.items()} for m in chosen.values()
-    }
+    return {id(m): {n: copy.deepcopy(m, memos[n]) for n in memos} for m in chosen.values()}
 
 
 def _put_alterations(
@@ -169,7 +164,6 @@ def _put_alterations(
         marked = {n: m for n, m in sites.items() if n in free and m.optional in wanted[alter]}
         _replace(model, {id(m): alterations(m.channels, m.channel_dim) for m in marked.values()})
         return list(marked)
-
     matching = {p: [n for n in free if fnmatch.fnmatchcase(n, p)] for p in alter}
     idle = [pattern for pattern, names in matching.items() if not names]
     if idle or not matching:
@@ -202,8 +196,7 @@ def _input_channels(name: str, module: nn.Module) -> tuple[int, int]:
         return module.in_features, -1
     if isinstance(getattr(module, "in_channels", None), int):
         return module.in_channels, 1
-    kind = type(module).__name__
-    raise ValueError(f"{name} is a {kind}; name convolutions or linear layers in alter=")
+    raise ValueError(f"{name} is a {type(module).__name__}; name convolutions or linear layers")
 
 
 def alter_input(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, dict[str, Any]]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, compiler, jit, nn
@@ -18,9 +19,8 @@ class FrameFlexible(nn.Module):
     :func:`ffn.convert` builds it and describes the arguments; ``interpolate`` may be changed later.
     State-dict keys are those of the wrapped network, with the count in those of private modules
     (``layer1.0.bn1.16.weight``). ``load_state_dict`` also accepts the state dict of the plain
-    network: it sets all private copies, and alterations keep their values.
-
-    ``forward`` changes the active sub-network, in its own thread only.
+    network: it sets all private copies, and alterations keep their values. ``forward`` changes the
+    active sub-network, in its own thread only.
     """
 
     def __init__(
@@ -44,27 +44,39 @@ class FrameFlexible(nn.Module):
             if isinstance(module, PrivateModules):
                 module.selected = self.selected
 
-    def forward(self, clip: Tensor, active: int | None = None) -> Tensor:
+    def forward(self, clip: Tensor, active: int | None = None, run: Callable | None = None) -> Any:
         """Run the sub-network for the T of a clip (B, C, T, H, W), or that of the count ``active``.
 
-        Any T >= 1 is allowed. Returns the logits (B, K). Raises ValueError for a wrong number of
-        dimensions, no frames, or a count without a sub-network.
+        Any T >= 1 is allowed. Returns the logits (B, K), or what ``run`` returns in place of the
+        network. Raises ValueError for another rank, no frames, or a count without a sub-network.
         """
         if clip.ndim != 5:
-            shape = f"{clip.ndim} dims {tuple(clip.shape)}"
-            views = "Several views? Call the task instead."
-            raise ValueError(f"clip has {shape}; expected (B, C, T, H, W). {views}")
+            shape = f"{clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W)"
+            raise ValueError(f"clip has {shape}. Several views? Call the task instead.")
         if jit.is_tracing():  # the trace would run this sub-network and T at all other T
             raise RuntimeError("torch.jit.trace keeps one number of frames; trace ffn.extract(…)")
         frames = clip.shape[self.frame_dim]
         closest = nearest(frames, self.ranges) if self.training else self.select(frames)
         active = closest if active is None else active
         self.activate(active)
-        logits = self.model(clip)
-        if isinstance(logits, Tensor) and logits.requires_grad and not compiler.is_compiling():
-            # Activation checkpointing runs layers again in the backward, after other forwards.
-            logits.register_hook(lambda _: self.activate(active))
-        return logits
+        outputs = (run or self.model)(clip)
+        for x in outputs if isinstance(outputs, tuple) else (outputs,):
+            if isinstance(x, Tensor) and x.requires_grad and not compiler.is_compiling():
+                # Activation checkpointing runs layers again in the backward, after other forwards.
+                x.register_hook(lambda _: self.activate(active))
+        return outputs
+
+    def forward_features(self, clip: Tensor, active: int | None = None) -> Any:
+        """The network's ``forward_features``, in the sub-network that ``forward`` runs."""
+        return self.forward(clip, active, self.model.forward_features)
+
+    # Of the network, by timm's names; the head is that of the active sub-network.
+    forward_head = property(attrgetter("model.forward_head"))
+    get_classifier = property(attrgetter("model.get_classifier"))
+    reset_classifier = property(attrgetter("model.reset_classifier"))
+    num_classes = property(attrgetter("model.num_classes"))
+    num_features = property(attrgetter("model.num_features"))
+    head_hidden_size = property(attrgetter("model.head_hidden_size"))
 
     @property
     def counts(self) -> Sequence[int]:
@@ -116,8 +128,7 @@ class FrameFlexible(nn.Module):
         if any(key.startswith(owned) for key in state_dict):
             return  # entries of a converted network, which must be complete
         for name, module in private.items():
-            keys = [key for key in state_dict if key.startswith(name)]
-            plain = {key[len(name) :]: state_dict.pop(key) for key in keys}
+            plain = {k[len(name) :]: state_dict.pop(k) for k in [*state_dict] if k.startswith(name)}
             for count, copy in module.items():
                 has_none = isinstance(copy, WeightAlteration) and not plain
                 new = {"weight": copy.weight.detach().clone()} if has_none else plain
@@ -154,7 +165,5 @@ def frame_ranges(trained_frames: Iterable[int]) -> dict[int, tuple[int, int]]:
         apart = all(left[1] < right[0] for left, right in pairwise(ranges.values()))
         if apart and all(low <= n <= high for n, (low, high) in ranges.items()):
             return ranges
-    raise ValueError(
-        f"trained_frames is {counts}; expected different positive integers, e.g. (4, 8, 16), "
-        "or separate ranges, e.g. {4: (2, 5), 8: (6, 11)}"
-    )
+    allowed = "positive integers, e.g. (4, 8, 16), or separate ranges, e.g. {4: (2, 5), 8: (6, 11)}"
+    raise ValueError(f"trained_frames is {counts}; expected different {allowed}")

@@ -42,8 +42,7 @@ class PrivateModules(nn.ModuleDict):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the active count's module."""
-        if self.training and str(self.selected.count) not in self:
-            count = self.selected.count
+        if self.training and (count := str(self.selected.count)) not in self:
             raise ValueError(f"{count} frames are interpolated; train at {', '.join(self)}")
         return self.active_module()(*args, **kwargs)
 
@@ -56,7 +55,7 @@ class PrivateModules(nn.ModuleDict):
             raise ValueError("nn.DataParallel cannot interpolate; use DistributedDataParallel")
         low = max(n for n in map(int, self) if n < active)
         high = min(n for n in map(int, self) if n > active)
-        return _interpolate(self[str(low)], self[str(high)], (active - low) / (high - low))
+        return _lerp(self[str(low)], self[str(high)], (active - low) / (high - low))
 
 
 class WeightAlteration(nn.Module):
@@ -82,16 +81,15 @@ class WeightAlteration(nn.Module):
         return torch.addcmul(x, x, self.weight.to(x.dtype).view(shape))
 
 
-def _interpolate(one: nn.Module, other: nn.Module, share: float) -> nn.Module:
-    """A module like ``one`` with the parameters and statistics ``one + share * (other - one)``."""
+def _lerp(one: nn.Module, two: nn.Module, share: float) -> nn.Module:
+    """A module like ``one`` with the parameters and statistics ``one + share * (two - one)``."""
 
     def mix(a: dict[str, Tensor], b: dict[str, Tensor]) -> dict[str, Tensor]:
         floats = {k for k, v in a.items() if v is not None and v.is_floating_point()}
         return {k: v.lerp(b[k], share) if k in floats else v for k, v in a.items()}
 
     new = copy.copy(one)
-    new._parameters = mix(one._parameters, other._parameters)
-    new._buffers = mix(one._buffers, other._buffers)
-    below = ((name, m, other._modules[name]) for name, m in one._modules.items())
-    new._modules = {name: m and _interpolate(m, n, share) for name, m, n in below}
+    new._parameters = mix(one._parameters, two._parameters)
+    new._buffers = mix(one._buffers, two._buffers)
+    new._modules = {k: m and _lerp(m, two._modules[k], share) for k, m in one._modules.items()}
     return new

@@ -23,6 +23,7 @@ from ffn.data.decoding import (
 from ffn.data.frame_counts import FrameCounts
 from ffn.data.global_rng import library_draws
 from ffn.data.loader import collate_eval, collate_train, make_loader
+from ffn.data.overview import check_splits, describe_splits, split_warnings
 from ffn.data.preprocessing import Normalise, Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.records import Record
@@ -60,6 +61,7 @@ __all__ = [
     "VideoDataset",
     "VideoError",
     "VideoMetadata",
+    "check_splits",
     "clip_indices",
     "collate_eval",
     "collate_train",
@@ -68,6 +70,7 @@ __all__ = [
     "dense",
     "dense_clips",
     "dense_start",
+    "describe_splits",
     "library_draws",
     "make_loader",
     "open_video",
@@ -83,6 +86,7 @@ __all__ = [
     "segment_centre",
     "segment_random",
     "segment_views",
+    "split_warnings",
     "swap_pairs",
     "watching",
 ]

@@ -1,60 +1,27 @@
-"""Read annotations of labelled videos from a folder per class, a text list or a csv.
+"""Read annotations of labelled videos from a folder per class, a text list or a table.
 
 * a folder with one sub-folder per class, of video files or of folders of frames;
-* a text list, one video per line: `path label` or `path frames label` (paths may contain spaces);
-* a csv with a header: a path column, a label column, optionally frames, start and end.
+* a text list, one video per line: `path label` or `path frames label`;
+* a table with a header, separated by commas, tabs or semicolons: a path column, a label column,
+  optionally frames, start, end, width, height and group.
 
-Labels are class indices or class names. Pass the classes of the training list when reading the
-validation list, so that both use the same indices.
+`docs/data.md` has the grammar. Labels are class indices or class names. Pass the classes of the
+training list when reading the validation list, so that both use the same indices.
 """
 
 from __future__ import annotations
 
-import csv
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
+from ffn.data.annotation_rows import AnnotationRow, is_number
+from ffn.data.class_folders import read_class_folders
+from ffn.data.lists import read_lines, read_list
 from ffn.data.records import Record
-
-VIDEO_SUFFIXES = (
-    *(".3gp", ".avi", ".flv", ".gif", ".m4v", ".mkv", ".mov"),
-    *(".mp4", ".mpeg", ".mpg", ".ts", ".webm", ".wmv"),
-)
-
-# Accepted names of the columns of a csv, in lower case; the first one found is used.
-_COLUMNS = {
-    "path": ("path", "video", "video_path", "file", "filename"),
-    "label": ("label", "class", "class_name", "category"),
-    "frames": ("frames", "num_frames"),
-    "start": ("start",),
-    "end": ("end",),
-}
-
-
-@dataclass(frozen=True, slots=True)
-class AnnotationRow:
-    """One unparsed entry of annotations.
-
-    Attributes:
-        where: File and line, for messages.
-        path: As written.
-        label: Class index or class name.
-        frames: Number of frames, or None.
-        start: Start in seconds, or None.
-        end: End in seconds, or None.
-        extra: Cells of the other columns that the reader asked for, in that order.
-    """
-
-    where: str
-    path: str
-    label: str
-    frames: str | None = None
-    start: str | None = None
-    end: str | None = None
-    extra: tuple[str, ...] = ()
+from ffn.limits import CLASSES
 
 
 def read_annotations(
@@ -66,10 +33,11 @@ def read_annotations(
     """Read an annotation list or a folder per class.
 
     Args:
-        source: Text list, csv (suffix `.csv`), or folder with one sub-folder per class.
+        source: Text list, table with a header, or folder with one sub-folder per class.
         root: Folder that relative paths start from; default: the folder of `source`.
         classes: Class names in the order of their indices, or a text file with one name per line.
-            Default: the names found, sorted; for a list with indices, "0", "1", ….
+            Default: the names found, sorted; for a list with indices, which must have no gaps,
+            "0", "1", ….
 
     Returns:
         The records in the order of the list, and the class names.
@@ -83,7 +51,20 @@ def read_annotations(
     if source.is_dir() and root is not None:
         raise ValueError(f"root is {root}; {source} is a folder per class and takes no root")
     rows = read_annotation_rows(source)
+    if source.is_dir() and classes is None:
+        check_several_classes(source, rows)
     return rows_to_records(rows, source.parent if root is None else root, classes)
+
+
+def check_several_classes(folder: Path, rows: Sequence[AnnotationRow]) -> None:
+    """Raise ValueError for a folder per class that has a single class."""
+    names = {row.label for row in rows}
+    if len(names) == 1:
+        raise ValueError(
+            f"{folder} has the single class {names.pop()!r}, from the name of its folder; expected "
+            "two or more. Name the folder that holds the class folders, or a list "
+            "(data.train=LIST.csv)"
+        )
 
 
 def rows_to_records(
@@ -121,9 +102,8 @@ def read_classes(path: str | os.PathLike[str]) -> list[str]:
     """
     if not os.path.isfile(path):
         raise FileNotFoundError(f"file of class names {path} does not exist")
-    lines = Path(path).read_text(encoding="utf-8-sig").splitlines()
-    names = [line.strip() for line in lines if line.strip()]
-    repeated = sorted({name for name in names if names.count(name) > 1})
+    names = [line.strip() for _, line in read_lines(path)]
+    repeated = sorted(name for name, times in Counter(names).items() if times > 1)
     if not names:
         raise ValueError(f"{path} contains no class name")
     if repeated:
@@ -152,110 +132,14 @@ def read_annotation_rows(
             f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
             f"sub-folder per class{hint} (data.train and data.val of a config)"
         )
-    is_csv = source.suffix.lower() == ".csv" and not source.is_dir()
-    if columns and not is_csv:
+    if not source.is_dir():
+        return read_list(source, columns)
+    if columns:
         raise ValueError(
-            f"{source} is not a csv and has no columns {', '.join(columns)}; expected a csv with "
+            f"{source} is a folder and has no columns {', '.join(columns)}; expected a csv with "
             f"the header path,label,{','.join(columns)}"
         )
-    if is_csv:
-        rows = list(_csv_rows(source, columns))
-    else:
-        rows = list(_folder_rows(source) if source.is_dir() else _text_rows(source))
-    if not rows:
-        raise ValueError(f"{source} contains no video")
-    return rows
-
-
-def _folder_rows(folder: Path) -> Iterator[AnnotationRow]:
-    classes = [entry for entry in sorted(folder.iterdir()) if _visible_folder(entry)]
-    if not classes:
-        raise ValueError(f"{folder} has no sub-folders; expected one per class")
-    for class_folder in classes:
-        videos = [
-            entry
-            for entry in sorted(class_folder.iterdir())
-            if _visible_folder(entry) or entry.suffix.lower() in VIDEO_SUFFIXES
-        ]
-        if not videos:
-            raise ValueError(
-                f"{class_folder} contains no video; expected files ({' '.join(VIDEO_SUFFIXES)}) "
-                "or folders of frames"
-            )
-        for video in videos:
-            yield AnnotationRow(str(video), os.path.abspath(video), class_folder.name)
-
-
-def _visible_folder(entry: Path) -> bool:
-    return entry.is_dir() and not entry.name.startswith(".")
-
-
-def _csv_rows(path: Path, extra: Sequence[str]) -> Iterator[AnnotationRow]:
-    with path.open(encoding="utf-8-sig", newline="") as file:
-        table = csv.reader(file)
-        header = [name.strip().lower() for name in next(table, [])]
-        columns = _find_columns(path, header)
-        others = [_find_column(path, header, name) for name in extra]
-        for cells in table:
-            if not any(cell.strip() for cell in cells):
-                continue
-            where = f"{path}:{table.line_num}"
-            if len(cells) != len(header):
-                raise ValueError(f"{where}: {len(cells)} cells, but the header has {len(header)}")
-            values = {field: cells[column].strip() or None for field, column in columns.items()}
-            for field in ("path", "label"):
-                if values[field] is None:
-                    raise ValueError(f"{where}: the {field} is empty")
-            yield AnnotationRow(where, **values, extra=tuple(cells[i].strip() for i in others))
-
-
-def _find_columns(path: Path, header: list[str]) -> dict[str, int]:
-    """Column of each field that a csv has."""
-    found = {
-        field: next((header.index(name) for name in names if name in header), None)
-        for field, names in _COLUMNS.items()
-    }
-    for field in ("path", "label"):
-        if found[field] is None:
-            raise ValueError(
-                f"{path}:1: no column for the {field} in the header {header}; "
-                f"expected one of {', '.join(_COLUMNS[field])}"
-            )
-    return {field: column for field, column in found.items() if column is not None}
-
-
-def _find_column(path: Path, header: list[str], name: str) -> int:
-    if name.lower() in header:
-        return header.index(name.lower())
-    close = get_close_matches(name.lower(), header, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise ValueError(f"{path}:1: no column {name!r}; the columns are {', '.join(header)}{hint}")
-
-
-def _text_rows(path: Path) -> Iterator[AnnotationRow]:
-    """Split lines `path label` or `path frames label` from the right.
-
-    A path may end in " 12". The format is therefore decided for the whole list: three columns if
-    every line has a number before its label, two if no line has one.
-    """
-    text = path.read_text(encoding="utf-8-sig")
-    lines = [(n, line.strip()) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    counted = {n: len(p := line.rsplit(None, 2)) == 3 and p[1].isdigit() for n, line in lines}
-    if any(counted.values()) and not all(counted.values()):
-        # The rarer format is the more likely mistake.
-        rare = sum(counted.values()) * 2 <= len(counted)
-        n, line = next((n, line) for n, line in lines if counted[n] == rare)
-        raise ValueError(
-            f"{path}:{n}: {line!r} has {'a' if rare else 'no'} number before the label, unlike "
-            "other lines; expected 'path label' or 'path frames label' in every line. If the "
-            "number is part of a path, write the list as a csv with the header path,label"
-        )
-    for n, line in lines:
-        where = f"{path}:{n}"
-        parts = line.rsplit(None, 2 if counted[n] else 1)
-        if len(parts) < 2:
-            raise ValueError(f"{where}: {line!r}; expected 'path label' or 'path frames label'")
-        yield AnnotationRow(where, parts[0], parts[-1], parts[1] if counted[n] else None)
+    return list(read_class_folders(source))
 
 
 def _label_indices(
@@ -264,13 +148,11 @@ def _label_indices(
     """Class index of each row, and all class names."""
     if classes is not None:
         names = [str(name) for name in classes]
-        index = {name: i for i, name in enumerate(names)}
-        return [_known_label(row, names, index) for row in rows], names
+        return _known_labels(rows, names), names
 
-    numeric = [row.label.isdigit() for row in rows]
+    numeric = [is_number(row.label) for row in rows]
     if all(numeric):
-        labels = [int(row.label) for row in rows]
-        return labels, [str(i) for i in range(max(labels) + 1)]
+        return _indices(rows)
     if any(numeric):
         odd = rows[numeric.index(sum(numeric) * 2 <= len(rows))]
         raise ValueError(
@@ -279,30 +161,61 @@ def _label_indices(
             "are digits"
         )
     names = sorted({row.label for row in rows})
-    return [names.index(row.label) for row in rows], names
+    index = {name: i for i, name in enumerate(names)}
+    return [index[row.label] for row in rows], names
 
 
-def _known_label(row: AnnotationRow, names: list[str], index: dict[str, int]) -> int:
-    if row.label in index:
-        return index[row.label]
-    if row.label.isdigit():
-        if int(row.label) < len(names):
-            return int(row.label)
+def _indices(rows: Sequence[AnnotationRow]) -> tuple[list[int], list[str]]:
+    """The labels of rows as class indices, which start at 0 and have no gaps."""
+    remedy = "give all class names (data.classes=FILE, one per line), or write names as labels"
+    for row in rows:
+        # A larger index is taken for a name, e.g. a date.
+        if len(row.label) > 9 or int(row.label) >= CLASSES.value:
+            raise ValueError(
+                f"{row.where}: label {row.label[:40]} is no class index; expected 0 … "
+                f"{CLASSES.value - 1} (raise the limit with the environment variable "
+                f"{CLASSES.variable}). If it is a name, {remedy}"
+            )
+    labels = [int(row.label) for row in rows]
+    missing = sorted({*range(max(labels) + 1)} - {*labels})
+    if missing:
+        last = rows[labels.index(max(labels))]
+        if missing == [*range(min(labels))]:
+            remedy = f"subtract {min(labels)} from every label, or {remedy}"
+        shown = f"{', '.join(map(str, missing[:5]))}{' …' if len(missing) > 5 else ''}"
         raise ValueError(
-            f"{row.where}: label {row.label} is not one of the {len(names)} classes; "
-            f"expected 0 … {len(names) - 1}"
+            f"{last.where}: label {last.label} makes {max(labels) + 1} classes, but no video has "
+            f"label {shown}; class indices are 0, 1, 2, … without gaps. If the list is right, "
+            f"{remedy}"
         )
-    close = get_close_matches(row.label, names, n=1, cutoff=0.0)
-    raise ValueError(
-        f"{row.where}: label {row.label!r} is not one of the {len(names)} classes; "
-        f"the closest is {close[0]!r}"
-    )
+    return labels, [str(i) for i in range(max(labels) + 1)]
+
+
+def _known_labels(rows: Sequence[AnnotationRow], names: list[str]) -> list[int]:
+    """Class index of each row, if all labels are known names, or all are indices."""
+    index = {name: i for i, name in enumerate(names)}
+    unknown = next((row for row in rows if row.label not in index), None)
+    if unknown is None:
+        return [index[row.label] for row in rows]
+    are_indices = all(is_number(row.label) for row in rows)
+    if not are_indices or any(map(is_number, names)):
+        close = get_close_matches(unknown.label, names, n=1, cutoff=0.0)
+        raise ValueError(
+            f"{unknown.where}: label {unknown.label[:99]!r} is not one of the {len(names)} "
+            f"classes; the closest is {close[0]!r}"
+        )
+    for row in rows:
+        if len(row.label) > 9 or int(row.label) >= len(names):
+            raise ValueError(
+                f"{row.where}: label {row.label[:40]} is not one of the {len(names)} classes; "
+                f"expected 0 … {len(names) - 1}"
+            )
+    return [int(row.label) for row in rows]
 
 
 def _to_record(row: AnnotationRow, label: int, base: Path) -> Record:
-    frames = None if row.frames is None else _parse_number(row, "frames", int)
-    start = None if row.start is None else _parse_number(row, "start", float)
-    end = None if row.end is None else _parse_number(row, "end", float)
+    frames = _number(row, "frames", int)
+    start, end = _number(row, "start", float), _number(row, "end", float)
     if frames is not None and frames < 1:
         raise ValueError(f"{row.where}: {frames} frames; expected at least 1")
     if start is not None and end is not None and start >= end:
@@ -310,9 +223,16 @@ def _to_record(row: AnnotationRow, label: int, base: Path) -> Record:
     return Record(os.path.join(base, row.path), label, frames, start, end)
 
 
-def _parse_number(row: AnnotationRow, field: str, kind: type) -> int | float:
+def _number(row: AnnotationRow, field: str, kind: type) -> int | float | None:
+    """The number in a cell; None if the cell is empty."""
     text = getattr(row, field)
+    if text is None:
+        return None
     try:
-        return kind(text)
+        number = kind(text)
+        if 0 <= number < 2**31:  # neither infinite nor NaN
+            return number
     except ValueError:
-        raise ValueError(f"{row.where}: {field} is {text!r}; expected a number") from None
+        pass
+    kinds = "an integer" if kind is int else "seconds"
+    raise ValueError(f"{row.where}: {field} is {text[:40]!r}; expected a number, {kinds} from 0")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -48,6 +48,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         source: Function that opens a record, instead of `open_video`, as
             `ClipStore(...).open_record`.
         on_error: `fail` raises an error; `skip` returns zeros with `ok` False and the error.
+        removed: Training only: indices of records that count as unreadable, whatever `on_error` is.
         cache_bytes: Memory for decoded videos, per process. A data set that fits is decoded once
             instead of every epoch; samples are the same. The cache stops growing at the first video
             that does not fit.
@@ -72,6 +73,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         pattern: str = PATTERN,
         source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
+        removed: Collection[int] = (),
         cache_bytes: int = 0,
     ) -> None:
         _check_dataset_options(records, views, on_error, train, transform, protocol, nested)
@@ -86,6 +88,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.shuffle_frames = shuffle_frames
         self.nested, self.seed, self.on_error = nested, seed, on_error
+        self.removed = frozenset(removed)
         self.decoder, self.pattern = decoder, pattern
         self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
@@ -111,30 +114,55 @@ class VideoDataset(Dataset[dict[str, Any]]):
         Raises:
             VideoError: if the video is unreadable and `on_error` is `fail`.
         """
-        epoch, index, *more = key if isinstance(key, tuple) else (0, key)
-        copy, numbers = (*more, *(0, self._numbers)[len(more) :])
+        (epoch, index, copy), numbers = self._complete(key)
         record, message = self.records[index], ""
         if self.worker_status is not None:
             self.worker_status.begin(index)
         try:
+            if index in self.removed:
+                raise VideoError(record.path, "taken out of the list")
             clips, label = self._load(record, (epoch, index, copy), numbers)
         except VideoError as error:
-            if self.on_error == "fail":
+            if self.on_error == "fail" and index not in self.removed:
                 raise
             clips, label, message = self._black_clips(numbers), record.label, str(error)
         if self.worker_status is not None:
             self.worker_status.end()
         return {"clips": clips, "label": label, "index": index, "ok": not message, "error": message}
 
+    def frame_indices(self, key: int | tuple) -> tuple[int, dict[int, list[list[int]]]]:
+        """Frames of one sample, without reading them.
+
+        Args:
+            key: As for `__getitem__`.
+
+        Returns:
+            The number of frames of the video, and for each view the indices of the frames of its
+            clips. Both count from the start of the record's time range.
+
+        Raises:
+            VideoError: if the video cannot be opened.
+        """
+        key, numbers = self._complete(key)
+        count, _ = self._open(self.records[key[1]], key[1])
+        indices = self._clip_indices(count, numbers, key, self._generator(key))
+        return count, {view: indices[number] for view, number in numbers.items()}
+
+    def _complete(self, key: int | tuple) -> tuple[tuple[int, int, int], Mapping[int, int]]:
+        """(epoch, index, copy) and the numbers of frames of a key."""
+        epoch, index, *more = key if isinstance(key, tuple) else (0, key)
+        copy, numbers = (*more, *(0, self._numbers)[len(more) :])
+        return (epoch, index, copy), numbers
+
+    def _generator(self, key: tuple[int, ...]) -> np.random.Generator:
+        return np.random.default_rng(np.random.SeedSequence([self.seed, *key]))
+
     def _load(
         self, record: Record, key: tuple[int, int, int], numbers: Mapping[int, int]
     ) -> tuple[dict[int, Tensor], int]:
-        generator = np.random.default_rng(np.random.SeedSequence([self.seed, *key]))
+        generator = self._generator(key)
         count, read = self._open(record, key[1])
-        indices = self._clip_indices(count, sorted({*numbers.values()}), generator)
-        if self.shuffle_frames:
-            indices = {n: self._shuffled(clips, (key[1], n)) for n, clips in indices.items()}
-
+        indices = self._clip_indices(count, numbers, key, generator)
         union = sorted({i for clips in indices.values() for clip in clips for i in clip})
         frames = read(union)
         if self.train:
@@ -153,20 +181,26 @@ class VideoDataset(Dataset[dict[str, Any]]):
         return views, label
 
     def _clip_indices(
-        self, count: int, numbers: Sequence[int], generator: np.random.Generator
+        self,
+        count: int,
+        numbers: Mapping[int, int],
+        key: tuple[int, int, int],
+        generator: np.random.Generator,
     ) -> dict[int, list[list[int]]]:
         """For each number of frames, the frame indices of its clips."""
-        rule = self.preprocessing.sampling
+        rule, lengths = self.preprocessing.sampling, sorted({*numbers.values()})
         if self.protocol.clips > 1:
-            return {n: clip_indices(count, n, self.protocol.clips, rule) for n in numbers}
-        random = generator if self.train else None
-        views = sample_views(count, numbers, rule=rule, generator=random, nested=self.nested)
-        return {number: [indices] for number, indices in views.items()}
-
-    def _shuffled(self, clips: list[list[int]], key: tuple[int, int]) -> list[list[int]]:
-        """The frame indices of each clip in an order drawn from (seed, index, frames)."""
-        generator = np.random.default_rng(np.random.SeedSequence([self.seed, *key]))
-        return [generator.permutation(clip).tolist() for clip in clips]
+            indices = {n: clip_indices(count, n, self.protocol.clips, rule) for n in lengths}
+        else:
+            random = generator if self.train else None
+            views = sample_views(count, lengths, rule=rule, generator=random, nested=self.nested)
+            indices = {n: [chosen] for n, chosen in views.items()}
+        if not self.shuffle_frames:
+            return indices
+        return {
+            n: [self._generator((key[1], n)).permutation(clip).tolist() for clip in clips]
+            for n, clips in indices.items()
+        }
 
     def _open(self, record: Record, index: int) -> tuple[int, Callable[[list[int]], Tensor]]:
         """Number of frames in the record's time range, and a function that reads some of them."""

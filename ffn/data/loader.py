@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
-from ffn.data.decoding import VideoError
 from ffn.data.watched_loader import WatchedLoader
 
 
@@ -116,16 +115,15 @@ def collate_train(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         samples: Items of `VideoDataset`.
 
     Returns:
-        As `collate_eval`, with B reduced by the number of skipped videos.
-
-    Raises:
-        VideoError: if no video of the batch is readable.
+        As `collate_eval`, with B reduced by the number of skipped videos; `clips` is empty if no
+        video is readable.
     """
     readable = [s for s in samples if s["ok"]]
     skipped = [s["error"] for s in samples if not s["ok"]]
-    if not readable:
-        raise VideoError(skipped[0], f"no video of this batch of {len(skipped)} is readable")
-    return collate_eval(readable) | {"skipped": skipped}
+    if readable:
+        return collate_eval(readable) | {"skipped": skipped}
+    index = torch.empty(0, dtype=torch.int64)
+    return {"clips": {}, "label": index, "index": index, "ok": index.bool(), "skipped": skipped}
 
 
 def worker_start_method() -> str:

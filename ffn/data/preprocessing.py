@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass, fields
 from difflib import get_close_matches
 from typing import Any
@@ -11,6 +12,7 @@ from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
 from ffn.data.sampling import RULES
+from ffn.limits import FRAME_PIXELS
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,22 @@ class Preprocessing:
     def __post_init__(self) -> None:
         object.__setattr__(self, "mean", tuple(float(x) for x in self.mean))
         object.__setattr__(self, "std", tuple(float(x) for x in self.std))
+        if not isinstance(self.crop, int) or not isinstance(self.resize, int):
+            raise ValueError(
+                f"crop is {self.crop!r} and resize {self.resize!r}; expected whole numbers"
+            )
         if self.crop < 1 or self.resize < self.crop:
             raise ValueError(
                 f"crop {self.crop} does not fit into resize {self.resize}; "
                 "expected 1 <= crop <= resize"
             )
-        if len(self.mean) != 3 or len(self.std) != 3 or min(self.std) <= 0:
-            raise ValueError(
-                f"mean {self.mean} and std {self.std}: expected three numbers each, std above 0"
-            )
+        refusal = FRAME_PIXELS.refusal(self.resize**2)
+        if refusal:
+            raise ValueError(f"resize {self.resize} gives {refusal}")
+        if len(self.mean) != 3 or not all(map(math.isfinite, self.mean)):
+            raise ValueError(f"mean is {list(self.mean)}; expected three numbers")
+        if len(self.std) != 3 or not all(0 < value < math.inf for value in self.std):
+            raise ValueError(f"std is {list(self.std)}; expected three numbers above 0")
         if self.colour not in ("rgb", "bgr"):
             raise ValueError(f"colour is {self.colour!r}; expected 'rgb' or 'bgr'")
         if self.sampling not in RULES:

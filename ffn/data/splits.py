@@ -5,11 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ffn.data.annotations import Record, read_annotations, read_classes
+from ffn.data.annotation_rows import AnnotationRow
+from ffn.data.annotations import (
+    check_several_classes,
+    read_annotation_rows,
+    read_classes,
+    rows_to_records,
+)
+from ffn.data.records import Record
 
 
 @dataclass(frozen=True)
@@ -22,12 +29,16 @@ class Splits:
         classes: class names in the order of their indices.
         prepared: fingerprint in the ``dataset.json`` next to the lists, which
             ``tools/prepare_data.py`` writes: counts per class, lengths, names. None without one.
+        rows: the rows of the training and of the validation list, as they are written.
+        sources: the training and the validation annotations.
     """
 
     train: list[Record]
     val: list[Record]
     classes: list[str]
     prepared: Any = None
+    rows: tuple[list[AnnotationRow], list[AnnotationRow]] = field(default=([], []), repr=False)
+    sources: tuple[Path, Path] = (Path(), Path())
 
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash of file names and labels, stored in checkpoints."""
@@ -68,18 +79,29 @@ def read_splits(
     """
     root = Path(root)
 
-    def read(name: str, names: Sequence[str] | None) -> tuple[list[Record], list[str]]:
-        source = root / name
-        return read_annotations(source, root=None if source.is_dir() else root, classes=names)
-
     names = list(classes) if classes is not None else None
     if names is None and class_file is not None:
         names = read_classes(root / class_file)
     records: list[Record] = []
+    rows: list[AnnotationRow] = []
     if with_train or names is None:
-        records, names = read(train, names)
-    val_records, names = read(val, names)
-    return Splits(records if with_train else [], val_records, names, _prepared(root / train))
+        rows, records, names = _read(root, train, names)
+    val_rows, val_records, names = _read(root, val, names)
+    if not with_train:
+        rows, records = [], []
+    sources = (root / train, root / val)
+    return Splits(records, val_records, names, _prepared(sources[0]), (rows, val_rows), sources)
+
+
+def _read(
+    root: Path, name: str, classes: list[str] | None
+) -> tuple[list[AnnotationRow], list[Record], list[str]]:
+    """Rows, records and class names of one list or folder."""
+    source = root / name
+    rows = read_annotation_rows(source)
+    if source.is_dir() and classes is None:
+        check_several_classes(source, rows)
+    return rows, *rows_to_records(rows, root, classes)
 
 
 def _prepared(annotations: Path) -> Any:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
+from multiprocessing import connection
 from typing import Any
 
 import torch
@@ -78,25 +80,30 @@ class WatchedLoader(DataLoader):
         Raises:
             LoaderError: if a batch exceeds the timeout, or a worker has exited unexpectedly.
         """
-        batches = super().__iter__()
-        while True:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                return
-            except RuntimeError as error:
-                if not _is_worker_failure(error):
-                    raise
-                raise self.explain(error) from error
-            yield batch
+        self._check_workers()
+        try:
+            batches = super().__iter__()
+            while True:
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch
+                self._check_workers()
+        except (RuntimeError, ConnectionError, EOFError) as error:
+            failure = _worker_failure(error) or self._broken_transfer(error)
+            if failure is None:
+                raise
+            raise self.explain(failure) from error
 
-    @property
-    def has_dead_worker(self) -> bool:
-        """Whether a worker has exited unexpectedly."""
+    def has_dead_worker(self, wait: float = 0.0) -> bool:
+        """Whether a worker has exited unexpectedly, now or within `wait` seconds.
+
+        A sentinel is right also where an interrupted `Process.is_alive` has lost the exit status.
+        """
         workers = getattr(self._iterator, "_workers", ())
-        return any(not worker.is_alive() for worker in workers)
+        return bool(connection.wait([worker.sentinel for worker in workers], wait))
 
-    def explain(self, error: RuntimeError) -> LoaderError:
+    def explain(self, error: BaseException) -> LoaderError:
         """A `LoaderError` with the cause and the videos that workers are reading."""
         message = str(error)
         videos = [
@@ -116,6 +123,25 @@ class WatchedLoader(DataLoader):
             )
         return LoaderError(f"{cause}; {'; '.join(videos) or 'no worker was reading'}; {advice}")
 
+    def _check_workers(self) -> None:
+        """Raise `LoaderError` if a worker has exited.
+
+        Torch reports it once, in a signal handler; Python discards the error of a handler that
+        runs inside a hook, e.g. of `os.fork`, and torch would then wait until the timeout.
+        """
+        if self.has_dead_worker():
+            raise self.explain(RuntimeError("worker has ended"))
+
+    def _broken_transfer(self, error: BaseException) -> BaseException | None:
+        """The error, if a worker exited while this process was receiving a batch from it."""
+        if isinstance(error, RuntimeError) or " in DataLoader worker process " in str(error):
+            return None
+        try:
+            ended = self.has_dead_worker(wait=1)  # the connection can close before the process ends
+        except RuntimeError as notice:  # of the signal handler
+            return _worker_failure(notice)
+        return error if ended else None
+
 
 @contextmanager
 def watching(*loaders: DataLoader) -> Iterator[None]:
@@ -132,19 +158,29 @@ def watching(*loaders: DataLoader) -> Iterator[None]:
     """
     try:
         yield
-    except RuntimeError as error:
-        if isinstance(error, LoaderError) or not _is_worker_failure(error):
+    except Exception as error:
+        failure = _worker_failure(error)
+        if isinstance(error, LoaderError) or failure is None:
             raise
         watched = [loader for loader in loaders if isinstance(loader, WatchedLoader)]
-        failed = [loader for loader in watched if loader.has_dead_worker] or watched
+        failed = [loader for loader in watched if loader.has_dead_worker()] or watched
         if not failed:
             raise
-        raise failed[0].explain(error) from error
+        raise failed[0].explain(failure) from error
 
 
-def _is_worker_failure(error: RuntimeError) -> bool:
-    """Whether torch reports a failed worker; an error of a sample keeps its type and message."""
-    return str(error).startswith("DataLoader ")
+def _worker_failure(error: BaseException | None) -> BaseException | None:
+    """The error by which torch reports a failed worker, or None.
+
+    Torch raises it at any place, also where the code around it then raises another error: an
+    interrupted `torch.save` reports a file of the wrong length. An error of a sample keeps its type
+    and message.
+    """
+    while error is not None:
+        if isinstance(error, RuntimeError) and str(error).startswith("DataLoader "):
+            return error
+        error = error.__cause__ or error.__context__
+    return None
 
 
 def _init_worker(status: WorkerStatus, worker: int) -> None:
@@ -159,4 +195,16 @@ def _init_worker(status: WorkerStatus, worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)
     end_with_parent()
+    sys.excepthook = _report_unless_disconnected
     get_worker_info().dataset.worker_status = status
+
+
+def _report_unless_disconnected(
+    kind: type[BaseException], error: BaseException, trace: Any
+) -> None:
+    """Print an error of a worker's thread, unless the training process has closed a connection.
+
+    The thread that sends tensors prints such an error when the training process ends.
+    """
+    if not isinstance(error, (ConnectionError, EOFError)):
+        sys.__excepthook__(kind, error, trace)

@@ -10,9 +10,8 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from ffn.data.annotations import VIDEO_SUFFIXES
+from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 LIST_SUFFIXES = (".csv", ".json", ".txt")
 # A folder with one of these files is an output of preparation: copies or an index.
 MARK = "derived.json"

@@ -17,6 +17,7 @@ from typing import Any
 
 from ffn.data.decoding import FrameFolder, VideoError, probe
 from ffn.data.workers import TIMEOUT, Failure, map_in_processes
+from ffn.files import naming
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +91,9 @@ class Journal:
         else:
             line["error"] = result
         self._lines[path] = line
-        self._file.write(json.dumps(line) + "\n")
-        self._file.flush()
+        with naming(self.path):
+            self._file.write(json.dumps(line) + "\n")
+            self._file.flush()
 
     def _key(self, path: str) -> list[int | str] | None:
         """Size, modification time in ns and, for a folder, the pattern; None without the file."""

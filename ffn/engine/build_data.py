@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ffn import data
+from ffn.engine.class_weights import balanced_weights, class_counts, with_mean_one
 from ffn.engine.config import ConfigError
 from ffn.engine.config_checks import nearest_multiples
 from ffn.engine.distributed import World
-from ffn.engine.options import Config, DataConfig, DataFormat, Flip, Order
+from ffn.engine.mixup import BatchMix
+from ffn.engine.options import ClassWeights, Config, DataConfig, DataFormat, Flip, Order
+from ffn.engine.run_videos import RunVideos
 from ffn.engine.tasks import TASKS
 
 
@@ -32,6 +37,11 @@ def read_config_splits(
     )
 
 
+def describe_videos(options: DataConfig, splits: data.Splits) -> list[str]:
+    """Lines about the videos of a training run; see :func:`ffn.data.describe_splits`."""
+    return data.describe_splits(splits, _open_store(options, resize=options.resize))
+
+
 def build_preprocessing(options: DataConfig) -> data.Preprocessing:
     """The preprocessing of clips, which checkpoints store."""
     return data.Preprocessing(
@@ -44,8 +54,25 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
     )
 
 
-def build_train_loader(config: Config, splits: data.Splits, world: World) -> DataLoader:
-    """Training batches: one micro-batch of this process each.
+def find_run_videos(
+    config: Config, splits: data.Splits, world: World, *, is_new: bool
+) -> RunVideos:
+    """The videos of a run; all processes call it."""
+    store = _open_store(config.data, resize=config.data.resize)
+    return RunVideos(
+        Path(config.log.output),
+        splits,
+        config.data.root,
+        world,
+        contents=None if store is None else store.contents,
+        allow_changes=config.data.allow_changes and not is_new,
+    )
+
+
+def build_train_loader(
+    config: Config, splits: data.Splits, world: World, *, removed: Collection[int] = ()
+) -> DataLoader:
+    """Training batches: one micro-batch of this process each, without the removed videos.
 
     Raises:
         ConfigError: the batch size is not divisible, or the frames of the store are too small.
@@ -64,6 +91,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         nested=options.nested,
         seed=train.seed,
         on_error=options.on_error.value,
+        removed=removed,
         cache_bytes=int(options.cache_gib * 2**30),
         **_frame_source(options, store),
     )
@@ -80,6 +108,32 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         order=_training_order(options, store, splits.train),
         frame_counts=_frame_counts(config),
     )
+
+
+def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
+    """Weights of the classes in the loss (K,), with a mean of 1 over the training videos.
+
+    Raises:
+        ConfigError: ``train.class_weight_list`` has another length.
+    """
+    train, options = config.train, config.data
+    if train.class_weights is ClassWeights.none and not train.class_weight_list:
+        return None
+    swapped = options.flip_pairs if options.flip is Flip.swap else ()
+    counts = class_counts(
+        [record.label for record in splits.train],
+        len(splits.classes),
+        data.swap_pairs(swapped, splits.classes),
+    )
+    if not train.class_weight_list:
+        power = 0.5 if train.class_weights is ClassWeights.sqrt else 1.0
+        return with_mean_one(balanced_weights(counts, power), counts)
+    if len(train.class_weight_list) != len(counts):
+        raise ConfigError(
+            f"train.class_weight_list has {len(train.class_weight_list)} numbers; the data have "
+            f"{len(counts)} classes. Give one for each, in the order of data.classes"
+        )
+    return with_mean_one(torch.tensor(train.class_weight_list, dtype=torch.float64), counts)
 
 
 def build_test_loader(
@@ -114,6 +168,18 @@ def build_test_loader(
         timeout=config.data.timeout,
         rank=world.rank,
         world_size=world.size,
+    )
+
+
+def build_batch_mix(config: Config, num_classes: int) -> BatchMix:
+    """Mixup, CutMix and label smoothing of a config."""
+    train = config.train
+    return BatchMix(
+        num_classes,
+        mixup=train.mixup,
+        cutmix=train.cutmix,
+        smoothing=train.label_smoothing,
+        seed=train.seed,
     )
 
 

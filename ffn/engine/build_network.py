@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ffn import core, zoo
-from ffn.engine import optim
+from ffn.engine import freezing, optim
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
+from ffn.engine.distributed import World
 from ffn.engine.options import Config, Groups, Optimiser, Precision
+from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import TASKS, FlexibleOptions, Task
+
+Start = tuple[zoo.Match, zoo.WeightRecord]
 
 
 def conversion_of(config: Config) -> dict[str, Any] | None:
@@ -66,6 +71,28 @@ def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -
     return model
 
 
+def build_started_model(
+    config: Config, num_classes: int, world: World, *, is_new: bool = True
+) -> tuple[nn.Module, Start | None]:
+    """The network of a run on its device, and the match with its start weights, if it has them.
+
+    Args:
+        config: the options.
+        num_classes: K.
+        world: the processes; each gets the same initialisation.
+        is_new: the run has no checkpoint, which would replace all weights.
+    """
+    torch.manual_seed(config.train.seed)
+    pretrained = is_new and config.model.pretrained
+    model = build_model(config, num_classes, pretrained=pretrained).to(world.device)
+    start = None
+    if is_new and config.model.weights is not None:
+        start = zoo.load_start_weights(model, config.model.weights)
+    if config.train.sync_bn:
+        model = convert_sync_bn(model, world)
+    return model, start
+
+
 def _convert(config: Config, model: nn.Module, conversion: dict[str, Any]) -> nn.Module:
     try:
         return core.convert(model, **conversion)
@@ -78,18 +105,15 @@ def _convert(config: Config, model: nn.Module, conversion: dict[str, Any]) -> nn
 
 
 def prepare_for_training(config: Config, model: nn.Module, device: torch.device) -> None:
-    """Set training mode, frozen norms, activation checkpointing and compilation, in place.
+    """Set training mode, frozen parts, activation checkpointing and compilation, in place.
 
     Raises:
-        ConfigError: the model has no blocks to checkpoint, cannot be compiled here, or would train
-            on wrong gradients.
+        ConfigError: the model has no blocks to freeze or to checkpoint, cannot be compiled here, or
+            would train on wrong gradients.
     """
     _check_precision(config, model, device)
     model.train()
-    if config.train.freeze_bn:
-        for norm in model.modules():
-            if isinstance(norm, core.NORMS):
-                norm.eval().requires_grad_(False)
+    _freeze(config, model)
     try:
         if config.train.activation_checkpointing:
             checkpoint_blocks(model)
@@ -99,13 +123,48 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
         raise ConfigError(f"{config.model.name}: {error}") from error
 
 
-def build_task(config: Config, model: nn.Module) -> Task:
+def _freeze(config: Config, model: nn.Module) -> None:
+    train = config.train
+    try:
+        if train.freeze_bn:
+            freezing.freeze_norms(model)
+        if train.freeze_blocks is not None:
+            freezing.freeze(model, train.freeze_blocks)
+        if train.freeze_modules:
+            freezing.freeze(model, train.freeze_modules)
+        if train.linear_probe:
+            freezing.freeze_features(model)
+    except ValueError as error:
+        raise ConfigError(
+            f"{config.model.name}, options train.freeze_… and train.linear_probe: {error}"
+        ) from error
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigError(
+            f"train.freeze_modules {train.freeze_modules} leaves no parameter to train; name a "
+            "part of the network"
+        )
+
+
+def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = None) -> Task:
     """The model with its loss.
 
+    Args:
+        config: the options.
+        model: the network.
+        class_weights: (K,); None for none.
+
     Raises:
-        ConfigError: the task has trained parameters of its own.
+        ConfigError: the task has trained parameters of its own, or does not use class weights.
     """
     task = TASKS[config.task.name].from_options(model, config.task)
+    if class_weights is not None:
+        if not task.uses_class_weights:
+            raise ConfigError(
+                f"task {config.task.name} does not use class weights; set "
+                "train.class_weights=none, or compute its loss with label_loss() and set "
+                "uses_class_weights = True in its class"
+            )
+        task.class_weights = class_weights
     known = {id(parameter) for parameter in model.parameters()}
     own = [n for n, p in task.named_parameters() if p.requires_grad and id(p) not in known]
     if own:
@@ -124,13 +183,13 @@ def lengths_change(config: Config) -> bool:
 
 
 def build_optimiser(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """Optimiser over parameter groups that carry an ``lr_scale``."""
+    """Optimiser over parameter groups that carry an ``lr_scale``; torch's fused kernels."""
     options = config.optim
     make = optim.tsm_groups if options.groups is Groups.tsm else optim.standard_groups
     groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
     if options.name is Optimiser.adamw:
-        return torch.optim.AdamW(groups, lr=options.lr)
-    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum)
+        return torch.optim.AdamW(groups, lr=options.lr, fused=True)
+    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=True)
 
 
 def scaled_learning_rate(config: Config) -> float:
@@ -160,14 +219,21 @@ def build_schedule(config: Config) -> Callable[[float], float]:
 
 
 def _check_precision(config: Config, model: nn.Module, device: torch.device) -> None:
-    """Refuse half-precision training of 3-D convolutions on a CPU.
-
-    With few frames or a stride over time, the kernel for their weight gradients (oneDNN, torch
-    2.15) reads uninitialised memory; values up to 1e38 were measured.
-    """
+    """Refuse half-precision training on a CPU with 3-D convolutions that compute it: see Conv3d."""
     half = config.train.precision is not Precision.fp32
-    if half and device.type == "cpu" and any(isinstance(m, nn.Conv3d) for m in model.modules()):
+    if half and device.type == "cpu" and any(type(m) is nn.Conv3d for m in model.modules()):
         raise ConfigError(
             f"train.precision={config.train.precision.value} on a CPU gives wrong gradients for "
             f"the 3-D convolutions of {config.model.name}; use train.precision=fp32"
         )
+
+
+def use_deterministic_algorithms() -> None:
+    """Restrict torch to deterministic algorithms, for this process.
+
+    An operation without one raises torch's RuntimeError when it runs, e.g. the gradient of 3-D
+    pooling on CUDA. cuBLAS needs its workspace setting before CUDA starts.
+    """
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cudnn.benchmark = False

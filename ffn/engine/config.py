@@ -8,18 +8,16 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, get_type_hints
 
-from omegaconf import DictConfig, OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
-from ffn.engine.config_checks import find_problems
+from ffn.engine.config_checks import find_problems, named_options
+from ffn.engine.config_help import default_text
+from ffn.engine.option_values import convert, expected, read_override, read_yaml, shown
 from ffn.engine.options import Config
-from ffn.engine.tasks import TASKS, TaskOptions
+from ffn.engine.tasks import TASKS
 from ffn.registry import ExtensionError, import_extensions
 
 # Options of version 0.1 and their names today.
@@ -54,7 +52,8 @@ SYNONYMS = {
     "scheduler": "optim.schedule",
 }
 
-# Options that may change when a run is resumed: they do not change what it computes.
+# Options that may change when a run is resumed. Except for `train.epochs`, which may grow, and the
+# videos that are skipped, they do not change what it computes.
 RESUMABLE = (
     "imports",
     "log",
@@ -64,15 +63,22 @@ RESUMABLE = (
     "data.timeout",
     "data.decoder",
     "data.cache_gib",
+    "data.on_error",
+    "data.allow_changes",
     "train.grad_accum_steps",
     "train.views",
     "train.activation_checkpointing",
     "train.compile",
     "train.deterministic",
+    "train.patience",
     "train.save_steps",
     "train.keep_checkpoints",
     "train.max_bad_steps",
 )
+
+
+# Options whose texts have braces, which YAML would take for a mapping on the command line.
+WITH_BRACES = ("data.frame_pattern",)
 
 
 class ConfigError(ValueError):
@@ -91,22 +97,22 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     problems: list[str] = []
     sources = {} if path is None else {str(path): _read_file(Path(path))}
     sources["command line"] = _read_overrides(overrides, problems)
-    given = {key: value for values in sources.values() for key, value in values.items()}
+    given = {key: value for leaves in sources.values() for key, value in leaves}
+    origin = {key: source for source, leaves in sources.items() for key, _ in leaves}
     _import(given)
 
-    schema = _schema(given.get("task.name"), problems)
-    wrong = set() if given.get("task.name") in (None, *TASKS) else {"task.name"}
-    for source, values in sources.items():
-        for key, value in values.items():
-            done = key in wrong or (key == "task.name" and given[key] is not None)  # in the schema
-            problem = None if done else _set(schema, key, value)
+    config = _defaults(given.get("task.name"), problems)
+    wrong = {"task.name"} if given.get("task.name") not in (None, config.task.name) else set()
+    for source, leaves in sources.items():
+        for key, value in leaves:
+            done = key in wrong or (key == "task.name" and given[key] is not None)  # in _defaults
+            problem = None if done else _set(config, key, value)
             if problem:
                 problems.append(f"{source}: {problem}")
                 wrong.add(key)
-    config = OmegaConf.to_object(schema)
     problems += find_problems(config, wrong)
     if problems:
-        raise ConfigError(_listed(problems))
+        raise ConfigError(_listed([_with_file(problem, origin) for problem in problems]))
     return config
 
 
@@ -116,11 +122,11 @@ def import_packages(path: str | Path | None, overrides: Sequence[str]) -> None:
     Raises:
         ConfigError: the file is missing or invalid, or a package cannot be imported.
     """
-    given: dict[str, Any] = {}
+    given: list[tuple[str, Any]] = []
     if path is not None and "=" not in str(path):
-        given |= _read_file(Path(path))
-    given |= _read_overrides([text for text in (str(path), *overrides) if "=" in text], [])
-    _import(given)
+        given += _read_file(Path(path))
+    given += _read_overrides([text for text in (str(path), *overrides) if "=" in text], [])
+    _import(dict(given))
 
 
 def config_from_dict(values: Mapping[str, Any]) -> Config:
@@ -133,20 +139,31 @@ def config_from_dict(values: Mapping[str, Any]) -> Config:
     """
     leaves = {RENAMED.get(key, key): value for key, value in _leaves(values)}
     problems: list[str] = []
-    schema = _schema(leaves.get("task.name"), problems)
+    config = _defaults(leaves.get("task.name"), problems)
     if leaves.get("task.name") == "plain":  # version 0.1 wrote the options of all tasks
         leaves = {
-            k: v for k, v in leaves.items() if not k.startswith("task.") or k in _keys(schema)
+            k: v for k, v in leaves.items() if not k.startswith("task.") or k in option_keys(config)
         }
-    problems += filter(None, (_set(schema, key, value) for key, value in leaves.items()))
+    problems += filter(None, (_set(config, key, value) for key, value in leaves.items()))
     if problems:
         raise ConfigError(_listed(problems))
-    return OmegaConf.to_object(schema)
+    return config
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
     """The config as nested dicts of plain values, for YAML and checkpoints."""
-    return OmegaConf.to_container(OmegaConf.structured(config), enum_to_str=True)
+    return _plain(config)
+
+
+def option_keys(config: Config | None = None) -> list[str]:
+    """The keys of all options, e.g. ``train.epochs``; without a config those of the default one."""
+    config = config or Config()
+    sections = {section.name: getattr(config, section.name) for section in fields(config)}
+    return [
+        f"{name}.{option.name}" if is_dataclass(options) else name
+        for name, options in sections.items()
+        for option in (fields(options) if is_dataclass(options) else [None])
+    ]
 
 
 def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
@@ -158,6 +175,8 @@ def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
     """
     old = dict(_leaves(config_to_dict(config_from_dict(before))))
     new = dict(_leaves(config_to_dict(now)))
+    if old["train.epochs"] < new["train.epochs"]:
+        del old["train.epochs"], new["train.epochs"]
     return [
         f"{key} {old.get(key)} -> {new.get(key)}"
         for key in sorted({*old, *new})
@@ -165,172 +184,165 @@ def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
     ]
 
 
-def option_help() -> str:
-    """One line per option: key, default, meaning, choices; those of each task under its name."""
-    lines: list[str] = []
-    for key, option in _options(Config):
-        lines += _task_help() if key == "task" else [_help_line(key, option)]
-    return "\n".join(lines)
-
-
-def _task_help() -> list[str]:
-    common = {field.name for field in fields(TaskOptions)}
-    lines = [_help_line(f"task.{field.name}", field) for field in fields(TaskOptions)]
-    lines[0] += f" ({', '.join(sorted(TASKS))})"
-    for name, task in TASKS.items():
-        own = [field for field in fields(task.Options) if field.name not in common]
-        lines += [f"{_help_line(f'task.{f.name}', f)} [task.name={name}]" for f in own]
-    return lines
-
-
-def _help_line(key: str, option: Field) -> str:
-    default = option.default if option.default is not MISSING else option.default_factory()
-    choices = f" ({'|'.join(e.value for e in type(default))})" if isinstance(default, Enum) else ""
-    shown = default.value if isinstance(default, Enum) else default
-    if shown is None or isinstance(shown, bool):
-        shown = {None: "null", True: "true", False: "false"}[shown]
-    return f"  {f'{key}={shown}':<44} {option.metadata.get('help', '')}{choices}"
-
-
-def _schema(task: Any, problems: list[str]) -> DictConfig:
-    """All options with their defaults; the section ``task`` is that of the named task."""
-    schema = OmegaConf.structured(Config)
+def _defaults(task: Any, problems: list[str]) -> Config:
+    """The default config; the section ``task`` is that of the named task."""
+    config = Config()
     if task is None:
-        return schema
-    if task not in TASKS:
+        return config
+    if task not in tuple(TASKS):  # a tuple: a list has no hash
         close = difflib.get_close_matches(str(task), TASKS, n=1)
         hint = f"did you mean {close[0]}?" if close else f"registered are {', '.join(TASKS)}."
         problems.append(
-            f"task.name: no task {task!r}; {hint} A custom task needs imports=[PACKAGE]"
+            f"task.name: no task {shown(task)}; {hint} A custom task needs imports=[PACKAGE]"
         )
-        return schema
-    try:
-        schema.task = OmegaConf.structured(TASKS[task].Options)
-    except OmegaConfBaseException as error:
-        problems.append(
-            f"task.name: option {error.full_key} of task {task} has a type that a config cannot "
-            f"hold ({_first_line(error)}); use numbers, strings, enums, lists or dicts of them"
-        )
-        return schema
-    schema.task.name = task
-    return schema
+        return config
+    for key, kind in get_type_hints(TASKS[task].Options).items():
+        if expected(kind) is None:
+            problems.append(
+                f"task.name: option {key} of task {task} has a type that a config cannot "
+                f"hold ({kind}); use numbers, strings, enums, lists or dicts of them"
+            )
+            return config
+    config.task = TASKS[task].Options()
+    config.task.name = task
+    return config
 
 
-def _set(schema: DictConfig, key: str, value: Any) -> str | None:
+def _set(config: Config, key: str, value: Any) -> str | None:
     """Set one option; return the problem if it is unknown or has another type."""
     if key in RENAMED:
         return f"option {key} is now {RENAMED[key]}"
-    if value == {} and key in schema and isinstance(schema[key], DictConfig):
+    section, _, name = key.rpartition(".")
+    if value == {} and is_dataclass(vars(config).get(key)):
         return None  # a section without options
-    if key not in _keys(schema):
-        return f"unknown option {key}; {_hint(key, schema)}"
-    if key == "imports":
-        value = _as_list(value)
-    default = OmegaConf.select(schema, key)
-    if value == "???":  # "missing" in OmegaConf
-        return f"option {key} has no value"
+    if key not in option_keys(config):
+        return f"unknown option {_shown_key(key)}; {_hint(key, config)}"
+    owner = getattr(config, section) if section else config
+    kind, default = get_type_hints(type(owner))[name], getattr(owner, name)
+    if key == "imports" and value is None:
+        value = []
     try:
-        OmegaConf.update(schema, key, value)
-        OmegaConf.select(schema, key)  # resolves interpolations
-    except OmegaConfBaseException as error:
-        OmegaConf.update(schema, key, default)
+        converted = convert(value, kind)
+    except ValueError:
+        example = f"e.g. {key}={default_text(default).replace(' ', '')}"
         if value is None:
-            shown = getattr(default, "value", default)
-            return f"option {key} is null; give a value, e.g. {key}={shown}"
-        return f"option {error.full_key or key}: {_first_line(error)}"
+            return f"option {key} is null; give a value, {example}"
+        if "${" in str(value):
+            return f"option {key} is {shown(value)}; variables are not replaced, write the value"
+        return f"option {key} is {shown(value)}; expected {expected(kind)}, {example}"
+    if isinstance(default, dict):
+        converted = {**default, **converted}
+    setattr(owner, name, converted)
     return None
 
 
-def _hint(key: str, schema: DictConfig) -> str:
-    valid = _keys(schema)
+def _with_file(problem: str, origin: Mapping[str, str]) -> str:
+    """A problem after the file that has one of its options, unless it names its source."""
+    files = {origin.get(key) for key in named_options([problem])} - {None, "command line"}
+    is_named = problem.startswith(("command line: ", *(f"{file}: " for file in files)))
+    return problem if is_named else ": ".join([*files, problem])
+
+
+def _shown_key(key: str) -> str:
+    return key if key.isprintable() and len(key) < 80 else shown(key)
+
+
+def _plain(value: Any) -> Any:
+    """A value of an option, or all options, as plain values."""
+    if is_dataclass(value):
+        return {option.name: _plain(getattr(value, option.name)) for option in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value.value if isinstance(value, Enum) else value
+
+
+def _hint(key: str, config: Config) -> str:
+    valid = option_keys(config)
     last = key.rsplit(".", 1)[-1]
     same = [option for option in valid if option.rsplit(".", 1)[-1] == last]
     same = same or [option for option in [SYNONYMS.get(last)] if option in valid]
     close = same or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     if key.startswith("task.") and not same:
         own = ", ".join(option for option in valid if option.startswith("task."))
-        return f"task {schema.task.name} has {own}"
+        return f"task {config.task.name} has {own}"
     return f"did you mean {close[0]}?" if close else "tools/train.py --help lists all options"
 
 
-def _keys(schema: DictConfig) -> list[str]:
-    """The keys of all options, e.g. ``train.epochs``."""
-    return [
-        f"{section}.{key}" if isinstance(options, DictConfig) else str(section)
-        for section, options in schema.items()
-        for key in (options if isinstance(options, DictConfig) else [section])
-    ]
-
-
-def _options(cls: type, prefix: str = "") -> Iterator[tuple[str, Field]]:
-    """Key and field of every option below a dataclass; the section ``task`` as one field."""
-    for option in fields(cls):
-        factory = option.default_factory
-        if option.name != "task" and isinstance(factory, type) and is_dataclass(factory):
-            yield from _options(factory, f"{prefix}{option.name}.")
-        else:
-            yield f"{prefix}{option.name}", option
-
-
-def _leaves(values: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _leaves(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
     """Key and value of every option; the value may be a mapping."""
     sections = {field.name for field in fields(Config)}
     for section, options in values.items():
         if isinstance(options, Mapping) and (options or section in sections):
             yield from ((f"{section}.{key}", value) for key, value in options.items())
+            if not options:
+                yield section, options
         else:
             yield str(section), options
 
 
-def _read_file(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> list[tuple[str, Any]]:
+    """Key and value of every option of a YAML file."""
     if not path.is_file():
         raise ConfigError(f"no config file {path}; see configs/ for the ones that ship")
+    data = path.read_bytes()
     try:
-        loaded = OmegaConf.load(path)
-    except (YAMLError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not valid YAML: {error}") from error
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}, option {error.full_key}: {_first_line(error)}") from error
-    if not isinstance(loaded, DictConfig):
+        loaded = read_yaml(data.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{path}: line {line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as "
+            "UTF-8"
+        ) from error
+    except ValueError as error:
+        raise ConfigError(
+            f"{path} is not valid YAML: {error}; check brackets, quotes and indentation"
+        ) from error
+    if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds no options; expected YAML with keys such as train.epochs")
-    return dict(_leaves(OmegaConf.to_container(loaded)))
+    return [*_leaves(loaded or {})]
 
 
-def _read_overrides(overrides: Sequence[str], problems: list[str]) -> dict[str, Any]:
-    valid = [text for text in overrides if "=" in text]
-    problems += [
-        f"{text!r} is not key=value (e.g. train.epochs=10)"
-        for text in overrides
-        if text not in valid
-    ]
-    parsed = OmegaConf.create()
-    for text in valid:
+def _read_overrides(overrides: Sequence[str], problems: list[str]) -> list[tuple[str, Any]]:
+    """Key and value of every ``key=value``."""
+    found: list[tuple[str, Any]] = []
+    for text in overrides:
+        key, equals, value = text.partition("=")
+        key = key.strip()
+        if not equals or not key:
+            problems.append(f"command line: {shown(text)} is not key=value (e.g. train.epochs=10)")
+            continue
         try:
-            parsed.merge_with_dotlist([text])
-        except (YAMLError, OmegaConfBaseException) as error:
-            problems.append(f"command line: {text!r} is not an option: {_first_line(error)}")
-    return dict(_leaves(OmegaConf.to_container(parsed)))
+            parsed = read_override(value)
+            if isinstance(parsed, dict) and key in WITH_BRACES:
+                parsed = value
+        except ValueError as error:
+            if "{" in value and key in WITH_BRACES:  # {:05d}.jpg is no YAML
+                found.append((key, value))
+                continue
+            problems.append(
+                f"command line: {shown(text)} is not an option: {error}; check brackets and quotes"
+            )
+            continue
+        section, *names = key.split(".")
+        for name in reversed(names[1:]):
+            parsed = {name: parsed}
+        found += [(f"{section}.{names[0]}", parsed)] if names else _leaves({section: parsed})
+    return found
 
 
 def _import(values: Mapping[str, Any]) -> None:
-    names = _as_list(values.get("imports"))
-    if not all(isinstance(name, str) for name in names):
-        raise ConfigError(f"imports is {values['imports']!r}; give names, as imports=[my_package]")
+    try:
+        names = convert(values.get("imports") or [], list[str])
+    except ValueError:
+        raise ConfigError(
+            f"imports is {shown(values['imports'])}; give names, as imports=[my_package]"
+        ) from None
     try:
         import_extensions(names)
     except ExtensionError as error:
         raise ConfigError(str(error)) from error
-
-
-def _as_list(value: Any) -> list[Any]:
-    """A list from YAML; a single value becomes a list of it."""
-    if value is None:
-        return []
-    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0]
 
 
 def _listed(problems: Sequence[str]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Collection, Iterator
 from dataclasses import fields, is_dataclass
@@ -10,44 +9,13 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ffn.core import frame_ranges
+from ffn.engine.option_fields import Range, numbers_in
+from ffn.engine.option_values import shown
 from ffn.engine.tasks import TASKS, TaskOptions
 
 if TYPE_CHECKING:
-    from ffn.engine.options import Config, DataConfig
+    from ffn.engine.options import Config, DataConfig, TrainConfig
 
-# Least values of options.
-AT_LEAST = {
-    "train.batch_size": 1,
-    "train.repeated_aug": 1,
-    "train.grad_accum_steps": 1,
-    "train.epochs": 1,
-    "train.validate_epochs": 1,
-    "train.save_steps": 0,
-    "train.keep_checkpoints": 1,
-    "train.max_bad_steps": 1,
-    "train.precise_bn": 0,
-    "train.mixup": 0,
-    "train.cutmix": 0,
-    "train.seed": 0,
-    "data.workers": 0,
-    "data.timeout": 0,
-    "data.page_mib": 1,
-    "data.page_window": 1,
-    "data.cache_gib": 0,
-    "optim.weight_decay": 0,
-    "optim.gamma": 0,
-    "optim.final_lr": 0,
-    "optim.warmup_epochs": 0,
-    "log.interval": 1,
-}
-ABOVE_ZERO = ("data.store_cache_gib", "optim.lr")
-BELOW_ONE = (  # from 0
-    "train.label_smoothing",
-    "train.ema_decay",
-    "model.dropout",
-    "model.drop_path",
-    "optim.momentum",
-)
 # Options of a random crop, and the crop_mode that reads them.
 CROP_OPTIONS = {
     "scales": "multiscale",
@@ -77,15 +45,17 @@ def find_problems(config: Config, known: Collection[str] = ()) -> list[str]:
         known: options whose problem is reported already. Other problems that mention one of them
             are left out.
     """
-    found = [*_not_finite(config), *_out_of_range(config)]
+    found = [*_out_of_range(config)]
+    wrong = named_options(found)
+    found += [text for text in _frame_problems(config) if not wrong & named_options([text])]
     if config.task.name in TASKS:
         found += TASKS[config.task.name].problems(config.task)
-    named = {*known, *_named(found)}
+    named = {*known, *named_options(found)}
     for problem in (*_contradictions(config), *_crop_contradictions(config.data)):
-        if not named & _named([problem]):
+        if not named & named_options([problem]):
             found.append(problem)
-    found += _refused_by_data(config.data, {*known, *_named(found)})
-    return [problem for problem in found if not _named([problem]) & {*known}]
+    found += _refused_by_data(config.data, {*known, *named_options(found)})
+    return [problem for problem in found if not named_options([problem]) & {*known}]
 
 
 def nearest_multiples(value: int, divisor: int) -> str:
@@ -98,57 +68,38 @@ def nearest_multiples(value: int, divisor: int) -> str:
     return f"{lower} or {lower + divisor}" if lower else f"{divisor}"
 
 
-def _named(problems: Collection[str]) -> set[str]:
+def named_options(problems: Collection[str]) -> set[str]:
     """The options that messages mention."""
     return {key for text in problems for key in re.findall(r"\b[a-z]+\.[a-z_]+", text)}
 
 
-def _not_finite(config: Config) -> Iterator[str]:
+def _out_of_range(config: Config) -> Iterator[str]:
+    """Numbers that are not finite or outside the range of their option."""
     for section in fields(config):
         options = getattr(config, section.name)
         for option in fields(options) if is_dataclass(options) else ():
             value = getattr(options, option.name)
-            for number in value if isinstance(value, list) else [value]:
-                if isinstance(number, float) and not math.isfinite(number):
-                    yield f"{section.name}.{option.name} is {value}; give finite numbers"
-                    break
+            range_ = option.metadata.get("range", Range())
+            wrong = next(filter(None, map(range_.refusal, numbers_in(value))), None)
+            if wrong:
+                one = "each number" if isinstance(value, (list, dict)) else "it"
+                null = ", or null" if "None" in str(option.type) else ""
+                yield f"{section.name}.{option.name} is {shown(value)}; {one} must be {wrong}{null}"
 
 
-def _out_of_range(config: Config) -> Iterator[str]:
-    def value(key: str) -> float:
-        section, name = key.split(".")
-        return getattr(getattr(config, section), name)
-
-    for key, least in AT_LEAST.items():
-        if value(key) < least:
-            yield f"{key} is {value(key)}; it must be at least {least}"
-    for key in ABOVE_ZERO:
-        if value(key) <= 0:
-            yield f"{key} is {value(key)}; it must be positive"
-    for key in BELOW_ONE:
-        if not 0 <= value(key) < 1:
-            yield f"{key} is {value(key)}; it must be from 0 to below 1"
-    optim = config.optim
-    if not 0 < optim.layer_decay <= 1:
-        yield f"optim.layer_decay is {optim.layer_decay}; it must be above 0 and at most 1"
-    if optim.base_batch_size is not None and optim.base_batch_size < 1:
-        yield f"optim.base_batch_size is {optim.base_batch_size}; it must be at least 1, or null"
-    clip = config.train.clip_grad_norm
-    if clip is not None and clip <= 0:
-        yield f"train.clip_grad_norm is {clip}; it must be above 0, or null for no clipping"
-    if any(epoch < 0 for epoch in optim.milestones):
-        yield f"optim.milestones is {optim.milestones}; every epoch must be at least 0"
+def _frame_problems(config: Config) -> Iterator[str]:
+    """Frame counts that are no set of counts, and ranges that do not belong to them."""
     frames = config.task.frames
-    if not frames or min(frames) < 1 or len(set(frames)) < len(frames):
-        yield f"task.frames is {frames}; it must list different counts >= 1, e.g. [4, 8, 16]"
-    elif not _valid_ranges(config.task):
+    if not frames or len({*frames}) < len(frames):
+        yield f"task.frames is {shown(frames)}; it must list different counts, e.g. [4, 8, 16]"
+    elif min(frames) > 0 and not _valid_ranges(config.task):
         yield (
-            f"task.ranges is {config.task.ranges} for task.frames {sorted(frames)}; give the first "
-            "and the last count of a range around each of them, without overlap, e.g. "
-            "[[2, 5], [6, 11], [12, 20]] for [4, 8, 16]"
+            f"task.ranges is {shown(config.task.ranges)} for task.frames {shown(sorted(frames))}; "
+            "give the first and the last count of a range around each of them, without overlap, "
+            "e.g. [[2, 5], [6, 11], [12, 20]] for [4, 8, 16]"
         )
-    if not config.data.test_frames or min(config.data.test_frames) < 1:
-        yield f"data.test_frames is {config.data.test_frames}; every count must be at least 1"
+    if not config.data.test_frames:
+        yield "data.test_frames is []; give one count or more, e.g. [4, 8, 16]"
 
 
 def _valid_ranges(task: TaskOptions) -> bool:
@@ -173,10 +124,16 @@ def _contradictions(config: Config) -> Iterator[str]:
             train.precise_bn > 0 and train.freeze_bn
         ),
         "train.sync_bn and train.freeze_bn exclude each other": train.sync_bn and train.freeze_bn,
+        **_probe_contradictions(train),
+        "train.class_weights and train.class_weight_list exclude each other": (
+            train.class_weights.value != "none" and bool(train.class_weight_list)
+        ),
         "train.compile and train.sync_bn exclude each other: a compiled graph cannot contain "
         "collectives": train.compile and train.sync_bn,
         "train.compile and data.on_error=skip exclude each other: a batch without its unreadable "
         "videos would need another graph": train.compile and data.on_error.value == "skip",
+        "train.compile and data.allow_changes exclude each other: a batch without its removed "
+        "videos would need another graph": train.compile and data.allow_changes,
         "model.pretrained and model.weights exclude each other": (
             model.pretrained and model.weights is not None
         ),
@@ -193,6 +150,23 @@ def _contradictions(config: Config) -> Iterator[str]:
     yield from (message for message, wrong in found.items() if wrong)
 
 
+def _probe_contradictions(train: TrainConfig) -> dict[str, bool]:
+    """Options that do nothing for frozen features."""
+    without_effect = {
+        "freeze_bn": train.freeze_bn,
+        "freeze_blocks": train.freeze_blocks is not None,
+        "freeze_modules": bool(train.freeze_modules),
+        "sync_bn": train.sync_bn,
+        "precise_bn": train.precise_bn > 0,
+        "activation_checkpointing": train.activation_checkpointing,
+    }
+    return {
+        f"train.{name} has no effect with train.linear_probe, which freezes all but the "
+        f"classifier; drop train.{name}": train.linear_probe and given
+        for name, given in without_effect.items()
+    }
+
+
 def _crop_contradictions(data: DataConfig) -> Iterator[str]:
     """Options of a random crop that the chosen crop_mode does not read."""
     defaults = type(data)()
@@ -204,12 +178,18 @@ def _crop_contradictions(data: DataConfig) -> Iterator[str]:
 def _refused_by_data(data: DataConfig, wrong: Collection[str]) -> Iterator[str]:
     """Values that the objects of ``ffn.data`` refuse, unless one of them is known to be wrong."""
     from ffn.data import Preprocessing, Protocol, TrainTransform
+    from ffn.data.decoding import check_pattern
 
     if "data.test_protocol" not in wrong:
         try:
             Protocol.parse(data.test_protocol)
         except ValueError as error:
             yield f"data.test_protocol: {error}"
+    if data.frame_pattern is not None and "data.frame_pattern" not in wrong:
+        try:
+            check_pattern(data.frame_pattern)
+        except ValueError as error:
+            yield f"data.frame_{error}"
     if any(f"data.{name}" in wrong for name in TRANSFORM_OPTIONS):
         return
     try:
@@ -225,4 +205,4 @@ def _refused_by_data(data: DataConfig, wrong: Collection[str]) -> Iterator[str]:
             random_erasing=data.random_erasing,
         )
     except ValueError as error:
-        yield f"data: {error}"
+        yield f"data.{error}"

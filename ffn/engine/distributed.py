@@ -14,7 +14,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from ffn.engine.freezing import frozen_buffers
 from ffn.engine.rendezvous import attempt_store
+from ffn.engine.signals import stop_with_parent
 
 Result = TypeVar("Result")
 
@@ -51,7 +53,7 @@ class World:
 
 
 @contextmanager
-def processes(timeout: float = 0.0) -> Iterator[World]:
+def processes(timeout: float = 0.0, device: torch.device | None = None) -> Iterator[World]:
     """Join the processes that ``torchrun`` started, or run alone; leave the group at the end.
 
     NCCL with one CUDA device per process, gloo on CPU.
@@ -60,11 +62,16 @@ def processes(timeout: float = 0.0) -> Iterator[World]:
         timeout: seconds to wait for another process in a collective, at least `DEFAULT_TIMEOUT`.
             Pass more than the timeout of the data loader, so that the process with the slow video
             fails first and names the video.
+        device: of this process; "cuda" without a number is that of its local rank. Default: CUDA if
+            available, else the CPU.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-    device, store = torch.device("cpu"), None
-    if torch.cuda.is_available():
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)))
+    store = None
+    if device is None:
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if device.type == "cuda":
+        number = int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index
+        device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     started_here = size > 1 and not dist.is_initialized()
     if started_here:
@@ -73,6 +80,8 @@ def processes(timeout: float = 0.0) -> Iterator[World]:
         store, rank, size = attempt_store(limit)
         dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if by_torchrun:
+        stop_with_parent()
     try:
         yield World(rank, size, device, store if by_torchrun else None)
     except BaseException:
@@ -256,11 +265,13 @@ def gather_rows(rows: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 def average_buffers(module: nn.Module, world: World) -> None:
     """Average floating-point buffers, the running statistics of norms, over all processes.
 
-    Each process normalises with its own batch; afterwards all evaluate the same network.
+    Each process normalises with its own batch; afterwards all evaluate the same network. The
+    statistics of frozen norms are equal, and a mean over three processes would round them.
     """
     if world.size == 1:
         return
+    frozen = frozen_buffers(module)
     for buffer in module.buffers():
-        if buffer.is_floating_point():
+        if buffer.is_floating_point() and id(buffer) not in frozen:
             dist.all_reduce(buffer)
             buffer /= world.size

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from torch.utils.data import DataLoader
 from ffn.data import LoaderError, VideoError, watching
 from ffn.engine.distributed import ReplicaError, World, processes
 from ffn.engine.signals import EXIT_STOPPED, StoppedError
+from ffn.files import explain
 from ffn.registry import is_raised_in_extension
 from ffn.zoo import WeightsError
 
@@ -90,7 +92,11 @@ def _is_lost_process(error: RuntimeError) -> bool:
 
 
 def run_command(
-    program: str, function: Callable[[World], None], *, data_timeout: float = 0.0
+    program: str,
+    function: Callable[[World], None],
+    *,
+    data_timeout: float = 0.0,
+    device: torch.device | None = None,
 ) -> int:
     """Run a command in all its processes; if one fails, print the cause once and end all.
 
@@ -98,13 +104,14 @@ def run_command(
         program: its name, for messages.
         function: takes the processes.
         data_timeout: seconds that a process may wait for its data; 0 is without limit.
+        device: of the processes, see :func:`ffn.engine.distributed.processes`.
 
     Returns:
         The exit status: 0, `EXIT_FAILED`, or `EXIT_STOPPED` for a run that a signal has stopped.
     """
     world = None
     try:
-        with processes(2 * data_timeout or UNLIMITED) as world:
+        with processes(2 * data_timeout or UNLIMITED, device) as world:
             try:
                 function(world)
             except BaseException as error:
@@ -112,13 +119,19 @@ def run_command(
                 raise
     except StoppedError:
         return _end(EXIT_STOPPED)
-    except REPORTED as error:
-        if world is None:
-            print(f"{program}: {error}", file=sys.stderr)
-        return _end(EXIT_FAILED)
-    except BaseException:
+    except BrokenPipeError:  # of the console: the caller ends the program
         if not _in_group():
             raise
+        return _end(EXIT_FAILED)
+    except REPORTED as error:
+        if world is None:
+            print(f"{program}: {explain(error)}", file=sys.stderr)
+        return _end(EXIT_FAILED)
+    except BaseException as error:
+        if not _in_group():
+            raise
+        if isinstance(error, KeyboardInterrupt):
+            return _end(128 + signal.SIGINT)
         sys.excepthook(*sys.exc_info())
         return _end(1)
     return 0
@@ -129,11 +142,13 @@ def _report(program: str, error: BaseException, world: World) -> None:
     if isinstance(error, StoppedError):
         if world.is_main:
             print(f"{program}: {error}; the same command resumes the run", file=sys.stderr)
+    elif isinstance(error, BrokenPipeError):
+        return
     elif _is_first(error, world) and isinstance(error, REPORTED):
         process = f", process {world.rank}" if world.size > 1 else ""
         if is_raised_in_extension(error):  # the message alone does not name the line
             traceback.print_exception(error)
-        print(f"{program}{process}: {error}", file=sys.stderr)
+        print(f"{program}{process}: {explain(error)}", file=sys.stderr)
 
 
 def _is_first(error: BaseException, world: World) -> bool:

@@ -128,7 +128,7 @@ def job_environment(
     """
     environment = dict(before)
     if parallel > 1:
-        environment.setdefault("OMP_NUM_THREADS", str(max(1, _cpus() // parallel)))
+        environment.setdefault("OMP_NUM_THREADS", str(max(1, usable_cores() // parallel)))
     if gpus > 1:
         visible = before.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(gpus)))
         environment["CUDA_VISIBLE_DEVICES"] = visible.split(",")[slot % gpus].strip()
@@ -173,7 +173,7 @@ def _failure(one: _Running) -> str:
     return f"{one.job.name} ended with {how} (log: {one.job.log}): {last}"
 
 
-def _cpus() -> int:
+def usable_cores() -> int:
     """CPUs that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))

@@ -32,12 +32,11 @@ def train(run: Run) -> Path:
         )
         stack.enter_context(run.checkpointer.lock())
         state = run.checkpointer.restore()
-        is_finished = state.epoch >= run.epochs and not state.validation_pending
-        log = stack.enter_context(run.open_log(state.step, is_finished))
-        for line in start_lines(run, state, is_finished=is_finished):
+        log = stack.enter_context(run.open_log(state.step, is_finished(run, state)))
+        for line in start_lines(run, state):
             log.print(line)
 
-        while state.epoch < run.epochs or state.validation_pending:
+        while not is_finished(run, state):
             if not state.validation_pending:
                 train_epoch(run, state, log, stop)
                 state.epoch += 1
@@ -51,8 +50,21 @@ def train(run: Run) -> Path:
                 with stop.interrupting(), log.status("validating"):
                     validate(run, state, log)
                 state.validation_pending = False
-                run.checkpointer.save(state, final=state.epoch == run.epochs)
+                run.checkpointer.save(state, final=is_finished(run, state))
+                if has_lost_patience(run, state):
+                    log.print(console.stopped_early(state.epoch, run.epochs, state.since_best))
     return run.folder / "best.pt"
+
+
+def is_finished(run: Run, state: RunState) -> bool:
+    """Whether nothing is left to do: all epochs are done, or the run has ended early."""
+    done = state.epoch >= run.epochs or has_lost_patience(run, state)
+    return done and not state.validation_pending
+
+
+def has_lost_patience(run: Run, state: RunState) -> bool:
+    """Whether ``run.patience`` validations in a row were not better than the best one."""
+    return 0 < run.patience <= state.since_best and state.epoch < run.epochs
 
 
 def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> None:
@@ -72,10 +84,11 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
         if result.warning:
             log.print(result.warning)
         log.step(state.step, console.speed(*meter.speed()))
-        if state.step % run.log_interval == 0:
+        if is_logged(state.step, run.log_interval, run.steps_per_epoch):
             epoch = state.step / run.steps_per_epoch
+            left = (run.epochs * run.steps_per_epoch - state.step) * meter.seconds_per_step()
             values = meter.interval(lr=lr, grad_norm=result.grad_norm)
-            log.print(console.interval(epoch, state.step, values))
+            log.print(console.interval(epoch, state.step, values, left))
             log.record("train", state.step, {"epoch": epoch, **values})
             meter.restart()
         if result.stop or (run.save_steps and state.step % run.save_steps == 0):
@@ -84,9 +97,14 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
             raise StoppedError(console.stopped(state.step, run.checkpointer.saved_step))
 
     skipped = meter.take_skipped()
-    if skipped:
-        log.print(console.skipped(state.epoch + 1, skipped))
+    title = f"epoch {state.epoch + 1}: {len(skipped)} unreadable videos skipped"
+    log.unreadable(title, skipped)
     log.record("train", state.step, {"skipped": len(skipped)})
+
+
+def is_logged(step: int, interval: int, steps_per_epoch: int) -> bool:
+    """Whether a line follows a step: every interval, and every epoch that is shorter."""
+    return step % interval == 0 or (steps_per_epoch < interval and step % steps_per_epoch == 0)
 
 
 def validate(run: Run, state: RunState, log: RunLog) -> None:
@@ -94,21 +112,25 @@ def validate(run: Run, state: RunState, log: RunLog) -> None:
     skipped = run.validator.update_statistics(state.epoch)
     if skipped:
         log.print(f"exact BatchNorm statistics: {len(skipped)} unreadable videos skipped")
-    state.metrics = run.validator.evaluate()
+    state.metrics, failed = run.validator.evaluate()
+    log.unreadable(f"{len(failed)} unreadable validation videos", failed)
     score = run.validator.score(state.metrics)
     log.print(console.validation(state.epoch, state.metrics, score, run.validator.videos))
     accuracies = {f"top1/{frames}": values["top1"] for frames, values in state.metrics.items()}
-    log.record("val", state.step, {"epoch": state.epoch, **accuracies, "mean": score})
+    state.since_best = 0 if score > state.best else state.since_best + 1
+    waited = {"since_best": state.since_best} if run.patience else {}
+    values = {"epoch": state.epoch, **accuracies, "mean": score, "failed": len(failed), **waited}
+    log.record("val", state.step, values)
     if score > state.best:
         state.best = score
         run.checkpointer.save_best(state)
 
 
-def start_lines(run: Run, state: RunState, *, is_finished: bool) -> list[str]:
+def start_lines(run: Run, state: RunState) -> list[str]:
     """Console lines at the start: a new, a resumed or a finished run."""
     notes = run.checkpointer.notes
-    if is_finished:
-        return [*notes, console.finished(run.folder, run.epochs)]
+    if is_finished(run, state):
+        return [*notes, console.finished(run.folder, state.epoch, run.epochs)]
     if not state.step:
         return [*notes, *run.introduction, *run.settings]
     resumed = console.resumed(

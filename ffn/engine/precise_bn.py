@@ -18,6 +18,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from ffn.core import FrameFlexible
 from ffn.engine.distributed import World, gather, gather_rows
+from ffn.engine.freezing import is_frozen
 from ffn.engine.sync_bn import channel_moments, combine
 
 
@@ -47,12 +48,13 @@ def update_precise_bn(
 
     Returns:
         The number of updated norms; 0 if no BatchNorm has running statistics. A norm that no view
-        uses keeps its statistics.
+        uses keeps its statistics, as frozen norms do.
 
     Raises:
         ValueError: there is no batch.
     """
-    norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
+    tracked = [m for m in model.modules() if isinstance(m, _BatchNorm) and not is_frozen(m)]
+    norms = [norm for norm in tracked if norm.running_mean is not None]
     if not norms:
         return 0
     sizes = [2 * norm.num_features + 1 for norm in norms]

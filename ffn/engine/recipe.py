@@ -105,6 +105,50 @@ def batch_norm_warnings(
         )
 
 
+def thread_warnings(threads: int, processes: int, cores: int) -> Iterator[str]:
+    """More threads than cores, which makes training several times slower.
+
+    Args:
+        threads: of torch in each process.
+        processes: of the training on this machine.
+        cores: that they may use.
+    """
+    if processes > 1 and threads * processes > cores:
+        yield (
+            f"{processes} processes with {threads} threads each share {cores} cores, which is "
+            f"slow; start with OMP_NUM_THREADS={max(1, cores // processes)}"
+        )
+
+
+def patience_warnings(patience: int, *, epochs: int, validate_epochs: int) -> Iterator[str]:
+    """A patience that cannot end a run before its last validation.
+
+    Args:
+        patience: validations without a better score; 0 for no early end.
+        epochs: of the run.
+        validate_epochs: epochs between validations.
+    """
+    validations = -(-epochs // validate_epochs)
+    if patience >= max(1, validations - 1):  # the first validation is always the best so far
+        yield (
+            f"train.patience={patience} cannot end this run early: it has {validations} "
+            f"validation(s), one every {validate_epochs} epoch(s)"
+        )
+
+
+def random_feature_warnings(**freezes: bool) -> Iterator[str]:
+    """Options that freeze parts of a network without start weights.
+
+    Args:
+        freezes: options of ``train`` by name, and whether each freezes something.
+    """
+    for name in (name for name, given in freezes.items() if given):
+        yield (
+            f"train.{name} freezes random weights: there are no start weights. Set model.weights, "
+            "or model.pretrained=true"
+        )
+
+
 def folded_norm_warnings(name: str, model: nn.Module) -> Iterator[str]:
     """Start weights whose BatchNorms are folded into the convolutions, as for inference.
 

@@ -35,6 +35,7 @@ class Run:
         epochs: passes over the training videos.
         steps_per_epoch: optimiser steps.
         validate_epochs: epochs between validations.
+        patience: validations without a better score that end the run; 0 for no early end.
         save_steps: steps between checkpoints inside an epoch; 0 for none.
         log_interval: steps between log lines.
     """
@@ -53,5 +54,6 @@ class Run:
     epochs: int
     steps_per_epoch: int
     validate_epochs: int
+    patience: int
     save_steps: int
     log_interval: int

@@ -79,6 +79,9 @@ class CpuSyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
 
+SYNCHRONISED = (CpuSyncBatchNorm, nn.SyncBatchNorm)
+
+
 class _Normalise(torch.autograd.Function):
     """``(x - mean) / std``, where mean and std depend on x of all processes.
 

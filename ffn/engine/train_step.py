@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +12,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ffn.data import Normalise
-from ffn.engine.distributed import World, any_of, average_gradients, broadcast_parameters
+from ffn.data import Normalise, VideoError
+from ffn.engine.distributed import (
+    World,
+    any_of,
+    average,
+    average_gradients,
+    broadcast_parameters,
+    gather,
+)
 from ffn.engine.logs.run_log import BadBatches
 from ffn.engine.optim import moving_average, set_learning_rate
+from ffn.engine.sync_bn import SYNCHRONISED
 from ffn.engine.tasks import Task
 
 
@@ -26,10 +33,11 @@ class StepResult:
 
     Attributes:
         outputs: per micro-batch the losses and logits of the task, and ``label``, ``index`` and
-            ``skipped`` of the batch.
+            ``skipped`` of the batch; without losses and logits if it had no readable video.
         grad_norm: norm of the gradients before clipping.
         updated: the optimiser has stepped.
-        warning: message about a step whose loss or gradients are not finite; None otherwise.
+        warning: message about a step whose loss or gradients are not finite, or without readable
+            videos; None otherwise.
         stop: a process requested the end of the run.
     """
 
@@ -44,7 +52,9 @@ class TrainStep:
     """Trains a task's model, one optimiser step per call of :meth:`step`.
 
     A step whose loss or gradients are not finite on any process changes nothing: weights,
-    optimiser and the running statistics of norms stay. Several in a row end the run.
+    optimiser and the running statistics of norms stay. So does one without a readable video on any
+    process. Several in a row end the run. A micro-batch without readable videos counts as nothing;
+    with synchronised norms those of the other processes at this time count as nothing, too.
 
     Args:
         task: model and loss, on the device.
@@ -59,12 +69,14 @@ class TrainStep:
         ema_decay: of a moving average of the model; 0 has none.
         max_bad_steps: consecutive bad steps that raise.
         bad_batches: file that lists the videos of bad steps; None lists none.
+        may_skip: micro-batches may be without videos; the processes then agree on each.
         advice: remedy for non-finite numbers, for messages.
         seed: of dropout; a step's random numbers depend on (seed, step, rank) alone.
 
     Attributes:
         model: the network in training.
         ema: its moving average (timm's ``ModelEmaV3``), or None.
+        sync_bn: norms are synchronised between processes.
         bad_steps: bad steps of the run.
         consecutive_bad_steps: bad steps since the last good one.
     """
@@ -84,6 +96,7 @@ class TrainStep:
         ema_decay: float = 0.0,
         max_bad_steps: int = 10,
         bad_batches: BadBatches | None = None,
+        may_skip: bool = False,
         advice: str = "",
         seed: int = 0,
     ) -> None:
@@ -92,7 +105,8 @@ class TrainStep:
         self.precision, self.sequential = precision, sequential
         self.grad_accum_steps, self.clip_grad_norm = grad_accum_steps, clip_grad_norm
         self.max_bad_steps, self.bad_batches = max_bad_steps, bad_batches
-        self.advice, self.seed = advice, seed
+        self.may_skip, self.advice, self.seed = may_skip, advice, seed
+        self.sync_bn = any(isinstance(m, SYNCHRONISED) for m in self.model.modules())
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         self.ema = moving_average(self.model, ema_decay) if ema_decay else None
         self.bad_steps = self.consecutive_bad_steps = 0
@@ -118,38 +132,42 @@ class TrainStep:
 
         Raises:
             FloatingPointError: too many bad steps in a row.
+            VideoError: too many bad steps in a row, the last without a readable video.
             ValueError: there are fewer micro-batches.
         """
         set_learning_rate(self.optimiser, lr)
         seed_step(self.seed, number, self.world.rank)
         self._buffers.save()
-        outputs = [
-            self._backward(batch, number=number, micro=micro)
-            for micro, batch in zip(range(self.grad_accum_steps), batches, strict=False)
-        ]
+        outputs, complete = [], True
+        for micro, batch in zip(range(self.grad_accum_steps), batches, strict=False):
+            complete = self.is_complete(batch)  # at the end: that of the last micro-batch
+            outputs.append(self._backward(batch, number=number, micro=micro, complete=complete))
         if len(outputs) < self.grad_accum_steps:
             raise ValueError(
                 f"step {number + 1} got {len(outputs)} micro-batches; grad_accum_steps is "
                 f"{self.grad_accum_steps}"
             )
-        if self.sequential:
-            average_gradients(self.model.parameters(), self.world)
+        has_videos = self._average(outputs, by_ddp=complete and not self.sequential)
         grad_norm = self._clip()
 
-        losses = torch.stack([output["loss"].detach() for output in outputs])
-        claims = [stop(), ~losses.isfinite().all(), ~grad_norm.isfinite()]
+        losses = [output["loss"].detach() for output in outputs if "loss" in output]
+        bad_here = ~torch.stack(losses).isfinite().all() if losses else False
+        claims = [stop(), bad_here, ~grad_norm.isfinite()]
         stops, bad_loss, bad_norm = any_of(claims, self.world)
         # In fp16 a gradient that overflows only lowers the loss scale, while there is one.
         overflow = self.scaler.is_enabled() and self.scaler.get_scale() > 1
-        updated = not (bad_loss or bad_norm)
+        updated = has_videos and not (bad_loss or bad_norm)
         if updated:
             self._update(number)
         else:
             self._buffers.restore()
         self.scaler.update()
         self.optimiser.zero_grad(set_to_none=True)
-        is_bad = bad_loss or (bad_norm and not overflow)
-        warning = self._count_bad_step(number + 1, outputs, bad_loss) if is_bad else None
+        warning = None
+        if not has_videos:
+            warning = self._count_empty_step(number + 1, outputs)
+        elif bad_loss or (bad_norm and not overflow):
+            warning = self._count_bad_step(number + 1, outputs, bad_loss)
         return StepResult(outputs, grad_norm, updated, warning, stops)
 
     @property
@@ -161,6 +179,19 @@ class TrainStep:
         """Context of forward passes in the precision of training."""
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.world.device.type, dtype, self.precision != "fp32")
+
+    def is_complete(self, batch: dict[str, Any]) -> bool:
+        """Whether every process has videos in this micro-batch; all processes call it."""
+        if not self.may_skip or self.world.size == 1:
+            return bool(batch["clips"])
+        return not any_of([not batch["clips"]], self.world)[0]
+
+    def usable(self, batch: dict[str, Any], *, complete: bool) -> bool:
+        """Whether this process uses a micro-batch; ``complete``: as :meth:`is_complete` returned.
+
+        Synchronised norms need videos on every process.
+        """
+        return bool(batch["clips"]) and (complete or not self.sync_bn)
 
     def state_dict(self) -> dict[str, Any]:
         """State other than the network's: optimiser, loss scale, counts of bad steps."""
@@ -178,9 +209,34 @@ class TrainStep:
         counts = state.get("guard", {"total": 0, "in_a_row": 0})  # not in files of format 1
         self.bad_steps, self.consecutive_bad_steps = counts["total"], counts["in_a_row"]
 
-    def _backward(self, batch: dict[str, Any], *, number: int, micro: int) -> dict[str, Any]:
-        """Forward and backward of one micro-batch; DDP averages gradients after the last."""
+    def _average(self, outputs: list[dict[str, Any]], *, by_ddp: bool) -> bool:
+        """Average gradients over all micro-batches with videos; return whether there are any."""
+        parameters = list(self.model.parameters())
+        every = self.grad_accum_steps
+        used = float(sum("loss" in output for output in outputs))
+        if self.may_skip and self.world.size > 1:
+            used = average(torch.tensor(used, device=self.world.device), self.world).item()
+        if used < every:  # a process without videos has no gradients
+            for parameter in parameters:
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+        if not by_ddp and (self.sequential or self.world.size > 1):
+            average_gradients(parameters, self.world)
+        if 0 < used < every:
+            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], every / used)
+        return used > 0
+
+    def _backward(
+        self, batch: dict[str, Any], *, number: int, micro: int, complete: bool
+    ) -> dict[str, Any]:
+        """Forward and backward of one micro-batch.
+
+        DDP, which averages gradients, runs only the last one, and only if it is ``complete``: it
+        needs all processes.
+        """
         kept = {key: batch[key] for key in ("skipped", "index")}
+        if not self.usable(batch, complete=complete):
+            return {**kept, "label": batch["label"][:0]}
         batch = to_device(batch, self.world.device, self.normalise)
         batch = self.batch_mix(batch, step=number, micro=micro, rank=self.world.rank)
         scale = 1 / self.grad_accum_steps
@@ -188,11 +244,9 @@ class TrainStep:
             outputs = backward_each_view(self.task, batch, scale, self.scaler, self.autocast())
         else:
             last = micro == self.grad_accum_steps - 1
-            ddp = isinstance(self._forward, DistributedDataParallel)
-            with self._forward.no_sync() if ddp and not last else nullcontext():
-                with self.autocast():
-                    outputs = self._forward(batch)
-                self.scaler.scale(outputs["loss"] * scale).backward()
+            with self.autocast():
+                outputs = (self._forward if last and complete else self.task)(batch)
+            self.scaler.scale(outputs["loss"] * scale).backward()
         return {**outputs, **kept, "label": batch["label"]}
 
     def _clip(self) -> Tensor:
@@ -209,23 +263,41 @@ class TrainStep:
 
     def _count_bad_step(self, number: int, outputs: list[dict[str, Any]], bad_loss: bool) -> str:
         """Count a bad step and list its videos; all processes call it."""
-        self.bad_steps += 1
-        self.consecutive_bad_steps += 1
         text = f"the {'loss' if bad_loss else 'gradient'} is not finite at step {number}"
         listed = ""
         if self.bad_batches is not None:
-            losses = [output["loss"].item() for output in outputs]
+            losses = [output["loss"].item() for output in outputs if "loss" in output]
             indices = torch.cat([output["index"] for output in outputs]).tolist()
             self.bad_batches.append(number, losses, indices)
             listed = f"{self.bad_batches.path} lists the videos. "
-        if self.consecutive_bad_steps >= self.max_bad_steps:
+        if self._count_one():
             raise FloatingPointError(
                 f"{text}, the last of {self.consecutive_bad_steps} such steps in a row. {listed}"
                 f"{self.advice}. The checkpoints precede these steps"
             )
-        return (
-            f"{text}: step skipped ({self.consecutive_bad_steps} in a row, {self.bad_steps} in all)"
-        )
+        return self._skipped(text)
+
+    def _count_empty_step(self, number: int, outputs: list[dict[str, Any]]) -> str:
+        """Count a step without readable videos as a bad one; all processes call it."""
+        own = [reason for output in outputs for reason in output["skipped"]]
+        reasons = [reason for texts in gather(own, self.world) for reason in texts]
+        text = f"no video of step {number} is readable ({reasons[0]})"
+        if self._count_one():
+            raise VideoError(
+                f"{text}, the last of {self.consecutive_bad_steps} bad steps in a row. Check the "
+                "videos with tools/check_data.py"
+            )
+        return self._skipped(text)
+
+    def _count_one(self) -> bool:
+        """Count one bad step; whether it is the last one that is allowed."""
+        self.bad_steps += 1
+        self.consecutive_bad_steps += 1
+        return self.consecutive_bad_steps >= self.max_bad_steps
+
+    def _skipped(self, text: str) -> str:
+        counts = f"{self.consecutive_bad_steps} in a row, {self.bad_steps} in all"
+        return f"{text}: step skipped ({counts})"
 
     def _wrap(self) -> nn.Module:
         """The task in DDP, where one backward pass makes the step; else the task itself.

@@ -12,7 +12,7 @@ from ffn.engine.compile import eager
 from ffn.engine.distributed import World, gather
 from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.train_step import TrainStep, seed_step, to_device
-from ffn.evaluation import evaluate
+from ffn.evaluation import measure
 
 
 class Validator:
@@ -45,15 +45,22 @@ class Validator:
         self.precise_bn, self.train_loader = precise_bn, train_loader
         self.videos = len(loader.dataset)
 
-    def evaluate(self) -> dict[int, dict[str, float]]:
-        """Measures of the network at every tested frame count, by count."""
-        with eager():
-            return evaluate(
-                self.train_step.network,
-                self.loader,
-                precision=self.train_step.precision,
-                batch_size=self.batch_size,
-            )
+    def evaluate(self) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
+        """Measures of the network at every tested frame count, by count; unreadable videos.
+
+        Raises:
+            FloatingPointError: logits are not finite.
+            VideoError: no video can be read.
+        """
+        step = self.train_step
+        try:
+            with eager():
+                return measure(step.network, self.loader, step.precision, self.batch_size)
+        except FloatingPointError as error:
+            raise FloatingPointError(
+                f"{error}. In training, the usual cause is a learning rate that is too high. "
+                f"{step.advice}"
+            ) from error
 
     def score(self, metrics: dict[int, dict[str, float]]) -> float:
         """Mean top-1 over the trained counts, in percent of all videos."""
@@ -76,6 +83,8 @@ class Validator:
             self.train_loader.sampler.set_epoch(epoch)
             for batch in itertools.islice(self.train_loader, self.precise_bn):
                 skipped.extend(batch["skipped"])
+                if not step.usable(batch, complete=step.is_complete(batch)):
+                    continue
                 batch = to_device(batch, self.world.device, step.normalise)
                 yield {"clips": step.task.clips(batch)}
 

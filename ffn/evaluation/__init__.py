@@ -5,12 +5,15 @@ accuracy, multiply-accumulates, parameters and latency. The number of processes 
 accuracies.
 """
 
+from ffn.evaluation.confusion import confusion_matrix
 from ffn.evaluation.cost import (
     count_macs,
+    count_macs_by_module,
     count_parameters,
     describe_device,
     measure_latency,
 )
+from ffn.evaluation.details import save_details
 from ffn.evaluation.ensemble import check_members, ensemble
 from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import accuracy, label_ranks
@@ -19,11 +22,13 @@ from ffn.evaluation.report import (
     load_predictions,
     load_table,
     print_table,
+    save_prediction_table,
     save_predictions,
     save_table,
 )
 from ffn.evaluation.results import Predictions, Row, Sweep
-from ffn.evaluation.sweep import evaluate, sweep
+from ffn.evaluation.summary import summary
+from ffn.evaluation.sweep import evaluate, measure, sweep
 
 __all__ = [
     "Predictions",
@@ -31,7 +36,9 @@ __all__ = [
     "Sweep",
     "accuracy",
     "check_members",
+    "confusion_matrix",
     "count_macs",
+    "count_macs_by_module",
     "count_parameters",
     "describe_device",
     "ensemble",
@@ -40,10 +47,14 @@ __all__ = [
     "label_ranks",
     "load_predictions",
     "load_table",
+    "measure",
     "measure_latency",
     "print_table",
+    "save_details",
     "save_figure",
+    "save_prediction_table",
     "save_predictions",
     "save_table",
+    "summary",
     "sweep",
 ]

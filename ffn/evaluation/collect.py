@@ -13,7 +13,7 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ffn.data import Normalise
+from ffn.data import Normalise, VideoError
 from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import NOT_FINITE, UNREADABLE, label_ranks
 
@@ -76,8 +76,11 @@ def collect(
     _check_finite(ranks, merged["index"], loader)
     _check_complete(merged["index"], len(loader.dataset))
 
-    logits = gather_first(merge(own.logits)) if keep_logits else None
     errors = ChainMap(*(errors for _, _, errors in shards))
+    if not merged["ok"].any():
+        raise VideoError(f"none of {len(errors)} videos can be read; the first: {errors[0]}")
+
+    logits = gather_first(merge(own.logits)) if keep_logits else None
     return Outputs(
         label=merged["label"],
         ok=merged["ok"],

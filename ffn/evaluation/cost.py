@@ -32,6 +32,30 @@ def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
     Returns:
         Operator name ("convolution", "addmm", ...) to multiply-accumulates.
     """
+    counts = _count_flops(model, clip).get("Global", {})
+    return {operator.__name__: flops // 2 for operator, flops in counts.items()}
+
+
+def count_macs_by_module(model: nn.Module, network: nn.Module, clip: Tensor) -> dict[str, int]:
+    """Count the multiply-accumulates of one forward pass, by module; see :func:`count_macs`.
+
+    Args:
+        model: what runs.
+        network: the model, or a module in it.
+        clip: (B, C, T, H, W).
+
+    Returns:
+        Name of a module in ``network`` to multiply-accumulates; "" has those of the whole pass.
+    """
+    inner = next(name for name, module in model.named_modules() if module is network)
+    start = ".".join(filter(None, (type(model).__name__, inner)))  # torch's name of the network
+    flops = {name: sum(counts.values()) for name, counts in _count_flops(model, clip).items()}
+    inside = {n[len(start) + 1 :]: f // 2 for n, f in flops.items() if n.startswith(f"{start}.")}
+    return {**inside, "": flops.get("Global", 0) // 2}
+
+
+def _count_flops(model: nn.Module, clip: Tensor) -> dict[str, dict[Any, int]]:
+    """Floating-point operations by module (as torch's counter names them) and operator."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)  # the counter skips fused attention
     try:
@@ -40,8 +64,7 @@ def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
             model(clip)
     finally:
         torch.backends.mha.set_fastpath_enabled(fast)
-    counts = counter.get_flop_counts().get("Global", {})
-    return {operator.__name__: flops // 2 for operator, flops in counts.items()}
+    return counter.get_flop_counts()
 
 
 def count_parameters(model: nn.Module, active: int | None = None) -> int:

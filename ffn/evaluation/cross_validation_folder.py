@@ -197,8 +197,14 @@ def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
     expected = "expected a file that tools/crossvalidate.py wrote"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: not valid JSON ({error}). Restore it; tools/crossvalidate.py "
+            "writes results.json again if you remove it"
+        ) from error
+    try:
         found = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a file of a cross-validation; {expected}") from error
     if found != FORMAT:
         raise ValueError(f"{path} has format {found!r}; {expected}, format {FORMAT}")

@@ -31,6 +31,7 @@ TITLES = {
     "data_wait": "share of time waiting for data",
     "memory_mib": "memory (MiB)",
     "skipped": "unreadable videos skipped per epoch",
+    "failed": "unreadable validation videos",
 }
 COLUMNS = 4
 MARKED = 15  # maximum number of validations drawn with markers

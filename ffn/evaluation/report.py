@@ -19,7 +19,7 @@ from safetensors import safe_open
 
 from ffn.evaluation.plots import save_figure
 from ffn.evaluation.results import Predictions, Row, Sweep
-from ffn.files import atomic_write, write_text
+from ffn.files import atomic_write, write_csv, write_text
 
 FORMAT = 1  # of the JSON file
 
@@ -83,8 +83,14 @@ def load_table(path: str | Path) -> list[Sweep]:
     expected = "expected a results.json of tools/test.py"
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{path} is damaged: not valid JSON ({error}). Restore it, or run tools/test.py again "
+            "with --overwrite"
+        ) from error
+    try:
         found = content["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (KeyError, TypeError) as error:
         raise ValueError(f"{path} is not a file of results; {expected}") from error
     if found != FORMAT:
         raise ValueError(f"{path} has format {found!r}; {expected}, format {FORMAT}")
@@ -132,6 +138,32 @@ def load_predictions(path: str | Path) -> Predictions:
             ok=file.get_tensor("ok"),
             logits={frames: file.get_tensor(f"logits.{frames}") for frames in counts},
         )
+
+
+def save_prediction_table(
+    predictions: Predictions, classes: Sequence[str], path: str | Path
+) -> Path:
+    """Write the answers as a CSV file: a row per video and frame count, videos in their order.
+
+    ``prediction`` is the class with the largest logit, and ``probability`` its softmax; both are
+    empty for a video that cannot be decoded. ``label`` is the index of ``class``.
+
+    Args:
+        predictions: of a network.
+        classes: class names.
+        path: the file; its folder exists.
+    """
+    found = {t: [x.tolist() for x in predictions.answers(t)] for t in predictions.logits}
+    rows: list[tuple] = [
+        ("path", "frames", "label", "class", "prediction", "probability", "correct")
+    ]
+    for i, video in enumerate(predictions.paths):
+        label = int(predictions.label[i])
+        for frames, (answers, probabilities) in found.items():
+            answer = answers[i]
+            given = ("", "") if answer < 0 else (classes[answer], f"{probabilities[i]:.6g}")
+            rows.append((video, frames, label, classes[label], *given, answer == label))
+    return write_csv(Path(path), rows)
 
 
 def _csv(sweeps: Sequence[Sweep]) -> str:

@@ -62,6 +62,21 @@ class Predictions:
     ok: Tensor
     logits: dict[int, Tensor]
 
+    def answers(self, frames: int) -> tuple[Tensor, Tensor]:
+        """The class that the network gives each video, and its probability.
+
+        Of classes with equal logits it is the first.
+
+        Args:
+            frames: one of the tested frame counts.
+
+        Returns:
+            The class indices (N,), -1 where a video cannot be decoded, and the probabilities (N,)
+            float64, NaN there.
+        """
+        logits = self.logits[frames]
+        return logits.argmax(1).where(self.ok, -1), logits.double().softmax(1).amax(1)
+
 
 @dataclass(frozen=True)
 class Sweep:

@@ -59,15 +59,29 @@ def evaluate(
 
     Raises:
         FloatingPointError: a logit is NaN or infinite.
+        VideoError: no video can be decoded.
         RuntimeError: the loader does not cover all videos of the data set.
         ValueError: the data set is empty, or a label is not a class of the model.
     """
+    return measure(model, loader, precision, batch_size, progress=progress)[0]
+
+
+def measure(
+    model: nn.Module,
+    loader: DataLoader,
+    precision: str,
+    batch_size: int | None,
+    *,
+    progress: bool = False,
+) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
+    """As :func:`evaluate`; also returns the reason of each video that cannot be decoded."""
     run = Networks(model, precision=precision, fused=False)
     outputs = collect(model, loader, run, batch_size, keep_logits=False, progress=progress)
-    return {
+    measures = {
         frames: {**accuracy(ranks, outputs.label), "failed": len(outputs.errors)}
         for frames, ranks in outputs.ranks.items()
     }
+    return measures, outputs.errors
 
 
 def sweep(

@@ -91,6 +91,7 @@ class DeployedNetwork(nn.Module):
         self.probabilities, self.any_frames = probabilities, any_frames
         self.shape = shape
         self.fold_norms = True  # a format may fold them into the weights
+        self.least_frames = 1  # of a clip, if T may vary
         self.input_name = "clip" if transform is None else "frames"
         self.output_name = "probabilities" if probabilities else "logits"
         self.metadata = {**(metadata or {}), "input": self._describe_input()}
@@ -116,7 +117,8 @@ class DeployedNetwork(nn.Module):
     def dynamic_shapes(self) -> tuple[dict[int, torch.export.Dim]]:
         """The dimensions that may vary, as ``torch.export.export`` takes them."""
         # A resize cannot start from one row or column under torch.export, which fixes sizes of 1.
-        names = {"B": ("batch", 1), "T": ("frames", 1), "H": ("height", 2), "W": ("width", 2)}
+        least = self.least_frames
+        names = {"B": ("batch", 1), "T": ("frames", least), "H": ("height", 2), "W": ("width", 2)}
         letters = ((i, d) for i, d in enumerate(self.input_shape) if isinstance(d, str))
         dims = ((i, *names[d]) for i, d in letters)
         return ({i: torch.export.Dim(name, min=low, max=LARGEST) for i, name, low in dims},)

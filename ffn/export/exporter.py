@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import DeployedNetwork, FrameTransform
-from ffn.export.formats import ExportError, Format, find_format
+from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format
 from ffn.export.fuse import fuse
 from ffn.export.int8 import Calibration, Int8Report, quantise
 from ffn.export.metadata import describe
@@ -139,7 +139,10 @@ def export(
     if frames is None:
         raise ValueError("frames is missing; give the number of frames of the clips")
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; choose another name or pass overwrite")
+        raise FileExistsError(
+            f"{path} exists; choose another name, or overwrite it: overwrite=True in Python, "
+            "--overwrite in a command"
+        )
     network = deploy(
         model,
         frames,
@@ -195,7 +198,7 @@ def write_checked(network: DeployedNetwork, path: Path, write: Format) -> Export
     """Write a file atomically, and only if its outputs are those of the network."""
     # torch.export fixes sizes of 1 and sizes that are equal in its example.
     frames = network.shape[1]
-    traced = max(frames, 5) if network.any_frames else frames
+    traced = max(frames, LEAST_FRAMES[-1] + 1) if network.any_frames else frames
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file, torch.no_grad():
         run = write(network, network.example(TRACED_BATCH, frames=traced, seed=1), file)
@@ -258,7 +261,7 @@ def _transform(record: Mapping[str, Any]) -> FrameTransform:
 def _checked_inputs(network: DeployedNetwork) -> list[Tensor]:
     """Inputs of several batch sizes; also of several T and frame sizes, where these may vary."""
     frames = network.shape[1]
-    counts = sorted({1, frames, 2 * frames}) if network.any_frames else [frames]
+    counts = sorted({network.least_frames, frames, 2 * frames}) if network.any_frames else [frames]
     pairs = [(batch, count) for count in counts for batch in CHECKED_BATCHES]
     return [network.example(b, frames=t, seed=seed) for seed, (b, t) in enumerate(pairs)]
 

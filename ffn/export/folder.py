@@ -79,7 +79,10 @@ def export_all(
     if not isinstance(model, FrameFlexible):
         raise ValueError(f"model is a {type(model).__name__}, which has one network; use export")
     if folder.exists() and not overwrite:
-        raise FileExistsError(f"{folder} exists; choose another name or pass overwrite")
+        raise FileExistsError(
+            f"{folder} exists; choose another name, or overwrite it: overwrite=True in Python, "
+            "--overwrite in a command"
+        )
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise FileExistsError(f"{folder} is not a folder of an export; choose another name")
     part = part_of(folder)
@@ -126,7 +129,11 @@ def _write_index(
     path: Path, reports: Iterable[ExportReport], answered: Mapping[int, tuple[int, int | None]]
 ) -> None:
     files = [
-        {"first": answered[r.active][0], "last": answered[r.active][1], **r.to_dict()}
+        {
+            "first": max(answered[r.active][0], r.metadata.get("least_frames", 1)),
+            "last": answered[r.active][1],
+            **r.to_dict(),
+        }
         for r in reports
     ]
     index: dict[str, Any] = {"files": files}

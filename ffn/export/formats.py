@@ -33,6 +33,7 @@ Run = Callable[[Tensor], Tensor]
 Format = Callable[[DeployedNetwork, Tensor, IO[bytes]], Run]
 
 NAMES = {"torch": "pt2", "aotinductor": "aoti.pt2"}  # of formats, besides their suffixes
+LEAST_FRAMES = (1, 2, 3, 5, 9)  # tried as the smallest T: of SlowFast, alpha + 1
 METADATA_FILE = "metadata.json"  # inside a .pt2
 
 _formats: Registry[Format] = Registry("export format")
@@ -74,20 +75,30 @@ def suffix_of(name: str) -> str:
 def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgram:
     """Trace a network with ``torch.export``.
 
+    If T may vary, ``network.least_frames`` becomes the smallest T that the program accepts: some
+    layers run other operations for very short clips.
+
     Raises:
         ExportError: torch.export cannot trace it, as with a T that may vary.
     """
-    try:
-        program = torch.export.export(
-            network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
-        )
-    except Exception as error:  # of many kinds
-        remedy = "; export it for one T" if network.any_frames else ""
-        vary = " and ".join(d for d in network.input_shape if isinstance(d, str))
-        raise ExportError(
-            f"torch.export cannot trace this network if {vary} may vary{remedy}. It reports: "
-            f"{error}"
-        ) from error
+    tried = [n for n in LEAST_FRAMES if n <= network.shape[1]] if network.any_frames else [1]
+    for least in tried:
+        network.least_frames = least
+        try:
+            program = torch.export.export(
+                network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
+            )
+            break
+        except Exception as error:  # of many kinds
+            if least == tried[-1]:
+                remedy = "; export it for one T" if network.any_frames else ""
+                vary = " and ".join(d for d in network.input_shape if isinstance(d, str))
+                raise ExportError(
+                    f"torch.export cannot trace this network if {vary} may vary{remedy}. It "
+                    f"reports: {error}"
+                ) from error
+    if network.any_frames:
+        network.metadata["least_frames"] = network.least_frames
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # with paths of this machine
     return program
@@ -113,7 +124,8 @@ def require(name: str) -> ModuleType:
 @register_format("pt2")
 def pt2(network: DeployedNetwork, clip: Tensor, file: IO[bytes]) -> Run:
     """An ``ExportedProgram``; read it with ``torch.export.load(path).module()``."""
+    program = trace(network, clip)  # completes the metadata
     metadata = json.dumps(network.metadata)
-    torch.export.save(trace(network, clip), file, extra_files={METADATA_FILE: metadata})
+    torch.export.save(program, file, extra_files={METADATA_FILE: metadata})
     file.seek(0)
     return torch.export.load(file).module()

@@ -92,6 +92,9 @@ def fuse(
     with torch.no_grad():
         expected = network(clip)
 
+    for name, module in list(network.named_modules()):
+        if hasattr(module, "for_inference"):  # a layer of ffn that is one of torch at inference
+            network.set_submodule(name, module.for_inference())
     folder = Folder(network)
     while folder.fold(record(network, clip, WeightAlteration)):
         pass  # a fold may allow another
@@ -108,7 +111,7 @@ def fuse(
         raise FuseError(
             f"the fused {type(network).__name__} differs by up to {difference:.1e} from the "
             f"original, where the largest output is {largest:.3g} and {TOLERANCE:g} of it is "
-            "accepted; run it unfused: ffn.extract, or --no-fuse"
+            "accepted; run it unfused: ffn.extract, or --no-fuse of tools/predict.py and test.py"
         )
     network.fusion = FusionReport(frames, folder.folded, folder.kept(), difference, largest)
     if hasattr(model, "record"):  # of ffn.load, for ffn.export

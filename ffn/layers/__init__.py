@@ -7,16 +7,23 @@ The letters in shape comments, everywhere in ffn:
 """
 
 from ffn.layers.alteration_site import AlterationSite
+from ffn.layers.classifier import PooledClassifier, init_classifier
 from ffn.layers.clip import ClipLength, check_clip
-from ffn.layers.per_frame import PerFrame, TimedPerFrame
+from ffn.layers.conv3d import Conv3d, ShortcutConv3d
+from ffn.layers.per_frame import HEAD_STD, PerFrame, TimedPerFrame
 from ffn.layers.temporal_shift import ShiftConv2d, temporal_shift
 
 __all__ = [
+    "HEAD_STD",
     "AlterationSite",
     "ClipLength",
+    "Conv3d",
     "PerFrame",
+    "PooledClassifier",
     "ShiftConv2d",
+    "ShortcutConv3d",
     "TimedPerFrame",
     "check_clip",
+    "init_classifier",
     "temporal_shift",
 ]

@@ -6,11 +6,16 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from ffn.layers.classifier import check_resettable, init_classifier
 from ffn.layers.clip import ClipLength, check_clip
+
+HEAD_STD = 1e-3  # of a new classifier: logits start close to zero, as TSM's and TEA's reference
 
 
 class PerFrame(nn.Module):
     """Apply a 2-D network to each frame and average its logits over time.
+
+    The classifier and the features are those of a timm network, under timm's names.
 
     Args:
         net: maps images (N, C, H, W) to logits (N, K).
@@ -19,6 +24,8 @@ class PerFrame(nn.Module):
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
+        convs = (m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d))
+        self.in_channels = next(convs, None)  # of the stem, for messages
 
     def forward(self, clip: Tensor) -> Tensor:
         """Classify clips of any length.
@@ -30,15 +37,73 @@ class PerFrame(nn.Module):
             Logits (B, K).
 
         Raises:
-            ValueError: the clip does not have five dimensions, or T is 0.
+            ValueError: the clip does not have five dimensions, T is 0, or T and C are swapped.
         """
-        check_clip(clip)
-        frames = clip.shape[2]
-        x = rearrange(clip, "b c t h w -> (b t) c h w")
+        images, frames = self._images(clip)
 
-        logits = self.net(x)  # (N, K)
+        logits = self.net(images)  # (N, K)
 
         return logits.unflatten(0, (-1, frames)).mean(1)  # (B, K)
+
+    def forward_features(self, clip: Tensor) -> Tensor:
+        """The last feature maps: those of timm's ``forward_features``, for each frame.
+
+        Returns:
+            (B, T, C, H, W); of networks with another layout, (B, T, …).
+        """
+        images, frames = self._images(clip)
+
+        x = self.net.forward_features(images)  # (N, C, H, W)
+
+        return x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
+
+    def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
+        """Logits (B, K) of :meth:`forward_features`.
+
+        Args:
+            features: (B, T, …).
+            pre_logits: return the classifier's input instead, averaged over the frames: (B, C).
+        """
+        frames = features.shape[1]
+
+        x = self.net.forward_head(features.flatten(0, 1), pre_logits=pre_logits)  # (N, K)
+
+        return x.unflatten(0, (-1, frames)).mean(1)  # (B, K)
+
+    @property
+    def num_classes(self) -> int:
+        """K; 0 without a classifier."""
+        return self.net.num_classes
+
+    @property
+    def num_features(self) -> int:
+        """Channels of :meth:`forward_features`."""
+        return self.net.num_features
+
+    @property
+    def head_hidden_size(self) -> int:
+        """Channels of the classifier's input, ``pre_logits``."""
+        return getattr(self.net, "head_hidden_size", self.net.num_features)
+
+    def get_classifier(self) -> nn.Module:
+        """The layer that returns logits."""
+        return self.net.get_classifier()
+
+    def reset_classifier(self, num_classes: int) -> None:
+        """Replace the classifier by a new one; 0 classes: none, and ``pre_logits`` are returned.
+
+        Raises:
+            ValueError: the classifier is private to each frame count, or altered.
+        """
+        check_resettable(self.get_classifier())
+        like = next(self.net.parameters())
+        self.net.reset_classifier(num_classes)
+        init_classifier(self.get_classifier().to(like), HEAD_STD)
+
+    def _images(self, clip: Tensor) -> tuple[Tensor, int]:
+        """The frames (N, C, H, W) of all clips, and T."""
+        check_clip(clip, self.in_channels)
+        return rearrange(clip, "b c t h w -> (b t) c h w"), clip.shape[2]
 
 
 class TimedPerFrame(PerFrame):
@@ -54,11 +119,20 @@ class TimedPerFrame(PerFrame):
 
     def forward(self, clip: Tensor) -> Tensor:
         """Classify clips (B, C, T, H, W) of any T; returns logits (B, K)."""
-        frames = self.length.frames = clip.shape[2] if clip.ndim == 5 else None
+        frames = self._set_length(clip)
+        return self._keep_length(super().forward(clip), frames)
 
-        logits = super().forward(clip)
+    def forward_features(self, clip: Tensor) -> Tensor:
+        """The last feature maps of each frame, (B, T, C, H, W); see :class:`PerFrame`."""
+        frames = self._set_length(clip)
+        return self._keep_length(super().forward_features(clip), frames)
 
-        if logits.requires_grad and not torch.compiler.is_compiling():
+    def _set_length(self, clip: Tensor) -> int | None:
+        self.length.frames = clip.shape[2] if clip.ndim == 5 else None
+        return self.length.frames
+
+    def _keep_length(self, x: Tensor, frames: int | None) -> Tensor:
+        if x.requires_grad and not torch.compiler.is_compiling():
             # Activation checkpointing runs layers again in the backward, after other forwards.
-            logits.register_hook(lambda _: setattr(self.length, "frames", frames))
-        return logits
+            x.register_hook(lambda _: setattr(self.length, "frames", frames))
+        return x

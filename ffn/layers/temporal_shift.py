@@ -90,5 +90,9 @@ class ShiftConv2d(nn.Conv2d):
         x = temporal_shift(x, self.length.frames, self.divisor)
         if self.groups > 1:
             return super().forward(self.site(x))
-        # An alteration of the weights, W (1 + a), instead of one of the features.
-        return self._conv_forward(x, self.site(self.weight), self.bias)
+        # An alteration of the weights, W (1 + a), instead of one of the features. torch's flop
+        # counter fails on modules that take a parameter in inference mode.
+        is_eager = not torch.compiler.is_compiling()
+        is_inference = is_eager and torch.is_inference_mode_enabled()
+        weight = self.weight.detach() if is_inference else self.weight
+        return self._conv_forward(x, self.site(weight), self.bias)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ffn.data import EvalTransform, Normalise, Preprocessing, open_video, sample_views
+from ffn.data.decoding import PATTERN, check_pattern
 from ffn.export import Networks
 from ffn.zoo import home, load_with_record
 
@@ -59,12 +60,15 @@ class Predictor:
             ``FFN_HOME`` keeps it for later processes. On CUDA, "auto" is bf16 or else fp16.
         fuse: Run fused networks; False for the network as it was trained.
         compile: Use ``torch.compile``; the first video of every length takes long.
+        pattern: File names in a folder of frames, e.g. ``img_{:05d}.jpg``. Default: that of the
+            training (``data.frame_pattern`` in the record), or else ``{:05d}.jpg``.
 
     Raises:
         ValueError: if the name or the precision is unknown, or the record has no valid
             preprocessing.
         FileNotFoundError: if the file does not exist.
         WeightsError: if the weights cannot be loaded.
+        TypeError: if `name_or_path` is neither a name nor a path.
     """
 
     def __init__(
@@ -75,12 +79,22 @@ class Predictor:
         precision: str = "auto",
         fuse: bool = True,
         compile: bool = False,
+        pattern: str | None = None,
     ) -> None:
         import av  # noqa: F401  not in the first call, whose time is measured
 
+        if not isinstance(name_or_path, (str, os.PathLike)):
+            raise TypeError(
+                f"name_or_path is a {type(name_or_path).__name__}; expected a name of the zoo "
+                "(ffn.list_weights()) or the path of a .pt or .safetensors file. Save a network "
+                "with ffn.zoo.save_weights"
+            )
         self.device = torch.device(device)
         self.model, self.record = load_with_record(name_or_path, device=self.device)
         self.preprocessing = Preprocessing.from_dict(self.record.preprocessing)
+        data = (self.record.config or {}).get("data", {})
+        self.pattern = pattern or data.get("frame_pattern") or PATTERN
+        check_pattern(self.pattern)
         # Converted foreign checkpoints have no class names.
         self.classes = self.record.classes or tuple(
             f"class {i}" for i in range(self.record.num_classes)
@@ -104,7 +118,7 @@ class Predictor:
         if not trained:
             raise ValueError(
                 f"{self.record.name} is a plain network with an unknown number of trained frames; "
-                "pass frames"
+                "give frames=, or --frames"
             )
         return max(trained)
 
@@ -118,7 +132,13 @@ class Predictor:
         Raises:
             VideoError: if the video cannot be read.
             ValueError: if `frames` is below 1.
+            TypeError: if `path` is not a path.
         """
+        if not isinstance(path, (str, os.PathLike)):
+            raise TypeError(
+                f"path is a {type(path).__name__}; expected the path of one video file or folder "
+                "of frames. Run predictor.model on a clip in memory: (B, C, T, H, W), normalised"
+            )
         frames = self.default_frames if frames is None else frames
         started = time.perf_counter()
         clip = self._clip(os.fspath(path), frames)
@@ -141,7 +161,7 @@ class Predictor:
 
     def _clip(self, path: str, frames: int) -> Tensor:
         """The uint8 clip (1, C, T, H, W) of a video."""
-        video = open_video(path)
+        video = open_video(path, pattern=self.pattern)
         rule = self.preprocessing.sampling
         indices = sample_views(len(video), (frames,), rule=rule)[frames]
         x = self._transform(video.read(indices))  # (T, C, H, W)

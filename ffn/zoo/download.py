@@ -8,16 +8,12 @@ on a server without ranges, and huggingface_hub does not resume in a later proce
 from __future__ import annotations
 
 import hashlib
-import http.client
 import logging
 import os
 import re
 import sys
 import tempfile
-import time
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
@@ -26,11 +22,7 @@ from filelock import FileLock
 
 from ffn.files import write_text
 from ffn.zoo.records import WeightsError
-
-ATTEMPTS = 5  # in a row without a new byte, before giving up
-TIMEOUT = 30  # seconds without a byte
-PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
-CHUNK = 1 << 20  # bytes
+from ffn.zoo.web import ATTEMPTS, CHUNK, TIMEOUT, Report, WebFile
 
 _HUB = (
     r"hf://(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)",
@@ -41,15 +33,15 @@ _DRIVE = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com")
 
 _log = logging.getLogger(__name__)
 
-Report = Callable[[int, int | None], None]  # takes the bytes so far, and in all
-
 
 def home() -> Path:
     """The folder of downloads: the environment variable ``FFN_HOME``, or ``~/.cache/ffn``."""
     return Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
 
 
-def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
+def download(
+    url: str, *, sha256: str | None, name: str | None = None, size: int | None = None
+) -> Path:
     """Return the local copy of a file; the first call downloads it.
 
     A copy with the right hash is used without network access. A later call, also of another
@@ -61,6 +53,7 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
         sha256: expected hash, 64 hex digits; None if it is unknown. The hash of the first download
             is then stored next to the file, ``….sha256``, and expected from then on.
         name: of the local file; by default, the last part of the address.
+        size: of the file in bytes, if it is known; an http(s) answer of another size is refused.
 
     Returns:
         Path of the complete and checked file, ``FFN_HOME/weights/<hash>-<name>``, where ``<hash>``
@@ -91,7 +84,7 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
             _reject(target)
         part = target.with_name(f"{target.name}.part")
         print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
-        _fetch(url, part)
+        _fetch(WebFile(url, size, has_hash=sha256 is not None), part)
         found = sha256_of(part)
         if sha256 is None:
             _log.warning("%s: the expected sha256 is unknown; %s is stored as it", url, found)
@@ -140,8 +133,9 @@ def _reject(path: Path, name: Path | None = None) -> Path:
     return aside
 
 
-def _fetch(url: str, part: Path) -> None:
-    """Download an address to ``part`` with the library of its host."""
+def _fetch(file: WebFile, part: Path) -> None:
+    """Download a file to ``part`` with the library of its host."""
+    url = file.url
     hub = next(filter(None, (re.fullmatch(pattern, url) for pattern in _HUB)), None)
     drive_id = _drive_id(url)
     try:
@@ -150,7 +144,8 @@ def _fetch(url: str, part: Path) -> None:
         elif drive_id:
             _fetch_from_drive(drive_id, part)
         else:
-            _fetch_from_web(url, part)
+            with _progress(part) as report:
+                file.fetch(part, report)
     except WeightsError:
         raise
     except Exception as error:  # the libraries raise errors of several packages
@@ -201,57 +196,3 @@ def _progress(part: Path) -> Iterator[Report]:
     with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
         task = bar.add_task(part.stem.partition("-")[2], total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _fetch_from_web(url: str, part: Path) -> None:
-    """Complete ``part``, with new attempts as long as they receive new bytes."""
-    failures = 0
-    with _progress(part) as report:
-        while True:
-            before = _size(part)
-            try:
-                _transfer(url, part, report)
-                return
-            except urllib.error.HTTPError as error:
-                if error.code < 500:
-                    raise WeightsError(
-                        f"cannot download {url}: HTTP {error.code} {error.reason}"
-                    ) from None
-                cause: Exception = error
-            except (OSError, http.client.HTTPException) as error:
-                cause = error
-            failures = 1 if _size(part) > before else failures + 1
-            if failures == ATTEMPTS:
-                raise WeightsError(
-                    f"cannot download {url}: {cause}. {_size(part):,} bytes are kept in {part}; "
-                    "the next download resumes from there."
-                ) from cause
-            time.sleep(PAUSE * 2 ** (failures - 1))
-
-
-def _transfer(url: str, part: Path, report: Report) -> None:
-    """One request: append the missing bytes to ``part``; an early end raises ConnectionError."""
-    have = _size(part)
-    headers = {"User-Agent": "ffn"} | ({"Range": f"bytes={have}-"} if have else {})
-    request = urllib.request.Request(url, headers=headers)
-    try:
-        response = urllib.request.urlopen(request, timeout=TIMEOUT)
-    except urllib.error.HTTPError as error:
-        if have and error.code == 416:  # the part is complete, or too long
-            return
-        raise
-    with response:
-        length = response.headers.get("Content-Length")
-        expected = None if length is None else int(length)
-        with part.open("ab" if response.status == 206 else "wb") as file:
-            start = file.tell()
-            while chunk := response.read(CHUNK):
-                file.write(chunk)
-                report(file.tell(), None if expected is None else start + expected)
-            received = file.tell() - start
-    if expected is not None and received < expected:
-        raise ConnectionError(f"interrupted after {received:,} of {expected:,} bytes")
-
-
-def _size(path: Path) -> int:
-    return path.stat().st_size if path.exists() else 0

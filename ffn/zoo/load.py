@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ffn import backbones
-from ffn.core import FrameFlexible, WeightAlteration, convert, extract
+from ffn.core import (
+    FrameFlexible,
+    PrivateModules,
+    WeightAlteration,
+    convert,
+    extract,
+    nearest,
+)
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.state_match import Match, match_state
@@ -53,29 +62,35 @@ def load_start_weights(
 ) -> tuple[Match, WeightRecord]:
     """Start a network from trained weights, in place.
 
-    A frame-flexible network also starts from weights of the plain one: every private copy gets the
-    same values, and the alterations keep theirs. A plain network also starts from weights of a
-    frame-flexible one: from its sub-network of the largest trained count, without alterations. A
-    classifier of other classes keeps its values.
+    A frame-flexible network starts from weights of other frame counts: its private copies from
+    those of the nearest count. It also starts from weights of the plain network: every private copy
+    gets the same values, and the alterations keep theirs. A plain network also starts from weights
+    of a frame-flexible one: from its sub-network of the largest trained count, without alterations.
+    A classifier of other classes keeps its values.
 
     Returns:
-        What matched, printable, and the record of the weights.
+        What matched and how frame counts were assigned, printable, and the record of the weights.
 
     Raises:
         WeightsError: anything but the classifier does not match.
     """
     record, state = read_weights(name_or_path)
-    own = model.state_dict()
-    if isinstance(model, FrameFlexible) and record.trained_frames is None:
+    own, note = model.state_dict(), ""
+    is_flexible = isinstance(model, FrameFlexible)
+    if is_flexible and record.trained_frames is None:
         own = _plain_state(model)
-    elif not isinstance(model, FrameFlexible) and record.trained_frames is not None:
+        note = f"every frame count ({_listed(model.trained_frames)}) starts from the plain network"
+    elif is_flexible and record.trained_frames != model.trained_frames:
+        state, note = _of_nearest_counts(state, model, record)
+    elif not is_flexible and record.trained_frames is not None:
         flexible = model_from_record(record)
         match_state(state, flexible.state_dict()).require(str(name_or_path))
         flexible.load_state_dict(state)
         state = _plain_state(flexible)
+        note = f"the sub-network of {flexible.trained_frames[-1]} frames, without alterations"
     match = match_state(state, own).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)
-    return match, record
+    return replace(match, note=note), record
 
 
 def model_from_record(record: WeightRecord) -> nn.Module:
@@ -90,7 +105,8 @@ def model_from_record(record: WeightRecord) -> nn.Module:
         raise WeightsError(
             f'"{record.name}" needs the model "{record.model}" of {" and ".join(missing)}, which '
             f"is not imported. If you trust it, `import {missing[0]}` before ffn.load, or pass "
-            f"--imports {' '.join(missing)} to a command."
+            f"--imports {' '.join(missing)} to a command, or imports=[{','.join(missing)}] to one "
+            "that takes a config."
         )
     model = backbones.build(record.model, num_classes=record.num_classes, **record.model_args)
     if record.trained_frames is None:
@@ -110,3 +126,24 @@ def _plain_state(model: FrameFlexible) -> dict[str, Tensor]:
     sites = {n for n, m in network.named_modules() if isinstance(m, WeightAlteration)}
     entries = network.state_dict().items()
     return {key: value for key, value in entries if key.rpartition(".")[0] not in sites}
+
+
+def _of_nearest_counts(
+    state: Mapping[str, Tensor], model: FrameFlexible, record: WeightRecord
+) -> tuple[dict[str, Tensor], str]:
+    """The state dict for the model's counts from that of other counts, and what was done."""
+    source = {n: nearest(n, record.conversion_frames) for n in model.trained_frames}
+    named = model.model.named_modules(remove_duplicate=False)
+    private = [name for name, module in named if isinstance(module, PrivateModules)]
+    copies = {f"{name}.{n}.": f"{name}.{source[n]}." for name in private for n in source}
+    theirs = tuple(f"{name}.{n}." for name in private for n in record.trained_frames)
+    new = {key: value for key, value in state.items() if not key.startswith(theirs)}
+    for ours, their in copies.items():
+        entries = {k: v for k, v in state.items() if k.startswith(their)}
+        new |= {ours + key[len(their) :]: value for key, value in entries.items()}
+    shown = _listed(f"{n} from {one}" for n, one in source.items())
+    return new, f"private modules and alterations of frame counts: {shown} (the nearest trained)"
+
+
+def _listed(items: Iterable[object]) -> str:
+    return ", ".join(map(str, items))

@@ -99,7 +99,7 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
     if not record.url:
         raise WeightsError(f'"{record.name}" has no download address; see {record.page}')
     suffix = ".pkl" if record.url.endswith(".pkl") else ".pth"
-    path = download(record.url, sha256=record.sha256, name=record.name + suffix)
+    path = download(record.url, sha256=record.sha256, name=record.name + suffix, size=record.size)
     try:
         state = read_foreign(path)
     except WeightsError as error:
@@ -124,7 +124,7 @@ def _zoo_file(record: WeightRecord) -> Path:
         return path
     if not record.url or not record.sha256:
         raise WeightsError(f'the record of "{record.name}" has no file, and no url with sha256')
-    return download(record.url, sha256=record.sha256)
+    return download(record.url, sha256=record.sha256, size=record.size)
 
 
 def _check_file(path: Path) -> None:

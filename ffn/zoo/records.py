@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -17,6 +18,7 @@ from typing import Any
 import yaml
 
 from ffn.core import frame_ranges
+from ffn.limits import CLASSES, RECORD_BYTES, TRAINED_COUNTS
 
 
 class WeightsError(RuntimeError):
@@ -88,6 +90,7 @@ class WeightRecord:
     data: Any = None
 
     def __post_init__(self) -> None:
+        self._check_plain_values()
         for name in ("classes", "trained_frames"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else tuple(value))
@@ -110,6 +113,19 @@ class WeightRecord:
             raise ValueError(f'origin is {self.origin!r}; allowed: "measured", "reported", none')
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError(f"sha256 is {self.sha256!r}; expected 64 lower-case hex digits")
+
+    def _check_plain_values(self) -> None:
+        """Raise ValueError for values of wrong types, without end, or that ask for too much."""
+        for name in sorted({f.name for f in fields(self)}):
+            _check_plain(getattr(self, name), name)
+        if type(self.num_classes) is not int or self.num_classes < 1:
+            raise ValueError(f"num_classes is {self.num_classes!r}; expected a number from 1 up")
+        for limit, number in (
+            (CLASSES, self.num_classes),
+            (TRAINED_COUNTS, len(self.trained_frames or ())),
+        ):
+            if limit.refusal(number):
+                raise ValueError(limit.refusal(number))
 
     @property
     def conversion_frames(self) -> Iterable[int]:
@@ -147,6 +163,34 @@ class WeightRecord:
         return cls(**values)
 
 
+def _check_plain(value: Any, where: str) -> None:
+    """Raise ValueError unless a value consists of finite numbers, texts, lists and mappings.
+
+    Lists that contain one another many times have no end: their number is limited.
+    """
+    left, places = [(value, 0)], 0
+    while left:
+        value, depth = left.pop()
+        places += 1
+        if isinstance(value, float) and not math.isfinite(value):
+            raise ValueError(f"{where} has the number {value}; expected finite numbers")
+        if places > RECORD_BYTES.value or depth > 50:
+            raise ValueError(f"{where} has more than {RECORD_BYTES.value:,} values or 50 levels")
+        inner = value.values() if isinstance(value, dict) else value
+        if isinstance(value, (dict, list, tuple)):
+            left += [(one, depth + 1) for one in inner]
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """Reads YAML without aliases, which let a short file stand for an endless one."""
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        if self.check_event(yaml.AliasEvent):
+            line = self.peek_event().start_mark.line + 1
+            raise ValueError(f"line {line} has an alias (*name); write the value")
+        return super().compose_node(parent, index)
+
+
 def read_record(path: Path) -> WeightRecord:
     """Read a record file.
 
@@ -154,12 +198,15 @@ def read_record(path: Path) -> WeightRecord:
         FileNotFoundError: no such file.
         WeightsError: it is not a valid record.
     """
+    refusal = RECORD_BYTES.refusal(path.stat().st_size)
+    if refusal:
+        raise WeightsError(f"{path} is not a record of weights: it has {refusal}")
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)
         if not isinstance(values, dict):
             raise ValueError(f"expected keys and values, not {type(values).__name__}")
         return WeightRecord.from_dict(values)
-    except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, TypeError, RecursionError) as error:
         raise WeightsError(f"{path} is not a record of weights: {error}") from error
 
 

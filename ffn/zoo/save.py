@@ -49,7 +49,10 @@ def save_weights(
     beside = path.with_suffix(".yaml")
     for file in (path, beside):
         if file.exists() and not overwrite:
-            raise FileExistsError(f"{file} exists; choose another name or pass overwrite")
+            raise FileExistsError(
+                f"{file} exists; choose another name, or overwrite it: "
+                "overwrite=True in Python, --overwrite in a command"
+            )
 
     record = WeightRecord.from_dict({"name": path.stem, **meta, "file": path.name})
     # Clones, because safetensors refuses tensors that share memory.

@@ -28,6 +28,8 @@ class Match:
         head: the network's classifier, if the state dict has none or one of other classes.
         classes: number of classes in the state dict (0: no classifier) and in the network; None if
             they are equal.
+        note: how the frame counts of the weights were assigned to those of the network, if they
+            differ.
     """
 
     state: dict[str, Tensor]
@@ -39,6 +41,7 @@ class Match:
     reshaped: tuple[str, ...]
     head: tuple[str, ...]
     classes: tuple[int, int] | None
+    note: str = ""
 
     @property
     def share(self) -> float:
@@ -99,6 +102,7 @@ class Match:
                 f"classifier: {self.classes[0] or 'no'} classes in the weights, {self.classes[1]} "
                 "in the model; newly initialised"
             )
+        lines += [self.note] * bool(self.note)
         return "\n".join(lines)
 
 

@@ -58,7 +58,10 @@ def test_a_class_of_another_package_is_registered(monkeypatch: pytest.MonkeyPatc
     assert "Net" in backbones.model_names()
     assert backbones.is_registered("Net")
     assert backbones.build("Net", num_classes=3, width=5).weight.shape == (3, 5)
-    with pytest.raises(ValueError, match="Net takes no depth; remove it, or add the argument"):
+    with pytest.raises(
+        ValueError,
+        match=r"Net takes no depth; did you mean width\? It takes num_classes, pretrained, width",
+    ):
         backbones.build("Net", depth=5)
     backbones.register(lambda num_classes: Net(num_classes=num_classes, depth=1))
     with pytest.raises(TypeError, match="'depth'"):  # an error inside the factory keeps its type

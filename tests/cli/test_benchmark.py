@@ -162,9 +162,12 @@ def test_an_existing_file_is_replaced_with_overwrite_alone(
     assert main([*arguments, "--output", str(output)]) == 2
 
     assert output.read_text() == "mine"
-    assert f"{output} exists; name another file or add --overwrite" in capsys.readouterr().err
+    assert (
+        f"{output} exists; choose another --output, or add --overwrite" in capsys.readouterr().err
+    )
     assert measure(output, *arguments, "--overwrite")["format"] == 1
-    assert list(tmp_path.iterdir()) == [output]
+    assert set(tmp_path.iterdir()) == {output, output.with_suffix(".md")}
+    assert main([*arguments, "--output", str(tmp_path / "table.md")]) == 2
 
 
 @pytest.mark.parametrize(
@@ -172,7 +175,7 @@ def test_an_existing_file_is_replaced_with_overwrite_alone(
     [
         (["train", "--model", "tsm_tinny"], 'no model "tsm_tinny"; did you mean tsm_tiny'),
         (["train", *TINY, "--frames", "8"], "--frames is 8; give two or more frame counts"),
-        (["infer", *TINY, "--device", "tpu"], "--device is 'tpu'; allowed: cpu, cuda"),
+        (["infer", *TINY, "--device", "tpu"], "--device is 'tpu'; allowed: auto, cpu, cuda"),
         (["infer", *TINY, "--device", "cuda:99"], "--device is 'cuda:99'; torch finds"),
         (["data", "--root", "videos"], "--root videos needs --annotations"),
         (

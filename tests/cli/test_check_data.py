@@ -66,3 +66,22 @@ def test_errors(videos: Path, capsys: pytest.CaptureFixture) -> None:
     with pytest.raises(SystemExit):
         main([str(videos / "train.csv"), "--frames", "0"])
     assert "is not an integer of 1 or more" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("place", [".", "..", "../data", "../data/"])
+def test_the_report_of_a_folder_is_beside_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Inside, it would be a class of the next command."""
+    made = generate(tmp_path / "made", train_per_class=1, val_per_class=1, size=32, frames=8)
+    for row in rows(made / "train.csv")[:2]:
+        folder = tmp_path / "data" / row["label"]
+        folder.mkdir(parents=True)
+        (made / row["path"]).rename(folder / "a.mp4")
+    inside = next(folder for folder in (tmp_path / "data").iterdir())
+    monkeypatch.chdir(inside if place == ".." else inside.parent)
+    before = sorted((tmp_path / "data").rglob("*"))
+
+    assert main([place, "--workers", "1"]) == 0
+    assert (tmp_path / "data.check/report.csv").is_file()
+    assert sorted((tmp_path / "data").rglob("*")) == before

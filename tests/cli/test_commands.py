@@ -35,7 +35,7 @@ def test_an_unknown_command_is_an_error(
     assert run(monkeypatch, "plot-logs", "runs/a") == 2
 
     printed = capsys.readouterr()
-    assert printed.err.startswith("ffn: no command 'plot-logs'; did you mean plot_log?")
+    assert printed.err.startswith("ffn: no command 'plot-logs'; did you mean `ffn plot_log`?")
     assert "usage: ffn COMMAND" in printed.err
     assert not printed.out
 
@@ -45,12 +45,12 @@ def test_a_command_gets_its_arguments(
 ) -> None:
     assert run(monkeypatch, "plot-log", "no_such_run") == 2
 
-    assert capsys.readouterr().err.startswith("plot_log.py: ")
+    assert capsys.readouterr().err.startswith("ffn plot_log: ")
 
 
 def test_every_command_has_a_module_and_a_script() -> None:
     root = Path(cli.__file__).parents[2]
-    shared = {"__init__", "arguments", "calibration", "cross_validation_plan"}
+    shared = {"__init__", "arguments", "calibration", "cross_validation_plan", "program"}
     modules = {path.stem for path in (root / "ffn/cli").glob("*.py")} - shared
     scripts = {path.stem for path in (root / "tools").glob("*.py")}
 

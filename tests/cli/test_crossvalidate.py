@@ -158,6 +158,7 @@ def test_every_clip_is_tested_once_by_a_network_that_was_not_trained_on_it(
     assert test[:4] == ["test", train[1], "--weights", str(run / "last.pt")]
     assert test[4:] == [
         *("--output", str(run / "test"), "--save-predictions", "--no-latency"),
+        "--overwrite",
         *("--frames", "2", "3", "4"),
     ]
 

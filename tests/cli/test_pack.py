@@ -15,6 +15,7 @@ from ffn.engine.build_data import (
     build_preprocessing,
     build_test_loader,
     build_train_loader,
+    describe_videos,
     read_config_splits,
 )
 from ffn.engine.config import ConfigError, load_config
@@ -67,6 +68,12 @@ def test_a_run_switches_to_the_store_by_one_option(
     assert "unreadable: videos/val" in shown.err
     assert "23 clips packed, 0 packed before, 1 unreadable" in shown.out
 
+    options = load_config(config, STORE).data
+    described = describe_videos(options, read_config_splits(options))
+    assert described[2:] == [
+        "frames per video (store): least 30, median 30, most 30",
+        "short side (store): least 36, median 36, most 36 px",
+    ]
     videos, stored = train_batches(root), train_batches(root, *STORE)
     assert len(videos) == 3
     assert all(same(one, other) for one, other in zip(videos, stored, strict=True))

@@ -157,7 +157,10 @@ def test_runs_are_named_by_the_end_of_their_path(tmp_path: Path) -> None:
     [
         (["missing"], "missing does not exist; give the folder of a run"),
         (["empty"], "the log of empty is empty; wait for its first log.interval"),
-        (["run", "--output", "there.png"], "there.png exists; name another --output or add --over"),
+        (
+            ["run", "--output", "there.png"],
+            "there.png exists; choose another --output, or add --overwrite",
+        ),
         (
             ["run", "--keys", "train/lose"],
             "no run has a key 'train/lose'; the keys are train/loss, ",

@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 
 from preparation_layouts import NAMES, Layouts
 
-from ffn.cli import COMMANDS
+from ffn.cli import COMMANDS, browse
 from ffn.cli.prepare_data import DATASETS, _parser, main
 from ffn.data import ClipStore
 from ffn.datasets.synthetic import generate
@@ -54,7 +54,8 @@ def test_commands_of_the_docs_are_understood() -> None:
         assert _parser().parse_args(shlex.split(command)).root.startswith("/data/")
     assert all(f"`{name}`" in text for name in DATASETS)
     named = set(re.findall(r"`(--[a-z-]+)", text))
-    assert named <= {option for action in _parser()._actions for option in action.option_strings}
+    actions = [*_parser()._actions, *browse._parser()._actions]
+    assert named <= {option for action in actions for option in action.option_strings}
 
 
 def test_clean_data_set(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -32,6 +32,12 @@ def checkpoint(tmp_path: Path) -> Path:
         "alter": "sites",
         "preprocessing": Preprocessing(crop=32, resize=36).to_dict(),
         "metrics": {"2": {"top1": 50.0}, "4": {"top1": 60.0}},
+        "config": {
+            "data": {"root": "/home/me/clips", "train": "/home/me/lists/train.csv", "crop": 32},
+            "log": {"output": "/home/me/runs/x", "interval": 5},
+            "model": {"name": "tsm_tiny", "weights": "~/runs/part_1/last.pt"},
+            "imports": ["my_package"],
+        },
     }
     path = tmp_path / "best.pt"
     save_checkpoint(path, {"model": model.state_dict(), "meta": meta})
@@ -50,6 +56,12 @@ def test_a_published_network_is_the_checkpoint(checkpoint: Path, tmp_path: Path)
     assert (record.name, record.origin, record.licence) == (NAME, "measured", "Apache-2.0")
     assert record.metrics == {2: {"top1": 50.0}, 4: {"top1": 60.0}}
     assert record.trained_frames == (2, 4)
+    assert record.config == {
+        "data": {"train": "train.csv", "crop": 32},
+        "log": {"interval": 5},
+        "model": {"name": "tsm_tiny", "weights": "last.pt"},
+        "imports": ["my_package"],
+    }
 
 
 def test_nothing_is_overwritten(
@@ -62,6 +74,8 @@ def test_nothing_is_overwritten(
 
     assert "exists" in capsys.readouterr().err
     assert path.read_bytes() == b"mine"
+    assert main([str(checkpoint), NAME, "--output", str(tmp_path), "--overwrite"]) == 0
+    assert path.read_bytes() != b"mine"
 
 
 PACKAGE = """

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import yaml
+from pictures import enlarged, places, read_picture
+from PIL import Image
 
 import ffn
+from ffn.cli.pack import main as pack
 from ffn.cli.test import _names, main
 from ffn.core import convert
-from ffn.data import Preprocessing, read_classes
+from ffn.data import Preprocessing, decode, read_classes
 from ffn.datasets.synthetic import generate
 from ffn.evaluation import load_predictions, load_table
 from ffn.zoo import create_model, save_weights
@@ -148,7 +154,7 @@ def test_option_protocol_overrides_the_config(
         "command": (32, 32),
     }
     assert all(sweep.rows[0].videos == 12 for sweep in found.values())
-    assert main([str(root / "config.yaml"), *weights, "--protocol", "2x2"]) == 2
+    assert main([str(root / "config.yaml"), *weights, "--protocol", "2x2", "--overwrite"]) == 2
     assert "2x2 is unknown; expected CLIPSxCROPS" in capsys.readouterr().err
 
 
@@ -199,6 +205,110 @@ def test_ensemble_is_refused_before_the_first_test(
     assert not list(tmp_path.iterdir())
 
 
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_details_agree_with_the_table(root: Path, tmp_path: Path) -> None:
+    weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
+    given = [str(root / "config.yaml"), "--weights", *weights, "--ensemble", "--details"]
+    given += ["--save-predictions", "--frames", "3", "5", "--no-latency", "--output", str(tmp_path)]
+
+    assert main(given) == 0
+
+    for network in load_table(tmp_path / "results.json"):
+        start = f"{tmp_path}/{network.name}"
+        answers = read(Path(f"{start}.predictions.csv"))
+        classes = read(Path(f"{start}.classes.csv"))
+        matrices = read(Path(f"{start}.confusion.csv"))
+        for row in network.rows:
+            (found,) = [[r for r in answers if int(r["frames"]) == row.frames]]
+            assert len(found) == row.videos == 12
+            right = sum(r["correct"] == "True" for r in found)
+            assert row.top1 == pytest.approx(100 * right / 12)
+            per_class = [r for r in classes if int(r["frames"]) == row.frames]
+            means = [float(r["top1"]) for r in per_class]
+            assert row.mean_class == pytest.approx(sum(means) / len(means))
+            assert sum(int(r["failed"]) for r in per_class) == row.failed == 1
+            matrix = [r for r in matrices if int(r["frames"]) == row.frames]
+            assert sum(int(r[r["class"]]) for r in matrix) == right
+        for kind in ("confusion", "mistakes"):
+            assert Path(f"{start}.{kind}.png").read_bytes()[:4] == b"\x89PNG"
+    assert main(given) == 2
+    assert main([*given, "--overwrite"]) == 0
+
+
+def test_the_page_on_results_names_all_files_and_reads_them(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = (ROOT / "docs/testing.md").read_text()
+    given = [str(root / "config.yaml"), "--weights", str(root / "plain.safetensors")]
+    written = ["--details", "--save-predictions", "--frames", "8", "--output", str(tmp_path)]
+
+    assert main([*given, *written, "--no-latency"]) == 0
+
+    named = re.findall(r"`((?:results|NAME)\.[\w.]+)`", page.partition("## Per class")[0])
+    files = [file.name for file in tmp_path.iterdir()]
+    assert sorted(name.replace("NAME", "plain") for name in named) == sorted(files)
+    monkeypatch.chdir(tmp_path)
+    (code,) = re.findall(r"```python\n(from ffn.*?)```", page, flags=re.DOTALL)
+    names: dict[str, Any] = {}
+    exec(code.replace("NAME", "plain"), names)
+    rows = read(tmp_path / "plain.predictions.csv")
+    assert [row["path"] for row in rows] == list(names["kept"].paths)
+    found = [
+        int(answer) == int(row["label"]) for answer, row in zip(names["answer"], rows, strict=True)
+    ]
+    assert [row["correct"] for row in rows] == [str(right) for right in found]
+
+
+@pytest.fixture(params=["video", "folder", "store"])
+def source(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> list[str]:
+    """Options that read the same pixels from the videos, folders of frames or a clip store."""
+    if request.param == "video":
+        return []
+    if request.param == "store":
+        options = ["data.format=store", f"data.store={tmp_path}/store"]
+        assert pack([str(root / "config.yaml"), "--format", "raw", *options]) == 1  # one unreadable
+        return options
+    rows = read(root / "val.csv")
+    for row in rows:
+        folder = tmp_path / "frames" / Path(row["path"]).stem
+        folder.mkdir(parents=True)
+        if (root / row["path"]).read_bytes() != b"no video":
+            for i, frame in enumerate(decode(root / row["path"], range(12))):
+                Image.fromarray(frame.numpy()).save(folder / f"{i:03d}.png")
+        row["path"] = str(folder)
+    with (root / "folders.csv").open("w", newline="") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(rows)
+    return ["data.val=folders.csv", "data.frame_pattern='{:03d}.png'"]
+
+
+def test_the_most_confident_mistakes_are_drawn(
+    root: Path, tmp_path: Path, source: list[str]
+) -> None:
+    given = [str(root / "config.yaml"), "--weights", str(root / "plain.safetensors"), *source]
+    output = ["--details", "--save-predictions", "--output", str(tmp_path / "test")]
+
+    assert main([*given, "--no-latency", *output]) == 0
+
+    rows = read(tmp_path / "test" / "plain.predictions.csv")
+    wrong = [row for row in rows if row["correct"] == "False" and row["prediction"]]
+    assert len(wrong) > 6
+    picture = read_picture(tmp_path / "test" / "plain.mistakes.png")
+    corners = []
+    for row in sorted(wrong, key=lambda row: -float(row["probability"])):
+        video = root / "videos" / f"{Path(row['path']).stem}.mp4"
+        for frame in decode(video, [2, 6, 10]):  # the middles of three thirds of 12 frames
+            inside = frame[2:-2, 2:-2].permute(2, 0, 1)  # 32 of 36 pixels
+            (corner,) = places(picture, enlarged(inside, 3))
+            corners.append(corner)
+    assert corners == sorted(corners)
+
+
 # Two gloo processes test two networks and their ensemble.
 PARALLEL = """
 import os, sys
@@ -225,21 +335,24 @@ sys.exit(max(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in chi
 def test_ensemble_of_two_processes_is_that_of_one(root: Path, tmp_path: Path) -> None:
     weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
     given = [str(root / "config.yaml"), "--weights", *weights, "--no-latency", "--ensemble"]
+    written = ["--save-predictions", "--details"]
 
     found = subprocess.run(
-        [sys.executable, "-c", PARALLEL, *given, "--save-predictions", "--output", tmp_path / "2"],
+        [sys.executable, "-c", PARALLEL, *given, *written, "--output", tmp_path / "2"],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
         timeout=300,
         check=True,
     )
-    assert main([*given, "--save-predictions", "--output", str(tmp_path / "1")]) == 0
+    assert main([*given, *written, "--output", str(tmp_path / "1")]) == 0
 
     assert found.stdout.count("results.json") == 1
-    assert {p.name for p in (tmp_path / "1").iterdir()} == {
-        p.name for p in (tmp_path / "2").iterdir()
-    }
+    files = sorted(file.name for file in (tmp_path / "1").iterdir())
+    assert len(files) == 3 + 3 * 6
+    assert files == sorted(file.name for file in (tmp_path / "2").iterdir())
+    for name in [name for name in files if name.endswith(("classes.csv", "mistakes.png"))]:
+        assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()
     alone, together = (load_table(tmp_path / n / "results.json")[2] for n in "12")
     assert together.rows == alone.rows
     assert together.measured["networks"] == ["plain", "other"]
@@ -335,7 +448,7 @@ def test_errors_are_printed_in_one_line(
 ) -> None:
     given = [argument.format(root=root) for argument in arguments]
 
-    assert main([str(root / "config.yaml"), *given]) == 2
+    assert main([str(root / "config.yaml"), *given, "--overwrite"]) == 2
 
     error = capsys.readouterr().err
     assert error.startswith("test.py: ")
@@ -391,7 +504,7 @@ for case in (memory, collective, killed):
 def test_failure_of_one_process_ends_both_with_one_message(root: Path) -> None:
     given = [str(root / "config.yaml"), "--weights", str(root / "flexible.safetensors")]
     found = subprocess.run(
-        [sys.executable, "-uc", SCRIPT, *given, "--no-latency"],
+        [sys.executable, "-uc", SCRIPT, *given, "--no-latency", "--overwrite"],
         env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "200"},
         stdout=subprocess.PIPE,
         text=True,

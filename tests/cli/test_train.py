@@ -12,7 +12,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "engine"))  # for `engine_toy
 from engine_toys import options, write_videos
 
 from ffn.cli.train import main
-from ffn.engine.config import option_help
+from ffn.engine.config_help import option_help
 
 
 @pytest.fixture
@@ -73,6 +73,16 @@ def test_help_has_the_options_of_imported_tasks(
 def test_run(videos: Path, empty: str, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([empty, *options(videos, tmp_path / "run", "train.epochs=1")]) == 0
     assert f"best network: {tmp_path / 'run/best.pt'}" in capsys.readouterr().out
+
+
+def test_a_run_starts_from_weights_of_other_frame_counts(
+    videos: Path, empty: str, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    given = ["train.epochs=1", "model.weights=tsm_tiny.motion_f4_8_16", "model.name=tsm_tiny"]
+    given += ["task.frames=[2,6]", "--device", "cpu"]
+
+    assert main([empty, *options(videos, tmp_path / "run", *given)]) == 0
+    assert "frame counts: 2 from 4, 6 from 8 (the nearest trained)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

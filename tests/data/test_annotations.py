@@ -111,8 +111,8 @@ def test_folder_per_class(tmp_path):
         ("a.csv", "video_id,label\nx,1\n", None, r"a\.csv:1: no column for the path.*video_path"),
         ("a.csv", "path,label\nx\n", None, r"a\.csv:2: 1 cells, but the header has 2"),
         ("a.csv", "path,label\nx,\n", None, r"a\.csv:2: the label is empty"),
-        ("a.csv", "path,label,frames\nx,1,many\n", None, r"a\.csv:2: frames is 'many'"),
-        ("a.csv", "path,label,start,end\nx,1,3,2\n", None, r"a\.csv:2: start 3\.0 s is not before"),
+        ("a.csv", "path,label,frames\nx,0,many\n", None, r"a\.csv:2: frames is 'many'"),
+        ("a.csv", "path,label,start,end\nx,0,3,2\n", None, r"a\.csv:2: start 3\.0 s is not before"),
         ("a.txt", "\n\n", None, r"a\.txt contains no video"),
     ],
 )
@@ -132,3 +132,132 @@ def test_missing_files(tmp_path):
         read_annotations(tmp_path / "none.txt")
     with pytest.raises(FileNotFoundError, match=r"names\.txt does not exist"):
         read_classes(tmp_path / "names.txt")
+
+
+@pytest.mark.parametrize("separator", ["\t", ",", ";"])
+@pytest.mark.parametrize("name", ["train.txt", "train.tsv", "train.csv", "train"])
+def test_a_header_makes_a_table_in_a_file_of_any_name(separator, name, write, tmp_path):
+    lines = [["video", "frames", "label"], ["a b.mp4", "9", "long jump"], ["c.mp4", "", "run"]]
+    text = "\n".join(separator.join(cells) for cells in lines)
+    records, classes = read_annotations(write(text, name))
+    assert classes == ["long jump", "run"]
+    assert records == [
+        Record(str(tmp_path / "a b.mp4"), 0, 9),
+        Record(str(tmp_path / "c.mp4"), 1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "message"),
+    [
+        ("video_name class_name\na.mp4 run\n", 1, "looks like a header"),
+        ("path label\na run\n", 1, "looks like a header"),
+        ("name\tkind\na.mp4\trun\nb.mp4\tjump\n", 1, "looks like a header"),
+        ("video_id\tlabel\na.mp4\trun\n", 1, "no column for the path"),
+        ("a.mp4,run\nb c.mp4,long jump\n", 1, "separated by commas"),
+        ("v1;run\nv2;long jump\n", 1, "separated by commas or semicolons"),
+        ('a.mp4 run\n"b c.mp4" run\n', 2, "starts with a quote"),
+        ("a.mp4 run\nv_001 long jump\n", 2, "may end at any blank"),
+        ("a.mp4 b.mp4 run\n", 1, "may end at two places"),
+        ("a.mp4 dir/v 3\n", 1, "may end after 'a.mp4' or later"),
+        ("a.mp4 100 long jump\n", 1, "100 is the number of frames, or the start of the label"),
+        ("v1 10 250 3\n", 1, "two numbers before the label"),
+        ("a.mp4 10 250 3\n", 1, "ambiguous"),
+        ("run a.mp4\n", 1, "label 'a.mp4' is a video"),
+        ("a.mp4\trun\t3\nb.mp4\trun\t4\n", 1, "has 3 columns, separated by tabs"),
+        ("a.mp4 1\nb.mp4 20231122\n", 2, "label 20231122 is no class index; expected 0 … 99999"),
+        ("a.mp4 0\nb.mp4 " + "9" * 4000, 2, "is no class index"),
+        ("a 1\nb 2\nc 2\n", 2, "no video has label 0; .* subtract 1 from every label, or give all"),
+        (
+            "a 0\nb 9\n",
+            2,
+            r"makes 10 classes, but no video has label 1, 2, 3, 4, 5 …; .*data\.class",
+        ),
+        ("a.mp4 run\nb\0.mp4 run\n", 2, r"control character '\\x00'"),
+    ],
+)
+def test_lists_that_were_read_wrongly(text, line, message, write):
+    with pytest.raises(ValueError, match=rf"train\.txt:{line}: .*{message}") as caught:
+        read_annotations(write(text))
+    assert str(caught.value).isprintable()
+
+
+def test_class_names_with_spaces_follow_a_video_suffix(write, tmp_path):
+    records, classes = read_annotations(write("my clip.MP4 long jump\nb.webm run\nframes/v3 run\n"))
+    assert classes == ["long jump", "run"]
+    assert [r.path for r in records] == at(tmp_path, "my clip.MP4", "b.webm", "frames/v3")
+    records, classes = read_annotations(write("v 1\tlong jump\nv 2\tup/down\n"))
+    assert ([r.path for r in records], classes) == (
+        at(tmp_path, "v 1", "v 2"),
+        ["long jump", "up/down"],
+    )
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b'path,label\na,run\n"b,run\nc,jump\n"d",run\n', r":3: an odd number of quotes"),
+        (b'path,label\na,run\n"b" x,run\n', r":3: ',' expected after"),
+        (b"path,label\n\nb\xe9,run\n", r":3: byte 0xe9 is not UTF-8; save the file as UTF-8"),
+        (b"\xff\xfep\0a\0", r":1: byte 0xff is not UTF-8"),
+        (b"path,label\na\0,run\n", r":2: control character '\\x00'"),
+        (b"path,label\n" + b"a" * 200_000 + b",run\n", r":2: field larger than field limit"),
+        (b"path,label\na," + b"b" * 5000 + b"\n", r":2: .* has 5000 characters; .* at most 4096"),
+        (b"path,label,label\na,run,1\n", r":1: the header has 'label' twice"),
+        (
+            b"path,label,start\na,run,nan\n",
+            r":2: start is 'nan'; expected a number, seconds from 0",
+        ),
+        (b"path,label,frames\na,run,-3\n", r":2: frames is '-3'"),
+    ],
+)
+def test_damaged_csv(content, message, tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=rf"a\.csv{message}") as caught:
+        read_annotations(path)
+    assert len(str(caught.value)) < 500
+
+
+def test_indices_of_classes_whose_names_are_numbers_are_refused(write):
+    """Label 1 would be the class "5", the second name."""
+    with pytest.raises(ValueError, match=r"label '1' is not one of the 3 classes"):
+        read_annotations(write("a 1\n"), classes=["3", "5", "7"])
+    with pytest.raises(ValueError, match=r"train\.txt:2: label '1' is not one of the 2 classes"):
+        read_annotations(write("a run\nb 1\n"), classes=["jump", "run"])
+
+
+def files(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
+def test_folders_that_are_no_classes_are_refused(tmp_path):
+    single = files(tmp_path / "single", "videos/a.mp4", "videos/b.mp4")
+    with pytest.raises(ValueError, match=r"single has the single class 'videos'.*data\.train=LIST"):
+        read_annotations(single)
+    assert len(read_annotations(single, classes=["videos", "x"])[0]) == 2  # as a validation folder
+
+    listed = files(tmp_path / "listed", "a/1.mp4", "b/2.mp4", "train.csv", "val.csv")
+    message = r"holds train\.csv, val\.csv beside the folders a, b.* data\.train=train\.csv\)"
+    with pytest.raises(ValueError, match=message):
+        read_annotations(listed)
+
+    root = files(tmp_path / "root", "1.mp4", "train.csv", "index/dataset.json")
+    with pytest.raises(ValueError, match=r"root holds train\.csv beside no folder of a class"):
+        read_annotations(root)
+
+    high = files(tmp_path / "high", "train/run/1.mp4", "val/run/2.mp4")
+    with pytest.raises(ValueError, match=r"train/run holds no images.* give .*data\.train=train"):
+        read_annotations(high)
+
+
+def test_folders_that_a_tool_wrote_are_no_classes(tmp_path):
+    files(tmp_path, "run/a.mp4", "jump/b.mp4", "classes.txt", "README.txt")
+    files(tmp_path, "index/dataset.json", "index/split1/train.csv", "store/store.json")
+    files(tmp_path, "train.check/report.csv", "runs/log.jsonl")
+    assert read_annotations(tmp_path)[1] == ["jump", "run"]
+    files(tmp_path, "store 2/store.jpg", "store 2/c.mp4")  # a class
+    assert read_annotations(tmp_path)[1] == ["jump", "run", "store 2"]

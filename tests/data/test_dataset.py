@@ -253,3 +253,34 @@ def test_several_clips_are_shuffled_one_by_one(records, numbers):
     for one, other in zip(before, after, strict=True):
         assert sorted(frames_of(other, numbers)) == frames_of(one, numbers)
         assert not torch.equal(one, other)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"train": True, "seed": 3},
+        {"train": True, "nested": True},
+        {"shuffle_frames": True},
+        {"protocol": Protocol(2, 3)},
+        {"protocol": Protocol(2, 1), "shuffle_frames": True},
+        {"train": True, "cache_bytes": 2**24},
+    ],
+    ids=str,
+)
+def test_frame_indices_are_those_of_the_sample(options, records, numbers):
+    dataset = VideoDataset(records, views=(4, 9), preprocessing=PLAIN, **options)
+    for key, count in ((0, 30), ((2, 1), 31), ((1, 3, 1), 33), ((1, 2, 0, {4: 5, 9: 12}), 32)):
+        found, indices = dataset.frame_indices(key)
+        assert found == count
+        crops = dataset.protocol.crops
+        for view, clip in dataset[key]["clips"].items():
+            clips = clip.flatten(0, -5) if clip.ndim == 5 else clip[None]
+            shown = [frames_of(one, numbers) for one in clips]
+            assert shown == [frames for frames in indices[view] for _ in range(crops)]
+
+
+def test_frame_indices_count_from_the_start_of_the_time_range(records):
+    record = Record(records[0].path, 0, start=0.4, end=0.8)  # frames 10 to 19
+    dataset = VideoDataset([record], views=(5,), preprocessing=PLAIN)
+
+    assert dataset.frame_indices(0) == (10, {5: [[1, 3, 5, 7, 9]]})

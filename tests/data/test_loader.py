@@ -138,10 +138,13 @@ def test_evaluation_keeps_unreadable_videos(with_broken):
     assert "broken.mp4" in batch["skipped"][0]
 
 
-def test_batch_without_any_readable_video_fails(with_broken):
+def test_batch_without_any_readable_video_is_empty(with_broken):
     item = dataset(with_broken, on_error="skip")[3]
-    with pytest.raises(VideoError, match=r"broken\.mp4.*no video of this batch of 2 is readable"):
-        collate_train([item, item])
+    batch = collate_train([item, item])
+    assert batch["clips"] == {}
+    assert batch["label"].tolist() == batch["index"].tolist() == batch["ok"].tolist() == []
+    assert batch["label"].dtype == batch["index"].dtype == torch.int64
+    assert [("broken.mp4" in reason) for reason in batch["skipped"]] == [True, True]
     assert collate_eval([item, item])["ok"].tolist() == [False, False]
 
 

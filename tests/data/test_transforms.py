@@ -38,7 +38,7 @@ def test_preprocessing_goes_through_json():
     ("values", "message"),
     [
         ({"crop": 256}, "crop 256 does not fit into resize 224"),
-        ({"std": (0.1, 0.0, 0.2)}, "std above 0"),
+        ({"std": (0.1, 0.0, 0.2)}, "three numbers above 0"),
         ({"colour": "RGB"}, "expected 'rgb' or 'bgr'"),
         ({"sampling": "uniform"}, "expected one of segment"),
     ],

@@ -7,8 +7,18 @@ import signal
 import time
 
 import pytest
+import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from ffn.data import LoaderError, Preprocessing, Record, VideoDataset, VideoError, make_loader
+from ffn.data import (
+    LoaderError,
+    Preprocessing,
+    Record,
+    VideoDataset,
+    VideoError,
+    make_loader,
+    watching,
+)
 
 PLAIN = Preprocessing(crop=16, resize=16)
 
@@ -63,3 +73,62 @@ def test_video_errors_are_raised_unchanged(folder):
 def test_no_error_before_the_timeout(folder, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert len(list(loader(folder, ["a", "hangs", "b"], timeout=20))) == 3
+
+
+@pytest.mark.parametrize("worker", ["dead", "alive"])
+def test_connection_that_breaks_while_a_batch_arrives(folder, monkeypatch, worker):
+    receive = _MultiProcessingDataLoaderIter._try_get_data
+
+    def broken(iterator, *args, **kwargs):
+        receive(iterator, *args, **kwargs)
+        if worker == "dead":
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would be first
+            os.kill(iterator._workers[0].pid, signal.SIGKILL)
+        raise ConnectionResetError("Connection reset by peer")
+
+    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_get_data", broken)
+    expected = LoaderError if worker == "dead" else ConnectionResetError
+    faulty, handler = loader(folder, ["a", "b"]), signal.getsignal(signal.SIGCHLD)
+    with pytest.raises(expected, match="Connection reset by peer"):
+        list(faulty)
+    if worker == "dead":
+        faulty._iterator._workers[0].join()
+        signal.signal(signal.SIGCHLD, handler)
+
+
+def test_worker_whose_end_torch_has_not_reported(folder):
+    """Python discards the error of torch's signal handler inside a hook of `os.fork`."""
+    faulty = loader(folder, ["a", "b"], timeout=600)
+    list(faulty)
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        os.kill(faulty._iterator._workers[1].pid, signal.SIGKILL)
+        faulty._iterator._workers[1].join()
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
+    with pytest.raises(LoaderError, match=r"a worker exited unexpectedly \(worker has ended\)"):
+        list(faulty)
+
+
+def test_worker_that_exits_during_a_save(folder):
+    """torch.save then reports a file of the wrong length."""
+
+    class Interrupted:
+        def write(self, data):
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed.")
+
+    with (
+        pytest.raises(LoaderError, match=r"a worker exited unexpectedly \(worker \(pid 1\) is kil"),
+        watching(loader(folder, ["a"])),
+    ):
+        torch.save({"weight": torch.zeros(1000)}, Interrupted())
+
+
+def test_the_error_of_a_save_alone_is_not_changed(folder):
+    class Full:
+        def write(self, data):
+            raise OSError("no space")
+
+    with pytest.raises((RuntimeError, OSError)) as caught, watching(loader(folder, ["a"])):
+        torch.save({"weight": torch.zeros(1000)}, Full())
+    assert not isinstance(caught.value, LoaderError)

@@ -160,11 +160,11 @@ def _record_order(path: Path) -> None:
 
     backward = TrainStep._backward
 
-    def recording(self: Any, batch: dict[str, Any], *, number: int, micro: int) -> dict[str, Any]:
+    def recording(self: Any, batch: dict[str, Any], *, number: int, **more: Any) -> dict[str, Any]:
         line = {"step": number, "index": batch["index"].tolist(), "world": self.world.size}
         with path.open("a") as file:
             file.write(json.dumps(line) + "\n")
-        return backward(self, batch, number=number, micro=micro)
+        return backward(self, batch, number=number, **more)
 
     TrainStep._backward = recording
 
@@ -181,7 +181,10 @@ def _compute_in_float64() -> None:
     build_network.build_model = lambda *given, **more: build_model(*given, **more).double()
     train_step.to_device = doubled
     nothing = {"top1": 0.0, "failed": 0}  # validation computes in float32
-    validation.evaluate = lambda _, loader, **options: dict.fromkeys(loader.dataset.views, nothing)
+    validation.measure = lambda _, loader, *options: (
+        dict.fromkeys(loader.dataset.views, nothing),
+        (),
+    )
 
 
 def _inject(hangs: str = "", nan: tuple[int, ...] = (), limit: int = 0, step: int = 0) -> None:
@@ -195,7 +198,7 @@ def _inject(hangs: str = "", nan: tuple[int, ...] = (), limit: int = 0, step: in
             time.sleep(600)
         return open_file(self, record)
 
-    def poison(self: Any, batch: dict[str, Any], *, number: int, micro: int) -> dict[str, Any]:
+    def poison(self: Any, batch: dict[str, Any], *, number: int, **more: Any) -> dict[str, Any]:
         if limit and number == step:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
@@ -203,7 +206,7 @@ def _inject(hangs: str = "", nan: tuple[int, ...] = (), limit: int = 0, step: in
         try:
             if number in nan:
                 self.normalise = lambda clip: before(clip) * float("nan")
-            return backward(self, batch, number=number, micro=micro)
+            return backward(self, batch, number=number, **more)
         finally:
             self.normalise = before
 
@@ -246,7 +249,7 @@ def _arm(where: str, after: float, rank: int, nth: int = 1) -> None:
     elif where == "validation":
         from ffn.engine import validation
 
-        at(validation, "evaluate", die)
+        at(validation, "measure", die)
     elif where == "worker":
         from ffn.engine.train_step import TrainStep
 

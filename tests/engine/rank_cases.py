@@ -16,11 +16,13 @@ from torch.utils.checkpoint import checkpoint
 
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.build import build_run
-from ffn.engine.distributed import World, average_gradients
+from ffn.engine.distributed import World, average_buffers, average_gradients
+from ffn.engine.freezing import freeze
+from ffn.engine.logs.meter import Meter
 from ffn.engine.options import Config
 from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.sync_bn import convert_sync_bn
-from ffn.engine.train_step import backward_each_view
+from ffn.engine.train_step import TrainStep, backward_each_view
 
 CHANNELS = 5
 ONE = World(0, 1, torch.device("cpu"))
@@ -190,3 +192,48 @@ def steps_of_run(world: World, config: Config) -> dict[str, Any]:
     for number in range(run.steps_per_epoch):
         assert run.train_step.step(batches, number=number, lr=0.1).updated
     return {"counts": counts, "state": run.train_step.model.state_dict()}
+
+
+def skipping_steps(
+    world: World, plan: list[list[list[int]]], views: str, synchronised: bool
+) -> dict[str, Any]:
+    """Train on micro-batches; those that the plan gives 0 for this rank have no videos."""
+    task = flexible_task().train()
+    if synchronised:
+        task.model = convert_sync_bn(task.model, world)
+    step = TrainStep(
+        task,
+        torch.optim.SGD([{"params": list(task.parameters()), "lr_scale": 1.0}], 0.01, momentum=0.9),
+        world,
+        normalise=nn.Identity(),
+        batch_mix=lambda batch, **_: batch,
+        sequential=views == "sequential",
+        grad_accum_steps=len(plan[0][0]),
+        may_skip=True,
+    )
+    meter, warned = Meter(world), []
+    for number, ranks in enumerate(plan):
+        batches = []
+        for micro, has_videos in enumerate(ranks[world.rank]):
+            videos = batch(seed=100 * number + 10 * world.rank + micro)
+            index = torch.arange(4)
+            videos |= {"index": index, "skipped": []}
+            empty = {"clips": {}, "label": index[:0], "index": index[:0], "skipped": ["a.mp4: bad"]}
+            batches.append(videos if has_videos else empty)
+        result = step.step(batches, number=number, lr=0.01)
+        meter.add(result)
+        warned.append(result.warning)
+    weights = {name: value.detach() for name, value in task.model.named_parameters()}
+    return {"weights": weights, "warnings": warned, "means": meter.means()}
+
+
+def averaged_statistics(world: World) -> dict[str, bool]:
+    """Whether statistics that are equal on all processes stay the same when they are averaged."""
+    torch.manual_seed(0)
+    norms = nn.ModuleDict({name: nn.BatchNorm1d(100) for name in ("frozen", "trained")})
+    freeze(norms, "frozen")
+    for norm in norms.values():
+        norm.running_var.uniform_(1, 2)
+    before = {name: norm.running_var.clone() for name, norm in norms.items()}
+    average_buffers(norms, world)
+    return {name: torch.equal(norm.running_var, before[name]) for name, norm in norms.items()}

@@ -167,7 +167,10 @@ def test_losses_are_those_of_the_clips(name: str) -> None:
     ],
 )  # fmt: skip
 def test_ranges_that_do_not_fit_are_refused(ranges: str) -> None:
-    with pytest.raises(ConfigError, match=r"task\.ranges is .* give the first and the last count"):
+    with pytest.raises(
+        ConfigError,
+        match=r"task\.ranges is .* (give the first and the last|number must be at least 1)",
+    ):
         load_config(None, ["task.frames=[2,8]", f"task.ranges={ranges}"])
 
 

@@ -123,9 +123,18 @@ def test_too_many_in_a_row_end_the_run_and_name_the_videos(
 
 def test_loss_that_diverges_ends_the_run_with_advice(videos: Path, tmp_path: Path) -> None:
     more = ("optim.lr=1e30", "train.clip_grad_norm=null", "train.max_bad_steps=3")
-    message = r"loss is not finite at step 4.*lower optim\.lr, set train\.clip_grad_norm"
+    message = r"loss is not finite at step 4.*lower optim\.lr \(.*\), set train\.clip_grad_norm"
     with pytest.raises(FloatingPointError, match=message):
         train(videos, tmp_path / "run", *more)
+
+
+def test_logits_that_are_not_finite_in_a_validation(videos: Path, tmp_path: Path) -> None:
+    """The message names the learning rate, and not the weights alone."""
+    run = build(videos, tmp_path / "run")
+    next(run.train_step.model.parameters()).data[:] = torch.nan
+    message = r"are NaN or infinite.* learning rate that is too high\. .*lower optim\.lr \(0\.01\)"
+    with pytest.raises(FloatingPointError, match=message):
+        run.validator.evaluate()
 
 
 def test_counts_are_restored(videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -237,8 +246,10 @@ def test_list_of_bad_batches(tmp_path: Path) -> None:
 
     with path.open("a") as file:
         file.write('\0\0\0\n\n{"step": 1, "ra')  # of a power failure, and of a killed run
+    damaged = path.read_bytes()
     listed.truncate(7)
     assert path.read_text() == "".join(lines)
+    assert path.with_name(f"{LISTED}.damaged").read_bytes() == damaged
     listed.truncate(6)
     assert path.read_text() == lines[0]
 

@@ -86,6 +86,32 @@ def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> No
     assert not trained & {id(p) for m in norms for p in m.parameters()}
 
 
+@pytest.mark.parametrize("name", ["adamw", "sgd"])
+def test_fused_steps_are_those_of_the_textbook(videos: Path, tmp_path: Path, name: str) -> None:
+    options = [f"optim.name={name}", "optim.groups=standard", "optim.weight_decay=0.1"]
+    step = build(videos, tmp_path / "run", *options).train_step
+    group = next(g for g in step.optimiser.param_groups if g["weight_decay"])
+    weight, lr = group["params"][0], group["lr"]
+    w = weight.detach().double()
+    first, second = torch.zeros_like(w), torch.zeros_like(w)
+    for number in range(1, 4):
+        torch.manual_seed(number)
+        for parameter in (p for g in step.optimiser.param_groups for p in g["params"]):
+            parameter.grad = torch.randn_like(parameter)
+        gradient = weight.grad.double()
+        if name == "adamw":  # Loshchilov and Hutter, 1711.05101, algorithm 2
+            w = w - lr * 0.1 * w
+            first = 0.9 * first + 0.1 * gradient
+            second = 0.999 * second + 0.001 * gradient**2
+            mean, root = first / (1 - 0.9**number), (second / (1 - 0.999**number)).sqrt()
+            w = w - lr * mean / (root + 1e-8)
+        else:
+            first = 0.9 * first + gradient + 0.1 * w
+            w = w - lr * first
+        step.optimiser.step()
+    torch.testing.assert_close(weight.detach().double(), w, rtol=1e-5, atol=1e-6)
+
+
 def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
     options = config(videos, tmp_path).data
 
@@ -94,6 +120,30 @@ def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
     tested = read_config_splits(options, with_train=False, classes=["still", "right", "left"])
     assert (tested.train, tested.classes) == ([], ["still", "right", "left"])
     assert [record.label for record in tested.val] == [2 - record.label for record in both.val]
+
+
+def test_a_run_prints_what_it_understood_of_the_lists(videos: Path, tmp_path: Path) -> None:
+    _, *train = (videos / "train.csv").read_text().splitlines()
+    _, *val = (videos / "val.csv").read_text().splitlines()
+    lists = {"train": train[:-3], "val": [train[0], train[3], *val[:2]]}
+    for name, lines in lists.items():
+        rows = [f"{videos}/{line},{frames}" for frames, line in enumerate(lines, 8)]
+        (tmp_path / f"{name}.csv").write_text("\n".join(["path,label,frames", *rows]))
+    run = build(videos, tmp_path / "run", *(f"data.{name}={tmp_path}/{name}.csv" for name in lists))
+
+    assert [line for line in run.introduction if " per " in line and "frame-" not in line] == [
+        "training videos per class: 7 in each of 3 classes",
+        "validation videos per class: least 1 (right), median 2, most 3 (left)",
+        "frames per video (lists): least 8, median 16, most 28",
+    ]
+    warned = [line for line in run.settings if line.startswith("warning: ")]
+    assert warned[0].startswith("warning: 2 of 4 validation videos are files of the training list")
+    assert warned[1] == "warning: 1 of 3 classes have no validation video (still)"
+
+
+def test_lists_that_cannot_be_trained_on(videos: Path, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"data\.train and data\.val are the same"):
+        build(videos, tmp_path, "data.val=train.csv")
 
 
 # --- options that do not fit --------------------------------------------------------------------
@@ -107,10 +157,6 @@ def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
             r"batch_size is 25 .*25 videos per step\); there are 24 training videos",
         ),
         (["train.precise_bn=5"], r"precise_bn is 5; an epoch has 4 micro-batches"),
-        (
-            ["model.name=slowfast_tiny", "train.precision=bf16"],
-            r"train\.precision=bf16 on a CPU gives wrong gradients",
-        ),
     ],
     ids=str,
 )
@@ -118,6 +164,16 @@ def test_options_that_do_not_fit_the_data_or_the_device(
     videos: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
+        build(videos, tmp_path / "run", *options)
+
+
+def test_bf16_on_a_cpu_is_refused_for_convolutions_that_compute_wrong_gradients(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = ["model.name=slowfast_tiny", "train.precision=bf16"]
+    build(videos, tmp_path / "run", *options)  # ffn's own convolutions
+    monkeypatch.setattr("ffn.backbones.slowfast.Conv3d", nn.Conv3d)
+    with pytest.raises(ConfigError, match=r"train\.precision=bf16 on a CPU gives wrong gradients"):
         build(videos, tmp_path / "run", *options)
 
 

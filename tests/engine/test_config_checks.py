@@ -6,20 +6,22 @@ import re
 from pathlib import Path
 
 import pytest
-from config_toys import problems
+from config_toys import every_option, problems
+
+from ffn.engine.config_help import option_help
 
 
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         (["task.frames=[]"], r"task\.frames is \[\]; it must list different counts"),
-        (["task.frames=[0,4]"], "different counts >= 1"),
-        (["task.frames=[4,4]"], "different counts >= 1"),
+        (["task.frames=[0,4]"], r"\[0, 4\]; each number must be at least 1"),
+        (["task.frames=[4,4]"], "must list different counts"),
         (["task.name=plain"], "plain trains exactly one"),
         (["task.name=mixed_sampling"], r"\[4, 8, 16\]; .* two frame counts, .*=\[4,16\]"),
         (
             ["task.name=mixed_sampling", "task.frames=[4,16]", "task.mix_probability=0"],
-            r"task\.mix_probability is 0\.0; it must be above 0 and at most 1\. Without mixing",
+            r"task\.mix_probability is 0\.0; it must be above 0 and at most 1$",
         ),
         (
             ["task.name=mixed_sampling", "task.frames=[4,16]", "task.mix_probability=1.1"],
@@ -32,7 +34,7 @@ from config_toys import problems
         *(
             (
                 ["task.name=proportional_sampling", f"task.largest_probability={value}"],
-                rf"task\.largest_probability is {value}; .* above 0 and below 1\. For one count",
+                rf"task\.largest_probability is {value}; .* above 0 and below 1$",
             )
             for value in (0.0, 1.0)
         ),
@@ -59,13 +61,13 @@ from config_toys import problems
             ["optim.base_batch_size=0"],
             r"optim\.base_batch_size is 0; it must be at least 1, or null",
         ),
-        (["optim.lr=inf"], r"optim\.lr is inf; give finite numbers"),
-        (["data.std=[1,nan,1]"], r"data\.std is \[1\.0, nan, 1\.0\]; give finite numbers"),
+        (["optim.lr=inf"], r"optim\.lr is inf; it must be finite, above 0"),
+        (["data.std=[1,nan,1]"], r"data\.std is \[1\.0, nan, 1\.0\]; each number must be finite"),
         (["optim.momentum=2"], r"optim\.momentum is 2.*from 0 to below 1"),
         (["optim.weight_decay=-1"], r"optim\.weight_decay is -1.*at least 0"),
         (["optim.milestones=[-1]"], r"optim\.milestones is \[-1.*at least 0"),
         (["train.clip_grad_norm=0"], r"clip_grad_norm is 0.*above 0, or null"),
-        (["train.seed=-1"], r"train\.seed is -1; it must be at least 0"),
+        (["train.seed=-1"], r"train\.seed is -1; it must be from 0 to 4294967295"),
         (["model.dropout=1"], r"model\.dropout is 1"),
         (["task.distill_weight=-1"], r"task\.distill_weight is -1"),
         (["data.crop=300"], r"data\.resize 256 is smaller than data\.crop 300"),
@@ -122,16 +124,16 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
     )
 
     expected = [
-        "'epochs' is not key=value",
-        f"{path}: option train.epochs: Value 'many'",
+        "command line: 'epochs' is not key=value",
+        f"{path}: option train.epochs is 'many'",
         f"{path}: option train.clip_norm is now train.clip_grad_norm",
         f"{path}: unknown option model.nane; did you mean model.name?",
+        "task.distill_weight is -1",
+        "data.random_erasing is 7",
         "data.workers is -2",
         "optim.lr is 0",
-        "task.distill_weight is -1",
         "train.batch_size is 30; it must be divisible by 4",
         "data.test_protocol: ",
-        "data: random_erasing is 7",
     ]
     assert len(found) == len(expected)
     assert all(text.startswith(start) for text, start in zip(found, expected, strict=True)), found
@@ -144,3 +146,51 @@ def test_wrong_option_is_reported_once() -> None:
     assert len(problems("data.crop=wide", "data.resize=10")) == 1
     assert len(problems("task.name=plian", "task.frames=[4,8]")) == 1
     assert len(problems("data.crop_mode=round", "data.area=[0.5,1]")) == 1
+
+
+NUMBERS = {
+    "train.clip_grad_norm": 20.0,
+    "train.freeze_blocks": 1,
+    "optim.base_batch_size": 32,
+    "task.ranges": [[2, 5]],
+    "optim.milestones": [20.0],
+}
+
+
+def first(key: str) -> object:
+    """The default of an option, or a number of its list."""
+    value = NUMBERS.get(key, every_option()[key])
+    while isinstance(value, list):
+        value = value[0] if value else None
+    return value
+
+
+def given(key: str, number: str) -> str:
+    """A value of an option with one other number."""
+    value = NUMBERS.get(key, every_option()[key])
+    if not isinstance(value, list):
+        return number
+    if key == "task.ranges":
+        return f"[[{number},5],[6,11],[12,20]]"
+    return f"[{','.join([number, *map(str, value[1:])])}]"
+
+
+NOT_FINITE = ("nan", "inf", "-inf", ".NaN", "1e999")
+
+
+@pytest.mark.parametrize("key", [key for key in every_option() if type(first(key)) in (int, float)])
+def test_every_number_has_a_range(key: str) -> None:
+    """The help prints it; numbers outside it, and those that are not finite, are refused."""
+    (line,) = (x for x in option_help().splitlines() if x.strip().startswith(f"{key}="))
+    shown = re.search(r"\((?:each )?((?:at least|above|from) [^()]*)\)", line)
+    assert shown, line
+    bounds = [float(number) for number in re.findall(r"[0-9]+", shown[1])]
+    kind = type(first(key))
+    for bound, outside in zip(bounds, (-1, 1), strict=False):
+        is_open = re.search(rf"(above|below) {bound:g}\b", shown[1])
+        for value in (bound + outside, *([bound] if is_open else [])):
+            (text,) = problems(f"{key}={given(key, repr(kind(value)))}")
+            assert re.match(rf"{key} is .*; (it|each number) must be {re.escape(shown[1])}", text)
+    for value in NOT_FINITE if kind is float else ("-" + "9" * 30, "9" * 30):
+        (text,) = problems(f"{key}={given(key, value)}")
+        assert re.match(rf"{key} is .*; (it|each number) must be ", text)

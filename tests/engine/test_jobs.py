@@ -113,7 +113,7 @@ def test_a_signal_stops_all_jobs_after_their_own_end(tmp_path: Path) -> None:
 
 
 def test_environment_of_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ffn.engine.jobs._cpus", lambda: 7)
+    monkeypatch.setattr("ffn.engine.jobs.usable_cores", lambda: 7)
 
     assert job_environment(0, 1, {"A": "1"}, gpus=0) == {"A": "1"}
     assert job_environment(1, 2, {}, gpus=0) == {"OMP_NUM_THREADS": "3"}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,7 @@ def test_run_writes_config_checkpoints_and_log(videos: Path, finished: Path) -> 
         "config.yaml",
         "last.pt",
         "log.jsonl",
+        "videos.csv.gz",
     ]
     saved = yaml.safe_load((finished / "config.yaml").read_text())
     assert saved == config_to_dict(config(videos, finished))
@@ -143,8 +145,9 @@ def test_activation_checkpointing_changes_nothing(
 
 @pytest.mark.slow
 def test_compiled_run_has_the_losses_of_the_eager_one(videos: Path, tmp_path: Path) -> None:
-    """Losses of eight steps; rounding differs."""
+    """Losses of eight steps; rounding differs, which large steps would amplify."""
     more = ("train.compile=true", "train.ema_decay=0.5", "train.precise_bn=1", "model.dropout=0")
+    more = (*more, "optim.lr=1e-3")
     run = train(videos, tmp_path / "run", *more)
     plain = train(videos, tmp_path / "plain", *more, "train.compile=false")
 
@@ -223,6 +226,20 @@ def test_every_augmentation_has_an_effect(
     assert read_log(run)[0]["loss"] != pytest.approx(read_log(finished)[0]["loss"], rel=1e-6)
 
 
+def test_epochs_shorter_than_the_interval_have_a_line(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    train(videos, tmp_path / "long", "log.interval=50")  # 4 steps per epoch
+    train(videos, tmp_path / "odd", "log.interval=3")
+
+    shown = capsys.readouterr().out
+    assert [entry["step"] for entry in read_log(tmp_path / "long")] == [4, 8]
+    assert [entry["step"] for entry in read_log(tmp_path / "odd")] == [3, 6]
+    lines = [line for line in shown.splitlines() if " step 4 " in line]
+    assert re.search(r"videos/s, data wait \d+%, \d+ s left$", lines[0])
+    assert not any("left" in line for line in shown.splitlines() if " step 8 " in line)
+
+
 # --- failures -----------------------------------------------------------------------------------
 
 
@@ -252,8 +269,27 @@ def test_skipped_videos_are_counted_and_shown(
     assert "train_3.mp4" in shown
     assert "train_7.mp4" in shown
     assert "1 unreadable videos count as wrong" in shown
+    assert "1 unreadable validation videos" in shown
+    for video in ("train_3.mp4", "train_7.mp4", "val_0.mp4"):  # each is named once
+        assert shown.count(video) == 1
+    lines = (folder / "unreadable.txt").read_text().splitlines()
+    assert [Path(line.partition(":")[0]).name for line in lines] == [
+        "train_3.mp4",
+        "train_7.mp4",
+        "val_0.mp4",
+    ]
+    assert [entry["failed"] for entry in read_log(folder, "val")] == [1, 1]
     metrics = load_checkpoint(folder / "last.pt")["meta"]["metrics"]
     assert metrics["4"]["failed"] == 1
+
+
+def test_without_any_readable_validation_video_the_run_ends(broken: Path, tmp_path: Path) -> None:
+    for path in broken.glob("val_*.mp4"):
+        path.write_bytes(b"no video")
+    with pytest.raises(VideoError, match=r"none of 9 videos can be read; the first: .*val_0\.mp4"):
+        train(broken, tmp_path / "run", "data.on_error=skip")
+
+    assert not (tmp_path / "run/best.pt").exists()
 
 
 @pytest.mark.parametrize(

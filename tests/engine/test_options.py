@@ -15,8 +15,8 @@ from ffn.engine import options as module
 from ffn.engine.config import (
     config_to_dict,
     load_config,
-    option_help,
 )
+from ffn.engine.config_help import option_help
 
 OF_OTHER_TASKS = {"task.mix_probability": 0.5, "task.largest_probability": 0.5}
 
@@ -42,10 +42,11 @@ def test_recipes_of_the_docs_are_those_of_the_configs(
         }
 
 
-def test_options_of_the_docs_exist() -> None:
-    text = (ROOT / "docs/augmentation.md").read_text()
-    named = set(re.findall(r"`((?:data|train)\.\w+)", text))
-    assert len(named) > 15
+@pytest.mark.parametrize(("page", "least"), [("augmentation", 15), ("fine_tuning", 7)])
+def test_options_of_the_docs_exist(page: str, least: int) -> None:
+    text = (ROOT / f"docs/{page}.md").read_text()
+    named = set(re.findall(r"[` ]((?:data|train|model|optim|log|task)\.(?!md)\w+)[=`]", text))
+    assert len(named) > least
     assert named <= set(every_option())
 
 

@@ -135,3 +135,16 @@ def test_folded_norms_are_reported() -> None:
     trained[1].running_mean[1] = 0.5
     for network in (trained, folded.eval(), nn.Conv2d(3, 3, 1)):  # frozen norms stay as they are
         assert not list(recipe.folded_norm_warnings("image", network))
+
+
+@pytest.mark.parametrize(
+    ("threads", "processes", "cores", "advice"),
+    [(2, 2, 2, 1), (8, 4, 16, 4), (3, 4, 2, 1), (1, 2, 2, None), (8, 1, 2, None), (4, 4, 16, None)],
+)
+def test_more_threads_than_cores(
+    threads: int, processes: int, cores: int, advice: int | None
+) -> None:
+    found = [*recipe.thread_warnings(threads, processes, cores)]
+    assert len(found) == (advice is not None)
+    if advice:
+        assert found[0].endswith(f"start with OMP_NUM_THREADS={advice}")

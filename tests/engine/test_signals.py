@@ -187,3 +187,31 @@ def test_all_processes_stop_after_the_same_step(videos: Path, tmp_path: Path) ->
 
     finish(launch(videos, tmp_path / "run", *more, processes=2))
     assert same_weights(tmp_path / "run", tmp_path / "whole")
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
+)
+def test_processes_of_a_killed_torchrun_save_and_end(videos: Path, tmp_path: Path) -> None:
+    process = launch(
+        videos, tmp_path / "run", "train.batch_size=2", "train.epochs=3000", processes=2
+    )
+    wait_for_step(tmp_path / "run", 3, process)
+    trainers = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(trainers) == 2
+    process.kill()
+    _, err = process.communicate(timeout=60)  # the trainers have its stderr: they have ended
+    assert "the same command resumes the run" in err
+    deadline = time.monotonic() + 30
+    while any(is_running(pid) for pid in trainers):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+    assert training(tmp_path / "run")["step"] >= 3
+
+
+def is_running(pid: str) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -211,6 +212,29 @@ def test_a_file_that_fails_on_another_batch_size_is_an_error(
     with pytest.raises(ExportError, match=r"fails on a clip \(1, 3, .*only a batch of 2"):
         ffn.export(flexible, tmp_path / "net.toy", frames=2, size=24)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("tsm_tiny", 1), ("tea_tiny", 1), ("slowfast_tiny", 3), ("uniformer_tiny", 3)],
+)
+@torch.no_grad()
+def test_clips_of_any_length(name: str, least: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)).eval()
+    path = tmp_path / "net.pt2"
+    report = ffn.export(model, path, frames=8, size=32, dynamic_frames=True)
+    assert report.metadata["least_frames"] == least
+    extra = {"metadata.json": ""}
+    loaded = torch.export.load(path, extra_files=extra).module()
+    assert json.loads(extra["metadata.json"])["least_frames"] == least
+    for frames in (least, 6, 8, 19):
+        clip = torch.randn(2, 3, frames, 32, 32)
+        expected = model(clip, active=8)
+        torch.testing.assert_close(loaded(clip), expected, rtol=1e-4, atol=1e-5)
+    if least > 1:
+        with pytest.raises(AssertionError, match="Guard failed"):
+            loaded(torch.randn(2, 3, least - 1, 32, 32))
 
 
 @torch.no_grad()

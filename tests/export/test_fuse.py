@@ -69,10 +69,11 @@ def test_uniformer_says_what_it_keeps() -> None:
         f"blocks.{i}.0.norm{k}" for i in (2, 3) for k in (1, 2)
     }
     sites = {f"blocks.{i}.0.site" for i in range(4)}
-    assert kept == norms | sites | {"norm"}
-    assert set(report.folded) == {f"blocks.{i}.0.norm{k}" for i in (0, 1) for k in (1, 2)}
+    assert kept == norms | {"norm"}
+    assert set(report.folded) == sites | {f"blocks.{i}.0.norm{k}" for i in (0, 1) for k in (1, 2)}
+    assert report.folded["blocks.0.0.site"] == ("blocks.0.0.pos_embed",)
     assert report.folded["blocks.0.0.norm1"] == ("blocks.0.0.conv1",)
-    assert "4 norms and weight alterations folded, 13 kept" in str(report)
+    assert "8 norms and weight alterations folded, 9 kept" in str(report)
     assert "8 kept (embeds.0.norm, embeds.1.norm, embeds.2.norm, …): its statistics" in str(report)
 
 

@@ -7,6 +7,7 @@ import copy
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
 
 from ffn.layers import ClipLength, ShiftConv2d, temporal_shift
 
@@ -90,3 +91,13 @@ def test_copied_layer_follows_the_length_of_the_original_model() -> None:
 
     assert not torch.equal(outputs[0], outputs[1])
     assert not torch.equal(outputs[1], outputs[2])
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_the_flop_counter_of_torch(mode: type) -> None:
+    conv = ShiftConv2d(nn.Conv2d(8, 4, 1), ClipLength())
+    conv.site = nn.Identity()
+    conv.length.frames = 2
+    with mode(), FlopCounterMode(display=False) as counter:
+        conv(torch.randn(4, 8, 3, 3))
+    assert counter.get_total_flops() == 2 * 4 * 9 * 8 * 4

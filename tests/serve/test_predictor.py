@@ -117,7 +117,7 @@ def test_default_is_the_largest_trained_count(weights, video, tmp_path):
     assert (prediction.frames, prediction.active) == (4, None)
 
     unknown = Predictor(save(tmp_path, plain, None))
-    with pytest.raises(ValueError, match=r"plain network.*pass frames"):
+    with pytest.raises(ValueError, match=r"plain network.*give frames=, or --frames"):
         unknown(video)
     assert unknown(video, frames=3).frames == 3
 
@@ -181,3 +181,33 @@ def test_frames_is_at_least_one(video, weights, capsys):
     with pytest.raises(SystemExit):
         main([str(video), "--weights", str(weights), "--frames", "0"])
     assert "'0' is not an integer of 1 or more" in capsys.readouterr().err
+
+
+def test_misuse_says_what_is_allowed(weights, video):
+    predictor = Predictor(weights)
+    pixels = np.zeros((8, 32, 32, 3), np.uint8)
+    with pytest.raises(TypeError, match=r"path is a ndarray; expected the path of one video"):
+        predictor(pixels)
+    with pytest.raises(TypeError, match=r"path is a list; .*predictor\.model"):
+        predictor([str(video)])
+    with pytest.raises(TypeError, match=r"name_or_path is a TSM; expected a name of the zoo"):
+        Predictor(create_model("tsm_tiny", num_classes=3))
+
+
+def test_the_pattern_of_frames_is_that_of_the_training(tmp_path, weights, video):
+    """From the record, or as an argument; before, only 00001.jpg was read."""
+    (tmp_path / "frames").mkdir()
+    for path in video.iterdir():
+        (tmp_path / "frames" / f"img_{path.name}").write_bytes(path.read_bytes())
+    expected = Predictor(weights)(video).probabilities
+    config = {"data": {"frame_pattern": "img_{:05d}.jpg"}, "task": {"frames": [2, 8]}}
+    trained = save(tmp_path, Predictor(weights).model, [2, 8], config=config)
+
+    assert torch.equal(Predictor(trained)(tmp_path / "frames").probabilities, expected)
+    given = Predictor(weights, pattern="img_{:05d}.jpg")
+    assert torch.equal(given(tmp_path / "frames").probabilities, expected)
+    assert torch.equal(Predictor(trained, pattern="{:05d}.jpg")(video).probabilities, expected)
+    with pytest.raises(
+        VideoError, match=r"--pattern 'img_\{:05d\}\.jpg' in a command, or pattern="
+    ):
+        Predictor(weights)(tmp_path / "frames")

@@ -40,8 +40,24 @@ def test_no_classes_no_model():
 
 
 def test_arguments_that_a_model_does_not_take() -> None:
-    with pytest.raises(ValueError, match="tsm_tiny takes no drop_path; remove it"):
+    with pytest.raises(ValueError, match="tsm_tiny takes no drop_path; "):
         create_model("tsm_tiny", drop_path=0.1)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "close"),
+    [
+        ("tsm_tiny", "widht", "width"),
+        ("tsm_r18", "dropuot", "dropout"),
+        ("tsm.resnet18", "shift_evry", "shift_every"),
+        ("slowfast_r50", "fusion_kernal", "fusion_kernel"),
+        ("uniformer_s", "dropout_path", "drop_path"),
+        ("tea_r50", "droppath", "drop_path"),
+    ],
+)
+def test_an_unknown_argument_is_answered_with_the_closest(name, given, close) -> None:
+    with pytest.raises(ValueError, match=f"{name} takes no {given}; did you mean {close}"):
+        create_model(name, **{given: 1})
 
 
 @pytest.mark.parametrize("name", ["tsm_r18", "tea_r50", "uniformer_s"])

@@ -36,7 +36,7 @@ from ffn.zoo import (
     save_weights,
 )
 
-MODULE = sys.modules["ffn.zoo.download"]  # whose name the function took
+WEB = sys.modules["ffn.zoo.web"]
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()
@@ -55,6 +55,12 @@ class Server(http.server.ThreadingHTTPServer):
         self.delay = 0.0  # seconds before an answer
         self.content = CONTENT
         self.status = 200
+        self.tag = None  # of the content
+        self.changed = None  # the content and tag after the first answer
+        self.ignores_if_range = False
+        self.lies = 0  # added to the first byte in Content-Range
+        self.has_length = True
+        self.answers = []  # statuses of the next answers, before the file
         self.url = f"http://127.0.0.1:{self.server_port}/tiny.safetensors"
 
 
@@ -66,19 +72,36 @@ class Handler(http.server.BaseHTTPRequestHandler):
         if self.server.status != 200:
             self.send_error(self.server.status)
             return
+        if self.server.answers:
+            self.send_response(self.server.answers.pop(0))
+            self.send_header("Retry-After", "0")
+            self.end_headers()
+            return
         start = 0
         if wanted and self.server.honours_range:
             start = int(wanted.removeprefix("bytes=").rstrip("-"))
+            same = self.headers["If-Range"] in (None, self.server.tag)
+            if not same and not self.server.ignores_if_range:
+                start = 0
             if start >= len(self.server.content):
                 self.send_error(416)
                 return
         self.send_response(206 if start else 200)
-        self.send_header("Content-Length", str(len(self.server.content) - start))
+        size = len(self.server.content)
+        if self.server.has_length:
+            self.send_header("Content-Length", str(size - start))
+        if start:
+            first = start + self.server.lies
+            self.send_header("Content-Range", f"bytes {first}-{size - 1}/{size}")
+        if self.server.tag:
+            self.send_header("ETag", self.server.tag)
         self.end_headers()
         body = self.server.content[start:]
         if self.server.break_after:
             body = body[: self.server.break_after.pop(0)]
         self.wfile.write(body)
+        if self.server.changed:
+            self.server.content, self.server.tag = self.server.changed
 
     def log_message(self, *args):
         pass
@@ -97,7 +120,7 @@ def server():
 @pytest.fixture(autouse=True)
 def _cache(tmp_path, monkeypatch):
     monkeypatch.setenv("FFN_HOME", str(tmp_path))
-    monkeypatch.setattr(MODULE, "PAUSE", 0.0)
+    monkeypatch.setattr(WEB, "PAUSE", 0.0)
 
 
 def test_home_is_the_environments_or_the_cache(monkeypatch, tmp_path):
@@ -136,7 +159,7 @@ def test_a_broken_transfer_goes_on_where_it_stopped(server):
 
 
 def test_a_later_call_goes_on_where_an_earlier_one_gave_up(server, monkeypatch):
-    monkeypatch.setattr(MODULE, "ATTEMPTS", 1)
+    monkeypatch.setattr(WEB, "ATTEMPTS", 1)
     server.break_after = [400_000]
     with pytest.raises(WeightsError, match="interrupted after 400,000 of 1,048,576 bytes") as error:
         download(server.url, sha256=SHA256)
@@ -151,6 +174,81 @@ def test_a_server_without_ranges_starts_over(server):
     server.break_after = [300_000]
     assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
     assert server.ranges == [None, "bytes=300000-"]
+
+
+NEW = CONTENT[::-1]
+
+
+@pytest.mark.parametrize("cut", range(1, len(CONTENT), len(CONTENT) // 20))
+def test_two_versions_of_a_file_are_never_joined(server, cut):
+    """The file changes while the first transfer breaks off; nobody knows its hash."""
+    server.tag, server.changed = '"1"', (NEW, '"2"')
+    server.break_after = [cut]
+    assert download(server.url, sha256=None).read_bytes() == NEW
+    assert server.ranges == [None, f"bytes={cut}-"]
+
+
+@pytest.mark.parametrize("tag", ['"2"', 'W/"1"', None])
+def test_a_server_that_ignores_if_range(server, tag):
+    server.tag, server.changed, server.ignores_if_range = '"1"', (NEW, tag), True
+    server.break_after = [300_000]
+    assert download(server.url, sha256=None).read_bytes() == NEW
+    assert server.ranges == [None, "bytes=300000-", None]
+
+
+@pytest.mark.parametrize("tag", [None, 'W/"1"'])
+def test_without_a_version_and_a_hash_a_download_starts_over(server, tag):
+    server.tag, server.changed = tag, (NEW, tag)
+    server.break_after = [300_000]
+    assert download(server.url, sha256=None).read_bytes() == NEW
+    assert server.ranges == [None, None]
+
+
+def test_the_same_version_goes_on_in_a_later_call(server, monkeypatch, tmp_path):
+    monkeypatch.setattr(WEB, "ATTEMPTS", 1)
+    server.tag, server.break_after = '"1"', [400_000]
+    with pytest.raises(WeightsError, match="interrupted"):
+        download(server.url, sha256=None)
+    assert download(server.url, sha256=None).read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=400000-"]
+    assert not list((tmp_path / "weights").glob("*.version"))
+
+
+def test_bytes_from_another_place_are_refused(server):
+    server.lies, server.break_after = -1, [400_000]
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=400000-", None]
+
+
+def test_a_part_that_is_longer_than_the_file_starts_over(server, tmp_path):
+    part = tmp_path / "weights" / f"{SHA256[:16]}-tiny.safetensors.part"
+    part.parent.mkdir()
+    part.write_bytes(CONTENT + b"more")
+    with pytest.raises(WeightsError, match="has sha256"):  # the server does not tell its size
+        download(server.url, sha256=SHA256)
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_file_of_another_size_is_refused(server, tmp_path, has_length):
+    server.has_length = has_length
+    with pytest.raises(WeightsError, match=r"1,000 bytes as the record states"):
+        download(server.url, sha256=None, size=1000)
+    kept = sum(path.stat().st_size for path in (tmp_path / "weights").glob("*.part"))
+    assert kept <= WEB.CHUNK
+
+
+def test_answers_that_ask_to_come_back_later(server):
+    server.answers = [429, 408, 503]
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+
+
+def test_the_number_of_requests_is_bounded(server, monkeypatch):
+    monkeypatch.setattr(WEB, "REQUESTS", 4)
+    server.break_after = [10_000] * 10
+    with pytest.raises(WeightsError, match="40,000 bytes are kept"):
+        download(server.url, sha256=SHA256)
+    assert len(server.ranges) == 4
 
 
 def test_a_complete_part_is_used(server, tmp_path):

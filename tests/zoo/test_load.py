@@ -378,6 +378,38 @@ def test_a_flexible_network_starts_from_a_plain_one(tmp_path, plain, plain_meta)
     assert all(torch.equal(state[k], v) for k, v in before.items())
 
 
+def test_other_frame_counts_start_from_the_nearest(tmp_path, network, meta):
+    """Counts 2 and 4 start 1, 3 and 9: of two equally near ones, the larger."""
+    model = convert(create_model("tsm_tiny", num_classes=3, width=8), (1, 3, 9))
+    match, _ = load_start_weights(model, checkpoint(tmp_path / "m.pt", network, meta))
+
+    for count, source in {1: 2, 3: 4, 9: 4}.items():
+        ours, theirs = ffn.extract(model, count), ffn.extract(network, source)
+        assert equal(ours, theirs)
+    assert "frame counts: 1 from 2, 3 from 4, 9 from 4 (the nearest trained)" in str(match)
+    assert "100.0% of the parameters" in str(match)
+
+
+def test_counts_with_ranges_are_as_near_as_their_ranges(tmp_path, network, meta):
+    meta = meta | {"ranges": [[1, 2], [4, 20]]}
+    model = convert(create_model("tsm_tiny", num_classes=3, width=8), (16,))
+    match, _ = load_start_weights(model, checkpoint(tmp_path / "m.pt", network, meta))
+    assert "16 from 4" in str(match)
+    assert equal(ffn.extract(model, 16), ffn.extract(network, 4))
+
+
+def test_the_match_says_where_other_kinds_of_networks_start(
+    tmp_path, plain, plain_meta, network, meta
+):
+    one = checkpoint(tmp_path / "plain.pt", plain, plain_meta)
+    flexible = convert(create_model("tsm_tiny", num_classes=3, width=8), (2, 6))
+    match, _ = load_start_weights(flexible, one)
+    assert "every frame count (2, 6) starts from the plain network" in str(match)
+    two = checkpoint(tmp_path / "flexible.pt", network, meta)
+    match, _ = load_start_weights(create_model("tsm_tiny", num_classes=3, width=8), two)
+    assert "the sub-network of 4 frames, without alterations" in str(match)
+
+
 @pytest.mark.parametrize("flexible", [False, True])
 def test_a_classifier_of_other_classes_is_new_and_is_reported(
     tmp_path, plain, plain_meta, flexible
@@ -550,7 +582,7 @@ def test_a_start_from_another_network_is_refused(tmp_path, network, plain, meta,
     with pytest.raises(WeightsError, match="another model"):
         load_start_weights(wide, checkpoint(tmp_path / "p.pt", plain, plain_meta))
     with pytest.raises(WeightsError, match="does not fit"):
-        load_start_weights(convert(plain, (2, 8)), flexible)
+        load_start_weights(convert(plain, (2, 8), alter="none"), flexible)
 
 
 def test_weights_are_read_without_a_network(tmp_path, network, meta):

@@ -10,9 +10,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ffn.data.decoding.video import VideoError
+from ffn.limits import FRAME_PIXELS
 
 if TYPE_CHECKING:
     import av
+
+# Formats of FFmpeg that are texts: it would draw them, or open the files that they name.
+TEXTS = ("concat", "dash", "hls", "tty")
 
 
 def open_container(path: str) -> av.container.InputContainer:
@@ -30,21 +34,37 @@ def open_container(path: str) -> av.container.InputContainer:
     import av  # not at import: only decoding needs it
 
     try:
-        container = av.open(path, metadata_errors="ignore")
+        options = {"protocol_whitelist": "file"}  # no addresses inside of a file
+        container = av.open(path, metadata_errors="ignore", options=options)
     except (av.error.FFmpegError, OSError, ValueError) as error:
         cause = f"not a video, or truncated before its index ({ffmpeg_message(error)})"
         raise VideoError(path, cause) from None
+    reason = _why_unusable(container)
+    if reason:
+        container.close()
+        raise VideoError(path, reason)
     stream = container.streams.best("video")
-    if stream is None:
-        container.close()
-        raise VideoError(path, "the file has no video stream")
-    if stream.codec_context is None:
-        container.close()
-        raise VideoError(path, "FFmpeg has no decoder for its video stream")
     stream.thread_type = "NONE"
     stream.codec_context.thread_count = 1
-    stream.codec_context.options = {"err_detect": "explode"}
+    stream.codec_context.options = {
+        "err_detect": "explode",
+        "max_pixels": str(FRAME_PIXELS.value),  # for frames that are larger than the header says
+    }
     return container
+
+
+def _why_unusable(container: av.container.InputContainer) -> str:
+    """Why a file is not decoded; empty if it is."""
+    if container.format.name in TEXTS:
+        return f"not a video but a text ({container.format.long_name})"
+    stream = container.streams.best("video")
+    if stream is None:
+        return "the file has no video stream"
+    context = stream.codec_context
+    if context is None:
+        return "FFmpeg has no decoder for its video stream"
+    refusal = FRAME_PIXELS.refusal(context.width * context.height)
+    return refusal and f"{context.width} x {context.height} pixels: {refusal}"
 
 
 def decode_frames(path: str, container: av.container.InputContainer) -> Iterator[av.VideoFrame]:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import os
 import re
+import warnings
 from collections.abc import Iterable
 
 import numpy as np
 from torch import Tensor
 
 from ffn.data.decoding.video import VideoError, check_indices, stack_frames
+from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from ffn.limits import FRAME_PIXELS
 
 PATTERN = "{:05d}.jpg"  # default name of a frame
 
@@ -69,13 +72,24 @@ class FrameFolder:
         from PIL import Image
 
         name = self._file_name(self._first + index)
+        shown = os.path.basename(name)
+        if not os.path.isfile(name):  # a pipe would be waited for
+            cause = "is not a regular file" if os.path.exists(name) else "is missing"
+            raise VideoError(self.path, f"{shown} {cause}", index)
         try:
-            with Image.open(name) as image:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                image = Image.open(name)
+            with image:
+                refusal = FRAME_PIXELS.refusal(image.width * image.height)
+                if refusal:
+                    raise VideoError(self.path, f"{shown} has {refusal}", index)
                 return np.asarray(image.convert("RGB"))
-        except FileNotFoundError:
-            raise VideoError(self.path, f"{os.path.basename(name)} is missing", index) from None
+        except Image.DecompressionBombError as error:
+            cause = f"{shown} has more than {FRAME_PIXELS.value:,} pixels ({error})"
+            raise VideoError(self.path, cause, index) from None
         except (OSError, SyntaxError, ValueError) as error:
-            cause = f"{os.path.basename(name)} is not a readable image ({error})"
+            cause = f"{shown} is not a readable image ({error})"
             raise VideoError(self.path, cause, index) from None
 
     def _numbers(self) -> list[int]:
@@ -97,10 +111,41 @@ class FrameFolder:
         names = sorted(os.listdir(self.path))
         if not names:
             return "the folder is empty"
+        expected = f"{self.pattern.format(0)} or {self.pattern.format(1)}"
+        text = f"no image {expected}; the folder contains {len(names)} entries, the first is "
+        videos = [name for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
+        if videos:
+            return (
+                f"{text}{names[0]}. It holds {len(videos)} videos; expected is one video or one "
+                f"folder of frames. Name the videos: {os.path.join(self.path, '*')}"
+            )
+        seen = pattern_of(names)
+        if seen is None:
+            return f"{text}{names[0]}"
         return (
-            f"no image {self.pattern.format(0)} or {self.pattern.format(1)}; "
-            f"the folder contains {len(names)} entries, the first is {names[0]}"
+            f"{text}{names[0]}. These names have the pattern {seen}: set data.frame_pattern={seen} "
+            f"in a config, --pattern '{seen}' in a command, or pattern= in Python"
         )
+
+
+def pattern_of(names: Iterable[str]) -> str | None:
+    """The pattern of the names of frames, of which one has the number 0 or 1; None without one.
+
+    Example:
+        >>> pattern_of(["img_00001.png", "img_00002.png"])
+        'img_{:05d}.png'
+        >>> pattern_of(["frame1.jpg", "frame10.jpg"])
+        'frame{:d}.jpg'
+    """
+    names = set(names)
+    for name in sorted(names):
+        number = re.fullmatch(r"([^{}]*?)(\d+)(\.\w+)", name)
+        if number is None or not name.lower().endswith(IMAGE_SUFFIXES) or int(number[2]) > 1:
+            continue
+        before, digits, after = number.groups()
+        width = f"0{len(digits)}" if len(digits) > 1 else ""
+        return f"{before}{{:{width}d}}{after}"
+    return None
 
 
 def check_pattern(pattern: str) -> None:

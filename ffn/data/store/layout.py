@@ -110,7 +110,10 @@ class Manifest:
             values: dict[str, Any] = json.loads(text)
             kind, version = values.pop("format"), values.pop("version")
         except (ValueError, AttributeError, KeyError, TypeError) as error:
-            raise StoreError(f"{where} is damaged or not a clip store ({error})") from None
+            raise StoreError(
+                f"{where} is damaged or not a clip store ({error}); copy it again, or pack into a "
+                "new folder"
+            ) from None
         if kind != KIND or version != VERSION:
             raise StoreError(
                 f"{where} is a {kind!r}, version {version}; this version reads {KIND!r}, "

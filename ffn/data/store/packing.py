@@ -20,6 +20,7 @@ from ffn.data.store.clip import EncodedClip, encode_clip
 from ffn.data.store.layout import FORMATS, StoreError, Unreadable, key_of
 from ffn.data.store.writer import LOCK, TRANSFER, StoreWriter
 from ffn.data.workers import TIMEOUT, map_in_processes
+from ffn.files import naming
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -189,7 +190,7 @@ def _encode(
     if transfer is None:
         return clip, None
     handle, path = tempfile.mkstemp(dir=transfer)
-    with open(handle, "wb") as file:
+    with naming(Path(path)), open(handle, "wb") as file:
         file.write(clip.data)
     return replace(clip, data=b""), Path(path)
 

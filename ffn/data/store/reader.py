@@ -86,6 +86,12 @@ class ClipStore:
         """Key, start and end (seconds, or None) of every clip, in the order of packing."""
         return self._index.clips()
 
+    def sizes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Number of frames, and shorter side in pixels, of every clip, in the order of packing."""
+        rows = self._index.rows
+        sides = np.minimum(rows["width"], rows["height"])
+        return rows["frames"].astype(np.float64), sides.astype(np.float64)
+
     def open(
         self, key: str, *, start: float | None = None, end: float | None = None
     ) -> StoredVideo:
@@ -153,6 +159,20 @@ class ClipStore:
             inside = 0 if page_bytes is None else int(row["offset"]) // page_bytes
             pages[position] = int(row["shard"]) * per_shard + inside
         return pages
+
+    def contents(self, records: Sequence[Record]) -> list[str]:
+        """Length and checksum of the clip of each record; empty if the store does not hold it."""
+
+        def content(record: Record) -> str:
+            try:
+                row = self.open(
+                    key_of(record.path, self.root), start=record.start, end=record.end
+                ).row
+            except VideoError:
+                return ""
+            return f"{row['bytes']}-{row['crc']:08x}"
+
+        return [content(record) for record in records]
 
     def verify(self, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> list[VideoError]:
         """Verify the checksums of all clips without decoding.

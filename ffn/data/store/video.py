@@ -14,6 +14,7 @@ from ffn.data.decoding.video import check_indices, frames_between
 from ffn.data.store.clip import Header, decode_frame
 from ffn.data.store.layout import shard_name
 from ffn.data.store.shards import OpenShards
+from ffn.limits import FRAME_PIXELS
 
 
 class StoredVideo:
@@ -60,6 +61,9 @@ class StoredVideo:
         wanted = list(indices)
         check_indices(self.path, wanted, len(self))
         height, width = int(self.row["height"]), int(self.row["width"])
+        refusal = FRAME_PIXELS.refusal(height * width)
+        if refusal:
+            raise self._damaged(f"its frames have {width} x {height} pixels: {refusal}")
         chosen = sorted(set(wanted))
         images = torch.empty(len(chosen), height, width, 3, dtype=torch.uint8)
         for image, index in zip(images, chosen, strict=True):
@@ -105,7 +109,10 @@ class StoredVideo:
 
     def _header(self) -> Header:
         if self._cached_header is None:
-            data = self._bytes(0, Header.length(len(self), self.timed))
+            length = Header.length(len(self), self.timed)
+            if length > self.row["bytes"]:
+                raise self._damaged(f"{len(self):,} frames do not fit into its bytes")
+            data = self._bytes(0, length)
             if zlib.crc32(data) != self.row["crc"]:
                 raise self._damaged("the checksum of its header differs")
             self._cached_header = Header.from_bytes(bytes(data), len(self), self.timed)
@@ -115,7 +122,7 @@ class StoredVideo:
         number, start = int(self.row["shard"]), int(self.row["offset"])
         try:
             return self._shards.read(number, start + offset, size)
-        except EOFError:
+        except (EOFError, OverflowError):
             raise self._damaged("the shard is truncated", frame) from None
         except IndexError:
             raise self._damaged("store.json does not name the shard", frame) from None

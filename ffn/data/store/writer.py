@@ -35,7 +35,7 @@ from ffn.data.store.layout import (
     write_bytes,
     write_clip_index,
 )
-from ffn.files import sync_folder
+from ffn.files import naming, sync_folder
 
 JOURNAL, LOCK, TRANSFER = "pack.journal", "pack.lock", "pack.tmp"
 _COLUMNS = ("crc", "frames", "width", "height", "fps", "timed")  # of the index, from EncodedClip
@@ -97,19 +97,24 @@ class StoreWriter:
         self, key: str, start: float | None, end: float | None, label: int, clip: EncodedClip
     ) -> None:
         """Write one clip. A kill after this call does not lose it."""
-        if self._size and _aligned(self._size) + len(clip.data) > self.shard_bytes:
-            self._close_shard()
-        if self._part is None:
-            self._part = self._part_path().open("wb", buffering=0)
-            self._write(MAGIC)
-        self._write(bytes(_aligned(self._size) - self._size))
-        row = {"key": key, "start": start, "end": end, "label": label}
-        row |= {"shard": len(self.manifest.shards), "offset": self._size, "bytes": len(clip.data)}
-        row |= {name: getattr(clip, name) for name in _COLUMNS}
-        self._write(clip.data)
-        self._journal.write(_line({"clip": row, "crc": zlib.crc32(clip.data)}))
-        self._rows.append(row)
-        self.known.add((key, start, end))
+        with naming(self.folder):
+            if self._size and _aligned(self._size) + len(clip.data) > self.shard_bytes:
+                self._close_shard()
+            if self._part is None:
+                self._part = self._part_path().open("wb", buffering=0)
+                self._write(MAGIC)
+            self._write(bytes(_aligned(self._size) - self._size))
+            row = {"key": key, "start": start, "end": end, "label": label}
+            row |= {
+                "shard": len(self.manifest.shards),
+                "offset": self._size,
+                "bytes": len(clip.data),
+            }
+            row |= {name: getattr(clip, name) for name in _COLUMNS}
+            self._write(clip.data)
+            self._journal.write(_line({"clip": row, "crc": zlib.crc32(clip.data)}))
+            self._rows.append(row)
+            self.known.add((key, start, end))
 
     def finish(self, unreadable: Sequence[Unreadable]) -> Manifest:
         """Write the index and `store.json`, and return the manifest.
@@ -118,7 +123,8 @@ class StoreWriter:
             unreadable: Videos that could not be packed.
         """
         if self._part is not None:
-            self._close_shard()
+            with naming(self.folder):
+                self._close_shard()
         generation = self.manifest.generation + 1
         keys = [*self._old_keys, *(row["key"] for row in self._rows)]
         rows = np.concatenate([self._old_rows, _table(self._rows)])

@@ -20,9 +20,11 @@ from ffn.engine.checkpoints.file import load_checkpoint
 from ffn.engine.checkpoints.folder import RunFolder
 from ffn.engine.checkpoints.lock import RunError
 from ffn.engine.distributed import World, any_of, check_replicas, gather, on_main
+from ffn.engine.freezing import frozen_buffers
 from ffn.engine.logs.meter import Meter
+from ffn.engine.run_videos import RunVideos
 from ffn.engine.train_step import TrainStep
-from ffn.files import write_text
+from ffn.files import keep_damaged, write_text
 
 
 @dataclass
@@ -33,6 +35,7 @@ class RunState:
         epoch: complete epochs.
         step: optimiser steps, over all epochs.
         best: highest score of a validation, in percent.
+        since_best: validations after the one with that score.
         metrics: per frame count the measures of the network in ``step``; empty before its
             validation.
         validation_pending: the validation after epoch number ``epoch`` has not finished.
@@ -41,6 +44,7 @@ class RunState:
     epoch: int = 0
     step: int = 0
     best: float = -1.0
+    since_best: int = 0
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     validation_pending: bool = False
 
@@ -54,8 +58,11 @@ class Checkpointer:
         meter: its interval is saved.
         world: the processes.
         metadata: describes the network and the run in every checkpoint: plain values, with
-            ``config`` and ``data`` among them.
+            ``config`` among them.
+        videos: those of the run.
         changed_options: given the ``config`` of a checkpoint, the options that differ and must not.
+        resume_notes: given the ``config`` of a checkpoint and the epochs done, console lines about
+            options that differ and may.
 
     Attributes:
         saved_step: step of the last checkpoint; None without one.
@@ -71,10 +78,14 @@ class Checkpointer:
         world: World,
         *,
         metadata: dict[str, Any],
+        videos: RunVideos,
         changed_options: Callable[[dict[str, Any]], list[str]],
+        resume_notes: Callable[[dict[str, Any], int], list[str]] = lambda config, epochs: [],
     ) -> None:
         self.folder, self.train_step, self.meter, self.world = folder, train_step, meter, world
-        self.metadata, self._changed_options = metadata, changed_options
+        self.metadata = {**metadata, "data": videos.fingerprint}
+        self._videos = videos
+        self._changed_options, self._resume_notes = changed_options, resume_notes
         self.saved_step: int | None = None
         self.notes: list[str] = []
         self.writers = world.size
@@ -112,6 +123,7 @@ class Checkpointer:
             "step": state.step,
             "validates": state.validation_pending,
             "best": state.best,
+            "since_best": state.since_best,
         }
         self._check_finite(content["training"].get("weights", {}), state.step)
         on_main(lambda: self.folder.save(content, state.step), self.world)
@@ -161,20 +173,39 @@ class Checkpointer:
             )
         description, log = folder / "config.yaml", folder / "log.jsonl"
         if description.is_file() and log.is_file() and log.stat().st_size:
-            self._check_options(yaml.safe_load(description.read_text("utf-8")), description)
+            self._check_options_of(description)
         text = yaml.safe_dump(self.metadata["config"], sort_keys=False, allow_unicode=True)
         write_text(description, text)
+        self._videos.write(replace=True)
+
+    def _check_options_of(self, description: Path) -> None:
+        """Check the options in ``config.yaml``; a damaged one is copied, and written anew."""
+        try:
+            options = yaml.safe_load(description.read_text("utf-8"))
+        except (yaml.YAMLError, UnicodeDecodeError):
+            options = None
+        if isinstance(options, dict):
+            self._check_options(options, description)
+        else:
+            copy = keep_damaged(description)
+            self.notes.append(
+                f"{description} is damaged and is written anew; it was kept as {copy}"
+            )
 
     def _restore(self, content: dict[str, Any], path: Path) -> RunState:
         """Load a checkpoint into the parts of the run."""
         training, meta = content["training"], content["meta"]
         self._check_options(meta["config"], path)
-        now = self.metadata["data"]
-        if any(now.get(key) != value for key, value in meta["data"].items()):
+        if self._videos.differ_from(meta["data"]):
+            changes = on_main(self._videos.changes, self.world)
             raise RunError(
-                f"{path} was trained on other videos or labels than data.root lists now; restore "
-                "the lists, or choose another log.output"
+                f"{path} was trained on other videos or labels than data.root lists now{changes}"
             )
+        on_main(lambda: self._videos.write(replace=False), self.world)
+        self.notes += [
+            *self._videos.notes(),
+            *self._resume_notes(meta["config"], training["epoch"]),
+        ]
         self._load_network(content["model"], training)
         self.train_step.load_state_dict(training)
         if "meter" in training:  # not in files of format 1
@@ -185,6 +216,7 @@ class Checkpointer:
             epoch=training["epoch"],
             step=training["step"],
             best=training["best"],
+            since_best=training.get("since_best", 0),  # not in files of version 0.2
             metrics={int(frames): values for frames, values in meta["metrics"].items()},
             validation_pending=training.get("validates", False),
         )
@@ -248,13 +280,13 @@ def load_buffers(module: nn.Module, saved: list[list[Tensor]], world: World) -> 
     """Restore what :func:`gather_buffers` returned, in place.
 
     With another number of processes than before, each gets the mean over the saved ones, and the
-    first one's integer buffers.
+    first one's integer buffers and statistics of frozen norms.
     """
-    same = len(saved) == world.size
+    same, frozen = len(saved) == world.size, frozen_buffers(module)
     for position, buffer in enumerate(module.buffers()):
         if same:
             value = saved[world.rank][position]
-        elif buffer.is_floating_point():
+        elif buffer.is_floating_point() and id(buffer) not in frozen:
             value = torch.stack([own[position] for own in saved]).mean(0)
         else:
             value = saved[0][position]

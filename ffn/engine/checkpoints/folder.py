@@ -33,7 +33,7 @@ from ffn.files import part_of, sync_folder
 
 _STEP = re.compile(r"step_(\d{8}|[1-9]\d{8,})\.pt")
 _PART = re.compile(
-    r"\.((last|best|step_\d+)\.pt|\.lock\.json|config\.yaml|(log|bad_batches)\.jsonl)\.\d+\.part"
+    r"\.((last|best|step_\d+)\.pt|\.lock\.json|config\.yaml|videos\.csv\.gz|unreadable\.txt|(log|bad_batches)\.jsonl)\.\d+\.part"
 )
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from torch import Tensor
+
 
 def new_run(
     model: str,
@@ -32,11 +34,20 @@ def new_run(
     return lines if report is None else [*lines, str(report)]
 
 
-def finished(folder: Path, epochs: int) -> str:
-    """Line about a run that has no epochs left."""
+def finished(folder: Path, done: int, epochs: int) -> str:
+    """Line about a run that has no epochs left, or has ended early."""
+    options = "train.epochs" if done == epochs else "train.patience or train.epochs"
     return (
-        f"{folder}: finished, {epochs} of {epochs} epochs are done. To train further, choose "
-        f"another log.output and model.weights={folder / 'best.pt'}"
+        f"{folder}: finished, {done} of {epochs} epochs are done. To train further, raise "
+        f"{options}, or choose another log.output and model.weights={folder / 'best.pt'}"
+    )
+
+
+def stopped_early(done: int, epochs: int, validations: int) -> str:
+    """Line at the early end of a run."""
+    return (
+        f"the last {validations} validation(s) were not better than the best one "
+        f"(train.patience): the run ends after {done} of {epochs} epochs"
     )
 
 
@@ -108,6 +119,27 @@ def schedule(
     )
 
 
+def frozen(parts: Sequence[str], *, trained: int, total: int) -> str:
+    """Line about a partly frozen network.
+
+    Args:
+        parts: names of the frozen modules and parameters.
+        trained: number of trained parameters.
+        total: number of all parameters.
+    """
+    shown = ", ".join(parts[:10]) + (f" and {len(parts) - 10} more" if len(parts) > 10 else "")
+    return f"frozen: {shown}; {trained:,} of {total:,} parameters train"
+
+
+def class_weights(weights: Tensor, classes: Sequence[str]) -> str:
+    """Line about the weights of the classes (K,) in the loss."""
+    low, high = int(weights.argmin()), int(weights.argmax())
+    return (
+        f"class weights: {weights[low]:.3g} ({classes[low]}) to {weights[high]:.3g} "
+        f"({classes[high]}); the mean over the training videos is 1"
+    )
+
+
 def frame_counts(views: Mapping[int, Mapping[int, float]]) -> str:
     """Line about views whose number of frames changes from step to step.
 
@@ -122,13 +154,14 @@ def frame_counts(views: Mapping[int, Mapping[int, float]]) -> str:
     return f"frames drawn for each step from {drawn}: {mean:.1f} per video on average"
 
 
-def interval(epoch: float, step: int, values: Mapping[str, float]) -> str:
+def interval(epoch: float, step: int, values: Mapping[str, float], seconds_left: float) -> str:
     """Line about the steps since the last one.
 
     Args:
         epoch: epochs done, with fraction.
         step: optimiser steps done.
         values: as :meth:`ffn.engine.logs.meter.Meter.interval` returns them.
+        seconds_left: time that the remaining steps take at this speed, without validations.
     """
     shown = "  ".join(
         f"{key} {value:.3f}" for key, value in values.items() if "/" in key or key == "loss"
@@ -136,7 +169,25 @@ def interval(epoch: float, step: int, values: Mapping[str, float]) -> str:
     return (
         f"epoch {epoch:6.2f}  step {step}  lr {values['lr']:.2e}  {shown}  "
         f"grad {values['grad_norm']:.2f}  {speed(values['videos_per_s'], values['data_wait'])}"
+        f"{f', {duration(seconds_left)} left' if seconds_left else ''}"
     )
+
+
+def duration(seconds: float) -> str:
+    """A time to come, rounded for reading.
+
+    Example:
+        >>> duration(40), duration(3605), duration(200_000)
+        ('40 s', '1 h 0 min', '2 d 7 h')
+    """
+    minutes, hours = seconds / 60, seconds / 3600
+    if minutes < 2:
+        return f"{seconds:.0f} s"
+    if hours < 1:
+        return f"{minutes:.0f} min"
+    if hours < 48:
+        return f"{int(hours)} h {int(minutes) % 60} min"
+    return f"{int(hours) // 24} d {int(hours) % 24} h"
 
 
 def speed(videos_per_s: float, data_wait: float) -> str:
@@ -165,10 +216,11 @@ def validation(
     return f"epoch {epoch:>3} validation top-1 %: {shown}  mean {score:.2f}{note}"
 
 
-def skipped(epoch: int, reasons: Sequence[str]) -> str:
-    """Lines about the unreadable videos of an epoch."""
-    listed = "".join(f"\n  {text}" for text in sorted(set(reasons))[:10])
-    return f"epoch {epoch}: {len(reasons)} unreadable videos skipped{listed}"
+def unreadable(title: str, reasons: Sequence[str], file: Path) -> str:
+    """Lines about unreadable videos: a title, the first ten, and the file that lists all."""
+    more = len(reasons) - 10
+    listed = [*reasons[:10], *([f"... and {more} more, see {file}"] if more > 0 else [])]
+    return "\n  ".join([title, *listed])
 
 
 def stopped(step: int, saved_step: int | None) -> str:

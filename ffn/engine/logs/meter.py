@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ffn.engine.distributed import World, average, gather
+from ffn.engine.distributed import World, gather
 from ffn.engine.train_step import StepResult
 
 
@@ -35,7 +35,7 @@ class Meter:
 
     def restart_clock(self) -> None:
         """Begin to measure speed."""
-        self._videos, self._waited = 0, 0.0
+        self._videos, self._steps, self._waited = 0, 0, 0.0
         self._started = time.perf_counter()
 
     def timed(self, batches: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
@@ -53,8 +53,9 @@ class Meter:
         for outputs in result.outputs:
             self._videos += len(outputs["label"])
             self._skipped += outputs["skipped"]
-            if result.updated:
+            if result.updated and "loss" in outputs:
                 self._add_losses(outputs)
+        self._steps += 1
         self._bad_steps += result.warning is not None
 
     def interval(self, *, lr: float, grad_norm: Tensor) -> dict[str, float]:
@@ -71,12 +72,9 @@ class Meter:
 
     def means(self) -> dict[str, float]:
         """Means over the interval and all processes, and the count ``bad_steps``."""
-        found: dict[str, float] = {}
-        if self._sums:  # else every step was bad
-            sums = torch.stack(list(self._sums.values()))
-            means = average(sums / self._batches, self.world)
-            found = dict(zip(self._sums, means.tolist(), strict=True))
-        return {**found, "bad_steps": self._bad_steps}
+        sums, batches = self._total()
+        means = {key: value / batches for key, value in sums.items()}
+        return {**means, "bad_steps": self._bad_steps}
 
     def speed(self) -> tuple[float, float]:
         """Videos per second over all processes, and the share of time spent waiting for data.
@@ -86,6 +84,10 @@ class Meter:
         elapsed = time.perf_counter() - self._started
         return self._videos * self.world.size / elapsed, self._waited / elapsed
 
+    def seconds_per_step(self) -> float:
+        """Mean time of a step since the clock was restarted, with the waiting for data."""
+        return (time.perf_counter() - self._started) / max(1, self._steps)
+
     def take_skipped(self) -> list[str]:
         """Reasons of the skipped videos of the epoch, on all processes; clears them."""
         own, self._skipped = self._skipped, []
@@ -93,15 +95,12 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the interval over all processes; all of them call it."""
-        own = {
-            "sums": {key: value.cpu() for key, value in self._sums.items()},
-            "skipped": self._skipped,
-        }
-        states = gather(own, self.world)
+        sums, batches = self._total()
+        size = self.world.size
         return {
-            "sums": {k: sum(s["sums"][k] for s in states) / len(states) for k in self._sums},
-            "batches": self._batches,
-            "skipped": [text for s in states for text in s["skipped"]],
+            "sums": {k: torch.tensor(v / size, dtype=torch.float64) for k, v in sums.items()},
+            "batches": batches / size,
+            "skipped": [text for texts in gather(self._skipped, self.world) for text in texts],
             "left_out": self._bad_steps,
         }
 
@@ -111,6 +110,14 @@ class Meter:
         self._batches, self._bad_steps = state["batches"], state["left_out"]
         if self.world.is_main:
             self._skipped = list(state["skipped"])
+
+    def _total(self) -> tuple[dict[str, float], float]:
+        """Sums and number of micro-batches over all processes; one may have had no videos."""
+        values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
+        states = gather((dict(zip(self._sums, values, strict=True)), self._batches), self.world)
+        keys = dict.fromkeys(key for sums, _ in states for key in sums)
+        totals = {key: sum(sums.get(key, 0.0) for sums, _ in states) for key in keys}
+        return totals, sum(batches for _, batches in states)
 
     def _add_losses(self, outputs: dict[str, Any]) -> None:
         values = {k: v.detach() for k, v in outputs.items() if k.startswith("loss")}

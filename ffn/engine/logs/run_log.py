@@ -29,11 +29,15 @@ from rich.progress import (
 )
 
 from ffn.engine.distributed import World, gather
+from ffn.engine.logs import console
 from ffn.engine.logs.trackers import TensorBoardTracker, Tracker, start_wandb
 from ffn.engine.signals import StoppedError
-from ffn.files import write_text
+from ffn.files import keep_damaged, naming, write_text
 
 NAME = "log.jsonl"
+UNREADABLE = "unreadable.txt"
+
+_logger = logging.getLogger(__name__)
 
 
 class RunLog:
@@ -69,7 +73,8 @@ class RunLog:
         config: dict[str, Any],
         tensorboard: bool = False,
     ) -> None:
-        self.active = world.is_main
+        self.active, self._folder = world.is_main, folder
+        self._listed: set[str] = set()  # unreadable videos
         logging.getLogger().setLevel(logging.INFO if self.active else logging.WARNING)
         self.console = Console(quiet=not self.active, highlight=False, markup=False, soft_wrap=True)
         self._step, self._written = first_step, []  # keys of each record of the step
@@ -119,6 +124,24 @@ class RunLog:
         """Print a line on the console."""
         self._progress.console.print(text)
 
+    def unreadable(self, title: str, reasons: Sequence[str]) -> None:
+        """Print a title, and list unreadable videos on the console and in ``unreadable.txt``.
+
+        Args:
+            title: about these videos.
+            reasons: one line per video; those that were listed before are left out.
+        """
+        if not self.active or not reasons:
+            return
+        path = self._folder / UNREADABLE
+        known = path.read_text("utf-8").splitlines() if path.is_file() else []
+        found = {" ".join(reason.split()) for reason in reasons}
+        lines = sorted({*known, *found})
+        if lines != known:
+            write_text(path, "".join(f"{line}\n" for line in lines))
+        self.print(console.unreadable(title, sorted(found - self._listed), path))
+        self._listed |= found
+
     @contextmanager
     def status(self, text: str) -> Iterator[None]:
         """Show a text in place of "steps" on the progress bar."""
@@ -146,8 +169,9 @@ class RunLog:
         if set(numbers) in self._written:
             return
         line = {"step": step, "time": round(time.time(), 3), **numbers}
-        self._file.write(_to_json(line) + "\n")
-        self._file.flush()
+        with naming(Path(self._file.name)):
+            self._file.write(_to_json(line) + "\n")
+            self._file.flush()
         for tracker in self._trackers:
             tracker.record(step, len(self._written), numbers)
         self._written.append(set(numbers))
@@ -174,7 +198,7 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
         path = path / NAME
     if not path.is_file():
         raise FileNotFoundError(f"{path} does not exist; give the folder of a run (log.output)")
-    *lines, last = path.read_text().split("\n")
+    *lines, last = path.read_text("utf-8", errors="replace").split("\n")
     entries = [_parse(line) for line in lines]
     if None in entries:
         raise ValueError(f"{path}, line {entries.index(None) + 1} is not a line of a training log")
@@ -186,9 +210,10 @@ def _drop_later(path: Path, first_step: int) -> list[dict[str, Any]]:
     """Remove invalid lines and those of later steps from a log; return the others."""
     if not path.is_file():
         return []
-    text = path.read_text()
-    entries = [entry for entry in map(_parse, text.splitlines()) if entry]
-    kept = [entry for entry in entries if entry["step"] <= first_step]
+    text = path.read_text("utf-8", errors="replace")
+    *entries, last = map(_parse, text.split("\n"))  # the last one may be cut
+    _keep_if_damaged(path, entries)
+    kept = [entry for entry in (*entries, last) if entry and entry["step"] <= first_step]
     whole = "".join(f"{_to_json(entry)}\n" for entry in kept)
     if whole != text:
         write_text(path, whole)
@@ -200,14 +225,16 @@ def _parse(line: str) -> dict[str, Any] | None:
     try:
         entry = json.loads(line)
         kind, step, when = entry.pop("kind", None), entry.pop("step"), entry.pop("time", math.nan)
+        if kind == "skipped":
+            kind, entry = "train", {"skipped": entry["videos"]}
     except (ValueError, TypeError, AttributeError, KeyError):
         return None
-    if kind == "skipped":
-        kind, entry = "train", {"skipped": entry["videos"]}
     if kind is not None:
         entry = {f"{kind}/{key}": value for key, value in entry.items()}
     entry = {"step": step, "time": when, **entry}
-    return {key: math.nan if value is None else value for key, value in entry.items()}
+    entry = {key: math.nan if value is None else value for key, value in entry.items()}
+    is_valid = type(step) is int and all(type(value) in (int, float) for value in entry.values())
+    return entry if is_valid else None
 
 
 def _to_json(entry: dict[str, Any]) -> str:
@@ -253,7 +280,7 @@ class BadBatches:
         }
         line = {"step": step, "ranks": gather(own, self._world)}
         if self._world.is_main:
-            with self.path.open("a", encoding="utf-8") as file:
+            with naming(self.path), self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(line) + "\n")
 
     def truncate(self, step: int) -> None:
@@ -265,6 +292,7 @@ class BadBatches:
             return
         lines = self.path.read_text("utf-8", errors="replace").splitlines(keepends=True)
         steps = [_step_of(line) for line in lines]
+        _keep_if_damaged(self.path, steps if lines and lines[-1].endswith("\n") else steps[:-1])
         kept = [
             line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
         ]
@@ -274,5 +302,20 @@ class BadBatches:
 
 def _step_of(line: str) -> int | None:
     """The step of a line; None if the line is damaged or cut."""
-    entry = _parse(line) if line.endswith("\n") else None
-    return entry and entry["step"]
+    try:
+        step = json.loads(line)["step"] if line.endswith("\n") else None
+    except (ValueError, TypeError, KeyError, IndexError):
+        return None
+    return step if type(step) is int else None
+
+
+def _keep_if_damaged(path: Path, lines: Sequence[object]) -> None:
+    """Keep a copy of a file of which a line, None here, is damaged and will be removed."""
+    if None in lines:
+        _logger.warning(
+            "%s, line %d is damaged. The run goes on without the damaged lines; the file as it "
+            "was is %s",
+            path,
+            list(lines).index(None) + 1,
+            keep_damaged(path),
+        )

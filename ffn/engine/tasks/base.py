@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
-from copy import copy
-from dataclasses import MISSING, dataclass, field, fields
-from typing import Any
+from dataclasses import MISSING, dataclass, fields
+from typing import Any, ClassVar
 
+import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffn.core import frame_ranges
+from ffn.engine.option_fields import option
 from ffn.registry import Registry
 
 TASKS: Registry[type[Task]] = Registry("task")
@@ -47,21 +49,16 @@ def _check_options(task: str, options: type) -> None:
             raise ValueError(f"{shown} have no default for {key}; use option(default, meaning)")
 
 
-def option(default: Any, meaning: str) -> Any:
-    """Dataclass field of an option: its default, and a line for ``--help``."""
-    if isinstance(default, (list, dict)):
-        return field(default_factory=lambda: copy(default), metadata={"help": meaning})
-    return field(default=default, metadata={"help": meaning})
-
-
 @dataclass
 class TaskOptions:
     """Options that every task has. A custom task derives its options from this class."""
 
     name: str = option("flexible", "registered task")
-    frames: list[int] = option([4, 8, 16], "trained frame counts")
+    frames: list[int] = option([4, 8, 16], "trained frame counts", least=1)
     ranges: list[list[int]] = option(
-        [], "first and last count of each of frames, drawn per step; []: the counts themselves"
+        [],
+        "first and last count of each of frames, drawn per step; []: the counts themselves",
+        least=1,
     )
 
     @property
@@ -77,21 +74,32 @@ class Task(nn.Module):
     """A model with its loss.
 
     Subclasses define ``losses``, and ``Options`` if they have options. Only the parameters of the
-    model are trained, and only its parameters and buffers are saved. Tensors of a task, e.g.
-    class weights, must be buffers: they move to the device of the model.
+    model are trained, and only its parameters and buffers are saved. Tensors of a task must be
+    buffers: they move to the device of the model.
 
     Args:
         model: takes a clip (B, C, T, H, W), returns logits (B, K).
 
     Attributes:
         Options: dataclass of the task's options, derived from :class:`TaskOptions`.
+        uses_class_weights: the losses call :meth:`label_loss`, which weighs the classes. A class
+            that defines ``losses`` without it does not.
+        class_weights: weights of the classes (K,), or None.
     """
 
     Options: type[TaskOptions] = TaskOptions
+    uses_class_weights: ClassVar[bool] = False
+    class_weights: Tensor | None
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
         self.model = model
+        self.register_buffer("class_weights", None, persistent=False)
+
+    def __init_subclass__(cls, **given: Any) -> None:
+        super().__init_subclass__(**given)
+        if "losses" in vars(cls) and "uses_class_weights" not in vars(cls):
+            cls.uses_class_weights = False
 
     @classmethod
     def from_options(cls, model: nn.Module, options: Any) -> Task:
@@ -135,6 +143,30 @@ class Task(nn.Module):
         Losses and exact BatchNorm statistics use them. By default, they are those of the batch.
         """
         return batch["clips"]
+
+    def label_loss(self, logits: Tensor, label: Tensor) -> Tensor:
+        """Cross-entropy with the class weights, if there are any: ``-sum_c w_c y_c log p_c``.
+
+        The mean over the batch divides by its size, not by its sum of weights as torch does for
+        class indices: micro-batches and processes then add up to the loss of the whole batch.
+
+        Args:
+            logits: (B, K).
+            label: (B,), or (B, K) probabilities.
+        """
+        if self.class_weights is None:
+            return F.cross_entropy(logits, label)
+        logits = logits.to(torch.promote_types(logits.dtype, self.class_weights.dtype))
+        total = F.cross_entropy(logits, label, weight=self.class_weights, reduction="sum")
+        return total / len(label)
+
+    def video_weights(self, label: Tensor) -> Tensor | None:
+        """Weight of each video in losses without a label (B,): ``sum_c w_c y_c``; None for 1."""
+        if self.class_weights is None:
+            return None
+        if label.ndim == 1:
+            return self.class_weights[label]
+        return label.to(self.class_weights.dtype) @ self.class_weights
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield (name, weighted loss, frames, logits) for each view of a batch.

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffn.engine.tasks.base import Task, TaskOptions, option, register_task
@@ -26,6 +25,8 @@ class PlainTask(Task):
         model: takes a clip, returns logits.
         frames: the view of the batch to train on.
     """
+
+    uses_class_weights = True
 
     def __init__(self, model: nn.Module, frames: int) -> None:
         super().__init__(model)
@@ -49,7 +50,7 @@ class PlainTask(Task):
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the cross-entropy of the one view."""
         logits = self.model(self.clips(batch)[self.frames])
-        yield f"ce_{self.frames}", F.cross_entropy(logits, batch["label"]), self.frames, logits
+        yield f"ce_{self.frames}", self.label_loss(logits, batch["label"]), self.frames, logits
 
 
 @dataclass
@@ -57,7 +58,10 @@ class MixedSamplingOptions(TaskOptions):
     """Options of :class:`MixedSamplingTask`."""
 
     mix_probability: float = option(
-        0.5, "probability to mix a video's smaller view into its larger (rho), above 0, at most 1"
+        0.5,
+        "probability to mix a video's smaller view into its larger (rho); 0 is task.name=plain",
+        above=0,
+        most=1,
     )
 
 
@@ -96,19 +100,13 @@ class MixedSamplingTask(PlainTask):
 
     @classmethod
     def problems(cls, options: MixedSamplingOptions) -> list[str]:
-        """Report any number of frame counts other than two, and a probability out of range."""
-        found = []
-        if len(options.frames) != 2:
-            found.append(
-                f"task.frames is {options.frames}; task.name=mixed_sampling mixes clips of two "
-                "frame counts, e.g. task.frames=[4,16]"
-            )
-        if not 0 < options.mix_probability <= 1:
-            found.append(
-                f"task.mix_probability is {options.mix_probability}; it must be above 0 and at "
-                "most 1. Without mixing, use task.name=plain"
-            )
-        return found
+        """Report any number of frame counts other than two."""
+        if len(options.frames) == 2:
+            return []
+        return [
+            f"task.frames is {options.frames}; task.name=mixed_sampling mixes clips of two "
+            "frame counts, e.g. task.frames=[4,16]"
+        ]
 
     def clips(self, batch: dict[str, Any]) -> dict[int, Tensor]:
         """The larger view of a batch, mixed anew at each call."""
@@ -144,7 +142,10 @@ class ProportionalSamplingOptions(TaskOptions):
     """Options of :class:`ProportionalSamplingTask`."""
 
     largest_probability: float = option(
-        0.5, "probability of a step at the largest count (p), above 0, below 1"
+        0.5,
+        "probability of a step at the largest count (p); for one count, task.name=plain",
+        above=0,
+        below=1,
     )
 
 
@@ -184,16 +185,10 @@ class ProportionalSamplingTask(PlainTask):
 
     @classmethod
     def problems(cls, options: ProportionalSamplingOptions) -> list[str]:
-        """Report fewer than two frame counts, and a probability out of range."""
-        found = []
-        if len(options.frames) < 2:
-            found.append(
-                f"task.frames is {options.frames}; task.name=proportional_sampling trains at two "
-                "or more frame counts, e.g. task.frames=[4,16]"
-            )
-        if not 0 < options.largest_probability < 1:
-            found.append(
-                f"task.largest_probability is {options.largest_probability}; it must be above 0 "
-                "and below 1. For one count, use task.name=plain"
-            )
-        return found
+        """Report fewer than two frame counts."""
+        if len(options.frames) >= 2:
+            return []
+        return [
+            f"task.frames is {options.frames}; task.name=proportional_sampling trains at two "
+            "or more frame counts, e.g. task.frames=[4,16]"
+        ]

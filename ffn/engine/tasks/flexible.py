@@ -43,7 +43,7 @@ class FlexibleOptions(TaskOptions):
     small_views: SmallViews = option(
         SmallViews.distill, "target of smaller views: KL to the largest, the label, or the mean"
     )
-    distill_weight: float = option(1.0, "weight of each smaller view's loss (lambda), >= 0")
+    distill_weight: float = option(1.0, "weight of each smaller view's loss (lambda)", least=0)
 
 
 @register_task("flexible")
@@ -51,7 +51,8 @@ class FlexibleTask(Task):
     """Frame-flexible training (FFN, CVPR 2023, §3.2, eq. 3 to 5).
 
     ``CE(p_H, y) + λ Σ KL(sg(p_H) ‖ p_v)`` over the smaller views v: the largest view learns the
-    label, the others learn the largest one's distribution and do not use the label.
+    label, the others learn the largest one's distribution and do not use the label. With class
+    weights, the KL of a video has the weight of its label, as its cross-entropy has.
 
     Args:
         model: a frame-flexible network.
@@ -65,6 +66,7 @@ class FlexibleTask(Task):
     """
 
     Options = FlexibleOptions
+    uses_class_weights = True
 
     def __init__(
         self,
@@ -104,16 +106,13 @@ class FlexibleTask(Task):
 
     @classmethod
     def problems(cls, options: FlexibleOptions) -> list[str]:
-        """Report a negative weight, and interpolation of weights that are not shared."""
-        found = []
-        if options.distill_weight < 0:
-            found.append(f"task.distill_weight is {options.distill_weight}; it must be at least 0")
-        if options.interpolate and options.private is Private.all:
-            found.append(
-                "task.interpolate=true needs shared weights; task.private is all. Use "
-                "task.private=norms"
-            )
-        return found
+        """Report interpolation of weights that are not shared."""
+        if not options.interpolate or options.private is not Private.all:
+            return []
+        return [
+            "task.interpolate=true needs shared weights; task.private is all. Use "
+            "task.private=norms"
+        ]
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""
@@ -121,7 +120,7 @@ class FlexibleTask(Task):
         clips, label = self.clips(batch), batch["label"]
         logits = self.model(clips[largest], active=largest)
         teacher = logits.detach().float().log_softmax(-1)
-        yield f"ce_{largest}", F.cross_entropy(logits, label), largest, logits
+        yield f"ce_{largest}", self.label_loss(logits, label), largest, logits
 
         for frames in reversed(small):
             logits = self.model(clips[frames], active=frames)
@@ -137,19 +136,23 @@ class FlexibleTask(Task):
             label: (B,), or (B, K) probabilities.
         """
         if self.small_views == "label":
-            return "ce", F.cross_entropy(logits, label)
-        loss = distillation(logits, teacher)
+            return "ce", self.label_loss(logits, label)
+        loss = distillation(logits, teacher, self.video_weights(label))
         if self.small_views == "mixed":
-            return "mixed", (loss + F.cross_entropy(logits, label)) / 2
+            return "mixed", (loss + self.label_loss(logits, label)) / 2
         return "kl", loss
 
 
-def distillation(logits: Tensor, teacher: Tensor) -> Tensor:
+def distillation(logits: Tensor, teacher: Tensor, weights: Tensor | None = None) -> Tensor:
     """``KL(teacher ‖ student)``, mean over the batch, without a temperature (FFN, §3.2).
 
     Args:
         logits: of the student (B, K).
         teacher: log-probabilities (B, K), without gradient.
+        weights: factor of each video (B,); None for 1.
     """
     student = logits.float().log_softmax(-1)
-    return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    if weights is None:
+        return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+    each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return (weights * each).mean()

@@ -25,7 +25,7 @@ from engine_toys import (
 from torch import nn
 
 import ffn
-from ffn.data import Normalise, Preprocessing
+from ffn.data import Normalise, Preprocessing, Record, Splits
 from ffn.engine.checkpoints.checkpointer import Checkpointer, RunState, gather_buffers, load_buffers
 from ffn.engine.checkpoints.file import load_checkpoint, save_checkpoint
 from ffn.engine.checkpoints.folder import RunFolder
@@ -34,6 +34,7 @@ from ffn.engine.config import RENAMED, config_from_dict
 from ffn.engine.distributed import World
 from ffn.engine.logs.meter import Meter
 from ffn.engine.mixup import BatchMix
+from ffn.engine.run_videos import RunVideos
 from ffn.engine.train_step import TrainStep
 
 SAVE = "train.save_steps=1"
@@ -57,14 +58,17 @@ def test_finished_run_prints_a_message_and_changes_nothing(
 
     assert folder_content(finished) == before
     shown = capsys.readouterr().out
-    assert "finished, 2 of 2 epochs are done. To train further, choose another log.output" in shown
+    assert (
+        "finished, 2 of 2 epochs are done. To train further, raise train.epochs, or choose another"
+        in shown
+    )
     assert len(shown.strip().splitlines()) == 1
 
 
 @pytest.mark.parametrize(
     ("override", "shown"),
     [
-        ("train.epochs=3", "train.epochs 2 -> 3"),
+        ("train.epochs=1", "train.epochs 2 -> 1"),
         ("optim.lr=0.5", "optim.lr 0.01 -> 0.5"),
         ("task.frames=[2,3]", r"task.frames \[2, 4\] -> \[2, 3\]"),
         ("task.small_views=label", "task.small_views distill -> label"),
@@ -231,10 +235,25 @@ def test_run_of_version_0_1_without_a_checkpoint(videos: Path, tmp_path: Path) -
     assert config_from_dict(old) == config(videos, tmp_path / "run")
 
 
+@pytest.mark.parametrize("damage", [b"\0\0", b"{a: [", b"\xff\xfe", b"", b"- 1\n"])
+def test_a_damaged_config_without_a_checkpoint(
+    videos: Path, tmp_path: Path, damage: bytes, capsys: pytest.CaptureFixture[str]
+) -> None:
+    train_until(2, videos, tmp_path / "run")
+    description = tmp_path / "run/config.yaml"
+    whole = description.read_bytes()
+    description.write_bytes(damage)
+
+    train_until(2, videos, tmp_path / "run")
+    assert description.read_bytes() == whole
+    assert (tmp_path / "run/config.yaml.damaged").read_bytes() == damage
+    assert "config.yaml is damaged and is written anew" in "".join(capsys.readouterr())
+
+
 # --- the checkpointer with plain arguments ------------------------------------------------------
 
 
-def make_checkpointer(folder: Path, **metadata: Any) -> Checkpointer:
+def make_checkpointer(folder: Path, *, video: str = "a.mp4", **metadata: Any) -> Checkpointer:
     task = flexible_task((2, 4))
     groups = [{"params": list(task.parameters()), "lr_scale": 1.0}]
     step = TrainStep(
@@ -249,7 +268,8 @@ def make_checkpointer(folder: Path, **metadata: Any) -> Checkpointer:
         step,
         Meter(CPU),
         CPU,
-        metadata={"config": {"lr": 1}, "data": {"videos": 2}, **metadata},
+        metadata={"config": {"lr": 1}, **metadata},
+        videos=RunVideos(folder, Splits([Record(video, 0)], [], ["x"]), "", CPU),
         changed_options=lambda before: [] if before == {"lr": 1} else ["lr 1 -> 2"],
     )
 
@@ -278,7 +298,7 @@ def test_state_of_a_run_is_saved_and_restored(tmp_path: Path) -> None:
     with pytest.raises(RunError, match=r"other options \(lr 1 -> 2\)"):
         make_checkpointer(tmp_path)._check_options({"lr": 2}, tmp_path)
     with pytest.raises(RunError, match="other videos"):
-        make_checkpointer(tmp_path, data={"videos": 3}).restore()
+        make_checkpointer(tmp_path, video="b.mp4").restore()
 
 
 def test_checkpoint_after_several_bad_steps_is_only_the_final_one(tmp_path: Path) -> None:

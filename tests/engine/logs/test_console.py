@@ -74,10 +74,29 @@ def test_stopped(saved: int | None, shown: str) -> None:
 def test_interval() -> None:
     values = {"loss": 1.25, "loss/ce_4": 1.0, "top1/4": 50.0, "bad_steps": 0, "lr": 0.01}
     values |= {"grad_norm": 2.5, "videos_per_s": 40.2, "data_wait": 0.123, "memory_mib": 9.0}
-    assert console.interval(1.5, 12, values) == (
+    line = (
         "epoch   1.50  step 12  lr 1.00e-02  loss 1.250  loss/ce_4 1.000  top1/4 50.000  "
         "grad 2.50  40 videos/s, data wait 12%"
     )
+    assert console.interval(1.5, 12, values, 0) == line
+    assert console.interval(1.5, 12, values, 4000) == f"{line}, 1 h 6 min left"
+
+
+@pytest.mark.parametrize(
+    ("seconds", "shown"),
+    [
+        (0.4, "0 s"),
+        (119, "119 s"),
+        (120, "2 min"),
+        (3599, "60 min"),
+        (3600, "1 h 0 min"),
+        (47.9 * 3600, "47 h 54 min"),
+        (48 * 3600, "2 d 0 h"),
+        (100 * 3600, "4 d 4 h"),
+    ],
+)
+def test_duration(seconds: float, shown: str) -> None:
+    assert console.duration(seconds) == shown
 
 
 def test_validation() -> None:
@@ -92,14 +111,20 @@ def test_validation() -> None:
         )
 
 
-def test_skipped_lists_ten_reasons_once() -> None:
-    reasons = [f"video_{number:02}.mp4: damaged" for number in range(12)] * 2
-    first, *others = console.skipped(3, reasons).splitlines()
-    assert first == "epoch 3: 24 unreadable videos skipped"
-    assert others == [f"  video_{number:02}.mp4: damaged" for number in range(10)]
+def test_unreadable_lists_ten_and_names_the_file() -> None:
+    reasons = [f"video_{number:02}.mp4: damaged" for number in range(12)]
+    first, *others = console.unreadable("epoch 3: 24", reasons, Path("run/u.txt")).splitlines()
+    assert first == "epoch 3: 24"
+    assert others[:-1] == [f"  video_{number:02}.mp4: damaged" for number in range(10)]
+    assert others[-1] == "  ... and 2 more, see run/u.txt"
 
 
 def test_finished() -> None:
-    line = console.finished(Path("runs/a"), 50)
+    line = console.finished(Path("runs/a"), 50, 50)
     assert line.startswith("runs/a: finished, 50 of 50 epochs are done. ")
     assert line.endswith("model.weights=runs/a/best.pt")
+    assert "raise train.patience" not in line
+    assert (
+        "7 of 50 epochs are done. To train further, raise train.patience or train.epochs, or"
+        in (console.finished(Path("runs/a"), 7, 50))
+    )

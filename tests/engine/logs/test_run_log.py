@@ -7,6 +7,7 @@ import math
 import re
 import struct
 import sys
+import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -88,6 +89,27 @@ def test_numbers_that_are_not_finite_leave_strict_json(tmp_path: Path) -> None:
 def test_last_line_of_a_run_in_progress_may_be_cut(tmp_path: Path, end: str) -> None:
     (tmp_path / "log.jsonl").write_text('{"step": 1, "train/loss": 2.0}\n' + end)
     assert [entry["train/loss"] for entry in read_log(tmp_path)] == [2.0]
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [b"\xff\xfe\x00\n", b"\0\0\0\n", b'{"step": "two"}\n', b'{"step": 2, "a": [1]}\n', b"\n"],
+)
+def test_a_damaged_log_is_kept_and_the_run_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, damage: bytes
+) -> None:
+    before = b'{"step": 1, "train/lr": 2.0}\n' + damage + b'{"step": 2, "train/lr": 3.0}\n'
+    (tmp_path / "log.jsonl").write_bytes(before)
+    with run_log(tmp_path, 2) as log:
+        log.record("train", 3, {"lr": 4.0})
+    assert [entry["train/lr"] for entry in read_log(tmp_path)] == [2, 3, 4]
+    assert (tmp_path / "log.jsonl.damaged").read_bytes() == before
+    assert "log.jsonl, line 2 is damaged. The run goes on" in caplog.text
+
+    (tmp_path / "log.jsonl").write_bytes(before)  # an earlier copy is not replaced
+    with run_log(tmp_path, 2):
+        pass
+    assert (tmp_path / "log.jsonl.damaged.1").read_bytes() == before
 
 
 def test_last_line_may_lack_its_break(tmp_path: Path) -> None:
@@ -287,7 +309,13 @@ def wandb_records(path: Path) -> Iterator[Any]:
 
 def test_wandb_holds_the_lines_of_the_log(resumed: Path) -> None:
     files = sorted((resumed / "wandb").glob("offline-run-*/*.wandb"))
-    parts = [list(wandb_records(path)) for path in files]
+    end = time.monotonic() + 20
+    while True:  # wandb may still be writing after the end of a run
+        parts = [list(wandb_records(path)) for path in files]
+        kinds = [{found.WhichOneof("record_type") for found in part} for part in parts]
+        if all("exit" in own for own in kinds) or time.monotonic() > end:
+            break
+        time.sleep(0.1)
     assert len(parts) == 2
 
     rows: list[dict[int, dict[str, float]]] = [{}, {}]

@@ -1,0 +1,223 @@
+"""``tools/browse.py CONFIG``: a picture of the clips that the network gets."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ffn.cli.arguments import add_overrides_argument, positive_int, refuse_existing
+from ffn.cli.configs import find_config
+from ffn.cli.program import Parser, called_as, fail, program
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ffn.data import Record, Splits, VideoDataset
+    from ffn.data.contact_sheet import Panel, Strip
+    from ffn.engine.mixup import BatchMix
+    from ffn.engine.options import Config
+
+MOST = 300  # lines of frames in a picture
+
+
+@program("browse", "no picture is written; the same command starts again")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, read the samples, draw; returns the exit status."""
+    given = _parser().parse_with_overrides(arguments)
+
+    from ffn.data import VideoError
+    from ffn.data.contact_sheet import save_contact_sheet
+    from ffn.engine.build_data import read_config_splits
+    from ffn.engine.config import load_config
+
+    output = Path(given.output)
+    try:
+        if output.suffix.lower() != ".png":
+            raise ValueError(f"--output is {output}; the picture is a PNG file, e.g. samples.png")
+        refuse_existing(output, given.overwrite)
+        config = load_config(find_config(given.config), given.options)
+        splits = read_config_splits(config.data)
+        records = getattr(splits, given.split)
+        panels = _panels(
+            _for_videos(config, min(given.videos, len(records))),
+            replace(splits, train=records),
+            given.frames or config.task.frames,
+        )
+        output.parent.mkdir(parents=True, exist_ok=True)
+        title = f"{len(panels)} of {len(records)} {given.split} videos of {given.config}"
+        save_contact_sheet(output, f"{title}; below a frame: its index in the video", panels)
+    except (ValueError, OSError, VideoError) as error:
+        return fail("browse", error)
+    print(output)
+    return 0
+
+
+def _for_videos(config: Config, videos: int) -> Config:
+    """The config with a batch of this many videos, loaded in this process."""
+    batch_size = videos * config.train.repeated_aug
+    return replace(
+        config,
+        data=replace(config.data, workers=0, cache_gib=0.0),
+        train=replace(config.train, batch_size=batch_size, grad_accum_steps=1),
+    )
+
+
+def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel]:
+    """The first training batch, and the test clips of its videos."""
+    import torch
+
+    from ffn.data.contact_sheet import Panel
+    from ffn.engine import build_data
+    from ffn.engine.distributed import World
+
+    world = World(rank=0, size=1, device=torch.device("cpu"))
+    loader = build_data.build_train_loader(config, splits, world)
+    tests = build_data.build_test_loader(
+        config,
+        replace(splits, val=splits.train),
+        world,
+        frames=frames,
+        preprocessing=build_data.build_preprocessing(config.data),
+    ).dataset
+    keys = list(islice(loader.sampler, config.train.batch_size))
+    _check_size(len(keys), config.train.repeated_aug, loader.dataset, tests)
+
+    keys, batch = _read_batch(loader.dataset, keys)
+    batch_mix = build_data.build_batch_mix(config, len(splits.classes))
+    clips, labels = _mix(batch, batch_mix)
+    smoothed = batch_mix.smoothing / len(splits.classes)  # share of a class that no video has
+    panels: dict[int, Panel] = {}
+    for place, key in enumerate(keys):
+        index, which = key[1], ""
+        record, (count, indices) = splits.train[index], loader.dataset.frame_indices(key)
+        name = splits.classes[record.label]
+        if config.train.repeated_aug > 1:
+            which = f"copy {key[2] + 1}"
+        panel = panels.setdefault(index, Panel(name, [_describe(record, count)], []))
+        panel.strips.extend(
+            _strip("training", clip[place], indices[view][0], which) for view, clip in clips.items()
+        )
+        target = _target(labels[place], splits.classes, smoothed)
+        if target != name:
+            panel.lines.append(f"training label{f' of {which}' if which else ''}: {target}")
+    for index, panel in panels.items():
+        panel.strips.extend(_test_strips(tests, index))
+    return list(panels.values())
+
+
+def _check_size(samples: int, copies: int, train: VideoDataset, tests: VideoDataset) -> None:
+    """Raise ValueError if the picture would be too large."""
+    from ffn.data.contact_sheet import PER_LINE
+
+    lines = samples * sum(-(-view // PER_LINE) for view in train.views)
+    tested = sum(-(-view // PER_LINE) for view in tests.views) * tests.protocol.views
+    lines += samples // copies * tested
+    if lines > MOST:
+        raise ValueError(
+            f"the picture would have {lines} lines of frames; at most {MOST}. Lower --videos, give "
+            "fewer --frames, or set data.test_protocol=1x1"
+        )
+
+
+def _read_batch(dataset: VideoDataset, keys: Sequence[tuple]) -> tuple[list[tuple], dict]:
+    """The samples of the keys as a batch, and the keys of those that can be read."""
+    from ffn.data import collate_train
+
+    samples = [dataset[key] for key in keys]
+    for sample in samples:
+        if not sample["ok"]:
+            print(f"skipped: {sample['error']}", file=sys.stderr)
+    readable = [key for key, sample in zip(keys, samples, strict=True) if sample["ok"]]
+    if not readable:
+        raise ValueError(
+            f"none of {len(keys)} videos can be read; check them with tools/check_data.py, or "
+            "choose others with train.seed"
+        )
+    return readable, collate_train(samples)
+
+
+def _mix(batch: dict, batch_mix: BatchMix) -> tuple[dict[int, Tensor], Tensor]:
+    """The uint8 clips and the labels after mixup and CutMix, as in the first step of a training."""
+    # A weighted mean of clips is the same before and after their normalisation.
+    clips = {view: clip.float() for view, clip in batch["clips"].items()}
+    mixed = batch_mix({"clips": clips, "label": batch["label"]}, step=0, micro=0, rank=0)
+    clips = {view: clip.round().clamp(0, 255).byte() for view, clip in mixed["clips"].items()}
+    return clips, mixed["label"]
+
+
+def _test_strips(tests: VideoDataset, index: int) -> list[Strip]:
+    """The test clips of a video: all clips and crops of each frame count."""
+    sample, crops = tests[index], tests.protocol.crops
+    if not sample["ok"]:
+        print(f"skipped: {sample['error']}", file=sys.stderr)
+        return []
+    strips, (_, indices) = [], tests.frame_indices(index)
+    for view, clips in sample["clips"].items():
+        if tests.protocol.views == 1:
+            strips.append(_strip("test", clips, indices[view][0]))
+            continue
+        for number, clip in enumerate(clips):
+            which = f"clip {number // crops + 1}, crop {number % crops + 1}"
+            strips.append(_strip("test", clip, indices[view][number // crops], which))
+    return strips
+
+
+def _strip(kind: str, clip: Tensor, indices: Sequence[int], which: str = "") -> Strip:
+    from ffn.data.contact_sheet import Strip
+
+    label = f"{kind}\n{len(indices)} frames\n{which}"
+    return Strip(clip, label, [str(index) for index in indices])
+
+
+def _describe(record: Record, frames: int) -> str:
+    """Path, time range and number of frames of a video."""
+    ends = ["" if end is None else f"{end:g}" for end in (record.start, record.end)]
+    part = f", {ends[0]} … {ends[1]} s" if any(ends) else ""
+    return f"{record.path}{part}, {frames} frames"
+
+
+def _target(label: Tensor, classes: Sequence[str], smoothed: float) -> str:
+    """A class, or the classes of a mixed label (K,) with their shares, the largest first."""
+    if not label.ndim:
+        return classes[label]
+    shares, found = label.sort(descending=True)
+    parts = zip(shares.tolist(), found.tolist(), strict=True)
+    return " + ".join(f"{share:.2f} {classes[i]}" for share, i in parts if share > smoothed + 1e-4)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=called_as("browse"),
+        description="Draw what the network gets: the clips of the first videos of a training with "
+        "this config, after frame sampling, crop, flip, augmentation and mixup, and the test clips "
+        "of the same videos. Another train.seed gives other videos. No network is loaded.",
+    )
+    parser.add_argument(
+        "config", help="YAML file, or a name of `ffn configs`; its data section names the videos"
+    )
+    add_overrides_argument(parser)
+    option = parser.add_argument
+    option(
+        "--videos", type=positive_int, default=4, metavar="N", help="number of videos; default: 4"
+    )
+    option(
+        "--split",
+        default="train",
+        choices=["train", "val"],
+        help="list of the videos; both kinds of clips are shown for either; default: train",
+    )
+    option(
+        "--frames",
+        nargs="+",
+        type=positive_int,
+        metavar="T",
+        help="frames of the test clips; default: task.frames",
+    )
+    option("--output", default="samples.png", metavar="FILE", help="PNG; default: samples.png")
+    option("--overwrite", action="store_true", help="replace an existing file")
+    return parser

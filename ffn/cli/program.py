@@ -1,0 +1,159 @@
+"""What all commands share: their name as it was called, their parser, errors, Ctrl-C and pipes."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ffn.files import explain
+
+EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141  # 128 + signal for the last two
+
+Main = Callable[[Sequence[str] | None], int]
+
+
+def called_as(command: str) -> str:
+    """The command as it was called: ``ffn train``, ``python tools/train.py`` or under torchrun."""
+    script = Path(sys.argv[0])
+    if script.stem == "ffn":
+        return f"ffn {command}"
+    if script.name != f"{command}.py":  # called from Python
+        return f"{command}.py"
+    return f"{'torchrun …' if 'TORCHELASTIC_RUN_ID' in os.environ else 'python'} {sys.argv[0]}"
+
+
+def prefix(command: str) -> str:
+    """The first words of a command's messages: ``ffn train`` or ``train.py``."""
+    return f"ffn {command}" if Path(sys.argv[0]).stem == "ffn" else f"{command}.py"
+
+
+def fail(command: str, error: Exception) -> int:
+    """Print the message of an error; returns the exit status."""
+    if isinstance(error, BrokenPipeError):
+        raise error  # of the console: `program` ends the command
+    print(f"{prefix(command)}: {explain(error)}", file=sys.stderr)
+    return EXIT_FAILED
+
+
+def fail_once(command: str, error: Exception) -> int:
+    """:func:`fail`, printed by one process of each machine: all have the same error."""
+    return fail(command, error) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else EXIT_FAILED
+
+
+def program(command: str, interrupted: str) -> Callable[[Main], Main]:
+    """Decorator of a command's main: Ctrl-C and a closed pipe end it without a traceback.
+
+    Args:
+        command: its name.
+        interrupted: how to go on after Ctrl-C, for the message.
+    """
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def run(arguments: Sequence[str] | None = None) -> int:
+            try:
+                try:
+                    return main(arguments)
+                finally:
+                    sys.stdout.flush()
+            except KeyboardInterrupt:
+                print(f"\n{prefix(command)}: interrupted; {interrupted}", file=sys.stderr)
+                return EXIT_INTERRUPTED
+            except BrokenPipeError:
+                # Python flushes again at its end, which would fail again.
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+                return EXIT_PIPE
+
+        return run
+
+    return decorate
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, with the closest option in the message about an unknown one."""
+
+    _given: Sequence[str] = ()
+
+    def parse_with_overrides(self, arguments: Sequence[str] | None = None) -> argparse.Namespace:
+        """Parse a command that takes ``key=value`` options: they may stand in any position.
+
+        They are in ``options`` of the result, in their order.
+        """
+        arguments = list(sys.argv[1:] if arguments is None else arguments)
+        overrides, rest, single = [], [], False
+        for text in arguments:
+            is_override = not single and _is_override(text)
+            (overrides if is_override else rest).append(text)
+            single = self._takes_one_value(text)
+        given = self.parse_intermixed_args(rest)
+        given.options = [*given.options, *overrides]
+        return given
+
+    def parse_known_args(
+        self, args: Sequence[str] | None = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
+        """As argparse's; the arguments are kept for messages."""
+        given = sys.argv[1:] if args is None else list(args)
+        self._given = max(self._given, given, key=len)
+        return super().parse_known_args(args, namespace)
+
+    def error(self, message: str) -> None:
+        """Print the message with a hint about unknown options, and exit."""
+        known = self._known()
+        given = [text.partition("=")[0] for text in self._given if text.startswith("--")]
+        unknown = [name for name in given if not any(k.startswith(name) for k in known)]
+        if unknown and message.startswith("unrecognized arguments"):
+            message = f"no option {unknown[0]}{self._hint(unknown[0], known)}"
+        elif unknown and message.startswith("the following arguments are required"):
+            message += f"; no option {unknown[0]}{self._hint(unknown[0], known)}"
+        super().error(message)
+
+    def _known(self) -> list[str]:
+        """All option names, also of subcommands."""
+        commands = [a.choices for a in self._actions if isinstance(a, argparse._SubParsersAction)]
+        parsers = [self, *(parser for choices in commands for parser in choices.values())]
+        return [name for parser in parsers for name in parser._option_string_actions]
+
+    def _takes_one_value(self, text: str) -> bool:
+        action = self._option_string_actions.get(text)
+        return action is not None and action.nargs is None
+
+    def _hint(self, option: str, known: Sequence[str]) -> str:
+        """What was probably meant by an unknown option."""
+        if any(action.dest == "options" for action in self._actions):
+            keys = _config_keys(option.lstrip("-").replace("-", "_"))
+            if keys:
+                value = self._value(option)
+                shown = " or ".join(f"{key}={value}" for key in keys)
+                return f"; options of the config are given as key=value: {shown}"
+        close = difflib.get_close_matches(option, known, n=1)
+        return f"; did you mean {close[0]}?" if close else "; --help lists all"
+
+    def _value(self, option: str) -> str:
+        """The value that follows an option, e.g. ``3`` of ``--epochs 3`` or ``--epochs=3``."""
+        place = next(i for i, text in enumerate(self._given) if text.partition("=")[0] == option)
+        value = self._given[place].partition("=")[2]
+        following = self._given[place + 1 : place + 2]
+        return value or next((text for text in following if not text.startswith("-")), "VALUE")
+
+
+def _is_override(text: str) -> bool:
+    return bool(re.match(r"[A-Za-z_]\w*(\.\w+)*=", text)) and not os.path.exists(text)
+
+
+def _config_keys(name: str) -> list[str]:
+    """Keys of the options of a config with this name, or with its meaning in other projects."""
+    from ffn.engine.config import SYNONYMS, option_keys
+
+    keys = option_keys()
+    same = [key for key in keys if name in (key, key.partition(".")[2])]
+    if not same and name in SYNONYMS:
+        return [SYNONYMS[name]]
+    return same

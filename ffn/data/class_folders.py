@@ -1,0 +1,77 @@
+"""Read the videos of a folder with one sub-folder per class."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from ffn.data.annotation_rows import AnnotationRow
+from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+
+LIST_SUFFIXES = (".csv", ".tsv", ".txt")
+OTHER_TEXTS = ("classes", "licence", "license", "readme")  # names of text files that are no lists
+# Files in a folder that a tool wrote: an index, copies, a clip store, a report, a cross-validation.
+TOOL_FILES = (
+    *("dataset.json", "journal.jsonl", "derived.json", "store.json"),
+    *("report.csv", "plan.json", "log.jsonl"),
+)
+
+
+def read_class_folders(folder: Path) -> Iterator[AnnotationRow]:
+    """Yield the videos of a folder per class, by class and name.
+
+    Hidden folders and folders that a tool wrote are left out.
+
+    Raises:
+        ValueError: if there is no class, a list lies beside the classes, or a class has no video
+            or holds folders that are no frames.
+    """
+    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    folders = [entry for entry in entries if entry.is_dir()]
+    written = [entry for entry in folders if any((entry / name).exists() for name in TOOL_FILES)]
+    classes = [entry for entry in folders if entry not in written]
+    lists = [e for e in entries if e.suffix.lower() in LIST_SUFFIXES and e.is_file()]
+    lists = [e for e in lists if e.stem.lower() not in OTHER_TEXTS]
+    if lists:
+        shown = f"the folders {_names(classes)}" if classes else "no folder of a class"
+        raise ValueError(
+            f"{folder} holds {_names(lists)} beside {shown}. To read a list, "
+            f"give its name (data.root={folder} data.train={lists[0].name}); if the folders are "
+            "classes, move the list away"
+        )
+    if not classes:
+        left_out = f" but {_names(written)}, which a tool wrote" if written else ""
+        raise ValueError(f"{folder} has no sub-folders{left_out}; expected one per class")
+    for class_folder in classes:
+        yield from _videos(class_folder)
+
+
+def _videos(folder: Path) -> Iterator[AnnotationRow]:
+    """The videos of one class: files, and folders of frames."""
+    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    folders = [entry for entry in entries if entry.is_dir()]
+    if folders and not _holds_images(folders[0]):
+        raise ValueError(
+            f"{folders[0]} holds no images, and is no folder of frames; expected CLASS/VIDEO in "
+            f"{folder.parent}. If {folder.name} is not a class, give the folder above the classes, "
+            f"e.g. data.train={folder.name}"
+        )
+    videos = [e for e in entries if e in folders or e.suffix.lower() in VIDEO_SUFFIXES]
+    if not videos:
+        raise ValueError(
+            f"{folder} contains no video; expected files ({' '.join(VIDEO_SUFFIXES)}) "
+            "or folders of frames"
+        )
+    for video in videos:
+        yield AnnotationRow(str(video), os.path.abspath(video), folder.name)
+
+
+def _holds_images(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in entries)
+
+
+def _names(entries: list[Path]) -> str:
+    names = [entry.name for entry in entries]
+    return f"{', '.join(names[:3])}{f' … ({len(names)})' if len(names) > 3 else ''}"

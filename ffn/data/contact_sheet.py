@@ -1,0 +1,168 @@
+"""Contact sheets: pictures with the frames of several clips, and text about them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+from torchvision.transforms.v2 import functional as F
+
+from ffn.files import atomic_write
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+THUMBNAIL = 96  # longest side of a frame in the picture, pixels
+PER_LINE = 16  # frames; longer clips continue in the next line
+LABEL_WIDTH = 104
+PANEL_WIDTH = 596  # at least, so that the text fits
+GAP, MARGIN = 4, 16
+TITLE, TEXT, SMALL = 18, 14, 11  # font sizes
+BLACK, GREY, WHITE = "#000000", "#666666", "#FFFFFF"
+
+
+@dataclass(frozen=True)
+class Strip:
+    """The frames of one clip.
+
+    Attributes:
+        clip: uint8 RGB (C, T, H, W).
+        label: Lines on the left of the frames.
+        captions: Text below each frame; empty for none.
+    """
+
+    clip: Tensor
+    label: str = ""
+    captions: Sequence[str] = ()
+
+
+@dataclass(frozen=True)
+class Panel:
+    """The clips of one video.
+
+    Attributes:
+        title: First line above the clips.
+        lines: Further lines.
+        strips: The clips, from top to bottom.
+    """
+
+    title: str
+    lines: list[str]
+    strips: list[Strip]
+
+
+def thumbnails(clip: Tensor) -> Tensor:
+    """Frames in the size of a contact sheet: the longer side at most `THUMBNAIL` pixels.
+
+    Smaller frames are enlarged by a whole factor, without interpolation.
+
+    Args:
+        clip: uint8 RGB (C, T, H, W).
+
+    Returns:
+        uint8 RGB (T, C, h, w).
+    """
+    frames = clip.transpose(0, 1)  # (T, C, H, W)
+    longer = max(frames.shape[-2:])
+    if longer > THUMBNAIL:
+        size = [max(1, round(side * THUMBNAIL / longer)) for side in frames.shape[-2:]]
+        return F.resize(frames, size, antialias=True)
+    factor = THUMBNAIL // longer
+    return frames.repeat_interleave(factor, -2).repeat_interleave(factor, -1)
+
+
+def save_contact_sheet(
+    path: str | Path, title: str, panels: Sequence[Panel], *, columns: int = 1
+) -> Path:
+    """Draw panels into a PNG file.
+
+    Lines that are too long are shortened in their middle. The font has Latin characters only.
+
+    Args:
+        path: The file; it is replaced if it exists.
+        title: Line at the top.
+        panels: The videos, row by row.
+        columns: Panels in a row.
+    """
+    from PIL import Image
+
+    drawn = [_draw_panel(panel) for panel in panels]
+    columns = max(1, min(columns, len(drawn)))
+    width = max([image.width for image in drawn], default=PANEL_WIDTH)
+    rows = [drawn[i : i + columns] for i in range(0, len(drawn), columns)]
+    heights = [max(image.height for image in row) for row in rows]
+    top = MARGIN + 2 * TITLE
+
+    sheet = Image.new(
+        "RGB",
+        (MARGIN + columns * (width + MARGIN), top + sum(heights) + MARGIN * (len(rows) + 1)),
+        WHITE,
+    )
+    _write(sheet, (MARGIN, MARGIN), sheet.width - 2 * MARGIN, title, TITLE, BLACK)
+    y = top + MARGIN
+    for row, height in zip(rows, heights, strict=True):
+        for column, image in enumerate(row):
+            sheet.paste(image, (MARGIN + column * (width + MARGIN), y))
+        y += height + MARGIN
+    with atomic_write(Path(path)) as file:
+        sheet.save(file, format="PNG")
+    return Path(path)
+
+
+def _draw_panel(panel: Panel) -> Image:
+    """The title, the lines and the clips of a video."""
+    from PIL import Image
+
+    strips = [_draw_strip(strip) for strip in panel.strips]
+    top = TITLE + 6 + len(panel.lines) * (TEXT + 4) + GAP
+    width = max([PANEL_WIDTH, *(s.width for s in strips)])
+    height = top + sum(s.height + GAP for s in strips)
+    image = Image.new("RGB", (width, height), WHITE)
+    _write(image, (0, 0), width, panel.title, TITLE, BLACK)
+    for number, line in enumerate(panel.lines):
+        _write(image, (0, TITLE + 6 + number * (TEXT + 4)), width, line, TEXT, GREY)
+    for strip in strips:
+        image.paste(strip, (0, top))
+        top += strip.height + GAP
+    return image
+
+
+def _draw_strip(strip: Strip) -> Image:
+    """The frames of a clip in lines of `PER_LINE`, with their captions and the label."""
+    from PIL import Image
+
+    frames = thumbnails(strip.clip)
+    height, width = frames.shape[-2:]
+    left = LABEL_WIDTH if strip.label else 0
+    across, down = width + GAP, height + GAP + (SMALL + 4 if strip.captions else 0)
+    lines, label = -(-len(frames) // PER_LINE), strip.label.splitlines()
+    size = (
+        left + min(len(frames), PER_LINE) * across - GAP,
+        max(lines * down, len(label) * (TEXT + 4)),
+    )
+    image = Image.new("RGB", size, WHITE)
+    for number, line in enumerate(label):
+        _write(image, (0, number * (TEXT + 4)), LABEL_WIDTH - GAP, line, TEXT, BLACK)
+    for number, frame in enumerate(frames):
+        x, y = left + number % PER_LINE * across, number // PER_LINE * down
+        image.paste(Image.fromarray(frame.permute(1, 2, 0).numpy()), (x, y))
+        if strip.captions:
+            _write(image, (x, y + height + 2), width, strip.captions[number], SMALL, GREY)
+    return image
+
+
+def _write(
+    image: Image, place: tuple[int, int], room: int, text: str, size: int, colour: str
+) -> None:
+    """Write a line, shortened to ``room`` pixels."""
+    from PIL import ImageDraw, ImageFont
+
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(size)
+    shown, kept = text, len(text)
+    while kept > 2 and draw.textlength(shown, font=font) > room:
+        kept -= 1
+        shown = f"{text[: -(-kept // 2)]}…{text[-(kept // 2) :]}"
+    draw.text(place, shown, fill=colour, font=font)

@@ -1,0 +1,199 @@
+"""Read the rows of a list of videos: a table with a header, or a text list.
+
+`docs/data.md` has the grammar. A line that can be read in two ways is refused.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+from pathlib import Path
+
+from ffn.data.annotation_rows import SUFFIX, AnnotationRow, is_video, short
+from ffn.data.text_lists import read_text_list
+
+MAX_CELL = 4096  # characters of a path or a label
+
+# Accepted names of the columns of a table, in lower case; the first one found is used.
+_COLUMNS = {
+    "path": ("path", "video", "video_path", "file", "filename"),
+    "label": ("label", "class", "class_name", "category"),
+    "frames": ("frames", "num_frames"),
+    "start": ("start",),
+    "end": ("end",),
+    "width": ("width",),
+    "height": ("height",),
+    "group": ("group",),
+}
+_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
+_LINE_END = re.compile(r"\r\n|\n|\r")
+_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+
+def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, str]]:
+    """Read a UTF-8 text file: the numbers and texts of its lines that are not blank.
+
+    Raises:
+        ValueError: if it holds other bytes or control characters; the message has the line.
+    """
+    data = Path(path).read_bytes().removeprefix(b"\xef\xbb\xbf")
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = len(_LINE_END.split(data[: error.start].decode("utf-8")))
+        raise ValueError(
+            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8, "
+            "e.g. with iconv -f LATIN1 -t UTF-8"
+        ) from None
+    lines = [(n, line) for n, line in enumerate(_LINE_END.split(text), 1) if line.strip(" \t")]
+    if _CONTROL.search(text):
+        n, found = next((n, m) for n, line in lines if (m := _CONTROL.search(line)))
+        raise ValueError(
+            f"{path}:{n}: control character {found[0]!r}; a list is plain text. Write it again"
+        )
+    return lines
+
+
+def read_list(path: Path, columns: Sequence[str] = ()) -> list[AnnotationRow]:
+    """Read the rows of a table or a text list; see `ffn.data.read_annotation_rows`."""
+    lines = read_lines(path)
+    if not lines:
+        raise ValueError(f"{path} contains no video")
+    separator = _separator(path, *lines[0])
+    if separator is None and columns:
+        raise ValueError(
+            f"{path} is not a csv and has no columns {', '.join(columns)}; expected a csv with "
+            f"the header path,label,{','.join(columns)}"
+        )
+    is_table = separator is not None
+    rows = list(
+        _table_rows(path, lines, separator, columns) if is_table else read_text_list(path, lines)
+    )
+    if not rows:
+        raise ValueError(f"{path} contains no video")
+    for row in rows:
+        _check_cells(row)
+    first, *others = (is_video(row.path) for row in rows)
+    if not is_table and not first and others and all(others):
+        _refuse_header(rows[0].where, lines[0][1])
+    return rows
+
+
+def _separator(path: Path, number: int, line: str) -> str | None:
+    """The character between the columns of a table; None if the line is no header."""
+    for separator in _SEPARATORS:
+        names = _header_names(line, separator)
+        if names & {*_COLUMNS["path"]} and names & {*_COLUMNS["label"]}:
+            return separator
+    used = [separator for separator in _SEPARATORS if separator in line]
+    known = {*_COLUMNS["path"], *_COLUMNS["label"]}
+    lacking = [separator for separator in used if _header_names(line, separator) & known]
+    if lacking or path.suffix.lower() == ".csv":
+        return [*lacking, *used, ","][0]  # a header that lacks a column
+    words = line.lower().split()
+    known = {name for names in _COLUMNS.values() for name in names}
+    is_label = words[-1] in _COLUMNS["label"] and not re.search(rf"{SUFFIX}\s", line)
+    if len(words) > 1 and (is_label or {*words} <= known):
+        _refuse_header(f"{path}:{number}", line)
+    return None
+
+
+def _header_names(line: str, separator: str) -> set[str]:
+    return {cell.strip(' \t"').lower() for cell in line.split(separator)}
+
+
+def _refuse_header(where: str, line: str) -> None:
+    raise ValueError(
+        f"{where}: {short(line)} looks like a header; separate its columns with commas or tabs "
+        "and name two of them path and label, or remove the line"
+    )
+
+
+# --- tables --------------------------------------------------------------------------------------
+
+
+def _table_rows(
+    path: Path, lines: Sequence[tuple[int, str]], separator: str, extra: Sequence[str]
+) -> Iterator[AnnotationRow]:
+    (first, line), *lines = lines
+    where = f"{path}:{first}"
+    header = [cell.lower() for cell in _cells(where, line, separator)]
+    columns = _find_columns(where, header)
+    others = [_find_column(where, header, name) for name in extra]
+    for number, line in lines:
+        where = f"{path}:{number}"
+        cells = _cells(where, line, separator)
+        if not any(cells):
+            continue
+        if len(cells) != len(header):
+            raise ValueError(
+                f"{where}: {len(cells)} cells, but the header has {len(header)}; the columns are "
+                f'separated by {_SEPARATORS[separator]}. Quote ("…") cells that contain them'
+            )
+        values = {field: cells[column] or None for field, column in columns.items()}
+        for field in ("path", "label"):
+            if values[field] is None:
+                raise ValueError(f"{where}: the {field} is empty")
+        yield AnnotationRow(where, **values, extra=tuple(cells[i] for i in others))
+
+
+def _cells(where: str, line: str, separator: str) -> list[str]:
+    """The cells of a line; blanks around them do not count."""
+    try:
+        if line.count('"') % 2:
+            raise csv.Error("an odd number of quotes")
+        table = csv.reader([line], delimiter=separator, strict=True, skipinitialspace=True)
+        return [cell.strip() for cell in next(table)]
+    except csv.Error as error:
+        cause = str(error).replace("\t", "tab")
+        raise ValueError(
+            f"{where}: {cause} in {short(line)}; a quoted cell ends in its line, and a quote in "
+            "a cell is written twice"
+        ) from None
+
+
+def _find_columns(where: str, header: list[str]) -> dict[str, int]:
+    """Column of each field that a table has."""
+    repeated = [name for name in header if name and header.count(name) > 1]
+    if repeated:
+        raise ValueError(f"{where}: the header has {repeated[0]!r} twice; rename one of them")
+    found = {
+        field: next((header.index(name) for name in names if name in header), None)
+        for field, names in _COLUMNS.items()
+    }
+    for field in ("path", "label"):
+        if found[field] is None:
+            raise ValueError(
+                f"{where}: no column for the {field} in the header {short(header)}; "
+                f"expected one of {', '.join(_COLUMNS[field])}. A list without a header is a .txt "
+                "file with lines 'path label'"
+            )
+    return {field: column for field, column in found.items() if column is not None}
+
+
+def _find_column(where: str, header: list[str], name: str) -> int:
+    if name.lower() in header:
+        return header.index(name.lower())
+    close = get_close_matches(name.lower(), header, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    raise ValueError(f"{where}: no column {name!r}; the columns are {', '.join(header)}{hint}")
+
+
+def _check_cells(row: AnnotationRow) -> None:
+    """Raise ValueError for a path or a label that cannot be one."""
+    longest = max(row.path, row.label, key=len)
+    if len(longest) > MAX_CELL:
+        raise ValueError(
+            f"{row.where}: {short(longest)} has {len(longest)} characters; a path or a label has "
+            f"at most {MAX_CELL}. Is a line end or a quote missing?"
+        )
+    if is_video(row.label):
+        raise ValueError(
+            f"{row.where}: label {short(row.label)} is a video; expected the path first, then "
+            "the label"
+        )
+    if re.fullmatch(r"[0-9]+([ \t]+[0-9]+)+", row.label):
+        raise ValueError(f"{row.where}: label {short(row.label)} is several numbers; expected one")

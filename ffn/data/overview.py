@@ -1,0 +1,145 @@
+"""Describe and check the lists of a training run, without decoding: counts, sizes, overlap."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from ffn.data.annotation_rows import AnnotationRow
+from ffn.data.records import Record
+from ffn.data.splits import Splits
+from ffn.data.store.reader import ClipStore
+
+Clip = tuple[str, float | None, float | None]  # path, start, end
+
+
+def check_splits(splits: Splits) -> None:
+    """Raise ValueError for lists that cannot be trained on, or whose validation means nothing.
+
+    There is a single class, or the validation videos are training videos.
+    """
+    train, val = splits.sources
+    if len(splits.classes) < 2:
+        raise ValueError(
+            f"{train} has the single class {splits.classes[0]!r}; training needs two or more. "
+            "Check the labels of the list (data.train), or its classes (data.classes)"
+        )
+    if train.exists() and val.exists() and os.path.samefile(train, val):
+        raise ValueError(
+            f"data.train and data.val are the same, {train}; validation needs other videos. Give "
+            "another list as data.val"
+        )
+    known = {*_clips(splits.train)}
+    if splits.val and all(clip in known for clip in _clips(splits.val)):
+        raise ValueError(
+            f"all {len(splits.val)} validation videos of {val} are training videos of {train}; "
+            "validation needs other videos. Give another list as data.val"
+        )
+
+
+def describe_splits(splits: Splits, store: ClipStore | None = None) -> list[str]:
+    """Lines about the videos of a training run.
+
+    Args:
+        splits: the training and validation lists.
+        store: the clip store with the videos, if there is one.
+    """
+    names = ("training", "validation")
+    sides = zip(names, (splits.train, splits.val), strict=True)
+    lines = [
+        f"{name} videos per class: {_per_class(records, splits.classes)}" for name, records in sides
+    ]
+    if store is not None:
+        kind, (frames, sizes) = "store", store.sizes()
+    else:
+        rows = [row for side in splits.rows for row in side]
+        kind, frames = "lists", _numbers(rows, "frames")
+        sizes = np.minimum(_numbers(rows, "width"), _numbers(rows, "height"))
+    for what, values, unit in (("frames per video", frames, ""), ("short side", sizes, " px")):
+        known = values[np.isfinite(values)]
+        if len(known):
+            least, middle, most = (f"{value:g}" for value in np.percentile(known, (0, 50, 100)))
+            some = (
+                ""
+                if len(known) == len(values)
+                else f", known of {len(known)} of {len(values)} videos"
+            )
+            lines.append(
+                f"{what} ({kind}): least {least}, median {middle}, most {most}{unit}{some}"
+            )
+    return lines
+
+
+def split_warnings(splits: Splits) -> Iterator[str]:
+    """Videos or groups in both lists, repeated videos, and classes without videos."""
+    train, val = [*_clips(splits.train)], [*_clips(splits.val)]
+    files = {path for path, *_ in train}
+    rows = [*zip(splits.rows[1], [path in files for path, *_ in val], strict=True)]
+    shared = [row.path for row, is_shared in rows if is_shared]
+    if shared:
+        yield (
+            f"{len(shared)} of {len(val)} validation videos are files of the training list too "
+            f"({_examples(shared)}); the accuracy is too high. Remove them from one list"
+        )
+    groups = {row.group for row in splits.rows[0]} - {None}
+    mixed = [row.group for row, is_shared in rows if row.group in groups and not is_shared]
+    if mixed:
+        yield (
+            f"{len(mixed)} of {len(val)} validation videos have a group of the training list "
+            f"({_examples(mixed)}); the accuracy is too high. Keep each group in one list"
+        )
+    yield from _list_warnings("training", splits.train, splits.rows[0], splits.classes)
+    yield from _list_warnings("validation", splits.val, splits.rows[1], splits.classes)
+
+
+def _list_warnings(
+    name: str, records: Sequence[Record], rows: Sequence[AnnotationRow], classes: Sequence[str]
+) -> Iterator[str]:
+    clips = [*_clips(records)]
+    counts = Counter(clips)
+    repeated = [row.path for clip, row in zip(clips, rows, strict=True) if counts[clip] > 1]
+    if repeated:
+        labels = {(clip, record.label) for clip, record in zip(clips, records, strict=True)}
+        contradictions = len(labels) - len(counts)
+        other = f", {contradictions} of them with another label" if contradictions else ""
+        yield (
+            f"{len(repeated) - sum(n > 1 for n in counts.values())} {name} videos are listed again"
+            f"{other} ({_examples(repeated)}); remove the repeated lines"
+        )
+    present = {record.label for record in records}
+    empty = [label for i, label in enumerate(classes) if i not in present]
+    if empty:
+        yield f"{len(empty)} of {len(classes)} classes have no {name} video ({_examples(empty)})"
+
+
+def _clips(records: Sequence[Record]) -> Iterator[Clip]:
+    return ((os.path.normpath(r.path), r.start, r.end) for r in records)
+
+
+def _per_class(records: Sequence[Record], classes: Sequence[str]) -> str:
+    counts = Counter(record.label for record in records)
+    found = sorted((counts[label], label) for label in counts)
+    (least, few), (most, many) = found[0], found[-1]
+    if least == most:
+        return f"{least} in each of {len(found)} classes"
+    median = np.median([number for number, _ in found])
+    return f"least {least} ({classes[few]}), median {median:g}, most {most} ({classes[many]})"
+
+
+def _numbers(rows: Sequence[AnnotationRow], field: str) -> np.ndarray:
+    """A column as numbers; NaN where it is empty or no number."""
+    return np.array([_number(getattr(row, field)) for row in rows], dtype=np.float64)
+
+
+def _number(text: Any) -> float:
+    return float(text) if text is not None and text.isascii() and text.isdigit() else np.nan
+
+
+def _examples(names: Sequence[str]) -> str:
+    names = list(dict.fromkeys(names))
+    shown = ", ".join(names[:3])
+    return f"{shown}, …" if len(names) > 3 else shown

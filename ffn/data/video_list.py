@@ -1,0 +1,203 @@
+"""The videos of a training run as a list that is kept with it, to notice changes on resume."""
+
+from __future__ import annotations
+
+import csv
+import gzip
+import hashlib
+import io
+import os
+import stat
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+from ffn.data.records import Record
+from ffn.data.splits import Splits
+from ffn.files import atomic_write
+
+THREADS = 16  # that ask for file sizes; a network file system answers each after a millisecond
+
+
+class ListedVideo(NamedTuple):
+    """A line of the list; all values are text, empty where there is none.
+
+    Attributes:
+        split: ``train`` or ``val``.
+        path: relative to the root if it is inside.
+        label: class index.
+        frames: number of frames of a folder.
+        start: of the time range, in seconds.
+        end: of the time range, in seconds.
+        content: length of the file in bytes, or length and checksum of a clip in a store.
+    """
+
+    split: str
+    path: str
+    label: str
+    frames: str
+    start: str
+    end: str
+    content: str
+
+
+def list_videos(
+    splits: Splits,
+    root: str | Path,
+    contents: Callable[[Sequence[Record]], list[str]] | None = None,
+) -> list[ListedVideo]:
+    """List the videos of a run.
+
+    Args:
+        splits: training and validation videos.
+        root: folder that the paths are relative to.
+        contents: function that describes the content of each record; default :func:`file_sizes`.
+    """
+    records = [*splits.train, *splits.val]
+    names = ["train"] * len(splits.train) + ["val"] * len(splits.val)
+    found = (contents or file_sizes)(records)
+    return [
+        _listed(name, record, root, content)
+        for name, record, content in zip(names, records, found, strict=True)
+    ]
+
+
+def file_sizes(records: Sequence[Record]) -> list[str]:
+    """The length of each file in bytes; empty for a folder and for a missing file."""
+
+    def size(record: Record) -> str:
+        try:
+            found = os.stat(record.path)
+        except OSError:
+            return ""
+        return "" if stat.S_ISDIR(found.st_mode) else str(found.st_size)
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(size, records, chunksize=256))
+
+
+def videos_sha256(videos: Sequence[ListedVideo]) -> str:
+    """SHA-256 of a list, in hexadecimal."""
+    return hashlib.sha256(_to_csv(videos).encode("utf-8", "surrogateescape")).hexdigest()
+
+
+def write_videos(path: Path, videos: Sequence[ListedVideo]) -> None:
+    """Write a list as a compressed csv."""
+    data = _to_csv(videos).encode("utf-8", "surrogateescape")
+    with atomic_write(path) as file:
+        file.write(gzip.compress(data, mtime=0))
+
+
+def read_videos(path: Path) -> list[ListedVideo]:
+    """Read what :func:`write_videos` has written.
+
+    Raises:
+        ValueError: the file is damaged.
+        FileNotFoundError: it is missing.
+    """
+    try:
+        text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogateescape")
+        header, *rows = csv.reader(io.StringIO(text, newline=""))
+        if tuple(header) != ListedVideo._fields:
+            raise ValueError(f"columns {header}")
+        return [ListedVideo(*row) for row in rows]
+    except (gzip.BadGzipFile, EOFError, csv.Error, TypeError, ValueError) as error:
+        raise ValueError(f"{path} is damaged ({error})") from error
+
+
+def describe_changes(before: Sequence[ListedVideo], now: Sequence[ListedVideo]) -> list[str]:
+    """What is different between two lists, a text for each kind of change, with an example."""
+    found: dict[str, list[str]] = {}
+    lost, new = Counter(before) - Counter(now), Counter(now) - Counter(before)
+    replacing = {video[:2]: video for video in new}
+    replaced = set()
+    for old in lost.elements():
+        other = replacing.get(old[:2])
+        if other is None:
+            found.setdefault("missing from the lists", []).append(_name(old))
+            continue
+        replaced.add(other)
+        names = zip(ListedVideo._fields, old, other, strict=True)
+        changes = [f"{name} {a or 'none'} -> {b or 'none'}" for name, a, b in names if a != b]
+        text = ", ".join(changes).replace("content", "bytes")
+        kind = "with another file" if old[:-1] == other[:-1] else "changed"
+        found.setdefault(kind, []).append(f"{_name(old)} ({text})")
+    added = [_name(video) for video in new.elements() if video not in replaced]
+    if added:
+        found["new in the lists"] = added
+    texts = [f"{len(names)} {kind}, first {names[0]}" for kind, names in found.items()]
+    return texts or ([] if list(before) == list(now) else ["their order changed"])
+
+
+def with_removed(
+    splits: Splits, before: Sequence[ListedVideo], root: str | Path
+) -> tuple[Splits, frozenset[int], list[ListedVideo]]:
+    """The lists of a run with the videos that were taken out of them since it began.
+
+    All videos keep their places, so that order and steps of the epochs do not change.
+
+    Args:
+        splits: the lists now.
+        before: the list of the run.
+        root: folder that the paths are relative to.
+
+    Returns:
+        The lists, the indices of the training videos that were taken out, and the lines of all
+        that were taken out.
+    """
+    merged: dict[str, list[Record]] = {}
+    removed, indices = [], []
+    for split, records in (("train", splits.train), ("val", splits.val)):
+        known: dict[ListedVideo, list[Record]] = {}
+        for record in records:
+            known.setdefault(_listed(split, record, root, ""), []).append(record)
+        merged[split] = []
+        for video in (video for video in before if video.split == split):
+            here = known.get(video._replace(content=""))
+            if not here:
+                removed.append(video)
+                indices += [len(merged[split])] if split == "train" else []
+            merged[split].append(here.pop(0) if here else _record(video, root))
+        merged[split] += [record for rest in known.values() for record in rest]
+    whole = replace(splits, train=merged["train"], val=merged["val"])
+    return whole, frozenset(indices), removed
+
+
+def with_contents_of(
+    before: Sequence[ListedVideo], now: Sequence[ListedVideo]
+) -> list[ListedVideo]:
+    """The list now, with the contents of the same videos before: files may be replaced or gone."""
+    old = {video._replace(content=""): video for video in before}
+    return [old.get(video._replace(content=""), video) for video in now]
+
+
+def _listed(split: str, record: Record, root: str | Path, content: str) -> ListedVideo:
+    path = record.path.removeprefix(os.path.join(Path(root), ""))
+    values = (record.label, record.frames, record.start, record.end)
+    return ListedVideo(split, path, *("" if v is None else str(v) for v in values), content)
+
+
+def _record(video: ListedVideo, root: str | Path) -> Record:
+    frames = int(video.frames) if video.frames else None
+    start, end = (float(time) if time else None for time in (video.start, video.end))
+    return Record(os.path.join(root, video.path), int(video.label), frames, start, end)
+
+
+def _name(video: ListedVideo) -> str:
+    if not (video.start or video.end):
+        return f"{video.split} {video.path}"
+    return f"{video.split} {video.path} (from {video.start or 0} s to {video.end or 'its end'})"
+
+
+def _to_csv(videos: Sequence[ListedVideo]) -> str:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows(_rows(videos))
+    return text.getvalue()
+
+
+def _rows(videos: Sequence[ListedVideo]) -> Iterator[Sequence[str]]:
+    yield ListedVideo._fields
+    yield from videos

@@ -1,0 +1,151 @@
+"""The lines that a run prints at its start."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffn.data import Splits, split_warnings
+from ffn.engine import build_data, build_network, recipe
+from ffn.engine.build_network import Start
+from ffn.engine.config import config_from_dict
+from ffn.engine.distributed import World
+from ffn.engine.freezing import frozen_parts
+from ffn.engine.jobs import usable_cores
+from ffn.engine.logs import console
+from ffn.engine.options import Config, Flip
+from ffn.engine.tasks import TASKS
+
+
+def introduction(
+    config: Config, splits: Splits, model: nn.Module, start: Start | None
+) -> list[str]:
+    """Lines about a new run: network, videos, start weights."""
+    lines = console.new_run(
+        config.model.name,
+        config.task.name,
+        train_videos=len(splits.train),
+        val_videos=len(splits.val),
+        classes=len(splits.classes),
+        report=getattr(model, "report", None),
+    )
+    lines += build_data.describe_videos(config.data, splits)
+    if start is not None:
+        lines.append(f"start weights {config.model.weights}: {start[0]}")
+    if config.train.compile:
+        lines.append("compiling: the first step of each frame count takes a minute or more")
+    return lines
+
+
+def settings(
+    config: Config,
+    splits: Splits,
+    model: nn.Module,
+    start: Start | None,
+    world: World,
+    steps_per_epoch: int,
+    class_weights: Tensor | None,
+) -> list[str]:
+    """Lines about batches, learning rate, frozen parts and weights, and warnings."""
+    return [
+        _schedule_line(config, world, steps_per_epoch),
+        *_frames_line(config),
+        *_frozen_line(model),
+        *([] if class_weights is None else [console.class_weights(class_weights, splits.classes)]),
+        *(f"warning: {text}" for text in _warnings(config, splits, model, start, world)),
+    ]
+
+
+def resume_notes(config: Config, before: dict[str, Any], epoch: int) -> list[str]:
+    """Lines about options that may change on resume and change what the run computes."""
+    old, notes = config_from_dict(before), []
+    if old.data.on_error is not config.data.on_error:
+        notes.append(f"data.on_error is now {config.data.on_error.value}")
+    if old.train.epochs < config.train.epochs:
+        rates = [build_network.build_schedule(one)(epoch) for one in (old, config)]
+        notes.append(
+            f"train.epochs {old.train.epochs} -> {config.train.epochs}: the learning rate follows "
+            f"the schedule of {config.train.epochs} epochs from here, {rates[1]:.3g} in place of "
+            f"{rates[0]:.3g}"
+        )
+    return notes
+
+
+def _schedule_line(config: Config, world: World, steps_per_epoch: int) -> str:
+    optim = config.optim
+    return console.schedule(
+        epochs=config.train.epochs,
+        steps_per_epoch=steps_per_epoch,
+        batch_size=config.train.batch_size,
+        repeated_aug=config.train.repeated_aug,
+        processes=world.size,
+        grad_accum_steps=config.train.grad_accum_steps,
+        lr=build_network.scaled_learning_rate(config),
+        base=None if optim.base_batch_size is None else (optim.lr, optim.base_batch_size),
+        precision=config.train.precision.value,
+        device=world.device.type,
+    )
+
+
+def _frames_line(config: Config) -> list[str]:
+    if not build_network.lengths_change(config):
+        return []
+    return [console.frame_counts(TASKS[config.task.name].views(config.task))]
+
+
+def _frozen_line(model: nn.Module) -> list[str]:
+    parts = frozen_parts(model)
+    if not parts:
+        return []
+    total = sum(p.numel() for p in model.parameters())
+    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
+    return [console.frozen(parts, trained=trained, total=total)]
+
+
+def _warnings(
+    config: Config, splits: Splits, model: nn.Module, start: Start | None, world: World
+) -> Iterator[str]:
+    train = config.train
+    yield from split_warnings(splits)
+    yield from recipe.patience_warnings(
+        train.patience, epochs=train.epochs, validate_epochs=train.validate_epochs
+    )
+    yield from recipe.learning_rate_warnings(
+        config.model.name,
+        config.optim.name.value,
+        build_network.scaled_learning_rate(config),
+        train.batch_size,
+        fine_tuning=config.model.weights is not None,
+    )
+    if world.device.type == "cpu":
+        processes = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
+        yield from recipe.thread_warnings(torch.get_num_threads(), processes, usable_cores())
+    if config.data.flip is Flip.random:
+        yield from recipe.flip_warnings(splits.classes)
+    if config.model.weights is None and not config.model.pretrained:
+        yield from recipe.random_feature_warnings(
+            linear_probe=train.linear_probe,
+            freeze_blocks=train.freeze_blocks is not None,
+            freeze_modules=bool(train.freeze_modules),
+        )
+    clips = build_data.clips_per_forward(config, world)
+    yield from recipe.batch_norm_warnings(
+        model,
+        clips=clips * (world.size if train.sync_bn else 1),
+        freeze_bn=train.freeze_bn or train.linear_probe,
+        sync_bn=train.sync_bn,
+        precise_bn=train.precise_bn,
+    )
+    if start is not None:
+        match, record = start
+        yield from recipe.folded_norm_warnings(config.model.weights, model)
+        yield from recipe.start_weight_warnings(
+            config.model.weights,
+            share=match.share,
+            start_classes=None if match.classes is not None else record.classes,
+            classes=splits.classes,
+        )

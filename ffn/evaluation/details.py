@@ -1,0 +1,40 @@
+"""Write the details of a test: results per class, confusion matrices, confident mistakes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch.utils.data import Dataset
+
+from ffn.evaluation.confusion import save_classes, save_confusion
+from ffn.evaluation.confusion_figure import save_confusion_figure
+from ffn.evaluation.mistakes import save_mistakes
+from ffn.evaluation.results import Sweep
+
+
+def save_details(
+    sweep: Sweep, dataset: Dataset, classes: Sequence[str], folder: str | Path
+) -> list[Path]:
+    """Write the results per class and the most confident mistakes; existing files are replaced.
+
+    Args:
+        sweep: made with ``keep_logits=True``, on rank 0.
+        dataset: the data set of the test.
+        classes: class names.
+        folder: exists.
+
+    Returns:
+        ``NAME.classes.csv``, ``NAME.confusion.csv``, ``NAME.mistakes.png`` and
+        ``NAME.confusion.png``.
+
+    Raises:
+        ImportError: matplotlib is not installed; the other files are complete.
+    """
+    kept, start = sweep.predictions, str(Path(folder) / sweep.name.replace("/", "_"))
+    return [
+        save_classes(kept, classes, Path(f"{start}.classes.csv")),
+        save_confusion(kept, classes, Path(f"{start}.confusion.csv")),
+        save_mistakes(sweep, dataset, classes, Path(f"{start}.mistakes.png")),
+        save_confusion_figure(kept, classes, f"{start}.confusion.png", name=sweep.name),
+    ]

@@ -1,0 +1,173 @@
+"""Fetch one file over http(s): resumed, also by a later process, and never mixed from two versions.
+
+A part of a file is continued only if the server confirms that its file is still the same: the ETag
+or date of the first answer is kept in ``….version`` next to the part and sent as ``If-Range`` (RFC
+9110, §13.1.5). Without either, a part is continued only if the hash of the file will be checked.
+"""
+
+from __future__ import annotations
+
+import http.client
+import re
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from ffn.files import write_text
+from ffn.zoo.records import WeightsError
+
+ATTEMPTS = 5  # in a row without a new byte, before giving up
+REQUESTS = 200  # in all
+TIMEOUT = 30  # seconds without a byte
+PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
+LONGEST_PAUSE = 60.0  # that a server may ask for
+CHUNK = 1 << 20  # bytes
+LARGEST = 64 << 30  # bytes of a file of unknown size
+TEMPORARY = (408, 429)  # besides 5xx: timeout, too many requests
+
+Report = Callable[[int, int | None], None]  # takes the bytes so far, and in all
+
+
+@dataclass(frozen=True)
+class WebFile:
+    """A file at an http(s) address.
+
+    Attributes:
+        url: the address.
+        size: of the file in bytes; None if it is unknown.
+        has_hash: the caller knows its hash and will check it.
+    """
+
+    url: str
+    size: int | None = None
+    has_hash: bool = False
+
+    def fetch(self, part: Path, report: Report) -> None:
+        """Complete ``part``, with new attempts as long as they receive new bytes.
+
+        Raises:
+            WeightsError: no connection, no such file, another size; a part of the right file is
+                kept for the next call.
+        """
+        failures = 0
+        for _ in range(REQUESTS):
+            before = _size(part)
+            try:
+                self._transfer(part, report)
+                _version_file(part).unlink(missing_ok=True)
+                return
+            except urllib.error.HTTPError as error:
+                if error.code < 500 and error.code not in TEMPORARY:
+                    raise self._error(f"HTTP {error.code} {error.reason}") from None
+                cause: Exception = error
+            except (OSError, http.client.HTTPException) as error:
+                cause = error
+            failures = 1 if _size(part) > before else failures + 1
+            if failures == ATTEMPTS:
+                break
+            time.sleep(max(PAUSE * 2 ** (failures - 1), _asked_pause(cause)))
+        kept = f"{_size(part):,} bytes are kept in {part}; the next download resumes from there."
+        raise self._error(f"{cause}. {kept}") from cause
+
+    def _transfer(self, part: Path, report: Report) -> None:
+        """One request for the missing bytes; an early end raises ConnectionError."""
+        version = _version(part)
+        if version is None and not self.has_hash:
+            part.unlink(missing_ok=True)  # nothing tells whether the server still has this file
+        have = _size(part)
+        headers = {"User-Agent": "ffn"}
+        if have:
+            headers |= {"Range": f"bytes={have}-"} | ({"If-Range": version} if version else {})
+        request = urllib.request.Request(self.url, headers=headers)
+        try:
+            response = urllib.request.urlopen(request, timeout=TIMEOUT)
+        except urllib.error.HTTPError as error:
+            if error.code != 416 or not have:
+                raise
+            total = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
+            if int(total[1]) == have if total else self.has_hash:
+                return  # complete
+            raise _restart(part, f"the server has no bytes from {have:,} on") from None
+        with response:
+            self._receive(response, part, have, report)
+
+    def _receive(
+        self, response: http.client.HTTPResponse, part: Path, have: int, report: Report
+    ) -> None:
+        if urlsplit(response.url).scheme not in ("http", "https"):
+            raise self._error(f"redirected to {response.url}")
+        start = 0
+        if response.status == 206:
+            given = response.headers.get("Content-Range", "")
+            found = re.fullmatch(r"bytes (\d+)-\d+/(?:\d+|\*)", given)
+            if not found or int(found[1]) != have:
+                raise _restart(
+                    part, f"asked for bytes from {have:,} on, received {given or 'none'}"
+                )
+            if _version(part) not in (None, _validator(response)):
+                raise _restart(part, "the file on the server has changed")
+            start = have
+        length = response.headers.get("Content-Length")
+        total = None if length is None else start + int(length)
+        bound = LARGEST if self.size is None else self.size
+        if total is not None and (total > bound or self.size not in (None, total)):
+            raise self._error(f"the file has {total:,} bytes, expected {_bound(self.size)}")
+        if not start:
+            _set_version(part, _validator(response))
+        with part.open("ab" if start else "wb") as file:
+            while chunk := response.read(CHUNK):
+                file.write(chunk)
+                if file.tell() > bound:
+                    raise self._error(f"the file has more than {_bound(self.size)}")
+                report(file.tell(), total)
+            received = file.tell()
+        if total is not None and received < total:
+            got, wanted = received - start, total - start
+            raise ConnectionError(f"interrupted after {got:,} of {wanted:,} bytes")
+
+    def _error(self, text: str) -> WeightsError:
+        return WeightsError(f"cannot download {self.url}: {text}")
+
+
+def _validator(response: http.client.HTTPResponse) -> str | None:
+    """What identifies this version of the file byte by byte: a strong ETag, or else the date."""
+    tag = response.headers.get("ETag")
+    if tag and not tag.startswith("W/"):
+        return tag
+    return response.headers.get("Last-Modified")
+
+
+def _restart(part: Path, reason: str) -> ConnectionError:
+    part.unlink(missing_ok=True)
+    return ConnectionError(f"{reason}; the download starts again")
+
+
+def _asked_pause(error: Exception) -> float:
+    """Seconds that the server asks to wait, up to a minute."""
+    asked = error.headers.get("Retry-After", "") if hasattr(error, "headers") else ""
+    return min(float(asked), LONGEST_PAUSE) if asked.isdigit() else 0.0
+
+
+def _bound(size: int | None) -> str:
+    return f"at most {LARGEST:,}" if size is None else f"{size:,} bytes as the record states"
+
+
+def _version_file(part: Path) -> Path:
+    return part.with_name(f"{part.name}.version")
+
+
+def _version(part: Path) -> str | None:
+    path = _version_file(part)
+    return path.read_text().strip() or None if path.is_file() else None
+
+
+def _set_version(part: Path, version: str | None) -> None:
+    write_text(_version_file(part), f"{version or ''}\n")
+
+
+def _size(path: Path) -> int:
+    return path.stat().st_size if path.exists() else 0

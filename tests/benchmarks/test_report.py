@@ -1,0 +1,30 @@
+"""The table of a benchmark, by hand."""
+
+from __future__ import annotations
+
+from ffn.benchmarks.report import markdown_table
+from ffn.benchmarks.timing import Variant, compare
+
+
+def test_times_relative_to_the_first_variant() -> None:
+    slow = Variant("as trained", 1, (0.2, 0.4, 0.2))
+    fast = Variant("fused", 1, (0.1, 0.2, 0.05))
+    other = Variant("int8", 1, (0.05, 0.1, 0.05))
+    pairs = [("fused", "as trained"), ("int8", "as trained")]
+    both = compare("net, 8 frames", [slow, fast, other], pairs)
+    one = compare(
+        "net, 16 frames",
+        [Variant("as trained", 1, (12, 12)), Variant("fused", 1, (3, 3))],
+        pairs[:1],
+    )
+    measured = {"device": "a processor, 1 thread", "torch": "2.15.0", "date": "2026-01-02T03:04:05"}
+
+    lines = markdown_table([both, one], measured).splitlines()
+
+    assert lines[0].endswith("as trained; a processor, 1 thread, torch 2.15.0, 2026-01-02.")
+    assert lines[2:] == [
+        "| | as trained | fused | int8 |",
+        "|---|---|---|---|",
+        "| net, 8 frames | 200 ms | 0.50 | 0.25 |",
+        "| net, 16 frames | 12.0 s | 0.25 |  |",
+    ]

@@ -1,0 +1,264 @@
+"""``tools/browse.py``: the picture has the pixels of the first training batch and of the test."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from pictures import enlarged, places, read_picture
+
+from ffn.cli import browse
+from ffn.cli.browse import main
+from ffn.cli.pack import main as pack
+from ffn.data import Normalise
+from ffn.data.contact_sheet import Panel
+from ffn.datasets.synthetic import generate
+from ffn.engine.build_data import (
+    build_preprocessing,
+    build_test_loader,
+    build_train_loader,
+    read_config_splits,
+)
+from ffn.engine.config import load_config
+from ffn.engine.distributed import World
+from ffn.engine.mixup import BatchMix
+
+ALONE = World(0, 1, torch.device("cpu"))
+CONFIG = """\
+task:
+  frames: [2, 4]
+data:
+  root: {root}
+  workers: 0
+  crop: 24
+  resize: 28
+train:
+  batch_size: 8
+  seed: 3
+"""
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with videos of 36 pixels and a config."""
+    root = tmp_path_factory.mktemp("motion") / "data"
+    generate(root, train_per_class=1, val_per_class=1, size=36, frames=30)
+    (root / "config.yaml").write_text(CONFIG.format(root=root))
+    (root / "old.png").touch()
+    return root
+
+
+@pytest.fixture
+def panels(monkeypatch: pytest.MonkeyPatch) -> list[Panel]:
+    """The panels of the picture that a test draws."""
+    found: list[Panel] = []
+    real = browse._panels
+
+    def keep(*arguments: Any) -> list[Panel]:
+        found.extend(real(*arguments))
+        return found
+
+    monkeypatch.setattr(browse, "_panels", keep)
+    return found
+
+
+def config_and_splits(root: Path, *options: str) -> tuple[Any, Any]:
+    config = load_config(root / "config.yaml", options)
+    return config, read_config_splits(config.data)
+
+
+def training_batch(root: Path, *options: str) -> dict[str, Any]:
+    config, splits = config_and_splits(root, *options)
+    return next(iter(build_train_loader(config, splits, ALONE)))
+
+
+def rows(picture: np.ndarray, clips: list[torch.Tensor]) -> list[int]:
+    """The line of each clip (C, T, H, W); its frames stand in it from left to right."""
+    lines = []
+    for clip in clips:
+        corners = [places(picture, enlarged(frame, 4)) for frame in clip.transpose(0, 1)]
+        (line,) = set.intersection(*({y for y, _ in corner} for corner in corners))
+        columns = [[x for y, x in corner if y == line] for corner in corners]
+        expected = [columns[0][0] + 100 * i for i in range(len(corners))]
+        assert all(x in found for x, found in zip(expected, columns, strict=True))
+        lines.append(line)
+    return lines
+
+
+@pytest.mark.parametrize("format", ["video", "store"])
+def test_the_clips_are_those_of_the_loaders(root: Path, tmp_path: Path, format: str) -> None:
+    """The batch of a training is larger than the picture; the samples are the same."""
+    options = ["data.random_erasing=0.5", "data.flip=random", "data.colour_jitter=[0.4,0.4,0.4,0]"]
+    if format == "store":
+        options += ["data.format=store", f"data.store={tmp_path}/store"]
+        assert pack([str(root / "config.yaml"), "--format", "raw", *options]) == 0
+    output = tmp_path / "new" / "samples.png"
+
+    given = [str(root / "config.yaml"), "--videos", "3", "--output", str(output), *options]
+    assert main([*given, "--frames", "3"]) == 0
+
+    batch = training_batch(root, *options)
+    config, splits = config_and_splits(root, *options)
+    tests = build_test_loader(
+        config,
+        replace(splits, val=splits.train),
+        ALONE,
+        frames=[3],
+        preprocessing=build_preprocessing(config.data),
+    ).dataset
+    clips = []
+    for place, index in enumerate(batch["index"][:3].tolist()):
+        clips += [batch["clips"][view][place] for view in (2, 4)]
+        clips.append(tests[index]["clips"][3])
+    picture = read_picture(output)
+    lines = rows(picture, clips)
+    assert lines == sorted(lines)
+    assert len(set(lines)) == 9
+    assert not places(picture, enlarged(batch["clips"][4][3][:, 0], 4))
+
+
+@pytest.mark.parametrize("mix", ["mixup", "cutmix"])
+def test_mixed_clips_are_those_of_the_first_step(
+    mix: str, root: Path, tmp_path: Path, panels: list[Panel]
+) -> None:
+    options = ["train.batch_size=4", f"train.{mix}=0.8", "train.label_smoothing=0.12"]
+    output = ["--videos", "4", "--output", str(tmp_path / "samples.png")]
+
+    assert main([str(root / "config.yaml"), *options, *output]) == 0
+
+    batch = training_batch(root, *options)
+    config, splits = config_and_splits(root)
+    # As a train step does it: normalised clips are mixed.
+    preprocessing = build_preprocessing(config.data)
+    clips = {view: Normalise(preprocessing)(clip) for view, clip in batch["clips"].items()}
+    batch_mix = BatchMix(12, **{mix: 0.8}, smoothing=0.12, seed=3)
+    mixed = batch_mix({**batch, "clips": clips}, step=0, micro=0, rank=0)
+    mean, std = (torch.tensor(x).view(3, 1, 1, 1) for x in (preprocessing.mean, preprocessing.std))
+    for place, panel in enumerate(panels):
+        for strip, clip in zip(panel.strips, mixed["clips"].values(), strict=False):
+            pixels = 255 * (clip[place] * std + mean)
+            assert (strip.clip - pixels).abs().max() < 0.51
+        own, other = (splits.classes[batch["label"][i]] for i in (place, place - 1))
+        shares = {name: mixed["label"][place][splits.classes.index(name)] for name in (own, other)}
+        ordered = sorted(shares, key=lambda name: -shares[name])
+        text = " + ".join(f"{shares[name]:.2f} {name}" for name in ordered)
+        assert panel.lines[1] == f"training label: {text}"
+    assert len(panels) == 4
+
+
+def test_copies_of_a_video_stand_together(root: Path, tmp_path: Path, panels: list[Panel]) -> None:
+    options = ["train.repeated_aug=2", "data.test_protocol=2x3"]
+    output = ["--videos", "2", "--output", str(tmp_path / "samples.png")]
+
+    assert main([str(root / "config.yaml"), *options, *output]) == 0
+
+    assert len(panels) == 2
+    for panel in panels:
+        labels = [strip.label.splitlines() for strip in panel.strips]
+        assert labels[:4] == [["training", f"{t} frames", f"copy {c}"] for c in "12" for t in "24"]
+        views = [f"clip {clip}, crop {crop}" for clip in (1, 2) for crop in (1, 2, 3)]
+        assert labels[4:] == [["test", f"{t} frames", view] for t in "24" for view in views]
+        frames = [strip.captions for strip in panel.strips[4:10]]
+        assert frames == 3 * [["7", "22"]] + 3 * [["0", "15"]]  # middle and start of each half
+        one, two = (panel.strips[i].clip for i in (1, 3))
+        assert one.shape == two.shape
+        assert not torch.equal(one, two)
+
+
+def test_captions_are_the_frames_of_the_video(
+    root: Path, tmp_path: Path, panels: list[Panel]
+) -> None:
+    assert main([str(root / "config.yaml"), "--output", str(tmp_path / "samples.png")]) == 0
+
+    for panel in panels:
+        assert panel.lines == [f"{panel.lines[0].split(', ')[0]}, 30 frames"]
+        assert panel.title in panel.lines[0]  # the class is in the file name
+        two, four, *tests = [[int(text) for text in strip.captions] for strip in panel.strips]
+        assert tests == [[7, 22], [3, 11, 18, 26]]  # the middles of the segments
+        assert (two[0] < 15 <= two[1], len(four)) == (True, 4)
+        assert [i * 4 // 30 for i in four] == [0, 1, 2, 3]
+
+
+def test_videos_are_chosen_by_split_seed_and_number(
+    root: Path, tmp_path: Path, panels: list[Panel]
+) -> None:
+    given = [str(root / "config.yaml"), "--overwrite", "--output", str(tmp_path / "samples.png")]
+    found = {}
+    for name, options in {
+        "default": [],
+        "again": [],
+        "seed": ["train.seed=4"],
+        "val": ["--split", "val"],
+        "all": ["--videos", "50"],
+    }.items():
+        panels.clear()
+        assert main([*given, *options]) == 0
+        found[name] = [Path(panel.lines[0].split(",")[0]).name for panel in panels]
+
+    assert found["default"] == found["again"] == found["all"][:4]
+    assert found["default"] != found["seed"]
+    assert {len(names) for name, names in found.items() if name != "all"} == {4}
+    assert len(found["all"]) == 12
+    assert all(name.startswith("val_") for name in found["val"])
+    assert all(name.startswith("train_") for name in found["all"])
+
+
+@pytest.mark.parametrize("on_error", ["fail", "skip"])
+def test_unreadable_videos(
+    root: Path,
+    tmp_path: Path,
+    on_error: str,
+    panels: list[Panel],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    rows = (root / "train.csv").read_text().splitlines()
+    (tmp_path / "broken.mp4").write_bytes(b"no video")
+    broken = f"{tmp_path}/broken.mp4,{rows[1].split(',', 1)[1]}"
+    (root / "broken.csv").write_text("\n".join([rows[0], broken, *rows[2:]]))
+    options = ["data.train=broken.csv", f"data.on_error={on_error}", "--videos", "12"]
+    output = ["--output", str(tmp_path / "samples.png")]
+
+    status = main([str(root / "config.yaml"), *options, *output])
+
+    error = capsys.readouterr().err
+    assert f"{tmp_path}/broken.mp4" in error
+    if on_error == "fail":
+        assert status == 2
+        assert error.startswith("browse.py: ")
+        assert not (tmp_path / "samples.png").exists()
+    else:
+        assert status == 0
+        assert error.startswith("skipped: ")
+        assert len(panels) == 11
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--videos", "50", "--frames", *map(str, range(17, 40))], "at most 300. Lower --videos"),
+        (["data.rot=x"], "did you mean data.root"),
+        (["--output", "{root}/old.png"], "old.png exists; choose another --output, or add"),
+        (["data.train=missing.csv"], "missing.csv"),
+        (["--output", "samples.jpg"], "--output is samples.jpg; the picture is a PNG file"),
+    ],
+)
+def test_errors_are_printed_in_one_line(
+    root: Path,
+    tmp_path: Path,
+    arguments: list[str],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    given = [text.format(root=root) for text in arguments]
+    output = [] if "--output" in given else ["--output", str(tmp_path / "samples.png")]
+
+    assert main([str(root / "config.yaml"), *given, *output]) == 2
+
+    error = capsys.readouterr().err
+    assert error.startswith("browse.py: ")
+    assert message in error
+    assert not (tmp_path / "samples.png").exists()

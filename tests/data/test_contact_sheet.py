@@ -1,0 +1,83 @@
+"""Contact sheets hold the frames, in their order and without overlap."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from pictures import enlarged, places, read_picture
+from PIL import Image
+
+from ffn.data.contact_sheet import Panel, Strip, save_contact_sheet, thumbnails
+
+
+def noise(frames: int, height: int = 24, width: int = 24, seed: int = 0) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(0, 256, (3, frames, height, width), generator=generator).byte()
+
+
+def found(picture: np.ndarray, clip: torch.Tensor, factor: int = 4) -> list[tuple[int, int]]:
+    """The place of each frame; each occurs once."""
+    corners = [places(picture, enlarged(frame, factor)) for frame in clip.transpose(0, 1)]
+    assert all(len(corner) == 1 for corner in corners)
+    return [corner[0] for corner in corners]
+
+
+@pytest.mark.parametrize("captions", [[], [str(i) for i in range(20)]])
+def test_long_clips_continue_in_the_next_line(tmp_path: Path, captions: list[str]) -> None:
+    clip = noise(20)
+    panel = Panel("title", ["a line"], [Strip(clip, "label", captions)])
+
+    picture = read_picture(save_contact_sheet(tmp_path / "sheet.png", "sheet", [panel]))
+
+    corners = found(picture, clip)
+    assert corners == sorted(corners)  # row by row
+    first, second = corners[:16], corners[16:]
+    assert len({y for y, _ in first}) == len({y for y, _ in second}) == 1
+    assert np.diff([x for _, x in first]).min() > 96
+    assert second[0][0] >= first[0][0] + 96
+    assert [x for _, x in second] == [x for _, x in first[:4]]
+
+
+@pytest.mark.parametrize("columns", [1, 2, 5])
+def test_panels_stand_in_columns(tmp_path: Path, columns: int) -> None:
+    clips = [noise(2, seed=seed) for seed in range(3)]
+    panels = [Panel(f"video {i}", [], [Strip(clip)]) for i, clip in enumerate(clips)]
+
+    path = save_contact_sheet(tmp_path / "sheet.png", "sheet", panels, columns=columns)
+
+    corners = [found(read_picture(path), clip)[0] for clip in clips]
+    assert corners == sorted(corners)
+    assert len({y for y, _ in corners}) == {1: 3, 2: 2, 5: 1}[columns]
+    assert len({x for _, x in corners}) == min(3, columns)
+
+
+def test_large_frames_are_reduced_and_keep_their_shape() -> None:
+    clip = noise(3, 120, 240)
+
+    frames = thumbnails(clip)
+
+    assert frames.shape == (3, 3, 48, 96)
+    image = Image.fromarray(clip[:, 1].permute(1, 2, 0).numpy())
+    expected = np.asarray(image.resize((96, 48), Image.Resampling.BILINEAR), dtype=int)
+    assert np.abs(frames[1].permute(1, 2, 0).numpy() - expected).max() <= 1
+
+
+def test_long_lines_are_shortened(tmp_path: Path) -> None:
+    text = "beginning " * 50 + "the end"
+    picture = read_picture(
+        save_contact_sheet(tmp_path / "sheet.png", text, [Panel(text, [text], [Strip(noise(1))])])
+    )
+
+    assert picture.shape[1] == 16 + 596 + 16
+    above = picture[:90]
+    assert (above[:, 300:600] < 128).any()
+    assert (above[:, -8:] == 255).all()
+
+
+def test_a_sheet_without_panels_has_its_title(tmp_path: Path) -> None:
+    picture = read_picture(save_contact_sheet(tmp_path / "sheet.png", "no mistakes", []))
+
+    assert (picture < 128).any()

@@ -1,0 +1,157 @@
+"""Early end of a run after validations without a better score."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from engine_toys import (
+    STEPS,
+    build,
+    finish,
+    launch,
+    read_log,
+    same_weights,
+    train,
+    train_until,
+)
+
+from ffn.engine import loop
+from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.recipe import patience_warnings
+from ffn.engine.run import Run
+
+# Weights that do not move have the same score in every validation.
+STILL = ("optim.lr=1e-12", "train.freeze_bn=true", "train.epochs=6")
+
+
+def with_scores(run: Run, scores: dict[int, float]) -> Run:
+    """Let the validation after each epoch find a score."""
+    epochs: list[int] = []
+
+    def update_statistics(epoch: int) -> list[str]:
+        epochs.append(epoch)
+        return []
+
+    def evaluate() -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
+        measures = {"top1": scores[epochs[-1]], "top5": 100.0, "mean_class": 50.0, "failed": 0}
+        return dict.fromkeys((2, 3, 4), measures), ()
+
+    run.validator.update_statistics, run.validator.evaluate = update_statistics, evaluate
+    return run
+
+
+@pytest.mark.parametrize(
+    ("patience", "every", "scores", "last", "best"),
+    [
+        (1, 1, (50, 40, 60, 70, 80, 90), 2, 50),
+        (2, 1, (50, 40, 60, 60, 59, 90), 5, 60),  # an equal score is not better
+        (2, 2, (0, 50, 0, 50, 0, 49), 6, 50),  # of validations, not of epochs
+        (2, 1, (50, 40, 60, 50, 70, 65), 6, 70),
+        (5, 1, (50, 40, 40, 40, 40, 40), 6, 50),
+        (0, 1, (50, 40, 40, 40, 40, 40), 6, 50),
+    ],
+)
+def test_run_ends_after_its_patience(
+    videos: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture,
+    patience: int,
+    every: int,
+    scores: tuple[float, ...],
+    last: int,
+    best: float,
+) -> None:
+    more = (f"train.patience={patience}", f"train.validate_epochs={every}", "train.epochs=6")
+    found = dict(enumerate(scores, 1))
+    loop.train(with_scores(build(videos, tmp_path, *more), found))
+
+    entries = read_log(tmp_path, "val")
+    assert [entry["epoch"] for entry in entries] == list(range(every, last + 1, every))
+    training = load_checkpoint(tmp_path / "last.pt")["training"]
+    assert (training["epoch"], training["step"]) == (last, last * STEPS)
+    assert training["best"] == best
+    assert load_checkpoint(tmp_path / "best.pt")["meta"]["metrics"]["2"]["top1"] == best
+    if patience:
+        waited = [entry["since_best"] for entry in entries]
+        assert waited[0] == 0
+        assert max(waited) <= patience
+    else:
+        assert not any("since_best" in entry for entry in entries)
+    out = capsys.readouterr().out
+    stopped = re.findall(r"the run ends after (\d) of 6 epochs", out)
+    assert stopped == ([str(last)] if last < 6 else [])
+
+
+def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    scores = dict(enumerate((50, 40, 60, 30, 30, 30), 1))
+    options = ("train.epochs=6", "train.patience=1")
+    loop.train(with_scores(build(videos, tmp_path, *options), scores))
+    log = (tmp_path / "log.jsonl").read_text()
+    capsys.readouterr()
+
+    loop.train(build(videos, tmp_path, *options))
+    assert "finished, 2 of 6 epochs are done. To train further, raise train.patience or " in (
+        capsys.readouterr().out
+    )
+    assert (tmp_path / "log.jsonl").read_text() == log
+
+    loop.train(with_scores(build(videos, tmp_path, options[0], "train.patience=2"), scores))
+    assert [entry["epoch"] for entry in read_log(tmp_path, "val")] == [1, 2, 3, 4, 5]
+
+
+@pytest.mark.parametrize("step", [1, STEPS, STEPS + 1, 2 * STEPS, 3 * STEPS - 1])
+def test_a_killed_run_ends_at_the_same_step(videos: Path, tmp_path: Path, step: int) -> None:
+    more = (*STILL, "train.patience=2", "train.save_steps=1")
+    train_until(step, videos, tmp_path / "killed", *more)
+    killed = train(videos, tmp_path / "killed", *more)
+    whole = train(videos, tmp_path / "whole", *more)
+
+    for folder in (killed, whole):
+        training = load_checkpoint(folder / "last.pt")["training"]
+        assert (training["step"], training["since_best"]) == (3 * STEPS, 2)
+    assert same_weights(killed, whole)
+    values = [[(e["step"], e["since_best"]) for e in read_log(f, "val")] for f in (killed, whole)]
+    assert values[0] == values[1] == [(STEPS, 0), (2 * STEPS, 1), (3 * STEPS, 2)]
+
+
+def test_a_validation_that_was_killed_counts_once(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Between the score and the checkpoint that holds it."""
+
+    class Killed(BaseException):
+        pass
+
+    run = build(videos, tmp_path, *STILL, "train.patience=2")
+    save = run.checkpointer.save
+
+    def killed(state: loop.RunState, *, final: bool = False) -> None:
+        if state.epoch == 2 and not state.validation_pending:
+            raise Killed
+        save(state, final=final)
+
+    monkeypatch.setattr(run.checkpointer, "save", killed)
+    with pytest.raises(Killed):
+        loop.train(run)
+    train(videos, tmp_path, *STILL, "train.patience=2")
+    assert [entry["since_best"] for entry in read_log(tmp_path, "val")] == [0, 1, 2]
+
+
+def test_two_processes_end_together(videos: Path, tmp_path: Path) -> None:
+    out, _ = finish(launch(videos, tmp_path, *STILL, "train.patience=2", processes=2))
+    assert "(train.patience): the run ends after 3 of 6 epochs" in out
+    assert load_checkpoint(tmp_path / "last.pt")["training"]["step"] == 3 * STEPS
+
+
+@pytest.mark.parametrize(
+    ("patience", "epochs", "every", "warned"),
+    [(0, 1, 1, 0), (1, 1, 1, 1), (1, 2, 1, 1), (1, 3, 1, 0), (2, 3, 1, 1), (3, 10, 3, 1)],
+)
+def test_patience_without_effect(patience: int, epochs: int, every: int, warned: int) -> None:
+    texts = [*patience_warnings(patience, epochs=epochs, validate_epochs=every)]
+    assert len(texts) == warned
+    assert all("cannot end this run early" in text for text in texts)

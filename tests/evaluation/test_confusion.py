@@ -1,0 +1,190 @@
+"""Results per class, against loops over the videos and scikit-learn."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from sklearn import metrics
+
+from ffn.evaluation import Predictions, confusion_matrix, save_prediction_table
+from ffn.evaluation import confusion_figure as figure_module
+from ffn.evaluation.confusion import most_confused, save_classes, save_confusion
+
+CLASSES = ["jump", "run, fast", "$ sit_{$", "Hände", "never"]
+
+
+def predictions(videos: int = 60, classes: int = 5, seed: int = 0) -> Predictions:
+    """Random logits; the last class has no video, and every seventh video is unreadable."""
+    random = torch.Generator().manual_seed(seed)
+    label = torch.randint(0, classes - 1, (videos,), generator=random)
+    ok = torch.arange(videos) % 7 != 3
+    logits = {}
+    for frames in (4, 16):
+        x = torch.randn(videos, classes, generator=random).round()  # many equal logits
+        logits[frames] = x.where(ok[:, None], torch.nan)
+    return Predictions(tuple(f"v{i}.mp4" for i in range(videos)), label, ok, logits)
+
+
+def answers(kept: Predictions, frames: int) -> list[int | None]:
+    """The first of the largest logits, in plain Python."""
+    rows = kept.logits[frames].tolist()
+    return [row.index(max(row)) if ok else None for row, ok in zip(rows, kept.ok, strict=True)]
+
+
+def read(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="", encoding="utf-8") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.parametrize("frames", [4, 16])
+def test_the_matrix_is_that_of_scikit_learn(frames: int, tmp_path: Path) -> None:
+    kept = predictions()
+    found = [(c, a) for c, a in zip(kept.label.tolist(), answers(kept, frames), strict=True)]
+    readable = [pair for pair in found if pair[1] is not None]
+    expected = metrics.confusion_matrix(*zip(*readable, strict=True), labels=range(5)).tolist()
+
+    assert confusion_matrix(kept, frames, 5).tolist() == expected
+    with save_confusion(kept, CLASSES, tmp_path / "c.csv").open(newline="") as file:
+        header, *rows = csv.reader(file)
+    assert header == ["frames", "class", *CLASSES]
+    assert [row[:2] for row in rows] == [[t, name] for t in ("4", "16") for name in CLASSES]
+    assert [[int(x) for x in row[2:]] for row in rows if row[0] == str(frames)] == expected
+
+
+def test_the_table_per_class_is_that_of_a_loop(tmp_path: Path) -> None:
+    kept = predictions()
+    rows = iter(read(save_classes(kept, CLASSES, tmp_path / "classes.csv")))
+    for frames in (4, 16):
+        for label, name in enumerate(CLASSES):
+            given = [
+                a for a, c in zip(answers(kept, frames), kept.label, strict=True) if c == label
+            ]
+            wrong = Counter(sorted(a for a in given if a not in (None, label)))
+            row = next(rows)
+            assert (row["frames"], row["class"]) == (str(frames), name)
+            assert (int(row["videos"]), int(row["failed"])) == (len(given), given.count(None))
+            if not given:
+                assert (row["top1"], row["wrong_answer"], row["wrong_videos"]) == ("", "", "")
+                continue
+            assert float(row["top1"]) == pytest.approx(100 * given.count(label) / len(given))
+            ((answer, times),) = wrong.most_common(1)  # the first of equal ones
+            assert (row["wrong_answer"], row["wrong_videos"]) == (CLASSES[answer], str(times))
+    assert next(rows, None) is None
+
+
+def test_a_class_without_mistakes_has_no_wrong_answer(tmp_path: Path) -> None:
+    kept = Predictions(("a", "b"), torch.tensor([0, 1]), torch.ones(2) > 0, {8: torch.eye(2)})
+
+    for row in read(save_classes(kept, ["x", "y"], tmp_path / "classes.csv")):
+        assert (row["top1"], row["wrong_answer"], row["wrong_videos"]) == ("100.0", "", "")
+
+
+def test_predictions_are_written_for_every_video(tmp_path: Path) -> None:
+    kept = predictions()
+
+    rows = read(save_prediction_table(kept, CLASSES, tmp_path / "predictions.csv"))
+
+    assert len(rows) == 120
+    for i, (path, label) in enumerate(zip(kept.paths, kept.label.tolist(), strict=True)):
+        for frames, row in zip((4, 16), rows[2 * i : 2 * i + 2], strict=True):
+            answer = answers(kept, frames)[i]
+            assert (row["path"], row["frames"], row["label"]) == (path, str(frames), str(label))
+            assert row["class"] == CLASSES[label]
+            assert row["correct"] == str(answer == label)
+            if answer is None:
+                assert (row["prediction"], row["probability"]) == ("", "")
+                continue
+            assert row["prediction"] == CLASSES[answer]
+            powers = kept.logits[frames][i].double().exp()
+            expected = float(powers[answer] / powers.sum())
+            assert float(row["probability"]) == pytest.approx(expected, rel=1e-5)
+
+
+def test_file_names_keep_their_bytes(tmp_path: Path) -> None:
+    name = os.fsdecode(b"caf\xe9.mp4")  # Latin-1
+    kept = Predictions((name,), torch.tensor([0]), torch.ones(1) > 0, {8: torch.eye(1, 2)})
+
+    path = save_prediction_table(kept, ["x", "y"], tmp_path / "predictions.csv")
+
+    assert path.read_bytes().splitlines()[1].startswith(b"caf\xe9.mp4,8,0,x,x,0.73")
+
+
+def test_the_most_confused_classes() -> None:
+    matrix = torch.diag(torch.full((9,), 50))
+    for row, column, videos in ((7, 2, 9), (2, 7, 8), (0, 7, 7), (4, 5, 6), (5, 8, 1)):
+        matrix[row, column] = videos
+
+    assert most_confused(matrix, 9) == list(range(9))
+    assert most_confused(matrix, 2) == [2, 7]
+    assert most_confused(matrix, 3) == [0, 2, 7]
+    assert most_confused(matrix, 4) == [0, 2, 7]  # 4 and 5 do not fit
+    assert most_confused(matrix, 5) == [0, 2, 4, 5, 7]
+    assert most_confused(matrix, 8) == [0, 2, 4, 5, 7, 8]
+
+
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The figures drawn in a test."""
+    pytest.importorskip("matplotlib")
+    drawn = []
+    real = figure_module.new_figure
+    monkeypatch.setattr(
+        figure_module, "new_figure", lambda *size: drawn.append(real(*size)) or drawn[-1]
+    )
+    return drawn
+
+
+def shares(kept: Predictions, frames: int, row: int, column: int) -> float:
+    """Percent of the decoded videos of a class with an answer, in plain Python."""
+    given = [a for a, c in zip(answers(kept, frames), kept.label, strict=True) if c == row]
+    decoded = [a for a in given if a is not None]
+    return 100 * decoded.count(column) / len(decoded) if decoded else 0.0
+
+
+def test_the_figure_shows_a_matrix_per_count(figures: list[Any], tmp_path: Path) -> None:
+    kept = predictions()
+
+    path = figure_module.save_confusion_figure(kept, CLASSES, tmp_path / "c.png", name="net")
+
+    assert path.read_bytes()[:4] == b"\x89PNG"
+    (figure,) = figures
+    panels = [axes for axes in figure.axes if axes.get_visible()]
+    assert [axes.get_title() for axes in panels] == ["4 frames", "16 frames"]
+    assert [text.get_text() for text in panels[0].get_yticklabels()] == CLASSES
+    for axes, frames in zip(panels, (4, 16), strict=True):
+        expected = [[shares(kept, frames, r, c) for c in range(5)] for r in range(5)]
+        shown = torch.tensor(axes.images[0].get_array().tolist())
+        torch.testing.assert_close(shown, torch.tensor(expected))
+        numbers = {tuple(text.get_position()): text.get_text() for text in axes.texts}
+        assert numbers == {
+            (c, r): f"{expected[r][c]:.0f}"
+            for r in range(5)
+            for c in range(5)
+            if expected[r][c] >= 0.5
+        }
+
+
+def test_the_figure_of_many_classes_shows_some(figures: list[Any], tmp_path: Path) -> None:
+    kept = predictions(videos=600, classes=174)
+    names = [f"Pretending to put something onto something {i}" for i in range(174)]
+
+    figure_module.save_confusion_figure(kept, names, tmp_path / "c.png", name="net")
+
+    (figure,) = figures
+    total = sum(confusion_matrix(kept, frames, 174) for frames in (4, 16))
+    chosen = most_confused(total, 20)
+    assert 2 <= len(chosen) <= 20
+    labels = [text.get_text() for text in figure.axes[0].get_yticklabels()]
+    assert [label.split()[-1] for label in labels] == [str(i) for i in chosen]
+    assert max(map(len, labels)) <= 32
+    assert f"{len(chosen)} of 174 classes" in figure._supxlabel.get_text()
+    for r, row in enumerate(chosen):
+        for c, column in enumerate(chosen):
+            cell = figure.axes[1].images[0].get_array()[r][c]
+            assert cell == pytest.approx(shares(kept, 16, row, column), abs=1e-4)

@@ -1,0 +1,254 @@
+"""Files that ask for too much are refused at once, with the limit and how to raise it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from PIL import Image
+
+import ffn
+from ffn.data import (
+    ClipStore,
+    Preprocessing,
+    Record,
+    VideoDataset,
+    VideoError,
+    decode,
+    pack,
+    read_annotations,
+)
+from ffn.limits import FRAME_PIXELS, Limit
+from ffn.zoo import WeightsError
+
+SMALL = Preprocessing(crop=16, resize=16)
+
+
+def test_a_limit_and_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit = Limit("FFN_MAX_THINGS", 3, "things")
+    assert limit.refusal(3) == ""
+    assert limit.refusal(1_234) == (
+        "1,234 things; at most 3 are accepted (raise the limit with the environment variable "
+        "FFN_MAX_THINGS)"
+    )
+    monkeypatch.setenv("FFN_MAX_THINGS", "2000")
+    assert limit.refusal(1_234) == ""
+    for text in ("", "0", "-1", "many", "1e9"):
+        monkeypatch.setenv("FFN_MAX_THINGS", text)
+        with pytest.raises(ValueError, match=r"FFN_MAX_THINGS is .*; expected a whole number"):
+            limit.refusal(1)
+
+
+def test_frames_up_to_8k_are_accepted() -> None:
+    assert FRAME_PIXELS.refusal(7680 * 4320) == ""
+    assert FRAME_PIXELS.refusal(8192 * 8192)
+
+
+# --- videos --------------------------------------------------------------------------------------
+
+
+def write_frames(folder: Path, size: tuple[int, int], number: int = 4) -> Path:
+    folder.mkdir()
+    for index in range(number):
+        Image.new("RGB", size).save(folder / f"{index:05d}.png")
+    return folder
+
+
+def write_film(path: Path, width: int, height: int) -> Path:
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264", rate=10)
+        stream.width, stream.height, stream.pix_fmt = width, height, "yuv420p"
+        for _ in range(4):
+            pixels = np.zeros((height, width, 3), np.uint8)
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
+        output.mux(stream.encode())
+    return path
+
+
+@pytest.mark.parametrize("decoder", ["auto", "decord"])
+def test_films_with_large_frames(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str
+) -> None:
+    film = write_film(tmp_path / "a.mp4", 64, 48)
+    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(64 * 48 - 1))
+    with pytest.raises(VideoError, match=r"64 x 48 pixels: 3,072 pixels per frame; at most 3,071 "):
+        decode(film, [0], decoder=decoder)
+    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(64 * 48))
+    assert decode(film, [0], decoder=decoder).shape == (1, 48, 64, 3)
+
+
+def test_film_whose_frames_are_larger_than_its_header_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two raw H.264 films in one file: the second has larger frames."""
+    parts = []
+    for size in (64, 256):
+        film = write_film(tmp_path / f"{size}.h264", size, size)
+        parts.append(film.read_bytes())
+    (tmp_path / "both.h264").write_bytes(b"".join(parts))
+
+    assert decode(tmp_path / "both.h264", [5]).shape == (1, 256, 256, 3)
+    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(128 * 128))
+    with pytest.raises(VideoError, match=r"both\.h264"):
+        decode(tmp_path / "both.h264", [5])
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("side", [5800, 10_000, 14_000])
+def test_images_with_many_pixels(tmp_path: Path, side: int) -> None:
+    """PIL warns from 9,460² on, and raises an error of its own from 13,378² on."""
+    header = b"P5\n%d %d\n255\n" % (side, side)
+    (tmp_path / "00000.ppm").write_bytes(header)
+    with pytest.raises(VideoError, match=r"00000\.ppm has .*33,554,432") as caught:
+        decode(tmp_path, [0], pattern="{:05d}.ppm")
+    assert caught.value.frame == 0
+
+
+def test_pipe_among_frames(tmp_path: Path) -> None:
+    folder = write_frames(tmp_path / "a", (20, 20))
+    (folder / "00002.png").unlink()
+    os.mkfifo(folder / "00002.png")
+    started = time.monotonic()
+    with pytest.raises(VideoError, match=r"frame 2: 00002\.png is not a regular file"):
+        decode(folder, [2], pattern="{:05d}.png")
+    assert time.monotonic() - started < 5
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("notes.txt", "hello\n" * 2000),
+        ("list.mp4", "ffconcat version 1.0\nfile film.mp4\n"),
+        ("list.m3u8", "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfilm.mp4\n#EXT-X-ENDLIST\n"),
+        (
+            "address.m3u8",
+            "#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nhttp://127.0.0.1:9/a.ts\n"
+            "#EXT-X-ENDLIST\n",
+        ),
+    ],
+)
+def test_texts_are_no_videos(tmp_path: Path, name: str, text: str) -> None:
+    write_film(tmp_path / "film.mp4", 64, 48)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(VideoError, match="not a video"):
+        decode(tmp_path / name, [0])
+
+
+def test_refused_videos_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    film = write_film(tmp_path / "a.mp4", 64, 48)
+    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", "1000")
+    videos = VideoDataset([Record(str(film), 0)], views=(2,), preprocessing=SMALL, on_error="skip")
+    assert not videos[0]["ok"]
+    assert "FFN_MAX_FRAME_PIXELS" in videos[0]["error"]
+
+
+@pytest.mark.parametrize(
+    ("column", "value", "message"),
+    [
+        ("width", 2**31, "2147483648 x 24 pixels"),
+        ("height", 2**32 - 1, "32 x 4294967295 pixels"),
+        ("frames", 2**32 - 1, "4,294,967,295 frames do not fit into its bytes"),
+        ("offset", 2**63, "truncated"),
+    ],
+)
+def test_store_with_absurd_numbers(tmp_path: Path, column: str, value: int, message: str) -> None:
+    write_frames(tmp_path / "videos", (32, 24))
+    records = [Record(str(tmp_path / "videos"), 0)]
+    pack(records, tmp_path / "store", root=tmp_path, pattern="{:05d}.png", workers=0)
+    store = ClipStore(tmp_path / "store", root=tmp_path, check=False)
+    store._index.rows = store._index.rows.copy()
+    store._index.rows[column] = value
+
+    with pytest.raises(VideoError, match=message):
+        store.open("videos").read([0, 1, 2, 3])
+
+
+def test_dates_as_labels(tmp_path: Path) -> None:
+    (tmp_path / "list.txt").write_text("a.mp4 20231122\nb.mp4 20231123\n")
+    with pytest.raises(ValueError, match=r"label 20231122 is no class index.*FFN_MAX_CLASSES"):
+        read_annotations(tmp_path / "list.txt")
+
+
+# --- records of weights --------------------------------------------------------------------------
+
+
+def record(**changes: Any) -> dict[str, Any]:
+    plain = {"name": "a", "model": "tsm_tiny", "num_classes": 3}
+    return {**plain, "preprocessing": SMALL.to_dict(), **changes}
+
+
+def weights(folder: Path, text: str) -> Path:
+    path = folder / "a.safetensors"
+    safetensors.torch.save_file({"a": torch.zeros(1)}, path)
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    path.with_suffix(".yaml").write_text(f"{text}\nsha256: {digest}\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"trained_frames": [*range(1, 20_001)]}, "20,000 trained frame counts; at most 64"),
+        ({"num_classes": 10**9}, "1,000,000,000 classes; at most 100,000"),
+        ({"num_classes": float("nan")}, "num_classes has the number nan"),
+        ({"num_classes": "3"}, "num_classes is '3'"),
+        ({"num_classes": True}, "num_classes is True"),
+        ({"model_args": {"dropout": float("inf")}}, "model_args has the number inf"),
+        ({"metrics": {8: {"top1": float("nan")}}}, "metrics has the number nan"),
+        ({"versions": "x" * 2**23}, "FFN_MAX_RECORD_BYTES"),
+        ({"data": eval("[" * 60 + "]" * 60)}, "data has more than .* or 50 levels"),
+    ],
+)
+def test_records_that_ask_for_too_much(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    path = weights(tmp_path, yaml.safe_dump(record(**changes)))
+    started = time.monotonic()
+    with pytest.raises(WeightsError, match=rf"a\.yaml is not a record of weights: .*{message}"):
+        ffn.load(path)
+    assert time.monotonic() - started < 10
+
+
+def test_record_with_aliases(tmp_path: Path) -> None:
+    """Nine lists of nine aliases each stand for 9**9 values."""
+    lines = ["versions:", "  a: &a [x, x, x, x, x, x, x, x, x]"]
+    for name, before in zip("bcdefghi", "abcdefgh", strict=True):
+        lines.append(f"  {name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
+    path = weights(tmp_path, yaml.safe_dump(record()) + "\n".join(lines))
+    with pytest.raises(WeightsError, match=r"line \d+ has an alias"):
+        ffn.load(path)
+
+
+def test_checkpoint_whose_lists_contain_one_another(tmp_path: Path) -> None:
+    value: list[Any] = ["x"] * 9
+    for _ in range(9):
+        value = [value] * 9
+    content = {"format": 2, "model": {}, "meta": record(versions={"a": value})}
+    torch.save(content, tmp_path / "a.pt")
+    started = time.monotonic()
+    with pytest.raises(WeightsError):
+        ffn.load(tmp_path / "a.pt")
+    assert time.monotonic() - started < 60
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"crop": 10**6, "resize": 10**6}, "resize 1000000 gives 1,000,000,000,000 pixels"),
+        ({"mean": [float("nan"), 0, 0]}, "expected three numbers"),
+        ({"std": [1, float("inf"), 1]}, "expected three numbers above 0"),
+        ({"crop": 16.5, "resize": 20}, "expected whole numbers"),
+    ],
+)
+def test_preprocessing(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Preprocessing.from_dict({**SMALL.to_dict(), **changes})
