@@ -64,6 +64,9 @@ def processes(timeout: float = 0.0, device: torch.device | None = None) -> Itera
             fails first and names the video.
         device: of this process; "cuda" without a number is that of its local rank. Default: CUDA if
             available, else the CPU.
+
+    Raises:
+        torch.distributed.DistError: the processes did not connect.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     store = None
@@ -78,7 +81,11 @@ def processes(timeout: float = 0.0, device: torch.device | None = None) -> Itera
         limit = timedelta(seconds=max(DEFAULT_TIMEOUT, timeout))
         backend = "nccl" if device.type == "cuda" else "gloo"
         store, rank, size = attempt_store(limit)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        try:
+            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+        except RuntimeError as error:
+            cause = str(error).partition("\n")[0][:200]
+            raise dist.DistError(f"the processes of the run did not connect ({cause})") from error
     by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if by_torchrun:
         stop_with_parent()

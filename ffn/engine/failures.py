@@ -79,11 +79,16 @@ def explain_failures(
                 f"{batch_size} videos need more memory than there is: {remedy} ({cause})"
             ) from error
         if world.size > 1 and _is_lost_process(error):
-            raise LostProcessError(
-                "another process of the run has ended or did not answer; see its message, or "
-                f"torchrun's ({cause})"
-            ) from error
+            raise _lost_process(error) from error
         raise
+
+
+def _lost_process(error: RuntimeError) -> LostProcessError:
+    cause = str(error).partition("\n")[0][:200]
+    return LostProcessError(
+        "another process of the run has ended or did not answer; see its message, or "
+        f"torchrun's ({cause})"
+    )
 
 
 def _is_lost_process(error: RuntimeError) -> bool:
@@ -113,7 +118,7 @@ def run_command(
     try:
         with processes(2 * data_timeout or UNLIMITED, device) as world:
             try:
-                function(world)
+                _call(function, world)
             except BaseException as error:
                 _report(program, error, world)  # before other processes can notice the failure
                 raise
@@ -135,6 +140,15 @@ def run_command(
         sys.excepthook(*sys.exc_info())
         return _end(1)
     return 0
+
+
+def _call(function: Callable[[World], None], world: World) -> None:
+    try:
+        function(world)
+    except RuntimeError as error:
+        if world.size > 1 and not isinstance(error, REPORTED) and _is_lost_process(error):
+            raise _lost_process(error) from error
+        raise
 
 
 def _report(program: str, error: BaseException, world: World) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 INSIDE = multiprocessing.Value("b", 0, lock=False)  # whether a process is in the place to be killed
+JOINED = multiprocessing.Array("b", 8, lock=False)  # by rank: whether it has joined the others
 
 
 class Forks:
@@ -108,11 +109,30 @@ def main() -> None:
         if kill.get("where") == "anywhere":
             time.sleep(kill["after"])
             os.kill(children[kill["rank"]], signal.SIGKILL)
-        status = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+        status = _wait(children)
         inside = INSIDE.value == 1
         INSIDE.value = 0
         answer = {"status": status, "seconds": time.monotonic() - started, "inside": inside}
         print(json.dumps(answer), flush=True)
+
+
+def _wait(children: list[int]) -> list[int]:
+    """Exit statuses of the processes, by rank.
+
+    A process that has joined the others must notice by itself that one of them has ended. If one
+    ends before it has joined, the others are ended as ``torchrun`` does: torch waits for it in the
+    rendezvous for up to twice the timeout of half an hour.
+    """
+    status: dict[int, int] = {}
+    while len(status) < len(children):
+        child, found = os.waitpid(-1, 0)
+        rank = children.index(child)
+        status[rank] = os.waitstatus_to_exitcode(found)
+        if not JOINED[rank]:
+            for other in set(range(len(children))) - set(status):
+                os.kill(children[other], signal.SIGTERM)
+    JOINED[:] = [0] * len(JOINED)
+    return [status[rank] for rank in range(len(children))]
 
 
 def _fork(job: dict[str, Any], rank: int, port: int) -> int:
@@ -139,8 +159,17 @@ def _fork(job: dict[str, Any], rank: int, port: int) -> int:
 
 
 def _train(job: dict[str, Any], rank: int) -> int:
+    import torch.distributed as dist
+
     from ffn.cli.train import main as command
 
+    join = dist.init_process_group
+
+    def joining(*given: Any, **more: Any) -> None:
+        join(*given, **more)
+        JOINED[rank] = 1
+
+    dist.init_process_group = joining
     if job["order"]:
         _record_order(Path(job["order"]) / f"{rank}.jsonl")
     if job["double"]:

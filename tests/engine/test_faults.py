@@ -166,6 +166,20 @@ def test_two_processes_killed(
     figure("kills of one of two processes, same SHA-256", len(places))
 
 
+def test_process_killed_while_a_run_starts(forks: Forks, videos: Path, tmp_path: Path) -> None:
+    """The other process ends with a message; before it has joined, its launcher ends it."""
+    output, statuses = tmp_path / "output", Counter()
+    for turn in range(16):
+        kill = {"where": "anywhere", "after": 0.03 * turn, "rank": turn % 2}
+        run = options(videos, tmp_path / "run", *SMALL_STEPS, "data.workers=1")
+        found = forks.run(run, world=2, kill=kill, output=output)
+        assert found["seconds"] < 60
+        statuses[found["status"][1 - kill["rank"]]] += 1
+    assert set(statuses) <= {2, -signal.SIGTERM}
+    assert statuses[2] >= 2
+    assert "Traceback" not in output.read_text()
+
+
 def ranks_of(process: subprocess.Popen) -> list[int]:
     found = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
     return [int(child) for child in found]
