@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ffn.conv3d import correct_gradients
 from ffn.core.flexible import FrameFlexible, frame_ranges
 from ffn.core.private import PrivateModules, WeightAlteration
 
@@ -75,7 +76,7 @@ def convert(
     if any(isinstance(module, (FrameFlexible, PrivateModules)) for module in model.modules()):
         raise ValueError("the model is frame-flexible already; convert the plain network")
     ranges = frame_ranges(trained_frames)
-    original, model = model, copy.deepcopy(model)
+    original, model = model, correct_gradients(copy.deepcopy(model))
     chosen = _select_private(model, private)
     altered = _put_alterations(model, alter, ranges, chosen)
     copies = _copies(chosen, model, ranges)
@@ -86,9 +87,8 @@ def convert(
     flexible = FrameFlexible(model, ranges, **options).train(model.training)
     if example is not None and (idle := _idle(flexible, example)):
         flexible.report = replace(report, idle=idle)
-        shown = ", ".join(idle[:5]) + ", …" * (len(idle) > 5)
-        text = f"did not run with the example clip and would not learn: {shown}"
-        warnings.warn(f"{len(idle)} private modules or alterations {text}", stacklevel=2)
+        shown = f"did not run with the example clip and would not learn: {', '.join(idle[:5])}"
+        warnings.warn(f"{len(idle)} private modules {shown}{', …' * bool(idle[5:])}", stacklevel=2)
     return flexible
 
 

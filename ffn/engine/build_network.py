@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ffn import core, zoo
+from ffn.conv3d import correct_gradients
 from ffn.engine import freezing, optim
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
-from ffn.engine.options import Config, Groups, Optimiser, Precision
+from ffn.engine.options import Config, Groups, Optimiser
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import TASKS, FlexibleOptions, Task
 
@@ -108,10 +109,9 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
     """Set training mode, frozen parts, activation checkpointing and compilation, in place.
 
     Raises:
-        ConfigError: the model has no blocks to freeze or to checkpoint, cannot be compiled here, or
-            would train on wrong gradients.
+        ConfigError: the model has no blocks to freeze or to checkpoint, or cannot be compiled here.
     """
-    _check_precision(config, model, device)
+    correct_gradients(model)
     model.train()
     _freeze(config, model)
     try:
@@ -216,16 +216,6 @@ def build_schedule(config: Config) -> Callable[[float], float]:
         )
 
     return learning_rate
-
-
-def _check_precision(config: Config, model: nn.Module, device: torch.device) -> None:
-    """Refuse half-precision training on a CPU with 3-D convolutions that compute it: see Conv3d."""
-    half = config.train.precision is not Precision.fp32
-    if half and device.type == "cpu" and any(type(m) is nn.Conv3d for m in model.modules()):
-        raise ConfigError(
-            f"train.precision={config.train.precision.value} on a CPU gives wrong gradients for "
-            f"the 3-D convolutions of {config.model.name}; use train.precision=fp32"
-        )
 
 
 def use_deterministic_algorithms() -> None:

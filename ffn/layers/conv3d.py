@@ -1,44 +1,10 @@
-"""3-D convolutions: with right gradients in bf16 on a CPU, and with a shortcut around them."""
+"""A 3-D convolution with a shortcut around it."""
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor, nn
 
-
-class Conv3d(nn.Conv3d):
-    """``nn.Conv3d``, in fp32 if a gradient would be computed in bf16 on a CPU.
-
-    The kernel for the gradients of bf16 weights (oneDNN, torch 2.15) reads uninitialised memory if
-    the kernel spans more frames than the clip has: NaN and values up to 1e38 were measured.
-    """
-
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not x.is_cpu or not torch.is_grad_enabled():
-            return super()._conv_forward(x, weight, bias)
-        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        if autocast not in (torch.bfloat16, torch.float16):
-            return super()._conv_forward(x, weight, bias)
-        with torch.autocast("cpu", enabled=False):
-            bias = None if bias is None else bias.float()
-            return super()._conv_forward(x.float(), weight.float(), bias).to(autocast)
-
-    def for_inference(self) -> nn.Conv3d:
-        """A convolution of torch with the same outputs."""
-        conv = nn.Conv3d(
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            groups=self.groups,
-            bias=self.bias is not None,
-            device=self.weight.device,
-            dtype=self.weight.dtype,
-        )
-        conv.load_state_dict(self.state_dict())
-        return conv.requires_grad_(False)
+from ffn.conv3d import Conv3d
 
 
 class ShortcutConv3d(Conv3d):

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 
+from ffn.core import convert
 from ffn.layers import Conv3d, ShortcutConv3d
 
 
@@ -43,6 +44,27 @@ def test_gradients_of_a_bf16_layer() -> None:
     expected = reference.weight.grad
     found = conv.weight.grad.float()
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * expected.abs().max().item())
+
+
+@pytest.mark.parametrize("frames", [1, 2])
+def test_gradients_of_a_converted_network_are_those_of_fp32(frames: int) -> None:
+    """Of a network without layers of ffn, in a training loop of one's own."""
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Conv3d(3, 8, 5, padding=2, bias=False), nn.BatchNorm3d(8))
+    model = convert(plain, (1, 2), alter="none").train()
+    assert type(plain[0]) is nn.Conv3d
+    clip = torch.randn(2, 3, frames, 16, 16)
+    gradients = {}
+    for half in (False, True):
+        model.zero_grad()
+        stale = [torch.full((size,), 1e30) for size in (100, 1000, 10_000, 100_000)]
+        del stale
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            outputs = model(clip)
+        outputs.float().pow(3).sum().backward()
+        gradients[half] = model.model[0].weight.grad.clone()
+    scale = gradients[False].abs().max().item()
+    torch.testing.assert_close(gradients[True], gradients[False], rtol=0, atol=0.05 * scale)
 
 
 def test_inference_in_bf16_runs_the_bf16_kernel() -> None:
