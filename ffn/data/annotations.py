@@ -157,8 +157,8 @@ def _label_indices(
         odd = rows[numeric.index(sum(numeric) * 2 <= len(rows))]
         raise ValueError(
             f"{odd.where}: label {odd.label!r} differs in kind from other labels; expected class "
-            "indices in every line or class names in every line. Pass `classes` if class names "
-            "are digits"
+            "indices in every line or class names in every line. If class names are digits, "
+            "give all of them (data.classes=FILE, one per line)"
         )
     names = sorted({row.label for row in rows})
     index = {name: i for i, name in enumerate(names)}

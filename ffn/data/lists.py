@@ -130,7 +130,7 @@ def _table_rows(
             continue
         if len(cells) != len(header):
             raise ValueError(
-                f"{where}: {len(cells)} cells, but the header has {len(header)}; the columns are "
+                f"{where}: {len(cells)} cell(s), but the header has {len(header)}; the columns are "
                 f'separated by {_SEPARATORS[separator]}. Quote ("…") cells that contain them'
             )
         values = {field: cells[column] or None for field, column in columns.items()}

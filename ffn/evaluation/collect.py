@@ -78,7 +78,10 @@ def collect(
 
     errors = ChainMap(*(errors for _, _, errors in shards))
     if not merged["ok"].any():
-        raise VideoError(f"none of {len(errors)} videos can be read; the first: {errors[0]}")
+        raise VideoError(
+            f"none of {len(errors)} videos can be read; check data.root, and the videos with "
+            f"tools/check_data.py. The first: {errors[0]}"
+        )
 
     logits = gather_first(merge(own.logits)) if keep_logits else None
     return Outputs(

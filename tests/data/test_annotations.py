@@ -109,7 +109,7 @@ def test_folder_per_class(tmp_path):
         ("a.txt", "x 2\n", ["jump", "run"], r"a\.txt:1: label 2 .* 2 classes; expected 0 … 1"),
         ("a.txt", "x 0\ny run\nz 1\n", None, r"a\.txt:2: label 'run' differs in kind"),
         ("a.csv", "video_id,label\nx,1\n", None, r"a\.csv:1: no column for the path.*video_path"),
-        ("a.csv", "path,label\nx\n", None, r"a\.csv:2: 1 cells, but the header has 2"),
+        ("a.csv", "path,label\nx\n", None, r"a\.csv:2: 1 cell\(s\), but the header has 2"),
         ("a.csv", "path,label\nx,\n", None, r"a\.csv:2: the label is empty"),
         ("a.csv", "path,label,frames\nx,0,many\n", None, r"a\.csv:2: frames is 'many'"),
         ("a.csv", "path,label,start,end\nx,0,3,2\n", None, r"a\.csv:2: start 3\.0 s is not before"),
