@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -37,7 +37,7 @@ def compare_inference(
     onnx: bool,
     rounds: int,
     device: torch.device,
-) -> list[Comparison]:
+) -> Iterator[Comparison]:
     """Compare the forward passes of a frame-flexible network in several forms.
 
     Args:
@@ -54,7 +54,6 @@ def compare_inference(
     """
     plain = create_model(model, num_classes=num_classes).to(device).eval()
     flexible = convert(plain, trained_frames)
-    comparisons = []
     for count in sorted(set(frames)):
         clip = torch.randn(batch_size, 3, count, size, size, device=device)  # (B, C, T, H, W)
         networks = _networks(plain, flexible, clip, compiled)
@@ -74,8 +73,7 @@ def compare_inference(
         title += f"batches of {batch_size} at {size} px"
         pairs = [(name, UNFUSED) for name in calls if name != UNFUSED]
         pairs += [("fused", "plain, fused")]
-        comparisons.append(compare(title, variants, pairs))
-    return comparisons
+        yield compare(title, variants, pairs)
 
 
 def _networks(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -41,7 +41,7 @@ def compare_reading(
     video_frames: int,
     workers: Sequence[int],
     rounds: int,
-) -> list[Comparison]:
+) -> Iterator[Comparison]:
     """Compare ways to read training samples from videos.
 
     For each size: views from one decode, nested or not, against one decode per view; formats of
@@ -66,7 +66,6 @@ def compare_reading(
         raise ValueError(f"--frames is {views[0]}; give two or more frame counts, e.g. 4 8 16")
     if root is not None and annotations is None:
         raise ValueError(f"--root {root} needs --annotations, the list of videos in it")
-    comparisons = []
     for size in sizes:
         preprocessing = Preprocessing(crop=size, resize=round(size * 256 / 224))
         with tempfile.TemporaryDirectory() as folder:
@@ -84,12 +83,12 @@ def compare_reading(
                     for gop in gops
                 ]
             _check_number(len(originals[0].records), workers)
-            comparisons += [compare_views(one, views, preprocessing, rounds) for one in originals]
+            for one in originals:
+                yield compare_views(one, views, preprocessing, rounds)
             formats = [*originals, *converted(originals[0], Path(folder), preprocessing.resize)]
-            comparisons += compare_formats(formats, views[len(views) // 2], preprocessing, rounds)
+            yield from compare_formats(formats, views[len(views) // 2], preprocessing, rounds)
             for number in workers:
-                comparisons.append(compare_loaders(formats, views, preprocessing, number, rounds))
-    return comparisons
+                yield compare_loaders(formats, views, preprocessing, number, rounds)
 
 
 def compare_views(

@@ -36,27 +36,17 @@ def describe_run(device: torch.device) -> dict[str, Any]:
     }
 
 
-def print_comparisons(
-    comparisons: Sequence[Comparison],
-    *,
-    items: str,
-    measured: Mapping[str, Any],
-    console: Console | None = None,
-) -> None:
-    """Print a table of variants and a table of ratios for each comparison.
+def print_comparison(comparison: Comparison, *, items: str, console: Console | None = None) -> None:
+    """Print a table of variants and a table of ratios.
 
     Args:
-        comparisons: the results.
+        comparison: the results.
         items: the unit of the rates, e.g. "clips".
-        measured: see :func:`describe_run`; printed last, one line per entry.
         console: the terminal by default.
     """
     console = console or Console()
-    for comparison in comparisons:
-        console.print(_variant_table(comparison, items))
-        console.print(_ratio_table(comparison))
-    for key, value in measured.items():
-        console.print(f"{key}: {value}", markup=False, highlight=False, soft_wrap=True)
+    console.print(_variant_table(comparison, items))
+    console.print(_ratio_table(comparison))
 
 
 def save_comparisons(

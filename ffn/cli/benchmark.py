@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         MEMORY,
         describe_run,
         markdown_table,
-        print_comparisons,
+        print_comparison,
         save_comparisons,
     )
     from ffn.data import VideoError
@@ -60,21 +60,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured = describe_run(device) | {"memory": MEMORY[device.type]}
             if given.benchmark == "train":
                 measured |= {"precision": given.precision}
-        comparisons = given.measure(given, device)
-        print_comparisons(comparisons, items=given.items, measured=measured)
-        if given.output:
-            hidden = ("measure", "items", "output", "overwrite")
-            options = {key: value for key, value in vars(given).items() if key not in hidden}
-            save_comparisons(comparisons, given.output, measured=measured, options=options)
-            for table in _files(given)[1:]:
-                write_text(table, markdown_table(comparisons, measured))
-            print(*_files(given), sep="\n")
+        hidden = ("measure", "items", "output", "overwrite")
+        options = {key: value for key, value in vars(given).items() if key not in hidden}
+        comparisons: list[Comparison] = []
+        for comparison in given.measure(given, device):
+            comparisons.append(comparison)
+            print_comparison(comparison, items=given.items)
+            if given.output:  # after each: an interrupted run keeps what it has measured
+                save_comparisons(comparisons, given.output, measured=measured, options=options)
+                for table in _files(given)[1:]:
+                    write_text(table, markdown_table(comparisons, measured))
+        print(*(f"{key}: {value}" for key, value in measured.items()), sep="\n")
+        print(*_files(given), sep="\n")
     except (ValueError, RuntimeError, OSError, ImportError, VideoError) as error:
         return fail("benchmark", error)
     return 0
 
 
-def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
+def _train(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
     from ffn.benchmarks.training import compare_training
     from ffn.engine import build, build_network
     from ffn.engine.config import load_config
@@ -87,7 +90,7 @@ def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
         world = World(0, 1, device)
         return build.build_train_step(config, model, world, num_classes=given.num_classes)
 
-    comparison = compare_training(
+    yield compare_training(
         given.model,
         given.frames,
         build_step,
@@ -99,37 +102,33 @@ def _train(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
         rounds=given.rounds,
         device=device,
     )
-    return [comparison]
 
 
-def _infer(given: argparse.Namespace, device: torch.device) -> list[Comparison]:
+def _infer(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
     from ffn.benchmarks.inference import compare_inference
 
     if given.onnx and device.type != "cpu":
         raise ValueError("--onnx runs on a CPU; add --device cpu")
-    return [
-        comparison
-        for model in given.model
-        for batch_size in given.batch_size
-        for comparison in compare_inference(
-            model,
-            given.trained_frames,
-            frames=given.frames or given.trained_frames,
-            batch_size=batch_size,
-            size=given.size,
-            num_classes=given.num_classes,
-            compiled=given.compile,
-            onnx=given.onnx,
-            rounds=given.rounds,
-            device=device,
-        )
-    ]
+    for model in given.model:
+        for batch_size in given.batch_size:
+            yield from compare_inference(
+                model,
+                given.trained_frames,
+                frames=given.frames or given.trained_frames,
+                batch_size=batch_size,
+                size=given.size,
+                num_classes=given.num_classes,
+                compiled=given.compile,
+                onnx=given.onnx,
+                rounds=given.rounds,
+                device=device,
+            )
 
 
-def _data(given: argparse.Namespace, _: torch.device) -> list[Comparison]:
+def _data(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
     from ffn.benchmarks.reading import compare_reading
 
-    return compare_reading(
+    yield from compare_reading(
         given.frames,
         sizes=given.size,
         annotations=given.annotations,

@@ -2,12 +2,14 @@ from __future__ import annotations
 
 import json
 import statistics
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from ffn.benchmarks import inference
 from ffn.cli.benchmark import main
 
 TINY = ["--model", "tsm_tiny", "--num-classes", "3", "--batch-size", "2", "--device", "cpu"]
@@ -150,6 +152,26 @@ def test_data_is_measured_on_generated_videos_of_each_size(tmp_path: Path) -> No
     sizes = comparisons[1]["title"].split("MiB per video: ")[1]
     raw = float(sizes.rsplit(" ", 1)[1])
     assert raw == pytest.approx(10 * 32 * 42 * 3 / 2**20, rel=0.05)  # 10 frames of 32 x 42
+
+
+def test_an_interrupted_benchmark_keeps_what_it_has_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    compare = inference.compare_inference
+
+    def interrupted(*given: Any, **more: Any) -> Iterator[Any]:
+        yield next(iter(compare(*given, **more)))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(inference, "compare_inference", interrupted)
+    output = tmp_path / "infer.json"
+    arguments = ["infer", *TINY, "--size", "32", "--rounds", "1", "--frames", "2", "4"]
+
+    assert main([*arguments, "--output", str(output)]) == 130
+    (comparison,) = json.loads(output.read_text())["comparisons"]
+    assert comparison["title"].startswith("tsm_tiny, 2 frames")
+    assert "2 frames" in output.with_suffix(".md").read_text()
+    assert "tsm_tiny, 2 frames" in " ".join(capsys.readouterr().out.split())
 
 
 def test_an_existing_file_is_replaced_with_overwrite_alone(
