@@ -80,7 +80,7 @@ class FrameFlexible(nn.Module):
 
     @property
     def counts(self) -> Sequence[int]:
-        """The counts of all sub-networks: the trained ones, or all between them if interpolated."""
+        """The trained counts, or all between the smallest and the largest if interpolated."""
         first, last = self.trained_frames[0], self.trained_frames[-1]
         return range(first, last + 1) if self.interpolate else self.trained_frames
 
