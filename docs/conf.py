@@ -16,6 +16,7 @@ from typing import Any
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
+from sphinx.domains.python import PyObject
 from sphinx.environment import BuildEnvironment
 from sphinx.util.nodes import make_refnode
 
@@ -26,7 +27,7 @@ version = release = ffn.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
 html_theme = "furo"
-smartquotes = False
+smartquotes_action = "D"  # dashes; quotes stay as written, since some are code
 html_title = f"ffn {version}"
 html_copy_source = False
 html_show_copyright = False
@@ -38,6 +39,7 @@ autodoc_preserve_defaults = True
 autodoc_typehints_format = "short"
 python_maximum_signature_line_length = 88
 napoleon_use_ivar = True
+napoleon_attr_annotations = False  # the signature has the types
 
 # Files outside of docs/ that a page includes.
 PAGES = {
@@ -52,6 +54,9 @@ NAME = re.compile(r"(ffn(?:\.\w+)+|[A-Z]\w*[a-z]\w*|\w+_\w+)(\(.*\))?", flags=re
 
 def setup(app: Sphinx) -> None:
     """Add the links of texts in code font, and links to names by which objects are imported."""
+    for field in PyObject.doc_field_types:
+        if field.name == "variable":
+            field.label = "Attributes"
     app.connect("doctree-read", link_code)
     app.connect("missing-reference", find_alias)
 
