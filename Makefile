@@ -56,7 +56,7 @@ $(READY_FOR_DOCS): $(READY)
 
 docs: $(READY_FOR_DOCS)
 	rm -rf build/docs
-	$(BIN)/python -m sphinx --quiet --fail-on-warning -d build/doctrees docs build/docs
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning -d build/doctrees docs build/docs
 	$(BIN)/python docs/check_links.py build/docs
 
 lint: $(READY)

@@ -1,26 +1,34 @@
 """Build the documentation with Sphinx: the pages of docs/, the README, and the docstrings.
 
 Text in code font that names a page (``docs/data.md``) or a public object (``ffn.load``) becomes a
-link, in pages and docstrings alike.
+link, in pages and docstrings alike. The directive ``command-help`` shows the help of every command.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
+import io
 import itertools
+import os
 import re
+import sys
 from pathlib import Path
 from pkgutil import resolve_name
 from typing import Any
+from unittest import mock
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 from sphinx.domains.python import PyObject
 from sphinx.environment import BuildEnvironment
+from sphinx.util.docutils import SphinxDirective
 from sphinx.util.nodes import make_refnode
 
 import ffn
+from ffn.cli import COMMANDS
 
 project = "ffn"
 version = release = ffn.__version__
@@ -29,6 +37,8 @@ myst_heading_anchors = 4
 html_theme = "furo"
 smartquotes_action = "D"  # dashes; quotes stay as written, since some are code
 html_title = f"ffn {version}"
+html_static_path = ["_static"]
+html_css_files = ["tables.css"]
 html_copy_source = False
 html_show_copyright = False
 
@@ -53,7 +63,8 @@ NAME = re.compile(r"(ffn(?:\.\w+)+|[A-Z]\w*[a-z]\w*|\w+_\w+)(\(.*\))?", flags=re
 
 
 def setup(app: Sphinx) -> None:
-    """Add the links of texts in code font, and links to names by which objects are imported."""
+    """Add the directive, the links of texts in code font, and those of other names of objects."""
+    app.add_directive("command-help", CommandHelp)
     for field in PyObject.doc_field_types:
         if field.name == "variable":
             field.label = "Attributes"
@@ -131,3 +142,33 @@ def find(name: str) -> Any:
             return resolve_name(name)
         except (AttributeError, ImportError, ValueError):
             return None
+
+
+class CommandHelp(SphinxDirective):
+    """A section with the text of ``ffn COMMAND --help`` for each command."""
+
+    def run(self) -> list[nodes.Node]:
+        """Return the sections."""
+        sections = []
+        for command, meaning in COMMANDS.items():
+            title = nodes.title("", "", nodes.literal("", f"ffn {command}"))
+            section = nodes.section("", title, ids=[f"ffn-{command}"], names=[f"ffn {command}"])
+            text = help_text(command)
+            block = nodes.literal_block(text, text, language="none")
+            section += [nodes.paragraph("", f"{meaning[0].upper()}{meaning[1:]}."), block]
+            sections.append(section)
+        return sections
+
+
+def help_text(command: str) -> str:
+    """What ``ffn COMMAND --help`` prints on a console of 88 columns."""
+    shown = io.StringIO()
+    main = importlib.import_module(f"ffn.cli.{command}").main
+    with (
+        mock.patch.object(sys, "argv", ["ffn"]),
+        mock.patch.dict(os.environ, {"COLUMNS": "88"}),
+        contextlib.redirect_stdout(shown),
+        contextlib.suppress(SystemExit),
+    ):
+        main(["--help"])
+    return shown.getvalue()
