@@ -34,6 +34,7 @@ project = "ffn"
 version = release = ffn.__version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 myst_heading_anchors = 4
+highlight_language = "none"  # of blocks that name no language
 html_theme = "furo"
 smartquotes_action = "D"  # dashes; quotes stay as written, since some are code
 html_title = f"ffn {version}"

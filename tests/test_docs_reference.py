@@ -15,6 +15,7 @@ from types import ModuleType
 import pytest
 
 import ffn
+from ffn.datasets.synthetic import generate
 
 ROOT = Path(__file__).parents[1]
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/reference").glob("*.md")}
@@ -122,3 +123,22 @@ def test_a_missing_reference_is_found() -> None:
     assert exists("ffn.zoo.load", module, ())
     assert not exists("forwards", module, ("FrameFlexible",))
     assert not exists("ffn.zoo.loads", module, ())
+
+
+def test_the_snippets_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    snippets = {
+        name: re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+        for name, text in PAGES.items()
+    }
+    ((page, (code,)),) = ((name, found) for name, found in snippets.items() if found)
+    generate(tmp_path / "data/motion", train_per_class=2, val_per_class=1)
+    (tmp_path / "configs").symlink_to(ROOT / "configs")
+    monkeypatch.chdir(tmp_path)
+
+    exec(compile(code, page, "exec"), {})
+
+    printed = capsys.readouterr().out.splitlines()[-1]
+    assert f"print(best)  # {printed}" in code
+    assert ffn.load(tmp_path / printed).trained_frames == (4, 8, 16)
