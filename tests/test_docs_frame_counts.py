@@ -14,6 +14,7 @@ import ffn
 from ffn import backbones
 from ffn.cli import benchmark
 from ffn.cli import test as tool
+from ffn.data import sampling
 from ffn.engine.config import load_config
 
 ROOT = Path(__file__).parents[1]
@@ -67,6 +68,7 @@ def test_reported_accuracies(label: str, paper: str) -> None:
 
 
 def test_reported_accuracies_of_separate_networks() -> None:
+    assert row(PAGE, "trained at") == [*COUNTS]
     expected = {t: reported(f"ST at {t}")[t] for t in COUNTS[:-1]}
     expected["16"] = reported("trained at 16 only; ST at 16")["16"]
     assert dict(zip(COUNTS, row(PAGE, "each count alone"), strict=True)) == expected
@@ -126,6 +128,10 @@ def test_costs_of_clips(model: str) -> None:
     costs = next(cells for cells in rows(ZOO, f"`{model}`") if "%" in cells[1])
     shown = row(PAGE, f"`{model}`")
     assert shown == costs[2:6]
+    header = next(cells for cells in rows(ZOO, "model") if "4 frames" in cells)
+    assert row(PAGE, "model") == header[2:6]
+    assert "174 classes at 224 px" in TEXT
+    assert "174 classes at 224 px" in ZOO
     if model == "uniformer_s":
         assert f"cost {float(shown[2]) / float(shown[1]):.1f} times" in TEXT
     if model in ("tsm_r50", "slowfast_r50"):
@@ -137,6 +143,8 @@ def test_slow_frames() -> None:
     alphas = {"slowfast_r50": 4, "slowfast_r50_8x8": 4, "slowfast_r101": 4, "slowfast_r50_4x16": 8}
     for model, alpha in alphas.items():
         assert backbones.build(model, num_classes=2).alpha == alpha
+    assert "Alpha is 4, for `slowfast_r50_4x16` 8." in TEXT
+    assert f"a clip spans {sampling.WINDOW} frames of the video" in TEXT
     slow_frames = inspect.getmodule(backbones.SlowFast).slow_frames
     for alpha in (4, 8):
         for frames in range(1, 40):
@@ -150,6 +158,8 @@ def test_costs_of_steps() -> None:
         frames = sum(int(count) for count in label.split(", "))
         (cells,) = (cells for cells in rows(PAGE, label) if len(cells) == 2)
         assert cells == [str(frames), f"{frames / 16:.2f}"]
+    assert f"need the same {4 + 8 + 16} frames" in TEXT
+    assert f"It adds {40 - 28} frames per video" in TEXT
     memory = [
         float(cell) for cell in row((ROOT / "docs/training_memory.md").read_text(), "sequential")
     ]
