@@ -65,7 +65,7 @@ if __name__ == "__main__":
     start = [f"model.weights={weights}", "model.pretrained=false"] if weights else []
 
     # 1. Split: a fifth of each class becomes the validation clips; related clips stay together.
-    if not (root / "index").exists():
+    if not (root / "index/train.csv").exists():
         groups = ["--group-pattern", given.groups] if given.groups else []
         run("prepare_data", "folder", "--root", root, "--val-fraction", 0.2, *groups)
     # 2. Check: decode every clip. A damaged one ends the program; the message names it.
