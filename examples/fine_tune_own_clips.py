@@ -53,8 +53,9 @@ if __name__ == "__main__":
     parser.add_argument("--clips", type=Path, help="folder with a folder per class")
     parser.add_argument("--groups", help="regular expression: group of related clips, in one split")
     parser.add_argument("--model", help="default: tsm_mobilenetv2; tsm_tiny for generated clips")
-    parser.add_argument("--start", help="zoo name or file of weights; default: ImageNet")
-    parser.add_argument("options", nargs="*", help="of both trainings, e.g. train.epochs=20")
+    parser.add_argument("--start", help="zoo name or file of weights; default: ImageNet weights")
+    options = "of both trainings: train.epochs=20, model.pretrained=false (random start weights), …"
+    parser.add_argument("options", nargs="*", help=options)
     given = parser.parse_intermixed_args()
     root = given.clips or generated_clips(Path("data/own_generated"))
     model = given.model or ("tsm_mobilenetv2" if given.clips else "tsm_tiny")
