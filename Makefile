@@ -1,6 +1,7 @@
 # make quickstart   create the environment, generate data, train, and tabulate accuracy per frame count
 # make test         create the environment, run the tests in two processes
 # make test-slow    run the tests that take minutes
+# make docs         build the documentation into build/docs; a warning or a broken link is an error
 # make lint         ruff: lint and format check
 # make format       ruff: fix and format
 #
@@ -17,8 +18,9 @@ FRAMES ?= 2 4 6 8 10 12 14 16 18 20
 BIN := $(VENV)/bin
 TRAIN := $(BIN)/torchrun --standalone --nproc_per_node=2 tools/train.py
 READY := $(VENV)/.ready
+READY_FOR_DOCS := $(VENV)/.ready_for_docs
 
-.PHONY: quickstart test test-slow lint format clean
+.PHONY: quickstart test test-slow docs lint format clean
 
 $(READY): setup.cfg constraints.txt
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -47,6 +49,15 @@ test: $(READY)
 
 test-slow: $(READY)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
+
+$(READY_FOR_DOCS): $(READY)
+	$(BIN)/python -m pip install -c constraints.txt -e '.[docs]'
+	touch $@
+
+docs: $(READY_FOR_DOCS)
+	rm -rf build/docs
+	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning -d build/doctrees docs build/docs
+	$(BIN)/python docs/check_links.py build/docs
 
 lint: $(READY)
 	$(BIN)/ruff check .

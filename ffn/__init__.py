@@ -1,6 +1,6 @@
 """ffn: frame-flexible video recognition. One network, trained once, for any number of frames.
 
-Every public name is available here. Names that need more than torch are imported on first use, so
+The names that most programs need. Those that need more than torch are imported on first use, so
 ``import ffn`` loads no decoder, data set or logger.
 """
 

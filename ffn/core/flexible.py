@@ -71,16 +71,16 @@ class FrameFlexible(nn.Module):
         return self.forward(clip, active, self.model.forward_features)
 
     # Of the network, by timm's names; the head is that of the active sub-network.
-    forward_head = property(attrgetter("model.forward_head"))
-    get_classifier = property(attrgetter("model.get_classifier"))
-    reset_classifier = property(attrgetter("model.reset_classifier"))
-    num_classes = property(attrgetter("model.num_classes"))
-    num_features = property(attrgetter("model.num_features"))
-    head_hidden_size = property(attrgetter("model.head_hidden_size"))
+    forward_head = property(attrgetter("model.forward_head"), doc="Logits (B, K) of features.")
+    get_classifier = property(attrgetter("model.get_classifier"), doc="The classifier.")
+    reset_classifier = property(attrgetter("model.reset_classifier"), doc="Set a new classifier.")
+    num_classes = property(attrgetter("model.num_classes"), doc="The number of classes K.")
+    num_features = property(attrgetter("model.num_features"), doc="Channels of the feature maps.")
+    head_hidden_size = property(attrgetter("model.head_hidden_size"), doc="The classifier's width.")
 
     @property
     def counts(self) -> Sequence[int]:
-        """The counts of all sub-networks: the trained ones, or all between them if interpolated."""
+        """The trained counts, or all between the smallest and the largest if interpolated."""
         first, last = self.trained_frames[0], self.trained_frames[-1]
         return range(first, last + 1) if self.interpolate else self.trained_frames
 

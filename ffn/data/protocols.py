@@ -49,7 +49,7 @@ class Protocol:
 
     @property
     def views(self) -> int:
-        """Clips times crops: forward passes per video and number of frames."""
+        """Forward passes per video and number of frames, clips times crops."""
         return self.clips * self.crops
 
     def __str__(self) -> str:

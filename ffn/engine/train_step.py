@@ -172,7 +172,7 @@ class TrainStep:
 
     @property
     def network(self) -> nn.Module:
-        """The result of training: the moving average if there is one, else the model."""
+        """The result of training, which is the moving average if there is one, else the model."""
         return self.model if self.ema is None else self.ema.module
 
     def autocast(self) -> torch.autocast:

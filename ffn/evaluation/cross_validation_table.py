@@ -26,7 +26,7 @@ def print_cross_validation(
 
     Args:
         name: of the network.
-        summary: see :func:`summarise_cross_validation`.
+        summary: see :func:`~ffn.evaluation.cross_validation.summarise_cross_validation`.
         console: the terminal by default.
     """
     console = console or Console()

@@ -107,5 +107,5 @@ class Sweep:
 
     @property
     def views(self) -> int:
-        """Forward passes per video: the cost of a video is this many times the cost in a row."""
+        """Forward passes per video; the cost of a video is this many times the cost in a row."""
         return Protocol.parse(self.protocol).views

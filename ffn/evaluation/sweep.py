@@ -111,7 +111,7 @@ def sweep(
         precision: "fp32", "bf16" or "fp16".
         fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
         latency: also measure the latency of one clip.
-        keep_logits: keep all logits on rank 0, for :func:`save_predictions`.
+        keep_logits: keep all logits on rank 0, for :func:`~ffn.evaluation.save_predictions`.
         batch_size: see :func:`evaluate`.
         progress: show a progress bar.
 

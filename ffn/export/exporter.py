@@ -107,7 +107,7 @@ def export(
         model: a plain network, or a frame-flexible one, whose sub-network for ``frames`` is
             exported.
         path: the suffix selects the format: ``.pt2`` (torch.export), ``.onnx``, ``.aoti.pt2``
-            (AOTInductor), or one added with :func:`register_format`.
+            (AOTInductor), or one added with :func:`~ffn.export.register_format`.
         frames: T; default: that of :func:`ffn.fuse`, of a network from it.
         to: the format, whatever the suffix is: "torch", "onnx", "aotinductor", or a suffix.
         size: H and W of the clip in pixels, as one number or two; default: the crop of the record,

@@ -1,6 +1,6 @@
 """Small torch modules that backbones share; none depends on a number of frames.
 
-The letters in shape comments, everywhere in ffn:
+The letters in shape comments, everywhere in ffn::
 
     B  clips in a batch        T  frames of a clip       C  channels
     H  height, W  width        K  classes                N  B * T, frames of all clips, clip-major

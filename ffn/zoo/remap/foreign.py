@@ -146,7 +146,7 @@ def from_foreign(
     """Build our network from another implementation's state dict.
 
     Args:
-        state: from :func:`read_foreign`.
+        state: from :func:`~ffn.zoo.remap.read_foreign`.
         model: name of the model, see :func:`ffn.create_model`.
         source: one of `SOURCES`; by default detected from the names of the entries.
         trained_frames: the counts of a flexible checkpoint; for a plain one, those of the network

@@ -23,16 +23,16 @@ _BRANCH = re.compile(r"_(4|8|16)\.")
 def ffn_pytorch(state: Mapping[str, Tensor], trained_frames: tuple[int, ...] | None) -> State:
     """FFN-pytorch, the code of the paper: TSM, TEA, SlowFast, UniFormer; flexible or plain.
 
-    ========================================  ====================================
-    ``base_model.layer1.0.conv1.weight``      ``net.layer1.0.conv1.weight``
-    ``….bn1_16.weight``                       ``….bn1.16.weight``
-    ``….bns_16.2.weight`` (TEA)               ``….bns.2.16.weight``
-    ``….downsample_bn_16.weight``             ``….downsample.1.16.weight``
-    ``….adaconv_16.weight`` (C, 1, 1, 1)      ``….conv1.site.16.weight`` (C,)
-    ``new_fc.weight``                         ``net.fc.weight``
-    ``s2.pathway0_res1.branch2.a_bn_16.bias`` ``slow.stages.0.1.bn1.16.bias``
-    ``blocks3.0.norm1_16.weight``             ``blocks.2.0.norm1.16.weight``
-    ========================================  ====================================
+    =========================================  ===============================
+    ``base_model.layer1.0.conv1.weight``       ``net.layer1.0.conv1.weight``
+    ``….bn1_16.weight``                        ``….bn1.16.weight``
+    ``….bns_16.2.weight`` (TEA)                ``….bns.2.16.weight``
+    ``….downsample_bn_16.weight``              ``….downsample.1.16.weight``
+    ``….adaconv_16.weight`` (C, 1, 1, 1)       ``….conv1.site.16.weight`` (C,)
+    ``new_fc.weight``                          ``net.fc.weight``
+    ``s2.pathway0_res1.branch2.a_bn_16.bias``  ``slow.stages.0.1.bn1.16.bias``
+    ``blocks3.0.norm1_16.weight``              ``blocks.2.0.norm1.16.weight``
+    =========================================  ===============================
 
     Args:
         state: entries by name.
@@ -72,13 +72,13 @@ def tsm(state: Mapping[str, Tensor]) -> State:
 def pyslowfast(state: Mapping[str, Tensor]) -> State:
     """PySlowFast's SlowFast and Slow networks, ``.pyth`` names.
 
-    ====================================  ===================================
-    ``s1.pathway1_stem.conv.weight``      ``fast.stem.conv1.weight``
-    ``s1_fuse.conv_f2s.weight``           ``fusions.0.conv.weight``
-    ``s2.pathway0_res1.branch1.weight``   ``slow.stages.0.1.downsample.0.weight``
+    ======================================  =======================================
+    ``s1.pathway1_stem.conv.weight``        ``fast.stem.conv1.weight``
+    ``s1_fuse.conv_f2s.weight``             ``fusions.0.conv.weight``
+    ``s2.pathway0_res1.branch1.weight``     ``slow.stages.0.1.downsample.0.weight``
     ``s2.pathway0_res1.branch2.a_bn.bias``  ``slow.stages.0.1.bn1.bias``
-    ``head.projection.weight``            ``head.weight``
-    ====================================  ===================================
+    ``head.projection.weight``              ``head.weight``
+    ======================================  =======================================
 
     The pathway of a network with one pathway is called ``pathway``, not ``slow``.
     """
@@ -154,13 +154,13 @@ def uniformer(state: Mapping[str, Tensor]) -> State:
 def mmaction2(state: Mapping[str, Tensor]) -> State:
     """MMAction2's TSM (ResNets, MobileNetV2) and SlowFast.
 
-    ==============================================  ===================================
-    ``backbone.layer1.0.conv1.conv.net.weight``     ``net.layer1.0.conv1.weight``
-    ``backbone.layer1.0.downsample.bn.weight``      ``net.layer1.0.downsample.1.weight``
-    ``backbone.slow_path.layer1.0.conv1.bn.bias``   ``slow.stages.0.0.bn1.bias``
+    ================================================  ====================================
+    ``backbone.layer1.0.conv1.conv.net.weight``       ``net.layer1.0.conv1.weight``
+    ``backbone.layer1.0.downsample.bn.weight``        ``net.layer1.0.downsample.1.weight``
+    ``backbone.slow_path.layer1.0.conv1.bn.bias``     ``slow.stages.0.0.bn1.bias``
     ``backbone.slow_path.conv1_lateral.conv.weight``  ``fusions.0.conv.weight``
-    ``cls_head.fc_cls.weight``                      ``net.fc.weight``, ``head.weight``
-    ==============================================  ===================================
+    ``cls_head.fc_cls.weight``                        ``net.fc.weight``, ``head.weight``
+    ================================================  ====================================
     """
     if is_mobilenetv2(state):
         return _mobilenetv2(state)
