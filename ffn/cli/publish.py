@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ffn.cli.arguments import add_imports_argument, load_imports
 from ffn.cli.program import Parser, called_as, fail, program
+
+if TYPE_CHECKING:
+    from ffn.evaluation import Sweep
 
 
 @program("publish", "the same command starts again")
@@ -21,7 +24,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", help="best.pt or last.pt of a run")
     parser.add_argument("name", help="model.dataset_frames, e.g. tsm_r50.sthv1_f4_8_16")
     parser.add_argument("--output", default=".", help="folder; default: the current one")
-    parser.add_argument("--results", help="results.json of tools/test.py for this checkpoint only")
+    parser.add_argument(
+        "--results", help="results.json of tools/test.py for this checkpoint, alone or with others"
+    )
     parser.add_argument("--source", default="", help="origin of the weights, in a sentence")
     parser.add_argument("--licence", default="", help="SPDX name, e.g. Apache-2.0")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
@@ -36,16 +41,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         model, record = load_with_record(given.checkpoint)
         metrics = record.metrics
         if given.results:
-            sweeps = load_table(given.results)
-            if len(sweeps) != 1:
-                raise ValueError(f"{given.results} holds {len(sweeps)} networks; expected one")
+            sweep = _sweep_of(given.checkpoint, given.results, load_table(given.results))
             metrics = {
                 row.frames: {
                     "top1": round(row.top1, 2),
                     "top5": round(row.top5, 2),
                     "mean_class": round(row.mean_class, 2),
                 }
-                for row in sweeps[0].rows
+                for row in sweep.rows
             }
         meta = record.to_dict() | {
             "name": given.name,
@@ -61,6 +64,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return fail("publish", error)
     print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
     return 0
+
+
+def _sweep_of(checkpoint: str, results: str, sweeps: Sequence[Sweep]) -> Sweep:
+    """The results of a checkpoint: the only ones, or those with the end of its path as name."""
+    path = Path(checkpoint).resolve().with_suffix("").as_posix()
+    found = [s for s in sweeps if f"{path}/".endswith(f"/{s.name}/")] if sweeps[1:] else sweeps
+    if len(found) != 1:
+        names = ", ".join(sweep.name for sweep in sweeps)
+        raise ValueError(
+            f"{results} holds the networks {names}; expected one that has the name of "
+            f"{checkpoint}. Test it with tools/test.py --weights {checkpoint} --output FOLDER"
+        )
+    return found[0]
 
 
 def without_places(config: dict[str, Any] | None) -> dict[str, Any] | None:

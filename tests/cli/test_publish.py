@@ -13,6 +13,7 @@ import ffn
 from ffn.cli.publish import main
 from ffn.data import Preprocessing
 from ffn.engine.checkpoints.file import save_checkpoint
+from ffn.evaluation import Row, Sweep, save_table
 from ffn.zoo import load_with_record
 
 ROOT = Path(__file__).parents[2]
@@ -62,6 +63,39 @@ def test_a_published_network_is_the_checkpoint(checkpoint: Path, tmp_path: Path)
         "model": {"name": "tsm_tiny", "weights": "last.pt"},
         "imports": ["my_package"],
     }
+
+
+def test_results_of_several_networks(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those of the checkpoint have the end of its path as name, as tools/test.py names them."""
+
+    def publish(**networks: float) -> int:
+        sweeps = [
+            Sweep(
+                name.replace("_", "/"),
+                (2, 4),
+                10,
+                (32, 32),
+                (Row(4, 4, top1, 90.0, top1, 1.0, 10, None, 8, 0),),
+                failed=(),
+                measured={},
+            )
+            for name, top1 in networks.items()
+        ]
+        save_table(sweeps, tmp_path)
+        options = ["--output", str(tmp_path), "--overwrite"]
+        return main([str(checkpoint), NAME, *options, "--results", str(tmp_path / "results.json")])
+
+    def published() -> float:
+        return load_with_record(tmp_path / f"{NAME}.safetensors")[1].metrics[4]["top1"]
+
+    assert publish(other_best=50.0, best=70.0) == 0
+    assert published() == 70
+    assert publish(anything=60.0) == 0
+    assert published() == 60
+    assert publish(other_best=50.0, another_best=60.0) == 2
+    assert "holds the networks other/best, another/best; expected" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(
