@@ -40,11 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if len(sweeps) != 1:
                 raise ValueError(f"{given.results} holds {len(sweeps)} networks; expected one")
             metrics = {
-                row.frames: {
-                    "top1": round(row.top1, 2),
-                    "top5": round(row.top5, 2),
-                    "mean_class": round(row.mean_class, 2),
-                }
+                row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
                 for row in sweeps[0].rows
             }
         meta = record.to_dict() | {
