@@ -216,7 +216,7 @@ def _sweep(network: dict[str, Any]) -> Sweep:
         "trained_frames": None if trained is None else tuple(trained),
         "crop": tuple(network["crop"]),
         "rows": tuple(
-            (Row if Row.main in row else MultiLabelRow)(**row) for row in network["rows"]
+            (MultiLabelRow if MultiLabelRow.main in row else Row)(**row) for row in network["rows"]
         ),
         "failed": tuple(network["failed"]),
     }
