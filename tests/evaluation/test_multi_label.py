@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import csv
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as mp
-from evaluation_toys import CLASSES, ToyVideos, comparable, flexible, leave, loader, plain
+from evaluation_toys import CLASSES, MultiLabelVideos, ToyVideos, flexible, loader, plain
 from rich.console import Console
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 
@@ -34,17 +32,6 @@ from ffn.evaluation.multi_label import UNREADABLE, class_measures
 from ffn.evaluation.seeds import check_same_measure, differences, markdown_table, summarise
 
 NAMES = [f"class {i}" for i in range(CLASSES)]
-
-
-class Toys(ToyVideos):
-    """Random clips with random labels; the last class does not occur."""
-
-    def __getitem__(self, key: int | tuple[int, int]) -> dict:
-        sample = super().__getitem__(key)
-        random = torch.Generator().manual_seed(100 + sample["index"])
-        label = (torch.rand(CLASSES, generator=random) < 0.4).float()
-        label[-1] = 0
-        return sample | {"label": label}
 
 
 def metrics_of(logits: np.ndarray, label: np.ndarray) -> dict[str, float]:
@@ -102,13 +89,13 @@ def test_no_video_with_a_label() -> None:
 # --- sweeps ---------------------------------------------------------------------------------------
 
 
-def kept(toys: Toys) -> tuple[np.ndarray, dict[int, np.ndarray]]:
+def kept(toys: MultiLabelVideos) -> tuple[np.ndarray, dict[int, np.ndarray]]:
     result = sweep(flexible(), loader(toys), latency=False, keep_logits=True).predictions
     return result.label.numpy(), {t: x.numpy() for t, x in result.logits.items()}
 
 
 def test_sweep_of_several_labels(tmp_path: Path) -> None:
-    toys = Toys(9)
+    toys = MultiLabelVideos(9)
     result = sweep(flexible(), loader(toys), name="net", latency=False, keep_logits=True)
 
     label, logits = kept(toys)
@@ -134,7 +121,7 @@ def test_sweep_of_several_labels(tmp_path: Path) -> None:
 
 
 def test_files_of_predictions_and_details(tmp_path: Path) -> None:
-    toys = Toys(9, failed=(2,))
+    toys = MultiLabelVideos(9, failed=(2,))
     result = sweep(flexible(), loader(toys), name="net", latency=False, keep_logits=True)
 
     loaded = load_predictions(save_predictions(result, tmp_path / "p.safetensors"))
@@ -166,7 +153,7 @@ def test_files_of_predictions_and_details(tmp_path: Path) -> None:
 
 
 def test_several_views_and_networks_are_averaged_as_probabilities() -> None:
-    toys = Toys(5, protocol=Protocol(2, 3))
+    toys = MultiLabelVideos(5, protocol=Protocol(2, 3))
     logits = kept(toys)[1][4]
     inside = [toys[i]["clips"][4] for i in range(5)]
     model = flexible().eval()
@@ -177,7 +164,9 @@ def test_several_views_and_networks_are_averaged_as_probabilities() -> None:
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 
     options = {"latency": False, "keep_logits": True}
-    members = [sweep(model, loader(Toys(7)), **options) for model in (flexible(), plain(3))]
+    members = [
+        sweep(model, loader(MultiLabelVideos(7)), **options) for model in (flexible(), plain(3))
+    ]
     both = ensemble(members)
     mean = sum(m.predictions.logits[4].double().sigmoid() for m in members) / 2
     torch.testing.assert_close(
@@ -198,11 +187,11 @@ def test_logits_that_are_not_finite_are_refused() -> None:
             return torch.full((len(clip), CLASSES), torch.inf)
 
     with pytest.raises(FloatingPointError, match="NaN or infinite at 2 frames, first for video 0"):
-        evaluate(Broken(), loader(Toys(3)))
+        evaluate(Broken(), loader(MultiLabelVideos(3)))
 
 
 def test_a_model_of_other_classes_is_refused() -> None:
-    class Narrow(Toys):
+    class Narrow(MultiLabelVideos):
         def __getitem__(self, key: int) -> dict:
             sample = super().__getitem__(key)
             return sample | {"label": sample["label"][:3]}
@@ -211,34 +200,11 @@ def test_a_model_of_other_classes_is_refused() -> None:
         evaluate(plain(), loader(Narrow(3)))
 
 
-def spawned(rank: int, world_size: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    rendezvous = f"file://{folder}/rendezvous"
-    torch.distributed.init_process_group(
-        "gloo", init_method=rendezvous, rank=rank, world_size=world_size
-    )
-    found = {}
-    for videos in (7, 2):  # the last process has none of the two
-        toys = Toys(videos, failed=(1,))
-        found[videos] = comparable(sweep(flexible(), loader(toys, rank, world_size), latency=False))
-    Path(folder, f"{rank}.json").write_text(json.dumps(found))
-    leave()
-
-
-def test_three_processes_equal_one(tmp_path: Path) -> None:
-    mp.spawn(spawned, args=(3, str(tmp_path)), nprocs=3)
-
-    for videos in (7, 2):
-        toys = Toys(videos, failed=(1,))
-        alone = comparable(sweep(flexible(), loader(toys), latency=False))
-        for rank in range(3):
-            got = json.loads((tmp_path / f"{rank}.json").read_text())
-            assert got[str(videos)] == alone
-
-
 def test_seeds_are_summarised() -> None:
     options = {"latency": False, "trained_frames": (2, 4)}
-    seeds = [sweep(plain(s), loader(Toys(7)), name=f"net.s{s}", **options) for s in (0, 1)]
+    seeds = [
+        sweep(plain(s), loader(MultiLabelVideos(7)), name=f"net.s{s}", **options) for s in (0, 1)
+    ]
     summary = {"net": summarise(seeds), "other": summarise(seeds[:1])}
 
     row = summary["net"]["rows"][0]
