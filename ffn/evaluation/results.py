@@ -145,7 +145,14 @@ class Predictions:
         Returns:
             The class indices (N,), -1 where a video cannot be decoded, and the probabilities (N,)
             float64, NaN there.
+
+        Raises:
+            ValueError: a video has several labels, and no single answer.
         """
+        if self.multi_label:
+            raise ValueError(
+                "the videos have several labels and no single answer; use logits[frames].sigmoid()"
+            )
         logits = self.logits[frames]
         return logits.argmax(1).where(self.ok, -1), logits.double().softmax(1).amax(1)
 

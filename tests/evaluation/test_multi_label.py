@@ -139,6 +139,8 @@ def test_files_of_predictions_and_details(tmp_path: Path) -> None:
         shares = [float(x) for x in row["probabilities"].split("|") if x]
         assert shares == pytest.approx([float(logits[i].sigmoid()) for i in above], rel=1e-5)
 
+    with pytest.raises(ValueError, match="several labels and no single answer"):
+        loaded.answers(2)
     (file,) = save_details(result, toys, NAMES, tmp_path)
     rows = [*csv.DictReader(file.open())]
     assert file.name == "net.classes.csv"
