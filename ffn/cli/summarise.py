@@ -79,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="STEM",
         help="path of the .json, .md and .png file, without suffix",
     )
-    option("--title", help=f"first words of the table; default: {TITLES['top1']}, or that of mAP")
+    option("--title", help="first words of the table; default: the metric, e.g. Top-1 accuracy")
     option(
         "--against",
         metavar="RUN",

@@ -133,14 +133,8 @@ class VideoDataset(Dataset[dict[str, Any]]):
             clips, label, message = self._black_clips(numbers), record.label, str(error)
         if self.worker_status is not None:
             self.worker_status.end()
-        target = self._target(label)
-        return {
-            "clips": clips,
-            "label": target,
-            "index": index,
-            "ok": not message,
-            "error": message,
-        }
+        label = self._target(label)
+        return {"clips": clips, "label": label, "index": index, "ok": not message, "error": message}
 
     def frame_indices(self, key: int | tuple) -> tuple[int, dict[int, list[list[int]]]]:
         """Frames of one sample, without reading them.

@@ -108,9 +108,9 @@ def _read(
     """Rows, records and class names of one list or folder."""
     source = root / name
     rows = read_annotation_rows(source)
+    _check_kind(source, rows, multi_label)
     if source.is_dir() and classes is None:
         check_several_classes(source, rows)
-    _check_kind(source, rows, multi_label)
     return rows, *rows_to_records(rows, root, classes)
 
 
