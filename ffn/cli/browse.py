@@ -71,6 +71,7 @@ def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel
     """The first training batch, and the test clips of its videos."""
     import torch
 
+    from ffn.data import label_text
     from ffn.data.contact_sheet import Panel
     from ffn.engine import build_data
     from ffn.engine.distributed import World
@@ -90,19 +91,19 @@ def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel
     keys, batch = _read_batch(loader.dataset, keys)
     batch_mix = build_data.build_batch_mix(config, len(splits.classes))
     clips, labels = _mix(batch, batch_mix)
-    smoothed = batch_mix.smoothing / len(splits.classes)  # share of a class that no video has
+    smoothed = batch_mix.absent
     panels: dict[int, Panel] = {}
     for place, key in enumerate(keys):
         index, which = key[1], ""
         record, (count, indices) = splits.train[index], loader.dataset.frame_indices(key)
-        name = splits.classes[record.label]
+        name = label_text(record.label, splits.classes) or "no label"
         if config.train.repeated_aug > 1:
             which = f"copy {key[2] + 1}"
         panel = panels.setdefault(index, Panel(name, [_describe(record, count)], []))
         panel.strips.extend(
             _strip("training", clip[place], indices[view][0], which) for view, clip in clips.items()
         )
-        target = _target(labels[place], splits.classes, smoothed)
+        target = _target(labels[place], splits.classes, smoothed) or "no label"
         if target != name:
             panel.lines.append(f"training label{f' of {which}' if which else ''}: {target}")
     for index, panel in panels.items():
@@ -182,11 +183,15 @@ def _describe(record: Record, frames: int) -> str:
 
 
 def _target(label: Tensor, classes: Sequence[str], smoothed: float) -> str:
-    """A class, or the classes of a mixed label (K,) with their shares, the largest first."""
+    """A class, several, or the classes of a mixed label (K,) with their shares, largest first."""
+    from ffn.data import label_text
+
     if not label.ndim:
         return classes[label]
     shares, found = label.sort(descending=True)
-    parts = zip(shares.tolist(), found.tolist(), strict=True)
+    parts = [*zip(shares.tolist(), found.tolist(), strict=True)]
+    if all(share in (0, 1) for share, _ in parts):
+        return label_text(tuple(sorted(i for share, i in parts if share)), classes)
     return " + ".join(f"{share:.2f} {classes[i]}" for share, i in parts if share > smoothed + 1e-4)
 
 

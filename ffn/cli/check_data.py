@@ -72,6 +72,7 @@ def _write(
     findings: Sequence[Finding],
 ) -> None:
     """Write report.csv, exclude.txt, and index.csv with the usable videos and their frames."""
+    from ffn.data import has_several_labels, label_text
     from ffn.datasets.index import csv_text
     from ffn.files import write_text
 
@@ -94,12 +95,13 @@ def _write(
     excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)
     write_text(output / "exclude.txt", excluded)
     index = [
-        (path, classes[record.label], finding.frames, record.start, record.end)
+        (path, label_text(record.label, classes), finding.frames, record.start, record.end)
         for path, record, finding in pairs
         if finding.usable
     ]
     timed = any(record.start is not None or record.end is not None for record in records)
-    columns = ("path", "label", "frames", "start", "end")
+    label = "labels" if has_several_labels(records) else "label"
+    columns = ("path", label, "frames", "start", "end")
     width = len(columns) if timed else 3
     write_text(output / "index.csv", csv_text(row[:width] for row in [columns, *index]))
 

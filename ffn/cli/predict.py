@@ -52,9 +52,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             failed += 1
             continue
         network = f"sub-network {prediction.active}" if prediction.active else "plain network"
+        several = "; several labels, independent probabilities" if prediction.multi_label else ""
         print(
             f"{path}: {frames} frames, {network}, {prediction.network}, "
-            f"decode {prediction.decode_ms:.1f} ms, model {prediction.model_ms:.1f} ms"
+            f"decode {prediction.decode_ms:.1f} ms, model {prediction.model_ms:.1f} ms{several}"
         )
         for label, probability in prediction.top(given.top):
             print(f"  {probability:7.2%}  {label}")

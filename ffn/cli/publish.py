@@ -43,11 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if given.results:
             sweep = _sweep_of(given.checkpoint, given.results, load_table(given.results))
             metrics = {
-                row.frames: {
-                    "top1": round(row.top1, 2),
-                    "top5": round(row.top5, 2),
-                    "mean_class": round(row.mean_class, 2),
-                }
+                row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
                 for row in sweep.rows
             }
         meta = record.to_dict() | {

@@ -11,6 +11,7 @@ from ffn.cli.arguments import refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
 
 FORMAT = 1  # of the JSON file
+TITLES = {"top1": "Top-1 accuracy (%)", "map": "Mean average precision (%)"}
 
 
 @program("summarise", "the same command starts again")
@@ -31,6 +32,7 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
     """Write STEM.json, STEM.md and STEM.png."""
     from ffn.evaluation import load_table, save_figure
     from ffn.evaluation.seeds import (
+        check_same_measure,
         differences,
         group_by_run,
         markdown_table,
@@ -45,7 +47,8 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
     if unknown:
         raise ValueError(f"no run {unknown[0]!r}; the runs are {', '.join(runs)}")
     summary = {run: summarise(seeds) for run, seeds in runs.items()}
-    text = markdown_table(given.title, summary)
+    measure = check_same_measure(summary)
+    text = markdown_table(given.title or TITLES[measure], summary)
     if given.against:
         text += "\n" + differences(summary, given.against)
 
@@ -54,7 +57,7 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
     for file in files:
         refuse_existing(file, given.overwrite)
     stem.parent.mkdir(parents=True, exist_ok=True)
-    content = {"format": FORMAT, "title": given.title, "runs": summary}
+    content = {"format": FORMAT, "title": given.title or TITLES[measure], "runs": summary}
     write_text(files[0], json.dumps(content, indent=1) + "\n")
     write_text(files[1], text)
     shown = given.figure or list(runs)
@@ -76,7 +79,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="STEM",
         help="path of the .json, .md and .png file, without suffix",
     )
-    option("--title", default="Top-1 accuracy (%)", help="first words of the table")
+    option("--title", help="first words of the table; default: the metric, e.g. Top-1 accuracy")
     option(
         "--against",
         metavar="RUN",

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
     from ffn.evaluation import Sweep
+    from ffn.zoo import WeightRecord
 
 
 @program("test", "no results are written; the same command starts again")
@@ -97,6 +98,7 @@ def _sweep(
         if given.interpolate != model.interpolate:
             name = f"{'interpolated' if given.interpolate else 'nearest'}/{name}"
         model.interpolate = given.interpolate
+    _check_labels(weights, record, config)
     splits = read_config_splits(config.data, with_train=False, classes=record.classes)
     loader = build_test_loader(
         config,
@@ -125,6 +127,16 @@ def _sweep(
     return _Tested(result, loader.dataset, splits.classes)
 
 
+def _check_labels(weights: str, record: WeightRecord, config: Config) -> None:
+    """Raise ValueError for a network that was trained with the other kind of labels."""
+    kind = "multi" if record.multi_label else "single"
+    if config.data.labels.value != kind:
+        raise ValueError(
+            f"data.labels is {config.data.labels.value}; {weights} was trained with {kind}. Set "
+            f"data.labels={kind}, with lists of this kind, or name other weights"
+        )
+
+
 def _check_ensemble(names: Sequence[str], config: Config) -> None:
     """Raise ValueError if networks cannot form an ensemble, before the first test."""
     from ffn.data import Preprocessing
@@ -135,6 +147,7 @@ def _check_ensemble(names: Sequence[str], config: Config) -> None:
     members = {}
     for name in names:
         record, _ = read_weights(name)
+        _check_labels(name, record, config)
         splits = read_config_splits(config.data, with_train=False, classes=record.classes)
         members[name] = splits.classes, Preprocessing.from_dict(record.preprocessing)
     check_members(members)

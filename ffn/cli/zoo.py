@@ -145,8 +145,9 @@ def _costs(name: str, frames: Sequence[int], side: int, num_classes: int) -> str
 def _line(record: WeightRecord) -> str:
     trained = record.trained_frames or ()
     shown = trained or tuple(record.metrics)
+    main = "map" if record.multi_label else "top1"
     accuracy = ", ".join(
-        f"{t}: {record.metrics[t]['top1']:.2f}" for t in shown if t in record.metrics
+        f"{t}: {record.metrics[t][main]:.2f}" for t in shown if t in record.metrics
     )
     kind = "frame-flexible" if trained else "plain"
     if record.ranges:

@@ -26,7 +26,7 @@ from ffn.data.loader import collate_eval, collate_train, make_loader
 from ffn.data.overview import check_splits, describe_splits, split_warnings
 from ffn.data.preprocessing import Normalise, Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
-from ffn.data.records import Record
+from ffn.data.records import Record, has_several_labels, label_text, labels_of
 from ffn.data.sampling import (
     dense,
     dense_clips,
@@ -71,6 +71,9 @@ __all__ = [
     "dense_clips",
     "dense_start",
     "describe_splits",
+    "has_several_labels",
+    "label_text",
+    "labels_of",
     "library_draws",
     "make_loader",
     "open_video",

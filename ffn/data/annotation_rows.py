@@ -17,7 +17,7 @@ class AnnotationRow:
     Attributes:
         where: File and line, for messages.
         path: As written.
-        label: Class index or class name.
+        label: Class index or class name; in a list with several labels per video, all of them.
         frames: Number of frames, or None.
         start: Start in seconds, or None.
         end: End in seconds, or None.
@@ -29,7 +29,7 @@ class AnnotationRow:
 
     where: str
     path: str
-    label: str
+    label: str | tuple[str, ...]
     frames: str | None = None
     start: str | None = None
     end: str | None = None
@@ -37,6 +37,11 @@ class AnnotationRow:
     height: str | None = None
     group: str | None = None
     extra: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels: one, or any number in a list with several labels per video."""
+        return self.label if isinstance(self.label, tuple) else (self.label,)
 
 
 def is_video(path: str) -> bool:

@@ -3,7 +3,8 @@
 * a folder with one sub-folder per class, of video files or of folders of frames;
 * a text list, one video per line: `path label` or `path frames label`;
 * a table with a header, separated by commas, tabs or semicolons: a path column, a label column,
-  optionally frames, start, end, width, height and group.
+  optionally frames, start, end, width, height and group. A column `labels` in place of the label
+  column has any number of labels per video, separated by `|`.
 
 `docs/data.md` has the grammar. Labels are class indices or class names. Pass the classes of the
 training list when reading the validation list, so that both use the same indices.
@@ -14,13 +15,16 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import get_close_matches
+from itertools import islice
 from pathlib import Path
 
-from ffn.data.annotation_rows import AnnotationRow, is_number
+from ffn.data.annotation_rows import AnnotationRow, is_number, short
 from ffn.data.class_folders import read_class_folders
 from ffn.data.lists import read_lines, read_list
-from ffn.data.records import Record
+from ffn.data.records import Label, Record
+from ffn.labels import SEPARATOR
 from ffn.limits import CLASSES
 
 
@@ -58,7 +62,7 @@ def read_annotations(
 
 def check_several_classes(folder: Path, rows: Sequence[AnnotationRow]) -> None:
     """Raise ValueError for a folder per class that has a single class."""
-    names = {row.label for row in rows}
+    names = {label for row in rows for label in row.labels}
     if len(names) == 1:
         raise ValueError(
             f"{folder} has the single class {names.pop()!r}, from the name of its folder; expected "
@@ -144,8 +148,46 @@ def read_annotation_rows(
 
 def _label_indices(
     rows: Sequence[AnnotationRow], classes: Sequence[str] | None
+) -> tuple[list[Label], list[str]]:
+    """Class index of each row, or indices of a row with several labels, and all class names."""
+    if not isinstance(rows[0].label, tuple):
+        return _single_indices(rows, classes)
+    _check_separator(classes or ())
+    each = [replace(row, label=label) for row in rows for label in row.label]
+    if not each and classes is None:
+        raise ValueError(
+            f"{rows[0].where}: no video of the list has a label; expected labels separated by "
+            f"{SEPARATOR} in the column labels, e.g. push{SEPARATOR}pull"
+        )
+    indices, names = _single_indices(each, classes)
+    found = iter(indices)
+    labels = []
+    for row in rows:
+        own = [*islice(found, len(row.label))]
+        repeated = next((i for i in own if own.count(i) > 1), None)
+        if repeated is not None:
+            raise ValueError(
+                f"{row.where}: label {names[repeated]!r} occurs twice in "
+                f"{short(SEPARATOR.join(row.label))}; write it once"
+            )
+        labels.append(tuple(sorted(own)))
+    return labels, names
+
+
+def _check_separator(classes: Sequence[str]) -> None:
+    """Raise ValueError for a class name that a list with several labels cannot contain."""
+    for name in classes:
+        if SEPARATOR in str(name):
+            raise ValueError(
+                f"class {name!r} contains {SEPARATOR}, which separates the labels of a video; "
+                "rename the class in data.classes"
+            )
+
+
+def _single_indices(
+    rows: Sequence[AnnotationRow], classes: Sequence[str] | None
 ) -> tuple[list[int], list[str]]:
-    """Class index of each row, and all class names."""
+    """Class index of each row with one label, and all class names."""
     if classes is not None:
         names = [str(name) for name in classes]
         return _known_labels(rows, names), names
@@ -213,7 +255,7 @@ def _known_labels(rows: Sequence[AnnotationRow], names: list[str]) -> list[int]:
     return [int(row.label) for row in rows]
 
 
-def _to_record(row: AnnotationRow, label: int, base: Path) -> Record:
+def _to_record(row: AnnotationRow, label: Label, base: Path) -> Record:
     frames = _number(row, "frames", int)
     start, end = _number(row, "start", float), _number(row, "end", float)
     if frames is not None and frames < 1:

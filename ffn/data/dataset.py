@@ -13,7 +13,7 @@ from torch.utils.data import Dataset
 from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.preprocessing import Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
-from ffn.data.records import Record, SharedRecords
+from ffn.data.records import Label, Record, SharedRecords, has_several_labels
 from ffn.data.sampling import sample_views
 from ffn.data.transforms import EvalTransform, TrainTransform
 from ffn.data.watched_loader import WorkerStatus
@@ -49,6 +49,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
             `ClipStore(...).open_record`.
         on_error: `fail` raises an error; `skip` returns zeros with `ok` False and the error.
         removed: Training only: indices of records that count as unreadable, whatever `on_error` is.
+        num_classes: Number of classes K, for records with several labels.
         cache_bytes: Memory for decoded videos, per process. A data set that fits is decoded once
             instead of every epoch; samples are the same. The cache stops growing at the first video
             that does not fit.
@@ -74,11 +75,14 @@ class VideoDataset(Dataset[dict[str, Any]]):
         source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
         removed: Collection[int] = (),
+        num_classes: int | None = None,
         cache_bytes: int = 0,
     ) -> None:
         _check_dataset_options(records, views, on_error, train, transform, protocol, nested)
         if train and shuffle_frames:
             raise ValueError("shuffle_frames is only used with train=False; omit it")
+        if has_several_labels(records) and num_classes is None:
+            raise ValueError("records have several labels per video; give num_classes")
         transform = TrainTransform(preprocessing) if transform is None else transform
         if transform.preprocessing != preprocessing:
             raise ValueError("transform has another preprocessing; pass the same to both")
@@ -88,7 +92,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.shuffle_frames = shuffle_frames
         self.nested, self.seed, self.on_error = nested, seed, on_error
-        self.removed = frozenset(removed)
+        self.removed, self.num_classes = frozenset(removed), num_classes
         self.decoder, self.pattern = decoder, pattern
         self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
@@ -108,8 +112,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
 
         Returns:
             `clips`: for each view a uint8 tensor (C, T, H, W), or (V, C, T, H, W) if the protocol
-            has V > 1 clips and crops, the crops of the first clip first; `label`; `index`; `ok`:
-            whether the video is readable; `error`: the error, or "".
+            has V > 1 clips and crops, the crops of the first clip first; `label`: the class index,
+            or float32 (K,) with ones for the classes of several labels; `index`; `ok`: whether the
+            video is readable; `error`: the error, or "".
 
         Raises:
             VideoError: if the video is unreadable and `on_error` is `fail`.
@@ -128,6 +133,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
             clips, label, message = self._black_clips(numbers), record.label, str(error)
         if self.worker_status is not None:
             self.worker_status.end()
+        label = self._target(label)
         return {"clips": clips, "label": label, "index": index, "ok": not message, "error": message}
 
     def frame_indices(self, key: int | tuple) -> tuple[int, dict[int, list[list[int]]]]:
@@ -159,7 +165,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
 
     def _load(
         self, record: Record, key: tuple[int, int, int], numbers: Mapping[int, int]
-    ) -> tuple[dict[int, Tensor], int]:
+    ) -> tuple[dict[int, Tensor], Label]:
         generator = self._generator(key)
         count, read = self._open(record, key[1])
         indices = self._clip_indices(count, numbers, key, generator)
@@ -179,6 +185,14 @@ class VideoDataset(Dataset[dict[str, Any]]):
             x = x.permute(1, 0, 3, 2, 4, 5).contiguous().flatten(0, 1)  # (V, C, T, H, W)
             views[view] = x if self.protocol.views > 1 else x[0]
         return views, label
+
+    def _target(self, label: Label) -> int | Tensor:
+        """A class index, or (K,) with ones for several labels."""
+        if not isinstance(label, tuple):
+            return label
+        target = torch.zeros(self.num_classes)
+        target[list(label)] = 1
+        return target
 
     def _clip_indices(
         self,

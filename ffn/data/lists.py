@@ -14,6 +14,7 @@ from pathlib import Path
 
 from ffn.data.annotation_rows import SUFFIX, AnnotationRow, is_video, short
 from ffn.data.text_lists import read_text_list
+from ffn.labels import SEPARATOR
 
 MAX_CELL = 4096  # characters of a path or a label
 
@@ -21,6 +22,7 @@ MAX_CELL = 4096  # characters of a path or a label
 _COLUMNS = {
     "path": ("path", "video", "video_path", "file", "filename"),
     "label": ("label", "class", "class_name", "category"),
+    "labels": ("labels",),
     "frames": ("frames", "num_frames"),
     "start": ("start",),
     "end": ("end",),
@@ -28,6 +30,7 @@ _COLUMNS = {
     "height": ("height",),
     "group": ("group",),
 }
+_LABELS = (*_COLUMNS["label"], *_COLUMNS["labels"])
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -86,16 +89,16 @@ def _separator(path: Path, number: int, line: str) -> str | None:
     """The character between the columns of a table; None if the line is no header."""
     for separator in _SEPARATORS:
         names = _header_names(line, separator)
-        if names & {*_COLUMNS["path"]} and names & {*_COLUMNS["label"]}:
+        if names & {*_COLUMNS["path"]} and names & {*_LABELS}:
             return separator
     used = [separator for separator in _SEPARATORS if separator in line]
-    known = {*_COLUMNS["path"], *_COLUMNS["label"]}
+    known = {*_COLUMNS["path"], *_LABELS}
     lacking = [separator for separator in used if _header_names(line, separator) & known]
     if lacking or path.suffix.lower() == ".csv":
         return [*lacking, *used, ","][0]  # a header that lacks a column
     words = line.lower().split()
     known = {name for names in _COLUMNS.values() for name in names}
-    is_label = words[-1] in _COLUMNS["label"] and not re.search(rf"{SUFFIX}\s", line)
+    is_label = words[-1] in _LABELS and not re.search(rf"{SUFFIX}\s", line)
     if len(words) > 1 and (is_label or {*words} <= known):
         _refuse_header(f"{path}:{number}", line)
     return None
@@ -134,6 +137,8 @@ def _table_rows(
                 f'separated by {_SEPARATORS[separator]}. Quote ("…") cells that contain them'
             )
         values = {field: cells[column] or None for field, column in columns.items()}
+        if "labels" in values:
+            values["label"] = _split_labels(where, values.pop("labels"))
         for field in ("path", "label"):
             if values[field] is None:
                 raise ValueError(f"{where}: the {field} is empty")
@@ -155,6 +160,17 @@ def _cells(where: str, line: str, separator: str) -> list[str]:
         ) from None
 
 
+def _split_labels(where: str, cell: str | None) -> tuple[str, ...]:
+    """The labels of a video in a cell of the column labels; an empty cell has none."""
+    labels = tuple(label.strip() for label in cell.split(SEPARATOR)) if cell else ()
+    if not all(labels):
+        raise ValueError(
+            f"{where}: labels {short(cell)} has an empty label; expected labels separated by "
+            f"{SEPARATOR}, e.g. push{SEPARATOR}pull, and an empty cell for a video without a label"
+        )
+    return labels
+
+
 def _find_columns(where: str, header: list[str]) -> dict[str, int]:
     """Column of each field that a table has."""
     repeated = [name for name in header if name and header.count(name) > 1]
@@ -164,11 +180,18 @@ def _find_columns(where: str, header: list[str]) -> dict[str, int]:
         field: next((header.index(name) for name in names if name in header), None)
         for field, names in _COLUMNS.items()
     }
-    for field in ("path", "label"):
+    single = [name for name in _COLUMNS["label"] if name in header]
+    if single and found["labels"] is not None:
+        raise ValueError(
+            f"{where}: the header has {single[0]} (one per video) and labels (several per video); "
+            "remove or rename one of the columns"
+        )
+    found["label"] = found["label"] if found["labels"] is None else found["labels"]
+    for field, names in (("path", _COLUMNS["path"]), ("label", _LABELS)):
         if found[field] is None:
             raise ValueError(
                 f"{where}: no column for the {field} in the header {short(header)}; "
-                f"expected one of {', '.join(_COLUMNS[field])}. A list without a header is a .txt "
+                f"expected one of {', '.join(names)}. A list without a header is a .txt "
                 "file with lines 'path label'"
             )
     return {field: column for field, column in found.items() if column is not None}
@@ -184,16 +207,20 @@ def _find_column(where: str, header: list[str], name: str) -> int:
 
 def _check_cells(row: AnnotationRow) -> None:
     """Raise ValueError for a path or a label that cannot be one."""
-    longest = max(row.path, row.label, key=len)
+    longest = max(row.path, *row.labels, key=len)
     if len(longest) > MAX_CELL:
         raise ValueError(
             f"{row.where}: {short(longest)} has {len(longest)} characters; a path or a label has "
             f"at most {MAX_CELL}. Is a line end or a quote missing?"
         )
-    if is_video(row.label):
-        raise ValueError(
-            f"{row.where}: label {short(row.label)} is a video; expected the path first, then "
-            "the label"
-        )
-    if re.fullmatch(r"[0-9]+([ \t]+[0-9]+)+", row.label):
-        raise ValueError(f"{row.where}: label {short(row.label)} is several numbers; expected one")
+    for label in row.labels:
+        if is_video(label):
+            raise ValueError(
+                f"{row.where}: label {short(label)} is a video; expected the path first, then "
+                "the label"
+            )
+        if re.fullmatch(r"[0-9]+([ \t]+[0-9]+)+", label):
+            remedy = f" between {SEPARATOR}" if isinstance(row.label, tuple) else ""
+            raise ValueError(
+                f"{row.where}: label {short(label)} is several numbers; expected one{remedy}"
+            )

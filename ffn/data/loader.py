@@ -93,15 +93,16 @@ def collate_eval(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
     Returns:
         `clips`: for each view uint8 (B, C, T, H, W), or (B * V, C, T, H, W) with V clips and crops
-        per video, those of the first video first; `label` and `index`: (B,) int64; `ok`: (B,)
-        bool; `skipped`: the errors of the unreadable videos.
+        per video, those of the first video first; `label`: (B,) int64, or (B, K) float32 with ones
+        for the classes of several labels; `index`: (B,) int64; `ok`: (B,) bool; `skipped`: the
+        errors of the unreadable videos.
     """
     return {
         "clips": {
             view: torch.stack([s["clips"][view] for s in samples]).flatten(0, -5)
             for view in samples[0]["clips"]
         },
-        "label": torch.tensor([s["label"] for s in samples]),
+        "label": torch.stack([torch.as_tensor(s["label"]) for s in samples]),
         "index": torch.tensor([s["index"] for s in samples]),
         "ok": torch.tensor([s["ok"] for s in samples]),
         "skipped": [s["error"] for s in samples if not s["ok"]],

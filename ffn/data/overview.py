@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from ffn.data.annotation_rows import AnnotationRow
-from ffn.data.records import Record
+from ffn.data.records import Record, labels_of
 from ffn.data.splits import Splits
 from ffn.data.store.reader import ClipStore
 
@@ -20,10 +20,17 @@ Clip = tuple[str, float | None, float | None]  # path, start, end
 def check_splits(splits: Splits) -> None:
     """Raise ValueError for lists that cannot be trained on, or whose validation means nothing.
 
-    There is a single class, or the validation videos are training videos.
+    There is a single class, no validation video has a label, or the validation videos are training
+    videos. With several labels per video, a single class can be trained: present or absent.
     """
     train, val = splits.sources
-    if len(splits.classes) < 2:
+    for source, records in ((train, splits.train), (val, splits.val)):
+        if records and not any(map(labels_of, records)):
+            raise ValueError(
+                f"no video of {source} has a label; write labels separated by | in its column "
+                "labels, or give another list"
+            )
+    if len(splits.classes) < 2 and not splits.multi_label:
         raise ValueError(
             f"{train} has the single class {splits.classes[0]!r}; training needs two or more. "
             "Check the labels of the list (data.train), or its classes (data.classes)"
@@ -53,6 +60,11 @@ def describe_splits(splits: Splits, store: ClipStore | None = None) -> list[str]
     lines = [
         f"{name} videos per class: {_per_class(records, splits.classes)}" for name, records in sides
     ]
+    if splits.multi_label:
+        lines += [
+            f"labels per {name} video: {_labels_per_video(records)}"
+            for name, records in zip(names, (splits.train, splits.val), strict=True)
+        ]
     if store is not None:
         kind, (frames, sizes) = "store", store.sizes()
     else:
@@ -110,7 +122,7 @@ def _list_warnings(
             f"{len(repeated) - sum(n > 1 for n in counts.values())} {name} videos are listed again"
             f"{other} ({_examples(repeated)}); remove the repeated lines"
         )
-    present = {record.label for record in records}
+    present = {label for record in records for label in labels_of(record)}
     empty = [label for i, label in enumerate(classes) if i not in present]
     if empty:
         yield f"{len(empty)} of {len(classes)} classes have no {name} video ({_examples(empty)})"
@@ -121,13 +133,20 @@ def _clips(records: Sequence[Record]) -> Iterator[Clip]:
 
 
 def _per_class(records: Sequence[Record], classes: Sequence[str]) -> str:
-    counts = Counter(record.label for record in records)
+    counts = Counter(label for record in records for label in labels_of(record))
     found = sorted((counts[label], label) for label in counts)
     (least, few), (most, many) = found[0], found[-1]
     if least == most:
         return f"{least} in each of {len(found)} classes"
     median = np.median([number for number, _ in found])
     return f"least {least} ({classes[few]}), median {median:g}, most {most} ({classes[many]})"
+
+
+def _labels_per_video(records: Sequence[Record]) -> str:
+    numbers = [len(labels_of(record)) for record in records]
+    unlabelled = numbers.count(0)
+    without = f"; {unlabelled} videos without a label" if unlabelled else ""
+    return f"least {min(numbers)}, mean {np.mean(numbers):.1f}, most {max(numbers)}{without}"
 
 
 def _numbers(rows: Sequence[AnnotationRow], field: str) -> np.ndarray:

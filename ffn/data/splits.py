@@ -16,7 +16,8 @@ from ffn.data.annotations import (
     read_classes,
     rows_to_records,
 )
-from ffn.data.records import Record
+from ffn.data.records import Record, has_several_labels, label_text
+from ffn.labels import SEPARATOR
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,14 @@ class Splits:
     rows: tuple[list[AnnotationRow], list[AnnotationRow]] = field(default=([], []), repr=False)
     sources: tuple[Path, Path] = (Path(), Path())
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether the lists have several labels per video."""
+        return has_several_labels(self.val or self.train)
+
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash of file names and labels, stored in checkpoints."""
-        lines = [f"{Path(r.path).name} {r.label}" for r in [*self.train, *self.val]]
+        lines = [f"{Path(r.path).name} {label_text(r.label)}" for r in [*self.train, *self.val]]
         digest = hashlib.sha256("\n".join([*self.classes, *lines]).encode()).hexdigest()
         found = {
             "train_videos": len(self.train),
@@ -61,6 +67,7 @@ def read_splits(
     class_file: str | None = None,
     classes: Sequence[str] | None = None,
     with_train: bool = True,
+    multi_label: bool = False,
 ) -> Splits:
     """Read the annotations of a data set.
 
@@ -72,9 +79,11 @@ def read_splits(
             come from the training annotations.
         classes: class names, e.g. those of a checkpoint; they replace both.
         with_train: whether to return the training records.
+        multi_label: the lists have the column ``labels``, with any number of labels per video.
 
     Raises:
-        ValueError: an annotation file or ``dataset.json`` is invalid.
+        ValueError: an annotation file or ``dataset.json`` is invalid, or the lists have the other
+            kind of labels.
         FileNotFoundError: an annotation file is missing.
     """
     root = Path(root)
@@ -85,8 +94,8 @@ def read_splits(
     records: list[Record] = []
     rows: list[AnnotationRow] = []
     if with_train or names is None:
-        rows, records, names = _read(root, train, names)
-    val_rows, val_records, names = _read(root, val, names)
+        rows, records, names = _read(root, train, names, multi_label)
+    val_rows, val_records, names = _read(root, val, names, multi_label)
     if not with_train:
         rows, records = [], []
     sources = (root / train, root / val)
@@ -94,14 +103,31 @@ def read_splits(
 
 
 def _read(
-    root: Path, name: str, classes: list[str] | None
+    root: Path, name: str, classes: list[str] | None, multi_label: bool
 ) -> tuple[list[AnnotationRow], list[Record], list[str]]:
     """Rows, records and class names of one list or folder."""
     source = root / name
     rows = read_annotation_rows(source)
+    _check_kind(source, rows, multi_label)
     if source.is_dir() and classes is None:
         check_several_classes(source, rows)
     return rows, *rows_to_records(rows, root, classes)
+
+
+def _check_kind(source: Path, rows: Sequence[AnnotationRow], multi_label: bool) -> None:
+    """Raise ValueError for annotations of the other kind of labels."""
+    found = isinstance(rows[0].label, tuple)
+    if found and not multi_label:
+        raise ValueError(
+            f"{source} has the column labels, several labels per video; data.labels=single needs "
+            "one. Set data.labels=multi, or write one label per video in a column label"
+        )
+    if multi_label and not found:
+        raise ValueError(
+            f"{source} has one label per video; data.labels=multi reads a csv with the header "
+            f"path,labels and lines as clip.mp4,push{SEPARATOR}pull. Write such a csv (of a csv, "
+            "rename the column of the label to labels), or set data.labels=single"
+        )
 
 
 def _prepared(annotations: Path) -> Any:

@@ -28,6 +28,7 @@ from ffn.data.crops import (
     three_squares,
 )
 from ffn.data.preprocessing import Preprocessing
+from ffn.data.records import Label
 
 CROP_MODES = ("multiscale", "resized", "scale_jitter")
 CROPS = (1, 3)  # numbers of crops in a test
@@ -96,13 +97,13 @@ class TrainTransform:
             self._augmentations.append(RandomErasing(random_erasing, mean, std))
 
     def __call__(
-        self, frames: Tensor, label: int, generator: np.random.Generator
-    ) -> tuple[Tensor, int]:
+        self, frames: Tensor, label: Label, generator: np.random.Generator
+    ) -> tuple[Tensor, Label]:
         """Apply the same transform to all frames of a sample.
 
         Args:
             frames: uint8 RGB of shape (N, H, W, 3).
-            label: Class index.
+            label: Class index, or several.
             generator: Source of all draws.
 
         Returns:
@@ -113,10 +114,15 @@ class TrainTransform:
         x = self._crop(x, generator=generator)
         if self.flip != "none" and generator.random() < 0.5:
             x = F.horizontal_flip(x)
-            label = self.flipped_label.get(label, label)
+            label = self._flip_label(label)
         for augment in self._augmentations:
             x = augment(x, generator)
         return x, label
+
+    def _flip_label(self, label: Label) -> Label:
+        if isinstance(label, tuple):
+            return tuple(sorted(self.flipped_label.get(one, one) for one in label))
+        return self.flipped_label.get(label, label)
 
 
 class EvalTransform:

@@ -15,9 +15,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
-from ffn.data.records import Record
+from ffn.data.records import Record, label_text
 from ffn.data.splits import Splits
 from ffn.files import atomic_write
+from ffn.labels import SEPARATOR
 
 THREADS = 16  # that ask for file sizes; a network file system answers each after a millisecond
 
@@ -28,7 +29,7 @@ class ListedVideo(NamedTuple):
     Attributes:
         split: ``train`` or ``val``.
         path: relative to the root if it is inside.
-        label: class index.
+        label: class index; class indices separated by ``|`` in lists with several labels.
         frames: number of frames of a folder.
         start: of the time range, in seconds.
         end: of the time range, in seconds.
@@ -160,7 +161,8 @@ def with_removed(
             if not here:
                 removed.append(video)
                 indices += [len(merged[split])] if split == "train" else []
-            merged[split].append(here.pop(0) if here else _record(video, root))
+            record = here.pop(0) if here else _record(video, root, splits.multi_label)
+            merged[split].append(record)
         merged[split] += [record for rest in known.values() for record in rest]
     whole = replace(splits, train=merged["train"], val=merged["val"])
     return whole, frozenset(indices), removed
@@ -176,14 +178,16 @@ def with_contents_of(
 
 def _listed(split: str, record: Record, root: str | Path, content: str) -> ListedVideo:
     path = record.path.removeprefix(os.path.join(Path(root), ""))
-    values = (record.label, record.frames, record.start, record.end)
+    values = (label_text(record.label), record.frames, record.start, record.end)
     return ListedVideo(split, path, *("" if v is None else str(v) for v in values), content)
 
 
-def _record(video: ListedVideo, root: str | Path) -> Record:
+def _record(video: ListedVideo, root: str | Path, multi_label: bool) -> Record:
+    labels = [int(label) for label in video.label.split(SEPARATOR) if label]
+    label = tuple(labels) if multi_label else labels[0]
     frames = int(video.frames) if video.frames else None
     start, end = (float(time) if time else None for time in (video.start, video.end))
-    return Record(os.path.join(root, video.path), int(video.label), frames, start, end)
+    return Record(os.path.join(root, video.path), label, frames, start, end)
 
 
 def _name(video: ListedVideo) -> str:

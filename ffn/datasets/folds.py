@@ -72,11 +72,17 @@ def read_grouped_clips(
     Raises:
         FileNotFoundError: if a file does not exist.
         ValueError: if a line is invalid, a column is missing, no row remains, a group is empty, a
-            clip is listed twice, or the clips of a file have different groups.
+            clip is listed twice, the clips of a file have different groups, or a clip may have
+            several labels.
     """
     where = where or {}
     columns = [*where, *([] if group is None else [group])]
     rows = read_annotation_rows(source, columns)
+    if isinstance(rows[0].label, tuple):
+        raise ValueError(
+            f"{source} has the column labels, several labels per video; cross-validation needs one "
+            "per clip, in a column label. Train and test such lists with tools/train.py and test.py"
+        )
     for position, (column, accepted) in enumerate(where.items()):
         remaining = [row for row in rows if row.extra[position] in accepted]
         if not remaining:

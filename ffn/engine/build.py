@@ -69,7 +69,7 @@ def build_run(config: Config, world: World) -> Run:
         class_weights=class_weights,
         bad_batches=bad_batches,
     )
-    meter = Meter(world)
+    meter = Meter(world, accuracy=not splits.multi_label)
     return Run(
         folder=folder.path,
         world=world,
@@ -187,6 +187,7 @@ def _build_validator(
         loader,
         world,
         trained_frames=config.task.frames,
+        measure="map" if splits.multi_label else "top1",
         batch_size=build_data.clips_per_forward(config, world),
         precise_bn=config.train.precise_bn,
         train_loader=train_loader,
@@ -225,6 +226,7 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
         "num_classes": len(splits.classes),
         **network,
         "classes": list(splits.classes),
+        "multi_label": splits.multi_label,
         "preprocessing": build_data.build_preprocessing(config.data).to_dict(),
         "imports": list(config.imports),
         "config": config_to_dict(config),

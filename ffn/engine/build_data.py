@@ -13,12 +13,17 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ffn import data
-from ffn.engine.class_weights import balanced_weights, class_counts, with_mean_one
+from ffn.engine.class_weights import (
+    balanced_weights,
+    class_counts,
+    positive_weights,
+    with_mean_one,
+)
 from ffn.engine.config import ConfigError
 from ffn.engine.config_checks import nearest_multiples
 from ffn.engine.distributed import World
 from ffn.engine.mixup import BatchMix
-from ffn.engine.options import ClassWeights, Config, DataConfig, DataFormat, Flip, Order
+from ffn.engine.options import ClassWeights, Config, DataConfig, DataFormat, Flip, Labels, Order
 from ffn.engine.run_videos import RunVideos
 from ffn.engine.tasks import TASKS
 
@@ -34,7 +39,13 @@ def read_config_splits(
         class_file=options.classes,
         classes=classes,
         with_train=with_train,
+        multi_label=is_multi_label(options),
     )
+
+
+def is_multi_label(options: DataConfig) -> bool:
+    """Whether videos have any number of labels, in place of one."""
+    return options.labels is Labels.multi
 
 
 def describe_videos(options: DataConfig, splits: data.Splits) -> list[str]:
@@ -92,6 +103,7 @@ def build_train_loader(
         seed=train.seed,
         on_error=options.on_error.value,
         removed=removed,
+        num_classes=len(splits.classes),
         cache_bytes=int(options.cache_gib * 2**30),
         **_frame_source(options, store),
     )
@@ -111,7 +123,7 @@ def build_train_loader(
 
 
 def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
-    """Weights of the classes in the loss (K,), with a mean of 1 over the training videos.
+    """Weights of the classes in the loss (K,), see ``ffn.engine.class_weights``; None for none.
 
     Raises:
         ConfigError: ``train.class_weight_list`` has another length.
@@ -121,19 +133,23 @@ def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
         return None
     swapped = options.flip_pairs if options.flip is Flip.swap else ()
     counts = class_counts(
-        [record.label for record in splits.train],
+        [label for record in splits.train for label in data.labels_of(record)],
         len(splits.classes),
         data.swap_pairs(swapped, splits.classes),
     )
+    several = is_multi_label(options)
     if not train.class_weight_list:
         power = 0.5 if train.class_weights is ClassWeights.sqrt else 1.0
+        if several:
+            return positive_weights(counts, len(splits.train), power)
         return with_mean_one(balanced_weights(counts, power), counts)
     if len(train.class_weight_list) != len(counts):
         raise ConfigError(
             f"train.class_weight_list has {len(train.class_weight_list)} numbers; the data have "
             f"{len(counts)} classes. Give one for each, in the order of data.classes"
         )
-    return with_mean_one(torch.tensor(train.class_weight_list, dtype=torch.float64), counts)
+    given = torch.tensor(train.class_weight_list, dtype=torch.float64)
+    return given.float() if several else with_mean_one(given, counts)
 
 
 def build_test_loader(
@@ -159,6 +175,7 @@ def build_test_loader(
         protocol=parsed,
         shuffle_frames=shuffle_frames,
         on_error=config.data.on_error.value,
+        num_classes=len(splits.classes),
         **_frame_source(config.data, _open_store(config.data, resize=preprocessing.resize)),
     )
     return data.make_loader(
@@ -180,6 +197,7 @@ def build_batch_mix(config: Config, num_classes: int) -> BatchMix:
         cutmix=train.cutmix,
         smoothing=train.label_smoothing,
         seed=train.seed,
+        multi_label=is_multi_label(config.data),
     )
 
 

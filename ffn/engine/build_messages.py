@@ -55,7 +55,7 @@ def settings(
         _schedule_line(config, world, steps_per_epoch),
         *_frames_line(config),
         *_frozen_line(model),
-        *([] if class_weights is None else [console.class_weights(class_weights, splits.classes)]),
+        *_class_weights_line(splits, class_weights),
         *(f"warning: {text}" for text in _warnings(config, splits, model, start, world)),
     ]
 
@@ -95,6 +95,14 @@ def _frames_line(config: Config) -> list[str]:
     if not build_network.lengths_change(config):
         return []
     return [console.frame_counts(TASKS[config.task.name].views(config.task))]
+
+
+def _class_weights_line(splits: Splits, class_weights: Tensor | None) -> list[str]:
+    if class_weights is None:
+        return []
+    note = "the mean over the training videos is 1"
+    note = "of the positive labels" if splits.multi_label else note
+    return [console.class_weights(class_weights, splits.classes, note)]
 
 
 def _frozen_line(model: nn.Module) -> list[str]:

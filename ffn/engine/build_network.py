@@ -16,9 +16,10 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
-from ffn.engine.options import Config, Groups, Optimiser
+from ffn.engine.options import Config, Groups, Labels, Optimiser
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import TASKS, FlexibleOptions, Task
+from ffn.labels import MultiLabel
 
 Start = tuple[zoo.Match, zoo.WeightRecord]
 
@@ -154,17 +155,16 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
         class_weights: (K,); None for none.
 
     Raises:
-        ConfigError: the task has trained parameters of its own, or does not use class weights.
+        ConfigError: the task has trained parameters of its own, or does not use class weights or
+            several labels per video.
     """
     task = TASKS[config.task.name].from_options(model, config.task)
     if class_weights is not None:
-        if not task.uses_class_weights:
-            raise ConfigError(
-                f"task {config.task.name} does not use class weights; set "
-                "train.class_weights=none, or compute its loss with label_loss() and set "
-                "uses_class_weights = True in its class"
-            )
+        _require_label_loss(task, config, "class weights", "train.class_weights=none")
         task.class_weights = class_weights
+    if config.data.labels is Labels.multi:
+        _require_label_loss(task, config, "several labels per video", "data.labels=single")
+        task.labels = MultiLabel
     known = {id(parameter) for parameter in model.parameters()}
     own = [n for n, p in task.named_parameters() if p.requires_grad and id(p) not in known]
     if own:
@@ -174,6 +174,15 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
             "requires_grad_(False)"
         )
     return task
+
+
+def _require_label_loss(task: Task, config: Config, what: str, remedy: str) -> None:
+    """Raise ConfigError for a task whose losses do not call ``label_loss``."""
+    if not task.uses_label_loss:
+        raise ConfigError(
+            f"task {config.task.name} does not use {what}; set {remedy}, or compute its loss with "
+            "label_loss() and set uses_label_loss = True in its class"
+        )
 
 
 def lengths_change(config: Config) -> bool:

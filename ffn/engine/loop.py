@@ -115,8 +115,9 @@ def validate(run: Run, state: RunState, log: RunLog) -> None:
     state.metrics, failed = run.validator.evaluate()
     log.unreadable(f"{len(failed)} unreadable validation videos", failed)
     score = run.validator.score(state.metrics)
-    log.print(console.validation(state.epoch, state.metrics, score, run.validator.videos))
-    accuracies = {f"top1/{frames}": values["top1"] for frames, values in state.metrics.items()}
+    name, videos = run.validator.measure, run.validator.videos
+    log.print(console.validation(state.epoch, state.metrics, score, videos, measure=name))
+    accuracies = {f"{name}/{frames}": values[name] for frames, values in state.metrics.items()}
     state.since_best = 0 if score > state.best else state.since_best + 1
     waited = {"since_best": state.since_best} if run.patience else {}
     values = {"epoch": state.epoch, **accuracies, "mean": score, "failed": len(failed), **waited}

@@ -10,12 +10,14 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torchvision import tv_tensors
 from torchvision.transforms import v2
 
 from ffn.data import library_draws
+from ffn.labels import label_kind
 
 
 class BatchMix:
@@ -31,6 +33,8 @@ class BatchMix:
         cutmix: alpha of CutMix; 0: off.
         smoothing: label smoothing, 0 <= s < 1.
         seed: of the random numbers.
+        multi_label: labels are (B, K), ones for the classes of a video; see
+            :class:`ffn.labels.MultiLabel` for their smoothing.
 
     Raises:
         ValueError: a number is outside its range.
@@ -44,6 +48,7 @@ class BatchMix:
         cutmix: float = 0.0,
         smoothing: float = 0.0,
         seed: int = 0,
+        multi_label: bool = False,
     ) -> None:
         if mixup < 0 or cutmix < 0 or not 0 <= smoothing < 1:
             raise ValueError(
@@ -51,9 +56,15 @@ class BatchMix:
                 "least 0 and 0 <= smoothing < 1"
             )
         self.num_classes, self.smoothing, self.seed = num_classes, smoothing, seed
+        self.labels = label_kind(multi_label)
         options = {"num_classes": num_classes, "labels_getter": lambda batch: batch["label"]}
         self.mixes = [v2.MixUp(alpha=mixup, **options)] if mixup else []
         self.mixes += [v2.CutMix(alpha=cutmix, **options)] if cutmix else []
+
+    @property
+    def absent(self) -> float:
+        """Value of a smoothed label for a class that the video does not have."""
+        return float(self.labels.smooth(torch.zeros(self.num_classes), self.smoothing)[0])
 
     def __call__(
         self, batch: dict[str, Any], *, step: int, micro: int, rank: int
@@ -61,13 +72,15 @@ class BatchMix:
         """Mix a batch.
 
         Args:
-            batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``, clips normalised.
+            batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``, clips normalised;
+                several labels (B, K).
             step: optimiser steps done, over all epochs.
             micro: which micro-batch of the step.
             rank: of the process.
 
         Returns:
-            The batch with labels (B, K) float32 that sum to 1; unchanged if nothing is set.
+            The batch with labels (B, K) float32, which sum to 1 if a video has one label;
+            unchanged if nothing is set.
         """
         if not self.mixes and not self.smoothing:
             return batch
@@ -81,7 +94,6 @@ class BatchMix:
             clips = {t: video.as_subclass(Tensor) for t, video in batch["clips"].items()}
             label = batch["label"]
         else:
-            clips, label = batch["clips"], F.one_hot(batch["label"], self.num_classes).float()
-
-        label = (1 - self.smoothing) * label + self.smoothing / self.num_classes
-        return {"clips": clips, "label": label}
+            clips, label = batch["clips"], batch["label"]
+            label = F.one_hot(label, self.num_classes).float() if label.ndim == 1 else label
+        return {"clips": clips, "label": self.labels.smooth(label, self.smoothing)}

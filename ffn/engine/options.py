@@ -65,6 +65,13 @@ class OnError(Enum):
     skip = "skip"
 
 
+class Labels(Enum):
+    """Number of labels of a video; see ``ffn.labels``."""
+
+    single = "single"
+    multi = "multi"
+
+
 class DataFormat(Enum):
     """Source of the frames."""
 
@@ -153,6 +160,9 @@ class DataConfig:
     train: str = option("train.csv", "training annotations under root: list, csv, class folders")
     val: str = option("val.csv", "validation annotations under root: list, csv, class folders")
     root: str = option("data", "folder of the annotations and of the paths in them")
+    labels: Labels = option(
+        Labels.single, "labels per video: single; multi: any number, a csv with the column labels"
+    )
     format: DataFormat = option(
         DataFormat.video, "read the files in the annotations, or a clip store made from them"
     )

@@ -22,7 +22,8 @@ class Validator:
         train_step: its network is tested, in its precision.
         loader: validation batches.
         world: the processes.
-        trained_frames: counts whose mean top-1 is the score.
+        trained_frames: counts whose mean accuracy is the score.
+        measure: name of this accuracy: top1, or map with several labels per video.
         batch_size: clips per forward pass.
         precise_bn: micro-batches of training data for exact BatchNorm statistics; 0 keeps the
             running ones.
@@ -36,12 +37,14 @@ class Validator:
         world: World,
         *,
         trained_frames: Sequence[int],
+        measure: str = "top1",
         batch_size: int,
         precise_bn: int = 0,
         train_loader: DataLoader | None = None,
     ) -> None:
         self.train_step, self.loader, self.world = train_step, loader, world
         self.trained_frames, self.batch_size = tuple(trained_frames), batch_size
+        self.measure = measure
         self.precise_bn, self.train_loader = precise_bn, train_loader
         self.videos = len(loader.dataset)
 
@@ -63,8 +66,8 @@ class Validator:
             ) from error
 
     def score(self, metrics: dict[int, dict[str, float]]) -> float:
-        """Mean top-1 over the trained counts, in percent of all videos."""
-        return sum(metrics[t]["top1"] for t in self.trained_frames) / len(self.trained_frames)
+        """Mean accuracy over the trained counts, in percent; of all videos."""
+        return sum(metrics[t][self.measure] for t in self.trained_frames) / len(self.trained_frames)
 
     def update_statistics(self, epoch: int) -> list[str]:
         """Give BatchNorms exact statistics of the first training videos of an epoch.

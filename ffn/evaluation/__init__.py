@@ -17,6 +17,7 @@ from ffn.evaluation.details import save_details
 from ffn.evaluation.ensemble import check_members, ensemble
 from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import accuracy, label_ranks
+from ffn.evaluation.multi_label import average_precision, multi_label_accuracy
 from ffn.evaluation.plots import save_figure
 from ffn.evaluation.report import (
     load_predictions,
@@ -26,15 +27,17 @@ from ffn.evaluation.report import (
     save_predictions,
     save_table,
 )
-from ffn.evaluation.results import Predictions, Row, Sweep
+from ffn.evaluation.results import MultiLabelRow, Predictions, Row, Sweep
 from ffn.evaluation.summary import summary
 from ffn.evaluation.sweep import evaluate, measure, sweep
 
 __all__ = [
+    "MultiLabelRow",
     "Predictions",
     "Row",
     "Sweep",
     "accuracy",
+    "average_precision",
     "check_members",
     "confusion_matrix",
     "count_macs",
@@ -49,6 +52,7 @@ __all__ = [
     "load_table",
     "measure",
     "measure_latency",
+    "multi_label_accuracy",
     "print_table",
     "save_details",
     "save_figure",

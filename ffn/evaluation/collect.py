@@ -1,8 +1,7 @@
-"""Run a model over a data loader and gather the label ranks and logits of all processes."""
+"""Run a model over a data loader and gather the results and logits of all processes."""
 
 from __future__ import annotations
 
-import math
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +14,8 @@ from torch.utils.data import DataLoader
 
 from ffn.data import Normalise, VideoError
 from ffn.evaluation.eval_mode import evaluating
-from ffn.evaluation.metrics import NOT_FINITE, UNREADABLE, label_ranks
+from ffn.evaluation.measures import Measures, measures_of
+from ffn.labels import LabelKind, SingleLabel
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,11 @@ class Outputs:
     """Gathered results, row i for video i; the same on every process.
 
     Attributes:
-        label: (N,), class indices.
+        label: (N,), class indices; (N, K) with ones for several labels per video.
         ok: (N,), False where a video cannot be decoded.
         errors: for each video that cannot be decoded, the reason.
-        ranks: per frame count (N,); see :func:`ffn.evaluation.label_ranks`.
+        columns: per frame count the results (N, ...) from which ``measures`` computes metrics.
+        measures: the metrics for the kind of labels.
         shapes: per frame count (C, T, H, W) of the clips.
         logits: per frame count (N, K) on rank 0, if they were kept.
     """
@@ -34,7 +35,8 @@ class Outputs:
     label: Tensor
     ok: Tensor
     errors: tuple[str, ...]
-    ranks: dict[int, Tensor]
+    columns: dict[int, Tensor]
+    measures: Measures
     shapes: dict[int, tuple[int, ...]]
     logits: dict[int, Tensor] | None
 
@@ -72,8 +74,8 @@ def collect(
         raise ValueError("no videos to evaluate: the data set is empty")
     keep = first_of_each(merged["index"])
     merged = merge([merged], keep)
-    ranks = _ranks(merged)
-    _check_finite(ranks, merged["index"], loader)
+    columns, measures = _results(merged), measures_of(merged["label"])
+    _check_finite(measures, columns, merged["index"], loader)
     _check_complete(merged["index"], len(loader.dataset))
 
     errors = ChainMap(*(errors for _, _, errors in shards))
@@ -87,7 +89,8 @@ def collect(
     return Outputs(
         label=merged["label"],
         ok=merged["ok"],
-        ranks=ranks,
+        columns=columns,
+        measures=measures,
         errors=tuple(reason for _, reason in sorted(errors.items())),
         shapes=dict(ChainMap(*(shapes for _, shapes, _ in shards))),
         logits=None if logits is None else {int(t): x for t, x in merge(logits, keep).items()},
@@ -115,53 +118,48 @@ def _run(
             )
             shard.columns.append(columns)
             shard.logits.append({})
-            label = batch["label"].to(device)
+            label, measures = batch["label"].to(device), measures_of(batch["label"])
             for frames, clip in batch["clips"].items():
                 shard.shapes[frames] = tuple(clip.shape[1:])
                 parts = (
                     normalise(part.to(device, non_blocking=True))
                     for part in clip.split(batch_size or loader.batch_size or len(clip))
                 )
-                logits = video_logits(run, parts, videos=len(label))
-                ranks = label_ranks(logits, label).cpu()
-                columns[f"rank/{frames}"] = ranks.where(batch["ok"], UNREADABLE)
+                logits = video_logits(run, parts, videos=len(label), labels=measures.labels)
+                columns[f"result/{frames}"] = measures.column(logits, label, batch["ok"])
                 if keep_logits:
                     kept = logits.cpu().where(batch["ok"][:, None], torch.nan)
                     shard.logits[-1][str(frames)] = kept
-            if any((column == NOT_FINITE).any() for column in _ranks(columns).values()):
+            if any(measures.not_finite(column).any() for column in _results(columns).values()):
                 break  # all processes raise together after gathering; otherwise the others hang
     return shard
 
 
-def video_logits(run: Callable[[Tensor], Tensor], clips: Iterable[Tensor], videos: int) -> Tensor:
+def video_logits(
+    run: Callable[[Tensor], Tensor],
+    clips: Iterable[Tensor],
+    videos: int,
+    labels: LabelKind = SingleLabel,
+) -> Tensor:
     """Run a network over the views of several videos and average the views of each video.
 
-    The probabilities (softmax) are averaged, as in SlowFast and UniFormer; the test of TSM averages
+    The probabilities are averaged, as in SlowFast and UniFormer; the test of TSM averages
     logits.
 
     Args:
         run: takes clips (n, C, T, H, W), returns logits (n, K).
         clips: the views of all videos in parts, those of the first video first.
         videos: B; all have the same number of views.
+        labels: one label per video (softmax), or several (sigmoid).
 
     Returns:
-        (B, K) float32: the logits for one view, the logarithm of the mean probability for several.
+        (B, K) float32: the logits for one view, those of the mean probability for several.
     """
     logits = torch.cat([run(part).float() for part in clips])  # (B * V, K)
     views = len(logits) // videos
     if views == 1:
         return logits
-    return mean_log_probabilities(logits.unflatten(0, (videos, views)), 1)
-
-
-def mean_log_probabilities(logits: Tensor, dim: int) -> Tensor:
-    """Return the logarithm of the mean probability over a dimension.
-
-    Args:
-        logits: (..., K); the probabilities are their softmax over K.
-        dim: of the logits, not the last.
-    """
-    return logits.log_softmax(-1).logsumexp(dim) - math.log(logits.shape[dim])
+    return labels.mean(logits.unflatten(0, (videos, views)), 1)
 
 
 def gather(value: object) -> list:
@@ -216,16 +214,18 @@ def _distributed() -> bool:
     return dist.is_available() and dist.is_initialized()
 
 
-def _ranks(columns: Mapping[str, Tensor]) -> dict[int, Tensor]:
-    """The label ranks by frame count, ascending."""
-    names = [name for name in columns if name.startswith("rank/")]
-    counts = sorted(int(name.removeprefix("rank/")) for name in names)
-    return {frames: columns[f"rank/{frames}"] for frames in counts}
+def _results(columns: Mapping[str, Tensor]) -> dict[int, Tensor]:
+    """The results by frame count, ascending."""
+    names = [name for name in columns if name.startswith("result/")]
+    counts = sorted(int(name.removeprefix("result/")) for name in names)
+    return {frames: columns[f"result/{frames}"] for frames in counts}
 
 
-def _check_finite(ranks: Mapping[int, Tensor], index: Tensor, loader: DataLoader) -> None:
-    for frames, column in ranks.items():
-        bad = index[column == NOT_FINITE].tolist()
+def _check_finite(
+    measures: Measures, columns: Mapping[int, Tensor], index: Tensor, loader: DataLoader
+) -> None:
+    for frames, column in columns.items():
+        bad = index[measures.not_finite(column)].tolist()
         if bad:
             raise FloatingPointError(
                 f"logits are NaN or infinite at {frames} frames, first for video {bad[0]} "

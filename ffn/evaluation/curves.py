@@ -20,11 +20,11 @@ Run = Sequence[Mapping[str, Any]]
 # Keys of the default figure; each group starts a row.
 GROUPS = (
     ("train/loss", "train/loss/*"),
-    ("*/top1/*", "val/mean"),
+    ("*/top1/*", "val/map/*", "val/mean"),
     ("train/lr", "train/grad_norm", "train/videos_per_s", "train/data_wait"),
 )
 TITLES = {
-    "mean": "top-1 %, mean of trained counts",
+    "mean": "mean of trained counts, %",
     "lr": "learning rate",
     "grad_norm": "gradient norm",
     "videos_per_s": "videos per second",
@@ -136,6 +136,7 @@ def _draw(axes: Axes, runs: list[tuple[Run, Any]], quantity: str, keys: list[str
                 style |= {"linestyle": (0, (3, 1.5)), "linewidth": 1, "alpha": 0.8}
             axes.plot([step for step, _ in points], [value for _, value in points], **style)
     title = re.sub(r"^top1/(\d+)$", r"top-1 % at \1 frames", quantity)
+    title = re.sub(r"^map/(\d+)$", r"mAP % at \1 frames", title)
     axes.set_title(TITLES.get(quantity, title), fontsize=10)
     tidy(axes)
     values = [y for line in axes.get_lines() for y in line.get_ydata() if math.isfinite(y)]
@@ -148,7 +149,7 @@ def _draw(axes: Axes, runs: list[tuple[Run, Any]], quantity: str, keys: list[str
 
 
 def _is_accuracy(quantity: str) -> bool:
-    return quantity == "mean" or quantity.startswith("top1/")
+    return quantity == "mean" or quantity.startswith(("top1/", "map/"))
 
 
 def _share_scale(panels: list[Axes]) -> None:

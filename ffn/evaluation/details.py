@@ -1,4 +1,8 @@
-"""Write the details of a test: results per class, confusion matrices, confident mistakes."""
+"""Write the details of a test: results per class, confusion matrices, confident mistakes.
+
+With several labels per video there is neither one answer nor a confusion matrix: only the results
+per class are written.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +14,7 @@ from torch.utils.data import Dataset
 from ffn.evaluation.confusion import save_classes, save_confusion
 from ffn.evaluation.confusion_figure import save_confusion_figure
 from ffn.evaluation.mistakes import save_mistakes
+from ffn.evaluation.multi_label import save_multi_label_classes
 from ffn.evaluation.results import Sweep
 
 
@@ -26,12 +31,14 @@ def save_details(
 
     Returns:
         ``NAME.classes.csv``, ``NAME.confusion.csv``, ``NAME.mistakes.png`` and
-        ``NAME.confusion.png``.
+        ``NAME.confusion.png``; of several labels per video only the first.
 
     Raises:
         ImportError: matplotlib is not installed; the other files are complete.
     """
     kept, start = sweep.predictions, str(Path(folder) / sweep.name.replace("/", "_"))
+    if kept.multi_label:
+        return [save_multi_label_classes(kept, classes, Path(f"{start}.classes.csv"))]
     return [
         save_classes(kept, classes, Path(f"{start}.classes.csv")),
         save_confusion(kept, classes, Path(f"{start}.confusion.csv")),

@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from ffn.data import Preprocessing
-from ffn.evaluation.collect import mean_log_probabilities
-from ffn.evaluation.metrics import UNREADABLE, accuracy, label_ranks
+from ffn.evaluation.measures import measures_of
 from ffn.evaluation.results import Predictions, Row, Sweep
 
 
@@ -56,8 +55,8 @@ def ensemble(sweeps: Sequence[Sweep], *, name: str = "ensemble") -> Sweep:
     Returns:
         The ensemble. Multiply-accumulates, parameters and latency are sums over the networks. The
         trained counts are those of all networks, and ``measured["networks"]`` holds their names.
-        The logits are the logarithms of the mean probabilities. A video that one of the networks
-        could not read counts as wrong.
+        The logits are those of the mean probabilities. A video that one of the networks could not
+        read counts as wrong.
 
     Raises:
         ValueError: the sweeps have no predictions, or their videos, labels, numbers of classes,
@@ -65,11 +64,12 @@ def ensemble(sweeps: Sequence[Sweep], *, name: str = "ensemble") -> Sweep:
     """
     _check_sweeps(sweeps)
     kept = [sweep.predictions for sweep in sweeps]
+    labels = measures_of(kept[0].label).labels
     predictions = replace(
         kept[0],
         ok=torch.stack([one.ok for one in kept]).all(0),
         logits={
-            frames: mean_log_probabilities(torch.stack([one.logits[frames] for one in kept]), 0)
+            frames: labels.mean(torch.stack([one.logits[frames] for one in kept]), 0)
             for frames in kept[0].logits
         },
     )
@@ -120,12 +120,13 @@ def _check_sweeps(sweeps: Sequence[Sweep]) -> None:
 def _row(rows: Sequence[Row], predictions: Predictions) -> Row:
     """The ensemble at the frame count of the rows of its networks."""
     frames, label, ok = rows[0].frames, predictions.label, predictions.ok
-    ranks = label_ranks(predictions.logits[frames], label).where(ok, UNREADABLE)
+    measures = measures_of(label)
+    column = measures.column(predictions.logits[frames], label, ok)
     latencies = [row.latency_ms for row in rows]
     return replace(
         rows[0],
         subnet=None,
-        **accuracy(ranks, label),
+        **measures.compute(column, label),
         gmacs=sum(row.gmacs for row in rows),
         params=sum(row.params for row in rows),
         latency_ms=None if None in latencies else sum(latencies),

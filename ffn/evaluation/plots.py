@@ -23,7 +23,8 @@ GREY = "#555555"
 def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     """Draw top-1 accuracy against frames, and against multiply-accumulates of a video, into a file.
 
-    Filled markers show the frame counts of training. No display is needed.
+    With several labels per video, mean average precision takes the place of the accuracy. Filled
+    markers show the frame counts of training. No display is needed.
 
     Args:
         sweeps: the networks, in the order of the legend.
@@ -42,7 +43,7 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
         _draw(by_cost, sweep, _cost(sweep), style)
 
     by_frames.set_xlabel("frames of the clip")
-    by_frames.set_ylabel("top-1 accuracy (%)")
+    by_frames.set_ylabel(f"{sweeps[0].rows[0].long_title} (%)")
     by_frames.set_xticks(sorted({row.frames for sweep in sweeps for row in sweep.rows}))
     several = any(sweep.views > 1 for sweep in sweeps)
     by_cost.set_xlabel(f"multiply-accumulates per {'video' if several else 'clip'} (G)")
@@ -100,13 +101,13 @@ def _cost(sweep: Sweep) -> list[float]:
 
 
 def _draw(axes: Axes, sweep: Sweep, x: list[float], style: dict[str, Any]) -> None:
-    top1 = [row.top1 for row in sweep.rows]
+    scores = [row.score for row in sweep.rows]
     axes.plot(
-        x, top1, label=sweep.name, linewidth=1.8, markersize=5, markerfacecolor="white", **style
+        x, scores, label=sweep.name, linewidth=1.8, markersize=5, markerfacecolor="white", **style
     )
     trained = [i for i, row in enumerate(sweep.rows) if row.frames in (sweep.trained_frames or ())]
     axes.plot(
-        [x[i] for i in trained], [top1[i] for i in trained],
+        [x[i] for i in trained], [scores[i] for i in trained],
         linestyle="none", markersize=8, markeredgecolor="white", **style,
     )  # fmt: skip
 

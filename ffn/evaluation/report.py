@@ -18,8 +18,9 @@ from rich.table import Table
 from safetensors import safe_open
 
 from ffn.evaluation.plots import save_figure
-from ffn.evaluation.results import Predictions, Row, Sweep
+from ffn.evaluation.results import MultiLabelRow, Predictions, Row, Sweep
 from ffn.files import atomic_write, write_csv, write_text
+from ffn.labels import SEPARATOR
 
 FORMAT = 1  # of the JSON file
 
@@ -38,9 +39,7 @@ def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None
             more = len(sweep.failed) - 5
             reasons = [*sweep.failed[:5], *([f"... and {more} more"] if more > 0 else [])]
             share = f"{len(sweep.failed)} of {sweep.rows[0].videos} videos"
-            others = ", ".join(f"{row.frames}f {row.top1_readable:.2f}" for row in sweep.rows)
-            cause = "could not be decoded and count as wrong"
-            text = "\n  ".join([f"{share} {cause}; top-1 of the others: {others}:", *reasons])
+            text = "\n  ".join([f"{share} could not be decoded and {_counted(sweep)}:", *reasons])
             console.print(text, style="yellow", markup=False, soft_wrap=True)
     if len(sweeps) > 1:
         console.print(_comparison(sweeps))
@@ -103,9 +102,9 @@ def load_table(path: str | Path) -> list[Sweep]:
 def save_predictions(sweep: Sweep, path: str | Path) -> Path:
     """Write the label and the logits of every video as one safetensors file.
 
-    The file holds ``label`` (N,), ``ok`` (N,) and, per frame count, ``logits.4`` (N, K) float32,
-    from which the table follows exactly. Its metadata holds ``paths``, a JSON list, and the
-    ``name`` of the network.
+    The file holds ``label`` (N,), or (N, K) with several labels per video, ``ok`` (N,) and, per
+    frame count, ``logits.4`` (N, K) float32, from which the table follows exactly. Its metadata
+    holds ``paths``, a JSON list, and the ``name`` of the network.
 
     Args:
         sweep: made with ``keep_logits=True``, on rank 0.
@@ -146,13 +145,18 @@ def save_prediction_table(
     """Write the answers as a CSV file: a row per video and frame count, videos in their order.
 
     ``prediction`` is the class with the largest logit, and ``probability`` its softmax; both are
-    empty for a video that cannot be decoded. ``label`` is the index of ``class``.
+    empty for a video that cannot be decoded. ``label`` is the index of ``class``. With several
+    labels per video, the columns are ``path``, ``frames``, ``labels``, ``predictions`` (the classes
+    with a probability of 0.5 or more) and ``probabilities`` (of these, their sigmoid), each
+    separated by ``|``.
 
     Args:
         predictions: of a network.
         classes: class names.
         path: the file; its folder exists.
     """
+    if predictions.multi_label:
+        return write_csv(Path(path), _multi_label_answers(predictions, classes))
     found = {t: [x.tolist() for x in predictions.answers(t)] for t in predictions.logits}
     rows: list[tuple] = [
         ("path", "frames", "label", "class", "prediction", "probability", "correct")
@@ -166,13 +170,39 @@ def save_prediction_table(
     return write_csv(Path(path), rows)
 
 
+def _multi_label_answers(predictions: Predictions, classes: Sequence[str]) -> list[tuple]:
+    rows: list[tuple] = [("path", "frames", "labels", "predictions", "probabilities")]
+    for i, video in enumerate(predictions.paths):
+        labels = SEPARATOR.join(classes[c] for c in predictions.label[i].nonzero().flatten())
+        for frames, logits in predictions.logits.items():
+            found = (logits[i] >= 0).nonzero().flatten()  # none of NaN
+            names = SEPARATOR.join(classes[c] for c in found)
+            shares = SEPARATOR.join(f"{p:.6g}" for p in logits[i, found].double().sigmoid())
+            rows.append((video, frames, labels, names, shares))
+    return rows
+
+
+def _counted(sweep: Sweep) -> str:
+    """How the videos that could not be decoded count."""
+    if not isinstance(sweep.rows[0], Row):
+        return "their labels count as not found"
+    others = ", ".join(f"{row.frames}f {row.top1_readable:.2f}" for row in sweep.rows)
+    return f"count as wrong; top-1 of the others: {others}"
+
+
 def _csv(sweeps: Sequence[Sweep]) -> str:
     text = io.StringIO()
     writer = csv.writer(text)
-    columns = [*(field.name for field in fields(Row)), "top1_readable", "protocol"]
-    writer.writerow(["network", *columns])
+    kind = type(sweeps[0].rows[0])
+    more = ["top1_readable"] if kind is Row else []
+    writer.writerow(["network", *(field.name for field in fields(kind)), *more, "protocol"])
     writer.writerows(
-        [sweep.name, *asdict(row).values(), row.top1_readable, sweep.protocol]
+        [
+            sweep.name,
+            *asdict(row).values(),
+            *(getattr(row, name) for name in more),
+            sweep.protocol,
+        ]
         for sweep in sweeps
         for row in sweep.rows
     )
@@ -185,22 +215,24 @@ def _sweep(network: dict[str, Any]) -> Sweep:
     network = network | {
         "trained_frames": None if trained is None else tuple(trained),
         "crop": tuple(network["crop"]),
-        "rows": tuple(Row(**row) for row in network["rows"]),
+        "rows": tuple(
+            (MultiLabelRow if MultiLabelRow.main in row else Row)(**row) for row in network["rows"]
+        ),
         "failed": tuple(network["failed"]),
     }
     return Sweep(**network)
 
 
 def _comparison(sweeps: Sequence[Sweep]) -> Table:
-    """The console table of the top-1 accuracies of several networks."""
-    table = Table(title="top-1 accuracy (%)")
+    """The console table of the accuracies of several networks."""
+    table = Table(title=f"{sweeps[0].rows[0].long_title} (%)")
     for column in ("frames", *(escape(sweep.name) for sweep in sweeps)):
         table.add_column(column, justify="right")
-    found = [{row.frames: row.top1 for row in sweep.rows} for sweep in sweeps]
+    found = [{row.frames: row.score for row in sweep.rows} for sweep in sweeps]
     for frames in sorted({*chain(*found)}):
         cells = []
-        for sweep, top1 in zip(sweeps, found, strict=True):
-            text = f"{top1[frames]:.2f}" if frames in top1 else "-"
+        for sweep, scores in zip(sweeps, found, strict=True):
+            text = f"{scores[frames]:.2f}" if frames in scores else "-"
             trained = frames in (sweep.trained_frames or ())
             cells.append(f"[bold]{text}[/bold]" if trained else text)
         table.add_row(str(frames), *cells)
@@ -222,16 +254,14 @@ def _table(sweep: Sweep) -> Table:
         caption=caption,
     )
     several = f" x {sweep.views}" if sweep.views > 1 else ""  # as in papers
-    header = "frames sub-net top-1 top-5 per-class GMACs M-params ms"
-    for column in header.split():
+    header = ("frames", "sub-net", *sweep.rows[0].measures, "GMACs", "M-params", "ms")
+    for column in header:
         table.add_column(column, justify="right", no_wrap=True)
     for row in sweep.rows:
         table.add_row(
             str(row.frames),
             "-" if row.subnet is None else str(row.subnet),
-            f"{row.top1:.2f}",
-            f"{row.top5:.2f}",
-            f"{row.mean_class:.2f}",
+            *(f"{value:.2f}" for value in row.metrics.values()),
             (f"{row.gmacs:.3g}" if row.gmacs < 10 else f"{row.gmacs:.1f}") + several,
             f"{row.params / 1e6:.2f}",
             "-" if row.latency_ms is None else f"{row.latency_ms:.1f}",

@@ -3,15 +3,41 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
 from ffn.data import Protocol
 
 
+class Measured:
+    """The metrics of a row.
+
+    Attributes:
+        main: name of the metric in tables of several networks and in figures, in percent.
+        title: of this metric.
+        long_title: of this metric.
+        measures: title and name of each metric.
+    """
+
+    main: ClassVar[str]
+    title: ClassVar[str]
+    long_title: ClassVar[str]
+    measures: ClassVar[dict[str, str]]
+
+    @property
+    def score(self) -> float:
+        """The main metric, in percent."""
+        return getattr(self, self.main)
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """All metrics by name, in percent."""
+        return {name: getattr(self, name) for name in self.measures.values()}
+
+
 @dataclass(frozen=True)
-class Row:
+class Row(Measured):
     """A network at one frame count.
 
     Attributes:
@@ -26,6 +52,15 @@ class Row:
         videos: number of videos, including ``failed``.
         failed: videos that cannot be decoded, which count as wrong.
     """
+
+    main: ClassVar[str] = "top1"
+    title: ClassVar[str] = "top-1"
+    long_title: ClassVar[str] = "top-1 accuracy"
+    measures: ClassVar[dict[str, str]] = {
+        "top-1": "top1",
+        "top-5": "top5",
+        "per-class": "mean_class",
+    }
 
     frames: int
     subnet: int | None
@@ -46,15 +81,47 @@ class Row:
 
 
 @dataclass(frozen=True)
+class MultiLabelRow(Measured):
+    """A network at one frame count, tested on videos with several labels.
+
+    Attributes:
+        frames: T of the clips.
+        subnet: see :class:`Row`.
+        map: mean average precision in percent; see :func:`ffn.evaluation.multi_label_accuracy`.
+        f1: in percent.
+        gmacs: see :class:`Row`.
+        params: see :class:`Row`.
+        latency_ms: see :class:`Row`.
+        videos: number of videos, including ``failed``.
+        failed: videos that cannot be decoded, whose labels count as not found.
+    """
+
+    main: ClassVar[str] = "map"
+    title: ClassVar[str] = "mAP"
+    long_title: ClassVar[str] = "mean average precision"
+    measures: ClassVar[dict[str, str]] = {"mAP": "map", "F1": "f1"}
+
+    frames: int
+    subnet: int | None
+    map: float
+    f1: float
+    gmacs: float
+    params: int
+    latency_ms: float | None
+    videos: int
+    failed: int
+
+
+@dataclass(frozen=True)
 class Predictions:
     """The logits of all videos; row i of every tensor belongs to video i of the data set.
 
     Attributes:
         paths: the videos.
-        label: (N,), class indices.
+        label: (N,), class indices; (N, K) with ones for several labels per video.
         ok: (N,), False where a video cannot be decoded.
         logits: per frame count (N, K) float32; NaN where ``ok`` is False. For several views per
-            video, the logarithm of their mean probabilities.
+            video, those of their mean probabilities.
     """
 
     paths: tuple[str, ...]
@@ -62,8 +129,13 @@ class Predictions:
     ok: Tensor
     logits: dict[int, Tensor]
 
+    @property
+    def multi_label(self) -> bool:
+        """Whether a video has any number of labels."""
+        return self.label.ndim == 2
+
     def answers(self, frames: int) -> tuple[Tensor, Tensor]:
-        """The class that the network gives each video, and its probability.
+        """The class that the network gives each video, and its probability; with one label each.
 
         Of classes with equal logits it is the first.
 
@@ -73,7 +145,14 @@ class Predictions:
         Returns:
             The class indices (N,), -1 where a video cannot be decoded, and the probabilities (N,)
             float64, NaN there.
+
+        Raises:
+            ValueError: a video has several labels, and no single answer.
         """
+        if self.multi_label:
+            raise ValueError(
+                "the videos have several labels and no single answer; use logits[frames].sigmoid()"
+            )
         logits = self.logits[frames]
         return logits.argmax(1).where(self.ok, -1), logits.double().softmax(1).amax(1)
 
@@ -99,7 +178,7 @@ class Sweep:
     trained_frames: tuple[int, ...] | None
     params: int
     crop: tuple[int, int]
-    rows: tuple[Row, ...]
+    rows: tuple[Row, ...] | tuple[MultiLabelRow, ...]
     failed: tuple[str, ...]
     measured: dict[str, Any]
     protocol: str = "1x1"

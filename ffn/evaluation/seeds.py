@@ -37,6 +37,7 @@ def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
         seeds[seed] = sweep
     for run, seeds in runs.items():
         for what, values in {
+            "kinds of labels": {type(row) for sweep in seeds.values() for row in sweep.rows},
             "frame counts": {tuple(row.frames for row in sweep.rows) for sweep in seeds.values()},
             "protocols": {sweep.protocol for sweep in seeds.values()},
             "trained counts": {sweep.trained_frames for sweep in seeds.values()},
@@ -48,7 +49,11 @@ def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
 
 
 def summarise(seeds: Sequence[Sweep]) -> Summary:
-    """Mean and sample standard deviation over seeds, per frame count."""
+    """Mean and sample standard deviation over seeds, per frame count.
+
+    The key ``measure`` names the metric, ``top1`` or ``map``; those of a row start with it, e.g.
+    ``top1_mean``.
+    """
     rows = [_summary_row(same) for same in zip(*(sweep.rows for sweep in seeds), strict=True)]
     first = seeds[0]
     trained = list(first.trained_frames) if first.trained_frames else None
@@ -56,6 +61,7 @@ def summarise(seeds: Sequence[Sweep]) -> Summary:
         "seeds": len(seeds),
         "trained_frames": trained,
         "params": first.params,
+        "measure": first.rows[0].main,
         "protocol": first.protocol,
         "measured": first.measured,
         "rows": rows,
@@ -65,10 +71,23 @@ def summarise(seeds: Sequence[Sweep]) -> Summary:
 def mean_sweep(name: str, seeds: Sequence[Sweep], summary: Summary) -> Sweep:
     """The first of several seeds with the mean accuracies, for a figure."""
     rows = [
-        replace(row, top1=mean["top1_mean"])
+        replace(row, **{row.main: mean[f"{row.main}_mean"]})
         for row, mean in zip(seeds[0].rows, summary["rows"], strict=True)
     ]
     return replace(seeds[0], name=name, rows=tuple(rows))
+
+
+def check_same_measure(summary: Mapping[str, Summary]) -> str:
+    """The metric of all runs.
+
+    Raises:
+        ValueError: some have one label per video, some several.
+    """
+    found = {run["measure"]: name for name, run in summary.items()}
+    if len(found) > 1:
+        shown = " and ".join(f"{name} ({measure})" for measure, name in found.items())
+        raise ValueError(f"runs have different metrics, {shown}; summarise them one by one")
+    return next(iter(found))
 
 
 def markdown_table(title: str, summary: Mapping[str, Summary]) -> str:
@@ -80,20 +99,21 @@ def markdown_table(title: str, summary: Mapping[str, Summary]) -> str:
     lines.append("| run | seeds | " + " | ".join(map(str, frames)) + " |")
     lines.append("|---" * (len(frames) + 2) + "|")
     for name, run in summary.items():
-        cells = {row["frames"]: _cell(row, run["trained_frames"] or []) for row in run["rows"]}
+        trained, measure = run["trained_frames"] or [], run["measure"]
+        cells = {row["frames"]: _cell(row, measure, trained) for row in run["rows"]}
         shown = " | ".join(cells.get(count, "") for count in frames)
         lines.append(f"| {name} | {run['seeds']} | {shown} |")
     return "\n".join(lines) + "\n"
 
 
 def differences(summary: Mapping[str, Summary], against: str) -> str:
-    """Top-1 minus that of the run ``against``, for runs with the same trained counts.
+    """Top-1 or mAP minus that of the run ``against``, for runs with the same trained counts.
 
     Raises:
         ValueError: the run has no trained counts, or was not tested at all of them.
     """
     counts = summary[against]["trained_frames"] or []
-    base = _top1(summary[against])
+    base = _means(summary[against])
     if not counts or not set(counts) <= set(base):
         raise ValueError(
             f"{against} is trained at {counts or 'unknown frame counts'} and tested at "
@@ -104,31 +124,32 @@ def differences(summary: Mapping[str, Summary], against: str) -> str:
     lines.append("|---" * (len(counts) + 1) + "|")
     for name, run in summary.items():
         if name != against and run["trained_frames"] == counts:
-            top1 = _top1(run)
-            cells = (f"{top1[t] - base[t]:+.1f}" if t in top1 else "" for t in counts)
+            mean = _means(run)
+            cells = (f"{mean[t] - base[t]:+.1f}" if t in mean else "" for t in counts)
             lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def _summary_row(same: Sequence[Row]) -> dict[str, Any]:
-    top1 = [row.top1 for row in same]
+    scores, name = [row.score for row in same], same[0].main
     return {
         "frames": same[0].frames,
         "subnet": same[0].subnet,
-        "top1_mean": round(statistics.mean(top1), 2),
-        "top1_std": round(statistics.stdev(top1), 2) if len(top1) > 1 else None,
-        "top1": [round(value, 2) for value in top1],
+        f"{name}_mean": round(statistics.mean(scores), 2),
+        f"{name}_std": round(statistics.stdev(scores), 2) if len(scores) > 1 else None,
+        name: [round(value, 2) for value in scores],
         "gmacs": same[0].gmacs,
         "params": same[0].params,
         "videos": same[0].videos,
     }
 
 
-def _top1(run: Summary) -> dict[int, float]:
-    return {row["frames"]: row["top1_mean"] for row in run["rows"]}
+def _means(run: Summary) -> dict[int, float]:
+    return {row["frames"]: row[f"{run['measure']}_mean"] for row in run["rows"]}
 
 
-def _cell(row: dict[str, Any], trained: Sequence[int]) -> str:
-    spread = "" if row["top1_std"] is None else f" ± {row['top1_std']:.1f}"
-    text = f"{row['top1_mean']:.1f}{spread}"
+def _cell(row: dict[str, Any], measure: str, trained: Sequence[int]) -> str:
+    mean, deviation = row[f"{measure}_mean"], row[f"{measure}_std"]
+    spread = "" if deviation is None else f" ± {deviation:.1f}"
+    text = f"{mean:.1f}{spread}"
     return f"**{text}**" if row["frames"] in trained else text

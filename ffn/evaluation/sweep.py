@@ -24,7 +24,6 @@ from ffn.evaluation.cost import (
     describe_device,
     measure_latency,
 )
-from ffn.evaluation.metrics import accuracy
 from ffn.evaluation.results import Predictions, Row, Sweep
 from ffn.export import Networks
 
@@ -45,8 +44,8 @@ def evaluate(
     Args:
         model: takes a clip, returns logits; not wrapped in DDP.
         loader: test batches of ``ffn.data.make_loader``: ``{"clips": {T: (B * V, C, T, H, W)},
-            "label": (B,), "index": (B,), "ok": (B,), "skipped": reasons}``, clips uint8 with V
-            views of each video. The data set has ``records`` with the paths of the videos,
+            "label": (B,) or (B, K), "index": (B,), "ok": (B,), "skipped": reasons}``, clips uint8
+            with V views of each video. The data set has ``records`` with the paths of the videos,
             ``preprocessing``, which normalises clips, and ``protocol``.
         precision: "fp32", "bf16" or "fp16".
         batch_size: maximum number of clips per forward pass; by default the batch size of the
@@ -54,8 +53,8 @@ def evaluate(
         progress: show a progress bar.
 
     Returns:
-        Per frame count ``top1``, ``top5``, ``mean_class`` in percent, and ``failed``, the number of
-        videos that cannot be decoded.
+        Per frame count ``top1``, ``top5``, ``mean_class`` in percent (with several labels per video
+        ``map`` and ``f1``), and ``failed``, the number of videos that cannot be decoded.
 
     Raises:
         FloatingPointError: a logit is NaN or infinite.
@@ -78,8 +77,11 @@ def measure(
     run = Networks(model, precision=precision, fused=False)
     outputs = collect(model, loader, run, batch_size, keep_logits=False, progress=progress)
     measures = {
-        frames: {**accuracy(ranks, outputs.label), "failed": len(outputs.errors)}
-        for frames, ranks in outputs.ranks.items()
+        frames: {
+            **outputs.measures.compute(column, outputs.label),
+            "failed": len(outputs.errors),
+        }
+        for frames, column in outputs.columns.items()
     }
     return measures, outputs.errors
 
@@ -151,17 +153,17 @@ def sweep(
 def _rows(model: nn.Module, outputs: Outputs, run: Networks | None) -> tuple[Row, ...]:
     """Accuracy and cost per frame count; the latency is that of ``run``."""
     device, rows = next(model.parameters()).device, []
-    for frames, ranks in outputs.ranks.items():
+    for frames, column in outputs.columns.items():
         subnet = model.select(frames) if isinstance(model, FrameFlexible) else None
         clip = torch.zeros(1, *outputs.shapes[frames], device=device)
-        row = Row(
+        row = outputs.measures.row(
             frames=frames,
             subnet=subnet,
-            **accuracy(ranks, outputs.label),
+            **outputs.measures.compute(column, outputs.label),
             gmacs=sum(count_macs(model, clip).values()) / 1e9,
             params=count_parameters(model, subnet),
             latency_ms=None if run is None else measure_latency(run, clip, model=model),
-            videos=len(ranks),
+            videos=len(column),
             failed=len(outputs.errors),
         )
         rows.append(row)

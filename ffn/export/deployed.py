@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ffn.labels import label_kind
+
 LARGEST = 2**16 - 1  # of a dimension that varies; torch 2.6 needs a bound
 
 
@@ -70,7 +72,8 @@ class DeployedNetwork(nn.Module):
     Args:
         network: maps clips (B, C, T, H, W) to logits (B, K).
         transform: from frames to the clip; None if programs pass normalised clips.
-        probabilities: return the softmax of the logits.
+        probabilities: return the softmax of the logits, or their sigmoid with several labels per
+            video (``multi_label`` in the metadata).
         any_frames: T may vary in the file.
         shape: of the network's clip, (C, T, H, W).
         metadata: what the file states about itself, plain values.
@@ -94,6 +97,7 @@ class DeployedNetwork(nn.Module):
         self.least_frames = 1  # of a clip, if T may vary
         self.input_name = "clip" if transform is None else "frames"
         self.output_name = "probabilities" if probabilities else "logits"
+        self._labels = label_kind((metadata or {}).get("multi_label", False))
         self.metadata = {**(metadata or {}), "input": self._describe_input()}
         self.metadata["output"] = {"name": self.output_name, "dtype": "float32"}
 
@@ -102,7 +106,7 @@ class DeployedNetwork(nn.Module):
         if self.transform is not None:
             x = self.transform(x)
         logits = self.network(x)
-        return logits.softmax(-1) if self.probabilities else logits
+        return self._labels.probabilities(logits) if self.probabilities else logits
 
     @property
     def input_shape(self) -> list[int | str]:

@@ -125,8 +125,8 @@ def export(
         The report, printable.
 
     Raises:
-        ValueError: no such format, ``frames`` or ``size`` is less than 1, or ``preprocess`` without
-            a record.
+        ValueError: no such format, ``frames`` or ``size`` is less than 1, ``preprocess`` without a
+            record, or ``calibration`` for weights with several labels per video.
         ImportError: the format needs an extra that is not installed.
         FileExistsError: the file exists and ``overwrite`` is false.
         ExportError: the format cannot express the network, the file does not run, or its logits
@@ -152,6 +152,11 @@ def export(
         dynamic_frames=dynamic_frames,
         record=record,
     )
+    if calibration is not None and network.metadata.get("multi_label"):
+        raise ValueError(
+            "int8 is compared with fp32 by top-1, but the weights have several labels per video; "
+            "export fp32, without a calibration (--int8)"
+        )
     if calibration is None:
         report = write_checked(network, path, write)
     else:

@@ -33,7 +33,7 @@ def describe(
         preprocess: the file contains the preprocessing.
     """
     described: dict[str, Any] = {"ffn": __version__}
-    copied = ("model", "classes", "licence", "source", "trained_frames")
+    copied = ("model", "classes", "multi_label", "licence", "source", "trained_frames")
     described |= {key: record[key] for key in copied if key in record}
     weights = {key: record[key] for key in ("name", "sha256") if key in record}
     described |= {"weights": weights} if weights else {}

@@ -12,6 +12,7 @@ from torch import Tensor
 from ffn.data import EvalTransform, Normalise, Preprocessing, open_video, sample_views
 from ffn.data.decoding import PATTERN, check_pattern
 from ffn.export import Networks
+from ffn.labels import label_kind
 from ffn.zoo import home, load_with_record
 
 
@@ -21,13 +22,14 @@ class Prediction:
 
     Attributes:
         path: The video.
-        probabilities: Class probabilities (K,), on the CPU.
+        probabilities: Class probabilities (K,), on the CPU. They sum to 1 if a video has one label.
         classes: K class names.
         frames: Number of input frames.
         active: Trained count of the sub-network that was used; None for a plain network.
         network: How the network ran, e.g. "fused, bf16".
         decode_ms: Time to decode and transform the clip, in milliseconds.
         model_ms: Time of the forward pass, the copy to the device included, in milliseconds.
+        multi_label: Whether a video has any number of the classes, with independent probabilities.
     """
 
     path: str
@@ -38,6 +40,7 @@ class Prediction:
     network: str
     decode_ms: float
     model_ms: float
+    multi_label: bool = False
 
     def top(self, k: int = 5) -> list[tuple[str, float]]:
         """The k most probable labels with their probabilities, in descending order."""
@@ -145,7 +148,8 @@ class Predictor:
         decoded = time.perf_counter()
         with torch.inference_mode():
             logits = self._networks(self._normalise(clip.to(self.device)))[0]
-            probabilities = logits.softmax(0).cpu()  # synchronises with the device
+            labels = label_kind(self.record.multi_label)
+            probabilities = labels.probabilities(logits).cpu()  # synchronises with the device
         finished = time.perf_counter()
 
         return Prediction(
@@ -157,6 +161,7 @@ class Predictor:
             network=str(self._networks),
             decode_ms=1000 * (decoded - started),
             model_ms=1000 * (finished - decoded),
+            multi_label=self.record.multi_label,
         )
 
     def _clip(self, path: str, frames: int) -> Tensor:

@@ -44,6 +44,8 @@ class WeightRecord:
         alter: places of weight alterations, see :func:`ffn.convert`.
         interpolate: whether private modules are interpolated between trained counts.
         preprocessing: of frames, as ``ffn.data.Preprocessing.to_dict`` returns it.
+        multi_label: whether a video has any number of the classes, each with the probability
+            sigmoid(logit); else one class, with softmax.
         metrics: per number of frames the metrics by name, in %.
         origin: "measured" here or "reported" by a paper; None without metrics.
         file: name of the weights file next to the record.
@@ -72,6 +74,7 @@ class WeightRecord:
     private: str = "norms"
     alter: str | tuple[str, ...] = "sites"
     interpolate: bool = False
+    multi_label: bool = False
     model_args: dict[str, Any] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)

@@ -81,7 +81,7 @@ def test_two_runs_are_drawn(tmp_path: Path, figures: list[Any]) -> None:
         "loss/ce_16",
         "top-1 % at 8 frames",
         "top-1 % at 16 frames",
-        "top-1 %, mean of trained counts",
+        "mean of trained counts, %",
         "learning rate",
         "gradient norm",
         "videos per second",

@@ -213,7 +213,7 @@ def test_workers_of_every_start_method_share_the_records(records, start_method):
     data = dataset(records[:4], train=False)
     loader = make_loader(data, batch_size=4, workers=1)
     assert [batch["label"].tolist() for batch in loader] == [[0, 1, 2, 3]]
-    data.records._labels[2, 0] = 77
+    data.records._labels[2][0] = 77
     assert [batch["label"].tolist() for batch in loader] == [[0, 1, 77, 3]]
 
 

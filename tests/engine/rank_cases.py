@@ -72,9 +72,7 @@ def training_steps(
     world: World, views: str, dtype: torch.dtype, steps: int, checkpointed: bool = False
 ) -> dict[str, Any]:
     """Train a frame-flexible network with SGD on 8 videos per step; return losses and state."""
-    # The distillation loss is computed in float32 for every dtype.
-    exact = {"small_views": "label"} if dtype is torch.float64 else {}
-    task = flexible_task(**exact).to(dtype).train()
+    task = flexible_task().to(dtype).train()
     task.model = convert_sync_bn(task.model, world)
     if checkpointed:
         checkpoint_blocks(task.model)

@@ -63,6 +63,17 @@ class ToyVideos(Dataset):
         }
 
 
+class MultiLabelVideos(ToyVideos):
+    """Random clips, each with any number of random labels; the last class does not occur."""
+
+    def __getitem__(self, key: int | tuple[int, int]) -> dict:
+        sample = super().__getitem__(key)
+        random = torch.Generator().manual_seed(100 + sample["index"])
+        label = (torch.rand(CLASSES, generator=random) < 0.4).float()
+        label[-1] = 0
+        return sample | {"label": label}
+
+
 def loader(dataset: Dataset, rank: int = 0, world_size: int = 1, batch_size: int = 2) -> DataLoader:
     sampler = ClipSampler(
         len(dataset), shuffle=False, rank=rank, world_size=world_size, batch_size=batch_size
@@ -126,6 +137,9 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
         both = [result, sweep(plain(), loader(toys, rank, world_size), **options)]
         results[f"ensemble_{videos}"] = kept and comparable(ensemble(both))
         results[f"evaluate_{videos}"] = evaluate(flexible(), loader(toys, rank, world_size))
+        several = MultiLabelVideos(videos, failed=(1,))
+        part = loader(several, rank, world_size)
+        results[f"several_{videos}"] = comparable(sweep(flexible(), part, latency=False))
     toys = ToyVideos(7)
     try:
         evaluate(NaNAtVideo(toys[5]["clips"][4]), loader(toys, rank, world_size))

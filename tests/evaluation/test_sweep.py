@@ -11,6 +11,7 @@ import pytest
 import torch
 from evaluation_toys import (
     CLASSES,
+    MultiLabelVideos,
     NaNAtVideo,
     ToyVideos,
     comparable,
@@ -257,9 +258,12 @@ def test_several_processes_equal_one(world_size: int, tmp_path: Path) -> None:
         alone = sweep(flexible(), loader(toys), latency=False, keep_logits=True)
         metrics = evaluate(flexible(), loader(toys))
         both = [alone, sweep(plain(), loader(toys), latency=False, keep_logits=True)]
+        several = loader(MultiLabelVideos(videos, failed=(1,)))
+        several = comparable(sweep(flexible(), several, latency=False))
         assert ranks[0][f"ensemble_{videos}"] == comparable(ensemble(both))
         for rank, got in enumerate(ranks):
             assert got[f"sweep_{videos}"] == comparable(alone)
+            assert got[f"several_{videos}"] == several
             assert got[f"evaluate_{videos}"] == {str(t): m for t, m in metrics.items()}
             assert (got[f"kept_{videos}"] is None) == (rank > 0)
         for frames, logits in ranks[0][f"kept_{videos}"].items():

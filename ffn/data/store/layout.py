@@ -25,6 +25,7 @@ KIND, VERSION = "ffn clip store", 1
 MANIFEST = "store.json"
 MAGIC = b"ffnclip\x01"  # first 8 bytes of the index and of every shard
 FORMATS = ("jpeg", "raw")
+SEVERAL = -1  # label of a clip whose list has several per video; readers take labels from lists
 
 CLIP = np.dtype(
     [

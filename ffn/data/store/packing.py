@@ -16,8 +16,9 @@ from filelock import FileLock, Timeout
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError
+from ffn.data.records import has_several_labels
 from ffn.data.store.clip import EncodedClip, encode_clip
-from ffn.data.store.layout import FORMATS, StoreError, Unreadable, key_of
+from ffn.data.store.layout import FORMATS, SEVERAL, StoreError, Unreadable, key_of
 from ffn.data.store.writer import LOCK, TRANSFER, StoreWriter
 from ffn.data.workers import TIMEOUT, map_in_processes
 from ffn.files import naming
@@ -148,7 +149,8 @@ def _pack(
                 if isinstance(result, str):
                     report.unreadable.append(Unreadable(*name, str(result)))
                 else:
-                    writer.add(*name, record.label, _receive(*result))
+                    label = SEVERAL if has_several_labels([record]) else record.label
+                    writer.add(*name, label, _receive(*result))
                     report.packed += 1
                 bar.advance(task)
         writer.finish(report.unreadable)

@@ -131,12 +131,12 @@ def frozen(parts: Sequence[str], *, trained: int, total: int) -> str:
     return f"frozen: {shown}; {trained:,} of {total:,} parameters train"
 
 
-def class_weights(weights: Tensor, classes: Sequence[str]) -> str:
-    """Line about the weights of the classes (K,) in the loss."""
+def class_weights(weights: Tensor, classes: Sequence[str], note: str) -> str:
+    """Line about the weights of the classes (K,) in the loss, with a note on their meaning."""
     low, high = int(weights.argmin()), int(weights.argmax())
     return (
         f"class weights: {weights[low]:.3g} ({classes[low]}) to {weights[high]:.3g} "
-        f"({classes[high]}); the mean over the training videos is 1"
+        f"({classes[high]}); {note}"
     )
 
 
@@ -196,24 +196,33 @@ def speed(videos_per_s: float, data_wait: float) -> str:
 
 
 def validation(
-    epoch: int, metrics: Mapping[int, Mapping[str, float]], score: float, videos: int
+    epoch: int,
+    metrics: Mapping[int, Mapping[str, float]],
+    score: float,
+    videos: int,
+    *,
+    measure: str = "top1",
 ) -> str:
     """Line with the accuracy at every tested frame count.
 
     Args:
         epoch: epochs done.
         metrics: measures by frame count.
-        score: mean top-1 over the trained counts, in percent of all videos.
+        score: mean accuracy over the trained counts, in percent; of all videos.
         videos: number of validation videos.
+        measure: name of the accuracy: top1, or map with several labels per video.
     """
-    shown = "  ".join(f"{frames}f {values['top1']:.1f}" for frames, values in metrics.items())
+    shown = "  ".join(f"{frames}f {values[measure]:.1f}" for frames, values in metrics.items())
     failed = next(iter(metrics.values()))["failed"]
     note = ""
-    if failed:
+    if failed and measure == "map":
+        note = f"  (the labels of {failed} unreadable videos count as not found)"
+    elif failed:
         readable = videos - failed
         mean = f"{score * videos / readable:.2f}" if readable else "none"
         note = f"  ({failed} unreadable videos count as wrong; mean without them {mean})"
-    return f"epoch {epoch:>3} validation top-1 %: {shown}  mean {score:.2f}{note}"
+    title = {"top1": "top-1", "map": "mAP"}[measure]
+    return f"epoch {epoch:>3} validation {title} %: {shown}  mean {score:.2f}{note}"
 
 
 def unreadable(title: str, reasons: Sequence[str], file: Path) -> str:

@@ -20,10 +20,12 @@ class Meter:
 
     Args:
         world: the processes; means and speeds are over all of them.
+        accuracy: also top-1 of the training batches. Videos with several labels have none, and a
+            mean of the average precision of small batches is not that of the data set.
     """
 
-    def __init__(self, world: World) -> None:
-        self.world = world
+    def __init__(self, world: World, *, accuracy: bool = True) -> None:
+        self.world, self._accuracy = world, accuracy
         self._skipped: list[str] = []  # unreadable videos of this process in the epoch
         self.restart()
 
@@ -122,7 +124,7 @@ class Meter:
     def _add_losses(self, outputs: dict[str, Any]) -> None:
         values = {k: v.detach() for k, v in outputs.items() if k.startswith("loss")}
         for key, logits in outputs.items():
-            if key.startswith("logits/"):
+            if self._accuracy and key.startswith("logits/"):
                 values[f"top1/{key.removeprefix('logits/')}"] = 100 * top1(logits, outputs["label"])
         for key, value in values.items():
             self._sums[key] = self._sums.get(key, 0) + value.double()

@@ -7,12 +7,11 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, ClassVar
 
-import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffn.core import frame_ranges
 from ffn.engine.option_fields import option
+from ffn.labels import LabelKind, SingleLabel
 from ffn.registry import Registry
 
 TASKS: Registry[type[Task]] = Registry("task")
@@ -82,14 +81,16 @@ class Task(nn.Module):
 
     Attributes:
         Options: dataclass of the task's options, derived from :class:`TaskOptions`.
-        uses_class_weights: the losses call :meth:`label_loss`, which weighs the classes. A class
-            that defines ``losses`` without it does not.
+        uses_label_loss: the losses call :meth:`label_loss`, which weighs the classes and knows the
+            kind of labels. A class that defines ``losses`` without it does not.
         class_weights: weights of the classes (K,), or None.
+        labels: one label per video, or several.
     """
 
     Options: type[TaskOptions] = TaskOptions
-    uses_class_weights: ClassVar[bool] = False
+    uses_label_loss: ClassVar[bool] = False
     class_weights: Tensor | None
+    labels: LabelKind = SingleLabel
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -98,8 +99,8 @@ class Task(nn.Module):
 
     def __init_subclass__(cls, **given: Any) -> None:
         super().__init_subclass__(**given)
-        if "losses" in vars(cls) and "uses_class_weights" not in vars(cls):
-            cls.uses_class_weights = False
+        if "losses" in vars(cls) and "uses_label_loss" not in vars(cls):
+            cls.uses_label_loss = False
 
     @classmethod
     def from_options(cls, model: nn.Module, options: Any) -> Task:
@@ -145,28 +146,22 @@ class Task(nn.Module):
         return batch["clips"]
 
     def label_loss(self, logits: Tensor, label: Tensor) -> Tensor:
-        """Cross-entropy with the class weights, if there are any: ``-sum_c w_c y_c log p_c``.
+        """Cross-entropy, or binary cross-entropy for several labels, with the class weights.
 
-        The mean over the batch divides by its size, not by its sum of weights as torch does for
-        class indices: micro-batches and processes then add up to the loss of the whole batch.
+        :class:`ffn.labels.SingleLabel` and :class:`ffn.labels.MultiLabel` have the formulas.
 
         Args:
             logits: (B, K).
             label: (B,), or (B, K) probabilities.
         """
-        if self.class_weights is None:
-            return F.cross_entropy(logits, label)
-        logits = logits.to(torch.promote_types(logits.dtype, self.class_weights.dtype))
-        total = F.cross_entropy(logits, label, weight=self.class_weights, reduction="sum")
-        return total / len(label)
+        return self.labels.loss(logits, label, self.class_weights)
 
     def video_weights(self, label: Tensor) -> Tensor | None:
-        """Weight of each video in losses without a label (B,): ``sum_c w_c y_c``; None for 1."""
-        if self.class_weights is None:
-            return None
-        if label.ndim == 1:
-            return self.class_weights[label]
-        return label.to(self.class_weights.dtype) @ self.class_weights
+        """Weight of each video in losses without a label (B,); None for 1.
+
+        It is ``sum_c w_c y_c`` with one label per video, and 1 with several.
+        """
+        return self.labels.video_weights(label, self.class_weights)
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield (name, weighted loss, frames, logits) for each view of a batch.
@@ -181,7 +176,7 @@ class Task(nn.Module):
         Args:
             batch: ``{"clips": {view: (B, C, T, H, W)}, "label": (B,)}`` with the views of
                 :meth:`views`; a label may also be (B, K) probabilities, as
-                :class:`ffn.engine.mixup.BatchMix` returns.
+                :class:`ffn.engine.mixup.BatchMix` returns, or several labels.
 
         Returns:
             The total loss, each view's loss, and each view's logits (B, K).

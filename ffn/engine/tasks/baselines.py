@@ -26,7 +26,7 @@ class PlainTask(Task):
         frames: the view of the batch to train on.
     """
 
-    uses_class_weights = True
+    uses_label_loss = True
 
     def __init__(self, model: nn.Module, frames: int) -> None:
         super().__init__(model)
@@ -50,7 +50,8 @@ class PlainTask(Task):
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the cross-entropy of the one view."""
         logits = self.model(self.clips(batch)[self.frames])
-        yield f"ce_{self.frames}", self.label_loss(logits, batch["label"]), self.frames, logits
+        name = f"{self.labels.loss_name}_{self.frames}"
+        yield name, self.label_loss(logits, batch["label"]), self.frames, logits
 
 
 @dataclass

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffn.engine.tasks.base import Task, TaskOptions, option, register_task
+from ffn.labels import MultiLabel, SingleLabel
 
 
 class SmallViews(Enum):
@@ -52,7 +54,9 @@ class FlexibleTask(Task):
 
     ``CE(p_H, y) + λ Σ KL(sg(p_H) ‖ p_v)`` over the smaller views v: the largest view learns the
     label, the others learn the largest one's distribution and do not use the label. With class
-    weights, the KL of a video has the weight of its label, as its cross-entropy has.
+    weights, the KL of a video has the weight of its label, as its cross-entropy has. With several
+    labels per video, CE is the binary cross-entropy and KL that of Bernoulli distributions, both
+    means over the classes (:func:`distillation`); class weights belong to the labels alone.
 
     Args:
         model: a frame-flexible network.
@@ -66,7 +70,7 @@ class FlexibleTask(Task):
     """
 
     Options = FlexibleOptions
-    uses_class_weights = True
+    uses_label_loss = True
 
     def __init__(
         self,
@@ -119,8 +123,8 @@ class FlexibleTask(Task):
         *small, largest = self.trained_frames
         clips, label = self.clips(batch), batch["label"]
         logits = self.model(clips[largest], active=largest)
-        teacher = logits.detach().float().log_softmax(-1)
-        yield f"ce_{largest}", self.label_loss(logits, label), largest, logits
+        teacher = self.labels.log_probabilities(_float(logits.detach()))
+        yield f"{self.labels.loss_name}_{largest}", self.label_loss(logits, label), largest, logits
 
         for frames in reversed(small):
             logits = self.model(clips[frames], active=frames)
@@ -132,11 +136,12 @@ class FlexibleTask(Task):
 
         Args:
             logits: of the view (B, K).
-            teacher: log-probabilities of the largest view (B, K), without gradient.
+            teacher: log-probabilities of the largest view (B, K), or (B, K, 2) with several labels,
+                without gradient.
             label: (B,), or (B, K) probabilities.
         """
         if self.small_views == "label":
-            return "ce", self.label_loss(logits, label)
+            return self.labels.loss_name, self.label_loss(logits, label)
         loss = distillation(logits, teacher, self.video_weights(label))
         if self.small_views == "mixed":
             return "mixed", (loss + self.label_loss(logits, label)) / 2
@@ -146,13 +151,27 @@ class FlexibleTask(Task):
 def distillation(logits: Tensor, teacher: Tensor, weights: Tensor | None = None) -> Tensor:
     """``KL(teacher ‖ student)``, mean over the batch, without a temperature (FFN, §3.2).
 
+    With one label per video, the distributions are those of the K classes:
+    ``KL = sum_c p_c (log p_c - log q_c)``, p of the teacher, q of the student. With several, each
+    class has a Bernoulli distribution, and the result is also the mean over the classes, as the
+    binary cross-entropy is:
+    ``KL_c = p_c (log p_c - log q_c) + (1 - p_c) (log(1 - p_c) - log(1 - q_c))``.
+
     Args:
         logits: of the student (B, K).
-        teacher: log-probabilities (B, K), without gradient.
-        weights: factor of each video (B,); None for 1.
+        teacher: log-probabilities (B, K); with several labels per video (B, K, 2), those of p and
+            1 - p. Without gradient.
+        weights: factor of each video (B,), with one label per video; None for 1.
     """
-    student = logits.float().log_softmax(-1)
+    labels = MultiLabel if teacher.ndim > logits.ndim else SingleLabel
+    student = labels.log_probabilities(_float(logits))
     if weights is None:
-        return F.kl_div(student, teacher, reduction="batchmean", log_target=True)
+        total = F.kl_div(student, teacher, reduction="sum", log_target=True)
+        return total / (student.numel() // student.shape[-1])
     each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
     return (weights * each).mean()
+
+
+def _float(logits: Tensor) -> Tensor:
+    """Logits in float32 at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))

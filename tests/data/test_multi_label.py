@@ -1,0 +1,215 @@
+"""Lists with several labels per video: their grammar, errors, records, batches and run lists."""
+
+from __future__ import annotations
+
+import pickle
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from ffn.data import (
+    AnnotationRow,
+    Preprocessing,
+    Record,
+    Splits,
+    TrainTransform,
+    VideoDataset,
+    check_splits,
+    collate_eval,
+    describe_splits,
+    label_text,
+    read_annotations,
+    read_splits,
+    split_warnings,
+)
+from ffn.data.records import SharedRecords
+from ffn.data.video_list import describe_changes, list_videos, with_removed
+
+SOURCES = (Path("no/train.csv"), Path("no/val.csv"))
+
+
+def write(folder: Path, name: str, *lines: str) -> Path:
+    (folder / name).write_text("\n".join(lines) + "\n")
+    return folder / name
+
+
+def labels(path: Path, **given: object) -> tuple[list[tuple[int, ...]], list[str]]:
+    records, classes = read_annotations(path, **given)
+    return [record.label for record in records], classes
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected", "classes"),
+    [
+        (["a.mp4,push|pull", "b.mp4,", "c.mp4,pull"], [(0, 1), (), (0,)], ["pull", "push"]),
+        (["a.mp4, push | pull ", "b.mp4,push"], [(0, 1), (1,)], ["pull", "push"]),
+        (['a.mp4,"push|pull, hard"'], [(0, 1)], ["pull, hard", "push"]),
+        (["a.mp4,2|0", "b.mp4,1"], [(0, 2), (1,)], ["0", "1", "2"]),
+    ],
+)
+def test_cells_with_labels(
+    tmp_path: Path, lines: list[str], expected: list[tuple], classes: list[str]
+) -> None:
+    assert labels(write(tmp_path, "l.csv", "path,labels", *lines)) == (expected, classes)
+
+
+def test_class_names_and_other_columns(tmp_path: Path) -> None:
+    path = write(tmp_path, "l.tsv", "labels\tvideo\tframes", "1|0\tdir\t8", "\tother\t9")
+    assert labels(path, classes=["x", "y", "z"])[0] == [(0, 1), ()]
+    records, _ = read_annotations(path, classes=["x", "y", "z"])
+    assert [record.frames for record in records] == [8, 9]
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (
+            ["path,labels", "a,x", "b,x|q"],
+            r"l.csv:3: label 'q' is not one of the 2 classes; the closest",
+        ),
+        (
+            ["path,labels", "a,x|y|x"],
+            r"l.csv:2: label 'x' occurs twice in 'x\|y\|x'; write it once",
+        ),
+        (["path,labels", "a,1|01"], r"l.csv:2: label 'y' occurs twice in '1\|01'"),
+        (["path,labels", "a,0|2"], r"l.csv:2: label 2 is not one of the 2 classes; expected 0 … 1"),
+        (
+            ["path,labels", "", "a,x||y"],
+            r"l.csv:3: labels 'x\|\|y' has an empty label; .*push\|pull",
+        ),
+        (["path,labels", "a,x|"], r"l.csv:2: labels 'x\|' has an empty label"),
+        (["path,labels,label", "a,x,x"], r"l.csv:1: the header has label .* and labels"),
+        (["path,class,labels", "a,x,x"], r"l.csv:1: the header has class .* and labels"),
+        (["path,labels", "a,x|b.mp4"], r"l.csv:2: label 'b.mp4' is a video"),
+        (
+            ["path,labels", "a,0 1"],
+            r"l.csv:2: label '0 1' is several numbers; expected one between",
+        ),
+        (["labels,frames", "x,1"], r"l.csv:1: no column for the path"),
+        (["path,frames", "x,1"], r"l.csv:1: no column for the label .* category, labels"),
+    ],
+)
+def test_errors_name_the_line(tmp_path: Path, lines: list[str], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        read_annotations(write(tmp_path, "l.csv", *lines), classes=["x", "y"])
+
+
+def test_errors_without_class_names(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"l.csv:2: no video of the list has a label"):
+        read_annotations(write(tmp_path, "l.csv", "path,labels", "a,", "b,"))
+    with pytest.raises(ValueError, match=r"l.csv:3: label '1' differs in kind"):
+        read_annotations(write(tmp_path, "l.csv", "path,labels", "a,x|y", "b,x|1"))
+    with pytest.raises(ValueError, match="makes 3 classes, but no video has label 1"):
+        read_annotations(write(tmp_path, "l.csv", "path,labels", "a,0|2", "b,"))
+    with pytest.raises(ValueError, match=r"class 'a\|b' contains \|.* rename the class"):
+        read_annotations(write(tmp_path, "l.csv", "path,labels", "a,a"), classes=["a|b", "c"])
+
+
+def test_a_bar_in_the_label_of_a_single_label_list_is_part_of_the_name(tmp_path: Path) -> None:
+    assert labels(write(tmp_path, "l.csv", "path,label", "a,x|y"))[1] == ["x|y"]
+    assert labels(write(tmp_path, "l.txt", "a.mp4 x|y"))[1] == ["x|y"]
+
+
+def test_lists_of_the_other_kind_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "several.csv", "path,labels", "a.mp4,x|y", "b.mp4,x")
+    write(tmp_path, "one.csv", "path,label", "c.mp4,x", "d.mp4,y")
+    write(tmp_path, "text.txt", "e.mp4 x", "f.mp4 y")
+
+    with pytest.raises(ValueError, match=r"several.csv has the column labels.* data.labels=multi"):
+        read_splits(tmp_path, train="several.csv", val="several.csv")
+    with pytest.raises(ValueError, match=r"several.csv has the column labels"):
+        read_splits(tmp_path, train="one.csv", val="several.csv")
+    for other in ("one.csv", "text.txt"):
+        with pytest.raises(ValueError, match=rf"{other} has one label .* path,labels .*=single"):
+            read_splits(tmp_path, train="several.csv", val=other, multi_label=True)
+    found = read_splits(tmp_path, train="several.csv", val="several.csv", multi_label=True)
+    assert found.multi_label
+
+
+def splits(root: Path | str = "", *, removed: tuple[int, ...] = ()) -> Splits:
+    train = [Record(f"{root}/{i}.mp4", label) for i, label in enumerate([(0, 2), (), (0,), (2,)])]
+    val = [Record(f"{root}/v.mp4", (0,)), Record(f"{root}/w.mp4", ())]
+    train = [record for i, record in enumerate(train) if i not in removed]
+    return Splits(train, val, ["x", "y", "z"], sources=SOURCES)
+
+
+def test_overview() -> None:
+    lines = describe_splits(splits())
+    assert lines[0] == "training videos per class: 2 in each of 2 classes"
+    assert lines[1] == "validation videos per class: 1 in each of 1 classes"
+    assert lines[2] == (
+        "labels per training video: least 0, mean 1.0, most 2; 1 videos without a label"
+    )
+    assert [*split_warnings_of(splits())] == [
+        "1 of 3 classes have no training video (y)",
+        "2 of 3 classes have no validation video (y, z)",
+    ]
+    check_splits(splits())
+
+
+def split_warnings_of(found: Splits) -> list[str]:
+    rows = tuple([AnnotationRow("", r.path, ()) for r in side] for side in (found.train, found.val))
+    return [*split_warnings(replace(found, rows=rows))]
+
+
+def test_what_cannot_be_trained_is_refused() -> None:
+    found = splits()
+    with pytest.raises(ValueError, match=r"no video of .* has a label"):
+        check_splits(replace(found, val=found.val[1:]))
+    check_splits(replace(found, classes=["x"]))  # a single class: present or absent
+
+
+def test_records_in_shared_memory() -> None:
+    records = splits("/d").train
+    shared = pickle.loads(pickle.dumps(SharedRecords(records)))
+    assert [*shared] == records
+    assert shared[-1] == records[-1]
+    assert shared[1:3] == records[1:3]
+
+
+def test_batches_have_a_row_of_ones_and_zeros(write_video, tmp_path: Path) -> None:
+    path = write_video(tmp_path / "a.mp4")
+    records = [Record(path, (0, 2)), Record(path, ()), Record("missing.mp4", (1,))]
+    options = {"views": [2], "preprocessing": Preprocessing(crop=16, resize=20)}
+    with pytest.raises(ValueError, match="several labels per video; give num_classes"):
+        VideoDataset(records, **options)
+
+    data = VideoDataset(records, num_classes=3, on_error="skip", **options)
+    batch = collate_eval([data[i] for i in range(3)])
+
+    assert batch["label"].tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
+    assert batch["label"].dtype == torch.float32
+    assert batch["ok"].tolist() == [True, True, False]
+
+
+def test_a_flip_exchanges_each_of_several_labels() -> None:
+    transform = TrainTransform(
+        Preprocessing(crop=8, resize=8), flip="swap", flip_pairs=[[0, 3]], scales=[1.0]
+    )
+    frames = torch.zeros(1, 8, 8, 3, dtype=torch.uint8)
+    frames[:, :, :4] = 255
+    found = set()
+    for seed in range(20):
+        x, label = transform(frames, (0, 1), np.random.default_rng(seed))
+        found.add((bool(x[0, 0, 0, 0]), label))  # whether the left side is bright
+    assert found == {(True, (0, 1)), (False, (1, 3))}
+
+
+def test_list_of_a_run(tmp_path: Path) -> None:
+    before = list_videos(splits(tmp_path), tmp_path)
+    assert [video.label for video in before] == ["0|2", "", "0", "2", "0", ""]
+    changed = [before[0]._replace(label="0"), *before[1:]]
+    assert describe_changes(before, changed) == ["1 changed, first train 0.mp4 (label 0|2 -> 0)"]
+
+    whole, indices, lines = with_removed(splits(tmp_path, removed=(0, 1)), before, tmp_path)
+    assert whole.train == splits(tmp_path).train
+    assert (indices, lines) == ({0, 1}, before[:2])
+    assert splits().fingerprint() != splits(removed=(1,)).fingerprint()
+
+
+def test_text_of_a_label() -> None:
+    assert [label_text(3), label_text((0, 2)), label_text(())] == ["3", "0|2", ""]
+    assert label_text((0, 2), ["x", "y", "z"]) == "x|z"
