@@ -193,7 +193,8 @@ def _record(video: ListedVideo, root: str | Path, multi_label: bool) -> Record:
 def _name(video: ListedVideo) -> str:
     if not (video.start or video.end):
         return f"{video.split} {video.path}"
-    return f"{video.split} {video.path} (from {video.start or 0} s to {video.end or 'its end'})"
+    end = f"{video.end} s" if video.end else "its end"
+    return f"{video.split} {video.path} (from {video.start or 0} s to {end})"
 
 
 def _to_csv(videos: Sequence[ListedVideo]) -> str:
