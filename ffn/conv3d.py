@@ -7,17 +7,20 @@ from torch import Tensor, nn
 
 
 class Conv3d(nn.Conv3d):
-    """``nn.Conv3d``, in fp32 if a gradient would be computed in bf16 on a CPU.
+    """``nn.Conv3d``, in fp32 where torch's bf16 on a CPU is wrong.
 
-    The kernel for the gradients of bf16 weights (oneDNN, torch 2.15) reads uninitialised memory if
-    the kernel spans more frames than the clip has: NaN and values up to 1e38 were measured.
+    oneDNN (torch 2.15) reads uninitialised memory if the kernel spans more frames than the clip
+    has: for the gradients of the weights, and on CPUs with AMX also for the outputs. NaN and values
+    up to 1e38 were measured. In inference, longer clips run in bf16.
     """
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not x.is_cpu or not torch.is_grad_enabled():
+        if not x.is_cpu:
             return super()._conv_forward(x, weight, bias)
         autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
         if autocast not in (torch.bfloat16, torch.float16):
+            return super()._conv_forward(x, weight, bias)
+        if not torch.is_grad_enabled() and x.shape[2] >= self.kernel_size[0]:
             return super()._conv_forward(x, weight, bias)
         with torch.autocast("cpu", enabled=False):
             bias = None if bias is None else bias.float()
