@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import fnmatch
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from ffn.cli.arguments import find_device
 from ffn.cli.program import EXIT_FAILED, Parser, called_as, prefix, program
+
+if TYPE_CHECKING:
+    import torch
+
+    from ffn.engine.options import Config
 
 
 @program("configs", "run it again")
@@ -46,6 +54,22 @@ def config_names() -> list[str]:
     """Names of the configs that ship, e.g. ``quickstart/own_clips``, sorted."""
     folder = config_folder()
     return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.glob("*/*.yaml"))
+
+
+def read_run(given: argparse.Namespace) -> tuple[Config, torch.device | None]:
+    """The config of a command with its overrides, and the device; None is the default.
+
+    Args:
+        given: ``config`` (a path or a name), ``options`` (overrides) and ``device``.
+
+    Raises:
+        ValueError: an option or the device is not valid; ``ConfigError`` is one.
+        OSError: the config cannot be read.
+    """
+    from ffn.engine.config import load_config
+
+    device = None if given.device is None else find_device(given.device)
+    return load_config(find_config(given.config), given.options), device
 
 
 def find_config(path: str | Path) -> Path:

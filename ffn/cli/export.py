@@ -136,6 +136,14 @@ def _parser() -> argparse.ArgumentParser:
         metavar="PX",
         help="height and width of a clip; default: the trained crop",
     )
+    _add_int8_arguments(parser)
+    option("--overwrite", action="store_true", help="replace an existing file")
+    add_imports_argument(parser)
+    return parser
+
+
+def _add_int8_arguments(parser: argparse.ArgumentParser) -> None:
+    option = parser.add_argument
     option("--int8", action="store_true", help="quantise an ONNX file; needs --calibration")
     option(
         "--calibration",
@@ -159,6 +167,3 @@ def _parser() -> argparse.ArgumentParser:
         help="other clips, to compare int8 with fp32; default: 512",
     )
     option("--seed", type=int, default=0, help="of the choice of clips; default: 0")
-    option("--overwrite", action="store_true", help="replace an existing file")
-    add_imports_argument(parser)
-    return parser

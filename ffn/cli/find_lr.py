@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from ffn.cli.arguments import (
     add_device_argument,
     add_overrides_argument,
-    find_device,
     positive_int,
     refuse_existing,
 )
-from ffn.cli.configs import find_config
+from ffn.cli.configs import read_run
 from ffn.cli.program import Parser, called_as, fail_once, prefix, program
 
 if TYPE_CHECKING:
@@ -31,12 +30,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, train at growing rates, print and write the curve; returns the exit status."""
     given = _parser().parse_with_overrides(arguments)
 
-    from ffn.engine.config import load_config
-
     try:
         _check_rates(given)
-        device = None if given.device is None else find_device(given.device)
-        config = load_config(find_config(given.config), given.options)
+        config, device = read_run(given)
         given.output = Path(given.output or Path(config.log.output) / "find_lr")
         refuse_existing(given.output / "lr_range.json", given.overwrite)
     except (ValueError, OSError) as error:

@@ -11,11 +11,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ffn.cli.arguments import (
     add_device_argument,
     add_overrides_argument,
-    find_device,
     positive_int,
     refuse_existing,
 )
-from ffn.cli.configs import find_config
+from ffn.cli.configs import read_run
 from ffn.cli.program import Parser, called_as, fail_once, prefix, program
 
 if TYPE_CHECKING:
@@ -31,11 +30,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, test each network, print and write the tables; returns the exit status."""
     given = _parser().parse_with_overrides(arguments)
 
-    from ffn.engine.config import load_config
-
     try:
-        device = None if given.device is None else find_device(given.device)
-        config = load_config(find_config(given.config), given.options)
+        config, device = read_run(given)
         given.output = Path(given.output or Path(config.log.output) / "test")
         refuse_existing(given.output / "results.json", given.overwrite)
     except (ValueError, OSError) as error:

@@ -8,8 +8,8 @@ import signal
 import textwrap
 from collections.abc import Sequence
 
-from ffn.cli.arguments import add_device_argument, add_overrides_argument, find_device
-from ffn.cli.configs import find_config
+from ffn.cli.arguments import add_device_argument, add_overrides_argument
+from ffn.cli.configs import find_config, read_run
 from ffn.cli.program import Parser, called_as, fail_once, prefix, program
 
 
@@ -25,19 +25,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _train(arguments: Sequence[str] | None) -> int:
-    from ffn.engine.config import load_config
-
     parser = _parser()
     given = parser.parse_with_overrides(arguments)
     if given.config is None and not given.help:
         parser.error("CONFIG is missing")
     try:
-        path = None if given.config is None else str(find_config(given.config))
         if given.help:
+            path = None if given.config is None else str(find_config(given.config))
             _print_help(parser, path, given.options)
             return 0
-        device = None if given.device is None else find_device(given.device)
-        config = load_config(path, given.options)
+        config, device = read_run(given)
     except (ValueError, OSError) as error:  # ConfigError is a ValueError
         return fail_once("train", error)
 

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ffn.conv3d import correct_gradients
+from ffn.conv3d import use_right_conv3d
 from ffn.core.flexible import FrameFlexible, frame_ranges
 from ffn.core.private import PrivateModules, WeightAlteration
 
@@ -76,7 +76,7 @@ def convert(
     if any(isinstance(module, (FrameFlexible, PrivateModules)) for module in model.modules()):
         raise ValueError("the model is frame-flexible already; convert the plain network")
     ranges = frame_ranges(trained_frames)
-    original, model = model, correct_gradients(copy.deepcopy(model))
+    original, model = model, use_right_conv3d(copy.deepcopy(model))
     chosen = _select_private(model, private)
     altered = _put_alterations(model, alter, ranges, chosen)
     copies = _copies(chosen, model, ranges)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn import core, zoo
-from ffn.conv3d import correct_gradients
+from ffn.conv3d import use_right_conv3d
 from ffn.engine import freezing, optim
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
@@ -112,7 +112,7 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
     Raises:
         ConfigError: the model has no blocks to freeze or to checkpoint, or cannot be compiled here.
     """
-    correct_gradients(model)
+    use_right_conv3d(model)
     model.train()
     _freeze(config, model)
     try:

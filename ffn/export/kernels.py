@@ -10,6 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ffn.conv3d import use_right_conv3d
+
 
 class OverFrames(nn.Module):
     """Apply a 2-D layer to every frame of a clip.
@@ -51,6 +53,7 @@ def choose_kernels(network: nn.Module) -> None:
     for name, module in list(network.named_modules()):
         if isinstance(module, (nn.Conv3d, nn.MaxPool3d)) and (faster := _as_2d(module)) is not None:
             network.set_submodule(name, faster)
+    use_right_conv3d(network)  # those that are left, in case the network runs in bf16
     for module in network.modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)

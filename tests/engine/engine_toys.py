@@ -25,7 +25,13 @@ from ffn.engine.distributed import World
 from ffn.engine.logs import run_log as log
 from ffn.engine.options import Config
 from ffn.engine.run import Run
-from ffn.engine.tasks import FlexibleTask
+from ffn.engine.tasks import (
+    FlexibleTask,
+    MixedSamplingTask,
+    PlainTask,
+    ProportionalSamplingTask,
+    Task,
+)
 from ffn.engine.train_step import StepResult
 
 ROOT = Path(__file__).parents[2]
@@ -227,4 +233,17 @@ def batch(counts: tuple[int, ...] = (2, 4, 8), size: int = 4, seed: int = 1) -> 
     return {
         "clips": {t: torch.randn(size, 3, t, 16, 16, generator=generator) for t in counts},
         "label": torch.arange(size) % 3,
+    }
+
+
+def all_tasks() -> dict[str, Task]:
+    """A task of every kind, with the views 2, 4 and 8."""
+    torch.manual_seed(0)
+    return {
+        "plain": PlainTask(tiny(), 8),
+        "mixed_sampling": MixedSamplingTask(tiny(), 8, 2, mix_probability=1.0),
+        "proportional_sampling": ProportionalSamplingTask(tiny(), 8),
+        "flexible": flexible_task((2, 4, 8)),
+        "label": flexible_task((2, 4, 8), small_views="label"),
+        "mixed": flexible_task((2, 4, 8), small_views="mixed"),
     }

@@ -11,7 +11,17 @@ import pytest
 import torch
 import torch.nn.functional as F
 from config_toys import problems
-from engine_toys import CLASSES, batch, build, config, flexible_task, read_log, tiny, train
+from engine_toys import (
+    CLASSES,
+    all_tasks,
+    batch,
+    build,
+    config,
+    flexible_task,
+    read_log,
+    tiny,
+    train,
+)
 from torch import Tensor
 
 from ffn.engine import loop
@@ -19,7 +29,7 @@ from ffn.engine.build_data import build_class_weights, read_config_splits
 from ffn.engine.class_weights import balanced_weights, class_counts, with_mean_one
 from ffn.engine.config import ConfigError
 from ffn.engine.mixup import BatchMix
-from ffn.engine.tasks import MixedSamplingTask, PlainTask, ProportionalSamplingTask, Task
+from ffn.engine.tasks import PlainTask, Task
 from ffn.engine.tasks import base as tasks
 
 WEIGHTS = torch.tensor([0.4, 1.3, 2.6])
@@ -101,18 +111,6 @@ def weighted(task: Task, weights: Tensor | None = WEIGHTS) -> Task:
 def smoothed(data: dict[str, Any], mixup: float = 0.0) -> dict[str, Any]:
     mix = BatchMix(3, mixup=mixup, smoothing=SMOOTHING, seed=1)
     return mix(data, step=0, micro=0, rank=0)
-
-
-def all_tasks() -> dict[str, Task]:
-    torch.manual_seed(0)
-    return {
-        "plain": PlainTask(tiny(), 8),
-        "mixed_sampling": MixedSamplingTask(tiny(), 8, 2, mix_probability=1.0),
-        "proportional_sampling": ProportionalSamplingTask(tiny(), 8),
-        "flexible": flexible_task(COUNTS),
-        "label": flexible_task(COUNTS, small_views="label"),
-        "mixed": flexible_task(COUNTS, small_views="mixed"),
-    }
 
 
 def kl_each(logits: Tensor, teacher: Tensor) -> np.ndarray:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from engine_toys import CPU, batch, build, config, flexible_task, read_log, tiny, train
+from engine_toys import CPU, all_tasks, batch, build, config, read_log, train
 from multi_label_videos import CLASSES, write_multi_label_videos
 
 from ffn.engine.build_data import build_class_weights, read_config_splits
@@ -18,7 +18,7 @@ from ffn.engine.checkpoints.file import load_checkpoint
 from ffn.engine.config import ConfigError
 from ffn.engine.logs.meter import Meter
 from ffn.engine.mixup import BatchMix
-from ffn.engine.tasks import MixedSamplingTask, PlainTask, ProportionalSamplingTask, Task
+from ffn.engine.tasks import PlainTask, Task
 from ffn.engine.tasks import base as tasks
 from ffn.engine.train_step import StepResult
 from ffn.labels import MultiLabel
@@ -33,16 +33,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_multi_label_videos(tmp_path_factory.mktemp("several"))
 
 
-def all_tasks() -> dict[str, Task]:
-    torch.manual_seed(0)
-    found = {
-        "plain": PlainTask(tiny(), 8),
-        "mixed_sampling": MixedSamplingTask(tiny(), 8, 2, mix_probability=1.0),
-        "proportional_sampling": ProportionalSamplingTask(tiny(), 8),
-        "flexible": flexible_task(COUNTS),
-        "label": flexible_task(COUNTS, small_views="label"),
-        "mixed": flexible_task(COUNTS, small_views="mixed"),
-    }
+def multi_label_tasks() -> dict[str, Task]:
+    found = all_tasks()
     for task in found.values():
         task.labels = MultiLabel
     return found
@@ -57,9 +49,9 @@ def labelled(size: int = 5) -> dict[str, Any]:
 
 @pytest.mark.parametrize("weights", [None, WEIGHTS])
 @pytest.mark.parametrize("mixed", [False, True])
-@pytest.mark.parametrize("name", all_tasks())
+@pytest.mark.parametrize("name", multi_label_tasks())
 def test_loss_of_every_task(name: str, mixed: bool, weights: torch.Tensor | None) -> None:
-    task, data = all_tasks()[name].eval(), labelled()
+    task, data = multi_label_tasks()[name].eval(), labelled()
     task.class_weights = weights
     if mixed:
         mix = BatchMix(3, mixup=0.5, smoothing=0.2, seed=1, multi_label=True)
@@ -91,7 +83,7 @@ def test_loss_of_every_task(name: str, mixed: bool, weights: torch.Tensor | None
 
 
 def test_the_teacher_gets_no_gradient_from_the_smaller_views() -> None:
-    task, data = all_tasks()["flexible"].eval(), labelled()
+    task, data = multi_label_tasks()["flexible"].eval(), labelled()
     gradients = []
     for views in (COUNTS, (8,)):
         task.trained_frames = views
