@@ -63,7 +63,7 @@ def read_calibration(
     return Calibration(chosen, Labelled(others))
 
 
-class Inputs:
+class Inputs(Sequence[Tensor]):
     """Inputs of an exported file, (1, …) each, by the test rule; read when they are needed.
 
     Args:
@@ -82,13 +82,14 @@ class Inputs:
         self._transform, self._normalise = EvalTransform(preprocessing), Normalise(preprocessing)
         self._as_frames = as_frames
 
-    def __iter__(self) -> Iterator[Tensor]:
-        for record in self.records:
-            frames = self._read(record)
-            if self._as_frames:
-                yield frames[None]
-            else:
-                yield self._normalise(self._transform(frames).transpose(0, 1)[None])
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, index: int) -> Tensor:
+        frames = self._read(self.records[index])
+        if self._as_frames:
+            return frames[None]
+        return self._normalise(self._transform(frames).transpose(0, 1)[None])
 
     def _read(self, record: Record) -> Tensor:
         """Frames (T, H, W, 3) of a video."""

@@ -16,6 +16,7 @@ from ffn.datasets.synthetic import generate
 from ffn.export import Calibration, ExportError
 
 onnx = pytest.importorskip("onnx")
+numpy_helper = pytest.importorskip("onnx.numpy_helper")
 pytest.importorskip("onnxruntime")
 SHIPPED = "tsm_tiny.motion_f4_8_16"
 
@@ -95,3 +96,26 @@ def test_a_large_error_is_refused(tmp_path: Path) -> None:
             ffn.load(SHIPPED), tmp_path / "net.pt2", frames=4, calibration=Calibration(weak, strong)
         )
     assert list(tmp_path.iterdir()) == []
+
+
+def test_rare_values_do_not_widen_the_range_of_the_input(tmp_path: Path) -> None:
+    """The ranges hold 99.99 % of the values. With the largest, the scale would be 4."""
+    clips = noise(8, seed=0)
+    clips[5][0, 0, 0, 0, 0] = 1000.0  # one of 55,296 values
+    path = tmp_path / "net.onnx"
+
+    calibration = Calibration(clips, [(clip, 0) for clip in noise(8, seed=1)], max_difference=10)
+    ffn.export(ffn.load(SHIPPED), path, frames=4, calibration=calibration)
+
+    graph = onnx.load(path).graph
+    first = next(node for node in graph.node if node.op_type == "QuantizeLinear")
+    scale = next(numpy_helper.to_array(v) for v in graph.initializer if v.name == first.input[1])
+    largest = torch.cat(clips).abs().flatten().sort().values[-2].item()
+    assert 1.5 * largest / 255 < scale < 2.1 * largest / 255
+
+
+def test_clips_to_calibrate_with_are_needed(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="no calibration clip to set the int8 ranges"):
+        ffn.export(
+            ffn.load(SHIPPED), tmp_path / "net.onnx", frames=4, calibration=Calibration([], [])
+        )
