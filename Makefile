@@ -28,10 +28,6 @@ $(READY): setup.cfg constraints.txt
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	touch $@
 
-# glibc returns large blocks to the system after every step; keeping them saves about a tenth of the time
-# of small networks on a CPU.
-quickstart: export MALLOC_TRIM_THRESHOLD_ = 1000000000
-quickstart: export MALLOC_MMAP_THRESHOLD_ = 1000000000
 quickstart: export OMP_NUM_THREADS = 1
 # Part 1 trains a plain network at 16 frames, part 2 the network for any frame count from it. The test takes the
 # last weights, not the best ones: test videos must not be used for a choice. The third network is the paper's,

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader
 
 from ffn.data import LoaderError, VideoError, watching
 from ffn.engine.distributed import ReplicaError, World, processes
+from ffn.engine.host_memory import keep_freed_memory
 from ffn.engine.signals import EXIT_STOPPED, StoppedError
 from ffn.files import explain
 from ffn.registry import is_raised_in_extension
@@ -117,6 +118,8 @@ def run_command(
     world = None
     try:
         with processes(2 * data_timeout or UNLIMITED, device) as world:
+            if world.device.type == "cpu":
+                keep_freed_memory()
             try:
                 _call(function, world)
             except BaseException as error:
