@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
 
 import torch
@@ -37,6 +37,7 @@ def compare_inference(
     onnx: bool,
     rounds: int,
     device: torch.device,
+    skip: Collection[str] = (),
 ) -> Iterator[Comparison]:
     """Compare the forward passes of a frame-flexible network in several forms.
 
@@ -51,10 +52,15 @@ def compare_inference(
         onnx: also files for ONNX Runtime, in fp32 and int8; on a CPU.
         rounds: timed forward passes of each form.
         device: CPU or CUDA.
+        skip: titles of comparisons that are not made again.
     """
     plain = create_model(model, num_classes=num_classes).to(device).eval()
     flexible = convert(plain, trained_frames)
     for count in sorted(set(frames)):
+        title = f"{model}, {count} frames on sub-network {flexible.select(count)}, "
+        title += f"batches of {batch_size} at {size} px"
+        if title in skip:
+            continue
         clip = torch.randn(batch_size, 3, count, size, size, device=device)  # (B, C, T, H, W)
         networks = _networks(plain, flexible, clip, compiled)
         calls: dict[str, Callable[[], object]] = {
@@ -69,8 +75,6 @@ def compare_inference(
                 calls |= _onnx_calls(flexible, clip)
             seconds = interleave(calls, rounds=rounds, device=device)
         variants = [Variant(name, batch_size, seconds[name], peaks.get(name)) for name in calls]
-        title = f"{model}, {count} frames on sub-network {flexible.select(count)}, "
-        title += f"batches of {batch_size} at {size} px"
         pairs = [(name, UNFUSED) for name in calls if name != UNFUSED]
         pairs += [("fused", "plain, fused")]
         yield compare(title, variants, pairs)

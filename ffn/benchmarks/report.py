@@ -15,11 +15,12 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from ffn.benchmarks.timing import Comparison, quartiles
+from ffn.benchmarks.timing import Comparison, Ratio, Variant, quartiles
 from ffn.evaluation import describe_device
 from ffn.files import write_text
 
 FORMAT = 1  # of the JSON file
+LISTED = ("model", "frames", "batch_size")  # options that may grow when a benchmark is resumed
 MEMORY = {
     "cpu": "peak of torch's CPU allocator, from torch.profiler; without oneDNN's own buffers",
     "cuda": "peak of torch's CUDA allocator, torch.cuda.max_memory_allocated",
@@ -73,6 +74,45 @@ def save_comparisons(
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_text(path, json.dumps(content, indent=2, default=str) + "\n")
+
+
+def load_comparisons(
+    path: str | Path, *, measured: Mapping[str, Any], options: Mapping[str, Any]
+) -> list[Comparison]:
+    """Read the comparisons of an interrupted benchmark, to go on with it.
+
+    Args:
+        path: a file of `save_comparisons`.
+        measured: see :func:`describe_run`; equal to that of the file, except for the date.
+        options: of the command; equal to those of the file, except for the models, frame counts and
+            batch sizes.
+
+    Raises:
+        ValueError: the file is not of a benchmark, or of another machine or other options.
+        OSError: the file cannot be read.
+    """
+    try:
+        content = json.loads(Path(path).read_text())
+        read = [(content["measured"], measured, ("date",)), (content["options"], options, LISTED)]
+        comparisons = [
+            Comparison(
+                entry["title"],
+                tuple(Variant(**v | {"seconds": tuple(v["seconds"])}) for v in entry["variants"]),
+                tuple(Ratio(**ratio) for ratio in entry["ratios"]),
+            )
+            for entry in content["comparisons"]
+        ]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a file of this benchmark ({error})") from error
+    for before, now, free in read:
+        now = json.loads(json.dumps(dict(now), default=str))
+        for key in before.keys() | now.keys() - {*free}:
+            if key not in free and before.get(key) != now.get(key):
+                raise ValueError(
+                    f"{path} has {key} {before.get(key)!r}, and this benchmark {now.get(key)!r}; "
+                    "choose another --output, or add --overwrite in place of --resume"
+                )
+    return comparisons
 
 
 def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any]) -> str:

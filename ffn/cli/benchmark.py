@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from ffn.engine.train_step import TrainStep
 
 
-@program("benchmark", "the same command starts again")
+@program("benchmark", "the same command starts again, `infer --resume` goes on")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print and write; returns 2 on an error."""
     given = _parser().parse_args(arguments)
@@ -35,6 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ffn.benchmarks.report import (
         MEMORY,
         describe_run,
+        load_comparisons,
         markdown_table,
         print_comparison,
         save_comparisons,
@@ -43,7 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ffn.files import write_text
 
     try:
-        for path in _files(given):
+        for path in [] if given.resume else _files(given):
             refuse_existing(path, given.overwrite)
         load_imports(given)
         torch.manual_seed(0)
@@ -60,9 +61,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
             measured = describe_run(device) | {"memory": MEMORY[device.type]}
             if given.benchmark == "train":
                 measured |= {"precision": given.precision}
-        hidden = ("measure", "items", "output", "overwrite")
+        hidden = ("measure", "items", "output", "overwrite", "resume", "done")
         options = {key: value for key, value in vars(given).items() if key not in hidden}
         comparisons: list[Comparison] = []
+        if given.resume:
+            if given.output is None or given.overwrite:
+                raise ValueError("--resume needs --output, and takes no --overwrite")
+            if given.output.exists():
+                comparisons = load_comparisons(given.output, measured=measured, options=options)
+        given.done = [comparison.title for comparison in comparisons]
         for comparison in given.measure(given, device):
             comparisons.append(comparison)
             print_comparison(comparison, items=given.items)
@@ -122,6 +129,7 @@ def _infer(given: argparse.Namespace, device: torch.device) -> Iterator[Comparis
                 onnx=given.onnx,
                 rounds=given.rounds,
                 device=device,
+                skip=given.done,
             )
 
 
@@ -185,6 +193,10 @@ def _parser() -> argparse.ArgumentParser:
         option("--output", type=Path, metavar="FILE.json", help="also write the results to a file")
         option("--overwrite", action="store_true", help="replace an existing file")
         add_imports_argument(command)
+    text = "go on with the interrupted benchmark of --output; also with other models, frames, sizes"
+    infer.add_argument("--resume", action="store_true", help=f"{text} of a batch")
+    for command in (train, data):
+        command.set_defaults(resume=False)
     return parser
 
 

@@ -154,7 +154,7 @@ def test_data_is_measured_on_generated_videos_of_each_size(tmp_path: Path) -> No
     assert raw == pytest.approx(10 * 32 * 42 * 3 / 2**20, rel=0.05)  # 10 frames of 32 x 42
 
 
-def test_an_interrupted_benchmark_keeps_what_it_has_measured(
+def test_an_interrupted_benchmark_keeps_what_it_has_measured_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     compare = inference.compare_inference
@@ -172,6 +172,22 @@ def test_an_interrupted_benchmark_keeps_what_it_has_measured(
     assert comparison["title"].startswith("tsm_tiny, 2 frames")
     assert "2 frames" in output.with_suffix(".md").read_text()
     assert "tsm_tiny, 2 frames" in " ".join(capsys.readouterr().out.split())
+
+    monkeypatch.undo()
+    arguments += ["--output", str(output), "--resume"]
+    assert main([*arguments, "--rounds", "2"]) == 2
+    assert "has rounds 1, and this benchmark 2; choose another" in capsys.readouterr().err
+    assert main([*arguments, "--overwrite"]) == 2
+    assert main([*arguments, "--batch-size", "2", "1"]) == 0
+    kept, *others = json.loads(output.read_text())["comparisons"]
+    assert kept == comparison
+    titles = [other["title"].replace(" on sub-network", "").split(" at ")[0] for other in others]
+    assert titles == [
+        f"tsm_tiny, {t} frames 4, batches of {b}" for b, t in ((2, 4), (1, 2), (1, 4))
+    ]
+    output.write_text("[1]")
+    assert main(arguments) == 2
+    assert "is not a file of this benchmark" in capsys.readouterr().err
 
 
 def test_an_existing_file_is_replaced_with_overwrite_alone(
