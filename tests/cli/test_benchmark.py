@@ -98,6 +98,7 @@ def test_compiled_training_is_compared(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_inference_compares_all_forms_at_each_frame_count_and_batch_size(tmp_path: Path) -> None:
     arguments = ["infer", *TINY, "--size", "32", "--rounds", "2", "--batch-size", "1", "2"]
     arguments += ["--trained-frames", "2", "8", "--frames", "6", "3", "--onnx"]

@@ -137,6 +137,7 @@ def loop_lines(run: Any) -> list[str]:
         return loop.start_lines(run, run.checkpointer.restore())
 
 
+@pytest.mark.slow
 def test_three_processes_do_not_round_frozen_statistics(tmp_path: Path) -> None:
     """A sum of three equal numbers divided by three may be another number."""
     ranks = Ranks(3, tmp_path)

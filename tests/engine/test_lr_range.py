@@ -214,6 +214,7 @@ def test_rates_that_make_no_test(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_processes_measure_the_loss_of_one(videos: Path, tmp_path: Path, empty: str) -> None:
     pytest.importorskip("matplotlib")
     found = []

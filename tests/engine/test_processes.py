@@ -29,7 +29,7 @@ def losses(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("views", ["together", "sequential"])
+@pytest.mark.parametrize("views", ["together", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_two_processes_train_as_one(videos: Path, start: str, tmp_path: Path, views: str) -> None:
     more = (start, f"train.views={views}", "train.freeze_bn=true", "model.dropout=0")
     process = launch(videos, tmp_path / "two", *more, processes=2)

@@ -246,7 +246,7 @@ def test_videos_that_the_loader_leaves_out_are_an_error() -> None:
         evaluate(plain(), part)
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_several_processes_equal_one(world_size: int, tmp_path: Path) -> None:
     mp.spawn(spawned, args=(world_size, str(tmp_path)), nprocs=world_size)
 
