@@ -20,7 +20,8 @@ class DecordDecoder(SeekableFile):
 
     decord returns wrong frames, without an error, for open groups of pictures, MPEG-1/2,
     fragmented mp4 and AVI, and wrong colours for 10-bit video. This class therefore accepts only
-    8-bit H.264 with closed groups of pictures in mp4, mov or mkv.
+    8-bit H.264 with closed groups of pictures in mp4, mov or mkv. Of a damaged file, it may return
+    frames that FFmpeg has guessed, or shown at another time, without an error.
 
     Args:
         path: The file.
@@ -42,8 +43,6 @@ class DecordDecoder(SeekableFile):
 
     def read(self, indices: Iterable[int]) -> Tensor:
         """See `PyAVDecoder.read`."""
-        import decord
-
         indices = list(indices)
         check_indices(self.path, indices, len(self))
         images = {}
@@ -51,7 +50,7 @@ class DecordDecoder(SeekableFile):
             try:
                 self._seek(index)
                 images[index] = _remove_padding(self._reader.next().asnumpy())
-            except (decord.DECORDError, StopIteration) as error:
+            except _errors() as error:
                 # decord decodes ahead: the damaged frame may be a later one.
                 self._reader, self._next = _open_reader(self.path), 0
                 cause = f"corrupt or truncated at this frame or later ({_decord_message(error)})"
@@ -88,14 +87,21 @@ def _open_reader(path: str) -> decord.VideoReader:
     Raises:
         VideoError: if decord cannot open it.
     """
-    import decord  # not at import: only decoding needs it
+    import decord
 
     decord.logging.set_level(decord.logging.QUIET)
     try:
         # decord raises above this tolerance; its default repeats frames that do not decode.
         return decord.VideoReader(path, num_threads=1, fault_tol=1e-9)
-    except (decord.DECORDError, RuntimeError, AssertionError) as error:
+    except (*_errors(), AssertionError) as error:
         raise VideoError(path, f"decord cannot open it ({_decord_message(error)})") from None
+
+
+def _errors() -> tuple[type[Exception], ...]:
+    """What decord raises for a file that it cannot read; the classes have no common base."""
+    import decord  # not at import: only decoding needs it
+
+    return decord.DECORDError, decord.DECORDLimitReachedError, RuntimeError, StopIteration
 
 
 def _decord_message(error: Exception) -> str:
