@@ -151,4 +151,6 @@ def test_first_day(
     (network,) = json.loads(Path("tested/results.json").read_text())["networks"]
     assert [row["videos"] for row in network["rows"]] == [6, 6]
     assert ffn.Predictor(f"release/{name}.safetensors").classes == CLASSES
-    assert any(label in capsys.readouterr().out for label in CLASSES)
+    shown = capsys.readouterr().out
+    assert "4 frames, sub-network 4" in shown
+    assert re.search(rf"%\s+({'|'.join(CLASSES)})$", shown, flags=re.MULTILINE)

@@ -33,10 +33,9 @@ def write_video():
 
         With `halves` the left half of a frame is darker by 12.
         """
-        same = {"fflags": "+bitexact"}  # the same bytes each time: no random numbers,
-        with av.open(str(path), "w", options=same | (container or {})) as output:
+        fixed = {"fflags": "+bitexact"}  # no random identifiers in mkv and webm
+        with av.open(str(path), "w", options=fixed | (container or {})) as output:
             video = output.add_stream(codec, rate=25, options=stream or {"g": "8", "bf": "2"})
-            video.codec_context.thread_count = 1  # and no decisions that depend on load
             video.width, video.height, video.pix_fmt = width, height, pixels
             if rotation:
                 video.set_display_rotation(rotation)

@@ -20,7 +20,7 @@ from ffn.evaluation import describe_device
 from ffn.files import write_text
 
 FORMAT = 1  # of the JSON file
-LISTED = ("model", "frames", "batch_size")  # options that may grow when a benchmark is resumed
+LISTED = ("model", "frames", "batch_size")  # options that may differ when a benchmark is resumed
 MEMORY = {
     "cpu": "peak of torch's CPU allocator, from torch.profiler; without oneDNN's own buffers",
     "cuda": "peak of torch's CUDA allocator, torch.cuda.max_memory_allocated",
@@ -78,8 +78,8 @@ def save_comparisons(
 
 def load_comparisons(
     path: str | Path, *, measured: Mapping[str, Any], options: Mapping[str, Any]
-) -> list[Comparison]:
-    """Read the comparisons of an interrupted benchmark, to go on with it.
+) -> tuple[list[Comparison], dict[str, Any]]:
+    """Read the comparisons of an interrupted benchmark, to continue it.
 
     Args:
         path: a file of `save_comparisons`.
@@ -87,32 +87,34 @@ def load_comparisons(
         options: of the command; equal to those of the file, except for the models, frame counts and
             batch sizes.
 
+    Returns:
+        The comparisons, and the options with the models, frame counts and batch sizes of both.
+
     Raises:
         ValueError: the file is not of a benchmark, or of another machine or other options.
         OSError: the file cannot be read.
     """
     try:
         content = json.loads(Path(path).read_text())
-        read = [(content["measured"], measured, ("date",)), (content["options"], options, LISTED)]
-        comparisons = [
-            Comparison(
-                entry["title"],
-                tuple(Variant(**v | {"seconds": tuple(v["seconds"])}) for v in entry["variants"]),
-                tuple(Ratio(**ratio) for ratio in entry["ratios"]),
-            )
-            for entry in content["comparisons"]
-        ]
+        before = content["measured"], content["options"]
+        comparisons = [_read_comparison(entry) for entry in content["comparisons"]]
+        grown = {key: [*before[1][key], *options[key]] for key in LISTED}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of this benchmark ({error})") from error
-    for before, now, free in read:
-        now = json.loads(json.dumps(dict(now), default=str))
-        for key in before.keys() | now.keys() - {*free}:
-            if key not in free and before.get(key) != now.get(key):
+    for old, new, free in zip(before, (measured, options), (("date",), LISTED), strict=True):
+        for key in sorted((old.keys() | new.keys()) - {*free}):
+            if old.get(key) != new.get(key):
                 raise ValueError(
-                    f"{path} has {key} {before.get(key)!r}, and this benchmark {now.get(key)!r}; "
-                    "choose another --output, or add --overwrite in place of --resume"
+                    f"{path} has {key} {old.get(key)!r}, and this benchmark {new.get(key)!r}; "
+                    "choose another --output, or --overwrite in place of --resume"
                 )
-    return comparisons
+    return comparisons, {**options, **{k: list(dict.fromkeys(v)) for k, v in grown.items()}}
+
+
+def _read_comparison(entry: dict[str, Any]) -> Comparison:
+    variants = (Variant(**v | {"seconds": tuple(v["seconds"])}) for v in entry["variants"])
+    ratios = (Ratio(**ratio) for ratio in entry["ratios"])
+    return Comparison(entry["title"], tuple(variants), tuple(ratios))
 
 
 def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any]) -> str:

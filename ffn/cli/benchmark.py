@@ -6,7 +6,7 @@ import argparse
 import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -25,50 +25,25 @@ if TYPE_CHECKING:
     from ffn.engine.train_step import TrainStep
 
 
-@program("benchmark", "the same command starts again, `infer --resume` goes on")
+@program("benchmark", "the same command starts again; `infer --resume` continues")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, measure, print and write; returns 2 on an error."""
     given = _parser().parse_args(arguments)
     # The profiler measures CPU memory; without this it logs that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-    from ffn.benchmarks.report import (
-        MEMORY,
-        describe_run,
-        load_comparisons,
-        markdown_table,
-        print_comparison,
-        save_comparisons,
-    )
+    from ffn.benchmarks.report import markdown_table, print_comparison, save_comparisons
     from ffn.data import VideoError
     from ffn.files import write_text
 
     try:
-        for path in [] if given.resume else _files(given):
+        resumes = given.resume and given.output is not None and given.output.exists()
+        for path in [] if resumes else _files(given):
             refuse_existing(path, given.overwrite)
         load_imports(given)
         torch.manual_seed(0)
-        if given.benchmark == "data":
-            device = torch.device("cpu")
-            measured = describe_run(device)
-        else:
-            device = find_device(given.device)
-            if device.type not in MEMORY:
-                raise ValueError(
-                    f"--device is {given.device!r}; allowed: auto, cpu, cuda, cuda:1, …"
-                )
-            given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
-            measured = describe_run(device) | {"memory": MEMORY[device.type]}
-            if given.benchmark == "train":
-                measured |= {"precision": given.precision}
-        hidden = ("measure", "items", "output", "overwrite", "resume", "done")
-        options = {key: value for key, value in vars(given).items() if key not in hidden}
-        comparisons: list[Comparison] = []
-        if given.resume:
-            if given.output is None or given.overwrite:
-                raise ValueError("--resume needs --output, and takes no --overwrite")
-            if given.output.exists():
-                comparisons = load_comparisons(given.output, measured=measured, options=options)
+        device, measured = _describe(given)
+        comparisons, options = _earlier(given, measured)
         given.done = [comparison.title for comparison in comparisons]
         for comparison in given.measure(given, device):
             comparisons.append(comparison)
@@ -82,6 +57,40 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, RuntimeError, OSError, ImportError, VideoError) as error:
         return fail("benchmark", error)
     return 0
+
+
+def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
+    """The device, and what the file says about machine and measurement."""
+    from ffn.benchmarks.report import MEMORY, describe_run
+
+    if given.benchmark == "data":
+        device = torch.device("cpu")
+        return device, describe_run(device)
+    device = find_device(given.device)
+    if device.type not in MEMORY:
+        raise ValueError(f"--device is {given.device!r}; allowed: auto, cpu, cuda, cuda:1, …")
+    given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
+    measured = describe_run(device) | {"memory": MEMORY[device.type]}
+    if given.benchmark == "infer":
+        given.frames = given.frames or given.trained_frames
+    else:
+        measured |= {"precision": given.precision}
+    return device, measured
+
+
+def _earlier(
+    given: argparse.Namespace, measured: dict[str, Any]
+) -> tuple[list[Comparison], dict[str, Any]]:
+    """Comparisons of the benchmark that is resumed, if any, and the options of all."""
+    from ffn.benchmarks.report import load_comparisons
+
+    hidden = ("measure", "items", "output", "overwrite", "resume", "done")
+    options = {key: value for key, value in vars(given).items() if key not in hidden}
+    if given.resume and (given.output is None or given.overwrite):
+        raise ValueError("--resume continues the benchmark of --output, without --overwrite")
+    if not given.resume or not given.output.exists():
+        return [], options
+    return load_comparisons(given.output, measured=measured, options=options)
 
 
 def _train(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
@@ -121,7 +130,7 @@ def _infer(given: argparse.Namespace, device: torch.device) -> Iterator[Comparis
             yield from compare_inference(
                 model,
                 given.trained_frames,
-                frames=given.frames or given.trained_frames,
+                frames=given.frames,
                 batch_size=batch_size,
                 size=given.size,
                 num_classes=given.num_classes,
@@ -193,10 +202,11 @@ def _parser() -> argparse.ArgumentParser:
         option("--output", type=Path, metavar="FILE.json", help="also write the results to a file")
         option("--overwrite", action="store_true", help="replace an existing file")
         add_imports_argument(command)
-    text = "go on with the interrupted benchmark of --output; also with other models, frames, sizes"
-    infer.add_argument("--resume", action="store_true", help=f"{text} of a batch")
-    for command in (train, data):
-        command.set_defaults(resume=False)
+    text = (
+        "keep the comparisons in --output and measure those that are missing; --model, --frames and"
+    )
+    infer.add_argument("--resume", action="store_true", help=f"{text} --batch-size may differ")
+    parser.set_defaults(resume=False, done=())
     return parser
 
 

@@ -33,7 +33,8 @@ class Calibration:
     """Clips for static quantisation.
 
     Attributes:
-        clips: inputs of the file (1, …), which set the ranges of the activations.
+        clips: inputs of the file (1, …), which set the ranges of the activations. A sequence that
+            reads them when they are needed saves memory.
         held_out: other inputs with their labels, to compare int8 with fp32.
         max_difference: largest accepted RMS difference of the outputs on ``held_out``, relative to
             the standard deviation of fp32's.
@@ -42,6 +43,12 @@ class Calibration:
     clips: Sequence[Tensor]
     held_out: Iterable[tuple[Tensor, int]]
     max_difference: float = 0.1
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.clips, Sequence):
+            raise TypeError(
+                f"clips is a {type(self.clips).__name__}; expected a sequence of clips, e.g. a list"
+            )
 
 
 @dataclass(frozen=True)

@@ -182,6 +182,7 @@ def test_an_interrupted_benchmark_keeps_what_it_has_measured_and_goes_on(
     assert main([*arguments, "--batch-size", "2", "1"]) == 0
     kept, *others = json.loads(output.read_text())["comparisons"]
     assert kept == comparison
+    assert json.loads(output.read_text())["options"]["batch_size"] == [2, 1]
     titles = [other["title"].replace(" on sub-network", "").split(" at ")[0] for other in others]
     assert titles == [
         f"tsm_tiny, {t} frames 4, batches of {b}" for b, t in ((2, 4), (1, 2), (1, 4))

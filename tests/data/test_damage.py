@@ -1,8 +1,8 @@
 """Damaged files: a frame equals FFmpeg's frame at the same time, or an error is raised.
 
-decord does not report every guessed frame: with it, only the kind of error is tested.
-The oracle decodes the same damaged file from its first frame, with FFmpeg's default error
-tolerance, and identifies frames by their times.
+decord may return wrong frames without an error; with it, three of four frames must be right. The
+oracle decodes the same damaged file from its first frame, with FFmpeg's default error tolerance,
+and identifies frames by their times.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ DAMAGE = {
 }
 
 
-# Damage after which at least one file of `FILES` has a readable frame, and after which none has.
+# Damage after which no file of `FILES` has a readable frame, and after which at least one has.
 FATAL = {"empty", "first 100 bytes"}
 SURVIVED = {
     "auto": set(DAMAGE) - FATAL,

@@ -134,6 +134,25 @@ def test_a_video_is_read_twice(write_video, numbers, tmp_path):
     assert numbers(video.read([3, 19])) == [3, 19]
 
 
+@pytest.mark.parametrize("name", ["DECORDError", "DECORDLimitReachedError", "RuntimeError"])
+def test_errors_of_decord_name_the_file_and_the_frame(name, write_video, tmp_path, monkeypatch):
+    decord = pytest.importorskip("decord")
+    error = getattr(decord, name, RuntimeError)("[12:00:00] reader.cc:1: [a.mp4]broken")
+    video = open_video(write_video(tmp_path / "a.mp4"), decoder="decord")
+
+    def fail(self):
+        raise error
+
+    monkeypatch.setattr(decord.VideoReader, "next", fail)
+    with pytest.raises(
+        VideoError, match=r"a\.mp4, frame 3: corrupt or truncated .*broken"
+    ) as caught:
+        video.read([3])
+    assert caught.value.path.endswith("a.mp4")
+    monkeypatch.undo()
+    assert len(video.read([3])) == 1
+
+
 def test_row_padding_of_decord_is_removed():
     row = np.arange(12, dtype=np.uint8).reshape(1, 4, 3)
     padded = np.concatenate([row.reshape(1, 12), np.full((1, 4), 99, np.uint8)], axis=1)

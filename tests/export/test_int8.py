@@ -114,6 +114,11 @@ def test_rare_values_do_not_widen_the_range_of_the_input(tmp_path: Path) -> None
     assert 1.5 * largest / 255 < scale < 2.1 * largest / 255
 
 
+def test_clips_are_a_sequence() -> None:
+    with pytest.raises(TypeError, match="clips is a generator; expected a sequence"):
+        Calibration((clip for clip in noise(1, seed=0)), [])
+
+
 def test_clips_to_calibrate_with_are_needed(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no calibration clip to set the int8 ranges"):
         ffn.export(
