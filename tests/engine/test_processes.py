@@ -31,7 +31,9 @@ def losses(folder: Path) -> list[dict[str, float]]:
 
 @pytest.mark.parametrize("views", ["together", pytest.param("sequential", marks=pytest.mark.slow)])
 def test_two_processes_train_as_one(videos: Path, start: str, tmp_path: Path, views: str) -> None:
-    more = (start, f"train.views={views}", "train.freeze_bn=true", "model.dropout=0")
+    # A step of 0.01 lets the loss rise to 20, which amplifies rounding 5 to 20 times.
+    options = ("train.freeze_bn=true", "model.dropout=0", "optim.lr=1e-3")
+    more = (start, f"train.views={views}", *options)
     process = launch(videos, tmp_path / "two", *more, processes=2)
     one = train(videos, tmp_path / "one", *more)
 
@@ -40,7 +42,6 @@ def test_two_processes_train_as_one(videos: Path, start: str, tmp_path: Path, vi
     found, expected = losses(tmp_path / "two"), losses(one)
     assert len(found) == len(expected) == 8
     for two, single in zip(found, expected, strict=True):
-        # The loss rises to 20 here, which amplifies rounding; one divergence is 4e-6.
         assert two == pytest.approx(single, rel=1e-4, abs=1e-9)
     assert max(single["loss/kl_2"] for single in expected) > 0.1  # not negligible
     for key, value in weights(tmp_path / "two").items():
