@@ -98,6 +98,31 @@ def test_a_large_error_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_first_layers_stay_in_fp32_if_int8_changes_the_outputs(tmp_path: Path) -> None:
+    """Channels of very different ranges, as after depthwise convolutions, share one range."""
+    clips, held_out = noise(8, seed=0), [(clip, 0) for clip in noise(8, seed=1)]
+    network = ffn.extract(ffn.load(SHIPPED), 4)
+    expected = network.eval()(clips[0])
+    scale = torch.logspace(-3, 0, 8)
+    with torch.no_grad():  # the same function: ReLU(s x) = s ReLU(x)
+        network.net.conv1[1].weight *= scale
+        network.net.conv1[1].bias *= scale
+        network.net.conv1[3].weight /= scale[:, None, None]
+        torch.testing.assert_close(network(clips[0]), expected, rtol=1e-3, atol=1e-3)
+
+    path = tmp_path / "net.onnx"
+    calibration = Calibration(clips, held_out)
+    report = ffn.export(network, path, frames=4, size=24, calibration=calibration)
+
+    assert report.int8.fp32_layers == 4
+    assert report.int8.difference < 0.1
+    assert "the first 4 layers are in fp32" in str(report)
+    graph = onnx.load(path).graph
+    made = {name: node for node in graph.node for name in node.output}
+    convs = [node for node in graph.node if node.op_type == "Conv"]
+    assert [conv.input[1] in made for conv in convs] == [False] * 4 + [True] * 10
+
+
 def test_rare_values_do_not_widen_the_range_of_the_input(tmp_path: Path) -> None:
     """The ranges hold 99.99 % of the values. With the largest, the scale would be 4."""
     clips = noise(8, seed=0)
@@ -117,6 +142,8 @@ def test_rare_values_do_not_widen_the_range_of_the_input(tmp_path: Path) -> None
 def test_clips_are_a_sequence() -> None:
     with pytest.raises(TypeError, match="clips is a generator; expected a sequence"):
         Calibration((clip for clip in noise(1, seed=0)), [])
+    with pytest.raises(TypeError, match="held_out is a generator; expected a list"):
+        Calibration(noise(1, seed=0), ((clip, 0) for clip in noise(1, seed=0)))
 
 
 def test_clips_to_calibrate_with_are_needed(tmp_path: Path) -> None:
