@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import json
+import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
@@ -120,6 +121,8 @@ def _read_comparison(entry: dict[str, Any]) -> Comparison:
 def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any]) -> str:
     """A Markdown table: the time of the first variant, and that of the others relative to it.
 
+    The rows are in the order of their titles, "8 frames" before "16 frames".
+
     Args:
         comparisons: the results; their first variant is the reference.
         measured: see :func:`describe_run`.
@@ -130,7 +133,7 @@ def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any
         f"| | {first} | {' | '.join(names)} |",
         f"|---{'|---' * (1 + len(names))}|",
     ]
-    for comparison in comparisons:
+    for comparison in sorted(comparisons, key=_natural_order):
         variants = {variant.name: variant for variant in comparison.variants}
         slowest = statistics.median(variants[first].seconds)
         relative = {r.name: 1 / r.speed for r in comparison.ratios if r.over == first}
@@ -140,6 +143,11 @@ def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any
     where = f"{measured['device']}, torch {measured['torch']}, {measured['date'][:10]}"
     text = f"Time of a forward pass with random weights, relative to the network {first}; {where}."
     return "\n".join([text, "", *lines]) + "\n"
+
+
+def _natural_order(comparison: Comparison) -> list[str | int]:
+    parts = re.split(r"(\d+)", comparison.title)
+    return [int(part) if part.isdigit() else part for part in parts]
 
 
 def _variant_table(comparison: Comparison, items: str) -> Table:
