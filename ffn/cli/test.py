@@ -115,6 +115,7 @@ def _sweep(
             trained_frames=_trained_frames(record.config),
             precision=given.precision,
             fused=not given.no_fuse,
+            compiled=given.compile,
             latency=not given.no_latency,
             keep_logits=given.save_predictions or given.ensemble or given.details,
             batch_size=batch_size,
@@ -203,11 +204,15 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--precision",
         default="fp32",
-        choices=["fp32", "bf16", "fp16"],
-        help="precision of the forward pass; default: fp32",
+        choices=["fp32", "bf16", "fp16", "auto"],
+        help="precision of the forward pass; auto: the fastest one on this device, as predict "
+        "chooses it, in one process; default: fp32",
     )
     parser.add_argument(
         "--no-fuse", action="store_true", help="run the network as it was trained, not fused"
+    )
+    parser.add_argument(
+        "--compile", action="store_true", help="compile the network; slow for the first clips"
     )
     _add_output(parser)
     return parser

@@ -5,12 +5,12 @@ accuracy, multiply-accumulates, parameters and latency. The number of processes 
 accuracies.
 """
 
+from ffn.devices import describe_device
 from ffn.evaluation.confusion import confusion_matrix
 from ffn.evaluation.cost import (
     count_macs,
     count_macs_by_module,
     count_parameters,
-    describe_device,
     measure_latency,
 )
 from ffn.evaluation.details import save_details

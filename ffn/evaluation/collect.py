@@ -166,7 +166,7 @@ def gather(value: object) -> list:
     """Return the values of all processes in the order of their ranks."""
     if not _distributed():
         return [value]
-    values: list = [None] * dist.get_world_size()
+    values: list = [None] * process_count()
     dist.all_gather_object(values, value)
     return values
 
@@ -183,6 +183,11 @@ def gather_first(value: object) -> list | None:
 def is_first() -> bool:
     """Whether this is rank 0, or the only process."""
     return not _distributed() or dist.get_rank() == 0
+
+
+def process_count() -> int:
+    """Number of processes that test together."""
+    return dist.get_world_size() if _distributed() else 1
 
 
 def merge(shards: Sequence[Mapping[str, Tensor]], keep: Tensor | None = None) -> dict[str, Tensor]:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable
@@ -117,21 +115,6 @@ def measure_latency(
             _synchronise(clip.device)
             times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)
-
-
-def describe_device(device: torch.device) -> str:
-    """Name of the hardware: "NVIDIA H200", or a CPU with its number of threads."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    if device.type != "cpu":
-        return device.type
-    name = platform.processor() or platform.machine()
-    if os.path.exists("/proc/cpuinfo"):  # on Linux, platform returns the architecture
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            entries = (line.partition(":") for line in lines)
-            name = next((value.strip() for key, _, value in entries if "model name" in key), name)
-    threads = torch.get_num_threads()
-    return f"{name}, {threads} thread{'s' * (threads > 1)}"
 
 
 def _attention_flops(

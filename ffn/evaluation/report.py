@@ -247,8 +247,10 @@ def _table(sweep: Sweep) -> Table:
         f"{sweep.params / 1e6:.2f} M in total"
     )
     if any(row.latency_ms is not None for row in sweep.rows):
-        precision, device = sweep.measured["precision"], escape(sweep.measured["device"])
-        caption += f"; median latency of one clip, {precision} on {device}"
+        how = [word for word in ("fused", "compiled") if sweep.measured.get(word)]
+        how.append(sweep.measured["precision"])
+        device = escape(sweep.measured["device"])
+        caption += f"; median latency of one clip, {', '.join(how)}, on {device}"
     table = Table(
         title=f"{escape(sweep.name)}, {height} x {width} pixels, {sweep.protocol} clips x crops",
         caption=caption,

@@ -17,11 +17,11 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from ffn.core import FrameFlexible, frame_ranges
-from ffn.evaluation.collect import Outputs, collect, gather, is_first
+from ffn.devices import describe_device
+from ffn.evaluation.collect import Outputs, collect, gather, is_first, process_count
 from ffn.evaluation.cost import (
     count_macs,
     count_parameters,
-    describe_device,
     measure_latency,
 )
 from ffn.evaluation.results import Predictions, Row, Sweep
@@ -94,6 +94,7 @@ def sweep(
     trained_frames: Iterable[int] | None = None,
     precision: str = "fp32",
     fused: bool = False,
+    compiled: bool = False,
     latency: bool = True,
     keep_logits: bool = False,
     batch_size: int | None = None,
@@ -110,26 +111,31 @@ def sweep(
         name: of the network or its weights.
         trained_frames: frame counts that a plain network was trained at, or their ranges, for the
             figure; a frame-flexible network has its own.
-        precision: "fp32", "bf16" or "fp16".
+        precision: "fp32", "bf16" or "fp16"; or "auto", in one process: the fastest on this device.
         fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
+        compiled: compile them with ``torch.compile``.
         latency: also measure the latency of one clip.
         keep_logits: keep all logits on rank 0, for :func:`~ffn.evaluation.save_predictions`.
         batch_size: see :func:`evaluate`.
         progress: show a progress bar.
 
     Raises:
-        FloatingPointError, RuntimeError, ValueError: see :func:`evaluate`.
+        FloatingPointError, RuntimeError: see :func:`evaluate`.
+        ValueError: "auto" in several processes, which could choose differently; or as
+            :func:`evaluate`.
     """
+    if precision == "auto" and process_count() > 1:
+        raise ValueError('precision is "auto" in several processes; choose "fp32" or "bf16"')
     if isinstance(model, FrameFlexible):
         trained_frames = model.ranges
     if trained_frames is not None:
         ranges = frame_ranges(trained_frames).values()
         trained_frames = tuple(n for low, high in ranges for n in range(low, high + 1))
-    run = Networks(model, precision=precision, fused=fused)
+    run = Networks(model, precision=precision, fused=fused, compiled=compiled)
     outputs = collect(model, loader, run, batch_size, keep_logits=keep_logits, progress=progress)
     cost = None
     if is_first():
-        measured = _measured(model, precision) | {"fused": fused}
+        measured = _measured(model, run.precision) | {"fused": fused, "compiled": compiled}
         cost = _rows(model, outputs, run if latency else None), measured
     rows, measured = gather(cost)[0]
 

@@ -99,7 +99,7 @@ class DeployedNetwork(nn.Module):
         self.output_name = "probabilities" if probabilities else "logits"
         self._labels = label_kind((metadata or {}).get("multi_label", False))
         self.metadata = {**(metadata or {}), "input": self._describe_input()}
-        self.metadata["output"] = {"name": self.output_name, "dtype": "float32"}
+        self.metadata["output"] = {"name": self.output_name, "dtype": self._dtype_name()}
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify clips, or frames (B, T, H, W, 3) if there is a transform."""
@@ -107,6 +107,12 @@ class DeployedNetwork(nn.Module):
             x = self.transform(x)
         logits = self.network(x)
         return self._labels.probabilities(logits) if self.probabilities else logits
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of a normalised clip, and of the logits: that of most layers."""
+        dtypes = [p.dtype for p in self.network.parameters()]
+        return max(dtypes, key=dtypes.count, default=torch.float32)
 
     @property
     def input_shape(self) -> list[int | str]:
@@ -136,19 +142,21 @@ class DeployedNetwork(nn.Module):
         channels, trained, height, width = self.shape
         frames = frames or trained
         if self.transform is None:
-            dtype = next((p.dtype for p in self.network.parameters()), torch.float32)
             size = (batch, channels, frames, height, width)
-            return torch.randn(size, generator=generator).to(dtype)
+            return torch.randn(size, generator=generator).to(self.dtype)
         side = self.transform.resize
         size = [side, side] if seed == 0 else [side + 3 * seed, side * 4 // 3 + 5 * seed]
         size = size[::-1] if seed % 2 else size
         shape = (batch, frames, *size, channels)
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
+    def _dtype_name(self) -> str:
+        return str(self.dtype).removeprefix("torch.")
+
     def _describe_input(self) -> dict[str, Any]:
         described = {"name": self.input_name, "shape": self.input_shape}
         if self.transform is None:
-            return {**described, "dtype": "float32", "content": "normalised clip"}
+            return {**described, "dtype": self._dtype_name(), "content": "normalised clip"}
         return {**described, "dtype": "uint8", "content": "RGB frames"}
 
 

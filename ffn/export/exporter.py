@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import DeployedNetwork, FrameTransform
-from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format
+from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, pt2
 from ffn.export.fuse import fuse
 from ffn.export.int8 import Calibration, Int8Report, quantise
 from ffn.export.metadata import describe
@@ -151,6 +151,7 @@ def export(
         probabilities=probabilities,
         dynamic_frames=dynamic_frames,
         record=record,
+        kernels=write is pt2 and not dynamic_frames,  # other runtimes choose their own
     )
     if calibration is not None and network.metadata.get("multi_label"):
         raise ValueError(
@@ -175,15 +176,19 @@ def deploy(
     dynamic_frames: bool,
     record: Mapping[str, Any] | None = None,
     fused: bool = True,
+    kernels: bool = False,
 ) -> DeployedNetwork:
-    """The network that a file will contain; arguments and errors as :func:`export`."""
+    """The network that a file will contain; arguments and errors as :func:`export`.
+
+    ``fused`` and ``kernels``: see :func:`fuse`.
+    """
     record = _record_of(model) if record is None else record
     shape = (3, frames, *_clip_size(frames, size, record, preprocess))
     active = model.select(frames) if isinstance(model, FrameFlexible) else None
     if fused:
         first = next(model.parameters(), torch.empty(0))
         example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(first)
-        network = fuse(model, frames, example=example, kernels=False)
+        network = fuse(model, frames, example=example, kernels=kernels)
     else:
         network = copy.deepcopy(model) if active is None else extract(model, active)
     described = describe(

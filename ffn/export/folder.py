@@ -15,7 +15,7 @@ from torch import nn
 
 from ffn.core import FrameFlexible, nearest
 from ffn.export.exporter import ExportReport, deploy, write_checked
-from ffn.export.formats import find_format, suffix_of
+from ffn.export.formats import find_format, pt2, suffix_of
 from ffn.export.shared_weights import share_tensors
 from ffn.files import part_of, write_text
 
@@ -86,9 +86,12 @@ def export_all(
     if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
         raise FileExistsError(f"{folder} is not a folder of an export; choose another name")
     part = part_of(folder)
+    shares = to == "onnx"
     try:
         reports = []
         for count in model.trained_frames:
+            path = part / f"frames_{count}{suffix_of(to)}"
+            write = find_format(path, to)
             network = deploy(
                 model,
                 count,
@@ -97,13 +100,13 @@ def export_all(
                 probabilities=probabilities,
                 dynamic_frames=dynamic_frames,
                 record=record,
-                fused=False,  # folded weights differ between counts
+                fused=not shares,  # folded weights differ between counts
+                kernels=write is pt2 and not dynamic_frames,
             )
-            network.fold_norms = False
-            path = part / f"frames_{count}{suffix_of(to)}"
-            reports.append(write_checked(network, path, find_format(path, to)))
+            network.fold_norms = not shares
+            reports.append(write_checked(network, path, write))
         separate = sum(report.path.stat().st_size for report in reports)
-        if to == "onnx":
+        if shares:
             share_tensors([report.path for report in reports], part / SHARED)
         _write_index(part / INDEX, reports, _answered(model, dynamic_frames))
         if folder.exists():

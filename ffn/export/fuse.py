@@ -13,7 +13,7 @@ from ffn.core import FrameFlexible, WeightAlteration, extract
 from ffn.export.dataflow import record
 from ffn.export.folding import Folder
 from ffn.export.formats import ExportError
-from ffn.export.kernels import choose_kernels
+from ffn.export.kernels import InFloat32, choose_kernels
 
 TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
 
@@ -30,6 +30,7 @@ class FusionReport:
         frames: the number of frames that the network was fused for; None if it was not given.
         folded: names of folded norms and weight alterations, with the layers that they are now in.
         kept: names of norms and weight alterations that remain, with the reason.
+        fp32: names of the layers that stay in fp32 when the network is converted to bf16 or fp16.
         difference: largest absolute difference of an output for the example clip.
         largest: largest absolute output.
     """
@@ -37,6 +38,7 @@ class FusionReport:
     frames: int | None
     folded: dict[str, tuple[str, ...]]
     kept: dict[str, str]
+    fp32: tuple[str, ...]
     difference: float
     largest: float
 
@@ -52,6 +54,8 @@ class FusionReport:
             f"  {len(names)} kept ({', '.join(names[:3])}{', …' * (len(names) > 3)}): {reason}"
             for reason, names in kept.items()
         ]
+        if self.fp32:
+            rows.append(f"  in fp32 in every precision: {', '.join(self.fp32)}")
         return "\n".join([first, *rows])
 
 
@@ -65,9 +69,10 @@ def fuse(
     """Return a plain network that computes the same outputs in eval mode, faster.
 
     Of a frame-flexible network, the sub-network for ``frames`` is extracted. Batch norms and
-    weight alterations are folded into convolutions and linear layers, and dropout is removed.
-    The result is a copy in eval mode, for inference only; its attribute ``fusion`` is the
-    :class:`FusionReport`. ``.bfloat16()`` of it is a network in bf16.
+    weight alterations are folded into convolutions and linear layers, and dropout and stochastic
+    depth are removed. The result is a copy in eval mode, for inference only; its attribute
+    ``fusion`` is the :class:`FusionReport`. ``.bfloat16()`` of it is a network in bf16, except
+    layers whose weights would lose too much (``fusion.fp32``).
 
     Args:
         model: a frame-flexible network, or a plain one.
@@ -89,8 +94,7 @@ def fuse(
         network = copy.deepcopy(model)
     network = network.eval().requires_grad_(False)
     clip = _example(network, frames or 8) if example is None else example
-    with torch.no_grad():
-        expected = network(clip)
+    expected = _outputs(network, clip)
 
     for name, module in list(network.named_modules()):
         if hasattr(module, "for_inference"):  # a layer of ffn that is one of torch at inference
@@ -99,13 +103,12 @@ def fuse(
     while folder.fold(record(network, clip, WeightAlteration)):
         pass  # a fold may allow another
     for name, module in list(network.named_modules()):
-        if isinstance(module, nn.modules.dropout._DropoutNd) or _is_site(module):
+        if _does_nothing(module):
             network.set_submodule(name, nn.Identity())
     if kernels:
         choose_kernels(network)
 
-    with torch.no_grad():
-        difference = (network(clip) - expected).abs().max().item()
+    difference = (_outputs(network, clip) - expected).abs().max().item()
     largest = expected.abs().max().item()
     if not difference <= TOLERANCE * largest:  # also of NaN
         raise FuseError(
@@ -113,14 +116,33 @@ def fuse(
             f"original, where the largest output is {largest:.3g} and {TOLERANCE:g} of it is "
             "accepted; run it unfused: ffn.extract, or --no-fuse of tools/predict.py and test.py"
         )
-    network.fusion = FusionReport(frames, folder.folded, folder.kept(), difference, largest)
+    fp32 = tuple(name for name, _ in network.named_modules() if name in folder.fp32)
+    if kernels:
+        for name in fp32:
+            network.set_submodule(name, InFloat32(network.get_submodule(name)))
+    network.fusion = FusionReport(frames, folder.folded, folder.kept(), fp32, difference, largest)
     if hasattr(model, "record"):  # of ffn.load, for ffn.export
         network.record = model.record
     return network
 
 
-def _is_site(module: nn.Module) -> bool:
-    return getattr(module, "is_alteration_site", False)
+def _outputs(network: nn.Module, clip: Tensor) -> Tensor:
+    """Outputs for a clip; on a GPU in float64, where fp32 may be TF32."""
+    with torch.no_grad():
+        if not clip.is_cuda:
+            return network(clip)
+        output = network.double()(clip.double())
+        network.to(clip.dtype)  # the weights are those of before: float64 holds them exactly
+        return output
+
+
+def _does_nothing(module: nn.Module) -> bool:
+    """Whether a module is an identity in eval mode: dropout, stochastic depth, alteration sites."""
+    return (
+        isinstance(module, nn.modules.dropout._DropoutNd)
+        or type(module).__name__ in ("DropPath", "StochasticDepth")  # of timm, of torchvision
+        or getattr(module, "is_alteration_site", False)
+    )
 
 
 def _example(network: nn.Module, frames: int) -> Tensor:

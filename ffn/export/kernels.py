@@ -7,6 +7,8 @@ outputs are those of the given network up to rounding.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -46,6 +48,30 @@ class OverTime(nn.Module):
         """(B, C, T, H, W) to (B, C', T', H, W)."""
         pixels = x.movedim(1, -1).flatten(2, 3).movedim(-1, 1)  # (B, C, T, P), channels last
         return _as_clips(self.layer(pixels), x.shape[0], x.shape[3:])
+
+
+class InFloat32(nn.Module):
+    """A layer that stays in fp32 when its network is converted to bf16 or fp16.
+
+    Args:
+        layer: maps a tensor to a tensor. Its parameters follow the network to other devices.
+    """
+
+    def __init__(self, layer: nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x: Tensor) -> Tensor:
+        """The output of the layer, in the precision of the input."""
+        with torch.autocast(x.device.type, enabled=False):
+            return self.layer(x.float()).to(x.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
+        def convert(t: Tensor) -> Tensor:
+            converted = fn(t)
+            return converted if converted.dtype == t.dtype else t.to(converted.device)
+
+        return super()._apply(convert, recurse)
 
 
 def choose_kernels(network: nn.Module) -> None:

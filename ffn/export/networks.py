@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import platform
 import threading
 import time
 from collections import OrderedDict
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible
+from ffn.devices import describe_device
 from ffn.export.fuse import fuse
 from ffn.files import write_text
 
@@ -103,7 +103,7 @@ class Networks:
             return "fp32"
         path = self._cache / "precision.json" if self._cache else None
         shape = "x".join(map(str, clip.shape))
-        machine = f"{platform.node()}, {torch.get_num_threads()} threads, torch {torch.__version__}"
+        machine = f"{describe_device(clip.device)}, torch {torch.__version__}"
         key = f"{type(network).__name__} of {_size(network)} parameters, {shape}, {machine}"
         known = _read(path) if path else {}
         if key not in known:

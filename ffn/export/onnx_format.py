@@ -38,6 +38,11 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
     """
     for name in ("onnx", "onnxscript", "onnxruntime"):
         require(name)
+    if network.dtype != torch.float32:
+        raise ExportError(
+            f"the network is in {network.dtype}; ONNX files are exported in fp32. Export the "
+            "network before its conversion, or to .pt2"
+        )
     program = trace(network, clip)
     try:
         with _quiet():

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import importlib
 import io
 import json
 import math
@@ -231,6 +232,19 @@ def test_mixed_precision_gives_similar_logits(swept: Sweep, precision: str) -> N
     assert result.measured["precision"] == precision
 
 
+def test_auto_is_resolved_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    networks = importlib.import_module("ffn.export.networks")  # ffn.export is the function
+    monkeypatch.setattr(networks, "_is_faster_in_bf16", lambda *_: True)
+    result = sweep(flexible(), loader(ToyVideos(5)), precision="auto", fused=True)
+    assert result.measured["precision"] == "bf16"
+    text = io.StringIO()
+    print_table([result], Console(file=text, width=200))
+    assert "median latency of one clip, fused, bf16, on " in text.getvalue()
+    monkeypatch.setattr("ffn.evaluation.sweep.process_count", lambda: 2)
+    with pytest.raises(ValueError, match='precision is "auto" in several processes'):
+        sweep(flexible(), loader(ToyVideos(5)), precision="auto")
+
+
 def test_the_error_for_nan_names_frame_count_and_first_video() -> None:
     toys = ToyVideos(7)
 
@@ -307,7 +321,8 @@ def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
     assert (rows[3]["subnet"], rows[3]["latency_ms"]) == ("", "")
     assert files[2].read_bytes().startswith(b"\x89PNG")
     written = json.loads(files[1].read_text())["networks"][0]
-    assert set(written["measured"]) == {"date", "device", "precision", "fused", "versions"}
+    how = {"precision", "fused", "compiled"}
+    assert set(written["measured"]) == {"date", "device", "versions", *how}
     assert written["measured"]["versions"]["torch"] == torch.__version__
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_norms import randomise
 from torch import nn
 
 import ffn
@@ -46,7 +47,7 @@ def toy_format():
 @torch.no_grad()
 def test_a_file_computes_the_logits_of_the_sub_network(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = ffn.convert(ffn.create_model(name, num_classes=5), (2, 4)).eval()
+    model = randomise(ffn.convert(ffn.create_model(name, num_classes=5), (2, 4)))
 
     report = ffn.export(model, tmp_path / "new" / "net.pt2", frames=3, size=(48, 32))
 
@@ -253,3 +254,38 @@ def test_overwrite_replaces_only_folders_of_an_export(
     with pytest.raises(FileExistsError, match="is not a folder of an export"):
         export_all(flexible, tmp_path / "mine", to="torch", size=32, overwrite=True)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "mine"
+
+
+@torch.no_grad()
+def test_a_network_in_bf16(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = randomise(ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)))
+    half = ffn.fuse(network, 4).bfloat16()
+
+    report = ffn.export(half, tmp_path / "net.pt2", size=24)
+
+    assert {report.metadata[key]["dtype"] for key in ("input", "output")} == {"bfloat16"}
+    clip = torch.randn(2, 3, 4, 24, 24)
+    found = torch.export.load(report.path).module()(clip.bfloat16())
+    assert found.dtype == torch.bfloat16
+    expected = network(clip)
+    assert (found.float() - expected).abs().max() < 0.05 * expected.abs().max()
+    pytest.importorskip("onnxscript")
+    with pytest.raises(ExportError, match=r"the network is in torch\.bfloat16; ONNX files are"):
+        ffn.export(half, tmp_path / "net.onnx", size=24)
+
+
+@torch.no_grad()
+def test_files_of_a_folder_are_folded(tmp_path: Path) -> None:
+    """Only ONNX files share weights, which folding would make different."""
+    torch.manual_seed(0)
+    network = randomise(ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)))
+    export_all(network, tmp_path / "net", to="torch", size=24)
+    for frames in (2, 4):
+        program = torch.export.load(tmp_path / f"net/frames_{frames}.pt2")
+        names = [str(node.target) for node in program.graph.nodes if node.op == "call_function"]
+        assert not [name for name in names if "batch_norm" in name]
+        clip = torch.randn(3, 3, frames, 24, 24)
+        torch.testing.assert_close(
+            program.module()(clip), network(clip), rtol=1e-4, atol=1e-4 * network(clip).abs().max()
+        )

@@ -3,37 +3,25 @@
 from __future__ import annotations
 
 import copy
+import importlib
 
 import pytest
 import timm
 import torch
+from random_norms import BATCH_NORM, randomise
 from timm.layers import StdConv2d
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ffn
 from ffn.conv3d import Conv3d
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration
-from ffn.export import FuseError
+from ffn.export import FuseError, Networks, fuse
 from ffn.export.kernels import OverFrames, OverTime, choose_kernels
 from ffn.layers import PerFrame
 
 FAMILIES = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"]
-BATCH_NORM = nn.modules.batchnorm._BatchNorm
-
-
-def randomise(network: nn.Module) -> nn.Module:
-    """Give norms and alterations values that matter; eval mode."""
-    for module in network.modules():
-        if isinstance(module, BATCH_NORM):
-            nn.init.uniform_(module.running_mean, -0.5, 0.5)
-            nn.init.uniform_(module.running_var, 0.5, 2)
-        if isinstance(module, (BATCH_NORM, nn.LayerNorm)):
-            nn.init.uniform_(module.weight, 0.5, 1.5)
-            nn.init.uniform_(module.bias, -0.5, 0.5)
-        if isinstance(module, WeightAlteration):
-            nn.init.uniform_(module.weight, -0.5, 0.5)
-    return network.eval()
+fuse_module = importlib.import_module("ffn.export.fuse")  # ffn.export.fuse is the function
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -288,3 +276,86 @@ def test_2d_forms(layer: nn.Module, kind: type, frames: int, batch: int) -> None
     if kind in (OverFrames, OverTime):  # as torch.cat recognises it
         _, c, t, h, w = net(x).shape
         assert net(x).stride() == (c * t * h * w, 1, c * h * w, c * w, c)
+
+
+def test_layers_of_channels_far_from_zero_stay_in_fp32() -> None:
+    """Channels with |mean| / deviation of 500, as in published weights of MobileNetV2."""
+    torch.manual_seed(0)
+    network = nn.Sequential(
+        nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)
+    ).eval()
+    norm, x = network[1], torch.randn(4, 3, 6, 6)
+    x[:, 0] += 100
+    plain = network[0](x).transpose(0, 1).flatten(1).detach()
+    norm.running_mean.copy_(plain.mean(1))
+    norm.running_var.copy_(plain.var(1))
+    assert (norm.running_mean.abs() / norm.running_var.sqrt()).max() > 32
+    x = x.bfloat16().float()  # so that only the weights differ
+    expected = network(x)
+
+    fused = fuse(network, example=x)
+    assert fused.fusion.fp32 == ("0",)
+    assert "in fp32 in every precision: 0" in str(fused.fusion)
+    half = copy.deepcopy(fused).bfloat16()
+    found = half(x.bfloat16()).float()
+    naive = copy.deepcopy(network)
+    naive[0] = copy.deepcopy(fused[0].layer).bfloat16()
+    naive[1] = nn.Identity()
+    rounded = naive[3](naive[2](naive[0](x.bfloat16()).float()))
+
+    def error(y: Tensor) -> float:
+        return ((y - expected).square().mean().sqrt() / expected.std()).item()
+
+    assert error(found) < 0.01
+    assert error(rounded) > 5 * error(found)  # what the rounded weights give
+    assert {p.dtype for p in half[0].parameters()} == {torch.float32}
+    assert {p.dtype for p in half[3].parameters()} == {torch.bfloat16}
+    assert (
+        fused.to(memory_format=torch.channels_last).double()[0].layer.weight.dtype == torch.float32
+    )
+
+
+def test_ordinary_networks_have_no_layer_in_fp32() -> None:
+    assert fuse(ffn.load("tsm_tiny.motion_f4_8_16"), 8).fusion.fp32 == ()
+
+
+@pytest.mark.parametrize("name", ["tea_tiny", "uniformer_tiny"])
+def test_stochastic_depth_is_removed(name: str) -> None:
+    network = ffn.create_model(name, num_classes=3)
+    assert "DropPath" in str(network)
+    assert "DropPath" not in str(fuse(network, 4))
+
+
+def test_outputs_in_float64_leave_the_weights_as_they_are() -> None:
+    """Of a GPU, where fp32 may be TF32; here with a clip that says that it is on one."""
+    network = ffn.create_model("tsm_tiny", num_classes=3).eval()
+    before = copy.deepcopy(network.state_dict())
+    clip = torch.randn(1, 3, 4, 24, 24)
+
+    class OnGpu(Tensor):
+        is_cuda = True
+
+    found = fuse_module._outputs(network, clip.as_subclass(OnGpu))
+    assert found.dtype == torch.float64
+    torch.testing.assert_close(found.as_subclass(Tensor).float(), network(clip).detach())
+    assert all(
+        v.dtype == before[k].dtype and v.equal(before[k]) for k, v in network.state_dict().items()
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("tf32", [False, True])
+def test_on_a_gpu(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The comparison does not depend on TF32; `Networks` answers in every precision."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    torch.manual_seed(0)
+    network = randomise(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)))
+    clip = torch.randn(2, 3, 8, 64, 64)
+    expected = network(clip).detach()
+    fused = fuse(network.cuda(), 8, example=clip.cuda())
+    assert fused.fusion.difference <= 1e-6 * fused.fusion.largest
+    for precision, error in (("fp32", 2e-3), ("bf16", 0.1), ("fp16", 0.02), ("auto", 0.1)):
+        with torch.no_grad():
+            found = Networks(network, precision=precision)(clip.cuda()).cpu()
+        assert (found - expected).abs().max() <= error * expected.abs().max()

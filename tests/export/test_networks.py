@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import ffn
+from ffn.devices import describe_device
 from ffn.export import Networks, networks
 
 
@@ -68,6 +69,7 @@ def test_auto_measures_once_and_keeps_the_result(model, tmp_path, monkeypatch, f
     path = tmp_path / "home" / "precision.json"
     (key,) = known = json.loads(path.read_text())
     assert "1x3x8x32x32" in key
+    assert describe_device(torch.device("cpu")) in key  # one folder may serve several machines
     assert known[key] == chosen
 
     path.write_text("damaged")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from random_norms import randomise
 from torch import Tensor
 
 import ffn
@@ -48,7 +49,7 @@ def test_a_file_computes_the_logits_of_the_sub_network(
     name: str, frames: int, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    model = ffn.convert(ffn.create_model(name, num_classes=5), (4, 8, 16)).eval()
+    model = randomise(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8, 16)))
 
     report = ffn.export(model, tmp_path / "net.onnx", frames=frames, size=(48, 32))
 
