@@ -240,7 +240,8 @@ def test_auto_is_resolved_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     text = io.StringIO()
     print_table([result], Console(file=text, width=200))
     assert "median latency of one clip, fused, bf16, on " in text.getvalue()
-    monkeypatch.setattr("ffn.evaluation.sweep.process_count", lambda: 2)
+    module = importlib.import_module("ffn.evaluation.sweep")  # so is ffn.evaluation.sweep
+    monkeypatch.setattr(module, "process_count", lambda: 2)
     with pytest.raises(ValueError, match='precision is "auto" in several processes'):
         sweep(flexible(), loader(ToyVideos(5)), precision="auto")
 
