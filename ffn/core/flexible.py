@@ -40,9 +40,8 @@ class FrameFlexible(nn.Module):
         self.trained_frames = tuple(self.ranges)
         self.interpolate, self.frame_dim, self.report = interpolate, frame_dim, report
         self.selected = ActiveCount(self.trained_frames[-1])
-        for module in model.modules():
-            if isinstance(module, PrivateModules):
-                module.selected = self.selected
+        for private in [m for m in model.modules() if isinstance(m, PrivateModules)]:
+            private.selected = self.selected
 
     def forward(self, clip: Tensor, active: int | None = None, run: Callable | None = None) -> Any:
         """Run the sub-network for the T of a clip (B, C, T, H, W), or that of the count ``active``.
@@ -78,6 +77,8 @@ class FrameFlexible(nn.Module):
     num_features = property(attrgetter("model.num_features"), doc="Channels of the feature maps.")
     head_hidden_size = property(attrgetter("model.head_hidden_size"), doc="The classifier's width.")
 
+    active = property(attrgetter("selected.count"), doc="This thread's count; first the largest.")
+
     @property
     def counts(self) -> Sequence[int]:
         """The trained counts, or all between the smallest and the largest if interpolated."""
@@ -88,11 +89,6 @@ class FrameFlexible(nn.Module):
         """The count of the sub-network for a number of frames in eval mode."""
         own = self.counts if self.interpolate else ()
         return frames if frames in own else nearest(frames, self.ranges)
-
-    @property
-    def active(self) -> int:
-        """The count of the active sub-network in this thread; initially the largest."""
-        return self.selected.count
 
     def activate(self, count: int) -> None:
         """Activate the sub-network of a count in this thread; raise ValueError if it has none."""
@@ -118,6 +114,10 @@ class FrameFlexible(nn.Module):
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[inner + key[len(prefix) :]] = state_dict.pop(key)
         self._spread_plain(state_dict, inner.removesuffix("."))
+        versions, _, missing = args[:3]
+        if versions:  # within another module, where torch does not find those of norms
+            names = [prefix + name for name, _ in self.named_buffers(remove_duplicate=False)]
+            missing += [n for n in names if n.endswith("batches_tracked") and n not in state_dict]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _spread_plain(self, state_dict: dict, prefix: str) -> None:
