@@ -8,7 +8,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor, compiler, jit, nn
+from torch import Tensor, compiler, fx, jit, nn
 
 from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
 
@@ -19,8 +19,7 @@ class FrameFlexible(nn.Module):
     :func:`ffn.convert` builds it and describes the arguments; ``interpolate`` may be changed later.
     State-dict keys are those of the wrapped network, with the count in those of private modules
     (``layer1.0.bn1.16.weight``). ``load_state_dict`` also accepts the state dict of the plain
-    network: it sets all private copies, and alterations keep their values. ``forward`` changes the
-    active sub-network, in its own thread only.
+    network: it sets all copies, alterations stay. ``forward`` changes its thread's sub-network.
     """
 
     def __init__(
@@ -52,9 +51,12 @@ class FrameFlexible(nn.Module):
         if clip.ndim != 5:
             shape = f"{clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W)"
             raise ValueError(f"clip has {shape}. Several views? Call the task instead.")
-        if jit.is_tracing():  # the trace would run this sub-network and T at all other T
-            raise RuntimeError("torch.jit.trace keeps one number of frames; trace ffn.extract(…)")
         frames = clip.shape[self.frame_dim]
+        exporting = getattr(compiler, "is_exporting", jit.is_tracing)()  # new in torch 2.7
+        any_frames = exporting and not fx.experimental.symbolic_shapes.has_static_value(frames)
+        if any_frames or jit.is_tracing():
+            remedy = "trace or export ffn.extract(model, T), or use ffn.export"
+            raise RuntimeError(f"a graph for all numbers of frames has one sub-network; {remedy}")
         closest = nearest(frames, self.ranges) if self.training else self.select(frames)
         active = closest if active is None else active
         self.activate(active)
@@ -103,9 +105,8 @@ class FrameFlexible(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of this network, or of the plain one; see the class."""
-        metadata = getattr(state_dict, "_metadata", None) or {}
+        metadata = getattr(state_dict, "_metadata", None) or {}  # versions of layers, by name
         state_dict = OrderedDict(state_dict)
-        # Versions of the layers, by the names that they have within this module.
         state_dict._metadata = {f"model.{key}".strip("."): v for key, v in metadata.items()}
         return super().load_state_dict(state_dict, *args, **kwargs)
 
