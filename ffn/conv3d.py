@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+import functools
+import warnings
+from typing import Any
+
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.parametrize import is_parametrized
 
 
 class Conv3d(nn.Conv3d):
@@ -27,26 +33,62 @@ class Conv3d(nn.Conv3d):
             return super()._conv_forward(x.float(), weight.float(), bias).to(autocast)
 
     def for_inference(self) -> nn.Conv3d:
-        """A convolution of torch with the same outputs."""
-        conv = nn.Conv3d(
-            self.in_channels,
-            self.out_channels,
-            self.kernel_size,
-            self.stride,
-            self.padding,
-            self.dilation,
-            groups=self.groups,
-            bias=self.bias is not None,
-            device=self.weight.device,
-            dtype=self.weight.dtype,
-        )
-        conv.load_state_dict(self.state_dict())
-        return conv.requires_grad_(False)
+        """A convolution of torch with the same outputs, hooks and submodules; a copy."""
+        conv = copy.deepcopy(self).requires_grad_(False)
+        conv.__class__ = nn.Conv3d
+        return conv
+
+
+class _OfSubclass(Conv3d):
+    """The part of ffn in the class that stands for a subclass of ``nn.Conv3d``."""
+
+    _subclass: type[nn.Conv3d]
+
+    def for_inference(self) -> nn.Conv3d:
+        """The layer itself, as the network may use what its subclass adds."""
+        return self
+
+    def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
+        """Copy and pickle by the subclass: pickle finds a class by its name, and not this one."""
+        _, _, *state = object.__reduce_ex__(self, protocol)
+        return _empty, (self._subclass,), *state
 
 
 def use_right_conv3d(network: nn.Module) -> nn.Module:
-    """Make every ``nn.Conv3d`` of a network a `Conv3d`, in place; subclasses stay as they are."""
-    for module in network.modules():
-        if type(module) is nn.Conv3d:
-            module.__class__ = Conv3d
+    """Make every ``nn.Conv3d`` of a network a `Conv3d`, in place, and those of subclasses both.
+
+    Warns of layers with a ``forward`` of their own, which are right in bf16 if it calls that of
+    ``nn.Conv3d``. Layers with a ``_conv_forward`` of their own or parametrized weights stay as they
+    are, also with a warning.
+    """
+    doubtful = []
+    for name, module in network.named_modules():
+        kind = type(module)
+        if not isinstance(module, nn.Conv3d) or isinstance(module, Conv3d):
+            continue
+        # Parametrizations have a class per layer, from which torch deletes them.
+        fits = kind._conv_forward is nn.Conv3d._conv_forward and not is_parametrized(module)
+        if fits:
+            module.__class__ = Conv3d if kind is nn.Conv3d else _class_of_both(kind)
+        if not fits or kind.forward is not nn.Conv3d.forward:
+            doubtful.append(f"{name} ({kind.__name__})")
+    if doubtful:
+        shown = f"{', '.join(doubtful[:5])}{', …' * bool(doubtful[5:])}"
+        warnings.warn(
+            f"bf16 on a CPU may run torch's kernel, which can give NaN, in {len(doubtful)} 3-D "
+            f"convolutions with a forward of their own or parametrized weights: {shown}",
+            stacklevel=3,
+        )
     return network
+
+
+@functools.cache
+def _class_of_both(subclass: type[nn.Conv3d]) -> type[nn.Conv3d]:
+    """A class of the same name that is a `Conv3d` and a subclass of ``subclass``."""
+    return type(subclass.__name__, (_OfSubclass, subclass), {"_subclass": subclass})
+
+
+def _empty(subclass: type[nn.Conv3d]) -> nn.Conv3d:
+    """A convolution that pickle fills with attributes."""
+    kind = _class_of_both(subclass)
+    return kind.__new__(kind)

@@ -79,8 +79,7 @@ def convert(
     original, model = model, use_right_conv3d(copy.deepcopy(model))
     chosen = _select_private(model, private)
     altered = _put_alterations(model, alter, ranges, chosen)
-    copies = _copies(chosen, model, ranges)
-    _replace(model, {key: PrivateModules(modules) for key, modules in copies.items()})
+    _replace(model, {k: PrivateModules(m) for k, m in _copies(chosen, model, ranges).items()})
     sizes = [sum(p.numel() for p in network.parameters()) for network in (original, model)]
     report = ConversionReport(ranges, tuple(chosen), tuple(altered), *sizes)
     options = {"interpolate": interpolate, "frame_dim": frame_dim, "report": report}

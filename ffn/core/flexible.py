@@ -8,7 +8,7 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor, compiler, jit, nn
+from torch import Tensor, compiler, fx, jit, nn
 
 from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
 
@@ -19,8 +19,7 @@ class FrameFlexible(nn.Module):
     :func:`ffn.convert` builds it and describes the arguments; ``interpolate`` may be changed later.
     State-dict keys are those of the wrapped network, with the count in those of private modules
     (``layer1.0.bn1.16.weight``). ``load_state_dict`` also accepts the state dict of the plain
-    network: it sets all private copies, and alterations keep their values. ``forward`` changes the
-    active sub-network, in its own thread only.
+    network: it sets all copies, alterations stay. ``forward`` changes its thread's sub-network.
     """
 
     def __init__(
@@ -40,9 +39,8 @@ class FrameFlexible(nn.Module):
         self.trained_frames = tuple(self.ranges)
         self.interpolate, self.frame_dim, self.report = interpolate, frame_dim, report
         self.selected = ActiveCount(self.trained_frames[-1])
-        for module in model.modules():
-            if isinstance(module, PrivateModules):
-                module.selected = self.selected
+        for private in [m for m in model.modules() if isinstance(m, PrivateModules)]:
+            private.selected = self.selected
 
     def forward(self, clip: Tensor, active: int | None = None, run: Callable | None = None) -> Any:
         """Run the sub-network for the T of a clip (B, C, T, H, W), or that of the count ``active``.
@@ -53,9 +51,12 @@ class FrameFlexible(nn.Module):
         if clip.ndim != 5:
             shape = f"{clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W)"
             raise ValueError(f"clip has {shape}. Several views? Call the task instead.")
-        if jit.is_tracing():  # the trace would run this sub-network and T at all other T
-            raise RuntimeError("torch.jit.trace keeps one number of frames; trace ffn.extract(…)")
         frames = clip.shape[self.frame_dim]
+        exporting = getattr(compiler, "is_exporting", jit.is_tracing)()  # new in torch 2.7
+        any_frames = exporting and not fx.experimental.symbolic_shapes.has_static_value(frames)
+        if any_frames or jit.is_tracing():
+            remedy = "trace or export ffn.extract(model, T), or use ffn.export"
+            raise RuntimeError(f"a graph for all numbers of frames has one sub-network; {remedy}")
         closest = nearest(frames, self.ranges) if self.training else self.select(frames)
         active = closest if active is None else active
         self.activate(active)
@@ -78,6 +79,8 @@ class FrameFlexible(nn.Module):
     num_features = property(attrgetter("model.num_features"), doc="Channels of the feature maps.")
     head_hidden_size = property(attrgetter("model.head_hidden_size"), doc="The classifier's width.")
 
+    active = property(attrgetter("selected.count"), doc="This thread's count; first the largest.")
+
     @property
     def counts(self) -> Sequence[int]:
         """The trained counts, or all between the smallest and the largest if interpolated."""
@@ -88,11 +91,6 @@ class FrameFlexible(nn.Module):
         """The count of the sub-network for a number of frames in eval mode."""
         own = self.counts if self.interpolate else ()
         return frames if frames in own else nearest(frames, self.ranges)
-
-    @property
-    def active(self) -> int:
-        """The count of the active sub-network in this thread; initially the largest."""
-        return self.selected.count
 
     def activate(self, count: int) -> None:
         """Activate the sub-network of a count in this thread; raise ValueError if it has none."""
@@ -107,9 +105,8 @@ class FrameFlexible(nn.Module):
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Load a state dict of this network, or of the plain one; see the class."""
-        metadata = getattr(state_dict, "_metadata", None) or {}
+        metadata = getattr(state_dict, "_metadata", None) or {}  # versions of layers, by name
         state_dict = OrderedDict(state_dict)
-        # Versions of the layers, by the names that they have within this module.
         state_dict._metadata = {f"model.{key}".strip("."): v for key, v in metadata.items()}
         return super().load_state_dict(state_dict, *args, **kwargs)
 
@@ -118,6 +115,10 @@ class FrameFlexible(nn.Module):
         for key in [key for key in state_dict if key.startswith(prefix)]:
             state_dict[inner + key[len(prefix) :]] = state_dict.pop(key)
         self._spread_plain(state_dict, inner.removesuffix("."))
+        versions, _, missing = args[:3]
+        if versions:  # within another module, where torch does not find those of norms
+            names = [prefix + name for name, _ in self.named_buffers(remove_duplicate=False)]
+            missing += [n for n in names if n.endswith("batches_tracked") and n not in state_dict]
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _spread_plain(self, state_dict: dict, prefix: str) -> None:

@@ -158,5 +158,7 @@ def test_example_finds_nothing_in_our_networks(name: str) -> None:
 @pytest.mark.filterwarnings("ignore")  # torch calls its trace deprecated
 def test_trace_is_refused() -> None:
     model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)).eval()
-    with pytest.raises(RuntimeError, match=r"one number of frames; trace ffn\.extract"):
+    with pytest.raises(
+        RuntimeError, match=r"one sub-network; trace or export ffn\.extract\(model, T\)"
+    ):
         torch.jit.trace(model, torch.randn(1, 3, 4, 32, 32))

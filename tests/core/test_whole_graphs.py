@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn import backbones
-from ffn.core import FrameFlexible, convert, nearest
+from ffn.core import FrameFlexible, convert, extract, nearest
 
 LENGTHS = (4, 5, 6, 7, 8, 12, 16, 20, 2, 3, 1)
 
@@ -107,3 +107,42 @@ def test_export_with_dynamic_frames(name: str, shortest: int) -> None:
     for frames in (shortest, 4, 5, 9, 64):
         clip = torch.randn(1, 3, frames, 32, 32)
         torch.testing.assert_close(program(clip), net(clip), rtol=1e-6, atol=1e-6)
+
+
+DYNAMIC = [torch.export.Dim("t", min=1, max=64), torch.export.Dim("t", min=6, max=11)]
+
+
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("dim", [*DYNAMIC, torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO])
+def test_export_of_all_sub_networks_is_refused(dim: object, strict: bool) -> None:
+    """Also for lengths of one sub-network: the extracted one accepts them."""
+    model = flexible(Small()).eval()
+    clip, dims = torch.randn(2, 3, 8, 4, 4), ({2: dim},)
+    with pytest.raises(RuntimeError, match=r"ffn\.extract\(model, T\), or use ffn\.export"):
+        torch.export.export(model, (clip,), dynamic_shapes=dims, strict=strict)
+
+    small = extract(model, 8)
+    program = torch.export.export(small, (clip,), dynamic_shapes=dims, strict=strict).module()
+    torch.testing.assert_close(program(clip[:, :, :7]), small(clip[:, :, :7]))
+
+
+def test_onnx_export_of_all_sub_networks_is_refused() -> None:
+    """torch.onnx ignores violated ranges, and wrote one sub-network for all lengths."""
+    pytest.importorskip("onnxscript")
+    dims = ({2: DYNAMIC[0]},)
+    with pytest.raises(Exception, match=r"ffn\.extract\(model, T\), or use ffn\.export"):
+        torch.onnx.export(
+            flexible(Small()).eval(),
+            (torch.randn(2, 3, 8, 4, 4),),
+            dynamic_shapes=dims,
+            dynamo=True,
+        )
+
+
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_of_one_length(strict: bool) -> None:
+    """A dynamic batch, and T as it is in the example: the sub-network of this T."""
+    model = flexible(Small()).eval()
+    clip, dims = torch.randn(2, 3, 5, 4, 4), ({0: torch.export.Dim("batch")},)
+    program = torch.export.export(model, (clip,), dynamic_shapes=dims, strict=strict).module()
+    torch.testing.assert_close(program(clip[:1]), model(clip[:1]))

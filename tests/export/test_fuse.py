@@ -148,6 +148,23 @@ def test_an_alteration_on_any_layer_of_a_foreign_network() -> None:
     assert isinstance(fused.net.stem.bn, nn.Sequential)  # the activation of timm's layer remains
 
 
+@pytest.mark.parametrize("mode", ["zeros", "reflect"])
+@pytest.mark.parametrize("kernel", [(1, 3, 3), (3, 3, 3)])
+@torch.no_grad()
+def test_altered_3d_convolutions_of_a_foreign_network(kernel: tuple, mode: str) -> None:
+    torch.manual_seed(0)
+    padding = tuple(size // 2 for size in kernel)
+    layers = [nn.Conv3d(3, 4, kernel, padding=padding, padding_mode=mode), nn.BatchNorm3d(4)]
+    layers += [nn.ReLU(), nn.Conv3d(4, 4, kernel, padding=padding, padding_mode=mode)]
+    layers += [nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2)]
+    clip = torch.randn(1, 3, 4, 16, 16)
+    for alter in ("none", ["0", "3"]):
+        model = randomise(ffn.convert(nn.Sequential(*layers), (4, 8), alter=alter))
+        fused = ffn.fuse(model, 4, example=clip)
+        assert_close(fused(clip), model(clip))
+        assert "1" in fused.fusion.folded
+
+
 class Twice(nn.Module):
     """A network in which a fold would be wrong."""
 

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, parametrize
+from torchvision.models import video
+from torchvision.models.video.resnet import Conv3DSimple
 
-from ffn.core import convert
+from ffn.core import convert, extract
 from ffn.layers import Conv3d, ShortcutConv3d
 
 
@@ -82,19 +94,140 @@ def test_outputs_in_bf16_are_those_of_fp32(span: int, frames: int) -> None:
     torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * expected.abs().max().item())
 
 
+class Kernels(torch.overrides.TorchFunctionMode):
+    """Record the dtype in which each 3-D convolution runs; in autocast, it casts fp32 to bf16."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.dtypes: list[torch.dtype] = []
+
+    def __torch_function__(
+        self, function: Any, types: Any, args: tuple = (), kwargs: dict | None = None
+    ) -> Any:
+        if getattr(function, "__name__", "") == "conv3d":
+            is_cast = torch.is_autocast_enabled("cpu")
+            self.dtypes.append(torch.get_autocast_dtype("cpu") if is_cast else args[0].dtype)
+        return function(*args, **(kwargs or {}))
+
+
 def test_inference_in_bf16_runs_the_bf16_kernel() -> None:
     conv = Conv3d(2, 2, 1).bfloat16()
-    calls = []
-
-    class Mode(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            if getattr(function, "__name__", "") == "conv3d":
-                calls.append(args[0].dtype)
-            return function(*args, **(kwargs or {}))
-
-    with torch.no_grad(), Mode():
+    with torch.no_grad(), Kernels() as kernels:
         conv(torch.randn(1, 2, 2, 4, 4).bfloat16())
-    assert calls == [torch.bfloat16]
+    assert kernels.dtypes == [torch.bfloat16]
+
+
+def training_dtypes(network: nn.Module, channels: int = 3) -> list[torch.dtype]:
+    """The dtypes of the 3-D convolutions in a forward that computes gradients, in bf16."""
+    with torch.autocast("cpu", torch.bfloat16), Kernels() as kernels:
+        network(torch.randn(2, channels, 2, 16, 16))
+    return kernels.dtypes
+
+
+def test_subclasses_of_torchvision() -> None:
+    """Its ``Conv3DSimple`` changes the constructor only."""
+    torch.manual_seed(0)
+    plain = video.r3d_18(num_classes=3)
+    assert set(training_dtypes(plain)) == {torch.bfloat16}
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        flexible = convert(plain, (2, 4), alter=["layer1.0.conv1.0"]).eval()
+
+    convolutions = [m for m in flexible.modules() if isinstance(m, nn.Conv3d)]
+    assert len(convolutions) == 20
+    assert all(isinstance(m, Conv3d) for m in convolutions)
+    assert sum(isinstance(m, Conv3DSimple) for m in convolutions) == 16
+    assert sum("Conv3DSimple(" in str(m) for m in convolutions) == 16
+    assert set(training_dtypes(flexible)) == {torch.float32}
+    assert type(plain.layer1[0].conv1[0]) is Conv3DSimple
+
+
+@torch.no_grad()
+def test_copies_and_files_of_networks_with_subclasses(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    flexible = convert(video.r3d_18(num_classes=3), (2, 4), alter=["layer1.0.conv1.0"]).eval()
+    clip = torch.randn(1, 3, 2, 16, 16)
+    expected = flexible(clip)
+    torch.save({"network": flexible, "clip": clip, "expected": expected}, tmp_path / "network.pt")
+
+    copies = [copy.deepcopy(flexible), copy.deepcopy(copy.deepcopy(flexible))]
+    copies += [pickle.loads(pickle.dumps(flexible, protocol)) for protocol in (2, 5)]
+    copies.append(extract(flexible, 2))
+    copies.append(torch.load(tmp_path / "network.pt", weights_only=False)["network"])
+    for network in copies:
+        assert torch.equal(network(clip), expected)
+        found = [type(m) for m in network.modules() if isinstance(m, Conv3DSimple)]
+        own = [type(m) for m in flexible.modules() if isinstance(m, Conv3DSimple)]
+        assert found == own
+    program = (
+        "import sys, torch\n"
+        "loaded = torch.load(sys.argv[1], weights_only=False)\n"
+        "outputs = loaded['network'].eval()(loaded['clip'])\n"
+        "torch.testing.assert_close(outputs, loaded['expected'])\n"
+    )  # in a process that has not converted anything
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "network.pt")], check=True)
+
+
+class OnlyConstructor(nn.Conv3d):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, channels, 3, padding=1)
+        self.extra = "kept"
+
+
+class Padded(nn.Conv3d):
+    """A forward of its own that calls that of torch."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(F.pad(x, (1, 1, 1, 1, 2, 0)))
+
+
+class Direct(nn.Conv3d):
+    """A forward of its own that does not."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.conv3d(x, self.weight, self.bias)
+
+
+class OwnKernel(nn.Conv3d):
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        return F.conv3d(x, weight, bias)
+
+
+def test_a_subclass_with_another_constructor() -> None:
+    layers = nn.Sequential(OnlyConstructor(3), OnlyConstructor(3), nn.BatchNorm3d(3))
+    flexible = convert(layers, (1, 2), alter="none")
+    assert training_dtypes(flexible) == [torch.float32] * 2
+    one, two = copy.deepcopy(flexible).model[:2]
+    assert isinstance(one, OnlyConstructor)
+    assert one.extra == "kept"
+    assert type(one) is type(two)
+    assert type(convert(extract(flexible, 1), (1, 2), alter="none").model[0]) is type(one)
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [(Padded, torch.float32), (Direct, torch.bfloat16), (OwnKernel, torch.bfloat16)],
+)
+def test_a_subclass_with_its_own_forward_is_named(kind: type, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    layers = nn.Sequential(nn.Conv3d(3, 3, 1), kind(3, 4, 3), nn.BatchNorm3d(4)).eval()
+    with pytest.warns(UserWarning, match=rf"in 1 3-D.*own.*: 1 \({kind.__name__}\)") as found:
+        flexible = convert(layers, (1, 2), alter="none")
+    assert [w.filename for w in found] == [__file__]
+    clip = torch.randn(2, 3, 5, 16, 16)
+    assert torch.equal(flexible(clip), layers(clip))
+    with torch.autocast("cpu", torch.bfloat16), Kernels() as kernels:
+        flexible(clip)
+    assert kernels.dtypes == [torch.float32, dtype]
+
+
+def test_parametrized_weights_stay_removable() -> None:
+    layers = nn.Sequential(parametrizations.weight_norm(nn.Conv3d(3, 4, 3)), nn.BatchNorm3d(4))
+    with pytest.warns(UserWarning, match=r"parametrized weights: 0 \(ParametrizedConv3d\)"):
+        flexible = convert(layers, (1, 2), alter="none")
+    parametrize.remove_parametrizations(flexible.model[0], "weight")
+    assert type(flexible.model[0]) is nn.Conv3d
 
 
 @torch.no_grad()
@@ -119,4 +252,7 @@ def test_for_inference() -> None:
     clip = torch.randn(2, 4, 5, 6, 7)
     found = conv.for_inference()
     assert type(found) is nn.Conv3d
-    torch.testing.assert_close(found(clip), conv(clip))
+    assert torch.equal(found(clip), conv(clip))
+    conv = Conv3d(4, 6, 3, padding=1, padding_mode="reflect")
+    conv.register_forward_hook(lambda module, inputs, outputs: outputs + 1)
+    assert torch.equal(conv.for_inference()(clip), conv(clip))
