@@ -144,7 +144,7 @@ class GlobalBlock(nn.Module):
         x = self.attend(x.flatten(2).transpose(1, 2), frames)
         x = x + self.drop_path(self.mlp(self.norm2(x)))
 
-        if torch.compiler.is_exporting():
+        if _is_exporting():
             # Through one dimension, so that torch.export need not prove that a T that may vary
             # divides the number of tokens.
             x = x.flatten().view(-1, math.prod(size) * channels)  # (B * T, H * W * C)
@@ -282,6 +282,10 @@ class UniFormer(PooledClassifier):
                 f"clip is {height} x {width} px; a UniFormer with patches of {self.patch} takes "
                 f"multiples of {unit} from {2 * unit} up, e.g. {fitting[0]} x {fitting[1]}"
             )
+
+
+def _is_exporting() -> bool:
+    return getattr(torch.compiler, "is_exporting", torch.jit.is_tracing)()  # new in torch 2.7
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ffn.core import FrameFlexible
+from ffn.core import FrameFlexible, extract
 from ffn.devices import describe_device
 from ffn.export.fuse import fuse
 from ffn.files import write_text
@@ -89,7 +89,12 @@ class Networks:
         # Inference tensors, made under torch.inference_mode, could not be used outside of it.
         with torch.inference_mode(False), torch.no_grad():
             clip = clip.clone()
-            network = fuse(self._model, frames, example=clip[:1]) if self.fused else self._model
+            network = self._model
+            if self.fused:
+                network = fuse(network, frames, example=clip[:1])
+            elif self.compiled and isinstance(network, FrameFlexible):
+                # torch.compile cannot switch to interpolated sub-networks.
+                network = extract(network, self.select(frames)).eval()
             if self.precision == "auto":
                 self.precision = self._best_precision(network, clip)
             if self.fused:

@@ -62,6 +62,20 @@ def test_a_file_computes_the_logits_of_the_sub_network(name: str, tmp_path: Path
     assert "clips (B, 3, 3, 48, 32), sub-network of 4 frames; largest difference" in str(report)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("frames", [1, 4, 7, 16])
+@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+@torch.no_grad()
+def test_files_of_many_lengths(name: str, frames: int, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = randomise(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8, 16)))
+    ffn.export(model, tmp_path / "net.pt2", frames=frames, size=(48, 32))
+    clip = torch.randn(3, 3, frames, 48, 32)
+    expected = model(clip)
+    found = torch.export.load(tmp_path / "net.pt2").module()(clip)
+    assert (found - expected).abs().max() <= 1e-4 * expected.abs().max()
+
+
 @torch.no_grad()
 def test_a_plain_network_of_any_kind(tmp_path: Path) -> None:
     class Mean(nn.Module):

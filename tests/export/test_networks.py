@@ -7,6 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from torch import multiprocessing as mp
 
 import ffn
 from ffn.devices import describe_device
@@ -51,6 +52,36 @@ def test_half_precision_is_close_and_not_equal(model, tmp_path) -> None:
         assert logits.dtype == torch.float32
         difference = (logits - expected).abs().max() / expected.abs().max()
         assert 1e-5 < difference < 0.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("precision", "error"), [("fp32", 1e-5), ("bf16", 0.05)])
+@pytest.mark.parametrize("fused", [True, False])
+@torch.inference_mode()
+def test_compiled(model, tmp_path, precision: str, error: float, fused: bool) -> None:
+    pytest.importorskip("torch._inductor")
+    run = make(model, tmp_path, precision=precision, fused=fused, compiled=True)
+    for frames in (2, 8, 5):
+        clip = torch.randn(1, 3, frames, 32, 32)
+        expected = model(clip)
+        assert (run(clip) - expected).abs().max() <= error * expected.abs().max()
+    assert str(run) == ", ".join(["fused"] * fused + [precision, "compiled"])
+
+
+@pytest.mark.slow
+@torch.inference_mode()
+def test_a_spawned_process_has_the_same_outputs(model) -> None:
+    """Networks are pickled for a process that starts anew, without the memory of this one."""
+    clip = torch.randn(2, 3, 8, 32, 32)
+    for network in (model, ffn.extract(model, 8), ffn.fuse(model, 8)):
+        with mp.get_context("spawn").Pool(1) as pool:
+            found = pool.apply(outputs, (network, clip))
+        torch.testing.assert_close(found, network(clip), rtol=1e-5, atol=1e-6)
+
+
+def outputs(network: torch.nn.Module, clip: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        return network(clip)
 
 
 @pytest.mark.parametrize("faster", [True, False])
