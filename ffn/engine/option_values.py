@@ -14,9 +14,10 @@ from typing import Any, Union, get_args, get_origin
 
 import yaml
 from yaml import MarkedYAMLError
-from yaml.composer import ComposerError
 from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
+
+from ffn.plain_yaml import PlainLoader
 
 FLAGS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
@@ -29,17 +30,8 @@ NUMBER = re.compile(
 )
 
 
-class _TextLoader(yaml.SafeLoader):
-    """Reads mappings and lists of texts and None; a key may not be given twice.
-
-    Aliases are refused: with them, a short file stands for an endless value.
-    """
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            cause = "aliases (*name) are not read, write the value"
-            raise ComposerError(None, None, cause, self.peek_event().start_mark)
-        return super().compose_node(parent, index)
+class _TextLoader(PlainLoader):
+    """Reads mappings and lists of texts and None; a key may not be given twice."""
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:
         if isinstance(node, yaml.MappingNode):
