@@ -95,7 +95,12 @@ def _parser(names: Sequence[str] = DATASETS) -> argparse.ArgumentParser:
     option("--videos", help="the only folder under ROOT to search for videos; default: ROOT")
     option("--overwrite", action="store_true", help="replace an existing index")
     cores = os.cpu_count() or 1
-    option("--workers", type=int, default=cores, help=f"processes; default: {cores}")
+    option(
+        "--workers",
+        type=int,
+        default=cores,
+        help=f"processes; 0: in this process, without timeout; default: {cores}",
+    )
     option("--timeout", type=float, metavar="S", help="seconds per video; default: 600")
     option("--verify", action="store_true", help="decode and count all frames")
     option("--pattern", help="file names in a frame folder; default: {:05d}.jpg")
@@ -167,10 +172,21 @@ def _check_options(
         for name in options:
             if absent and getattr(given, name) is not None:
                 parser.error(f"--{name.replace('_', '-')} has no effect without {needed}")
-    if given.timeout is not None and given.timeout <= 0:
-        parser.error(f"--timeout is {given.timeout:g}; expected more than 0")
     if given.workers < 0:
         parser.error(f"--workers is {given.workers}; expected 0 (in this process) or more")
+    if given.timeout is not None:
+        _check_timeout(parser, given)
+
+
+def _check_timeout(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    from ffn.data.workers import check_timeout
+
+    try:
+        check_timeout(given.timeout)
+    except ValueError as error:
+        parser.error(f"--{error}")
+    if not given.workers:
+        parser.error("--timeout has no effect with --workers 0 (in this process); use 1 or more")
 
 
 def _given(given: argparse.Namespace, *names: str) -> dict[str, object]:

@@ -201,9 +201,10 @@ def _build_crop(
 
 
 def _check_colour_jitter(colour_jitter: Sequence[float]) -> None:
-    if len(colour_jitter) != 4 or min(colour_jitter) < 0 or colour_jitter[3] > 0.5:
+    in_range = all(0 <= strength <= 100 for strength in colour_jitter)
+    if len(colour_jitter) != 4 or not in_range or colour_jitter[3] > 0.5:
         raise ValueError(
-            f"colour_jitter is {list(colour_jitter)}; expected four strengths of at least 0: "
+            f"colour_jitter is {list(colour_jitter)}; expected four strengths from 0 to 100: "
             "brightness, contrast, saturation, and hue of at most 0.5"
         )
 

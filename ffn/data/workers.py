@@ -17,10 +17,20 @@ import torch
 Job = TypeVar("Job")
 
 TIMEOUT = 600.0  # seconds per file
+LONGEST_TIMEOUT = 30 * 86400
 
 
 class Failure(str):
     """Why a job has no result: its process timed out or exited. A second attempt may succeed."""
+
+
+def check_timeout(timeout: float) -> None:
+    """Raise ValueError for a time per job that is not above 0 and at most 30 days."""
+    if not 0 < timeout <= LONGEST_TIMEOUT:  # NaN too
+        raise ValueError(
+            f"timeout is {timeout:g}; expected more than 0 s and at most {LONGEST_TIMEOUT} s "
+            "(30 days)"
+        )
 
 
 def map_in_processes(

@@ -14,7 +14,7 @@ import numpy as np
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError, open_video, probe
-from ffn.data.workers import Failure, map_in_processes
+from ffn.data.workers import Failure, check_timeout, map_in_processes
 
 SHORT = 0.8  # reported as short: a video below this fraction of the duration in its header
 
@@ -73,8 +73,7 @@ def check_videos(
         raise ValueError(f"frames is {frames}; expected at least 1, or None for all")
     if workers < 1:
         raise ValueError(f"workers is {workers}; expected at least 1")
-    if timeout <= 0:
-        raise ValueError(f"timeout is {timeout:g}; expected more than 0 s")
+    check_timeout(timeout)
     jobs = [(record, frames, decoder, pattern) for record in records]
     for index, (_, result) in enumerate(map_in_processes(_check, jobs, workers, timeout)):
         if isinstance(result, Failure):

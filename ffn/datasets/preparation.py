@@ -14,7 +14,7 @@ from ffn.data.decoding import PATTERN
 from ffn.data.decoding.folder import check_pattern
 from ffn.data.store import PackReport
 from ffn.data.store.layout import key_of
-from ffn.data.workers import TIMEOUT
+from ffn.data.workers import TIMEOUT, check_timeout
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
 from ffn.datasets.disk import JOURNAL, Inventory, scan
 from ffn.datasets.facts import Journal, VideoFacts, read_all
@@ -119,8 +119,10 @@ def prepare(
         PreparationError: if the data set cannot be prepared.
         FileExistsError: if a file would be overwritten.
         NotADirectoryError: if `videos` is not a folder below the root.
-        ValueError: if the pattern has not exactly one field for a number.
+        ValueError: if the timeout is out of range, or the pattern has not exactly one field for a
+            number.
     """
+    check_timeout(timeout)
     root = Path(root).absolute()
     if not root.is_dir():
         raise PreparationError(f"{root} is not a folder; name the folder of the data set")

@@ -89,7 +89,8 @@ def build_started_model(
     model = build_model(config, num_classes, pretrained=pretrained).to(world.device)
     start = None
     if is_new and config.model.weights is not None:
-        start = zoo.load_start_weights(model, config.model.weights)
+        largest = max(config.task.frames)
+        start = zoo.load_start_weights(model, config.model.weights, frames=largest)
     if config.train.sync_bn:
         model = convert_sync_bn(model, world)
     return model, start

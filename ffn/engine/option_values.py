@@ -17,6 +17,8 @@ from yaml import MarkedYAMLError
 from yaml.constructor import ConstructorError
 from yaml.reader import ReaderError
 
+from ffn.plain_yaml import PlainLoader
+
 FLAGS = {
     **dict.fromkeys(("true", "yes", "on", "1"), True),
     **dict.fromkeys(("false", "no", "off", "0"), False),
@@ -28,7 +30,7 @@ NUMBER = re.compile(
 )
 
 
-class _TextLoader(yaml.SafeLoader):
+class _TextLoader(PlainLoader):
     """Reads mappings and lists of texts and None; a key may not be given twice."""
 
     def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[Any, Any]:

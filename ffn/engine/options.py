@@ -168,7 +168,7 @@ class DataConfig:
     )
     store: str = option("store", "clip store: folder under root, or URL (https://…, s3://…)")
     store_cache_gib: float = option(
-        100.0, "disk space for the shards of a remote store, GiB", above=0
+        100.0, "disk space for the shards of a remote store, GiB", above=0, most=2**20
     )
     order: Order = option(
         Order.random, "training order; pages: few parts of a store at a time, for slow storage"
@@ -206,7 +206,10 @@ class DataConfig:
     flip: Flip = option(Flip.none, "horizontal flip; swap exchanges the labels of flip_pairs")
     flip_pairs: list[list[str]] = option([], "class names that a flip exchanges, for flip=swap")
     colour_jitter: list[float] = option(
-        [0.0, 0.0, 0.0, 0.0], "strength of brightness, contrast, saturation, hue; 0: off", least=0
+        [0.0, 0.0, 0.0, 0.0],
+        "strength of brightness, contrast, saturation, hue; 0: off",
+        least=0,
+        most=100,
     )
     randaugment: str | None = option(None, "timm policy, e.g. rand-m7-n4-mstd0.5-inc1; null: off")
     random_erasing: float = option(0.0, "probability of random erasing", least=0, most=1)
@@ -226,7 +229,9 @@ class DataConfig:
         least=0,
         most=30 * 86400,
     )
-    cache_gib: float = option(0.0, "memory per loader process for decoded videos, GiB", least=0)
+    cache_gib: float = option(
+        0.0, "memory per loader process for decoded videos, GiB", least=0, most=2**20
+    )
     on_error: OnError = option(OnError.fail, "unreadable video: fail, or skip and count")
     allow_changes: bool = option(
         False, "a resumed run accepts replaced files, and skips videos taken out of its lists"
@@ -253,7 +258,10 @@ class TrainConfig:
         ClassWeights.none, "weights of the classes in the loss, from their numbers of videos"
     )
     class_weight_list: list[float] = option(
-        [], "weights of the classes in the loss, in their order; []: class_weights", above=0
+        [],
+        "weights of the classes in the loss, in their order; []: class_weights",
+        above=0,
+        most=10**6,
     )
     grad_accum_steps: int = option(
         1, "micro-batches per optimiser step; BatchNorm sees one at a time", least=1

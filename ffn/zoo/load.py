@@ -58,15 +58,21 @@ def load_with_record(
 
 
 def load_start_weights(
-    model: nn.Module, name_or_path: str | os.PathLike[str]
+    model: nn.Module, name_or_path: str | os.PathLike[str], *, frames: int | None = None
 ) -> tuple[Match, WeightRecord]:
     """Start a network from trained weights, in place.
 
     A frame-flexible network starts from weights of other frame counts: its private copies from
     those of the nearest count. It also starts from weights of the plain network: every private copy
     gets the same values, and the alterations keep theirs. A plain network also starts from weights
-    of a frame-flexible one: from its sub-network of the largest trained count, without alterations.
+    of a frame-flexible one: from one of its sub-networks, without alterations.
     A classifier of other classes keeps its values.
+
+    Args:
+        model: the network to start.
+        name_or_path: of the weights, as :func:`load` takes it.
+        frames: the count that a plain network will run at, at least 1: it starts from the
+            sub-network that runs such clips. None: from that of the largest trained count.
 
     Returns:
         What matched and how frame counts were assigned, printable, and the record of the weights.
@@ -78,7 +84,7 @@ def load_start_weights(
     own, note = model.state_dict(), ""
     is_flexible = isinstance(model, FrameFlexible)
     if is_flexible and record.trained_frames is None:
-        own = _plain_state(model)
+        own = _plain_state(model, model.trained_frames[-1])
         note = f"every frame count ({_listed(model.trained_frames)}) starts from the plain network"
     elif is_flexible and record.trained_frames != model.trained_frames:
         state, note = _of_nearest_counts(state, model, record)
@@ -86,8 +92,10 @@ def load_start_weights(
         flexible = model_from_record(record)
         match_state(state, flexible.state_dict()).require(str(name_or_path))
         flexible.load_state_dict(state)
-        state = _plain_state(flexible)
-        note = f"the sub-network of {flexible.trained_frames[-1]} frames, without alterations"
+        count = flexible.trained_frames[-1] if frames is None else flexible.select(frames)
+        state = _plain_state(flexible, count)
+        purpose = "" if frames is None else f", which runs clips of {frames} frames"
+        note = f"the sub-network of {count} frames{purpose}, without alterations"
     match = match_state(state, own).require(str(name_or_path), new_head=True)
     model.load_state_dict(match.state, strict=False)
     return replace(match, note=note), record
@@ -120,9 +128,9 @@ def model_from_record(record: WeightRecord) -> nn.Module:
     )
 
 
-def _plain_state(model: FrameFlexible) -> dict[str, Tensor]:
-    """The state dict of the plain network: the largest trained count, without alterations."""
-    network = extract(model, model.trained_frames[-1])
+def _plain_state(model: FrameFlexible, count: int) -> dict[str, Tensor]:
+    """The state dict of the sub-network of a count as a plain network, without alterations."""
+    network = extract(model, count)
     sites = {n for n, m in network.named_modules() if isinstance(m, WeightAlteration)}
     entries = network.state_dict().items()
     return {key: value for key, value in entries if key.rpartition(".")[0] not in sites}

@@ -19,6 +19,7 @@ import yaml
 
 from ffn.core import frame_ranges
 from ffn.limits import CLASSES, RECORD_BYTES, TRAINED_COUNTS
+from ffn.plain_yaml import PlainLoader
 
 
 class WeightsError(RuntimeError):
@@ -184,16 +185,6 @@ def _check_plain(value: Any, where: str) -> None:
             left += [(one, depth + 1) for one in inner]
 
 
-class _PlainLoader(yaml.SafeLoader):
-    """Reads YAML without aliases, which let a short file stand for an endless one."""
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            line = self.peek_event().start_mark.line + 1
-            raise ValueError(f"line {line} has an alias (*name); write the value")
-        return super().compose_node(parent, index)
-
-
 def read_record(path: Path) -> WeightRecord:
     """Read a record file.
 
@@ -205,7 +196,7 @@ def read_record(path: Path) -> WeightRecord:
     if refusal:
         raise WeightsError(f"{path} is not a record of weights: it has {refusal}")
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), _PlainLoader)
+        values = yaml.load(path.read_text(encoding="utf-8"), PlainLoader)
         if not isinstance(values, dict):
             raise ValueError(f"expected keys and values, not {type(values).__name__}")
         return WeightRecord.from_dict(values)

@@ -63,6 +63,9 @@ def test_clean_data_exit_with_0_and_a_report_is_not_overwritten(
 def test_errors(videos: Path, capsys: pytest.CaptureFixture) -> None:
     assert main([str(videos / "test.csv")]) == 2
     assert "do not exist" in capsys.readouterr().err
+    for number in ("0", "nan", "inf"):
+        assert main([str(videos / "train.csv"), "--timeout", number]) == 2
+        assert f"timeout is {number}; expected more than 0 s" in capsys.readouterr().err
     with pytest.raises(SystemExit):
         main([str(videos / "train.csv"), "--frames", "0"])
     assert "is not an integer of 1 or more" in capsys.readouterr().err

@@ -182,7 +182,7 @@ def test_all_readable_is_status_0(root: Path) -> None:
         (["data.rot=x"], "did you mean data.root"),
         (["data.train=none.csv"], "none.csv do not exist"),
         (["--quality", "0"], "quality is 0"),
-        (["--timeout", "0"], "timeout is 0"),
+        *((["--timeout", number], f"timeout is {number};") for number in ("0", "nan", "inf")),
         (["--verify"], "holds no clip store"),
     ],
 )

@@ -154,7 +154,11 @@ def test_copies(videos: Path, tmp_path: Path) -> None:
         ),
         (["folder", "--extract-frames", "a", "--reencode", "b"], "not allowed with"),
         (["folder", "--workers", "-1"], "--workers is -1"),
-        (["folder", "--timeout", "0"], "--timeout is 0"),
+        *(
+            (["folder", "--timeout", number], f"--timeout is {number}; expected more than 0 s and")
+            for number in ("0", "nan", "inf", "1e+09")
+        ),
+        (["folder", "--timeout", "9", "--workers", "0"], "no effect with --workers 0"),
         (["ucf102"], "unknown data set 'ucf102'; did you mean ucf101? A custom data set"),
     ],
 )

@@ -11,13 +11,14 @@ from engine_toys import CPU, build, config, train, weights
 from torch import nn
 
 from ffn.conv3d import Conv3d
-from ffn.core import NORMS
+from ffn.core import NORMS, extract
 from ffn.engine import build_network, loop
 from ffn.engine.build import build_train_step
 from ffn.engine.build_data import read_config_splits
 from ffn.engine.build_network import build_model, build_schedule
 from ffn.engine.config import ConfigError
 from ffn.engine.tasks import TASKS, FlexibleOptions, FlexibleTask
+from ffn.zoo import load
 
 
 def test_run_starts_from_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
@@ -29,6 +30,19 @@ def test_run_starts_from_weights(videos: Path, finished: Path, tmp_path: Path) -
     with run.checkpointer.lock():
         assert run.checkpointer.restore().step == 0
     assert any(line.startswith("start weights ") for line in run.introduction)
+
+
+def test_a_plain_run_starts_from_the_sub_network_of_its_count(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    more = ("task.name=plain", "task.frames=[2]", f"model.weights={finished / 'last.pt'}")
+    run = build(videos, tmp_path / "run", *more)
+
+    (line,) = [line for line in run.introduction if line.startswith("start weights ")]
+    assert "the sub-network of 2 frames, which runs clips of 2 frames" in line
+    theirs = extract(load(finished / "last.pt"), 2).state_dict()
+    state = run.train_step.model.state_dict()
+    assert all(torch.equal(value, theirs[key]) for key, value in state.items())
 
 
 def test_learning_rate_is_scaled_to_the_batch_and_printed(videos: Path, tmp_path: Path) -> None:

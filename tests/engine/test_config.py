@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import re
 import sys
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -347,6 +348,24 @@ def test_option_given_twice_in_a_file_is_refused(tmp_path: Path) -> None:
     path.write_text("model: {name: x}\ntrain:\n  epochs: 3\n  epochs: 4\n")
     (text,) = problems(path=path)
     assert text.startswith(f"{path} is not valid YAML: line 3: epochs is given twice")
+
+
+@pytest.mark.parametrize("source", ["command line", "file"])
+def test_aliases_are_refused_before_a_short_text_becomes_an_endless_value(
+    tmp_path: Path, source: str
+) -> None:
+    """Ten lists of nine aliases each stand for 9**10 numbers."""
+    lists = ["&a0 [1, 1, 1, 1, 1, 1, 1, 1, 1]"]
+    lists += [f"&a{n} [{', '.join([f'*a{n - 1}'] * 9)}]" for n in range(1, 10)]
+    value, path = f"[{', '.join(lists)}]", tmp_path / "config.yaml"
+    path.write_text(f"data:\n  scales: {value}\n")
+
+    started = time.monotonic()
+    (text,) = problems(path=path) if source == "file" else problems(f"data.scales={value}")
+
+    line = 2 if source == "file" else 1
+    assert f"line {line} has an alias (*name); write the value" in text
+    assert time.monotonic() - started < 10
 
 
 def test_value_out_of_range_names_the_file_that_it_comes_from(tmp_path: Path) -> None:

@@ -94,6 +94,10 @@ from ffn.engine.config_help import option_help
         ),
         (["data.random_erasing=2"], "random_erasing is 2"),
         (["data.colour_jitter=[0.4]"], "four strengths"),
+        (["data.colour_jitter=[1e308,0,0,0]"], r"each number must be from 0 to 100$"),
+        (["data.cache_gib=1e305"], r"cache_gib is 1e\+305; it must be from 0 to 1048576$"),
+        (["data.store_cache_gib=1e305"], "must be above 0 and at most 1048576$"),
+        (["train.class_weight_list=[1e308,1]"], "number must be above 0 and at most 1000000$"),
         (["data.randaugment=m7-n4"], "expected (timm's form|a policy of timm)"),
         (["data.flip=swap"], r"needs data\.flip_pairs"),
         (["data.flip_pairs=[[a,b]]"], r"needs data\.flip=swap"),
@@ -151,6 +155,7 @@ def test_wrong_option_is_reported_once() -> None:
 NUMBERS = {
     "train.clip_grad_norm": 20.0,
     "train.freeze_blocks": 1,
+    "train.class_weight_list": [1.0],
     "optim.base_batch_size": 32,
     "task.ranges": [[2, 5]],
     "optim.milestones": [20.0],

@@ -410,6 +410,30 @@ def test_the_match_says_where_other_kinds_of_networks_start(
     assert "the sub-network of 4 frames, without alterations" in str(match)
 
 
+@pytest.mark.parametrize(
+    ("described", "frames", "count"),
+    [
+        ({}, 2, 2),
+        ({}, 3, 4),  # of two equally near ones, the larger
+        ({}, 40, 4),
+        ({}, None, 4),
+        ({"ranges": [[1, 3], [4, 20]]}, 3, 2),
+        ({"interpolate": True}, 3, 3),
+    ],
+)
+def test_a_plain_network_starts_from_the_sub_network_of_its_count(
+    tmp_path, network, meta, described, frames, count
+):
+    path = checkpoint(tmp_path / "m.pt", network, meta | described)
+    model = create_model("tsm_tiny", num_classes=3, width=8)
+    match, _ = load_start_weights(model, path, frames=frames)
+
+    theirs = ffn.extract(load(path), count).state_dict()
+    assert all(torch.equal(value, theirs[key]) for key, value in model.state_dict().items())
+    purpose = f", which runs clips of {frames} frames" if frames else ""
+    assert f"the sub-network of {count} frames{purpose}, without alterations" in str(match)
+
+
 @pytest.mark.parametrize("flexible", [False, True])
 def test_a_classifier_of_other_classes_is_new_and_is_reported(
     tmp_path, plain, plain_meta, flexible

@@ -20,7 +20,7 @@ from ffn.data.records import has_several_labels
 from ffn.data.store.clip import EncodedClip, encode_clip
 from ffn.data.store.layout import FORMATS, SEVERAL, StoreError, Unreadable, key_of
 from ffn.data.store.writer import LOCK, TRANSFER, StoreWriter
-from ffn.data.workers import TIMEOUT, map_in_processes
+from ffn.data.workers import TIMEOUT, check_timeout, map_in_processes
 from ffn.files import naming
 
 if TYPE_CHECKING:
@@ -237,8 +237,7 @@ def _check_options(
         raise ValueError(f"format is {format!r}; expected one of {', '.join(FORMATS)}")
     if not 1 <= quality <= 100:
         raise ValueError(f"quality is {quality}; expected 1 … 100")
-    if timeout <= 0:
-        raise ValueError(f"timeout is {timeout:g}; expected more than 0 s")
+    check_timeout(timeout)
     for name, value, least in (
         ("short_side", short_side, 1),
         ("shard_mib", shard_mib, 1),

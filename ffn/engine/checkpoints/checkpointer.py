@@ -25,6 +25,7 @@ from ffn.engine.logs.meter import Meter
 from ffn.engine.run_videos import RunVideos
 from ffn.engine.train_step import TrainStep
 from ffn.files import keep_damaged, write_text
+from ffn.plain_yaml import PlainLoader
 
 
 @dataclass
@@ -173,24 +174,39 @@ class Checkpointer:
             )
         description, log = folder / "config.yaml", folder / "log.jsonl"
         if description.is_file() and log.is_file() and log.stat().st_size:
-            self._check_options_of(description)
-        text = yaml.safe_dump(self.metadata["config"], sort_keys=False, allow_unicode=True)
-        write_text(description, text)
+            options = _read_options(description)
+            if options is None:
+                self._keep_damaged(description)
+            else:
+                self._check_options(options, description)
+        self._write_options(description)
         self._videos.write(replace=True)
 
-    def _check_options_of(self, description: Path) -> None:
-        """Check the options in ``config.yaml``; a damaged one is copied, and written anew."""
+    def _repair_options(self) -> None:
+        """Write ``config.yaml`` anew if it does not have the options of the resumed run."""
+        description = self.folder.path / "config.yaml"
+        if not description.is_file():
+            return
         try:
-            options = yaml.safe_load(description.read_text("utf-8"))
-        except (yaml.YAMLError, UnicodeDecodeError):
+            options = _read_options(description)
+            changed = [] if options is None else self._changed_options(options)
+        except ValueError:  # options that do not exist
             options = None
-        if isinstance(options, dict):
-            self._check_options(options, description)
-        else:
-            copy = keep_damaged(description)
-            self.notes.append(
-                f"{description} is damaged and is written anew; it was kept as {copy}"
-            )
+        if options is None:
+            self._keep_damaged(description)
+            self._write_options(description)
+        elif changed:
+            shown = "; ".join(changed[:5])
+            self._keep_damaged(description, f"has other options than the checkpoint ({shown})")
+            self._write_options(description)
+
+    def _keep_damaged(self, description: Path, problem: str = "is damaged") -> None:
+        copy = keep_damaged(description)
+        self.notes.append(f"{description} {problem} and is written anew; it was kept as {copy}")
+
+    def _write_options(self, description: Path) -> None:
+        text = yaml.safe_dump(self.metadata["config"], sort_keys=False, allow_unicode=True)
+        write_text(description, text)
 
     def _restore(self, content: dict[str, Any], path: Path) -> RunState:
         """Load a checkpoint into the parts of the run."""
@@ -201,6 +217,7 @@ class Checkpointer:
             raise RunError(
                 f"{path} was trained on other videos or labels than data.root lists now{changes}"
             )
+        on_main(self._repair_options, self.world)
         on_main(lambda: self._videos.write(replace=False), self.world)
         self.notes += [
             *self._videos.notes(),
@@ -259,6 +276,15 @@ class Checkpointer:
                 f"weights or statistics are not finite at step {step} ({', '.join(wrong[:3])}); "
                 f"they are not saved, and earlier checkpoints stay. {self.train_step.advice}"
             )
+
+
+def _read_options(description: Path) -> dict[str, Any] | None:
+    """The options in ``config.yaml``; None if it is damaged."""
+    try:
+        options = yaml.load(description.read_text("utf-8"), PlainLoader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        return None
+    return options if isinstance(options, dict) else None
 
 
 def not_finite(state: dict[str, Any]) -> list[str]:

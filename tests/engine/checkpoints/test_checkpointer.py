@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -30,7 +31,7 @@ from ffn.engine.checkpoints.checkpointer import Checkpointer, RunState, gather_b
 from ffn.engine.checkpoints.file import load_checkpoint, save_checkpoint
 from ffn.engine.checkpoints.folder import RunFolder
 from ffn.engine.checkpoints.lock import RunError
-from ffn.engine.config import RENAMED, config_from_dict
+from ffn.engine.config import RENAMED, config_from_dict, config_to_dict
 from ffn.engine.distributed import World
 from ffn.engine.logs.meter import Meter
 from ffn.engine.mixup import BatchMix
@@ -248,6 +249,59 @@ def test_a_damaged_config_without_a_checkpoint(
     assert description.read_bytes() == whole
     assert (tmp_path / "run/config.yaml.damaged").read_bytes() == damage
     assert "config.yaml is damaged and is written anew" in "".join(capsys.readouterr())
+
+
+DAMAGE = {
+    "zeros": b"\0\0",
+    "text": b"\xff\xfe",
+    "empty": b"",
+    "alias": b"data: &a [1]\ntrain: *a\n",
+    "unknown": b"train:\n  epo",
+    "other": b"data: {crop: 16, resize: 20}\noptim: {lr: 0.5}\n",
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_config_with_a_checkpoint(
+    videos: Path,
+    finished: Path,
+    tmp_path: Path,
+    damage: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    description = run / "config.yaml"
+    before = folder_content(run)
+    description.write_bytes(DAMAGE[damage])
+
+    train(videos, run)
+
+    expected = config_to_dict(config(videos, run))
+    assert yaml.safe_load(description.read_text()) == expected
+    kept = run / "config.yaml.damaged"
+    assert kept.read_bytes() == DAMAGE[damage]
+    other = r"has other options than the checkpoint \(.*optim\.lr 0\.5 -> 0\.01.*\)"
+    problem = other if damage == "other" else "is damaged"
+    shown = "".join(capsys.readouterr())
+    assert re.search(f"{description} {problem} and is written anew; it was kept as {kept}", shown)
+    changed = {"config.yaml", kept.name}
+    after = folder_content(run)
+    assert all(after[name][0] == before[name][0] for name in {*before} - changed)
+
+
+def test_a_damaged_config_stays_if_the_run_cannot_be_resumed(
+    videos: Path, finished: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(finished, run)
+    (run / "config.yaml").write_bytes(b"")
+    before = folder_content(run)
+
+    with pytest.raises(RunError, match=r"optim\.lr 0\.01 -> 0\.5"):
+        train(videos, run, "optim.lr=0.5")
+
+    assert folder_content(run) == before
 
 
 # --- the checkpointer with plain arguments ------------------------------------------------------
