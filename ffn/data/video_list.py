@@ -28,7 +28,7 @@ class ListedVideo(NamedTuple):
 
     Attributes:
         split: ``train`` or ``val``.
-        path: relative to the root if it is inside.
+        path: relative to the root if it is inside, whatever the spelling of both is.
         label: class index; class indices separated by ``|`` in lists with several labels.
         frames: number of frames of a folder.
         start: of the time range, in seconds.
@@ -63,6 +63,22 @@ def list_videos(
     return [
         _listed(name, record, root, content)
         for name, record, content in zip(names, records, found, strict=True)
+    ]
+
+
+def as_before(videos: Sequence[ListedVideo], splits: Splits, root: str | Path) -> list[ListedVideo]:
+    """A list of :func:`list_videos` as version 0.2 made it: paths with another spelling stay."""
+    records = [*splits.train, *splits.val]
+    return [
+        video._replace(path=_as_written(record.path, root))
+        for video, record in zip(videos, records, strict=True)
+    ]
+
+
+def as_now(videos: Sequence[ListedVideo], root: str | Path) -> list[ListedVideo]:
+    """A list of :func:`list_videos`, of this version or of 0.2, as this version makes it."""
+    return [
+        video._replace(path=_relative(os.path.join(root, video.path), root)) for video in videos
     ]
 
 
@@ -142,7 +158,7 @@ def with_removed(
 
     Args:
         splits: the lists now.
-        before: the list of the run.
+        before: the list of the run, of this version or of 0.2.
         root: folder that the paths are relative to.
 
     Returns:
@@ -156,12 +172,13 @@ def with_removed(
         for record in records:
             known.setdefault(_listed(split, record, root, ""), []).append(record)
         merged[split] = []
-        for video in (video for video in before if video.split == split):
+        written = [video for video in before if video.split == split]
+        for old, video in zip(written, as_now(written, root), strict=True):
             here = known.get(video._replace(content=""))
             if not here:
                 removed.append(video)
                 indices += [len(merged[split])] if split == "train" else []
-            record = here.pop(0) if here else _record(video, root, splits.multi_label)
+            record = here.pop(0) if here else _record(old, root, splits.multi_label)
             merged[split].append(record)
         merged[split] += [record for rest in known.values() for record in rest]
     whole = replace(splits, train=merged["train"], val=merged["val"])
@@ -177,9 +194,20 @@ def with_contents_of(
 
 
 def _listed(split: str, record: Record, root: str | Path, content: str) -> ListedVideo:
-    path = record.path.removeprefix(os.path.join(Path(root), ""))
+    path = _relative(record.path, root)
     values = (label_text(record.label), record.frames, record.start, record.end)
     return ListedVideo(split, path, *("" if v is None else str(v) for v in values), content)
+
+
+def _relative(path: str, root: str | Path) -> str:
+    """A path relative to the root; as it is written if it is outside."""
+    folder, whole = os.path.join(os.path.abspath(root), ""), os.path.abspath(path)
+    return whole.removeprefix(folder) if whole.startswith(folder) else _as_written(path, root)
+
+
+def _as_written(path: str, root: str | Path) -> str:
+    """A path without the root, if it begins with the characters of the root."""
+    return path.removeprefix(os.path.join(Path(root), ""))
 
 
 def _record(video: ListedVideo, root: str | Path, multi_label: bool) -> Record:

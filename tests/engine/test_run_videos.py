@@ -12,7 +12,8 @@ import pytest
 import torch
 from engine_toys import read_log, train, train_until, write_videos
 
-from ffn.data.video_list import read_videos
+from ffn.data.video_list import ListedVideo, read_videos, videos_sha256
+from ffn.data.video_list import write_videos as write_listed
 from ffn.engine.checkpoints.file import load_checkpoint, save_checkpoint
 from ffn.engine.checkpoints.lock import RunError
 
@@ -126,6 +127,58 @@ def test_moved_videos_go_on(folder: Path, tmp_path: Path) -> None:
     folder.rename(tmp_path / "moved")
 
     train(tmp_path / "moved", tmp_path / "run", SAVE)
+
+
+def into_class_folders(folder: Path) -> tuple[str, str]:
+    for name in ("train", "val"):
+        for path, label in read_rows(folder, name):
+            (folder / name / label).mkdir(parents=True, exist_ok=True)
+            (folder / path).rename(folder / name / label / Path(path).name)
+        (folder / f"{name}.csv").unlink()
+    return "data.train=train", "data.val=val"
+
+
+def test_moved_class_folders_go_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the root is a relative or an absolute path."""
+    monkeypatch.chdir(tmp_path)
+    options = into_class_folders(folder)
+    train_until(3, Path("data"), tmp_path / "run", SAVE, *options)
+    folder.rename(tmp_path / "moved")
+    train_until(5, Path("moved"), tmp_path / "run", SAVE, *options)
+
+    train(tmp_path / "moved", tmp_path / "run", SAVE, *options)
+    listed = read_videos(tmp_path / "run/videos.csv.gz")
+    assert listed[0].path == "train/left/train_0.mp4"
+
+
+def as_version_0_2(run: Path, rewrite: Callable[[ListedVideo], ListedVideo]) -> None:
+    """Rewrite the list of a run, and its hash in the checkpoints."""
+    listed = [rewrite(video) for video in read_videos(run / "videos.csv.gz")]
+    write_listed(run / "videos.csv.gz", listed)
+    for path in [run / "last.pt", *(run / "checkpoints").iterdir()]:
+        content = load_checkpoint(path)
+        content["meta"]["data"]["videos_sha256"] = videos_sha256(listed)
+        save_checkpoint(path, content)
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_class_folders_of_an_earlier_version_go_on(
+    removed: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a relative root, version 0.2 listed class folders with absolute paths."""
+    monkeypatch.chdir(tmp_path)
+    options = (SAVE, *into_class_folders(folder))
+    train_until(3, Path("data"), tmp_path / "run", *options)
+    as_version_0_2(tmp_path / "run", lambda v: v._replace(path=str(folder / v.path)))
+    if removed:
+        (folder / "train/left/train_3.mp4").unlink()
+        with pytest.raises(RunError, match=r": 1 missing from .* train/left/train_3.mp4; set data"):
+            train(Path("data"), tmp_path / "run", *options)
+        options = (*options, ALLOW)
+    train_until(5, Path("data"), tmp_path / "run", *options)
+    train(Path("data"), tmp_path / "run", *options)
 
 
 def test_removed_videos_count_as_unreadable(
