@@ -20,6 +20,7 @@ from ffn.data.splits import Splits
 from ffn.files import atomic_write
 from ffn.labels import SEPARATOR
 
+FILES = " files, "  # in the content of a folder of frames
 THREADS = 16  # that ask for file sizes; a network file system answers each after a millisecond
 
 
@@ -33,7 +34,8 @@ class ListedVideo(NamedTuple):
         frames: number of frames of a folder.
         start: of the time range, in seconds.
         end: of the time range, in seconds.
-        content: length of the file in bytes, or length and checksum of a clip in a store.
+        content: length of the file in bytes; number of files in a folder, and bytes of three of
+            them; length and checksum of a clip in a store.
     """
 
     split: str
@@ -67,33 +69,61 @@ def list_videos(
 
 
 def as_before(videos: Sequence[ListedVideo], splits: Splits, root: str | Path) -> list[ListedVideo]:
-    """A list of :func:`list_videos` as version 0.2 made it: paths with another spelling stay."""
+    """A list of :func:`list_videos` as version 0.2 made it.
+
+    Paths with another spelling stay, and folders have no content.
+    """
     records = [*splits.train, *splits.val]
     return [
-        video._replace(path=_as_written(record.path, root))
+        video._replace(
+            path=_as_written(record.path, root), content="" if _is_folder(video) else video.content
+        )
         for video, record in zip(videos, records, strict=True)
     ]
 
 
-def as_now(videos: Sequence[ListedVideo], root: str | Path) -> list[ListedVideo]:
-    """A list of :func:`list_videos`, of this version or of 0.2, as this version makes it."""
-    return [
+def as_now(
+    videos: Sequence[ListedVideo], root: str | Path, now: Sequence[ListedVideo] = ()
+) -> list[ListedVideo]:
+    """A list of :func:`list_videos`, of this version or of 0.2, as this version makes it.
+
+    Version 0.2 listed no content of folders; they get that of the list now.
+    """
+    folders = {video._replace(content=""): video.content for video in now if _is_folder(video)}
+    videos = [
         video._replace(path=_relative(os.path.join(root, video.path), root)) for video in videos
     ]
+    return [video._replace(content=video.content or folders.get(video, "")) for video in videos]
 
 
 def file_sizes(records: Sequence[Record]) -> list[str]:
-    """The length of each file in bytes; empty for a folder and for a missing file."""
+    """The length of each file in bytes; empty for a missing file.
+
+    Of a folder, the number of files, and the bytes of the first, middle and last one by name: the
+    sizes of all frames would take several times as long. Hidden files do not count.
+    """
 
     def size(record: Record) -> str:
         try:
             found = os.stat(record.path)
+            is_folder = stat.S_ISDIR(found.st_mode)
+            return _folder_size(record.path) if is_folder else str(found.st_size)
         except OSError:
             return ""
-        return "" if stat.S_ISDIR(found.st_mode) else str(found.st_size)
 
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(size, records, chunksize=256))
+
+
+def _folder_size(folder: str) -> str:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    few = sorted({0, len(names) // 2, len(names) - 1}) if names else []
+    size = sum(os.stat(os.path.join(folder, names[n])).st_size for n in few)
+    return f"{len(names)}{FILES}{size} bytes in {len(few)} of them"
+
+
+def _is_folder(video: ListedVideo) -> bool:
+    return FILES in video.content
 
 
 def videos_sha256(videos: Sequence[ListedVideo]) -> str:
@@ -139,8 +169,10 @@ def describe_changes(before: Sequence[ListedVideo], now: Sequence[ListedVideo]) 
         replaced.add(other)
         names = zip(ListedVideo._fields, old, other, strict=True)
         changes = [f"{name} {a or 'none'} -> {b or 'none'}" for name, a, b in names if a != b]
-        text = ", ".join(changes).replace("content", "bytes")
-        kind = "with another file" if old[:-1] == other[:-1] else "changed"
+        text = ", ".join(changes)
+        text = text.replace("content ", "" if _is_folder(old) or _is_folder(other) else "bytes ")
+        same = "with other frames" if _is_folder(old) and _is_folder(other) else "with another file"
+        kind = same if old[:-1] == other[:-1] else "changed"
         found.setdefault(kind, []).append(f"{_name(old)} ({text})")
     added = [_name(video) for video in new.elements() if video not in replaced]
     if added:

@@ -8,9 +8,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from engine_toys import read_log, train, train_until, write_videos
+from PIL import Image
 
 from ffn.data.video_list import ListedVideo, read_videos, videos_sha256
 from ffn.data.video_list import write_videos as write_listed
@@ -179,6 +181,60 @@ def test_class_folders_of_an_earlier_version_go_on(
         options = (*options, ALLOW)
     train_until(5, Path("data"), tmp_path / "run", *options)
     train(Path("data"), tmp_path / "run", *options)
+
+
+FRAMES = "data.frame_pattern='{:05d}.png'"
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> Path:
+    """Folders of 8 frames whose files differ in length."""
+    rng = np.random.default_rng(0)
+    for name, number in (("train", 24), ("val", 9)):
+        for i in range(number):
+            video = tmp_path / f"frames/{name}_{i}"
+            video.mkdir(parents=True)
+            for t in range(8):
+                pixels = rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
+                pixels[: rng.integers(0, 16)] = 0
+                Image.fromarray(pixels).save(video / f"{t + 1:05d}.png")
+        rows = [[f"frames/{name}_{i}", rows_0[i % 3][1]] for i in range(number)]
+        write_rows(tmp_path, name, rows)
+    return tmp_path
+
+
+def of_another_video(frames: Path) -> None:
+    shutil.rmtree(frames / "train_3")
+    shutil.copytree(frames / "train_4", frames / "train_3")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (of_another_video, r"\(8 files, (\d+) bytes in 3 of them -> 8 files, (?!\1)\d+ bytes in 3"),
+        (lambda frames: (frames / "train_3/00008.png").unlink(), r"\(8 files, .* -> 7 files, "),
+        (
+            lambda frames: shutil.copy(frames / "train_4/00002.png", frames / "train_3/00009.png"),
+            r"\(8 files, .* -> 9 files, ",
+        ),
+    ],
+    ids=["another video", "one less", "one more"],
+)
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_changed_folders_of_frames_are_refused_and_named(
+    is_earlier: bool, frames: Path, tmp_path: Path, change: Callable[[Path], None], message: str
+) -> None:
+    train_until(1, frames, tmp_path / "run", SAVE, FRAMES)
+    if is_earlier:  # its list has no content of folders; it gets one when the run goes on
+        as_version_0_2(tmp_path / "run", lambda v: v._replace(content=""))
+        train_until(2, frames, tmp_path / "run", SAVE, FRAMES)
+    change(frames / "frames")
+
+    first = r": 1 with other frames, first train frames/train_3 "
+    with pytest.raises(RunError, match=f"{first}{message}.*; set data.allow_changes=true"):
+        train(frames, tmp_path / "run", SAVE, FRAMES)
+    (frames / "frames/train_4/.hidden").touch()
+    train_until(3, frames, tmp_path / "run", SAVE, FRAMES, ALLOW)
 
 
 def test_removed_videos_count_as_unreadable(
