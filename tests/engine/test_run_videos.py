@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -181,6 +183,28 @@ def test_class_folders_of_an_earlier_version_go_on(
         options = (*options, ALLOW)
     train_until(5, Path("data"), tmp_path / "run", *options)
     train(Path("data"), tmp_path / "run", *options)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8")
+def test_names_that_are_not_utf8(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A good video, an unreadable one, and one in both lists; the unreadable one is named."""
+    good, bad, class_name = (os.fsdecode(name) for name in (b"\xff\xe9.mp4", b"\xe9.mp4", b"\xfc"))
+    options = (*into_class_folders(folder), "data.on_error=skip")
+    (folder / "train/left/train_0.mp4").rename(folder / "train/left" / good)
+    (folder / "train/left" / bad).write_bytes(b"no video")
+    (folder / "val/left/val_0.mp4").unlink()
+    (folder / "val/left/val_0.mp4").symlink_to(folder / "train/left" / good)
+    for name in ("train", "val"):
+        (folder / name / "still").rename(folder / name / class_name)
+
+    train_until(3, folder, tmp_path / "run", SAVE, *options)
+    train(folder, tmp_path / "run", SAVE, *options)
+
+    assert r"train/left/\udce9.mp4" in capsys.readouterr().out
+    assert os.fsencode(bad) in (tmp_path / "run/unreadable.txt").read_bytes()
+    assert f"train/left/{good}" in [v.path for v in read_videos(tmp_path / "run/videos.csv.gz")]
 
 
 FRAMES = "data.frame_pattern='{:05d}.png'"
