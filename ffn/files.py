@@ -40,7 +40,7 @@ def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterat
 
     Args:
         path: the file; its folder must exist.
-        mode: as for ``open``, binary or text (UTF-8).
+        mode: as for ``open``, binary or text (UTF-8; file names that are not keep their bytes).
         sync: write the data and the folder entry to the disk before returning.
 
     Yields:
@@ -50,10 +50,10 @@ def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterat
         OSError: the file cannot be written; ``filename`` is its path.
     """
     part = part_of(path)
-    encoding = None if "b" in mode else "utf-8"
+    as_text = {} if "b" in mode else {"encoding": "utf-8", "errors": "surrogateescape"}
     try:
         part.unlink(missing_ok=True)  # left by a killed process with the same id; may be a link
-        with part.open(mode, encoding=encoding) as file:
+        with part.open(mode, **as_text) as file:
             yield file
             file.flush()
             if sync:
@@ -110,6 +110,11 @@ def naming(path: Path) -> Iterator[None]:
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
+
+
+def printable(text: str) -> str:
+    """A text whose file names that are not UTF-8 a console does not refuse, as ``\\udcff.mp4``."""
+    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def explain(error: Exception) -> str:

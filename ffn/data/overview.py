@@ -129,7 +129,25 @@ def _list_warnings(
 
 
 def _clips(records: Sequence[Record]) -> Iterator[Clip]:
-    return ((os.path.normpath(r.path), r.start, r.end) for r in records)
+    """File and time range of each record; a file has one spelling, without links."""
+    folders: dict[str, tuple[str, frozenset[str]]] = {}
+    for record in records:
+        folder, name = os.path.split(record.path)
+        if folder not in folders:
+            folders[folder] = os.path.realpath(folder), _links(folder)
+        real, links = folders[folder]
+        is_plain = name not in links and name not in ("", os.curdir, os.pardir)
+        path = os.path.join(real, name) if is_plain else os.path.realpath(record.path)
+        yield path, record.start, record.end
+
+
+def _links(folder: str) -> frozenset[str]:
+    """Names of the symbolic links in a folder: one listing costs less than asking for each file."""
+    try:
+        with os.scandir(folder or os.curdir) as entries:
+            return frozenset(entry.name for entry in entries if entry.is_symlink())
+    except OSError:  # missing, as beside a clip store
+        return frozenset()
 
 
 def _per_class(records: Sequence[Record], classes: Sequence[str]) -> str:

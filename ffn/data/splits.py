@@ -49,12 +49,12 @@ class Splits:
     def fingerprint(self) -> dict[str, Any]:
         """Counts, and a hash of file names and labels, stored in checkpoints."""
         lines = [f"{Path(r.path).name} {label_text(r.label)}" for r in [*self.train, *self.val]]
-        digest = hashlib.sha256("\n".join([*self.classes, *lines]).encode()).hexdigest()
+        text = "\n".join([*self.classes, *lines]).encode("utf-8", "surrogateescape")
         found = {
             "train_videos": len(self.train),
             "val_videos": len(self.val),
             "classes": len(self.classes),
-            "sha256": digest,
+            "sha256": hashlib.sha256(text).hexdigest(),
         }
         return found if self.prepared is None else {**found, "prepared": self.prepared}
 

@@ -20,6 +20,7 @@ from ffn.data.splits import Splits
 from ffn.files import atomic_write
 from ffn.labels import SEPARATOR
 
+FILES = " files, "  # in the content of a folder of frames
 THREADS = 16  # that ask for file sizes; a network file system answers each after a millisecond
 
 
@@ -28,12 +29,13 @@ class ListedVideo(NamedTuple):
 
     Attributes:
         split: ``train`` or ``val``.
-        path: relative to the root if it is inside.
+        path: relative to the root if it is inside, whatever the spelling of both is.
         label: class index; class indices separated by ``|`` in lists with several labels.
         frames: number of frames of a folder.
         start: of the time range, in seconds.
         end: of the time range, in seconds.
-        content: length of the file in bytes, or length and checksum of a clip in a store.
+        content: length of the file in bytes; number of files in a folder, and bytes of three of
+            them; length and checksum of a clip in a store.
     """
 
     split: str
@@ -66,18 +68,62 @@ def list_videos(
     ]
 
 
+def as_before(videos: Sequence[ListedVideo], splits: Splits, root: str | Path) -> list[ListedVideo]:
+    """A list of :func:`list_videos` as version 0.2 made it.
+
+    Paths with another spelling stay, and folders have no content.
+    """
+    records = [*splits.train, *splits.val]
+    return [
+        video._replace(
+            path=_as_written(record.path, root), content="" if _is_folder(video) else video.content
+        )
+        for video, record in zip(videos, records, strict=True)
+    ]
+
+
+def as_now(
+    videos: Sequence[ListedVideo], root: str | Path, now: Sequence[ListedVideo] = ()
+) -> list[ListedVideo]:
+    """A list of :func:`list_videos`, of this version or of 0.2, as this version makes it.
+
+    Version 0.2 listed no content of folders; they get that of the list now.
+    """
+    folders = {video._replace(content=""): video.content for video in now if _is_folder(video)}
+    videos = [
+        video._replace(path=_relative(os.path.join(root, video.path), root)) for video in videos
+    ]
+    return [video._replace(content=video.content or folders.get(video, "")) for video in videos]
+
+
 def file_sizes(records: Sequence[Record]) -> list[str]:
-    """The length of each file in bytes; empty for a folder and for a missing file."""
+    """The length of each file in bytes; empty for a missing file.
+
+    Of a folder, the number of files, and the bytes of the first, middle and last one by name: the
+    sizes of all frames would take several times as long. Hidden files do not count.
+    """
 
     def size(record: Record) -> str:
         try:
             found = os.stat(record.path)
+            is_folder = stat.S_ISDIR(found.st_mode)
+            return _folder_size(record.path) if is_folder else str(found.st_size)
         except OSError:
             return ""
-        return "" if stat.S_ISDIR(found.st_mode) else str(found.st_size)
 
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(size, records, chunksize=256))
+
+
+def _folder_size(folder: str) -> str:
+    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    few = sorted({0, len(names) // 2, len(names) - 1}) if names else []
+    size = sum(os.stat(os.path.join(folder, names[n])).st_size for n in few)
+    return f"{len(names)}{FILES}{size} bytes in {len(few)} of them"
+
+
+def _is_folder(video: ListedVideo) -> bool:
+    return FILES in video.content
 
 
 def videos_sha256(videos: Sequence[ListedVideo]) -> str:
@@ -123,8 +169,10 @@ def describe_changes(before: Sequence[ListedVideo], now: Sequence[ListedVideo]) 
         replaced.add(other)
         names = zip(ListedVideo._fields, old, other, strict=True)
         changes = [f"{name} {a or 'none'} -> {b or 'none'}" for name, a, b in names if a != b]
-        text = ", ".join(changes).replace("content", "bytes")
-        kind = "with another file" if old[:-1] == other[:-1] else "changed"
+        text = ", ".join(changes)
+        text = text.replace("content ", "" if _is_folder(old) or _is_folder(other) else "bytes ")
+        same = "with other frames" if _is_folder(old) and _is_folder(other) else "with another file"
+        kind = same if old[:-1] == other[:-1] else "changed"
         found.setdefault(kind, []).append(f"{_name(old)} ({text})")
     added = [_name(video) for video in new.elements() if video not in replaced]
     if added:
@@ -142,7 +190,7 @@ def with_removed(
 
     Args:
         splits: the lists now.
-        before: the list of the run.
+        before: the list of the run, of this version or of 0.2.
         root: folder that the paths are relative to.
 
     Returns:
@@ -156,12 +204,13 @@ def with_removed(
         for record in records:
             known.setdefault(_listed(split, record, root, ""), []).append(record)
         merged[split] = []
-        for video in (video for video in before if video.split == split):
+        written = [video for video in before if video.split == split]
+        for old, video in zip(written, as_now(written, root), strict=True):
             here = known.get(video._replace(content=""))
             if not here:
                 removed.append(video)
                 indices += [len(merged[split])] if split == "train" else []
-            record = here.pop(0) if here else _record(video, root, splits.multi_label)
+            record = here.pop(0) if here else _record(old, root, splits.multi_label)
             merged[split].append(record)
         merged[split] += [record for rest in known.values() for record in rest]
     whole = replace(splits, train=merged["train"], val=merged["val"])
@@ -177,9 +226,20 @@ def with_contents_of(
 
 
 def _listed(split: str, record: Record, root: str | Path, content: str) -> ListedVideo:
-    path = record.path.removeprefix(os.path.join(Path(root), ""))
+    path = _relative(record.path, root)
     values = (label_text(record.label), record.frames, record.start, record.end)
     return ListedVideo(split, path, *("" if v is None else str(v) for v in values), content)
+
+
+def _relative(path: str, root: str | Path) -> str:
+    """A path relative to the root; as it is written if it is outside."""
+    folder, whole = os.path.join(os.path.abspath(root), ""), os.path.abspath(path)
+    return whole.removeprefix(folder) if whole.startswith(folder) else _as_written(path, root)
+
+
+def _as_written(path: str, root: str | Path) -> str:
+    """A path without the root, if it begins with the characters of the root."""
+    return path.removeprefix(os.path.join(Path(root), ""))
 
 
 def _record(video: ListedVideo, root: str | Path, multi_label: bool) -> Record:

@@ -49,7 +49,8 @@ class GroupedClips:
             "\t".join(map(str, (row.path, row.start, row.end, self.classes[label], group, fold)))
             for row, label, group, fold in columns
         ]
-        return hashlib.sha256("\n".join([*self.classes, *lines]).encode()).hexdigest()
+        text = "\n".join([*self.classes, *lines]).encode("utf-8", "surrogateescape")
+        return hashlib.sha256(text).hexdigest()
 
 
 def read_grouped_clips(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -94,6 +95,50 @@ def test_validation_on_the_training_videos_is_refused(
 
     with pytest.raises(ValueError, match=message):
         check_splits(found)
+
+
+def linked(folder: Path) -> list[str]:
+    """Names of links to the videos in `root/train`, one of them through a linked folder."""
+    (folder / "links").mkdir()
+    (folder / "all").symlink_to(folder / "root/train", target_is_directory=True)
+    for label in ("run", "jump"):
+        (folder / f"links/{label}.mp4").symlink_to(folder / f"root/train/{label}/0.mp4")
+    return ["../links/run.mp4", "../all/jump/0.mp4"]
+
+
+@pytest.mark.parametrize(
+    ("train", "spelled"),
+    [
+        ("train", lambda folder: ["train/run/0.mp4", "train/jump/../jump/0.mp4"]),
+        ("train.csv", lambda folder: [f"{folder}/root/train/{x}/0.mp4" for x in ("run", "jump")]),
+        ("train.csv", linked),
+    ],
+    ids=["relative", "absolute", "links"],
+)
+def test_training_videos_with_another_spelling_are_noticed(
+    train: str,
+    spelled: Callable[[Path], list[str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("train/run/0.mp4", "train/jump/0.mp4", "new.mp4"):
+        (tmp_path / "root" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "root" / name).touch()
+    listed = "path,label\ntrain/run/0.mp4,run\ntrain/jump/0.mp4,jump\n"
+    (tmp_path / "root/train.csv").write_text(listed)
+    run, jump = spelled(tmp_path)
+    text = f"path,label\n{run},run\n{jump},jump\n"
+    (tmp_path / "root/val.csv").write_text(text)
+
+    with pytest.raises(ValueError, match="all 2 validation videos"):
+        check_splits(read_splits("root", train=train, val="val.csv"))
+
+    (tmp_path / "root/val.csv").write_text(f"{text}new.mp4,run\n")
+    found = read_splits("root", train=train, val="val.csv")
+    check_splits(found)
+    (shared,) = split_warnings(found)
+    assert shared.startswith("2 of 3 validation videos are files of the training list too")
 
 
 def test_a_single_class_is_refused(tmp_path: Path) -> None:

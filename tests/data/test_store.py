@@ -327,6 +327,42 @@ def test_cut_shard_names_the_clips_behind_the_cut(tmp_path, root, records):
     assert len(every(store.open("videos/4.mkv"))) == 12
 
 
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        (
+            {"frames": 2**32 - 1, "bytes": 2**62},
+            r"the index says that it ends at byte 4,611,.*has \d",
+        ),
+        ({"frames": 10**9}, r"1,000,000,000 frames do not fit into its bytes"),
+        (
+            {"frames": 10**9, "offset": 2**63},
+            r"the index .* ends at byte 9,223,.*; store\.json says",
+        ),
+        ({"shard": 7}, r"store\.json does not name the shard .*shard-00007"),
+    ],
+)
+def test_impossible_rows_of_the_index_are_refused(row, message, raw):
+    store = ClipStore(raw, check=False)
+    store._index.rows = store._index.rows.copy()
+    for name, value in row.items():
+        store._index.rows[name][1] = value
+
+    with pytest.raises(VideoError, match=rf"videos/1\.mkv: {message}"):
+        store.open("videos/1.mkv")
+    assert [error.path for error in store.verify()] == ["videos/1.mkv"]
+
+
+def test_bytes_behind_the_end_of_a_shard_take_no_memory(raw):
+    shards = ClipStore(raw)._shards
+    size = (raw / "shard-00000.bin").stat().st_size
+
+    assert len(shards.read(0, 0, size)) == size
+    for offset, length in ((0, 2**62), (1, size), (2**63, 1)):
+        with pytest.raises(EOFError):
+            shards.read(0, offset, length)
+
+
 def test_missing_shard_names_its_clips(tmp_path, root):
     records = [
         Record(write_wave_video(tmp_path / f"{i}.mkv", 30, width=160, height=96, seed=i), i)

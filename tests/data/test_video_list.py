@@ -21,6 +21,8 @@ from ffn.data.video_list import (
 @pytest.fixture
 def root(tmp_path):
     (tmp_path / "frames").mkdir()
+    for name, length in (("1", 1), ("2", 8), ("3", 2), ("4", 4), (".x", 16)):
+        (tmp_path / "frames" / name).write_bytes(bytes(length))
     (tmp_path / "a, b.mp4").write_bytes(bytes(11))
     (tmp_path / "c.mp4").write_bytes(bytes(7))
     return tmp_path
@@ -41,8 +43,8 @@ def splits(root, *, missing=()):
 def test_lines(root):
     assert [tuple(video) for video in list_videos(splits(root), root)] == [
         ("train", "a, b.mp4", "1", "", "0.5", "", "11"),
-        ("train", "frames", "0", "12", "", "", ""),
-        ("train", "frames", "0", "12", "", "", ""),
+        ("train", "frames", "0", "12", "", "", "4 files, 7 bytes in 3 of them"),
+        ("train", "frames", "0", "12", "", "", "4 files, 7 bytes in 3 of them"),
         ("train", "/elsewhere/x.mp4", "0", "", "", "", ""),
         ("val", "c.mp4", "1", "", "", "2.0", "7"),
     ]

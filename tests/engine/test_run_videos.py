@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import csv
+import os
 import re
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from engine_toys import read_log, train, train_until, write_videos
+from PIL import Image
 
-from ffn.data.video_list import read_videos
+from ffn.data.video_list import ListedVideo, read_videos, videos_sha256
+from ffn.data.video_list import write_videos as write_listed
 from ffn.engine.checkpoints.file import load_checkpoint, save_checkpoint
 from ffn.engine.checkpoints.lock import RunError
 
@@ -126,6 +131,134 @@ def test_moved_videos_go_on(folder: Path, tmp_path: Path) -> None:
     folder.rename(tmp_path / "moved")
 
     train(tmp_path / "moved", tmp_path / "run", SAVE)
+
+
+def into_class_folders(folder: Path) -> tuple[str, str]:
+    for name in ("train", "val"):
+        for path, label in read_rows(folder, name):
+            (folder / name / label).mkdir(parents=True, exist_ok=True)
+            (folder / path).rename(folder / name / label / Path(path).name)
+        (folder / f"{name}.csv").unlink()
+    return "data.train=train", "data.val=val"
+
+
+def test_moved_class_folders_go_on(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the root is a relative or an absolute path."""
+    monkeypatch.chdir(tmp_path)
+    options = into_class_folders(folder)
+    train_until(3, Path("data"), tmp_path / "run", SAVE, *options)
+    folder.rename(tmp_path / "moved")
+    train_until(5, Path("moved"), tmp_path / "run", SAVE, *options)
+
+    train(tmp_path / "moved", tmp_path / "run", SAVE, *options)
+    listed = read_videos(tmp_path / "run/videos.csv.gz")
+    assert listed[0].path == "train/left/train_0.mp4"
+
+
+def as_version_0_2(run: Path, rewrite: Callable[[ListedVideo], ListedVideo]) -> None:
+    """Rewrite the list of a run, and its hash in the checkpoints."""
+    listed = [rewrite(video) for video in read_videos(run / "videos.csv.gz")]
+    write_listed(run / "videos.csv.gz", listed)
+    for path in [run / "last.pt", *(run / "checkpoints").iterdir()]:
+        content = load_checkpoint(path)
+        content["meta"]["data"]["videos_sha256"] = videos_sha256(listed)
+        save_checkpoint(path, content)
+
+
+@pytest.mark.parametrize("removed", [0, 1])
+def test_class_folders_of_an_earlier_version_go_on(
+    removed: int, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a relative root, version 0.2 listed class folders with absolute paths."""
+    monkeypatch.chdir(tmp_path)
+    options = (SAVE, *into_class_folders(folder))
+    train_until(3, Path("data"), tmp_path / "run", *options)
+    as_version_0_2(tmp_path / "run", lambda v: v._replace(path=str(folder / v.path)))
+    if removed:
+        (folder / "train/left/train_3.mp4").unlink()
+        with pytest.raises(RunError, match=r": 1 missing from .* train/left/train_3.mp4; set data"):
+            train(Path("data"), tmp_path / "run", *options)
+        options = (*options, ALLOW)
+    train_until(5, Path("data"), tmp_path / "run", *options)
+    train(Path("data"), tmp_path / "run", *options)
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="file names are UTF-8")
+def test_names_that_are_not_utf8(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+) -> None:
+    """A good video, an unreadable one, and one in both lists; the unreadable one is named."""
+    good, bad, class_name = (os.fsdecode(name) for name in (b"\xff\xe9.mp4", b"\xe9.mp4", b"\xfc"))
+    options = (*into_class_folders(folder), "data.on_error=skip")
+    (folder / "train/left/train_0.mp4").rename(folder / "train/left" / good)
+    (folder / "train/left" / bad).write_bytes(b"no video")
+    (folder / "val/left/val_0.mp4").unlink()
+    (folder / "val/left/val_0.mp4").symlink_to(folder / "train/left" / good)
+    for name in ("train", "val"):
+        (folder / name / "still").rename(folder / name / class_name)
+
+    train_until(3, folder, tmp_path / "run", SAVE, *options)
+    train(folder, tmp_path / "run", SAVE, *options)
+
+    assert r"train/left/\udce9.mp4" in capsys.readouterr().out
+    assert os.fsencode(bad) in (tmp_path / "run/unreadable.txt").read_bytes()
+    assert f"train/left/{good}" in [v.path for v in read_videos(tmp_path / "run/videos.csv.gz")]
+
+
+FRAMES = "data.frame_pattern='{:05d}.png'"
+
+
+@pytest.fixture
+def frames(tmp_path: Path) -> Path:
+    """Folders of 8 frames whose files differ in length."""
+    rng = np.random.default_rng(0)
+    for name, number in (("train", 24), ("val", 9)):
+        for i in range(number):
+            video = tmp_path / f"frames/{name}_{i}"
+            video.mkdir(parents=True)
+            for t in range(8):
+                pixels = rng.integers(0, 256, (32, 32, 3)).astype(np.uint8)
+                pixels[: rng.integers(0, 16)] = 0
+                Image.fromarray(pixels).save(video / f"{t + 1:05d}.png")
+        rows = [[f"frames/{name}_{i}", rows_0[i % 3][1]] for i in range(number)]
+        write_rows(tmp_path, name, rows)
+    return tmp_path
+
+
+def of_another_video(frames: Path) -> None:
+    shutil.rmtree(frames / "train_3")
+    shutil.copytree(frames / "train_4", frames / "train_3")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (of_another_video, r"\(8 files, (\d+) bytes in 3 of them -> 8 files, (?!\1)\d+ bytes in 3"),
+        (lambda frames: (frames / "train_3/00008.png").unlink(), r"\(8 files, .* -> 7 files, "),
+        (
+            lambda frames: shutil.copy(frames / "train_4/00002.png", frames / "train_3/00009.png"),
+            r"\(8 files, .* -> 9 files, ",
+        ),
+    ],
+    ids=["another video", "one less", "one more"],
+)
+@pytest.mark.parametrize("is_earlier", [False, True])
+def test_changed_folders_of_frames_are_refused_and_named(
+    is_earlier: bool, frames: Path, tmp_path: Path, change: Callable[[Path], None], message: str
+) -> None:
+    train_until(1, frames, tmp_path / "run", SAVE, FRAMES)
+    if is_earlier:  # its list has no content of folders; it gets one when the run goes on
+        as_version_0_2(tmp_path / "run", lambda v: v._replace(content=""))
+        train_until(2, frames, tmp_path / "run", SAVE, FRAMES)
+    change(frames / "frames")
+
+    first = r": 1 with other frames, first train frames/train_3 "
+    with pytest.raises(RunError, match=f"{first}{message}.*; set data.allow_changes=true"):
+        train(frames, tmp_path / "run", SAVE, FRAMES)
+    (frames / "frames/train_4/.hidden").touch()
+    train_until(3, frames, tmp_path / "run", SAVE, FRAMES, ALLOW)
 
 
 def test_removed_videos_count_as_unreadable(

@@ -107,7 +107,7 @@ class ClipStore:
             `between(start, end)` selects the frames of the range in both.
 
         Raises:
-            VideoError: if the store does not contain it.
+            VideoError: if the store does not contain it, or its row of the index is impossible.
         """
         ranges = {time_range(self._index.rows[n]): n for n in self._index.find(key)}
         number = ranges.get((start, end), ranges.get((None, None)))

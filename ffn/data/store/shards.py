@@ -84,7 +84,10 @@ class OpenShards:
             OSError: if the shard cannot be opened or read.
             EOFError: if the shard is too short.
         """
-        file, data = self._file(number), bytearray(size)
+        file = self._file(number)
+        if offset + size > os.fstat(file.fileno()).st_size:  # before the memory is asked for
+            raise EOFError
+        data = bytearray(size)
         view, done = memoryview(data), 0
         while done < size:
             count = _read_into(file.fileno(), view[done:], offset + done)

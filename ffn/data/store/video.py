@@ -26,6 +26,10 @@ class StoredVideo:
         shards: Shards of the store.
         format: `jpeg` or `raw`.
         check: Verify the checksum of each frame that is read.
+
+    Raises:
+        VideoError: if the row names bytes that its shard does not have, or more frames than fit
+            into them.
     """
 
     def __init__(
@@ -34,6 +38,7 @@ class StoredVideo:
         self.path, self.row = path, row
         self._shards, self._format, self._check = shards, format, check
         self._cached_header: Header | None = None
+        self._check_row()
 
     def __len__(self) -> int:
         return int(self.row["frames"])
@@ -94,6 +99,19 @@ class StoredVideo:
         for index in range(len(self)):
             self._frame(index, check=True)
 
+    def _check_row(self) -> None:
+        number = int(self.row["shard"])
+        if number >= len(self._shards.shards):
+            raise self._damaged("store.json does not name the shard")
+        end, held = int(self.row["offset"]) + int(self.row["bytes"]), self._shards.shards[number]
+        if end > held.bytes:
+            raise self._damaged(
+                f"the index says that it ends at byte {end:,}; store.json says that the shard has "
+                f"{held.bytes:,}"
+            )
+        if Header.length(len(self), self.timed) + len(self) > self.row["bytes"]:  # a byte a frame
+            raise self._damaged(f"{len(self):,} frames do not fit into its bytes")
+
     def _frame(self, index: int, *, check: bool) -> bytearray:
         """The stored bytes of a frame."""
         header = self._header()
@@ -109,10 +127,7 @@ class StoredVideo:
 
     def _header(self) -> Header:
         if self._cached_header is None:
-            length = Header.length(len(self), self.timed)
-            if length > self.row["bytes"]:
-                raise self._damaged(f"{len(self):,} frames do not fit into its bytes")
-            data = self._bytes(0, length)
+            data = self._bytes(0, Header.length(len(self), self.timed))
             if zlib.crc32(data) != self.row["crc"]:
                 raise self._damaged("the checksum of its header differs")
             self._cached_header = Header.from_bytes(bytes(data), len(self), self.timed)
@@ -122,10 +137,8 @@ class StoredVideo:
         number, start = int(self.row["shard"]), int(self.row["offset"])
         try:
             return self._shards.read(number, start + offset, size)
-        except (EOFError, OverflowError):
+        except EOFError:
             raise self._damaged("the shard is truncated", frame) from None
-        except IndexError:
-            raise self._damaged("store.json does not name the shard", frame) from None
         except FileNotFoundError:
             raise self._damaged("the shard is missing", frame) from None
         except OSError as error:

@@ -32,7 +32,7 @@ from ffn.engine.distributed import World, gather
 from ffn.engine.logs import console
 from ffn.engine.logs.trackers import TensorBoardTracker, Tracker, start_wandb
 from ffn.engine.signals import StoppedError
-from ffn.files import keep_damaged, naming, write_text
+from ffn.files import keep_damaged, naming, printable, write_text
 
 NAME = "log.jsonl"
 UNREADABLE = "unreadable.txt"
@@ -122,7 +122,7 @@ class RunLog:
 
     def print(self, text: str) -> None:
         """Print a line on the console."""
-        self._progress.console.print(text)
+        self._progress.console.print(printable(text))
 
     def unreadable(self, title: str, reasons: Sequence[str]) -> None:
         """Print a title, and list unreadable videos on the console and in ``unreadable.txt``.
@@ -134,7 +134,7 @@ class RunLog:
         if not self.active or not reasons:
             return
         path = self._folder / UNREADABLE
-        known = path.read_text("utf-8").splitlines() if path.is_file() else []
+        known = path.read_text("utf-8", "surrogateescape").splitlines() if path.is_file() else []
         found = {" ".join(reason.split()) for reason in reasons}
         lines = sorted({*known, *found})
         if lines != known:
