@@ -7,6 +7,7 @@ on a server without ranges, and huggingface_hub does not resume in a later proce
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
@@ -45,15 +46,15 @@ def download(
     """Return the local copy of a file; the first call downloads it.
 
     A copy with the right hash is used without network access. A later call, also of another
-    process, resumes an interrupted http(s) or Google Drive download. A lock keeps two processes
-    from writing at once. On a terminal, a progress bar is shown.
+    process, resumes an interrupted http(s) download, and one from Google Drive if its hash is
+    known. A lock keeps two processes from writing at once. On a terminal, a progress bar is shown.
 
     Args:
         url: http or https address, or ``hf://OWNER/REPO[@REVISION]/PATH`` on the Hugging Face Hub.
         sha256: expected hash, 64 hex digits; None if it is unknown. The hash of the first download
             is then stored next to the file, ``….sha256``, and expected from then on.
         name: of the local file; by default, the last part of the address.
-        size: of the file in bytes, if it is known; an http(s) answer of another size is refused.
+        size: of the file in bytes, if it is known; a file of another size is refused.
 
     Returns:
         Path of the complete and checked file, ``FFN_HOME/weights/<hash>-<name>``, where ``<hash>``
@@ -142,10 +143,11 @@ def _fetch(file: WebFile, part: Path) -> None:
         if hub:
             _fetch_from_hub(hub["repo"], hub["revision"], unquote(hub["path"]), part)
         elif drive_id:
-            _fetch_from_drive(drive_id, part)
+            _fetch_from_drive(file, drive_id, part)
         else:
             with _progress(part) as report:
                 file.fetch(part, report)
+        file.check_size(part.stat().st_size, part.stat().st_size)
     except WeightsError:
         raise
     except Exception as error:  # the libraries raise errors of several packages
@@ -168,21 +170,44 @@ def _fetch_from_hub(repo: str, revision: str | None, path: str, part: Path) -> N
         os.replace(hf_hub_download(repo, path, revision=revision, local_dir=folder), part)
 
 
-def _fetch_from_drive(file_id: str, part: Path) -> None:
+def _fetch_from_drive(file: WebFile, file_id: str, part: Path) -> None:
+    """Download with gdown, which keeps a partial file of its own next to ``part``.
+
+    gdown does not record the version that the partial file is of; so a later call resumes it only
+    if the hash will be checked.
+    """
     import gdown
 
-    part.unlink(missing_ok=True)  # gdown resumes its own partial file next to it
+    part.unlink(missing_ok=True)
+    if not file.has_hash:
+        _remove_partial(part)
+
     with _progress(part) as report:
-        gdown.download(
-            id=file_id,
-            output=str(part),
-            resume=True,
-            quiet=True,
-            use_cookies=False,
-            timeout=TIMEOUT,
-            retries=ATTEMPTS - 1,
-            progress=report,
-        )
+
+        def check_and_report(done: int, total: int | None) -> None:
+            file.check_size(done, total)
+            report(done, total)
+
+        try:
+            gdown.download(
+                id=file_id,
+                output=str(part),
+                resume=file.has_hash,
+                quiet=True,
+                use_cookies=False,
+                timeout=TIMEOUT,
+                retries=ATTEMPTS - 1,
+                progress=check_and_report,
+            )
+        except WeightsError:  # another size: nothing to resume
+            _remove_partial(part)
+            raise
+
+
+def _remove_partial(part: Path) -> None:
+    """Remove gdown's partial files: the name, 8 random characters, ``.part``."""
+    for path in part.parent.glob(f"{glob.escape(part.name)}{'?' * 8}.part"):
+        path.unlink()
 
 
 @contextmanager
