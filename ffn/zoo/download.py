@@ -15,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -61,8 +61,8 @@ def download(
         is the hash of the address if that of the file is unknown.
 
     Raises:
-        WeightsError: no connection, no such file, or another hash. A file with another hash is
-            renamed to ``….rejected`` and not used.
+        WeightsError: no connection, no such file, a folder that cannot be written, or another hash.
+            A file with another hash is renamed to ``….rejected`` and not used.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https", "hf"):
@@ -75,8 +75,7 @@ def download(
     if target.is_file() and sha256_of(target) == sha256:
         return target
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
+    with _locked(target):
         sha256 = sha256 or _pinned(pinned)
         if target.is_file():
             if sha256_of(target) == sha256:  # downloaded by another process in the meantime
@@ -98,6 +97,18 @@ def download(
             )
         os.replace(part, target)
     return target
+
+
+def _locked(target: Path) -> AbstractContextManager:
+    """Create the folder of a file, and wait for the file's lock."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(f"{target}.lock").acquire()
+    except OSError as error:
+        raise WeightsError(
+            f"cannot write downloads to {target.parent}: {error.strerror or error}. Set the "
+            "environment variable FFN_HOME to a folder that can be written"
+        ) from error
 
 
 def forget(path: Path) -> Path:

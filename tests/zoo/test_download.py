@@ -319,6 +319,17 @@ def test_only_a_servers_own_faults_are_tried_again(server, status, requests):
     assert len(server.ranges) == requests
 
 
+def test_a_home_that_cannot_be_written_names_the_variable(server, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "file/x"))
+    with pytest.raises(WeightsError, match=r"file/x/weights: Not a directory.* FFN_HOME"):
+        download(server.url, sha256=SHA256)
+    monkeypatch.setenv("FFN_HOME", str(tmp_path))
+    (tmp_path / "weights" / f"{SHA256[:16]}-tiny.safetensors.lock").mkdir(parents=True)
+    with pytest.raises(WeightsError, match=r"/weights: Is a directory.* FFN_HOME"):
+        download(server.url, sha256=SHA256)
+
+
 def test_only_the_web_is_read():
     with pytest.raises(WeightsError, match="expected an http, https or hf address"):
         download("file:///etc/hostname", sha256=SHA256)
