@@ -190,6 +190,16 @@ def test_command_reports_errors_of_the_system_in_one_line(
     assert "FFN_HOME" in line or name in line
 
 
+def test_command_labels_videos_without_a_folder_to_write(
+    weights, video, tmp_path, monkeypatch, capsys, caplog
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "file/x"))
+    assert main([str(video), "--weights", str(weights), "--device", "cpu"]) == 0
+    assert "file/x/precision.json: Not a directory" in caplog.text
+    assert "FFN_HOME" in caplog.text
+
+
 def test_frames_is_at_least_one(video, weights, capsys):
     with pytest.raises(SystemExit):
         main([str(video), "--weights", str(weights), "--frames", "0"])
