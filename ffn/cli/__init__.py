@@ -6,6 +6,7 @@ import difflib
 import importlib
 import sys
 
+from ffn.cli.program import ends_at_closed_pipe
 from ffn.version import __version__
 
 COMMANDS = {
@@ -30,6 +31,7 @@ COMMANDS = {
 }
 
 
+@ends_at_closed_pipe
 def main() -> int:
     """Run the command in the first argument; returns the exit status."""
     name, *arguments = sys.argv[1:] or ["--help"]

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             compile=given.compile,
         )
         frames = given.frames or predictor.default_frames
-    except (ValueError, FileNotFoundError, ImportError, WeightsError) as error:
+    except (ValueError, OSError, ImportError, WeightsError) as error:
         return fail("predict", error)
 
     failed = 0

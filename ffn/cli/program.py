@@ -47,6 +47,25 @@ def fail_once(command: str, error: Exception) -> int:
     return fail(command, error) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else EXIT_FAILED
 
 
+def ends_at_closed_pipe(main: Callable[..., int]) -> Callable[..., int]:
+    """Decorator of a main: a pipe that its reader has closed ends it without a traceback."""
+
+    @functools.wraps(main)
+    def run(*arguments: Any) -> int:
+        try:
+            try:
+                return main(*arguments)
+            finally:
+                if sys.stdout is not None:  # as after `>&-` in a shell
+                    sys.stdout.flush()
+        except BrokenPipeError:
+            # Python flushes again at its end, which would fail again.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return EXIT_PIPE
+
+    return run
+
+
 def program(command: str, interrupted: str) -> Callable[[Main], Main]:
     """Decorator of a command's main: Ctrl-C and a closed pipe end it without a traceback.
 
@@ -59,17 +78,10 @@ def program(command: str, interrupted: str) -> Callable[[Main], Main]:
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
             try:
-                try:
-                    return main(arguments)
-                finally:
-                    sys.stdout.flush()
+                return ends_at_closed_pipe(main)(arguments)
             except KeyboardInterrupt:
                 print(f"\n{prefix(command)}: interrupted; {interrupted}", file=sys.stderr)
                 return EXIT_INTERRUPTED
-            except BrokenPipeError:
-                # Python flushes again at its end, which would fail again.
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-                return EXIT_PIPE
 
         return run
 

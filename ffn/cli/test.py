@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from ffn.evaluation import Sweep
     from ffn.zoo import WeightRecord
 
+# What the files per network end in.
+PREDICTION_KINDS = ("predictions.csv", "predictions.safetensors")
+DETAIL_KINDS = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
+
 
 @program("test", "no results are written; the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,7 +37,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config, device = read_run(given)
         given.output = Path(given.output or Path(config.log.output) / "test")
-        refuse_existing(given.output / "results.json", given.overwrite)
+        for path in _targets(given):
+            refuse_existing(path, given.overwrite)
     except (ValueError, OSError) as error:
         return fail_once("test", error)
 
@@ -41,6 +46,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     run = partial(_test, given, config)
     return run_command(prefix("test"), run, data_timeout=config.data.timeout, device=device)
+
+
+def _targets(given: argparse.Namespace) -> list[Path]:
+    """The files that the test writes; more than it writes if a name may get a prefix."""
+    names = list(_names(given.weights).values())
+    if given.interpolate is not None:  # the networks are not loaded yet
+        names += [f"{_way(given)}/{name}" for name in names]
+    names = ["shuffled/" * given.shuffle_frames + name for name in names]
+    names += ["ensemble"] * given.ensemble
+    files = ["results.json", "results.csv", "results.png"]
+    for start in (name.replace("/", "_") for name in names):
+        kinds = PREDICTION_KINDS * given.save_predictions + DETAIL_KINDS * given.details
+        files += [f"{start}.{kind}" for kind in kinds]
+    return [given.output / file for file in files]
+
+
+def _way(given: argparse.Namespace) -> str:
+    return "interpolated" if given.interpolate else "nearest"
 
 
 class _Tested(NamedTuple):
@@ -92,7 +115,7 @@ def _sweep(
         if given.interpolate and record.private == "all":
             raise ValueError(f"{weights} shares no weights (private: all); drop --interpolate")
         if given.interpolate != model.interpolate:
-            name = f"{'interpolated' if given.interpolate else 'nearest'}/{name}"
+            name = f"{_way(given)}/{name}"
         model.interpolate = given.interpolate
     _check_labels(weights, record, config)
     splits = read_config_splits(config.data, with_train=False, classes=record.classes)

@@ -8,14 +8,10 @@ from pathlib import Path
 
 from ffn.data.annotation_rows import AnnotationRow
 from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from ffn.data.tool_files import has_tool_file, is_tool_folder
 
 LIST_SUFFIXES = (".csv", ".tsv", ".txt")
 OTHER_TEXTS = ("classes", "licence", "license", "readme")  # names of text files that are no lists
-# Files in a folder that a tool wrote: an index, copies, a clip store, a report, a cross-validation.
-TOOL_FILES = (
-    *("dataset.json", "journal.jsonl", "derived.json", "store.json"),
-    *("report.csv", "plan.json", "log.jsonl"),
-)
 
 
 def read_class_folders(folder: Path) -> Iterator[AnnotationRow]:
@@ -29,7 +25,7 @@ def read_class_folders(folder: Path) -> Iterator[AnnotationRow]:
     """
     entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
     folders = [entry for entry in entries if entry.is_dir()]
-    written = [entry for entry in folders if any((entry / name).exists() for name in TOOL_FILES)]
+    written = [entry for entry in folders if is_tool_folder(entry)]
     classes = [entry for entry in folders if entry not in written]
     lists = [e for e in entries if e.suffix.lower() in LIST_SUFFIXES and e.is_file()]
     lists = [e for e in lists if e.stem.lower() not in OTHER_TEXTS]
@@ -51,13 +47,21 @@ def _videos(folder: Path) -> Iterator[AnnotationRow]:
     """The videos of one class: files, and folders of frames."""
     entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
     folders = [entry for entry in entries if entry.is_dir()]
+    files = [e for e in entries if e.suffix.lower() in VIDEO_SUFFIXES and not e.is_dir()]
+    # A class of folders may hold many thousand of them.
+    written = [e for e in (folders if files else folders[:1]) if has_tool_file(e)]
+    if written:
+        raise ValueError(
+            f"a tool wrote {written[0]}; expected CLASS/VIDEO in {folder.parent}. Move it out of "
+            f"{folder.name}"
+        )
     if folders and not _holds_images(folders[0]):
         raise ValueError(
             f"{folders[0]} holds no images, and is no folder of frames; expected CLASS/VIDEO in "
             f"{folder.parent}. If {folder.name} is not a class, give the folder above the classes, "
             f"e.g. data.train={folder.name}"
         )
-    videos = [e for e in entries if e in folders or e.suffix.lower() in VIDEO_SUFFIXES]
+    videos = sorted([*files, *folders])
     if not videos:
         raise ValueError(
             f"{folder} contains no video; expected files ({' '.join(VIDEO_SUFFIXES)}) "

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ffn.data.decoding import VideoError, open_video
+from ffn.data.tool_files import COPIES
 from ffn.data.workers import TIMEOUT, map_in_processes
-from ffn.datasets.disk import MARK
 from ffn.datasets.facts import VideoFacts, read_facts
 from ffn.datasets.index import list_path
 from ffn.datasets.listing import Entry, PreparationError
@@ -90,7 +90,7 @@ def claim_copies(settings: CopySettings, root: Path) -> None:
     folder = settings.folder
     if root.is_relative_to(folder):
         raise PreparationError(f"{folder} holds the originals; name another folder for the copies")
-    mark = folder / MARK
+    mark = folder / COPIES
     if mark.is_file():
         found = json.loads(mark.read_text(encoding="utf-8"))
         if found != settings.to_dict():

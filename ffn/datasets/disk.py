@@ -11,11 +11,9 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 
 from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from ffn.data.tool_files import COPIES, INDEX_JOURNAL, TOOL_FILES
 
 LIST_SUFFIXES = (".csv", ".json", ".txt")
-# A folder with one of these files is an output of preparation: copies or an index.
-MARK = "derived.json"
-JOURNAL = "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -73,7 +71,8 @@ class Inventory:
 def scan(root: Path, skip: Iterable[Path] = ()) -> Inventory:
     """Search a folder recursively.
 
-    Hidden folders, the folders in `skip`, and outputs of earlier preparations are left out.
+    Hidden folders, the folders in `skip`, and outputs of earlier preparations are left out; the
+    figures that another tool wrote are no frames.
     Symbolic links are followed; each target is searched once.
     """
     videos, folders, lists = [], [], []
@@ -87,7 +86,7 @@ def scan(root: Path, skip: Iterable[Path] = ()) -> Inventory:
         with os.scandir(root / here) as listed:
             entries = [entry for entry in listed if not entry.name.startswith(".")]
         names = {entry.name for entry in entries}
-        if here and names & {MARK, JOURNAL}:
+        if here and names & {COPIES, INDEX_JOURNAL}:
             continue
         prefix = f"{here}/" if here else ""
         kinds = defaultdict(list)
@@ -103,7 +102,7 @@ def scan(root: Path, skip: Iterable[Path] = ()) -> Inventory:
                 kinds["list"].append(prefix + entry.name)
         videos += kinds["video"]
         lists += kinds["list"]
-        if kinds["image"] and not kinds["video"] and here:
+        if kinds["image"] and not kinds["video"] and here and not names & set(TOOL_FILES):
             folders.append(here)
     return Inventory(root, tuple(sorted(videos)), tuple(sorted(folders)), tuple(sorted(lists)))
 

@@ -12,7 +12,7 @@ from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ffn.datasets.disk import JOURNAL
+from ffn.data.tool_files import INDEX_JOURNAL
 from ffn.datasets.facts import VideoFacts
 from ffn.datasets.listing import Entry, Listing, Problem
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
@@ -30,7 +30,7 @@ def claim_index(output: Path, splits: Iterable[str], overwrite: bool) -> None:
     Raises:
         FileExistsError: if a file of the index exists.
     """
-    interrupted = (output / JOURNAL).exists() and not (output / DESCRIPTION).exists()
+    interrupted = (output / INDEX_JOURNAL).exists() and not (output / DESCRIPTION).exists()
     if overwrite or interrupted:
         return
     names = [f"{split}.csv" for split in splits] + ["classes.txt", "flip_pairs.yaml", DESCRIPTION]

@@ -14,9 +14,10 @@ from ffn.data.decoding import PATTERN
 from ffn.data.decoding.folder import check_pattern
 from ffn.data.store import PackReport
 from ffn.data.store.layout import key_of
+from ffn.data.tool_files import INDEX_JOURNAL
 from ffn.data.workers import TIMEOUT, check_timeout
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
-from ffn.datasets.disk import JOURNAL, Inventory, scan
+from ffn.datasets.disk import Inventory, scan
 from ffn.datasets.facts import Journal, VideoFacts, read_all
 from ffn.datasets.index import claim_index, write_index
 from ffn.datasets.listing import (
@@ -141,7 +142,7 @@ def prepare(
 
     with _locked(output):
         options = {"workers": workers, "timeout": timeout}
-        journal = Journal(output / JOURNAL, root, pattern)
+        journal = Journal(output / INDEX_JOURNAL, root, pattern)
         step = _step(progress, "reading")
         facts, found = _read_facts(
             listing, usable, journal, verify=verify, progress=step, **options

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import threading
 import time
 from collections import OrderedDict
@@ -19,6 +20,8 @@ from ffn.files import write_text
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 KEPT = 8  # fused networks in memory; interpolated counts have one each
+
+_log = logging.getLogger(__name__)
 
 
 class Networks:
@@ -114,8 +117,7 @@ class Networks:
         if key not in known:
             known[key] = "bf16" if _is_faster_in_bf16(network, clip) else "fp32"
         if path and key not in _read(path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            write_text(path, json.dumps(known, indent=1) + "\n")
+            _keep(path, known)
         return known[key]
 
 
@@ -130,6 +132,20 @@ def _is_faster_in_bf16(network: nn.Module, clip: Tensor) -> bool:
             if number:
                 seconds[name].append(time.perf_counter() - start)
     return min(seconds["bf16"]) < 0.9 * min(seconds["fp32"])
+
+
+def _keep(path: Path, known: dict[str, str]) -> None:
+    """Write the measurements for later processes; a warning if that fails."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(known, indent=1) + "\n")
+    except OSError as error:
+        _log.warning(
+            "cannot keep the measured precision in %s: %s. Every process measures it again; set "
+            "the environment variable FFN_HOME to a folder that can be written",
+            path,
+            error.strerror or error,
+        )
 
 
 def _size(network: nn.Module) -> int:

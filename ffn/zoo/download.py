@@ -7,6 +7,7 @@ on a server without ranges, and huggingface_hub does not resume in a later proce
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import logging
 import os
@@ -14,7 +15,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
 
@@ -45,23 +46,23 @@ def download(
     """Return the local copy of a file; the first call downloads it.
 
     A copy with the right hash is used without network access. A later call, also of another
-    process, resumes an interrupted http(s) or Google Drive download. A lock keeps two processes
-    from writing at once. On a terminal, a progress bar is shown.
+    process, resumes an interrupted http(s) download, and one from Google Drive if its hash is
+    known. A lock keeps two processes from writing at once. On a terminal, a progress bar is shown.
 
     Args:
         url: http or https address, or ``hf://OWNER/REPO[@REVISION]/PATH`` on the Hugging Face Hub.
         sha256: expected hash, 64 hex digits; None if it is unknown. The hash of the first download
             is then stored next to the file, ``….sha256``, and expected from then on.
         name: of the local file; by default, the last part of the address.
-        size: of the file in bytes, if it is known; an http(s) answer of another size is refused.
+        size: of the file in bytes, if it is known; a file of another size is refused.
 
     Returns:
         Path of the complete and checked file, ``FFN_HOME/weights/<hash>-<name>``, where ``<hash>``
         is the hash of the address if that of the file is unknown.
 
     Raises:
-        WeightsError: no connection, no such file, or another hash. A file with another hash is
-            renamed to ``….rejected`` and not used.
+        WeightsError: no connection, no such file, a folder that cannot be written, or another hash.
+            A file with another hash is renamed to ``….rejected`` and not used.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https", "hf"):
@@ -74,8 +75,7 @@ def download(
     if target.is_file() and sha256_of(target) == sha256:
         return target
 
-    folder.mkdir(parents=True, exist_ok=True)
-    with FileLock(f"{target}.lock"):
+    with _locked(target):
         sha256 = sha256 or _pinned(pinned)
         if target.is_file():
             if sha256_of(target) == sha256:  # downloaded by another process in the meantime
@@ -97,6 +97,18 @@ def download(
             )
         os.replace(part, target)
     return target
+
+
+def _locked(target: Path) -> AbstractContextManager:
+    """Create the folder of a file, and wait for the file's lock."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        return FileLock(f"{target}.lock").acquire()
+    except OSError as error:
+        raise WeightsError(
+            f"cannot write downloads to {target.parent}: {error.strerror or error}. Set the "
+            "environment variable FFN_HOME to a folder that can be written"
+        ) from error
 
 
 def forget(path: Path) -> Path:
@@ -142,10 +154,11 @@ def _fetch(file: WebFile, part: Path) -> None:
         if hub:
             _fetch_from_hub(hub["repo"], hub["revision"], unquote(hub["path"]), part)
         elif drive_id:
-            _fetch_from_drive(drive_id, part)
+            _fetch_from_drive(file, drive_id, part)
         else:
             with _progress(part) as report:
                 file.fetch(part, report)
+        file.check_size(part.stat().st_size, part.stat().st_size)
     except WeightsError:
         raise
     except Exception as error:  # the libraries raise errors of several packages
@@ -168,21 +181,44 @@ def _fetch_from_hub(repo: str, revision: str | None, path: str, part: Path) -> N
         os.replace(hf_hub_download(repo, path, revision=revision, local_dir=folder), part)
 
 
-def _fetch_from_drive(file_id: str, part: Path) -> None:
+def _fetch_from_drive(file: WebFile, file_id: str, part: Path) -> None:
+    """Download with gdown, which keeps a partial file of its own next to ``part``.
+
+    gdown does not record the version that the partial file is of; so a later call resumes it only
+    if the hash will be checked.
+    """
     import gdown
 
-    part.unlink(missing_ok=True)  # gdown resumes its own partial file next to it
+    part.unlink(missing_ok=True)
+    if not file.has_hash:
+        _remove_partial(part)
+
     with _progress(part) as report:
-        gdown.download(
-            id=file_id,
-            output=str(part),
-            resume=True,
-            quiet=True,
-            use_cookies=False,
-            timeout=TIMEOUT,
-            retries=ATTEMPTS - 1,
-            progress=report,
-        )
+
+        def check_and_report(done: int, total: int | None) -> None:
+            file.check_size(done, total)
+            report(done, total)
+
+        try:
+            gdown.download(
+                id=file_id,
+                output=str(part),
+                resume=file.has_hash,
+                quiet=True,
+                use_cookies=False,
+                timeout=TIMEOUT,
+                retries=ATTEMPTS - 1,
+                progress=check_and_report,
+            )
+        except WeightsError:  # another size: nothing to resume
+            _remove_partial(part)
+            raise
+
+
+def _remove_partial(part: Path) -> None:
+    """Remove gdown's partial files: the name, 8 random characters, ``.part``."""
+    for path in part.parent.glob(f"{glob.escape(part.name)}{'?' * 8}.part"):
+        path.unlink()
 
 
 @contextmanager

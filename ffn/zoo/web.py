@@ -88,9 +88,12 @@ class WebFile:
         except urllib.error.HTTPError as error:
             if error.code != 416 or not have:
                 raise
+            if self.size is not None and have < self.size:
+                self.check_size(have, have)
             total = re.fullmatch(r"bytes \*/(\d+)", error.headers.get("Content-Range", ""))
-            if int(total[1]) == have if total else self.has_hash:
-                return  # complete
+            complete = int(total[1]) == have if total else self.has_hash
+            if complete and self.size in (None, have):
+                return
             raise _restart(part, f"the server has no bytes from {have:,} on") from None
         with response:
             self._receive(response, part, have, report)
@@ -112,22 +115,35 @@ class WebFile:
                 raise _restart(part, "the file on the server has changed")
             start = have
         length = response.headers.get("Content-Length")
-        total = None if length is None else start + int(length)
-        bound = LARGEST if self.size is None else self.size
-        if total is not None and (total > bound or self.size not in (None, total)):
-            raise self._error(f"the file has {total:,} bytes, expected {_bound(self.size)}")
+        total = self.size if length is None else start + int(length)
+        self.check_size(start, total)
         if not start:
             _set_version(part, _validator(response))
         with part.open("ab" if start else "wb") as file:
             while chunk := response.read(CHUNK):
                 file.write(chunk)
-                if file.tell() > bound:
-                    raise self._error(f"the file has more than {_bound(self.size)}")
+                self.check_size(file.tell(), total)
                 report(file.tell(), total)
             received = file.tell()
         if total is not None and received < total:
             got, wanted = received - start, total - start
             raise ConnectionError(f"interrupted after {got:,} of {wanted:,} bytes")
+
+    def check_size(self, received: int, total: int | None) -> None:
+        """Refuse a file of another size.
+
+        Args:
+            received: bytes so far.
+            total: of the file, as the server states it; None if it does not.
+
+        Raises:
+            WeightsError: the total is not `size`, or there are more bytes than expected.
+        """
+        bound = LARGEST if self.size is None else self.size
+        if total is not None and (total > bound or self.size not in (None, total)):
+            raise self._error(f"the file has {total:,} bytes, expected {_bound(self.size)}")
+        if received > bound:
+            raise self._error(f"the file has over {bound:,} bytes, expected {_bound(self.size)}")
 
     def _error(self, text: str) -> WeightsError:
         return WeightsError(f"cannot download {self.url}: {text}")

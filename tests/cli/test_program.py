@@ -9,6 +9,7 @@ import re
 import subprocess
 import sys
 from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -166,13 +167,26 @@ def test_ctrl_c_ends_in_one_line(
 
 @pytest.mark.parametrize("command", ["configs", "zoo", "predict", "train"])
 def test_a_closed_pipe_gives_no_traceback(folder: Path, command: str) -> None:
-    """Standard output is a pipe that nobody reads."""
     videos = sorted(map(str, (folder / "data/motion/videos").glob("*.mp4")))[:2]
     arguments = {"predict": [*videos, "--weights", WEIGHTS], "train": ["--help"]}.get(command, [])
+    _check_closed_pipe(ROOT / f"tools/{command}.py", *arguments, folder=folder)
+
+
+@pytest.mark.parametrize("arguments", [[], ["--version"], ["help"]])
+def test_a_closed_pipe_gives_no_traceback_of_the_installed_command(
+    tmp_path: Path, arguments: list[str]
+) -> None:
+    (entry,) = metadata.entry_points(group="console_scripts", name="ffn")
+    script = f"import sys; from {entry.module} import {entry.attr}; sys.exit({entry.attr}())"
+    _check_closed_pipe("-c", script, *arguments, folder=tmp_path)
+
+
+def _check_closed_pipe(*command: str | Path, folder: Path) -> None:
+    """Run Python with a standard output that nobody reads."""
     reader, writer = os.pipe()
     os.close(reader)
     done = subprocess.run(
-        [sys.executable, ROOT / f"tools/{command}.py", *arguments],
+        [sys.executable, *command],
         stdout=writer,
         stderr=subprocess.PIPE,
         text=True,

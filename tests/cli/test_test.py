@@ -263,6 +263,28 @@ def test_the_page_on_results_names_all_files_and_reads_them(
     assert [row["correct"] for row in rows] == [str(right) for right in found]
 
 
+@pytest.mark.parametrize("extra", [[], ["--interpolate", "--shuffle-frames"]])
+def test_every_file_is_kept_without_overwrite(
+    root: Path, tmp_path: Path, extra: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    weights = [str(root / f"{name}.safetensors") for name in ("flexible", "other")]
+    given = [str(root / "config.yaml"), "--weights", *weights, "--ensemble", "--details", *extra]
+    given += ["--save-predictions", "--frames", "3", "--no-latency", "--output", str(tmp_path)]
+    assert main(given) == 0
+    capsys.readouterr()
+    written = list(tmp_path.iterdir())
+    assert len(written) == 3 + 3 * 6
+
+    for path in written:
+        path.rename(tmp_path.parent / path.name)
+    for path in written:  # alone in the folder
+        path.write_text("mine")
+        assert main(given) == 2, path
+        assert f"{path} exists; choose another --output, or add" in capsys.readouterr().err
+        assert path.read_text() == "mine"
+        path.unlink()
+
+
 @pytest.fixture(params=["video", "folder", "store"])
 def source(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> list[str]:
     """Options that read the same pixels from the videos, folders of frames or a clip store."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from ffn.data import Record, read_annotations, read_classes
+from ffn.data.tool_files import TOOL_FILES
 
 
 @pytest.fixture
@@ -99,6 +100,27 @@ def test_folder_per_class(tmp_path):
     )
     (tmp_path / "walk").mkdir()
     with pytest.raises(ValueError, match="walk contains no video"):
+        read_annotations(tmp_path)
+
+
+def touch(root, *names):
+    for name in names:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).touch()
+
+
+@pytest.mark.parametrize("name", TOOL_FILES)
+def test_folders_of_tools_are_no_classes(tmp_path, name):
+    touch(tmp_path, "jump/a.mp4", "run/b.mp4", f"out/{name}", f"runs/a/{name}", "runs/a/x/y.png")
+    records, classes = read_annotations(tmp_path)
+    assert classes == ["jump", "run"]
+    assert len(records) == 2
+
+
+@pytest.mark.parametrize("video", ["runs/z.mp4", "runs/z/1.jpg"])
+def test_a_folder_of_a_tool_in_a_class_is_refused(tmp_path, video):
+    touch(tmp_path, "jump/a.mp4", video, "runs/a/log.jsonl", "runs/a/results.png")
+    with pytest.raises(ValueError, match=r"a tool wrote .*runs/a; .*Move it out of runs"):
         read_annotations(tmp_path)
 
 

@@ -120,6 +120,20 @@ def test_a_smaller_data_set_leaves_no_old_list(layouts: Layouts) -> None:
     assert not (layouts.root / "index/test.csv").exists()
 
 
+def test_figures_of_tools_are_no_frames(layouts: Layouts) -> None:
+    write_videos(layouts)
+    prepare("folder", layouts.root)
+    classes = (layouts.root / "index/classes.txt").read_text()
+    layouts.text("runs/find_lr/lr_range.png", [])
+    layouts.text("runs/test/results.png", [])
+    layouts.text("runs/a/log.jsonl", [])
+    layouts.text("runs/a/network.confusion.png", [])
+
+    prepare("folder", layouts.root, overwrite=True)
+
+    assert (layouts.root / "index/classes.txt").read_text() == classes
+
+
 def test_resumes_from_the_journal(layouts: Layouts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Interrupted at the third file, it resumes with the third; an incomplete line is ignored."""
     write_videos(layouts)

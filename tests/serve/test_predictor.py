@@ -177,6 +177,29 @@ def test_command_without_weights_is_an_error(video, tmp_path, capsys):
     assert "cannot import 'no_such_package'" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["tea_r50.sthv1_f16", "missing.safetensors/x.pt"])
+def test_command_reports_errors_of_the_system_in_one_line(
+    name, video, tmp_path, monkeypatch, capsys
+):
+    (tmp_path / "missing.safetensors").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "missing.safetensors"))
+    assert main([str(video), "--weights", name]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("predict.py: ")
+    assert "FFN_HOME" in line or name in line
+
+
+def test_command_labels_videos_without_a_folder_to_write(
+    weights, video, tmp_path, monkeypatch, capsys, caplog
+):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "file/x"))
+    assert main([str(video), "--weights", str(weights), "--device", "cpu"]) == 0
+    assert "file/x/precision.json: Not a directory" in caplog.text
+    assert "FFN_HOME" in caplog.text
+
+
 def test_frames_is_at_least_one(video, weights, capsys):
     with pytest.raises(SystemExit):
         main([str(video), "--weights", str(weights), "--frames", "0"])

@@ -37,6 +37,7 @@ from ffn.zoo import (
 )
 
 WEB = sys.modules["ffn.zoo.web"]
+DOWNLOAD = sys.modules["ffn.zoo.download"]
 CONTENT = bytes(range(256)) * 4096  # 1 MiB
 SHA256 = hashlib.sha256(CONTENT).hexdigest()
 OTHER = hashlib.sha256(b"other").hexdigest()
@@ -238,6 +239,29 @@ def test_a_file_of_another_size_is_refused(server, tmp_path, has_length):
     assert kept <= WEB.CHUNK
 
 
+def test_a_short_answer_without_a_length_is_no_complete_file_of_known_size(server):
+    """The end of a connection without Content-Length looks like the end of the file."""
+    server.has_length, server.tag, server.break_after = False, '"1"', [400_000]
+    path = download(server.url, sha256=None, size=len(CONTENT))
+    assert path.read_bytes() == CONTENT
+    assert server.ranges == [None, "bytes=400000-"]
+
+
+def test_a_file_that_is_shorter_than_its_known_size_is_refused(server):
+    server.has_length, server.tag = False, '"1"'
+    message = r"has 1,048,576 bytes, expected 1,048,577 bytes as the record states"
+    with pytest.raises(WeightsError, match=message):
+        download(server.url, sha256=None, size=len(CONTENT) + 1)
+    assert len(server.ranges) == 2
+
+
+def test_a_file_that_is_too_long_is_refused_by_every_call(server):
+    server.has_length, server.tag = False, '"1"'
+    for _ in range(2):  # the first keeps a part
+        with pytest.raises(WeightsError, match=r"expected 1,000 bytes as the record states"):
+            download(server.url, sha256=None, size=1000)
+
+
 def test_answers_that_ask_to_come_back_later(server):
     server.answers = [429, 408, 503]
     assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
@@ -293,6 +317,17 @@ def test_only_a_servers_own_faults_are_tried_again(server, status, requests):
     with pytest.raises(WeightsError, match=f"{status}"):
         download(server.url, sha256=SHA256)
     assert len(server.ranges) == requests
+
+
+def test_a_home_that_cannot_be_written_names_the_variable(server, tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "file/x"))
+    with pytest.raises(WeightsError, match=r"file/x/weights: Not a directory.* FFN_HOME"):
+        download(server.url, sha256=SHA256)
+    monkeypatch.setenv("FFN_HOME", str(tmp_path))
+    (tmp_path / "weights" / f"{SHA256[:16]}-tiny.safetensors.lock").mkdir(parents=True)
+    with pytest.raises(WeightsError, match=r"/weights: Is a directory.* FFN_HOME"):
+        download(server.url, sha256=SHA256)
 
 
 def test_only_the_web_is_read():
@@ -370,6 +405,7 @@ class DriveHandler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self):
         self.server.paths.append(self.path)
+        self.server.ranges.append(self.headers["Range"])
         if self.path.startswith("/uc?id=large"):
             page = (
                 f'<html><form id="download-form" action="{self.server.url}/download" method="get">'
@@ -379,16 +415,20 @@ class DriveHandler(http.server.BaseHTTPRequestHandler):
             ).encode()
             self.answer(page, "text/html")
         elif self.path == "/download?id=large&confirm=t&uuid=u-1":
-            self.answer(CONTENT, "application/octet-stream")
+            self.answer(self.server.content, "application/octet-stream")
         else:
             page = b'<html><p class="uc-error-subcaption">Too many users have viewed it.</p></html>'
             self.answer(page, "text/html")
 
     def answer(self, content, kind):
         start = int((self.headers["Range"] or "bytes=0-").removeprefix("bytes=").rstrip("-"))
+        if self.headers["If-Range"] not in (None, self.server.tag):
+            start = 0
         self.send_response(206 if start else 200)
         self.send_header("Content-Type", kind)
-        self.send_header("Content-Length", str(len(content) - start))
+        self.send_header("ETag", self.server.tag)
+        if self.server.has_length:
+            self.send_header("Content-Length", str(len(content) - start))
         self.send_header("Content-Range", f"bytes {start}-{len(content) - 1}/{len(content)}")
         if kind != "text/html":
             self.send_header("Content-Disposition", 'attachment; filename="any.pth"')
@@ -404,7 +444,8 @@ class DriveHandler(http.server.BaseHTTPRequestHandler):
 def host(request):
     """A server with the handler that a test names."""
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), request.param) as server:
-        server.paths = []
+        server.paths, server.ranges = [], []
+        server.content, server.tag, server.has_length = CONTENT, '"1"', True
         server.break_after = None
         server.url = f"http://127.0.0.1:{server.server_port}"
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
@@ -479,6 +520,42 @@ def test_a_large_file_on_google_drive(drive, url):
     assert download(url, sha256=SHA256, name="x.pth").read_bytes() == CONTENT
     assert drive.paths[0] == "/uc?id=large"
     assert drive.paths[1:] == ["/download?id=large&confirm=t&uuid=u-1"] * 2  # resumed once
+
+
+@pytest.mark.parametrize("host", [DriveHandler], indirect=True)
+@pytest.mark.parametrize("sha256", [None, SHA256])
+def test_a_later_call_joins_no_two_versions_of_a_file_on_google_drive(drive, monkeypatch, sha256):
+    monkeypatch.setattr(DOWNLOAD, "ATTEMPTS", 1)  # the first process ends at the first error
+    drive.content, drive.tag, drive.break_after = b"o" * len(CONTENT), '"0"', 700_000
+    with pytest.raises(WeightsError, match="incomplete"):
+        download(LARGE[0], sha256=sha256, name="x.pth")
+
+    drive.content, drive.tag, drive.break_after = CONTENT, '"1"', None
+    if sha256:  # resumed, and refused by the hash
+        with pytest.raises(WeightsError, match="has sha256"):
+            download(LARGE[0], sha256=sha256, name="x.pth")
+    assert download(LARGE[0], sha256=sha256, name="x.pth").read_bytes() == CONTENT
+    assert not list((home() / "weights").glob("*.part"))
+
+
+@pytest.mark.parametrize("host", [DriveHandler], indirect=True)
+def test_a_later_call_resumes_a_file_of_known_hash_on_google_drive(drive, monkeypatch):
+    monkeypatch.setattr(DOWNLOAD, "ATTEMPTS", 1)
+    drive.break_after = 700_000
+    with pytest.raises(WeightsError, match="incomplete"):
+        download(LARGE[0], sha256=SHA256, name="x.pth")
+    assert download(LARGE[0], sha256=SHA256, name="x.pth").read_bytes() == CONTENT
+    assert drive.ranges[-1] == "bytes=524288-"  # the whole chunks of gdown
+
+
+@pytest.mark.parametrize("host", [DriveHandler], indirect=True)
+@pytest.mark.parametrize("has_length", [True, False])
+@pytest.mark.parametrize("size", [1000, len(CONTENT) + 1])
+def test_a_file_of_another_size_on_google_drive_is_refused(drive, has_length, size):
+    drive.has_length = has_length
+    with pytest.raises(WeightsError, match=f"expected {size:,} bytes as the record states"):
+        download(LARGE[0], sha256=None, name="x.pth", size=size)
+    assert not list((home() / "weights").glob("*.pth"))
 
 
 @pytest.mark.parametrize("host", [DriveHandler], indirect=True)

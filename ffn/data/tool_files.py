@@ -1,0 +1,32 @@
+"""Recognise folders that a tool wrote: they are no classes and no folders of frames."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from ffn.data.suffixes import VIDEO_SUFFIXES
+
+COPIES = "derived.json"  # of tools/prepare_data.py, beside the copies
+INDEX_JOURNAL = "journal.jsonl"  # of tools/prepare_data.py, beside the index
+# One of these files is in every folder that a tool wrote: an index, copies, a clip store, a report,
+# a cross-validation, a run, results, a learning rate range.
+TOOL_FILES = (
+    *(COPIES, INDEX_JOURNAL, "dataset.json", "store.json", "pack.journal", "report.csv"),
+    *("plan.json", "log.jsonl", "results.json", "results.png", "lr_range.json", "lr_range.png"),
+)
+
+
+def has_tool_file(folder: Path) -> bool:
+    """Whether a folder holds one of `TOOL_FILES`."""
+    return any((folder / name).exists() for name in TOOL_FILES)
+
+
+def is_tool_folder(folder: Path) -> bool:
+    """Whether a tool wrote a folder, or all folders in it, as in ``runs``; then with no video."""
+    if has_tool_file(folder):
+        return True
+    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    if any(entry.suffix.lower() in VIDEO_SUFFIXES for entry in entries):
+        return False
+    folders = [entry for entry in entries if entry.is_dir()]
+    return bool(folders) and all(map(has_tool_file, folders))
