@@ -188,7 +188,7 @@ def test_ensemble_is_the_mean_of_the_saved_probabilities(
     ("names", "message"),
     [
         (["plain"], "an ensemble of 1 network; give the weights of two or more"),
-        (["plain", "plain"], "an ensemble of 1 network; give the weights of two or more different"),
+        (["plain", "plain"], "twice; give each network once"),
         (["plain", "reversed"], "class 0 is "),
         (["plain", "other", "missing"], "no file"),
     ],
