@@ -138,7 +138,7 @@ def test_memory_stays_flat_over_twenty_epochs(format, write_video, tmp_path):
         workers = [worker.pid for worker in loader._iterator._workers]
         used.append([memory(process) for process in (os.getpid(), *workers)])
     print(format, "MiB of parent and workers:", [[round(x, 1) for x in row] for row in used[::5]])
-    # The allocator's reserve varies by about 10 MiB. A decoder has 100 KiB: one per sample would take
-    # 500 MiB in 5,000 samples.
+    # The allocator's reserve varies by about 10 MiB. A decoder has 100 KiB: one left per sample
+    # would take 500 MiB.
     for process in zip(*used, strict=True):
         assert median(process[-5:]) - median(process[5:10]) < 30  # MiB, 5,000 samples later
