@@ -146,12 +146,12 @@ def export(
     network = deploy(
         model,
         frames,
+        write,
         size=size,
         preprocess=preprocess,
         probabilities=probabilities,
         dynamic_frames=dynamic_frames,
         record=record,
-        kernels=write is pt2 and not dynamic_frames,  # other runtimes choose their own
     )
     if calibration is not None and network.metadata.get("multi_label"):
         raise ValueError(
@@ -169,6 +169,7 @@ def export(
 def deploy(
     model: nn.Module,
     frames: int,
+    write: Format,
     *,
     size: int | tuple[int, int] | None,
     preprocess: bool,
@@ -176,11 +177,12 @@ def deploy(
     dynamic_frames: bool,
     record: Mapping[str, Any] | None = None,
     fused: bool = True,
-    kernels: bool = False,
 ) -> DeployedNetwork:
     """The network that a file will contain; arguments and errors as :func:`export`.
 
-    ``fused`` and ``kernels``: see :func:`fuse`.
+    Args:
+        write: the format of the file.
+        fused: see :func:`fuse`.
     """
     record = _record_of(model) if record is None else record
     shape = (3, frames, *_clip_size(frames, size, record, preprocess))
@@ -188,6 +190,8 @@ def deploy(
     if fused:
         first = next(model.parameters(), torch.empty(0))
         example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(first)
+        # Other runtimes choose operators themselves; torch.export cannot trace these for any T.
+        kernels = write is pt2 and not dynamic_frames
         network = fuse(model, frames, example=example, kernels=kernels)
     else:
         network = copy.deepcopy(model) if active is None else extract(model, active)

@@ -15,7 +15,7 @@ from torch import nn
 
 from ffn.core import FrameFlexible, nearest
 from ffn.export.exporter import ExportReport, deploy, write_checked
-from ffn.export.formats import find_format, pt2, suffix_of
+from ffn.export.formats import find_format, suffix_of
 from ffn.export.shared_weights import share_tensors
 from ffn.files import part_of, write_text
 
@@ -95,13 +95,13 @@ def export_all(
             network = deploy(
                 model,
                 count,
+                write,
                 size=size,
                 preprocess=preprocess,
                 probabilities=probabilities,
                 dynamic_frames=dynamic_frames,
                 record=record,
                 fused=not shares,  # folded weights differ between counts
-                kernels=write is pt2 and not dynamic_frames,
             )
             network.fold_norms = not shares
             reports.append(write_checked(network, path, write))

@@ -63,8 +63,7 @@ class InFloat32(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """The output of the layer, in the precision of the input."""
-        with torch.autocast(x.device.type, enabled=False):
-            return self.layer(x.float()).to(x.dtype)
+        return self.layer(x.float()).to(x.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         def convert(t: Tensor) -> Tensor:

@@ -327,6 +327,8 @@ def test_layers_of_channels_far_from_zero_stay_in_fp32() -> None:
     assert error(rounded) > 5 * error(found)  # what the rounded weights give
     assert {p.dtype for p in half[0].parameters()} == {torch.float32}
     assert {p.dtype for p in half[3].parameters()} == {torch.bfloat16}
+    program = torch.export.export(half, (x.bfloat16(),))
+    torch.testing.assert_close(program.module()(x.bfloat16()), half(x.bfloat16()))
     assert (
         fused.to(memory_format=torch.channels_last).double()[0].layer.weight.dtype == torch.float32
     )
