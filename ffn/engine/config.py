@@ -7,6 +7,7 @@ reported together: unknown options, wrong types, values out of range, contradict
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from enum import Enum
@@ -15,7 +16,7 @@ from typing import Any, get_type_hints
 
 from ffn.engine.config_checks import find_problems, named_options
 from ffn.engine.config_help import default_text
-from ffn.engine.option_values import convert, expected, read_override, read_yaml, shown
+from ffn.engine.option_values import convert, expected, key_lines, read_override, read_yaml, shown
 from ffn.engine.options import Config
 from ffn.engine.tasks import TASKS
 from ffn.registry import ExtensionError, import_extensions
@@ -77,12 +78,24 @@ RESUMABLE = (
 )
 
 
+COMMAND = "command line"  # where an override comes from
+
 # Options whose texts have braces, which YAML would take for a mapping on the command line.
 WITH_BRACES = ("data.frame_pattern",)
 
 
 class ConfigError(ValueError):
-    """A config that cannot be used; the message lists each problem and its remedy."""
+    """A config that cannot be used.
+
+    The message has at most three lines: of more than three problems, it has the place only.
+
+    Attributes:
+        problems: each problem with its place and remedy.
+    """
+
+    def __init__(self, *problems: str) -> None:
+        super().__init__(_listed(problems))
+        self.problems = problems
 
 
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
@@ -95,24 +108,23 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
             unknown, of a wrong type, out of range or contradictory. The message lists all problems.
     """
     problems: list[str] = []
-    sources = {} if path is None else {str(path): _read_file(Path(path))}
-    sources["command line"] = _read_overrides(overrides, problems)
-    given = {key: value for leaves in sources.values() for key, value in leaves}
-    origin = {key: source for source, leaves in sources.items() for key, _ in leaves}
+    leaves = [] if path is None else _read_file(Path(path))
+    leaves += [(COMMAND, key, value) for key, value in _read_overrides(overrides, problems)]
+    given = {key: value for _, key, value in leaves}
+    origin = {key: source for source, key, _ in leaves}
     _import(given)
 
     config = _defaults(given.get("task.name"), problems)
     wrong = {"task.name"} if given.get("task.name") not in (None, config.task.name) else set()
-    for source, leaves in sources.items():
-        for key, value in leaves:
-            done = key in wrong or (key == "task.name" and given[key] is not None)  # in _defaults
-            problem = None if done else _set(config, key, value)
-            if problem:
-                problems.append(f"{source}: {problem}")
-                wrong.add(key)
+    for source, key, value in leaves:
+        done = key in wrong or (key == "task.name" and given[key] is not None)  # in _defaults
+        problem = None if done else _set(config, key, value)
+        if problem:
+            problems.append(f"{source}: {problem}")
+            wrong.add(key)
     problems += find_problems(config, wrong)
     if problems:
-        raise ConfigError(_listed([_with_file(problem, origin) for problem in problems]))
+        raise ConfigError(*(_with_source(problem, path, origin) for problem in problems))
     return config
 
 
@@ -124,7 +136,7 @@ def import_packages(path: str | Path | None, overrides: Sequence[str]) -> None:
     """
     given: list[tuple[str, Any]] = []
     if path is not None and "=" not in str(path):
-        given += _read_file(Path(path))
+        given += [(key, value) for _, key, value in _read_file(Path(path))]
     given += _read_overrides([text for text in (str(path), *overrides) if "=" in text], [])
     _import(dict(given))
 
@@ -146,7 +158,7 @@ def config_from_dict(values: Mapping[str, Any]) -> Config:
         }
     problems += filter(None, (_set(config, key, value) for key, value in leaves.items()))
     if problems:
-        raise ConfigError(_listed(problems))
+        raise ConfigError(*problems)
     return config
 
 
@@ -236,11 +248,15 @@ def _set(config: Config, key: str, value: Any) -> str | None:
     return None
 
 
-def _with_file(problem: str, origin: Mapping[str, str]) -> str:
-    """A problem after the file that has one of its options, unless it names its source."""
-    files = {origin.get(key) for key in named_options([problem])} - {None, "command line"}
-    is_named = problem.startswith(("command line: ", *(f"{file}: " for file in files)))
-    return problem if is_named else ": ".join([*files, problem])
+def _with_source(problem: str, path: str | Path | None, origin: Mapping[str, str]) -> str:
+    """A problem after the file and the lines that give its options, unless it names its source."""
+    if problem.startswith((f"{COMMAND}: ", f"{path}: ")):
+        return problem
+    found = {origin[key] for key in named_options([problem]) if key in origin} - {COMMAND}
+    lines = sorted(int(source.rpartition(" ")[2]) for source in found)
+    if not lines:
+        return problem
+    return f"{path}: line{'s' * (len(lines) > 1)} {' and '.join(map(str, lines))}: {problem}"
 
 
 def _shown_key(key: str) -> str:
@@ -265,8 +281,10 @@ def _hint(key: str, config: Config) -> str:
     same = same or [option for option in [SYNONYMS.get(last)] if option in valid]
     close = same or difflib.get_close_matches(key, valid, n=1, cutoff=0.5)
     if key.startswith("task.") and not same:
-        own = ", ".join(option for option in valid if option.startswith("task."))
-        return f"task {config.task.name} has {own}"
+        own = [option for option in valid if option.startswith("task.")]
+        close = difflib.get_close_matches(last, [one.removeprefix("task.") for one in own], n=1)
+        question = f"did you mean task.{close[0]}? " if close else ""
+        return f"{question}choose from those of task {config.task.name}: {', '.join(own)}"
     return f"did you mean {close[0]}?" if close else "tools/train.py --help lists all options"
 
 
@@ -282,13 +300,14 @@ def _leaves(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
             yield str(section), options
 
 
-def _read_file(path: Path) -> list[tuple[str, Any]]:
-    """Key and value of every option of a YAML file."""
+def _read_file(path: Path) -> list[tuple[str, str, Any]]:
+    """File and line, key, and value of every option of a YAML file."""
     if not path.is_file():
         raise ConfigError(f"no config file {path}; see configs/ for the ones that ship")
     data = path.read_bytes()
     try:
-        loaded = read_yaml(data.decode("utf-8-sig"))
+        text = data.decode("utf-8-sig")
+        loaded = read_yaml(text)
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise ConfigError(
@@ -301,7 +320,11 @@ def _read_file(path: Path) -> list[tuple[str, Any]]:
         ) from error
     if loaded is not None and not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds no options; expected YAML with keys such as train.epochs")
-    return [*_leaves(loaded or {})]
+    lines = key_lines(text)
+    return [
+        (f"{path}: line {lines.get(key) or lines.get(key.partition('.')[0], 1)}", key, value)
+        for key, value in _leaves(loaded or {})
+    ]
 
 
 def _read_overrides(overrides: Sequence[str], problems: list[str]) -> list[tuple[str, Any]]:
@@ -311,7 +334,7 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> list[tuple
         key, equals, value = text.partition("=")
         key = key.strip()
         if not equals or not key:
-            problems.append(f"command line: {shown(text)} is not key=value (e.g. train.epochs=10)")
+            problems.append(f"{COMMAND}: {shown(text)} is not key=value (e.g. train.epochs=10)")
             continue
         try:
             parsed = read_override(value)
@@ -322,7 +345,7 @@ def _read_overrides(overrides: Sequence[str], problems: list[str]) -> list[tuple
                 found.append((key, value))
                 continue
             problems.append(
-                f"command line: {shown(text)} is not an option: {error}; check brackets and quotes"
+                f"{COMMAND}: {shown(text)} is not an option: {error}; check brackets and quotes"
             )
             continue
         section, *names = key.split(".")
@@ -346,6 +369,17 @@ def _import(values: Mapping[str, Any]) -> None:
 
 
 def _listed(problems: Sequence[str]) -> str:
-    if len(problems) == 1:
-        return problems[0]
-    return f"{len(problems)} problems:" + "".join(f"\n  {problem}" for problem in problems)
+    """All problems in at most three lines; of more than three, the third names the places."""
+    if len(problems) > 3:
+        places = [_place(problem) for problem in problems[2:]]
+        more = [f"{len(places) - 20} others"] if len(places) > 20 else []
+        further = f"and {len(places)} more problems: {', '.join([*places[:20], *more])}"
+        problems = [*problems[:2], further]
+    return "\n  ".join(problems)
+
+
+def _place(problem: str) -> str:
+    """The lines of a problem in a config file, or else its option."""
+    found = re.search(r": (lines? [0-9]+(?: and [0-9]+)*)", problem)
+    found = found or re.search(r"([a-z]+\.[a-z_]+)", problem)
+    return found[1] if found else shown(problem)

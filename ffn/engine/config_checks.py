@@ -120,27 +120,31 @@ def _contradictions(config: Config) -> Iterator[str]:
         f"{train.repeated_aug}). Use {nearest_multiples(train.batch_size, share)}": (
             train.batch_size % share != 0
         ),
-        "train.precise_bn and train.freeze_bn exclude each other": (
+        "train.precise_bn and train.freeze_bn exclude each other; drop one": (
             train.precise_bn > 0 and train.freeze_bn
         ),
-        "train.sync_bn and train.freeze_bn exclude each other": train.sync_bn and train.freeze_bn,
+        "train.sync_bn and train.freeze_bn exclude each other; drop one": train.sync_bn
+        and train.freeze_bn,
         **_probe_contradictions(train),
-        "train.class_weights and train.class_weight_list exclude each other": (
+        "train.class_weights and train.class_weight_list exclude each other; drop one": (
             train.class_weights.value != "none" and bool(train.class_weight_list)
         ),
-        "train.compile and train.sync_bn exclude each other: a compiled graph cannot contain "
-        "collectives": train.compile and train.sync_bn,
-        "train.compile and data.on_error=skip exclude each other: a batch without its unreadable "
-        "videos would need another graph": train.compile and data.on_error.value == "skip",
-        "train.compile and data.allow_changes exclude each other: a batch without its removed "
-        "videos would need another graph": train.compile and data.allow_changes,
-        "model.pretrained and model.weights exclude each other": (
+        "train.compile and train.sync_bn exclude each other, as a compiled graph cannot contain "
+        "collectives; drop one": train.compile and train.sync_bn,
+        "train.compile and data.on_error=skip exclude each other, as a batch without its "
+        "unreadable videos would need another graph; drop one": train.compile
+        and data.on_error.value == "skip",
+        "train.compile and data.allow_changes exclude each other, as a batch without its "
+        "removed videos would need another graph; drop one": train.compile and data.allow_changes,
+        "model.pretrained and model.weights exclude each other; drop one": (
             model.pretrained and model.weights is not None
         ),
         "data.order=pages needs data.format=store": (
             data.order.value == "pages" and data.format.value != "store"
         ),
-        f"data.resize {data.resize} is smaller than data.crop {data.crop}": data.resize < data.crop,
+        f"data.resize is {data.resize}; it must be at least data.crop, {data.crop}": (
+            data.resize < data.crop
+        ),
         "data.flip=swap needs data.flip_pairs": swaps and not data.flip_pairs,
         "data.flip_pairs needs data.flip=swap": not swaps and bool(data.flip_pairs),
         "log.tensorboard needs TensorBoard: pip install 'frame-flexible[tensorboard]'": (

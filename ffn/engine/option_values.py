@@ -68,6 +68,17 @@ def read_yaml(text: str) -> Any:
         raise ValueError("brackets are nested too deeply") from error
 
 
+def key_lines(text: str) -> dict[str, int]:
+    """The line of each key and each ``section.key`` of YAML that :func:`read_yaml` reads."""
+    root = yaml.compose(text, _TextLoader)
+    found: dict[str, int] = {}
+    for section, options in root.value if isinstance(root, yaml.MappingNode) else ():
+        found[section.value] = section.start_mark.line + 1
+        for key, _ in options.value if isinstance(options, yaml.MappingNode) else ():
+            found[f"{section.value}.{key.value}"] = key.start_mark.line + 1
+    return found
+
+
 def _cause(error: yaml.YAMLError, text: str) -> str:
     """Line and cause of a YAML error, on one line."""
     if isinstance(error, ReaderError):

@@ -70,7 +70,10 @@ def test_defaults_are_the_papers_recipe() -> None:
         ("train.=3", "did you mean"),
         ("__class__={}", "tools/train.py --help lists all"),
         ("qqq.zzz=3", "tools/train.py --help lists all"),
-        ("task.weight=3", "task flexible has task.name, task.frames, task.ranges, task.private"),
+        (
+            "task.weight=3",
+            "those of task flexible: task.name, task.frames, task.ranges, task.private",
+        ),
     ],
 )
 def test_unknown_option(override: str, hint: str) -> None:
@@ -85,13 +88,13 @@ def test_option_of_version_0_1_is_refused_with_its_new_name(old: str, new: str) 
     assert new in every_option()
 
 
-def test_problem_in_a_file_names_the_file(tmp_path: Path) -> None:
+def test_problem_in_a_file_names_the_file_and_the_line(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
     path.write_text("train:\n  epoch: 7\n  accumulate: 2\n")
 
     assert problems(path=path) == [
-        f"{path}: unknown option train.epoch; did you mean train.epochs?",
-        f"{path}: option train.accumulate is now train.grad_accum_steps",
+        f"{path}: line 2: unknown option train.epoch; did you mean train.epochs?",
+        f"{path}: line 3: option train.accumulate is now train.grad_accum_steps",
     ]
 
 
@@ -165,8 +168,8 @@ def test_unknown_task_is_reported_with_the_closest_name() -> None:
 def test_option_of_another_task_is_unknown() -> None:
     (text,) = problems("task.name=plain", "task.frames=[4]", "task.small_views=label")
     assert text == (
-        "command line: unknown option task.small_views; task plain has task.name, task.frames, "
-        "task.ranges"
+        "command line: unknown option task.small_views; choose from those of task plain: "
+        "task.name, task.frames, task.ranges"
     )
 
 
@@ -176,7 +179,8 @@ def test_option_of_a_task_that_the_command_line_replaces(tmp_path: Path) -> None
     path.write_text("task: {name: flexible, private: all}\n")
     (text,) = problems("task.name=plain", "task.frames=[8]", path=path)
     assert text.endswith(
-        "unknown option task.private; task plain has task.name, task.frames, task.ranges"
+        "line 1: unknown option task.private; choose from those of task plain: task.name, "
+        "task.frames, task.ranges"
     )
 
 
@@ -214,7 +218,11 @@ def test_registered_task_has_its_options() -> None:
     assert "task.rounds is 'many'; expected an integer" in text
     (text,) = problems("task.name=toy", "task.distill_weight=2")
     known = "task.name, task.frames, task.ranges, task.strength, task.rounds"
-    assert text.endswith(f"task toy has {known}")
+    assert text.endswith(
+        f"unknown option task.distill_weight; choose from those of task toy: {known}"
+    )
+    (text,) = problems("task.name=toy", "task.round=2")
+    assert f"did you mean task.rounds? choose from those of task toy: {known}" in text
 
 
 PACKAGE = """
@@ -373,7 +381,7 @@ def test_value_out_of_range_names_the_file_that_it_comes_from(tmp_path: Path) ->
     path.write_text("optim: {lr: .nan, gamma: 2}\n")
     assert problems("train.epochs=0", path=path) == [
         "train.epochs is 0; it must be at least 1",
-        f"{path}: optim.lr is nan; it must be finite, above 0",
+        f"{path}: line 1: optim.lr is nan; it must be finite, above 0",
     ]
 
 

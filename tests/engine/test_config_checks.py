@@ -70,7 +70,7 @@ from ffn.engine.config_help import option_help
         (["train.seed=-1"], r"train\.seed is -1; it must be from 0 to 4294967295"),
         (["model.dropout=1"], r"model\.dropout is 1"),
         (["task.distill_weight=-1"], r"task\.distill_weight is -1"),
-        (["data.crop=300"], r"data\.resize 256 is smaller than data\.crop 300"),
+        (["data.crop=300"], r"data\.resize is 256; it must be at least data\.crop, 300"),
         (
             ["train.repeated_aug=3"],
             r"batch_size is 32; .* by 3 .*x train\.repeated_aug 3\)",
@@ -129,9 +129,9 @@ def test_all_problems_are_reported_together(tmp_path: Path) -> None:
 
     expected = [
         "command line: 'epochs' is not key=value",
-        f"{path}: option train.epochs is 'many'",
-        f"{path}: option train.clip_norm is now train.clip_grad_norm",
-        f"{path}: unknown option model.nane; did you mean model.name?",
+        f"{path}: line 1: option train.epochs is 'many'",
+        f"{path}: line 1: option train.clip_norm is now train.clip_grad_norm",
+        f"{path}: line 2: unknown option model.nane; did you mean model.name?",
         "task.distill_weight is -1",
         "data.random_erasing is 7",
         "data.workers is -2",
