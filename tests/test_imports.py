@@ -28,7 +28,17 @@ ROOMS = {
     "cli": None,  # everything
 }
 # Files that every folder may import.
-SHARED = {"conv3d", "devices", "files", "labels", "limits", "plain_yaml", "registry", "version"}
+SHARED = {
+    "commands",
+    "conv3d",
+    "devices",
+    "files",
+    "labels",
+    "limits",
+    "plain_yaml",
+    "registry",
+    "version",
+}
 # Packages that a folder may import besides the standard library; no entry: any.
 LIBRARIES = {
     "layers": {"torch", "einops"},

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from ffn.cli.arguments import add_overrides_argument, positive_int, refuse_existing
 from ffn.cli.configs import find_config
 from ffn.cli.program import Parser, called_as, fail, program
+from ffn.commands import command
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -136,7 +137,7 @@ def _read_batch(dataset: VideoDataset, keys: Sequence[tuple]) -> tuple[list[tupl
     readable = [key for key, sample in zip(keys, samples, strict=True) if sample["ok"]]
     if not readable:
         raise ValueError(
-            f"none of {len(keys)} videos can be read; check them with tools/check_data.py, or "
+            f"none of {len(keys)} videos can be read; check them with {command('check_data')}, or "
             "choose others with train.seed"
         )
     return readable, collate_train(samples)

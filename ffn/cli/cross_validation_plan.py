@@ -12,6 +12,7 @@ from typing import Any
 
 import yaml
 
+from ffn.commands import command
 from ffn.datasets.folds import GroupedClips, write_fold_lists
 from ffn.engine.config import changed_options, config_to_dict
 from ffn.engine.jobs import Job
@@ -101,7 +102,7 @@ def check_start(folder: CrossValidationFolder, start: Path, runs: Iterable[Run])
         raise ValueError("--start-from and --output are the same folder")
     other = CrossValidationFolder(start)
     if not other.has_plan:
-        raise FileNotFoundError(f"--start-from {start} is no folder of tools/crossvalidate.py")
+        raise FileNotFoundError(f"--start-from {start} is no folder of {command('crossvalidate')}")
     if other.plan["fingerprint"] != folder.plan["fingerprint"]:
         raise ValueError(
             f"--start-from {start} has other clips, groups or folds; its networks may be trained "

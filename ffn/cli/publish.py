@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ffn.cli.arguments import add_imports_argument, load_imports
 from ffn.cli.program import Parser, called_as, fail, program
+from ffn.commands import command
 
 if TYPE_CHECKING:
     from ffn.evaluation import Sweep
@@ -25,7 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("name", help="model.dataset_frames, e.g. tsm_r50.sthv1_f4_8_16")
     parser.add_argument("--output", default=".", help="folder; default: the current one")
     parser.add_argument(
-        "--results", help="results.json of tools/test.py for this checkpoint, alone or with others"
+        "--results",
+        help=f"results.json of {command('test')} for this checkpoint, alone or with others",
     )
     parser.add_argument("--source", default="", help="origin of the weights, in a sentence")
     parser.add_argument("--licence", default="", help="SPDX name, e.g. Apache-2.0")
@@ -70,7 +72,7 @@ def _sweep_of(checkpoint: str, results: str, sweeps: Sequence[Sweep]) -> Sweep:
         names = ", ".join(sweep.name for sweep in sweeps)
         raise ValueError(
             f"{results} holds the networks {names}; expected one that has the name of "
-            f"{checkpoint}. Test it with tools/test.py --weights {checkpoint} --output FOLDER"
+            f"{checkpoint}. Test it with {command('test')} --weights {checkpoint} --output FOLDER"
         )
     return found[0]
 

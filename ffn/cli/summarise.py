@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ffn.cli.arguments import refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
+from ffn.commands import command
 
 FORMAT = 1  # of the JSON file
 TITLES = {"top1": "Top-1 accuracy (%)", "map": "Mean average precision (%)"}
@@ -68,11 +69,12 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=called_as("summarise"),
-        description="Average the results.json files of tools/test.py over the seeds of each run. "
-        "Runs that differ in their seed alone are named <run>.s<seed>, e.g. motion_flexible.s0.",
+        description=f"Average the results.json files of {command('test')} over the seeds of each "
+        "run. Runs that differ in their seed alone are named <run>.s<seed>, e.g. "
+        "motion_flexible.s0.",
     )
     option = parser.add_argument
-    option("results", nargs="+", help="results.json files of tools/test.py")
+    option("results", nargs="+", help=f"results.json files of {command('test')}")
     option(
         "--output",
         required=True,

@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from ffn.commands import command
 from ffn.data import AnnotationRow, Record, read_annotation_rows, rows_to_records
 from ffn.datasets.index import csv_text
 from ffn.files import write_text
@@ -82,7 +83,8 @@ def read_grouped_clips(
     if isinstance(rows[0].label, tuple):
         raise ValueError(
             f"{source} has the column labels, several labels per video; cross-validation needs one "
-            "per clip, in a column label. Train and test such lists with tools/train.py and test.py"
+            f"per clip, in a column label. Train and test such lists with {command('train')} and "
+            f"{command('test')}"
         )
     for position, (column, accepted) in enumerate(where.items()):
         remaining = [row for row in rows if row.extra[position] in accepted]

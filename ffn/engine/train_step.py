@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ffn.commands import command
 from ffn.data import Normalise, VideoError
 from ffn.engine.distributed import (
     World,
@@ -285,7 +286,7 @@ class TrainStep:
         if self._count_one():
             raise VideoError(
                 f"{text}, the last of {self.consecutive_bad_steps} bad steps in a row. Check the "
-                "videos with tools/check_data.py"
+                f"videos with {command('check_data')}"
             )
         return self._skipped(text)
 

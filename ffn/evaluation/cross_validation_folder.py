@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from ffn.commands import command
 from ffn.evaluation.cross_validation import CrossValidation
 from ffn.evaluation.report import load_predictions
 from ffn.evaluation.results import Predictions
@@ -155,8 +156,8 @@ class CrossValidationFolder:
         """
         if not self.results.is_file():
             raise FileNotFoundError(
-                f"{self.path} has no results.json; run tools/crossvalidate.py with this --output "
-                "to its end"
+                f"{self.path} has no results.json; run {command('crossvalidate')} with this "
+                "--output to its end"
             )
         content = _read(self.results, ("trained_frames", "seeds", "rows"))
         return self.load(
@@ -180,8 +181,8 @@ class CrossValidationFolder:
             if kept is None:
                 raise ValueError(
                     f"{self.path}: fold {fold} of seed {seed} has no predictions for its clips at "
-                    f"{' '.join(map(str, frames))} frames; run tools/crossvalidate.py with this "
-                    "--output again"
+                    f"{' '.join(map(str, frames))} frames; run {command('crossvalidate')} with "
+                    "this --output again"
                 )
             for t in frames:
                 joined[t][self._clips(fold)] = kept.logits[t]
@@ -194,12 +195,12 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
-    expected = "expected a file that tools/crossvalidate.py wrote"
+    expected = f"expected a file that {command('crossvalidate')} wrote"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(
-            f"{path} is damaged: not valid JSON ({error}). Restore it; tools/crossvalidate.py "
+            f"{path} is damaged: not valid JSON ({error}). Restore it; {command('crossvalidate')} "
             "writes results.json again if you remove it"
         ) from error
     try:

@@ -17,6 +17,7 @@ from rich.markup import escape
 from rich.table import Table
 from safetensors import safe_open
 
+from ffn.commands import command
 from ffn.evaluation.plots import save_figure
 from ffn.evaluation.results import MultiLabelRow, Predictions, Row, Sweep
 from ffn.files import atomic_write, write_csv, write_text
@@ -79,13 +80,13 @@ def load_table(path: str | Path) -> list[Sweep]:
         OSError: the file cannot be read.
         ValueError: it is not such a file.
     """
-    expected = "expected a results.json of tools/test.py"
+    expected = f"expected a results.json of {command('test')}"
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(
-            f"{path} is damaged: not valid JSON ({error}). Restore it, or run tools/test.py again "
-            "with --overwrite"
+            f"{path} is damaged: not valid JSON ({error}). Restore it, or run {command('test')} "
+            "again with --overwrite"
         ) from error
     try:
         found = content["format"]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from ffn.commands import command
 from ffn.core import FrameFlexible, WeightAlteration, extract
 from ffn.export.dataflow import record
 from ffn.export.folding import Folder
@@ -114,7 +115,8 @@ def fuse(
         raise FuseError(
             f"the fused {type(network).__name__} differs by up to {difference:.1e} from the "
             f"original, where the largest output is {largest:.3g} and {TOLERANCE:g} of it is "
-            "accepted; run it unfused: ffn.extract, or --no-fuse of tools/predict.py and test.py"
+            f"accepted; run it unfused: ffn.extract, or --no-fuse of {command('predict')} and "
+            f"{command('test')}"
         )
     fp32 = tuple(name for name, _ in network.named_modules() if name in folder.fp32)
     if kernels:

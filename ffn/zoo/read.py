@@ -13,6 +13,7 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
+from ffn.commands import command
 from ffn.zoo.download import download, forget, sha256_of
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
 from ffn.zoo.remap import from_foreign, read_foreign
@@ -36,7 +37,7 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
     if path.suffix in FOREIGN or path.exists():
         raise WeightsError(
             f"{path} is neither a training checkpoint .pt nor .safetensors. Convert weights of "
-            "other implementations with tools/convert_checkpoint.py."
+            f"other implementations with {command('convert_checkpoint')}."
         )
     if path.name != str(name_or_path):
         raise FileNotFoundError(f"no file {path}; weights end in .pt or .safetensors")
@@ -52,7 +53,7 @@ def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
         raise WeightsError(
             f"{path} is not a training checkpoint of ffn: it lacks format, model or meta. Convert "
-            "weights of other implementations with tools/convert_checkpoint.py."
+            f"weights of other implementations with {command('convert_checkpoint')}."
         )
     if content["format"] not in READABLE_FORMATS:
         raise WeightsError(
@@ -73,8 +74,8 @@ def _record_beside(path: Path) -> WeightRecord:
     if not beside.is_file():
         raise FileNotFoundError(
             f"no record {beside}: a .safetensors file needs a record of its model, classes and "
-            "preprocessing next to it. ffn.zoo.save_weights and tools/convert_checkpoint.py write "
-            "both."
+            f"preprocessing next to it. ffn.zoo.save_weights and {command('convert_checkpoint')} "
+            "write both."
         )
     return read_record(beside)
 
@@ -106,7 +107,7 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
         aside = forget(path) if record.sha256 is None else path
         raise WeightsError(
             f"{error} It was downloaded from {record.url} to {aside}. Try again, or download it "
-            f"manually from {record.page} and convert it with tools/convert_checkpoint.py."
+            f"manually from {record.page} and convert it with {command('convert_checkpoint')}."
         ) from None
     return from_foreign(
         state,

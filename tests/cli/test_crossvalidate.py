@@ -230,7 +230,7 @@ def test_a_stopped_one_continues(
     assert main(given) == 75
     assert "stopped; the same command continues" in capsys.readouterr().err
     assert compare.main([str(root.parent / "cv")]) == 2
-    assert "has no results.json; run tools/crossvalidate.py" in capsys.readouterr().err
+    assert "has no results.json; run ffn crossvalidate" in capsys.readouterr().err
 
     trainings.stop_after = None
     assert main(given) == 0
@@ -365,7 +365,7 @@ def test_trainings_start_from_the_same_seed_and_fold_of_another(
     ("spoil", "message"),
     [
         (["--start-from", "{data}/cv"], "--start-from and --output are the same folder"),
-        (["--start-from", "{data}/data"], "is no folder of tools/crossvalidate.py"),
+        (["--start-from", "{data}/data"], "is no folder of ffn crossvalidate"),
         (["--fold-seed", "3"], "has other clips, groups or folds"),
         (["--seeds", "0", "1"], "is not finished for seed 1, fold 0"),
         ("last.pt", "last.pt is missing"),

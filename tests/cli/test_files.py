@@ -95,7 +95,7 @@ def test_damaged_results_say_what_to_do(
     assert run("summarise", str(path), "--output", str(tmp_path / "s")) == 2
     (line,) = capsys.readouterr().err.strip().splitlines()
     assert f"{path} is damaged: not valid JSON" in line
-    assert "run tools/test.py again with --overwrite" in line
+    assert "run ffn test again with --overwrite" in line
 
 
 def frames(folder: Path, pattern: str) -> str:

@@ -116,10 +116,17 @@ def test_help_names_the_command_as_it_was_called(
 def test_messages_name_the_command_as_it_was_called(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for called, shown in {"ffn": "ffn train: ", "tools/train.py": "train.py: "}.items():
+    for called, shown, other in (
+        ("ffn", "ffn train", "ffn configs"),
+        ("tools/train.py", "train.py", "tools/configs.py"),
+        ("/clone/tools/train.py", "train.py", "tools/configs.py"),
+        ("own_loop.py", "train.py", "ffn configs"),  # may run without a clone
+    ):
         monkeypatch.setattr(sys, "argv", [called])
         assert run("train", "no_such.yaml") == 2
-        assert capsys.readouterr().err.startswith(f"{shown}no config file no_such.yaml")
+        message = capsys.readouterr().err
+        assert message.startswith(f"{shown}: no config file no_such.yaml, and no config ")
+        assert message.endswith(f"{other} lists all\n")
 
 
 @pytest.mark.parametrize(

@@ -413,7 +413,7 @@ def test_names_that_lead_elsewhere_are_refused(name, copy):
 
 
 def test_folder_without_a_store_is_refused(tmp_path):
-    with pytest.raises(StoreError, match=r"holds no clip store .*make one with tools/pack\.py"):
+    with pytest.raises(StoreError, match=r"holds no clip store .*make one with ffn pack"):
         ClipStore(tmp_path)
 
 

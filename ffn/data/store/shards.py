@@ -10,6 +10,7 @@ from collections import OrderedDict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
+from ffn.commands import command
 from ffn.data.store.layout import MANIFEST, File, StoreError
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ class LocalFiles:
             unfinished = path.with_name("pack.journal").exists()
             advice = "finish the interrupted pack" if unfinished else "make one"
             raise StoreError(
-                f"{self.name} holds no clip store (no {MANIFEST}); {advice} with tools/pack.py"
+                f"{self.name} holds no clip store (no {MANIFEST}); {advice} with {command('pack')}"
             )
         return path.read_bytes()
 

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 
+from ffn.commands import command
 from ffn.files import atomic_write
 from ffn.zoo.records import WeightsError
 from ffn.zoo.torch_files import (
@@ -97,7 +98,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn"
         )
     raise CheckpointError(
-        f"{path} is not a checkpoint of ffn; tools/convert_checkpoint.py reads other formats"
+        f"{path} is not a checkpoint of ffn; {command('convert_checkpoint')} reads other formats"
     )
 
 
