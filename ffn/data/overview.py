@@ -1,4 +1,4 @@
-"""Describe and check the lists of a training run, without decoding: counts, sizes, overlap."""
+"""Describe and check the lists of a training run: counts, sizes, overlap."""
 
 from __future__ import annotations
 
@@ -10,10 +10,13 @@ from typing import Any
 import numpy as np
 
 from ffn.data.annotation_rows import AnnotationRow
+from ffn.data.decoding import PATTERN, FrameFolder, VideoError
+from ffn.data.decoding.metadata import read_header
 from ffn.data.records import Record, labels_of
 from ffn.data.splits import Splits
 from ffn.data.store.reader import ClipStore
 
+HEADERS = 50  # videos whose headers are read for a description
 Clip = tuple[str, float | None, float | None]  # path, start, end
 
 
@@ -48,12 +51,18 @@ def check_splits(splits: Splits) -> None:
         )
 
 
-def describe_splits(splits: Splits, store: ClipStore | None = None) -> list[str]:
+def describe_splits(
+    splits: Splits, store: ClipStore | None = None, *, pattern: str = PATTERN
+) -> list[str]:
     """Lines about the videos of a training run.
+
+    Numbers of frames and sizes are those of the store or of the columns of the lists. Without
+    either, they are read from the headers of at most 50 videos.
 
     Args:
         splits: the training and validation lists.
         store: the clip store with the videos, if there is one.
+        pattern: name of a frame in folders of frames.
     """
     names = ("training", "validation")
     sides = zip(names, (splits.train, splits.val), strict=True)
@@ -71,6 +80,9 @@ def describe_splits(splits: Splits, store: ClipStore | None = None) -> list[str]
         rows = [row for side in splits.rows for row in side]
         kind, frames = "lists", _numbers(rows, "frames")
         sizes = np.minimum(_numbers(rows, "width"), _numbers(rows, "height"))
+        if not np.isfinite([*frames, *sizes]).any():
+            frames, sizes = _from_headers([*splits.train, *splits.val], pattern)
+            kind = f"headers of {len(sizes)} of {len(rows)} videos"
     for what, values, unit in (("frames per video", frames, ""), ("short side", sizes, " px")):
         known = values[np.isfinite(values)]
         if len(known):
@@ -165,6 +177,23 @@ def _labels_per_video(records: Sequence[Record]) -> str:
     unlabelled = numbers.count(0)
     without = f"; {unlabelled} videos without a label" if unlabelled else ""
     return f"least {min(numbers)}, mean {np.mean(numbers):.1f}, most {max(numbers)}{without}"
+
+
+def _from_headers(records: Sequence[Record], pattern: str) -> np.ndarray:
+    """Frames and short sides (2, N) of up to `HEADERS` readable videos, evenly spaced."""
+    chosen = np.linspace(0, len(records) - 1, min(len(records), HEADERS)).round().astype(int)
+    found = []
+    for path in {records[i].path: None for i in chosen}:
+        try:
+            if os.path.isdir(path):
+                folder = FrameFolder(path, pattern)
+                frames, sides = len(folder), folder.read([0]).shape[1:3]
+            else:
+                frames, *sides = read_header(path)
+        except VideoError:  # named when it is read for training
+            continue
+        found.append((np.nan if frames is None else frames, min(sides)))
+    return np.array(found, dtype=np.float64).reshape(-1, 2).T
 
 
 def _numbers(rows: Sequence[AnnotationRow], field: str) -> np.ndarray:

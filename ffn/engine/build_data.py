@@ -50,7 +50,8 @@ def is_multi_label(options: DataConfig) -> bool:
 
 def describe_videos(options: DataConfig, splits: data.Splits) -> list[str]:
     """Lines about the videos of a training run; see :func:`ffn.data.describe_splits`."""
-    return data.describe_splits(splits, _open_store(options, resize=options.resize))
+    store = _open_store(options, resize=options.resize)
+    return data.describe_splits(splits, store, **_pattern(options))
 
 
 def build_preprocessing(options: DataConfig) -> data.Preprocessing:
@@ -269,8 +270,12 @@ def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str
     """Arguments of ``data.VideoDataset`` for the source of the frames."""
     if store is not None:
         return {"source": store.open_record}
-    pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
-    return {"decoder": options.decoder.value, **pattern}
+    return {"decoder": options.decoder.value, **_pattern(options)}
+
+
+def _pattern(options: DataConfig) -> dict[str, str]:
+    """The name of a frame as an argument, if it is given."""
+    return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
 
 
 def _frame_counts(config: Config) -> data.FrameCounts | None:

@@ -40,6 +40,31 @@ def test_description_by_hand(tmp_path: Path) -> None:
     assert [*split_warnings(found)] == ["1 of 3 classes have no validation video (sit)"]
 
 
+def test_lists_without_frames_and_sizes_are_described_from_headers(
+    tmp_path: Path, write_video: Callable, write_folder: Callable
+) -> None:
+    """Of 50 evenly spaced videos at most; an unreadable one counts as unknown."""
+    write_video(tmp_path / "a.mp4", 12, width=64, height=32)
+    write_video(tmp_path / "b.mkv", 20, width=48, height=96)  # states no number of frames
+    write_folder(tmp_path / "c", 9, pattern="{:05d}.png", size=(40, 50))
+    (tmp_path / "d.mp4").write_bytes(b"no video")
+    found = splits(tmp_path, "path,label\na.mp4,0\nb.mkv,1\nd.mp4,1\n", "path,label\nc,1\n")
+
+    head = "(headers of 3 of 4 videos): least"
+    assert describe_splits(found, pattern="{:05d}.png")[2:] == [
+        f"frames per video {head} 9, median 10.5, most 12, known of 2 of 3 videos",
+        f"short side {head} 32, median 40, most 48 px",
+    ]
+
+    rows = [f"{i}.mp4,{i % 2}\n" for i in range(60)]
+    for i in range(60):
+        (tmp_path / f"{i}.mp4").symlink_to("a.mp4")
+    many = splits(tmp_path, "path,label\n" + "".join(rows), "path,label\na.mp4,1\n")
+    lines = describe_splits(many)[2:]
+    assert len(lines) == 2
+    assert all("(headers of 50 of 61 videos)" in line for line in lines)
+
+
 def test_shared_videos_and_groups_are_warned_of(tmp_path: Path) -> None:
     val = "path,label,group\n./a.mp4,run,anna\nx.mp4,jump,ben\ny.mp4,sit,cleo\nz.mp4,run,\n"
 
