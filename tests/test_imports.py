@@ -29,6 +29,7 @@ ROOMS = {
 }
 # Files that every folder may import.
 SHARED = {
+    "clips",
     "commands",
     "conv3d",
     "devices",

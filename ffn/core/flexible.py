@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, compiler, fx, jit, nn
 
+from ffn.clips import check_clip_of
 from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
 
 
@@ -46,11 +47,9 @@ class FrameFlexible(nn.Module):
         """Run the sub-network for the T of a clip (B, C, T, H, W), or that of the count ``active``.
 
         Any T >= 1 is allowed. Returns the logits (B, K), or what ``run`` returns in place of the
-        network. Raises ValueError for another rank, no frames, or a count without a sub-network.
+        network. Raises ValueError for another shape, no frames, or a count without a sub-network.
         """
-        if clip.ndim != 5:
-            shape = f"{clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W)"
-            raise ValueError(f"clip has {shape}. Several views? Call the task instead.")
+        check_clip_of(self.model, clip, self.frame_dim)
         frames = clip.shape[self.frame_dim]
         exporting = getattr(compiler, "is_exporting", jit.is_tracing)()  # new in torch 2.7
         any_frames = exporting and not fx.experimental.symbolic_shapes.has_static_value(frames)

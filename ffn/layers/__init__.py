@@ -6,10 +6,11 @@ The letters in shape comments, everywhere in ffn::
     H  height, W  width        K  classes                N  B * T, frames of all clips, clip-major
 """
 
+from ffn.clips import check_clip
 from ffn.conv3d import Conv3d
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.classifier import PooledClassifier, init_classifier
-from ffn.layers.clip import ClipLength, check_clip
+from ffn.layers.clip import ClipLength
 from ffn.layers.conv3d import ShortcutConv3d
 from ffn.layers.per_frame import HEAD_STD, PerFrame, TimedPerFrame
 from ffn.layers.temporal_shift import ShiftConv2d, temporal_shift

@@ -6,8 +6,9 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from ffn.clips import check_clip
 from ffn.layers.classifier import check_resettable, init_classifier
-from ffn.layers.clip import ClipLength, check_clip
+from ffn.layers.clip import ClipLength
 
 HEAD_STD = 1e-3  # of a new classifier: logits start close to zero, as TSM's and TEA's reference
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from numbers import Integral
 
 import torch
 from torch import Tensor
@@ -135,7 +136,7 @@ class Predictor:
         Raises:
             VideoError: if the video cannot be read.
             ValueError: if `frames` is below 1.
-            TypeError: if `path` is not a path.
+            TypeError: if `path` is not a path, or `frames` no integer.
         """
         if not isinstance(path, (str, os.PathLike)):
             raise TypeError(
@@ -143,6 +144,8 @@ class Predictor:
                 "of frames. Run predictor.model on a clip in memory: (B, C, T, H, W), normalised"
             )
         frames = self.default_frames if frames is None else frames
+        if not isinstance(frames, Integral):
+            raise TypeError(f"frames is {frames!r}; expected an integer of 1 or more")
         started = time.perf_counter()
         clip = self._clip(os.fspath(path), frames)
         decoded = time.perf_counter()

@@ -183,13 +183,16 @@ def test_foreign_networks_have_no_timm_names() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_clips_with_t_and_c_swapped(name: str) -> None:
-    wrong = r"8 channels and 3 frames \(2, 8, 3, 32, 32\); expected \(B, C, T, H, W\) with C = 3"
+def test_clips_with_permuted_dimensions(name: str) -> None:
+    wrong = r"8 channels \(2, 8, .*; expected \(B, C, T, H, W\) with C = 3"
+    clip = clip_of(8)
     for form in ("plain", "flexible"):
         model = build(name, form)
         for method in (model, model.forward_features):
             with pytest.raises(ValueError, match=wrong + r".*clip\.transpose\(1, 2\)"):
-                method(clip_of(8).transpose(1, 2))
+                method(clip.transpose(1, 2))
+            with pytest.raises(ValueError, match=wrong + r".*clip\.movedim\(-1, 1\)"):
+                method(clip.movedim(1, -1))
 
 
 @torch.no_grad()
@@ -197,7 +200,8 @@ def test_networks_of_other_channels_are_not_swapped() -> None:
     torch.manual_seed(0)
     model = backbones.build("tsm.resnet18", num_classes=5, in_chans=8).eval()
     assert model(torch.randn(1, 8, 3, 32, 32)).shape == (1, 5)
-    with pytest.raises(ValueError, match="with T and C swapped"):
+    remedy = r"C = 8\. .* \(B, T, C, H, W\); pass clip\.transpose\(1, 2\)"
+    with pytest.raises(ValueError, match=remedy):
         model(torch.randn(1, 4, 8, 32, 32))
 
 

@@ -366,6 +366,23 @@ def test_clip_without_frames(active: int | None) -> None:
         convert(TINY.plain(), COUNTS)(torch.zeros(1, 3, 0, 16, 16), active=active)
 
 
+def test_clip_with_permuted_dimensions() -> None:
+    """The first convolution of any network tells how many channels it takes."""
+
+    def network(channels: int) -> FrameFlexible:
+        layers = nn.Conv3d(channels, 4, 1), nn.BatchNorm3d(4), nn.AdaptiveAvgPool3d(1), nn.Flatten()
+        return convert(nn.Sequential(*layers), (4, 8), alter="none")
+
+    for shape, remedy in {
+        (1, 8, 3, 6, 6): r"\(B, T, C, H, W\); pass clip\.transpose\(1, 2\)",
+        (1, 8, 6, 6, 3): r"\(B, T, H, W, C\); pass clip\.movedim\(-1, 1\)",
+    }.items():
+        with pytest.raises(ValueError, match=remedy):
+            network(3)(torch.zeros(shape))
+    network(3)(torch.zeros(1, 3, 3, 6, 3))
+    network(8)(torch.zeros(1, 8, 3, 6, 3))
+
+
 @pytest.mark.parametrize("shape", [(3, 4, 16, 16), (1, 2, 3, 4, 16, 16)])
 def test_clip_of_wrong_rank(shape: tuple[int, ...]) -> None:
     with pytest.raises(ValueError, match=rf"{len(shape)} dims .*expected \(B, C, T, H, W\)"):

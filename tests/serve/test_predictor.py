@@ -211,6 +211,8 @@ def test_misuse_says_what_is_allowed(weights, video):
     pixels = np.zeros((8, 32, 32, 3), np.uint8)
     with pytest.raises(TypeError, match=r"path is a ndarray; expected the path of one video"):
         predictor(pixels)
+    with pytest.raises(TypeError, match="frames is '8'; expected an integer of 1 or more"):
+        predictor(video, frames="8")
     with pytest.raises(TypeError, match=r"path is a list; .*predictor\.model"):
         predictor([str(video)])
     with pytest.raises(TypeError, match=r"name_or_path is a TSM; expected a name of the zoo"):

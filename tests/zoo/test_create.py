@@ -39,6 +39,11 @@ def test_no_classes_no_model():
         create_model("tsm_tiny", num_classes=0)
 
 
+def test_a_name_is_a_text() -> None:
+    with pytest.raises(TypeError, match=r"name is 5; .* such as tsm_r50: ffn\.list_models\(\)"):
+        create_model(5)
+
+
 def test_arguments_that_a_model_does_not_take() -> None:
     with pytest.raises(ValueError, match="tsm_tiny takes no drop_path; "):
         create_model("tsm_tiny", drop_path=0.1)
