@@ -19,6 +19,7 @@ _REMEDIES = {
     errno.ENOSPC: "free space on its disk, or name another folder",
     errno.EDQUOT: "free space in your quota, or name another folder",
     errno.EROFS: "name a folder on another file system",
+    errno.ENOTDIR: "a part of this path is a file; name another folder",
     errno.EACCES: "change its permissions, or name another path",
     errno.EMFILE: "raise the limit of open files, as with `ulimit -n 65536`",
 }
@@ -85,6 +86,20 @@ def write_csv(path: Path, rows: Iterable[Sequence[object]]) -> Path:
     with atomic_write(path) as file:
         file.write(text.getvalue().encode("utf-8", "surrogateescape"))
     return path
+
+
+def make_writable(folder: Path) -> None:
+    """Make a folder and try to write to it, before work whose result it will hold.
+
+    Raises:
+        OSError: it cannot be made, or no file can be written to it.
+    """
+    if folder.is_file():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(folder))
+    folder.mkdir(parents=True, exist_ok=True)
+    attempt = part_of(folder / "attempt")
+    attempt.touch()
+    attempt.unlink(missing_ok=True)  # ids of processes on other machines may be equal
 
 
 def keep_damaged(path: Path) -> Path:

@@ -34,12 +34,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from ffn.benchmarks.report import markdown_table, print_comparison, save_comparisons
     from ffn.data import VideoError
-    from ffn.files import write_text
+    from ffn.files import make_writable, write_text
 
     try:
         resumes = given.resume and given.output is not None and given.output.exists()
         for path in [] if resumes else _files(given):
             refuse_existing(path, given.overwrite)
+        if given.output:
+            make_writable(given.output.parent)
         load_imports(given)
         torch.manual_seed(0)
         device, measured = _describe(given)

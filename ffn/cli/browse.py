@@ -14,6 +14,7 @@ from ffn.cli.arguments import add_overrides_argument, positive_int, refuse_exist
 from ffn.cli.configs import find_config
 from ffn.cli.program import Parser, called_as, fail, program
 from ffn.commands import command
+from ffn.files import make_writable
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -41,6 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if output.suffix.lower() != ".png":
             raise ValueError(f"--output is {output}; the picture is a PNG file, e.g. samples.png")
         refuse_existing(output, given.overwrite)
+        make_writable(output.parent)
         config = load_config(find_config(given.config), given.options)
         splits = read_config_splits(config.data)
         records = getattr(splits, given.split)
@@ -49,7 +51,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
             replace(splits, train=records),
             given.frames or config.task.frames,
         )
-        output.parent.mkdir(parents=True, exist_ok=True)
         title = f"{len(panels)} of {len(records)} {given.split} videos of {given.config}"
         save_contact_sheet(output, f"{title}; below a frame: its index in the video", panels)
     except (ValueError, OSError, VideoError) as error:

@@ -36,6 +36,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from ffn.data import read_annotations
     from ffn.datasets.checking import check_videos
+    from ffn.files import make_writable
 
     try:
         records, classes = read_annotations(given.index, root=given.root, classes=given.classes)
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             raise FileExistsError(
                 f"{output} holds a report; name another folder with --output, or add --overwrite"
             )
+        make_writable(output)
         checked = check_videos(
             records,
             frames=None if given.frames == "all" else int(given.frames),
@@ -90,7 +92,6 @@ def _write(
         for path, record, f in pairs
     ]
     header = ("path", "status", "frames_listed", "frames", "seconds", "cause")
-    output.mkdir(parents=True, exist_ok=True)
     write_text(output / "report.csv", csv_text([header, *report]))
     excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)
     write_text(output / "exclude.txt", excluded)

@@ -17,6 +17,7 @@ from ffn.cli.arguments import (
 )
 from ffn.cli.configs import read_run
 from ffn.cli.program import Parser, called_as, fail_once, prefix, program
+from ffn.files import make_writable
 
 if TYPE_CHECKING:
     from ffn.engine.distributed import World
@@ -34,7 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _check_rates(given)
         config, device = read_run(given)
         given.output = Path(given.output or Path(config.log.output) / "find_lr")
-        refuse_existing(given.output / "lr_range.json", given.overwrite)
+        for suffix in ("json", "png"):
+            refuse_existing(given.output / f"lr_range.{suffix}", given.overwrite)
+        make_writable(given.output)
     except (ValueError, OSError) as error:
         return fail_once("find_lr", error)
 

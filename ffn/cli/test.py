@@ -16,6 +16,7 @@ from ffn.cli.arguments import (
 )
 from ffn.cli.configs import read_run
 from ffn.cli.program import Parser, called_as, fail_once, prefix, program
+from ffn.files import make_writable
 
 if TYPE_CHECKING:
     from ffn.data import VideoDataset
@@ -29,7 +30,10 @@ PREDICTION_KINDS = ("predictions.csv", "predictions.safetensors")
 DETAIL_KINDS = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
 
 
-@program("test", "no results are written; the same command starts again")
+@program(
+    "test",
+    "no table is written; the same command starts again (--overwrite replaces saved predictions)",
+)
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, test each network, print and write the tables; returns the exit status."""
     given = _parser().parse_with_overrides(arguments)
@@ -39,6 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.output = Path(given.output or Path(config.log.output) / "test")
         for path in _targets(given):
             refuse_existing(path, given.overwrite)
+        make_writable(given.output)
     except (ValueError, OSError) as error:
         return fail_once("test", error)
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
+from ffn.commands import command
+from ffn.data import VideoError
 from ffn.engine.checkpoints.checkpointer import RunState
-from ffn.engine.distributed import average_buffers
+from ffn.engine.distributed import any_of, average_buffers
 from ffn.engine.failures import explain_failures
 from ffn.engine.logs import console
 from ffn.engine.logs.run_log import RunLog
@@ -20,6 +22,7 @@ def train(run: Run) -> Path:
     Raises:
         StoppedError: a signal stopped the run after a checkpoint.
         FloatingPointError: too many bad steps in a row, or non-finite weights.
+        VideoError: a video cannot be read and none is skipped, or no video of an epoch can be read.
         LoaderError: a loader worker hangs or has exited.
         LostProcessError: another process has ended.
         OutOfMemoryError: a batch does not fit.
@@ -74,10 +77,12 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
     run.train_loader.sampler.set_epoch(state.epoch, skip_batches=first * step.grad_accum_steps)
     meter.restart_clock()
     batches = meter.timed(iter(run.train_loader))
+    used = 0
 
     for _ in range(first, run.steps_per_epoch):
         lr = run.learning_rate(state.step / run.steps_per_epoch)
         result = step.step(batches, number=state.step, lr=lr, stop=lambda: stop.requested)
+        used += sum(len(output["label"]) for output in result.outputs)
         state.step += 1
         state.metrics = {}  # they belong to an earlier network
         meter.add(result)
@@ -97,6 +102,11 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
             raise StoppedError(console.stopped(state.step, run.checkpointer.saved_step))
 
     skipped = meter.take_skipped()
+    if skipped and first == 0 and not any_of([used > 0], run.world)[0]:
+        raise VideoError(
+            f"no training video of epoch {state.epoch + 1} can be read; check data.root, and the "
+            f"videos with {command('check_data')}. The first: {skipped[0]}"
+        )
     title = f"epoch {state.epoch + 1}: {len(skipped)} unreadable videos skipped"
     log.unreadable(title, skipped)
     log.record("train", state.step, {"skipped": len(skipped)})

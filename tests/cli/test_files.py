@@ -52,6 +52,39 @@ def test_results_are_overwritten_on_request_only(
     assert (here / "kept/results.json").read_text() != "mine"
 
 
+@pytest.mark.parametrize(
+    ("command", "arguments"),
+    [
+        ("test", ("quickstart/motion_flexible", "--weights", WEIGHTS)),
+        ("find_lr", ("quickstart/motion_flexible",)),
+        ("check_data", ("data/motion/train.csv",)),
+        ("browse", ("quickstart/motion_flexible",)),
+        ("benchmark", ("infer", "--model", "tsm_tiny")),
+    ],
+)
+def test_an_output_that_cannot_be_written_is_refused_before_the_work(
+    here: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    command: str,
+    arguments: tuple[str, ...],
+) -> None:
+    for work in (
+        "ffn.engine.failures.run_command",
+        "ffn.datasets.checking.check_videos",
+        "ffn.cli.browse._panels",
+        "ffn.cli.benchmark._describe",
+    ):
+        monkeypatch.setattr(work, lambda *_, **__: pytest.fail("started"))
+    (here / "file").write_text("mine")
+    name = {"browse": "file/x.png", "benchmark": "file/x.json"}.get(command, "file/x")
+
+    assert run(command, *arguments, "--output", name) == 2
+    error = capsys.readouterr().err
+    assert error.endswith("Not a directory; a part of this path is a file; name another folder\n")
+    assert f"{command}.py: file" in error
+
+
 def full(*_: object) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

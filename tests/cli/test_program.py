@@ -149,7 +149,8 @@ def test_messages_name_the_command_as_it_was_called(
             "test",
             f"quickstart/motion_flexible --weights {WEIGHTS} --output new",
             "ffn.evaluation.sweep",
-            "no results are written; the same command starts again",
+            "no table is written; the same command starts again (--overwrite replaces saved "
+            "predictions)",
         ),
     ],
 )

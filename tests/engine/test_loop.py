@@ -292,6 +292,16 @@ def test_without_any_readable_validation_video_the_run_ends(broken: Path, tmp_pa
     assert not (tmp_path / "run/best.pt").exists()
 
 
+def test_without_any_readable_training_video_the_run_ends(broken: Path, tmp_path: Path) -> None:
+    """Also if an epoch has fewer steps than ``train.max_bad_steps``."""
+    for path in broken.glob("train_*.mp4"):
+        path.write_bytes(b"no video")
+    with pytest.raises(VideoError, match=r"no training video of epoch 1 can be read; .*train_\d"):
+        train(broken, tmp_path / "run", "data.on_error=skip")
+
+    assert not [*(tmp_path / "run").glob("*.pt")]
+
+
 @pytest.mark.parametrize(
     "error",
     [
