@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,13 @@ def test_a_limit_and_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FFN_MAX_THINGS", text)
         with pytest.raises(ValueError, match=r"FFN_MAX_THINGS is .*; expected a whole number"):
             limit.refusal(1)
+
+
+def test_all_limits_are_documented() -> None:
+    page = (Path(__file__).parents[1] / "docs/data.md").read_text()
+    rows = dict(re.findall(r"^\| `(FFN_MAX_\w+)` \| ([\d,]+) ", page, re.MULTILINE))
+    known = [limit for limit in vars(ffn.limits).values() if isinstance(limit, Limit)]
+    assert rows == {limit.variable: f"{limit.default:,}" for limit in known}
 
 
 def test_frames_up_to_8k_are_accepted() -> None:
@@ -205,7 +213,7 @@ def weights(folder: Path, text: str) -> Path:
         ({"model_args": {"dropout": float("inf")}}, "model_args has the number inf"),
         ({"metrics": {8: {"top1": float("nan")}}}, "metrics has the number nan"),
         ({"versions": "x" * 2**23}, "FFN_MAX_RECORD_BYTES"),
-        ({"data": eval("[" * 60 + "]" * 60)}, "data has more than .* or 50 levels"),
+        ({"data": eval("[" * 60 + "]" * 60)}, "data has 51 levels of lists .*; at most 50"),
     ],
 )
 def test_records_that_ask_for_too_much(

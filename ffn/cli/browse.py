@@ -15,6 +15,7 @@ from ffn.cli.configs import find_config
 from ffn.cli.program import Parser, called_as, fail, program
 from ffn.commands import command
 from ffn.files import make_writable
+from ffn.limits import PICTURE_LINES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from ffn.data.contact_sheet import Panel, Strip
     from ffn.engine.mixup import BatchMix
     from ffn.engine.options import Config
-
-MOST = 300  # lines of frames in a picture
 
 
 @program("browse", "no picture is written; the same command starts again")
@@ -120,10 +119,10 @@ def _check_size(samples: int, copies: int, train: VideoDataset, tests: VideoData
     lines = samples * sum(-(-view // PER_LINE) for view in train.views)
     tested = sum(-(-view // PER_LINE) for view in tests.views) * tests.protocol.views
     lines += samples // copies * tested
-    if lines > MOST:
+    if refusal := PICTURE_LINES.refusal(lines):
         raise ValueError(
-            f"the picture would have {lines} lines of frames; at most {MOST}. Lower --videos, give "
-            "fewer --frames, or set data.test_protocol=1x1"
+            f"the picture would have {refusal}. Lower --videos, give fewer --frames, or set "
+            "data.test_protocol=1x1"
         )
 
 

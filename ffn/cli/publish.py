@@ -80,7 +80,7 @@ def _sweep_of(checkpoint: str, results: str, sweeps: Sequence[Sweep]) -> Sweep:
 def without_places(config: dict[str, Any] | None) -> dict[str, Any] | None:
     """A training config without the folders of the machine: it says how, not where.
 
-    ``data.root`` and ``log.output`` go; of other absolute paths, the last part stays.
+    ``data.root`` and ``log.output`` go; of other absolute paths and addresses, the last part stays.
     """
     if config is None:
         return None
@@ -90,10 +90,8 @@ def without_places(config: dict[str, Any] | None) -> dict[str, Any] | None:
             return {key: shorten(inner) for key, inner in value.items()}
         if isinstance(value, list):
             return [shorten(inner) for inner in value]
-        is_absolute = isinstance(value, str) and (
-            PurePosixPath(value).is_absolute() or value[:1] == "~"
-        )
-        return PurePosixPath(value).name if is_absolute else value
+        is_place = isinstance(value, str) and (value[:1] in ("/", "~") or "://" in value)
+        return PurePosixPath(value).name if is_place else value
 
     config = shorten(config)
     for section, option in (("data", "root"), ("log", "output")):

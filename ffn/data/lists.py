@@ -15,8 +15,7 @@ from pathlib import Path
 from ffn.data.annotation_rows import SUFFIX, AnnotationRow, is_video, short
 from ffn.data.text_lists import read_text_list
 from ffn.labels import SEPARATOR
-
-MAX_CELL = 4096  # characters of a path or a label
+from ffn.limits import CELL_CHARACTERS
 
 # Accepted names of the columns of a table, in lower case; the first one found is used.
 _COLUMNS = {
@@ -64,7 +63,9 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> list[AnnotationRow]:
     """Read the rows of a table or a text list; see `ffn.data.read_annotation_rows`."""
     lines = read_lines(path)
     if not lines:
-        raise ValueError(f"{path} contains no video")
+        raise ValueError(
+            f"{path} contains no video; write lines as clip.mp4,push under the header path,label"
+        )
     separator = _separator(path, *lines[0])
     if separator is None and columns:
         raise ValueError(
@@ -76,7 +77,9 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> list[AnnotationRow]:
         _table_rows(path, lines, separator, columns) if is_table else read_text_list(path, lines)
     )
     if not rows:
-        raise ValueError(f"{path} contains no video")
+        raise ValueError(
+            f"{path} contains no video; write lines as clip.mp4,push under the header path,label"
+        )
     for row in rows:
         _check_cells(row)
     first, *others = (is_video(row.path) for row in rows)
@@ -208,10 +211,10 @@ def _find_column(where: str, header: list[str], name: str) -> int:
 def _check_cells(row: AnnotationRow) -> None:
     """Raise ValueError for a path or a label that cannot be one."""
     longest = max(row.path, *row.labels, key=len)
-    if len(longest) > MAX_CELL:
+    if refusal := CELL_CHARACTERS.refusal(len(longest)):
         raise ValueError(
-            f"{row.where}: {short(longest)} has {len(longest)} characters; a path or a label has "
-            f"at most {MAX_CELL}. Is a line end or a quote missing?"
+            f"{row.where}: the path or label {short(longest)} has {refusal}. Is a line end or a "
+            "quote missing?"
         )
     for label in row.labels:
         if is_video(label):

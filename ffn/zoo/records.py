@@ -18,7 +18,7 @@ from typing import Any
 import yaml
 
 from ffn.core import frame_ranges
-from ffn.limits import CLASSES, RECORD_BYTES, TRAINED_COUNTS
+from ffn.limits import CLASSES, RECORD_BYTES, RECORD_LEVELS, TRAINED_COUNTS
 from ffn.plain_yaml import PlainLoader
 
 
@@ -172,14 +172,16 @@ def _check_plain(value: Any, where: str) -> None:
 
     Lists that contain one another many times have no end: their number is limited.
     """
-    left, places = [(value, 0)], 0
+    left, places, most = [(value, 0)], 0, RECORD_BYTES.value  # a value has a byte or more
     while left:
         value, depth = left.pop()
         places += 1
         if isinstance(value, float) and not math.isfinite(value):
             raise ValueError(f"{where} has the number {value}; expected finite numbers")
-        if places > RECORD_BYTES.value or depth > 50:
-            raise ValueError(f"{where} has more than {RECORD_BYTES.value:,} values or 50 levels")
+        if places > most:
+            raise ValueError(f"{where} has more than {most:,} values ({RECORD_BYTES.variable})")
+        if refusal := RECORD_LEVELS.refusal(depth):
+            raise ValueError(f"{where} has {refusal}")
         inner = value.values() if isinstance(value, dict) else value
         if isinstance(value, (dict, list, tuple)):
             left += [(one, depth + 1) for one in inner]

@@ -18,6 +18,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from ffn.files import write_text
+from ffn.limits import DOWNLOAD_BYTES
 from ffn.zoo.records import WeightsError
 
 ATTEMPTS = 5  # in a row without a new byte, before giving up
@@ -26,7 +27,6 @@ TIMEOUT = 30  # seconds without a byte
 PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
 LONGEST_PAUSE = 60.0  # that a server may ask for
 CHUNK = 1 << 20  # bytes
-LARGEST = 64 << 30  # bytes of a file of unknown size
 TEMPORARY = (408, 429)  # besides 5xx: timeout, too many requests
 
 Report = Callable[[int, int | None], None]  # takes the bytes so far, and in all
@@ -139,7 +139,7 @@ class WebFile:
         Raises:
             WeightsError: the total is not `size`, or there are more bytes than expected.
         """
-        bound = LARGEST if self.size is None else self.size
+        bound = DOWNLOAD_BYTES.value if self.size is None else self.size
         if total is not None and (total > bound or self.size not in (None, total)):
             raise self._error(f"the file has {total:,} bytes, expected {_bound(self.size)}")
         if received > bound:
@@ -169,7 +169,9 @@ def _asked_pause(error: Exception) -> float:
 
 
 def _bound(size: int | None) -> str:
-    return f"at most {LARGEST:,}" if size is None else f"{size:,} bytes as the record states"
+    if size is not None:
+        return f"{size:,} bytes as the record states"
+    return f"at most {DOWNLOAD_BYTES.value:,} (raise the limit with {DOWNLOAD_BYTES.variable})"
 
 
 def _version_file(part: Path) -> Path:

@@ -34,7 +34,12 @@ def checkpoint(tmp_path: Path) -> Path:
         "preprocessing": Preprocessing(crop=32, resize=36).to_dict(),
         "metrics": {"2": {"top1": 50.0}, "4": {"top1": 60.0}},
         "config": {
-            "data": {"root": "/home/me/clips", "train": "/home/me/lists/train.csv", "crop": 32},
+            "data": {
+                "root": "/home/me/clips",
+                "train": "/home/me/lists/train.csv",
+                "store": "s3://my-bucket/stores/films",
+                "crop": 32,
+            },
             "log": {"output": "/home/me/runs/x", "interval": 5},
             "model": {"name": "tsm_tiny", "weights": "~/runs/part_1/last.pt"},
             "imports": ["my_package"],
@@ -58,7 +63,7 @@ def test_a_published_network_is_the_checkpoint(checkpoint: Path, tmp_path: Path)
     assert record.metrics == {2: {"top1": 50.0}, 4: {"top1": 60.0}}
     assert record.trained_frames == (2, 4)
     assert record.config == {
-        "data": {"train": "train.csv", "crop": 32},
+        "data": {"train": "train.csv", "store": "films", "crop": 32},
         "log": {"interval": 5},
         "model": {"name": "tsm_tiny", "weights": "last.pt"},
         "imports": ["my_package"],

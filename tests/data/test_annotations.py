@@ -224,7 +224,7 @@ def test_class_names_with_spaces_follow_a_video_suffix(write, tmp_path):
         (b"\xff\xfep\0a\0", r":1: byte 0xff is not UTF-8"),
         (b"path,label\na\0,run\n", r":2: control character '\\x00'"),
         (b"path,label\n" + b"a" * 200_000 + b",run\n", r":2: field larger than field limit"),
-        (b"path,label\na," + b"b" * 5000 + b"\n", r":2: .* has 5000 characters; .* at most 4096"),
+        (b"path,label\na," + b"b" * 5000 + b"\n", r":2: .* has 5,000 characters; at most 4,096"),
         (b"path,label,label\na,run,1\n", r":1: the header has 'label' twice"),
         (
             b"path,label,start\na,run,nan\n",
