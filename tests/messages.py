@@ -7,9 +7,11 @@ generated videos. A row states the mistake, what version 0.2.0 did, and the mess
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import importlib
 import io
+import logging
 import os
 import re
 import shutil
@@ -23,6 +25,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from PIL import Image
+from torch import nn
 
 import ffn
 from ffn.cli import main
@@ -42,11 +45,13 @@ class Case:
         done: what was done, in words.
         before: what version 0.2.0 did.
         act: does it, in the current folder; prints or raises the message.
+        line: pattern of the line with the message; default: the first error or warning.
     """
 
     done: str
     before: str
     act: Callable[[], object]
+    line: str = ""
 
 
 def command(name: str, *arguments: str) -> None:
@@ -138,6 +143,101 @@ def damaged_record() -> None:
     command("summarise", "damaged.json", "--output", "summary")
 
 
+def shared_groups() -> None:
+    for name in ("train", "val"):
+        lines = Path(f"data/motion/{name}.csv").read_text().splitlines()
+        lines = [f"{lines[0]},group", *(f"{line},person_{i}" for i, line in enumerate(lines[1:]))]
+        Path(f"data/motion/{name}.csv").write_text("\n".join(lines) + "\n")
+    train()
+
+
+def report_in_the_data() -> None:
+    root = Path("own")
+    for label in ("pull", "push"):
+        (root / label).mkdir(parents=True)
+        shutil.copy(Path("data/motion", videos()[0]), root / label / "a.mp4")
+    command("check_data", "own")
+
+
+def hostile_record() -> None:
+    shutil.copy(
+        next(Path(__file__).parents[1].glob("model_zoo/weights/*.safetensors")), "own.safetensors"
+    )
+    counts = ", ".join(map(str, range(1, 20_001)))
+    Path("own.yaml").write_text(
+        "{name: own, model: tsm_tiny, num_classes: 3, preprocessing: {crop: 24, resize: 28}, "
+        f"trained_frames: [{counts}]}}\n"
+    )
+    command("predict", "--weights", "own.safetensors", "a.mp4")
+
+
+def text_as_a_film() -> None:
+    Path("notes.txt").write_text("hello\n" * 2000)
+    command("predict", "--weights", SHIPPED, "notes.txt")
+
+
+def shorter_list() -> None:
+    train("log.output=again")
+    lines = Path("data/motion/train.csv").read_text().splitlines()
+    Path("data/motion/train.csv").write_text("\n".join(lines[:-1]) + "\n")
+    train("log.output=again", "train.epochs=2")
+
+
+def more_epochs() -> None:
+    train("log.output=again", "optim.warmup_epochs=0")
+    train("log.output=again", "optim.warmup_epochs=0", "train.epochs=2")
+
+
+def damaged_log() -> None:
+    train("log.output=again")
+    path = Path("again/log.jsonl")
+    path.write_bytes(b"\0\0{" + path.read_bytes()[3:])
+    train("log.output=again", "train.epochs=2")
+
+
+def other_frames() -> None:
+    train("task.frames=[2,6]", f"model.weights={SHIPPED}")
+
+
+def interrupted_pack() -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    with patch("ffn.data.pack", interrupt):
+        command("pack", "quickstart/motion_flexible")
+
+
+def foreign_network() -> nn.Module:
+    return nn.Sequential(nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4), nn.AdaptiveAvgPool3d(1))
+
+
+def unknown_option() -> None:
+    Path("mine.yaml").write_text("train:\n  epoch: 7\n")
+    command("train", "mine.yaml")
+
+
+def full_disk() -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with patch("ffn.data.store.writer.StoreWriter._write", full):
+        command("pack", "quickstart/motion_flexible", "data.store=full", "data.workers=1")
+
+
+def unwritable_output() -> None:
+    Path("file").touch()
+    given = ("quickstart/motion_flexible", "--weights", SHIPPED, "--output", "file/results")
+    command("test", *given)
+
+
+def unreadable_training() -> None:
+    root = Path("data/motion")
+    (root / "broken.mp4").write_bytes(b"no video")
+    rows = "broken.mp4,pulse_once\nbroken.mp4,orbit_clockwise\n" * 2
+    (root / "broken.csv").write_text(f"path,label\n{rows}")
+    train("data.train=broken.csv", "data.on_error=skip")
+
+
 CASES = (
     Case(
         "a text list with tabs and a header, and a row with spaces",
@@ -227,6 +327,77 @@ CASES = (
         "`leave it out`",
         lambda: ffn.create_model("tsm_tiny", num_clases=5),
     ),
+    Case(
+        "`ffn.create_model(5)`",
+        "`AttributeError: 'int' object has no attribute 'partition'`",
+        lambda: ffn.create_model(5),
+    ),
+    Case(
+        "a clip (B, T, C, H, W) for a converted network of another library",
+        "`expected input[1, 8, 3, 24, 24] to have 3 channels, but got 8 channels`",
+        lambda: ffn.convert(foreign_network(), (4, 8), alter="none")(torch.zeros(1, 8, 3, 24, 24)),
+    ),
+    Case(
+        "the folder of `videos/` and its lists as `data.train`",
+        "one class `videos`, accuracy 100 %",
+        lambda: train("data.train=.", *no_classes()),
+    ),
+    Case(
+        "training and validation videos of the same persons (column `group`)",
+        "nothing said",
+        shared_groups,
+        "^warning: .* group",
+    ),
+    Case(
+        "`check_data DIR` on a folder per class",
+        "the report becomes a class of the folder",
+        report_in_the_data,
+        "report.csv",
+    ),
+    Case("`data.root=@work`", "traceback", lambda: train("data.root=@work")),
+    Case("`data.root=${HOME}`", "traceback", lambda: train("data.root=${HOME}")),
+    Case("`data.timeout=inf`", "traceback", lambda: train("data.timeout=inf")),
+    Case("a record of weights with 20,000 frame counts", "minutes and memory", hostile_record),
+    Case("a text file where a video is expected", "FFmpeg draws it as a film", text_as_a_film),
+    Case(
+        "a line was removed from the list before a run is resumed",
+        "the run ends, without a remedy",
+        shorter_list,
+    ),
+    Case(
+        "`train.epochs` is raised before a run is resumed",
+        "refused",
+        more_epochs,
+        "train.epochs 1 -> 2",
+    ),
+    Case("a damaged `log.jsonl` in a run that is resumed", "traceback", damaged_log, "log.jsonl"),
+    Case(
+        "`model.weights` trained at 4, 8 and 16 for `task.frames=[2,6]`",
+        "refused",
+        other_frames,
+        "^private modules and alterations",
+    ),
+    Case("Ctrl-C while packing", "traceback", interrupted_pack, "interrupted"),
+    Case("a full disk while packing", "`[Errno 28] No space left on device`", full_disk),
+    Case("an `--output` that cannot be written", "an error after the test", unwritable_output),
+    Case(
+        "`optim.lr=1e9`",
+        "the start weights are blamed",
+        lambda: train("optim.lr=1e9", "train.max_bad_steps=1"),
+    ),
+    Case(
+        "overrides after `--weights W`",
+        "the override becomes a second name of weights",
+        lambda: command(
+            "test", "quickstart/motion_flexible", "--weights", SHIPPED, "data.rot=data/other"
+        ),
+    ),
+    Case("a config with an unknown option", "the file is named, without the line", unknown_option),
+    Case(
+        "no training video can be read (`data.on_error=skip`)",
+        "exit status 0, and a `best.pt`",
+        unreadable_training,
+    ),
 )
 
 
@@ -237,16 +408,20 @@ def check_text(text: str) -> None:
 
 def answer(case: Case) -> str:
     """The message, in one line, without the folder and the usage of the command."""
-    err = io.StringIO()
-    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(err):
+    out, err = io.StringIO(), io.StringIO()
+    handler = logging.StreamHandler(err)
+    logging.getLogger("ffn").addHandler(handler)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
             case.act()
         except SystemExit:
             pass
         except Exception as error:
             print(f"{type(error).__name__}: {error}", file=err)
-    lines = [line.strip() for line in err.getvalue().splitlines()]
-    found = next(line for line in lines if re.match(r"[\w.]+: ", line) and "usage:" not in line)
+    logging.getLogger("ffn").removeHandler(handler)
+    text = err.getvalue() + (out.getvalue() if case.line else "")
+    lines = [line.strip() for line in text.splitlines() if "usage:" not in line]
+    found = next(line for line in lines if re.search(case.line or r"^[\w.]+: ", line))
     return re.sub(r"bytes \d+ -> \d+", "bytes 7882 -> 8478", found)  # differ with the encoder
 
 

@@ -17,6 +17,7 @@ def test_the_table_has_a_row_for_each_case() -> None:
     assert list(ROWS) == [case.done for case in CASES]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.done)
 def test_messages(case: Case) -> None:
     if "without CUDA" in case.done and torch.cuda.is_available():

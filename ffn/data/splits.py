@@ -84,12 +84,17 @@ def read_splits(
     Raises:
         ValueError: an annotation file or ``dataset.json`` is invalid, or the lists have the other
             kind of labels.
-        FileNotFoundError: an annotation file is missing.
+        FileNotFoundError: an annotation file or the file of class names is missing.
     """
     root = Path(root)
 
     names = list(classes) if classes is not None else None
     if names is None and class_file is not None:
+        if not (root / class_file).is_file():
+            raise FileNotFoundError(
+                f"no file of class names {root / class_file}; check data.root ({root}) and "
+                f"data.classes ({class_file})"
+            )
         names = read_classes(root / class_file)
     records: list[Record] = []
     rows: list[AnnotationRow] = []
