@@ -65,6 +65,7 @@ def test_devices() -> None:
         ("train", "quickstart/motion_flexible"),
         ("test", f"quickstart/motion_flexible --weights {WEIGHTS}"),
         ("predict", f"a.mp4 --weights {WEIGHTS}"),
+        ("find_lr", "quickstart/motion_flexible"),
         ("benchmark", "infer"),
         ("crossvalidate", "quickstart/motion_flexible --annotations a.csv --output cv"),
     ],
