@@ -125,6 +125,19 @@ def test_inference_compares_all_forms_at_each_frame_count_and_batch_size(tmp_pat
         ]
 
 
+@pytest.mark.slow
+def test_compiled_inference_is_compared(tmp_path: Path) -> None:
+    arguments = ["infer", *TINY, "--size", "32", "--rounds", "1", "--trained-frames", "2", "4"]
+
+    (comparison,) = measure(
+        tmp_path / "infer.json", *arguments, "--batch-size", "1", "--frames", "4", "--compile"
+    )["comparisons"]
+
+    name = "fused, bf16, compiled"
+    assert [form for form in names(comparison) if "compiled" in form] == [name]
+    assert (name, "as trained") in [(r["name"], r["over"]) for r in comparison["ratios"]]
+
+
 VIDEOS = ["--videos", "2", "--rounds", "1", "--video-frames", "10", "--gop", "4"]
 
 

@@ -163,12 +163,13 @@ def test_count_without_a_sub_network(count: Any) -> None:
         model.activate(count)
 
 
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
 @torch.no_grad()
-def test_recurrent_layers_by_hand() -> None:
+def test_recurrent_layers_by_hand(kind: type[nn.RNNBase]) -> None:
     """A private LSTM reads its weights from a list, which must have the interpolated ones."""
-    layers = {n: nn.LSTM(3, 4, num_layers=2, bidirectional=True) for n in (4, 8)}
+    layers = {n: kind(3, 4, num_layers=2, bidirectional=True) for n in (4, 8)}
     modules, x = PrivateModules(layers).eval(), torch.randn(5, 2, 3)
-    expected = nn.LSTM(3, 4, num_layers=2, bidirectional=True)
+    expected = kind(3, 4, num_layers=2, bidirectional=True)
     for name, weight in expected.named_parameters():
         weight.copy_(0.75 * layers[4].get_parameter(name) + 0.25 * layers[8].get_parameter(name))
     untouched = layers[4](x)[0]
