@@ -23,7 +23,7 @@ ROOMS = {
     "zoo": {"backbones", "core"},
     "export": {"core"},
     "engine": {"core", "data", "evaluation", "zoo"},
-    "benchmarks": {"core", "data", "engine", "evaluation", "export", "zoo"},
+    "benchmarks": {"backbones", "core", "data", "engine", "evaluation", "export", "layers", "zoo"},
     "serve": {"zoo", "data", "core", "export"},
     "cli": None,  # everything
 }

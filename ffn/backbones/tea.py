@@ -91,9 +91,21 @@ class _OverTime(nn.Conv1d):
             weight = self.weight[..., None, None]
             return F.conv3d(x, weight, self.bias, padding=(pad, 0, 0), groups=self.groups)
         weight = self.weight[..., None]  # (C, 1, 3, 1)
-        x, area = x.flatten(3), x.shape[3:]  # (B, C, T, H * W)
+        x, area = _as_images(x.flatten(3)), x.shape[3:]  # (B, C, T, H * W)
         x = F.conv2d(x, weight, self.bias, padding=(pad, 0), groups=self.groups)
         return x.unflatten(3, area)
+
+
+def _as_images(x: Tensor) -> Tensor:
+    """A channels-last tensor (B, C, T, P), or a slice, with strides by which torch recognises it.
+
+    A batch of 1 may have any first stride; torch then computes in the default layout, up to eight
+    times as long.
+    """
+    is_eager = not (torch.compiler.is_compiling() or torch.jit.is_tracing())
+    if is_eager and len(x) == 1 and x.stride(1) == 1:
+        return x.movedim(1, -1).flatten().view(1, *x.shape[2:], x.shape[1]).movedim(-1, 1)
+    return x
 
 
 class MotionBlock(Bottle2neck):

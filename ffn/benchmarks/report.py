@@ -145,6 +145,25 @@ def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any
     return "\n".join([text, "", *lines]) + "\n"
 
 
+def markdown_ratios(comparisons: Sequence[Comparison], measured: Mapping[str, Any]) -> str:
+    """A Markdown table with a row per ratio: time and memory of the first variant to the other.
+
+    Args:
+        comparisons: the results.
+        measured: see :func:`describe_run`.
+    """
+    lines = ["| | compared with | time | quartiles | memory |", "|---|---|---|---|---|"]
+    for comparison in comparisons:
+        for r in comparison.ratios:
+            memory = "" if r.memory is None else f"{r.memory:.2f}"
+            quarters = f"{1 / r.high:.2f} to {1 / r.low:.2f}"
+            cells = (comparison.title, r.over, f"{1 / r.speed:.2f}", quarters, memory)
+            lines.append(f"| {' | '.join(cells)} |")
+    where = f"{measured['device']}, torch {measured['torch']}, {measured['date'][:10]}"
+    text = f"Time and memory of the form that networks of ffn run, relative to another; {where}."
+    return "\n".join([text, "", *lines]) + "\n"
+
+
 def _natural_order(comparison: Comparison) -> list[str | int]:
     parts = re.split(r"(\d+)", comparison.title)
     return [int(part) if part.isdigit() else part for part in parts]

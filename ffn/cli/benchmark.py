@@ -1,4 +1,4 @@
-"""``tools/benchmark.py train|infer|data``: throughput and memory as ratios from one run."""
+"""``tools/benchmark.py train|infer|layers|data``: throughput and memory as ratios from one run."""
 
 from __future__ import annotations
 
@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from ffn.benchmarks.timing import Comparison
     from ffn.engine.train_step import TrainStep
 
+# Functions of ffn.benchmarks.report that write the table of a benchmark.
+TABLES = {"infer": "markdown_table", "layers": "markdown_ratios"}
+
 
 @program("benchmark", "the same command starts again; `infer --resume` continues")
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,7 +35,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     # The profiler measures CPU memory; without this it logs that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 
-    from ffn.benchmarks.report import markdown_table, print_comparison, save_comparisons
+    from ffn.benchmarks import report
     from ffn.data import VideoError
     from ffn.files import make_writable, write_text
 
@@ -49,11 +52,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         given.done = [comparison.title for comparison in comparisons]
         for comparison in given.measure(given, device):
             comparisons.append(comparison)
-            print_comparison(comparison, items=given.items)
+            report.print_comparison(comparison, items=given.items)
             if given.output:  # after each: an interrupted run keeps what it has measured
-                save_comparisons(comparisons, given.output, measured=measured, options=options)
+                report.save_comparisons(
+                    comparisons, given.output, measured=measured, options=options
+                )
                 for table in _files(given)[1:]:
-                    write_text(table, markdown_table(comparisons, measured))
+                    written = getattr(report, TABLES[given.benchmark])
+                    write_text(table, written(comparisons, measured))
         print(*(f"{key}: {value}" for key, value in measured.items()), sep="\n")
         print(*_files(given), sep="\n")
     except (ValueError, RuntimeError, OSError, ImportError, VideoError) as error:
@@ -71,11 +77,11 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     device = find_device(given.device)
     if device.type not in MEMORY:
         raise ValueError(f"--device is {given.device!r}; allowed: auto, cpu, cuda, cuda:1, …")
-    given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
     measured = describe_run(device) | {"memory": MEMORY[device.type]}
     if given.benchmark == "infer":
         given.frames = given.frames or given.trained_frames
-    else:
+    elif given.benchmark == "train":
+        given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
         measured |= {"precision": given.precision}
     return device, measured
 
@@ -144,6 +150,12 @@ def _infer(given: argparse.Namespace, device: torch.device) -> Iterator[Comparis
             )
 
 
+def _layers(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
+    from ffn.benchmarks.layers import compare_layers
+
+    yield from compare_layers(frames=given.frames, rounds=given.rounds, device=device)
+
+
 def _data(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
     from ffn.benchmarks.reading import compare_reading
 
@@ -161,13 +173,13 @@ def _data(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
 
 
 def _files(given: argparse.Namespace) -> list[Path]:
-    """What ``--output`` writes: the measurements, of ``infer`` also a table."""
+    """What ``--output`` writes: the measurements, and for some benchmarks a table."""
     if given.output is None:
         return []
     if given.output.suffix == ".md":
         raise ValueError(f"--output is {given.output}; name the .json file, e.g. infer.json")
     table = given.output.with_suffix(".md")
-    return [given.output, table] if given.benchmark == "infer" else [given.output]
+    return [given.output, table] if given.benchmark in TABLES else [given.output]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -177,7 +189,9 @@ def _parser() -> argparse.ArgumentParser:
         "A B C A B C, so that other load on the machine affects all of them equally. "
         "OMP_NUM_THREADS sets the number of CPU threads.",
     )
-    commands = parser.add_subparsers(dest="benchmark", required=True, metavar="train|infer|data")
+    commands = parser.add_subparsers(
+        dest="benchmark", required=True, metavar="train|infer|layers|data"
+    )
 
     def add(name: str, measure: Callable, items: str, text: str) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=f"Compare {text}.")
@@ -188,6 +202,8 @@ def _parser() -> argparse.ArgumentParser:
     train = add("train", _train, "videos", f"{steps} training")
     passes = "forward passes: the frame-flexible network as trained, fused, in bf16, compiled, in"
     infer = add("infer", _infer, "clips", f"{passes} ONNX Runtime")
+    forms = "single layers: the form that networks of ffn run, and others with the same outputs"
+    layers = add("layers", _layers, "calls", forms)
     samples = "training samples: one decode for all views or one per view, video formats, data"
     data = add("data", _data, "samples", f"{samples} loader workers")
 
@@ -198,7 +214,9 @@ def _parser() -> argparse.ArgumentParser:
     _integer(infer, "--frames", None, "frame counts of the clips; default: trained ones", **several)
     _add_network_options(train, infer)
     _add_data_options(data)
-    for command, rounds in ((train, 10), (infer, 20), (data, 5)):
+    _integer(layers, "--frames", 8, "frames of the clips", metavar="T")
+    add_device_argument(layers)
+    for command, rounds in ((train, 10), (infer, 20), (layers, 20), (data, 5)):
         option = command.add_argument
         _integer(command, "--rounds", rounds, "timed runs of each variant")
         option("--output", type=Path, metavar="FILE.json", help="also write the results to a file")

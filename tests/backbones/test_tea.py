@@ -6,6 +6,7 @@ import pytest
 import timm
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ffn import backbones
 from ffn.backbones.tea import MotionExcitation, TemporalConv
@@ -73,3 +74,20 @@ def test_without_excitation_and_shift_it_is_timms_network() -> None:
 def test_a_network_without_res2net_blocks() -> None:
     with pytest.raises(ValueError, match="has no Res2Net blocks; choose a Res2Net"):
         backbones.build("tea.resnet18", num_classes=3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("batch", [1, 2])
+def test_temporal_convolutions_keep_the_channels_last_layout(batch: int) -> None:
+    """Also of a slice of channels, and for a batch of 1, whose strides torch may not recognise."""
+    conv = TemporalConv(8, length_of(4), shifted=True)
+    conv.conv.weight.copy_(torch.randn(8, 1, 3))
+    x = torch.randn(batch * 4, 24, 5, 6).to(memory_format=torch.channels_last)[:, 8:16]
+    clips = x.reshape(batch, 4, 8, 5, 6)
+    padded = F.pad(clips, (0, 0, 0, 0, 0, 0, 1, 1))
+    taps = conv.conv.weight[:, 0, :, None, None]
+    expected = sum(padded[:, i : i + 4] * taps[:, i] for i in range(3)).flatten(0, 1)
+
+    for given in (x, x.contiguous(memory_format=torch.channels_last), x.contiguous()):
+        torch.testing.assert_close(conv(given), expected)
+    assert conv(x).is_contiguous(memory_format=torch.channels_last)

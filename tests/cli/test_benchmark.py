@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from ffn.benchmarks import inference
+from ffn.benchmarks.layers import Layer, _check_equal
 from ffn.cli.benchmark import main
 
 TINY = ["--model", "tsm_tiny", "--num-classes", "3", "--batch-size", "2", "--device", "cpu"]
@@ -136,6 +137,27 @@ def test_compiled_inference_is_compared(tmp_path: Path) -> None:
     name = "fused, bf16, compiled"
     assert [form for form in names(comparison) if "compiled" in form] == [name]
     assert (name, "as trained") in [(r["name"], r["over"]) for r in comparison["ratios"]]
+
+
+@pytest.mark.slow
+def test_layers_are_compared_with_equal_forms(tmp_path: Path) -> None:
+    written = measure(tmp_path / "layers.json", "layers", "--frames", "2", "--rounds", "1")
+
+    for comparison in written["comparisons"]:
+        assert "ffn" in names(comparison)
+        assert {ratio["name"] for ratio in comparison["ratios"]} == {"ffn"}
+    assert len(written["comparisons"]) == 12
+    table = (tmp_path / "layers.md").read_text()
+    assert table.count("\n| ") == 1 + sum(len(c["ratios"]) for c in written["comparisons"])
+
+
+def test_layers_with_other_outputs_are_refused() -> None:
+    forms = {"one": lambda x: x, "two": lambda x: 1.001 * x}
+    with pytest.raises(RuntimeError, match=r"two differs from one by 1\.0e-03"):
+        _check_equal(Layer("a layer", forms, torch.ones(3), trains=False))
+    forms = {"one": lambda x: x, "two": lambda x: x.detach() + 0 * x}
+    with pytest.raises(RuntimeError, match=r"two differs from one by 1\.0e"):
+        _check_equal(Layer("a layer", forms, torch.ones(3), trains=True))
 
 
 VIDEOS = ["--videos", "2", "--rounds", "1", "--video-frames", "10", "--gop", "4"]
