@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import fnmatch
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -33,16 +34,20 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
     """Write STEM.json, STEM.md and STEM.png."""
     from ffn.evaluation import load_table, save_figure
     from ffn.evaluation.seeds import (
+        SEPARATE,
         check_same_measure,
         differences,
         group_by_run,
         markdown_table,
         mean_sweep,
+        separate_networks,
         summarise,
     )
     from ffn.files import write_text
 
     runs = group_by_run([sweep for path in given.results for sweep in load_table(path)])
+    if given.separate:
+        runs[SEPARATE] = separate_networks(runs, given.separate)
     named = {*(given.figure or ()), *filter(None, [given.against])}
     unknown = sorted(named - set(runs))
     if unknown:
@@ -61,7 +66,8 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
     content = {"format": FORMAT, "title": given.title or TITLES[measure], "runs": summary}
     write_text(files[0], json.dumps(content, indent=1) + "\n")
     write_text(files[1], text)
-    shown = given.figure or list(runs)
+    joined = fnmatch.filter(runs, given.separate) if given.separate else []
+    shown = given.figure or [run for run in runs if run not in joined]
     save_figure([mean_sweep(run, runs[run], summary[run]) for run in shown], files[2])
     return files
 
@@ -86,6 +92,12 @@ def _parser() -> argparse.ArgumentParser:
         "--against",
         metavar="RUN",
         help="add a table of differences from this run, for runs with the same trained counts",
+    )
+    option(
+        "--separate",
+        metavar="PATTERN",
+        help="add a run `separate networks`: at each count, the network that was trained at it, of "
+        "the runs whose names match, e.g. 'plain_*'; the figure has it in their place",
     )
     option("--figure", nargs="*", metavar="RUN", help="runs in the figure; default: all")
     option("--overwrite", action="store_true", help="replace existing files")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import cycle
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,15 +35,20 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     """
     figure = new_figure(9.6, 4.4)
     by_frames, by_cost = figure.subplots(1, 2, sharey=True)
-    styles = zip(sweeps, cycle(COLOURS), cycle(MARKERS), strict=False)
-    for order, (sweep, colour, marker) in enumerate(styles):
-        style = {"color": colour, "marker": marker, "zorder": 3 + len(sweeps) - order}
+    for order, sweep in enumerate(sweeps):
+        repeated = order // len(COLOURS)  # a colour has another marker when it comes again
+        style = {
+            "color": COLOURS[order % len(COLOURS)],
+            "marker": MARKERS[(order + repeated) % len(MARKERS)],
+            "zorder": 3 + len(sweeps) - order,
+        }
         _draw(by_frames, sweep, [row.frames for row in sweep.rows], style)
         _draw(by_cost, sweep, _cost(sweep), style)
 
     by_frames.set_xlabel("frames of the clip")
     by_frames.set_ylabel(f"{sweeps[0].rows[0].long_title} (%)")
-    by_frames.set_xticks(sorted({row.frames for sweep in sweeps for row in sweep.rows}))
+    counts = sorted({row.frames for sweep in sweeps for row in sweep.rows})
+    by_frames.set_xticks([t for t in counts if len(counts) <= 16 or t % 2 == 0])
     several = any(sweep.views > 1 for sweep in sweeps)
     by_cost.set_xlabel(f"multiply-accumulates per {'video' if several else 'clip'} (G)")
     _scale_cost(by_cost, [cost for sweep in sweeps for cost in _cost(sweep)])

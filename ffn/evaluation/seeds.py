@@ -5,6 +5,7 @@ Runs that differ in their seed alone are named ``<run>.s<seed>``, e.g. ``motion_
 
 from __future__ import annotations
 
+import fnmatch
 import re
 import statistics
 from collections.abc import Mapping, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 
 from ffn.evaluation.results import Row, Sweep
 
+SEPARATE = "separate networks"
 Summary = dict[str, Any]  # of one run; see :func:`summarise`
 
 
@@ -46,6 +48,46 @@ def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
             if len(values) > 1:
                 raise ValueError(f"the seeds of {run} have different {what}; use the same for all")
     return {run: list(seeds.values()) for run, seeds in runs.items()}
+
+
+def separate_networks(runs: Mapping[str, Sequence[Sweep]], pattern: str) -> list[Sweep]:
+    """Networks trained at one frame count each, as one run: each answers at its own count.
+
+    Args:
+        runs: see :func:`group_by_run`.
+        pattern: glob of the names of these networks, e.g. ``plain_*``.
+
+    Raises:
+        ValueError: no run, or one that has several trained counts or is not tested at its own; or
+            two have the same count or different numbers of seeds.
+    """
+    chosen: dict[int, Sequence[Sweep]] = {}
+    for name in fnmatch.filter(runs, pattern):
+        counts = runs[name][0].trained_frames or ()
+        if len(counts) != 1 or counts[0] in chosen:
+            raise ValueError(
+                f"{name} is trained at {list(counts) or 'unknown frame counts'}; each separate "
+                "network has one count, another than those of the others"
+            )
+        chosen[counts[0]] = runs[name]
+    if len({len(seeds) for seeds in chosen.values()}) != 1:
+        found = {name: len(runs[name]) for name in fnmatch.filter(runs, pattern)}
+        raise ValueError(
+            f"separate networks need the same number of seeds; {pattern} has {found or 'no run'}"
+        )
+    joined = []
+    for same in zip(*(chosen[count] for count in sorted(chosen)), strict=True):
+        own = [
+            [row for row in sweep.rows if row.frames == count]
+            for count, sweep in zip(sorted(chosen), same, strict=True)
+        ]
+        rows = tuple(row for rows in own for row in rows)
+        if len(rows) < len(chosen):
+            raise ValueError(f"a network of {pattern} is not tested at its trained count")
+        joined.append(
+            replace(same[0], name=SEPARATE, trained_frames=tuple(sorted(chosen)), rows=rows)
+        )
+    return joined
 
 
 def summarise(seeds: Sequence[Sweep]) -> Summary:

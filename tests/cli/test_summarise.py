@@ -84,6 +84,50 @@ def test_differences_from_a_run_of_the_same_counts(tmp_path: Path) -> None:
     assert lines[at + 2 :] == ["| run | 4 |", "|---|---|", "| other | -2.1 |"]
 
 
+def at(name: str, trained: tuple[int, ...], top1: dict[int, float]) -> Sweep:
+    return replace(sweep(name, top1), trained_frames=trained)
+
+
+def test_separate_networks_answer_at_their_own_count(tmp_path: Path) -> None:
+    sweeps = [
+        at("any.s0/last", (4, 8), {4: 50.0, 6: 55.0, 8: 60.0}),
+        at("plain_8.s0/last", (8,), {4: 1.0, 6: 2.0, 8: 61.0}),
+        at("plain_4.s0/last", (4,), {4: 51.0, 6: 3.0, 8: 4.0}),
+        at("plain_8.s1/last", (8,), {4: 1.0, 6: 2.0, 8: 63.0}),
+        at("plain_4.s1/last", (4,), {4: 53.0, 6: 3.0, 8: 4.0}),
+    ]
+    save_table(sweeps, tmp_path)
+    command = [str(tmp_path / "results.json"), "--output", str(tmp_path / "x")]
+
+    assert main([*command, "--separate", "plain_*"]) == 0
+
+    table = (tmp_path / "x.md").read_text()
+    assert "| separate networks | 2 | **52.0 ± 1.4** |  | **62.0 ± 1.4** |" in table
+    assert "| plain_4 | 2 |" in table
+
+
+@pytest.mark.parametrize(
+    ("others", "message"),
+    [
+        ([], "need the same number of seeds; plain_* has no run"),
+        ([at("plain_a.s0/x", (4, 8), {4: 1.0, 8: 2.0})], "plain_a is trained at [4, 8]"),
+        ([at(f"plain_{i}.s0/x", (4,), {4: 1.0}) for i in "ab"], "plain_b is trained at [4]"),
+        ([at("plain_8.s0/x", (8,), {4: 1.0})], "plain_* is not tested at its trained count"),
+        (
+            [at(f"plain_{t}.s{i}/x", (t,), {t: 1.0}) for t, i in ((4, 0), (8, 0), (8, 1))],
+            "plain_* has {'plain_4': 1, 'plain_8': 2}",
+        ),
+    ],
+)
+def test_separate_networks_that_cannot_be_joined_are_refused(
+    others: list[Sweep], message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_table([sweep("any.s0/last", {4: 50.0}), *others], tmp_path)
+    command = [str(tmp_path / "results.json"), "--output", str(tmp_path / "x")]
+    assert main([*command, "--separate", "plain_*"]) == 2
+    assert message in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [(["plain/last"], "'plain/last' has no seed"), (["a.s0/last"], "no run 'b'; the runs are a")],

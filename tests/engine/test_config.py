@@ -68,8 +68,8 @@ def test_defaults_are_the_papers_recipe() -> None:
         ("training.batch_size=8", "did you mean train.batch_size?"),
         ("train=3", "unknown option train;"),
         ("train.=3", "did you mean"),
-        ("__class__={}", "tools/train.py --help lists all"),
-        ("qqq.zzz=3", "tools/train.py --help lists all"),
+        ("__class__={}", "ffn train --help lists all"),
+        ("qqq.zzz=3", "ffn train --help lists all"),
         (
             "task.weight=3",
             "those of task flexible: task.name, task.frames, task.ranges, task.private",

@@ -330,9 +330,9 @@ def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ('{"format": 99}', "has format 99; expected a results.json of tools/test.py, format 1"),
+        ('{"format": 99}', "has format 99; expected a results.json of ffn test, format 1"),
         ("[1, 2]", "is not a file of results; expected a results.json"),
-        ("{", "is damaged: not valid JSON .*run tools.test.py again with --overwrite"),
+        ("{", "is damaged: not valid JSON .*run ffn test again with --overwrite"),
         ('{"format": 1}', "is damaged .KeyError.'networks'"),
         (
             '{"format": 1, "networks": [{"trained_frames": null, "crop": [8, 8], "rows": '
