@@ -15,7 +15,15 @@ from ffn.evaluation.cross_validation import (
     summarise_cross_validation,
 )
 from ffn.evaluation.cross_validation_table import cell, description, warnings_of
-from ffn.evaluation.plots import COLOURS, GREY, MARKERS, new_figure, tidy, write_figure
+from ffn.evaluation.plots import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    add_legend,
+    new_figure,
+    tidy,
+    write_figure,
+)
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -133,8 +141,7 @@ def save_comparison_figure(comparison: Mapping[str, Any], path: str | Path) -> P
         axes.set_xticks(range(len(frames)), map(str, frames))
         axes.set_xlabel("frames of the clip")
         tidy(axes)
-    lines, names = panels[0].get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
+    add_legend(figure, *panels[0].get_legend_handles_labels())
     level = networks[against]["bootstrap"]["level"]
     note = f"filled: trained at this number of frames; bars: {100 * level:.0f} % intervals"
     figure.supxlabel(note, fontsize=8.5, color=GREY)

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.evaluation.plots import COLOURS, GREY, new_figure, tidy, write_figure
+from ffn.evaluation.plots import COLOURS, GREY, add_legend, new_figure, tidy, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -166,5 +166,4 @@ def _add_legend(figure: Figure, names: Sequence[str], colours: Sequence[Any]) ->
         Line2D([], [], color=colour, label=name, linewidth=2.5)
         for name, colour in zip(names, colours, strict=True)
     ]
-    columns = min(COLUMNS, len(names))
-    figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)
+    add_legend(figure, handles, names)

@@ -55,8 +55,7 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     for axes in (by_frames, by_cost):
         tidy(axes)
 
-    lines, names = by_frames.get_legend_handles_labels()
-    figure.legend(lines, names, loc="outside upper center", ncols=min(4, len(names)), frameon=False)
+    add_legend(figure, *by_frames.get_legend_handles_labels())
     figure.supxlabel("filled: trained at this number of frames", fontsize=8.5, color=GREY)
     return write_figure(figure, path)
 
@@ -74,6 +73,17 @@ def new_figure(width: float, height: float) -> Figure:
             "the figure needs matplotlib: pip install 'frame-flexible[plot]'"
         ) from error
     return Figure(figsize=(width, height), dpi=150, layout="constrained")
+
+
+def add_legend(figure: Figure, lines: Sequence[Any], names: Sequence[str]) -> None:
+    """A legend above the axes, in as many columns, up to four, as fit into the figure."""
+    for columns in range(min(4, len(names)), 0, -1):
+        place = {"loc": "outside upper center", "ncols": columns, "frameon": False}
+        legend = figure.legend(lines, names, **place)
+        figure.draw_without_rendering()  # its size is known then
+        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+            return
+        legend.remove()
 
 
 def tidy(axes: Axes) -> None:

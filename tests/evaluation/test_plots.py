@@ -1,0 +1,54 @@
+"""Figures of several networks: legends fit, and curves differ."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ffn.evaluation import plots
+from ffn.evaluation.plots import add_legend, new_figure, save_figure
+from ffn.evaluation.results import Row, Sweep
+
+pytest.importorskip("matplotlib")
+
+
+def sweep(name: str, counts: range) -> Sweep:
+    row = Row(2, None, 50.0, 90.0, 50.0, 1.0, 10, None, 20, 0)
+    rows = tuple(replace(row, frames=t, gmacs=float(t)) for t in counts)
+    return Sweep(name, (4,), 10, (32, 32), rows, (), {"date": "today"})
+
+
+@pytest.mark.parametrize("letters", [3, 20, 45])
+@pytest.mark.parametrize("width", [6.6, 9.6])
+def test_a_legend_fits_into_its_figure(letters: int, width: float) -> None:
+    from matplotlib.lines import Line2D
+
+    figure = new_figure(width, 4)
+    figure.subplots()
+    names = [f"{i}" + "m" * (letters - 1) for i in range(6)]
+    add_legend(figure, [Line2D([], []) for _ in names], names)
+
+    figure.draw_without_rendering()
+
+    (legend,) = figure.legends
+    box = legend.get_window_extent()
+    assert box.x0 >= 0
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_colour_and_marker_differ_between_curves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = []
+    write = plots.write_figure
+    monkeypatch.setattr(
+        plots, "write_figure", lambda figure, path: figures.append(figure) or write(figure, path)
+    )
+    save_figure([sweep(f"net {i}", range(1, 25)) for i in range(14)], tmp_path / "x.png")
+
+    by_frames, _ = figures[0].axes
+    curves = [line for line in by_frames.lines if line.get_linestyle() != "None"]
+    assert len({(line.get_color(), line.get_marker()) for line in curves}) == 14
+    assert list(by_frames.get_xticks()) == list(range(2, 25, 2))  # labels do not overlap
