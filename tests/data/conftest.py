@@ -8,7 +8,7 @@ from ffn.data import loader
 __all__ = ["numbers", "start_method", "write_folder", "write_video"]
 
 
-@pytest.fixture(params=["fork", "forkserver", "spawn"])
+@pytest.fixture(params=["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def start_method(request, monkeypatch):
     """Start method of the workers of `make_loader`."""
     monkeypatch.setattr(loader, "worker_start_method", lambda: request.param)

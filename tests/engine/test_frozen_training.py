@@ -220,6 +220,7 @@ def test_frozen_random_weights_are_warned_of(videos: Path, tmp_path: Path, finis
     assert not warned("train.freeze_bn=true")
 
 
+@pytest.mark.slow
 def test_two_processes_probe_as_one(videos: Path, start: str, tmp_path: Path) -> None:
     """With class weights, whose sum differs between the two halves of a batch."""
     more = (start, "train.linear_probe=true", "train.class_weight_list=[1,2,5]", "model.dropout=0")

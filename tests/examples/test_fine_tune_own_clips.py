@@ -45,6 +45,7 @@ def test_it_can_be_read_in_one_go() -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 95
 
 
+@pytest.mark.slow
 def test_own_clips(tmp_path: Path) -> None:
     generate(tmp_path / "made", train_per_class=5, val_per_class=1)
     for name in CLASSES:
