@@ -224,6 +224,15 @@ def full_disk() -> None:
         command("pack", "quickstart/motion_flexible", "data.store=full", "data.workers=1")
 
 
+def read_only_file_system() -> None:
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), "results/.results.json.part")
+
+    with patch("pathlib.Path.touch", read_only):
+        given = ("quickstart/motion_flexible", "--weights", SHIPPED, "--output", "results")
+        command("test", *given)
+
+
 def unwritable_output() -> None:
     Path("file").touch()
     given = ("quickstart/motion_flexible", "--weights", SHIPPED, "--output", "file/results")
@@ -379,6 +388,12 @@ CASES = (
     ),
     Case("Ctrl-C while packing", "traceback", interrupted_pack, "interrupted"),
     Case("a full disk while packing", "`[Errno 28] No space left on device`", full_disk),
+    Case("a read-only file system", "`[Errno 30] Read-only file system`", read_only_file_system),
+    Case(
+        "a config that does not ship, `quickstart/own_clip`",
+        "`no config file quickstart/own_clip; see configs/ for the ones that ship`",
+        lambda: command("train", "quickstart/own_clip"),
+    ),
     Case("an `--output` that cannot be written", "an error after the test", unwritable_output),
     Case(
         "`optim.lr=1e9`",

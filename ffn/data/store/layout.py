@@ -169,11 +169,16 @@ class Index:
         try:
             data = np.memmap(path, dtype=np.uint8, mode="r")
         except (OSError, ValueError) as error:
-            raise StoreError(f"{path} is missing or cannot be read ({error})") from None
+            raise StoreError(
+                f"{path} is missing or cannot be read ({error}); copy the store again"
+            ) from None
         count = manifest.clips
         starts = np.cumsum([len(MAGIC), CLIP.itemsize * count, 8 * count, 4 * count])
         if manifest.index is None or len(data) != manifest.index.bytes or starts[-1] > len(data):
-            raise StoreError(f"{path} has {len(data)} bytes, unlike its entry in {MANIFEST}")
+            raise StoreError(
+                f"{path} has {len(data)} bytes, unlike its entry in {MANIFEST}; copy the store "
+                "again, or pack into a new folder"
+            )
         clips, hashes, numbers, keys = np.split(data, starts)[1:]
         self.rows = clips.view(CLIP)
         self._hashes, self._row_numbers = hashes.view("<u8"), numbers.view("<u4")
