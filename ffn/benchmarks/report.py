@@ -6,7 +6,7 @@ import datetime
 import json
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -152,16 +152,38 @@ def markdown_ratios(comparisons: Sequence[Comparison], measured: Mapping[str, An
         comparisons: the results.
         measured: see :func:`describe_run`.
     """
+    text = "Time and memory of the form that networks of ffn run, relative to another"
+    return _markdown_rows(comparisons, measured, text, lambda title, _: title)
+
+
+def markdown_versions(comparisons: Sequence[Comparison], measured: Mapping[str, Any]) -> str:
+    """A Markdown table with a row per ratio: time and memory of this version to an earlier one.
+
+    Args:
+        comparisons: of :func:`ffn.benchmarks.versions.compare_versions`.
+        measured: see :func:`describe_run`, with the commits "before" and "now".
+    """
+    trees = f"now {measured['now']}, before {measured['before']}"
+    text = f"Time and memory relative to an earlier version; {trees}"
+    return _markdown_rows(comparisons, measured, text, lambda title, name: f"{title}: {name}")
+
+
+def _markdown_rows(
+    comparisons: Sequence[Comparison],
+    measured: Mapping[str, Any],
+    text: str,
+    row_name: Callable[[str, str], str],
+) -> str:
     lines = ["| | compared with | time | quartiles | memory |", "|---|---|---|---|---|"]
     for comparison in comparisons:
         for r in comparison.ratios:
             memory = "" if r.memory is None else f"{r.memory:.2f}"
             quarters = f"{1 / r.high:.2f} to {1 / r.low:.2f}"
-            cells = (comparison.title, r.over, f"{1 / r.speed:.2f}", quarters, memory)
+            name = row_name(comparison.title, r.name)
+            cells = (name, r.over, f"{1 / r.speed:.2f}", quarters, memory)
             lines.append(f"| {' | '.join(cells)} |")
     where = f"{measured['device']}, torch {measured['torch']}, {measured['date'][:10]}"
-    text = f"Time and memory of the form that networks of ffn run, relative to another; {where}."
-    return "\n".join([text, "", *lines]) + "\n"
+    return "\n".join([f"{text}; {where}.", "", *lines]) + "\n"
 
 
 def _natural_order(comparison: Comparison) -> list[str | int]:

@@ -1,4 +1,4 @@
-"""``tools/benchmark.py train|infer|layers|data``: throughput and memory as ratios from one run."""
+"""``tools/benchmark.py``: throughput and memory as ratios from one run, of several jobs."""
 
 from __future__ import annotations
 
@@ -25,7 +25,11 @@ if TYPE_CHECKING:
     from ffn.engine.train_step import TrainStep
 
 # Functions of ffn.benchmarks.report that write the table of a benchmark.
-TABLES = {"infer": "markdown_table", "layers": "markdown_ratios"}
+TABLES = {
+    "infer": "markdown_table",
+    "layers": "markdown_ratios",
+    "versions": "markdown_versions",
+}
 
 
 @program("benchmark", "the same command starts again; `infer --resume` continues")
@@ -83,6 +87,12 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     elif given.benchmark == "train":
         given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
         measured |= {"precision": given.precision}
+    elif given.benchmark == "versions":
+        from ffn.benchmarks.versions import MEMORY as PROCESS_MEMORY
+        from ffn.benchmarks.versions import NOW, describe_tree
+
+        measured |= {"before": describe_tree(given.before), "now": describe_tree(NOW)}
+        measured |= {"memory": PROCESS_MEMORY if device.type == "cpu" else MEMORY["cuda"]}
     return device, measured
 
 
@@ -92,7 +102,7 @@ def _earlier(
     """Comparisons of the benchmark that is resumed, if any, and the options of all."""
     from ffn.benchmarks.report import load_comparisons
 
-    hidden = ("measure", "items", "output", "overwrite", "resume", "done")
+    hidden = ("measure", "items", "output", "overwrite", "resume", "done", "before")
     options = {key: value for key, value in vars(given).items() if key not in hidden}
     if given.resume and (given.output is None or given.overwrite):
         raise ValueError("--resume continues the benchmark of --output, without --overwrite")
@@ -156,6 +166,24 @@ def _layers(given: argparse.Namespace, device: torch.device) -> Iterator[Compari
     yield from compare_layers(frames=given.frames, rounds=given.rounds, device=device)
 
 
+def _versions(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
+    from ffn.benchmarks.versions import compare_versions
+
+    yield from compare_versions(
+        given.before,
+        given.model,
+        given.trained_frames,
+        worker=Path(__file__).with_name("version_worker.py").read_text(encoding="utf-8"),
+        frames=given.frames,
+        batch_size=given.batch_size,
+        size=given.size,
+        num_classes=given.num_classes,
+        precision=given.precision,
+        rounds=given.rounds,
+        device=device,
+    )
+
+
 def _data(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
     from ffn.benchmarks.reading import compare_reading
 
@@ -190,7 +218,7 @@ def _parser() -> argparse.ArgumentParser:
         "OMP_NUM_THREADS sets the number of CPU threads.",
     )
     commands = parser.add_subparsers(
-        dest="benchmark", required=True, metavar="train|infer|layers|data"
+        dest="benchmark", required=True, metavar="train|infer|layers|versions|data"
     )
 
     def add(name: str, measure: Callable, items: str, text: str) -> argparse.ArgumentParser:
@@ -204,21 +232,32 @@ def _parser() -> argparse.ArgumentParser:
     infer = add("infer", _infer, "clips", f"{passes} ONNX Runtime")
     forms = "single layers: the form that networks of ffn run, and others with the same outputs"
     layers = add("layers", _layers, "calls", forms)
+    trees = (
+        "this version with an earlier one, in processes of their own: training steps, or forward"
+    )
+    versions = add("versions", _versions, "videos", f"{trees} passes")
     samples = "training samples: one decode for all views or one per view, video formats, data"
     data = add("data", _data, "samples", f"{samples} loader workers")
 
     several = {"nargs": "+", "metavar": "T"}
     for command in (train, data):
         _integer(command, "--frames", [4, 8, 16], "frame counts of the views", **several)
-    _integer(infer, "--trained-frames", [4, 8, 16], "frame counts of the sub-networks", **several)
+    for command in (infer, versions):
+        text = "frame counts of the sub-networks"
+        _integer(command, "--trained-frames", [4, 8, 16], text, **several)
+    text = "forward passes of clips with this many frames; without it, a training step"
+    versions.add_argument("--frames", type=positive_int, default=(), help=text, **several)
+    text = "source tree of the earlier version"
+    versions.add_argument("--before", type=Path, required=True, metavar="FOLDER", help=text)
     _integer(infer, "--frames", None, "frame counts of the clips; default: trained ones", **several)
-    _add_network_options(train, infer)
+    _add_network_options(train, infer, versions)
     _add_data_options(data)
     _integer(layers, "--frames", 8, "frames of the clips", metavar="T")
     add_device_argument(layers)
-    for command, rounds in ((train, 10), (infer, 20), (layers, 20), (data, 5)):
+    rounds = ((train, 10), (infer, 20), (layers, 20), (versions, 10), (data, 5))
+    for command, number in rounds:
         option = command.add_argument
-        _integer(command, "--rounds", rounds, "timed runs of each variant")
+        _integer(command, "--rounds", number, "timed runs of each variant")
         option("--output", type=Path, metavar="FILE.json", help="also write the results to a file")
         option("--overwrite", action="store_true", help="replace an existing file")
         add_imports_argument(command)
@@ -230,22 +269,29 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _add_network_options(train: argparse.ArgumentParser, infer: argparse.ArgumentParser) -> None:
+def _add_network_options(
+    train: argparse.ArgumentParser,
+    infer: argparse.ArgumentParser,
+    versions: argparse.ArgumentParser,
+) -> None:
     text = "videos per step; default: 8 on a GPU, 2 on a CPU"
     _integer(train, "--batch-size", None, text, metavar="B")
     text = "clips per forward pass, each measured"
     _integer(infer, "--batch-size", [1], text, nargs="+", metavar="B")
-    train.add_argument("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
+    _integer(versions, "--batch-size", 1, "videos per step or forward pass", metavar="B")
     text = "names of models, each measured; default: tsm_r50"
     infer.add_argument("--model", nargs="+", default=["tsm_r50"], metavar="MODEL", help=text)
-    for command in (train, infer):
+    precisions = ["fp32", "bf16", "fp16"]
+    for command, what in ((train, ""), (versions, "of the training step; ")):
         option = command.add_argument
+        option("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
+        option("--precision", default="fp32", choices=precisions, help=f"{what}default: fp32")
+    for command in (train, infer, versions):
         _integer(command, "--num-classes", 174, "number of classes", metavar="K")
         _integer(command, "--size", 224, "height and width of the frames", metavar="PX")
         add_device_argument(command)
-        option("--compile", action="store_true", help="also measure torch.compile")
-    precisions = ["fp32", "bf16", "fp16"]
-    train.add_argument("--precision", default="fp32", choices=precisions, help="default: fp32")
+    for command in (train, infer):
+        command.add_argument("--compile", action="store_true", help="also measure torch.compile")
     infer.add_argument(
         "--onnx", action="store_true", help="also measure ONNX Runtime, fp32 and int8"
     )
