@@ -169,19 +169,21 @@ def _layers(given: argparse.Namespace, device: torch.device) -> Iterator[Compari
 def _versions(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
     from ffn.benchmarks.versions import compare_versions
 
-    yield from compare_versions(
-        given.before,
-        given.model,
-        given.trained_frames,
-        worker=Path(__file__).with_name("version_worker.py").read_text(encoding="utf-8"),
-        frames=given.frames,
-        batch_size=given.batch_size,
-        size=given.size,
-        num_classes=given.num_classes,
-        precision=given.precision,
-        rounds=given.rounds,
-        device=device,
-    )
+    worker = Path(__file__).with_name("version_worker.py").read_text(encoding="utf-8")
+    for model in given.model:
+        yield from compare_versions(
+            given.before,
+            model,
+            given.trained_frames,
+            worker=worker,
+            frames=given.frames,
+            batch_size=given.batch_size,
+            size=given.size,
+            num_classes=given.num_classes,
+            precision=given.precision,
+            rounds=given.rounds,
+            device=device,
+        )
 
 
 def _data(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
@@ -280,12 +282,13 @@ def _add_network_options(
     _integer(infer, "--batch-size", [1], text, nargs="+", metavar="B")
     _integer(versions, "--batch-size", 1, "videos per step or forward pass", metavar="B")
     text = "names of models, each measured; default: tsm_r50"
-    infer.add_argument("--model", nargs="+", default=["tsm_r50"], metavar="MODEL", help=text)
+    for command in (infer, versions):
+        command.add_argument("--model", nargs="+", default=["tsm_r50"], metavar="MODEL", help=text)
+    train.add_argument("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
     precisions = ["fp32", "bf16", "fp16"]
     for command, what in ((train, ""), (versions, "of the training step; ")):
-        option = command.add_argument
-        option("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
-        option("--precision", default="fp32", choices=precisions, help=f"{what}default: fp32")
+        text = f"{what}default: fp32"
+        command.add_argument("--precision", default="fp32", choices=precisions, help=text)
     for command in (train, infer, versions):
         _integer(command, "--num-classes", 174, "number of classes", metavar="K")
         _integer(command, "--size", 224, "height and width of the frames", metavar="PX")

@@ -27,6 +27,7 @@ def update_precise_bn(
     model: nn.Module,
     batches: Iterable[dict[str, Any]],
     world: World,
+    sub_network: Callable[[int, int], int] = lambda view, frames: view,
 ) -> int:
     """Compute the running statistics of every BatchNorm from the given batches.
 
@@ -41,10 +42,12 @@ def update_precise_bn(
     Args:
         model: frame-flexible or not; not wrapped in DDP.
         batches: ``{"clips": {view: (B, C, T, H, W)}}`` on the model's device, normalised; the
-            same number on each process if norms are synchronised. A frame-flexible model runs each
-            view in the sub-network of its name. According to the paper, 1,000 to 10,000 samples
-            are enough.
+            same number on each process if norms are synchronised. According to the paper, 1,000
+            to 10,000 samples are enough.
         world: the processes; all get the statistics over the batches of all.
+        sub_network: the count of the sub-network for a view and its number of frames, as
+            :meth:`ffn.engine.tasks.base.Task.sub_network`; by default, the view's name. Plain
+            models do not use it.
 
     Returns:
         The number of updated norms; 0 if no BatchNorm has running statistics. A norm that no view
@@ -70,7 +73,7 @@ def update_precise_bn(
         for batch in batches:
             for view, clip in batch["clips"].items():
                 if isinstance(model, FrameFlexible):
-                    model(clip, active=view)
+                    model(clip, active=sub_network(view, clip.shape[model.frame_dim]))
                 else:
                     model(clip)
 

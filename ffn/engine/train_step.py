@@ -257,6 +257,8 @@ class TrainStep:
         return nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
     def _update(self, number: int) -> None:
+        if not self.task.uses_every_parameter:
+            _start_momentum(self.optimiser)
         self.scaler.step(self.optimiser)
         if self.ema is not None:
             self.ema.update(self.model, number + 1)
@@ -316,8 +318,21 @@ class TrainStep:
                 self.task,
                 device_ids=devices,
                 broadcast_buffers=False,
+                find_unused_parameters=not self.task.uses_every_parameter,
                 gradient_as_bucket_view=True,  # no second copy between micro-batches
             )
+
+
+def _start_momentum(optimiser: torch.optim.Optimizer) -> None:
+    """Give parameters that get their first gradient a momentum of 0, if others have momentum.
+
+    torch's fused SGD (2.15) needs the momentum of all of them or of none.
+    """
+    for group in optimiser.param_groups:
+        for parameter in group["params"] if group.get("momentum") else ():
+            state = optimiser.state[parameter]
+            if parameter.grad is not None and state.get("momentum_buffer") is None:
+                state["momentum_buffer"] = torch.zeros_like(parameter)
 
 
 class _BufferCopies:

@@ -93,5 +93,5 @@ class Validator:
 
         seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random
         with step.autocast(), eager():
-            update_precise_bn(step.network, batches(), self.world)
+            update_precise_bn(step.network, batches(), self.world, step.task.sub_network)
         return [text for texts in gather(skipped, self.world) for text in texts]

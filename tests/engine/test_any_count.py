@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine_toys import (
+    CPU,
     build,
     finish,
     launch,
@@ -19,13 +20,22 @@ from engine_toys import (
     train_until,
     weights,
 )
+from torch import nn
 
 import ffn
+from ffn.core import PrivateModules
 from ffn.engine.build_network import build_model
 from ffn.engine.config import ConfigError
 from ffn.engine.tasks import FlexibleOptions, FlexibleTask
+from ffn.engine.train_step import to_device
 
 RANGES = ("task.frames=[2,8]", "task.ranges=[[1,4],[5,12]]", "data.test_frames=[1,3,6,16]")
+
+# Three sub-networks, two views: each step runs two or three of the counts' owners, not all.
+DRAWS = (
+    "task.frames=[1,3,8]", "task.ranges=[[1,2],[3,5],[6,12]]", "task.draws=[[1,4],[5,12]]",
+    "data.test_frames=[1,3,6,16]",
+)  # fmt: skip
 
 
 def lengths(run: Any) -> list[dict[int, int]]:
@@ -48,8 +58,11 @@ def test_every_step_has_its_own_lengths(videos: Path, tmp_path: Path) -> None:
     assert accumulated[::2] == accumulated[1::2] == found[:6]
 
 
-def test_resumed_run_equals_an_uninterrupted_one(videos: Path, tmp_path: Path) -> None:
-    more = (*RANGES, "train.save_steps=1", "train.grad_accum_steps=2", "train.ema_decay=0.9",
+@pytest.mark.parametrize("counts", [RANGES, DRAWS], ids=["ranges", "draws"])
+def test_resumed_run_equals_an_uninterrupted_one(
+    videos: Path, tmp_path: Path, counts: tuple[str, ...]
+) -> None:
+    more = (*counts, "train.save_steps=1", "train.grad_accum_steps=2", "train.ema_decay=0.9",
             "train.precise_bn=2")  # fmt: skip
     whole = train(videos, tmp_path / "whole", *more)
 
@@ -60,9 +73,18 @@ def test_resumed_run_equals_an_uninterrupted_one(videos: Path, tmp_path: Path) -
     assert same_weights(tmp_path / "run", whole)
 
 
-@pytest.mark.parametrize("option", ["train.views=sequential", "data.cache_gib=1"])
-def test_same_training_in_other_modes(videos: Path, tmp_path: Path, option: str) -> None:
-    more = (*RANGES, "model.dropout=0")
+@pytest.mark.parametrize(
+    ("counts", "option"),
+    [
+        (RANGES, "train.views=sequential"),
+        (RANGES, "data.cache_gib=1"),
+        (DRAWS, "train.views=sequential"),
+    ],
+)
+def test_same_training_in_other_modes(
+    videos: Path, tmp_path: Path, counts: tuple[str, ...], option: str
+) -> None:
+    more = (*counts, "model.dropout=0")
     one = train(videos, tmp_path / "one", *more)
     other = train(videos, tmp_path / "other", *more, option)
 
@@ -83,8 +105,17 @@ def test_nested_views(videos: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_two_processes_train_as_one(videos: Path, tmp_path: Path) -> None:
-    more = (*RANGES, "train.freeze_bn=true", "model.dropout=0")
+@pytest.mark.parametrize(
+    "more",
+    [
+        RANGES,
+        DRAWS,
+        (*DRAWS, "train.views=sequential"),
+        (*DRAWS, "train.batch_size=4", "train.grad_accum_steps=2"),
+    ],
+)
+def test_two_processes_train_as_one(videos: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
+    more = (*more, "train.freeze_bn=true", "model.dropout=0")
     process = launch(videos, tmp_path / "two", *more, processes=2)
     one = train(videos, tmp_path / "one", *more)
     finish(process)
@@ -172,6 +203,83 @@ def test_ranges_that_do_not_fit_are_refused(ranges: str) -> None:
         match=r"task\.ranges is .* (give the first and the last|number must be at least 1)",
     ):
         load_config(None, ["task.frames=[2,8]", f"task.ranges={ranges}"])
+
+
+def test_draws_run_the_owners_of_their_counts() -> None:
+    """Two views, of 4 and 7 frames, of three sub-networks: the losses by hand; one has none."""
+    config = load_config(None, ["model.name=tsm_tiny", *DRAWS, "model.dropout=0"])
+    torch.manual_seed(0)
+    model = build_model(config, 5)
+    task = FlexibleTask.from_options(model, config.task)
+    clips = {4: torch.randn(2, 3, 4, 32, 32), 12: torch.randn(2, 3, 7, 32, 32)}
+    outputs = task({"clips": clips, "label": torch.tensor([1, 4])})
+    outputs["loss"].backward()
+
+    with torch.no_grad():  # batch statistics, as above
+        large, small = model(clips[12], active=8), model(clips[4], active=3)
+    cross_entropy = -(large.log_softmax(1)[[0, 1], [1, 4]]).mean()
+    teacher = large.softmax(1)
+    kl = (teacher * (teacher.log() - small.log_softmax(1))).sum(1).mean()
+    torch.testing.assert_close(outputs["loss/ce_12"], cross_entropy, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(outputs["loss/kl_4"], kl, rtol=1e-4, atol=1e-5)
+    private = {
+        n: p for n, p in model.named_parameters() if {"1", "3", "8"} & {*n.split(".")[-2:-1]}
+    }
+    learned = {n.split(".")[-2] for n, p in private.items() if p.grad is not None}
+    assert learned == {"3", "8"}
+    assert sum(".1." in n for n in private) > 5
+
+
+def test_views_are_the_draws(videos: Path, tmp_path: Path) -> None:
+    found = lengths(build(videos, tmp_path / "run", *DRAWS, "train.batch_size=2"))
+
+    small, large = (Counter(step[view] for step in found) for view in (4, 12))
+    assert small.keys() <= {1, 2, 3, 4}
+    assert large.keys() <= set(range(5, 13))
+    assert len(small) > 1 < len(large)
+
+
+def test_exact_statistics_are_those_of_the_owners(videos: Path, tmp_path: Path) -> None:
+    """The first norm of an owner has the mean of its inputs, over the clips of its counts."""
+    run = build(videos, tmp_path / "run", *DRAWS, "train.precise_bn=6", "train.batch_size=4")
+    run.validator.update_statistics(0)
+    model = run.train_step.network.eval()  # keeps the statistics
+    found = (m for m in model.modules() if isinstance(m, PrivateModules))
+    first = next(m for m in found if isinstance(m["8"], nn.BatchNorm2d))
+    inputs: dict[int, list[torch.Tensor]] = {1: [], 3: [], 8: []}
+    owners = [1, 1, 3, 3, 3, *7 * [8]]
+    run.train_loader.sampler.set_epoch(0)
+    with torch.no_grad():
+        for batch, _ in zip(run.train_loader, range(6), strict=False):
+            for clip in to_device(batch, CPU.device, run.train_step.normalise)["clips"].values():
+                owner = owners[clip.shape[2] - 1]
+                hook = first[str(owner)].register_forward_pre_hook(
+                    lambda _, x, owner=owner: inputs[owner].append(x[0])
+                )
+                model(clip, active=owner)
+                hook.remove()
+    assert all(inputs.values())
+    for owner, each in inputs.items():
+        values = torch.cat([x.transpose(0, 1).flatten(1) for x in each], 1)  # (C, all)
+        torch.testing.assert_close(first[str(owner)].running_mean, values.mean(1))
+        torch.testing.assert_close(first[str(owner)].running_var, values.var(1))
+
+
+@pytest.mark.parametrize(
+    "draws", ["[[1,12]]", "[[1,4]]", "[[5,12],[1,4]]", "[[1,5],[5,12]]", "[[1],[2,12]]"]
+)
+def test_draws_of_other_counts_are_refused(draws: str) -> None:
+    options = [*DRAWS[:2], f"task.draws={draws}"]
+    if draws == "[[1,12]]":
+        assert load_config(None, options).task.draws == [[1, 12]]  # one view of all counts
+        return
+    with pytest.raises(ConfigError, match=r"task\.draws is .*together are the counts of task\.ra"):
+        load_config(None, options)
+
+
+def test_draws_need_ranges() -> None:
+    with pytest.raises(ConfigError, match=r"task\.draws is \[\[2, 8\]\]; give"):
+        load_config(None, ["task.frames=[2,8]", "task.draws=[[2,8]]"])
 
 
 def test_a_plain_network_may_have_a_range(videos: Path, tmp_path: Path) -> None:

@@ -458,7 +458,7 @@ def test_config_of_version_0_1_is_restored() -> None:
 
     flexible = copy.deepcopy(VERSION_0_1)
     flexible["task"] |= {"name": "flexible", "frames": [4, 8], "private": "all"}
-    later = {"ranges": [], "interpolate": False}
+    later = {"ranges": [], "draws": [], "interpolate": False}
     assert config_to_dict(config_from_dict(flexible))["task"] == flexible["task"] | later
 
 
@@ -476,6 +476,7 @@ def test_changed_options() -> None:
     assert changed_options(before, plain) == [
         "task.alteration True -> None",
         "task.distill_weight 1.0 -> None",
+        "task.draws [] -> None",
         "task.frames [4, 8, 16] -> [4]",
         "task.interpolate False -> None",
         "task.name flexible -> plain",

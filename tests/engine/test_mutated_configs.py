@@ -62,6 +62,7 @@ OPTIONAL = {
     "optim.base_batch_size": int,
 }
 ITEMS = {
+    "task.draws": [int],
     "task.ranges": [int],
     "data.flip_pairs": [str],
     "optim.milestones": float,

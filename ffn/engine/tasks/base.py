@@ -81,6 +81,8 @@ class Task(nn.Module):
 
     Attributes:
         Options: dataclass of the task's options, derived from :class:`TaskOptions`.
+        uses_every_parameter: each step uses all parameters; if not, those that a step does not use
+            stay as they are, and ``DistributedDataParallel`` must find them.
         uses_label_loss: the losses call :meth:`label_loss`, which weighs the classes and knows the
             kind of labels. A class that defines ``losses`` without it does not.
         class_weights: weights of the classes (K,), or None.
@@ -88,6 +90,7 @@ class Task(nn.Module):
     """
 
     Options: type[TaskOptions] = TaskOptions
+    uses_every_parameter: bool = True
     uses_label_loss: ClassVar[bool] = False
     class_weights: Tensor | None
     labels: LabelKind = SingleLabel
@@ -144,6 +147,13 @@ class Task(nn.Module):
         Losses and exact BatchNorm statistics use them. By default, they are those of the batch.
         """
         return batch["clips"]
+
+    def sub_network(self, view: int, frames: int) -> int:
+        """The count of the sub-network that runs a view's clips, of ``frames`` frames.
+
+        Exact BatchNorm statistics of frame-flexible networks use it.
+        """
+        return view
 
     def label_loss(self, logits: Tensor, label: Tensor) -> Tensor:
         """Cross-entropy, or binary cross-entropy for several labels, with the class weights.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ffn.core import frame_ranges, nearest
 from ffn.engine.tasks.base import Task, TaskOptions, option, register_task
 from ffn.labels import MultiLabel, SingleLabel
 
@@ -39,6 +40,11 @@ class FlexibleOptions(TaskOptions):
         Private.norms, "private modules of each count: norms (paper), none, all"
     )
     alteration: bool = option(True, "weight alteration per count at the backbone's sites")
+    draws: list[list[int]] = option(
+        [],
+        "first and last count of each view, drawn per step; []: one view per count in frames",
+        least=1,
+    )
     interpolate: bool = option(
         False, "in tests, interpolate private norms and alterations between two of task.frames"
     )
@@ -58,9 +64,15 @@ class FlexibleTask(Task):
     labels per video, CE is the binary cross-entropy and KL that of Bernoulli distributions, both
     means over the classes (:func:`distillation`); class weights belong to the labels alone.
 
+    Without ``task.draws``, each sub-network has a view. With it, there are fewer views than
+    sub-networks: the count of a view is drawn anew in each step, and the owner of the count runs.
+
     Args:
         model: a frame-flexible network.
-        trained_frames: the views; the largest is the teacher.
+        trained_frames: the views; the largest is the teacher. With ``owners``, each is named by the
+            largest count that is drawn.
+        owners: sub-networks with the counts that they own, as in ``FrameFlexible.ranges``; None if
+            each view has a sub-network of its name.
         distill_weight: λ.
         small_views: "distill" is the paper. "label" gives the smaller views the cross-entropy
             instead (the paper's ablation), "mixed" the mean of both.
@@ -77,6 +89,7 @@ class FlexibleTask(Task):
         model: nn.Module,
         trained_frames: tuple[int, ...],
         *,
+        owners: Mapping[int, tuple[int, int]] | None = None,
         distill_weight: float = 1.0,
         small_views: str = "distill",
     ) -> None:
@@ -85,15 +98,18 @@ class FlexibleTask(Task):
         if small_views not in allowed:
             raise ValueError(f'small_views is "{small_views}"; allowed: {", ".join(allowed)}')
         self.trained_frames = tuple(sorted(trained_frames))
+        self.owners = owners
+        self.uses_every_parameter = owners is None
         self.distill_weight = distill_weight
         self.small_views = small_views
 
     @classmethod
     def from_options(cls, model: nn.Module, options: FlexibleOptions) -> FlexibleTask:
-        """Build the task for all counts in ``options.frames``."""
+        """Build the task for the views of the options."""
         return cls(
             model,
-            tuple(options.frames),
+            tuple(cls.views(options)),
+            owners=frame_ranges(options.trained_frames) if options.draws else None,
             distill_weight=options.distill_weight,
             small_views=options.small_views.value,
         )
@@ -109,27 +125,50 @@ class FlexibleTask(Task):
         }
 
     @classmethod
+    def views(cls, options: FlexibleOptions) -> dict[int, dict[int, float]]:
+        """The views of ``options.draws``, each named by its last count, or one per sub-network."""
+        if not options.draws:
+            return super().views(options)
+        views = {high: (low, high) for low, high in options.draws}
+        return super().views(TaskOptions(frames=list(views), ranges=list(views.values())))
+
+    @classmethod
     def problems(cls, options: FlexibleOptions) -> list[str]:
-        """Report interpolation of weights that are not shared."""
-        if not options.interpolate or options.private is not Private.all:
-            return []
-        return [
-            "task.interpolate=true needs shared weights; task.private is all. Use "
-            "task.private=norms"
-        ]
+        """Report interpolation of weights that are not shared, and draws of other counts."""
+        found = []
+        if options.interpolate and options.private is Private.all:
+            found.append(
+                "task.interpolate=true needs shared weights; task.private is all. Use "
+                "task.private=norms"
+            )
+        if options.draws and not _same_counts(options):
+            found.append(
+                f"task.draws is {options.draws}; give the first and the last count of each view, "
+                "ascending and without overlap, which together are the counts of task.ranges, "
+                f"{options.ranges}"
+            )
+        return found
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""
         *small, largest = self.trained_frames
         clips, label = self.clips(batch), batch["label"]
-        logits = self.model(clips[largest], active=largest)
+        logits = self._run(clips[largest], largest)
         teacher = self.labels.log_probabilities(_float(logits.detach()))
         yield f"{self.labels.loss_name}_{largest}", self.label_loss(logits, label), largest, logits
 
         for frames in reversed(small):
-            logits = self.model(clips[frames], active=frames)
+            logits = self._run(clips[frames], frames)
             name, loss = self.small_view_loss(logits, teacher, label)
             yield f"{name}_{frames}", self.distill_weight * loss, frames, logits
+
+    def sub_network(self, view: int, frames: int) -> int:
+        """The owner of a number of frames, with ``task.draws``; else that of the view's name."""
+        return view if self.owners is None else nearest(frames, self.owners)
+
+    def _run(self, clip: Tensor, view: int) -> Tensor:
+        """Logits (B, K) of a view."""
+        return self.model(clip, active=self.sub_network(view, clip.shape[2]))
 
     def small_view_loss(self, logits: Tensor, teacher: Tensor, label: Tensor) -> tuple[str, Tensor]:
         """Name and loss of a view below the largest.
@@ -146,6 +185,30 @@ class FlexibleTask(Task):
         if self.small_views == "mixed":
             return "mixed", (loss + self.label_loss(logits, label)) / 2
         return "kl", loss
+
+
+def _same_counts(options: FlexibleOptions) -> bool:
+    """Whether the counts of the draws are those of the sub-networks; both without overlap."""
+    if any(len(pair) != 2 for pair in options.draws) or not options.ranges:
+        return False
+    try:
+        views = frame_ranges({high: (low, high) for low, high in options.draws})
+        owners = frame_ranges(options.trained_frames)
+    except ValueError:
+        return False
+    ascending = [list(ends) for ends in views.values()] == [list(pair) for pair in options.draws]
+    return ascending and _joined(views.values()) == _joined(owners.values())
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Ascending ranges, each joined to the one before if no count is between the two."""
+    joined: list[list[int]] = []
+    for low, high in ranges:
+        if joined and low == joined[-1][1] + 1:
+            joined[-1][1] = high
+        else:
+            joined.append([low, high])
+    return joined
 
 
 def distillation(logits: Tensor, teacher: Tensor, weights: Tensor | None = None) -> Tensor:

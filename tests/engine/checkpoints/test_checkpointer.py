@@ -89,7 +89,7 @@ def test_folder_of_a_run_with_other_options(
 def test_folder_of_a_run_with_another_task(videos: Path, finished: Path, tmp_path: Path) -> None:
     train(videos, tmp_path / "run", "task.name=plain", "task.frames=[4]", "train.epochs=1")
 
-    with pytest.raises(RunError, match=r"task\.distill_weight None -> 1\.0; task\.frames"):
+    with pytest.raises(RunError, match=r"task\.distill_weight None -> 1\.0; task\.draws"):
         train(videos, tmp_path / "run", "train.epochs=1")
 
 
