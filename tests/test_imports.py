@@ -24,7 +24,7 @@ ROOMS = {
     "export": {"core"},
     "engine": {"core", "data", "evaluation", "zoo"},
     "benchmarks": {"backbones", "core", "data", "engine", "evaluation", "export", "layers", "zoo"},
-    "serve": {"zoo", "data", "core", "export"},
+    "serve": {"zoo", "data", "core", "evaluation", "export"},
     "cli": None,  # everything
 }
 # Files that every folder may import.

@@ -39,22 +39,24 @@ def main(arguments: Sequence[str] | None = None) -> int:
             fuse=not given.no_fuse,
             compile=given.compile,
         )
-        frames = given.frames or predictor.default_frames
+        choice = _choice(given)
+        predictor.check_choice(**choice)
     except (ValueError, OSError, ImportError, WeightsError) as error:
         return fail("predict", error)
 
     failed = 0
     for path in given.files:
         try:
-            prediction = predictor(path, frames=frames)
+            prediction = predictor(path, **choice)
         except VideoError as error:
             print(f"{prefix('predict')}: {error}", file=sys.stderr)
             failed += 1
             continue
         network = f"sub-network {prediction.active}" if prediction.active else "plain network"
         several = "; several labels, independent probabilities" if prediction.multi_label else ""
+        why = f" ({prediction.why})" if "frames" not in choice or given.frames == "auto" else ""
         print(
-            f"{path}: {frames} frames, {network}, {prediction.network}, "
+            f"{path}: {prediction.frames} frames{why}, {network}, {prediction.network}, "
             f"decode {prediction.decode_ms:.1f} ms, model {prediction.model_ms:.1f} ms{several}"
         )
         for label, probability in prediction.top(given.top):
@@ -65,6 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
+def _choice(given: argparse.Namespace) -> dict[str, int | float | str]:
+    """What chooses the number of frames, as arguments of a predictor."""
+    choice = {key: getattr(given, key) for key in ("frames", "budget_ms", "budget_gmacs")}
+    return {key: value for key, value in choice.items() if value is not None}
+
+
+def _frames(text: str) -> int | str:
+    try:
+        return text if text == "auto" else positive_int(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}, nor "auto"') from None
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=called_as("predict"),
@@ -73,11 +88,26 @@ def _parser() -> argparse.ArgumentParser:
     option = parser.add_argument
     option("files", nargs="+", metavar="FILE", help="video files or folders of frames")
     option("--weights", required=True, help="name in the zoo, or a .pt or .safetensors file")
-    option(
+    frames = parser.add_mutually_exclusive_group().add_argument
+    frames(
         "--frames",
-        type=positive_int,
+        type=_frames,
         metavar="n",
-        help="frames of a clip; default: the largest trained count",
+        help="frames of a clip, or auto: at most 8 per second and none twice; default: the largest "
+        "trained count",
+    )
+    frames(
+        "--budget-ms",
+        type=float,
+        metavar="MS",
+        help="the most frames whose forward pass takes at most this time, by a measurement that is "
+        "made once",
+    )
+    frames(
+        "--budget-gmacs",
+        type=float,
+        metavar="G",
+        help="the most frames of at most so many giga multiply-accumulates",
     )
     option("--top", type=positive_int, default=5, metavar="k", help="labels per file; default: 5")
     add_device_argument(parser)

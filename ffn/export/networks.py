@@ -8,7 +8,9 @@ import logging
 import threading
 import time
 from collections import OrderedDict
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -72,6 +74,11 @@ class Networks:
         words = ["fused"] * self.fused + [self.precision] + ["compiled"] * self.compiled
         return ", ".join(words)
 
+    def describe(self, device: torch.device) -> str:
+        """How the network runs where, for files of measurements; after the first call."""
+        machine = f"{describe_device(device)}, torch {torch.__version__}"
+        return f"{type(self._model).__name__} of {_size(self._model)} parameters, {self}, {machine}"
+
     def select(self, frames: int) -> int | None:
         """The count of the sub-network for a number of frames; None for a plain network."""
         return self._model.select(frames) if isinstance(self._model, FrameFlexible) else None
@@ -113,11 +120,11 @@ class Networks:
         shape = "x".join(map(str, clip.shape))
         machine = f"{describe_device(clip.device)}, torch {torch.__version__}"
         key = f"{type(network).__name__} of {_size(network)} parameters, {shape}, {machine}"
-        known = _read(path) if path else {}
+        known = read_measurements(path, lambda value: str(value) in PRECISIONS) if path else {}
         if key not in known:
             known[key] = "bf16" if _is_faster_in_bf16(network, clip) else "fp32"
-        if path and key not in _read(path):
-            _keep(path, known)
+            if path:
+                write_measurements(path, known, "precision")
         return known[key]
 
 
@@ -134,29 +141,36 @@ def _is_faster_in_bf16(network: nn.Module, clip: Tensor) -> bool:
     return min(seconds["bf16"]) < 0.9 * min(seconds["fp32"])
 
 
-def _keep(path: Path, known: dict[str, str]) -> None:
-    """Write the measurements for later processes; a warning if that fails."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        write_text(path, json.dumps(known, indent=1) + "\n")
-    except OSError as error:
-        _log.warning(
-            "cannot keep the measured precision in %s: %s. Every process measures it again; set "
-            "the environment variable FFN_HOME to a folder that can be written",
-            path,
-            error.strerror or error,
-        )
-
-
 def _size(network: nn.Module) -> int:
     return sum(p.numel() for p in network.parameters())
 
 
-def _read(path: Path) -> dict[str, str]:
-    """The measurements of a file; none if it does not exist or is damaged."""
+def read_measurements(path: Path, valid: Callable[[Any], bool]) -> dict[str, Any]:
+    """The valid measurements of a file; none if it does not exist or is damaged."""
     try:
         known = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
     values = known.items() if isinstance(known, dict) else ()
-    return {key: value for key, value in values if value in PRECISIONS}
+    return {key: value for key, value in values if isinstance(value, (str, dict)) and valid(value)}
+
+
+def write_measurements(path: Path, known: Mapping[str, Any], what: str) -> None:
+    """Write measurements for later processes; a warning if that fails.
+
+    Args:
+        path: the file; replaced.
+        known: all measurements.
+        what: was measured, for the warning, e.g. "precision".
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write_text(path, json.dumps(known, indent=1) + "\n")
+    except OSError as error:
+        _log.warning(
+            "cannot keep the measured %s in %s: %s. Every process measures it again; set "
+            "the environment variable FFN_HOME to a folder that can be written",
+            what,
+            path,
+            error.strerror or error,
+        )

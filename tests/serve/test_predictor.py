@@ -160,7 +160,7 @@ def test_command_reports_unreadable_files_and_labels_the_others(weights, video, 
     assert main([*command, "--top", "1"]) == 1
 
     printed = capsys.readouterr()
-    assert printed.out.startswith(f"{video}: 8 frames, sub-network 8")
+    assert printed.out.startswith(f"{video}: 8 frames (the largest trained count), sub-network 8")
     assert len(printed.out.splitlines()) == 2
     assert str(bad) in printed.err
     assert "gone.mp4: no such file" in printed.err
@@ -208,13 +208,24 @@ def test_frames_is_at_least_one(video, weights, capsys):
 
 def test_misuse_says_what_is_allowed(weights, video):
     predictor = Predictor(weights)
-    pixels = np.zeros((8, 32, 32, 3), np.uint8)
-    with pytest.raises(TypeError, match=r"path is a ndarray; expected the path of one video"):
-        predictor(pixels)
-    with pytest.raises(TypeError, match="frames is '8'; expected an integer of 1 or more"):
+    with pytest.raises(
+        TypeError, match=r"the frames are float32; expected uint8.*predictor\.model"
+    ):
+        predictor(torch.zeros(8, 3, 32, 32))
+    with pytest.raises(ValueError, match=r"the frames have shape \(8, 4, 32, 32\); expected"):
+        predictor(np.zeros((8, 4, 32, 32), np.uint8))
+    with pytest.raises(TypeError, match=r"the video is a dict; expected the path of a video file"):
+        predictor({})
+    with pytest.raises(ValueError, match=r"got frames=4 and budget_ms=3; give one of"):
+        predictor(video, frames=4, budget_ms=3)
+    with pytest.raises(ValueError, match=r"budget_ms is 'fast'; expected a number above 0"):
+        predictor(video, budget_ms="fast")
+    with pytest.raises(ValueError, match="batch_size is 0; expected an integer of 1 or more"):
+        predictor([video], batch_size=0)
+    with pytest.raises(
+        TypeError, match=r"frames is '8'; expected an integer of 1 or more, or .auto."
+    ):
         predictor(video, frames="8")
-    with pytest.raises(TypeError, match=r"path is a list; .*predictor\.model"):
-        predictor([str(video)])
     with pytest.raises(TypeError, match=r"name_or_path is a TSM; expected a name of the zoo"):
         Predictor(create_model("tsm_tiny", num_classes=3))
 

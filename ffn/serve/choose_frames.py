@@ -1,0 +1,173 @@
+"""The number of frames for a clip: by its duration, or by a budget of time or arithmetic."""
+
+from __future__ import annotations
+
+import copy
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ffn.core import FrameFlexible
+from ffn.data.decoding import Video
+from ffn.evaluation import count_macs, measure_latency
+from ffn.export.networks import read_measurements, write_measurements
+from ffn.serve.inputs import seconds_of
+
+AUTO_FRAMES_PER_SECOND = 8.0
+FILE = "latencies.json"  # in FFN_HOME
+
+
+def counts_of(model: nn.Module, trained: Sequence[int]) -> list[int]:
+    """The counts that a choice may give, ascending.
+
+    Of a network with ranges or with interpolation, these are all counts from its smallest to its
+    largest; else the trained ones.
+    """
+    if not isinstance(model, FrameFlexible):
+        return sorted(trained)
+    counts = {n for low, high in model.ranges.values() for n in range(low, high + 1)}
+    return sorted(counts | {*model.counts})
+
+
+def frames_for_duration(video: Video, counts: Sequence[int]) -> tuple[int, str]:
+    """The count for ``frames="auto"``, and why.
+
+    It is the largest count that does not repeat frames of the video and takes at most
+    `AUTO_FRAMES_PER_SECOND`; for shorter videos, the smallest count.
+    """
+    seconds = seconds_of(video)
+    limits = {f"a video of {len(video)} frames": len(video)}
+    if seconds is not None:
+        limits[f"a video of {seconds:.1f} s"] = math.ceil(AUTO_FRAMES_PER_SECOND * seconds)
+    why, limit = min(limits.items(), key=lambda item: item[1])
+    if limit >= counts[-1]:
+        return counts[-1], "auto: the largest count"
+    chosen = _largest(counts, limit, float)
+    if chosen is None:
+        return counts[0], f"auto: the smallest count, for {why}"
+    return chosen, f"auto: for {why}"
+
+
+class Budget:
+    """Finds the largest count within a budget, for single clips of one network.
+
+    Args:
+        model: in eval mode.
+        counts: allowed counts, ascending.
+        trained: the counts whose latency is measured.
+        size: height and width of the clips, pixels.
+        run: runs clips (B, C, T, H, W) as predictions do.
+        describe: says how ``run`` runs them, after its first call: part of the key of the file.
+        device: of the clips.
+        cache: folder of the file with latencies; None: every process measures.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        counts: Sequence[int],
+        trained: Sequence[int],
+        *,
+        size: int,
+        run: Callable[[Tensor], Tensor],
+        describe: Callable[[], str],
+        device: torch.device,
+        cache: Path | None = None,
+    ) -> None:
+        self.counts, self.trained, self.size = list(counts), sorted(trained), size
+        self._model, self._run, self._describe = model, run, describe
+        self._device, self._cache = device, cache
+        self._on_meta: nn.Module | None = None
+        self._macs: dict[int, float] = {}
+        self._latencies: dict[int, float] | None = None
+
+    def within_gmacs(self, limit: float) -> tuple[int, str]:
+        """The largest count of at most ``limit`` giga multiply-accumulates, and why.
+
+        Raises:
+            ValueError: if the smallest count takes more.
+        """
+        chosen = _largest(self.counts, limit, self.gmacs)
+        if chosen is None:
+            least = f"{self.gmacs(self.counts[0]):.4g} GMACs"
+            raise ValueError(_too_small("budget_gmacs", limit, self.counts[0], least))
+        return chosen, f"{self.gmacs(chosen):.4g} GMACs of {limit:g}"
+
+    def within_ms(self, limit: float) -> tuple[int, str]:
+        """The largest count whose forward pass takes at most ``limit`` milliseconds, and why.
+
+        Raises:
+            ValueError: if the smallest count takes more.
+        """
+        latencies = self.latencies()
+        known = sorted(latencies)
+        times = np.maximum.accumulate([latencies[count] for count in known])  # against noise
+
+        def ms(count: int) -> float:
+            return float(np.interp(count, known, times))
+
+        chosen = _largest(self.counts, limit, ms)
+        if chosen is None:
+            raise ValueError(
+                _too_small("budget_ms", limit, self.counts[0], f"{ms(self.counts[0]):.4g} ms")
+            )
+        how = "measured" if chosen in latencies else "between measured counts"
+        return chosen, f"{ms(chosen):.4g} ms of {limit:g}, {how}"
+
+    def gmacs(self, count: int) -> float:
+        """Giga multiply-accumulates of a clip of ``count`` frames."""
+        if count not in self._macs:
+            if self._on_meta is None:
+                self._on_meta = copy.deepcopy(self._model).to("meta")
+            clip = torch.zeros(1, 3, count, self.size, self.size, device="meta")
+            self._macs[count] = sum(count_macs(self._on_meta, clip).values()) / 1e9
+        return self._macs[count]
+
+    def latencies(self) -> dict[int, float]:
+        """Milliseconds of a forward pass at each trained count, measured or from the file."""
+        if self._latencies is None:
+            ends = {self.counts[0], self.counts[-1]}
+            self._latencies = self._measure(sorted({*self.trained, *ends}))
+        return self._latencies
+
+    def _measure(self, counts: Sequence[int]) -> dict[int, float]:
+        clips = {n: torch.zeros(1, 3, n, self.size, self.size, device=self._device) for n in counts}
+        with torch.inference_mode():
+            self._run(clips[counts[0]])  # chooses the precision, which is part of the key
+        path = self._cache / FILE if self._cache else None
+        key = f"{self._describe()}, {self.size} px, {', '.join(map(str, counts))} frames"
+        known = read_measurements(path, _valid) if path else {}
+        if key not in known:
+            run, model = self._run, self._model
+            known[key] = {
+                str(n): measure_latency(run, clip, model=model, repeats=10, seconds=1.0)
+                for n, clip in clips.items()
+            }
+            if path:
+                write_measurements(path, known, "latencies")
+        return {int(count): ms for count, ms in known[key].items()}
+
+
+def _largest(counts: Sequence[int], limit: float, cost: Callable[[int], float]) -> int | None:
+    """The largest count whose cost is at most ``limit``, for a cost that grows; None: no count."""
+    place = bisect_right(counts, limit, key=cost)
+    return counts[place - 1] if place else None
+
+
+def _too_small(name: str, limit: float, count: int, needed: str) -> str:
+    return f"{name} is {limit:g}; the smallest count, {count} frames, takes {needed}. Give more"
+
+
+def _valid(entry: object) -> bool:
+    """Whether an entry of the file has milliseconds by count."""
+    if not isinstance(entry, dict) or not entry:
+        return False
+    return all(
+        count.isdigit() and isinstance(ms, (int, float)) and 0 < ms < math.inf
+        for count, ms in entry.items()
+    )

@@ -1,0 +1,238 @@
+"""What a predictor reads, and the numbers of frames that it chooses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+import ffn
+from ffn.data import Preprocessing, VideoError
+from ffn.serve import Predictor, choose_frames
+from ffn.zoo import create_model, save_weights
+
+PREPROCESSING = Preprocessing(crop=32, resize=36, mean=(0.4,) * 3, std=(0.2,) * 3)
+RANGES = {2: (2, 3), 4: (4, 5), 8: (6, 12)}
+
+
+def write_video(path: Path, frames: np.ndarray, rate: int) -> None:
+    """Lossless frames (T, H, W, 3), `rate` per second."""
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264rgb", rate=rate, options={"qp": "0"})
+        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], "rgb24"
+        for frame in frames:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
+        output.mux(stream.encode())
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> Path:
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
+    return tmp_path / "home"
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    """A network of three sub-networks, for ranges of counts."""
+    torch.manual_seed(0)
+    model = ffn.convert(create_model("tsm_tiny", num_classes=3), RANGES).eval()
+    path = tmp_path_factory.mktemp("weights") / "tiny.safetensors"
+    meta = {
+        "model": "tsm_tiny",
+        "num_classes": 3,
+        "classes": ["up", "down", "still"],
+        "trained_frames": [*RANGES],
+        "ranges": [list(ends) for ends in RANGES.values()],
+        "preprocessing": PREPROCESSING.to_dict(),
+    }
+    save_weights(model, path, meta)
+    return path
+
+
+@pytest.fixture(scope="module")
+def pixels() -> np.ndarray:
+    return np.random.default_rng(0).integers(0, 256, (11, 40, 48, 3), dtype=np.uint8)
+
+
+@pytest.fixture(scope="module")
+def mp4(tmp_path_factory, pixels) -> Path:
+    """Eleven frames, 20 per second."""
+    path = tmp_path_factory.mktemp("video") / "noise.mp4"
+    write_video(path, pixels, rate=20)
+    return path
+
+
+def test_bytes_give_the_prediction_of_the_file(weights, mp4) -> None:
+    predictor = Predictor(weights, precision="fp32")
+    expected = predictor(mp4, frames=4)
+    content = mp4.read_bytes()
+
+    for given in (content, bytearray(content), memoryview(content)):
+        found = predictor(given, frames=4)
+        assert torch.equal(found.probabilities, expected.probabilities)
+        assert found.path == f"{len(content):,} bytes"
+
+
+def test_frames_in_memory_give_the_prediction_of_the_folder(weights, pixels, tmp_path) -> None:
+    predictor = Predictor(weights, precision="fp32", pattern="{:05d}.png")
+    for i, frame in enumerate(pixels):
+        Image.fromarray(frame).save(tmp_path / f"{i + 1:05d}.png")
+    expected = predictor(tmp_path, frames=5).probabilities
+    read_only = pixels.copy()
+    read_only.flags.writeable = False
+    first = torch.from_numpy(pixels).permute(0, 3, 1, 2)
+
+    for given in (pixels, read_only, torch.from_numpy(pixels), first, first.contiguous()):
+        found = predictor(given, frames=5)
+        assert torch.equal(found.probabilities, expected)
+        assert found.path == "11 frames in memory"
+
+
+def test_broken_bytes_are_a_video_error_without_the_temporary_path(weights, mp4) -> None:
+    predictor = Predictor(weights, precision="fp32")
+    for content in (b"", b"no video", mp4.read_bytes()[:300]):
+        with pytest.raises(VideoError) as caught:
+            predictor(content, frames=4)
+        assert caught.value.path == f"{len(content):,} bytes"
+        assert "/ffn-" not in str(caught.value)
+
+
+def test_a_list_gives_the_predictions_of_its_videos(weights, mp4, pixels) -> None:
+    predictor = Predictor(weights, precision="fp32")
+    videos = [mp4, pixels, mp4.read_bytes(), str(mp4), pixels[:3], mp4]
+    one_by_one = [predictor(video, frames="auto") for video in videos]
+
+    for batch_size in (1, 2, 8):
+        found = predictor(videos, frames="auto", batch_size=batch_size)
+        assert [one.frames for one in found] == [5, 11, 5, 5, 3, 5]
+        for one, expected in zip(found, one_by_one, strict=True):
+            torch.testing.assert_close(one.probabilities, expected.probabilities)
+            assert (one.path, one.why) == (expected.path, expected.why)
+    assert predictor([]) == []
+    with pytest.raises(VideoError, match=r"missing\.mp4"):
+        predictor([mp4, "missing.mp4"])
+
+
+def test_a_list_runs_in_batches(weights, pixels, monkeypatch) -> None:
+    predictor = Predictor(weights, precision="fp32")
+    sizes = []
+    run = predictor._networks
+    monkeypatch.setattr(predictor, "_networks", Spy(run, sizes))
+
+    predictor([pixels] * 5, frames=4, batch_size=2)
+
+    assert sizes == [2, 2, 1]
+
+
+class Spy:
+    def __init__(self, run, sizes) -> None:
+        self.run, self.sizes = run, sizes
+        self.select = run.select
+
+    def __call__(self, clips):
+        self.sizes.append(len(clips))
+        return self.run(clips)
+
+
+@pytest.mark.parametrize(
+    ("frames", "rate", "expected", "why"),
+    [
+        (11, 20, 5, "auto: for a video of 0.6 s"),  # 8 x 0.55 s = 4.4, rounded up
+        (11, 4, 11, "auto: for a video of 11 frames"),
+        (40, 20, 12, "auto: the largest count"),
+        (2, 20, 2, "auto: the smallest count, for a video of 0.1 s"),
+    ],
+)
+def test_auto_takes_no_frame_twice_and_eight_per_second(
+    weights, tmp_path, frames, rate, expected, why
+) -> None:
+    video = np.random.default_rng(0).integers(0, 256, (frames, 32, 32, 3), dtype=np.uint8)
+    write_video(tmp_path / "video.mp4", video, rate=rate)
+
+    found = Predictor(weights)(tmp_path / "video.mp4", frames="auto")
+
+    assert (found.frames, found.why) == (expected, why)
+
+
+def test_counts_are_those_of_the_training(weights, tmp_path) -> None:
+    predictor = Predictor(weights)
+    assert predictor.counts == list(range(2, 13))
+    fixed = ffn.convert(create_model("tsm_tiny", num_classes=3), (4, 8)).eval()
+    assert choose_frames.counts_of(fixed, [4, 8]) == [4, 8]
+    fixed.interpolate = True
+    assert choose_frames.counts_of(fixed, [4, 8]) == [4, 5, 6, 7, 8]
+    assert choose_frames.counts_of(create_model("tsm_tiny", num_classes=3), [16]) == [16]
+
+
+def test_a_budget_of_arithmetic(weights, mp4) -> None:
+    """The arithmetic of TSM is proportional to the number of frames."""
+    predictor = Predictor(weights, precision="fp32")
+    clip = torch.zeros(1, 3, 6, 32, 32)
+    per_frame = sum(ffn.evaluation.count_macs(predictor.model, clip).values()) / 6 / 1e9
+
+    for count in (2, 5, 12):
+        found = predictor(mp4, budget_gmacs=per_frame * (count + 0.5))
+        assert found.frames == count
+        assert "GMACs of" in found.why
+    assert predictor(mp4, budget_gmacs=1e6).frames == 12
+    with pytest.raises(
+        ValueError, match=r"budget_gmacs is 1e-06; the smallest count, 2 frames, takes .* Give more"
+    ):
+        predictor(mp4, budget_gmacs=1e-6)
+
+
+def test_a_budget_of_time_reads_a_table_that_is_measured_once(
+    weights, mp4, home, monkeypatch
+) -> None:
+    """2, 4, 8 and 12 frames take 20, 40, 80 and 120 ms; between them, linearly."""
+    calls = []
+
+    def measured(run, clip, **_) -> float:
+        calls.append(clip.shape[2])
+        return 10.0 * clip.shape[2]
+
+    monkeypatch.setattr(choose_frames, "measure_latency", measured)
+    predictor = Predictor(weights, precision="fp32")
+    for budget, count, why in (
+        (20, 2, "20 ms of 20, measured"),
+        (79.9, 7, "70 ms of 79.9, between measured counts"),
+        (80, 8, "80 ms of 80, measured"),
+        (1000, 12, "120 ms of 1000, measured"),
+    ):
+        found = predictor(mp4, budget_ms=budget)
+        assert (found.frames, found.why) == (count, why)
+    with pytest.raises(
+        ValueError, match="budget_ms is 5; the smallest count, 2 frames, takes 20 ms"
+    ):
+        predictor(mp4, budget_ms=5)
+    assert calls == [2, 4, 8, 12]
+
+    assert Predictor(weights, precision="fp32")(mp4, budget_ms=50).frames == 5
+    assert calls == [2, 4, 8, 12]  # from the file
+    Predictor(weights, precision="bf16")(mp4, budget_ms=50)
+    assert len(calls) == 8  # another precision is measured
+    (first, second) = json.loads((home / "latencies.json").read_text())
+    assert "fused, fp32" in first
+    assert "fused, bf16" in second
+
+    for damaged in ("[", "{}", json.dumps({first: {"2": "fast"}}), json.dumps({first: [1]})):
+        (home / "latencies.json").write_text(damaged)
+        assert Predictor(weights, precision="fp32")(mp4, budget_ms=50).frames == 5
+
+
+def test_a_budget_of_time_holds(weights, mp4) -> None:
+    """The forward pass of the chosen count takes about its time; the next count is slower."""
+    predictor = Predictor(weights, precision="fp32")
+    latencies = predictor._budget.latencies()
+    assert latencies.keys() == {2, 4, 8, 12}
+    assert latencies[12] > 1.5 * latencies[2]
+    middle = (latencies[4] + latencies[12]) / 2
+
+    found = predictor(mp4, budget_ms=middle)
+
+    assert 4 <= found.frames < 12
