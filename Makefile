@@ -5,14 +5,14 @@
 # make lint         ruff: lint and format check
 # make format       ruff: fix and format
 #
-# EPOCHS=45         epochs of each of the two trainings of the quickstart
+# EPOCHS=40         epochs of each of the two trainings of the quickstart
 # TORCH_INDEX=URL   package index for torch and torchvision, as one with CPU builds
 
 PYTHON ?= python3
 VENV ?= .venv
 TORCH_INDEX ?=
 RUN ?= runs/quickstart
-EPOCHS ?= 45
+EPOCHS ?= 40
 FRAMES ?= 2 4 6 8 10 12 14 16 18 20
 
 BIN := $(VENV)/bin
