@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+import av
 import pytest
 import torch
 from multi_label_videos import CLASSES, write_multi_label_videos
@@ -22,6 +23,7 @@ from ffn.cli.publish import main as publish
 from ffn.cli.summarise import main as summarise
 from ffn.cli.test import main as run_test
 from ffn.cli.train import main as train
+from ffn.data import EvalTransform, Normalise, decode, segment_centre
 from ffn.evaluation import load_predictions, load_table
 from ffn.zoo import load_with_record
 
@@ -116,8 +118,11 @@ def test_predictions_are_independent_probabilities(
 ) -> None:
     found = ffn.Predictor(best, precision="fp32", fuse=False)(root / "val_0.mp4", frames=8)
     model = ffn.load(best)
-    predictor = ffn.Predictor(best, precision="fp32")
-    clip = predictor._normalise(predictor._clip(str(root / "val_0.mp4"), 8))
+    preprocessing = ffn.Predictor(best, precision="fp32").preprocessing
+    with av.open(str(root / "val_0.mp4")) as video:
+        number = sum(1 for _ in video.decode(video=0))
+    frames = EvalTransform(preprocessing)(decode(root / "val_0.mp4", segment_centre(number, 8)))
+    clip = Normalise(preprocessing)(frames.transpose(0, 1)[None])
     with torch.no_grad():
         expected = model(clip)[0].sigmoid()
     torch.testing.assert_close(found.probabilities, expected, rtol=1e-4, atol=1e-5)
