@@ -27,7 +27,7 @@ def before(tmp_path: Path) -> Path:
 def test_a_slower_tree_is_slower_and_needs_more_memory(before: Path, tmp_path: Path) -> None:
     step = before / "ffn" / "engine" / "train_step.py"
     text = step.read_text()
-    slow = "import time\n\nHELD = b'x' * 2**28\ntime_per_step = time.sleep\n"
+    slow = "import time\n\nHELD = b'x' * 2**30\ntime_per_step = time.sleep\n"
     text = text.replace("\nimport torch\n", f"\nimport torch\n{slow}", 1)
     head = "    def step("
     body = text.index('"""', text.index('"""', text.index(head)) + 3) + 3
@@ -41,7 +41,7 @@ def test_a_slower_tree_is_slower_and_needs_more_memory(before: Path, tmp_path: P
     old, new = comparison["variants"]
     assert (old["name"], new["name"]) == ("before", "now")
     assert min(old["seconds"]) > 0.5
-    assert old["peak_bytes"] - new["peak_bytes"] == pytest.approx(2**28, rel=0.3)
+    assert old["peak_bytes"] - new["peak_bytes"] > 0.6 * 2**30
     (ratio,) = comparison["ratios"]
     by_hand = [b / a for a, b in zip(new["seconds"], old["seconds"], strict=True)]
     assert ratio["low"] <= sum(by_hand) / 2 <= ratio["high"]
