@@ -54,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             continue
         network = f"sub-network {prediction.active}" if prediction.active else "plain network"
         several = "; several labels, independent probabilities" if prediction.multi_label else ""
-        why = f" ({prediction.why})" if "frames" not in choice or given.frames == "auto" else ""
+        why = f" ({prediction.why})" if prediction.why else ""
         print(
             f"{path}: {prediction.frames} frames{why}, {network}, {prediction.network}, "
             f"decode {prediction.decode_ms:.1f} ms, model {prediction.model_ms:.1f} ms{several}"

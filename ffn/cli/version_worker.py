@@ -78,7 +78,8 @@ def main() -> None:
         call()
         if on_cuda:
             torch.cuda.synchronize()
-        peak = 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss  # Linux: KiB
+        unit = 1 if sys.platform == "darwin" else 1024  # bytes; on Linux, KiB
+        peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         if on_cuda:
             peak = torch.cuda.max_memory_allocated()
         print(json.dumps({"peak": peak}), flush=True)

@@ -329,9 +329,10 @@ def _start_momentum(optimiser: torch.optim.Optimizer) -> None:
     torch's fused SGD (2.15) needs the momentum of all of them or of none.
     """
     for group in optimiser.param_groups:
-        for parameter in group["params"] if group.get("momentum") else ():
+        used = [p for p in group["params"] if p.grad is not None] if group.get("momentum") else []
+        for parameter in used:
             state = optimiser.state[parameter]
-            if parameter.grad is not None and state.get("momentum_buffer") is None:
+            if state.get("momentum_buffer") is None:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
 
 

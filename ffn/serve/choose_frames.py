@@ -41,16 +41,16 @@ def frames_for_duration(video: Video, counts: Sequence[int]) -> tuple[int, str]:
     `AUTO_FRAMES_PER_SECOND`; for shorter videos, the smallest count.
     """
     seconds = seconds_of(video)
-    limits = {f"a video of {len(video)} frames": len(video)}
+    limits = {f"the video has {len(video)} frames": len(video)}
     if seconds is not None:
-        limits[f"a video of {seconds:.1f} s"] = math.ceil(AUTO_FRAMES_PER_SECOND * seconds)
+        limits[f"the video takes {seconds:.1f} s"] = math.ceil(AUTO_FRAMES_PER_SECOND * seconds)
     why, limit = min(limits.items(), key=lambda item: item[1])
     if limit >= counts[-1]:
         return counts[-1], "auto: the largest count"
     chosen = _largest(counts, limit, float)
     if chosen is None:
-        return counts[0], f"auto: the smallest count, for {why}"
-    return chosen, f"auto: for {why}"
+        return counts[0], f"auto: the smallest count; {why}"
+    return chosen, f"auto: {why}"
 
 
 class Budget:
@@ -96,7 +96,7 @@ class Budget:
         if chosen is None:
             least = f"{self.gmacs(self.counts[0]):.4g} GMACs"
             raise ValueError(_too_small("budget_gmacs", limit, self.counts[0], least))
-        return chosen, f"{self.gmacs(chosen):.4g} GMACs of {limit:g}"
+        return chosen, f"within {limit:g} GMACs: {self.gmacs(chosen):.4g}"
 
     def within_ms(self, limit: float) -> tuple[int, str]:
         """The largest count whose forward pass takes at most ``limit`` milliseconds, and why.
@@ -117,7 +117,7 @@ class Budget:
                 _too_small("budget_ms", limit, self.counts[0], f"{ms(self.counts[0]):.4g} ms")
             )
         how = "measured" if chosen in latencies else "between measured counts"
-        return chosen, f"{ms(chosen):.4g} ms of {limit:g}, {how}"
+        return chosen, f"within {limit:g} ms: {ms(chosen):.4g} ms, {how}"
 
     def gmacs(self, count: int) -> float:
         """Giga multiply-accumulates of a clip of ``count`` frames."""

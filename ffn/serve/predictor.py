@@ -13,7 +13,7 @@ from numbers import Integral
 import torch
 from torch import Tensor
 
-from ffn.data import EvalTransform, Normalise, Preprocessing, VideoError, sample_views
+from ffn.data import EvalTransform, Normalise, Preprocessing, sample_views
 from ffn.data.decoding import PATTERN, Video, check_pattern
 from ffn.export import Networks
 from ffn.labels import label_kind
@@ -37,7 +37,8 @@ class Prediction:
         model_ms: Time of the forward pass, the copy to the device included, in milliseconds; of
             clips that ran as one batch, each has the same share.
         multi_label: Whether a video has any number of the classes, with independent probabilities.
-        why: Why this number of frames, e.g. "24.1 ms of 30, measured".
+        why: Why this number of frames, e.g. "within 30 ms: 24.1 ms, measured"; empty if it was
+            given.
     """
 
     path: str
@@ -221,7 +222,7 @@ class Predictor:
         elif frames is None:
             found = self.default_frames, "the largest trained count"
         elif isinstance(frames, Integral) and not isinstance(frames, bool):
-            found = int(frames), "as given"
+            found = int(frames), ""
         else:
             raise TypeError(f'frames is {frames!r}; expected an integer of 1 or more, or "auto"')
         return lambda video: found
@@ -246,10 +247,7 @@ class Predictor:
             frames, why = choose(video)
             rule = self.preprocessing.sampling
             indices = sample_views(len(video), (frames,), rule=rule)[frames]
-            try:
-                x = self._transform(video.read(indices))  # (T, C, H, W)
-            except VideoError as error:
-                raise VideoError(name, error.cause, error.frame) from error
+            x = self._transform(video.read(indices))  # (T, C, H, W)
         return _Clip(name, x.transpose(0, 1), why, 1000 * (time.perf_counter() - started))
 
     def _predict(self, clips: Sequence[_Clip]) -> list[Prediction]:

@@ -142,10 +142,10 @@ class Spy:
 @pytest.mark.parametrize(
     ("frames", "rate", "expected", "why"),
     [
-        (11, 20, 5, "auto: for a video of 0.6 s"),  # 8 x 0.55 s = 4.4, rounded up
-        (11, 4, 11, "auto: for a video of 11 frames"),
+        (11, 20, 5, "auto: the video takes 0.6 s"),  # 8 x 0.55 s = 4.4, rounded up
+        (11, 4, 11, "auto: the video has 11 frames"),
         (40, 20, 12, "auto: the largest count"),
-        (2, 20, 2, "auto: the smallest count, for a video of 0.1 s"),
+        (2, 20, 2, "auto: the smallest count; the video takes 0.1 s"),
     ],
 )
 def test_auto_takes_no_frame_twice_and_eight_per_second(
@@ -178,7 +178,7 @@ def test_a_budget_of_arithmetic(weights, mp4) -> None:
     for count in (2, 5, 12):
         found = predictor(mp4, budget_gmacs=per_frame * (count + 0.5))
         assert found.frames == count
-        assert "GMACs of" in found.why
+        assert found.why.startswith("within ")
     assert predictor(mp4, budget_gmacs=1e6).frames == 12
     with pytest.raises(
         ValueError, match=r"budget_gmacs is 1e-06; the smallest count, 2 frames, takes .* Give more"
@@ -199,10 +199,10 @@ def test_a_budget_of_time_reads_a_table_that_is_measured_once(
     monkeypatch.setattr(choose_frames, "measure_latency", measured)
     predictor = Predictor(weights, precision="fp32")
     for budget, count, why in (
-        (20, 2, "20 ms of 20, measured"),
-        (79.9, 7, "70 ms of 79.9, between measured counts"),
-        (80, 8, "80 ms of 80, measured"),
-        (1000, 12, "120 ms of 1000, measured"),
+        (20, 2, "within 20 ms: 20 ms, measured"),
+        (79.9, 7, "within 79.9 ms: 70 ms, between measured counts"),
+        (80, 8, "within 80 ms: 80 ms, measured"),
+        (1000, 12, "within 1000 ms: 120 ms, measured"),
     ):
         found = predictor(mp4, budget_ms=budget)
         assert (found.frames, found.why) == (count, why)
@@ -225,14 +225,11 @@ def test_a_budget_of_time_reads_a_table_that_is_measured_once(
         assert Predictor(weights, precision="fp32")(mp4, budget_ms=50).frames == 5
 
 
-def test_a_budget_of_time_holds(weights, mp4) -> None:
-    """The forward pass of the chosen count takes about its time; the next count is slower."""
+def test_a_budget_of_time_is_measured_at_every_trained_count(weights, mp4) -> None:
+    """The latency of a count as the budget gives that count, or a larger one that is as fast."""
     predictor = Predictor(weights, precision="fp32")
     latencies = predictor._budget.latencies()
     assert latencies.keys() == {2, 4, 8, 12}
-    assert latencies[12] > 1.5 * latencies[2]
-    middle = (latencies[4] + latencies[12]) / 2
-
-    found = predictor(mp4, budget_ms=middle)
-
-    assert 4 <= found.frames < 12
+    for count, ms in latencies.items():
+        assert 0 < ms < 10_000
+        assert predictor(mp4, budget_ms=ms).frames >= count
