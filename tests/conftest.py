@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -14,6 +15,8 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # inherited by a job in the background
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # tests interrupt their processes
 os.environ["COLUMNS"] = "200"  # help texts wrap alike in every process
 
 FIGURES = Path(__file__).parent / "README.md"

@@ -90,7 +90,8 @@ def decode_frames(path: str, container: av.container.InputContainer) -> Iterator
 
 def to_rgb(frame: av.VideoFrame) -> np.ndarray:
     """Pixels of a frame, uint8 RGB (H, W, 3), with its rotation flag applied."""
-    image = frame.to_ndarray(format="rgb24")
+    # One thread, as decoding: FFmpeg would start one per core for each frame and wait for them.
+    image = frame.to_ndarray(format="rgb24", threads=1)
     return np.rot90(image, frame.rotation // 90) if frame.rotation else image
 
 
