@@ -60,10 +60,10 @@ def find_device(name: str | None) -> torch.device:
     return device
 
 
-def refuse_existing(path: Path, overwrite: bool) -> None:
+def refuse_existing(path: Path, overwrite: bool, option: str = "--output") -> None:
     """Raise FileExistsError for a file that exists, unless it is to be overwritten."""
     if path.exists() and not overwrite:
-        raise FileExistsError(f"{path} exists; choose another --output, or add --overwrite")
+        raise FileExistsError(f"{path} exists; choose another {option}, or add --overwrite")
 
 
 def add_imports_argument(parser: argparse.ArgumentParser) -> None:

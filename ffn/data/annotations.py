@@ -93,7 +93,7 @@ def rows_to_records(
     names = read_classes(classes) if isinstance(classes, str | os.PathLike) else classes
     labels, names = _label_indices(rows, names)
     base = Path(root)
-    records = [_to_record(row, label, base) for row, label in zip(rows, labels, strict=True)]
+    records = [to_record(row, label, base) for row, label in zip(rows, labels, strict=True)]
     return records, names
 
 
@@ -255,7 +255,17 @@ def _known_labels(rows: Sequence[AnnotationRow], names: list[str]) -> list[int]:
     return [int(row.label) for row in rows]
 
 
-def _to_record(row: AnnotationRow, label: Label, base: Path) -> Record:
+def to_record(row: AnnotationRow, label: Label, base: Path) -> Record:
+    """The record of a row.
+
+    Args:
+        row: Of a list.
+        label: Its class index, or those of several labels.
+        base: Folder that relative paths start from.
+
+    Raises:
+        ValueError: if a number is invalid.
+    """
     frames = _number(row, "frames", int)
     start, end = _number(row, "start", float), _number(row, "end", float)
     if frames is not None and frames < 1:

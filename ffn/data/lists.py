@@ -59,6 +59,42 @@ def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, str]]:
     return lines
 
 
+def read_paths(path: Path) -> list[AnnotationRow]:
+    """Read a list of videos without labels.
+
+    A table with a header needs a column `path`; it may have `start`, `end` and `frames`, and other
+    columns are ignored, also labels. Any other file has one path per line.
+
+    Returns:
+        The rows, with "" as label.
+
+    Raises:
+        FileNotFoundError: if the list does not exist.
+        ValueError: if it has no video, or a line is invalid.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"list {path} does not exist; expected a csv, or a path per line")
+    lines = read_lines(path)
+    paths = {*_COLUMNS["path"]}
+    separator = next(
+        (c for c in _SEPARATORS if lines and _header_names(lines[0][1], c) & paths), None
+    )
+    if separator is not None:
+        rows = list(_table_rows(path, lines, separator, (), labelled=False))
+    elif path.suffix.lower() == ".csv" and lines:
+        raise ValueError(
+            f"{path}:{lines[0][0]}: no column for the path in the header {short(lines[0][1])}; "
+            f"expected one of {', '.join(_COLUMNS['path'])}"
+        )
+    else:
+        rows = [AnnotationRow(f"{path}:{n}", line.strip(), "") for n, line in lines]
+    if not rows:
+        raise ValueError(f"{path} contains no video; write a path per line, or a header with path")
+    for row in rows:
+        _check_cells(row)
+    return rows
+
+
 def read_list(path: Path, columns: Sequence[str] = ()) -> list[AnnotationRow]:
     """Read the rows of a table or a text list; see `ffn.data.read_annotation_rows`."""
     lines = read_lines(path)
@@ -122,12 +158,17 @@ def _refuse_header(where: str, line: str) -> None:
 
 
 def _table_rows(
-    path: Path, lines: Sequence[tuple[int, str]], separator: str, extra: Sequence[str]
+    path: Path,
+    lines: Sequence[tuple[int, str]],
+    separator: str,
+    extra: Sequence[str],
+    *,
+    labelled: bool = True,
 ) -> Iterator[AnnotationRow]:
     (first, line), *lines = lines
     where = f"{path}:{first}"
     header = [cell.lower() for cell in _cells(where, line, separator)]
-    columns = _find_columns(where, header)
+    columns = _find_columns(where, header, labelled)
     others = [_find_column(where, header, name) for name in extra]
     for number, line in lines:
         where = f"{path}:{number}"
@@ -140,6 +181,9 @@ def _table_rows(
                 f'separated by {_SEPARATORS[separator]}. Quote ("…") cells that contain them'
             )
         values = {field: cells[column] or None for field, column in columns.items()}
+        if not labelled:
+            values.pop("labels", None)
+            values["label"] = ""
         if "labels" in values:
             values["label"] = _split_labels(where, values.pop("labels"))
         for field in ("path", "label"):
@@ -174,8 +218,8 @@ def _split_labels(where: str, cell: str | None) -> tuple[str, ...]:
     return labels
 
 
-def _find_columns(where: str, header: list[str]) -> dict[str, int]:
-    """Column of each field that a table has."""
+def _find_columns(where: str, header: list[str], labelled: bool) -> dict[str, int]:
+    """Column of each field that a table has; a label is needed if ``labelled``."""
     repeated = [name for name in header if name and header.count(name) > 1]
     if repeated:
         raise ValueError(f"{where}: the header has {repeated[0]!r} twice; rename one of them")
@@ -191,7 +235,7 @@ def _find_columns(where: str, header: list[str]) -> dict[str, int]:
         )
     found["label"] = found["label"] if found["labels"] is None else found["labels"]
     for field, names in (("path", _COLUMNS["path"]), ("label", _LABELS)):
-        if found[field] is None:
+        if found[field] is None and (labelled or field == "path"):
             raise ValueError(
                 f"{where}: no column for the {field} in the header {short(header)}; "
                 f"expected one of {', '.join(names)}. A list without a header is a .txt "

@@ -96,6 +96,10 @@ class WatchedLoader(DataLoader):
                 raise
             raise self.explain(failure) from error
 
+    def reading(self) -> list[int]:
+        """The samples that workers are reading, or were when they ended."""
+        return [index for _, index, _ in self._status.active()]
+
     def has_dead_worker(self, wait: float = 0.0) -> bool:
         """Whether a worker has exited unexpectedly, now or within `wait` seconds.
 

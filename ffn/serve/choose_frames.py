@@ -6,6 +6,7 @@ import copy
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible
-from ffn.data.decoding import Video
 from ffn.evaluation import count_macs, measure_latency
 from ffn.export.networks import read_measurements, write_measurements
-from ffn.serve.inputs import seconds_of
+from ffn.serve.clips import Part
 
 AUTO_FRAMES_PER_SECOND = 8.0
 FILE = "latencies.json"  # in FFN_HOME
@@ -34,23 +34,49 @@ def counts_of(model: nn.Module, trained: Sequence[int]) -> list[int]:
     return sorted(counts | {*model.counts})
 
 
-def frames_for_duration(video: Video, counts: Sequence[int]) -> tuple[int, str]:
-    """The count for ``frames="auto"``, and why.
+@dataclass(frozen=True)
+class Always:
+    """Chooses the same number of frames for all videos.
 
-    It is the largest count that does not repeat frames of the video and takes at most
-    `AUTO_FRAMES_PER_SECOND`; for shorter videos, the smallest count.
+    Attributes:
+        count: number of frames.
+        why: so many.
     """
-    seconds = seconds_of(video)
-    limits = {f"the video has {len(video)} frames": len(video)}
-    if seconds is not None:
-        limits[f"the video takes {seconds:.1f} s"] = math.ceil(AUTO_FRAMES_PER_SECOND * seconds)
-    why, limit = min(limits.items(), key=lambda item: item[1])
-    if limit >= counts[-1]:
-        return counts[-1], "auto: the largest count"
-    chosen = _largest(counts, limit, float)
-    if chosen is None:
-        return counts[0], f"auto: the smallest count; {why}"
-    return chosen, f"auto: {why}"
+
+    count: int
+    why: str
+
+    def __call__(self, part: Part) -> tuple[int, str]:
+        """The number of frames, and why."""
+        return self.count, self.why
+
+
+@dataclass(frozen=True)
+class ByDuration:
+    """Chooses the count for ``frames="auto"``.
+
+    It is the largest count that does not repeat frames and takes at most `AUTO_FRAMES_PER_SECOND`;
+    for shorter videos, the smallest count.
+
+    Attributes:
+        counts: allowed counts, ascending.
+    """
+
+    counts: tuple[int, ...]
+
+    def __call__(self, part: Part) -> tuple[int, str]:
+        """The number of frames, and why."""
+        limits = {f"the {part.name} has {part.frames} frames": part.frames}
+        if part.seconds is not None:
+            most = math.ceil(AUTO_FRAMES_PER_SECOND * part.seconds - 1e-6)
+            limits[f"the {part.name} takes {part.seconds:.1f} s"] = most
+        why, limit = min(limits.items(), key=lambda item: item[1])
+        if limit >= self.counts[-1]:
+            return self.counts[-1], "auto: the largest count"
+        chosen = _largest(self.counts, limit, float)
+        if chosen is None:
+            return self.counts[0], f"auto: the smallest count; {why}"
+        return chosen, f"auto: {why}"
 
 
 class Budget:

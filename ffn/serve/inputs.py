@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,12 +16,16 @@ from torch import Tensor
 from ffn.data import open_video
 from ffn.data.decoding import Video, VideoError
 from ffn.data.decoding.video import check_indices
+from ffn.files import explain
+from ffn.limits import DOWNLOAD_BYTES
+from ffn.zoo import WeightsError
+from ffn.zoo.web import CHUNK, WebFile
 
 Input = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Tensor
 
 ALLOWED = (
-    "the path of a video file or of a folder of frames, the bytes of a video file, or uint8 frames "
-    "(T, H, W, 3) or (T, 3, H, W) as an array or a tensor"
+    "the path of a video file or of a folder of frames, an address as https://host/video.mp4, the "
+    "bytes of a video file, or uint8 frames (T, H, W, 3) or (T, 3, H, W) as an array or a tensor"
 )
 
 
@@ -72,24 +78,21 @@ def open_input(given: Input, *, pattern: str) -> Iterator[tuple[str, Video]]:
     """Open what a predictor got; gives its name for people, and the video.
 
     Args:
-        given: see `ALLOWED`. Bytes are in a temporary file until the context ends.
+        given: see `ALLOWED`. Bytes, and a video at an address, are in a temporary file until the
+            context ends.
         pattern: file names in a folder of frames.
 
     Raises:
-        VideoError: if the video cannot be opened.
+        VideoError: if the video cannot be downloaded or opened.
         TypeError: if it is something else, or frames that are not uint8.
         ValueError: if frames have another shape.
     """
     if isinstance(given, (bytes, bytearray, memoryview)):
-        name = f"{len(given):,} bytes"
-        with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
-            path = os.path.join(folder, "video")
-            with open(path, "wb") as file:
-                file.write(given)
-            try:
-                yield name, open_video(path)
-            except VideoError as error:  # the path of the file in the folder says nothing
-                raise VideoError(name, error.cause, error.frame) from error
+        with _as_file(f"{len(given):,} bytes", lambda path: path.write_bytes(given)) as opened:
+            yield opened
+    elif isinstance(given, str) and is_address(given):
+        with _as_file(given, lambda path: _fetch(given, path)) as opened:
+            yield opened
     elif isinstance(given, (np.ndarray, Tensor)):
         video = FramesInMemory(given)
         yield video.path, video
@@ -99,9 +102,78 @@ def open_input(given: Input, *, pattern: str) -> Iterator[tuple[str, Video]]:
         raise TypeError(f"the video is a {type(given).__name__}; expected {ALLOWED}")
 
 
-def seconds_of(video: Video) -> float | None:
-    """Duration of a video in seconds; None if its frames have no times, or there is one frame."""
+def frames_in_order(video: Video, indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Index and pixels, uint8 RGB (H, W, 3), of frames in ascending order, one after another.
+
+    Raises:
+        VideoError: if a frame cannot be decoded.
+    """
+    if hasattr(video, "in_order"):  # a file is decoded once
+        yield from video.in_order(indices)
+    else:
+        for index in indices:
+            yield index, video.read([index])[0].numpy()
+
+
+def is_address(path: str) -> bool:
+    """Whether a path is an address, as https://host/video.mp4."""
+    return bool(re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", path))
+
+
+@contextmanager
+def _as_file(name: str, write: Callable[[Path], object]) -> Iterator[tuple[str, Video]]:
+    """A video in a temporary file, which exists until the context ends."""
+    with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
+        path = Path(folder, "video")
+        try:
+            write(path)
+            yield name, open_video(path)
+        except VideoError as error:  # the path of the file in the folder says nothing
+            if error.path != str(path):
+                raise
+            raise VideoError(name, error.cause, error.frame) from error
+
+
+def _fetch(address: str, path: Path) -> None:
+    """Download a file; http and https with new attempts, others as fsspec does.
+
+    Raises:
+        VideoError: it cannot be downloaded, or is larger than `DOWNLOAD_BYTES`.
+    """
+    try:
+        if address.lower().startswith(("http://", "https://")):
+            WebFile(address).fetch(path, lambda done, total: None)
+            return
+        import fsspec
+
+        with fsspec.open(address, "rb") as source, path.open("wb") as file:
+            while chunk := source.read(CHUNK):
+                file.write(chunk)
+                refusal = DOWNLOAD_BYTES.refusal(file.tell())
+                if refusal:
+                    raise VideoError(address, refusal)
+    except WeightsError as error:  # "cannot download ADDRESS: …"
+        raise VideoError(address, str(error).partition(f"{address}: ")[2]) from error
+    except (OSError, ImportError, ValueError) as error:
+        raise VideoError(address, f"cannot be downloaded: {explain(error)}") from error
+
+
+def frame_times(video: Video, fps: float | None) -> tuple[np.ndarray, float]:
+    """Time of each frame in seconds after the first (N,), and the duration of the video.
+
+    The last frame is shown as long as the mean of the others.
+
+    Args:
+        video: opened.
+        fps: frames per second, if the video has no times.
+
+    Raises:
+        VideoError: the video has no times, or a single frame, and ``fps`` is None.
+    """
     timeline = getattr(video, "timeline", None)
-    if timeline is None or len(timeline) < 2 or not timeline.seconds[-1]:
-        return None
-    return float(timeline.seconds[-1]) * len(timeline) / (len(timeline) - 1)
+    if timeline is not None and len(timeline) > 1 and timeline.seconds[-1]:
+        last = float(timeline.seconds[-1])
+        return timeline.seconds, last * len(timeline) / (len(timeline) - 1)
+    if fps is None:
+        raise VideoError(video.path, "its frames have no times; give the frames per second")
+    return np.arange(len(video)) / fps, len(video) / fps

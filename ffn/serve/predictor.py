@@ -5,58 +5,21 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from numbers import Integral
 
 import torch
-from torch import Tensor
 
-from ffn.data import EvalTransform, Normalise, Preprocessing, sample_views
-from ffn.data.decoding import PATTERN, Video, check_pattern
+from ffn.data import Normalise, Preprocessing
+from ffn.data.decoding import PATTERN, check_pattern
 from ffn.export import Networks
 from ffn.labels import label_kind
-from ffn.serve.choose_frames import Budget, counts_of, frames_for_duration
-from ffn.serve.inputs import Input, open_input
+from ffn.serve.choose_frames import Always, Budget, ByDuration, counts_of
+from ffn.serve.clips import Choice, Clip, ClipReader, Windows
+from ffn.serve.inputs import Input
+from ffn.serve.prediction import Prediction
 from ffn.zoo import home, load_with_record
-
-
-@dataclass(frozen=True)
-class Prediction:
-    """The prediction of a network for one video.
-
-    Attributes:
-        path: The video; for a video in memory, what it is, e.g. "40 frames in memory".
-        probabilities: Class probabilities (K,), on the CPU. They sum to 1 if a video has one label.
-        classes: K class names.
-        frames: Number of input frames.
-        active: Trained count of the sub-network that was used; None for a plain network.
-        network: How the network ran, e.g. "fused, bf16".
-        decode_ms: Time to decode and transform the clip, in milliseconds.
-        model_ms: Time of the forward pass, the copy to the device included, in milliseconds; of
-            clips that ran as one batch, each has the same share.
-        multi_label: Whether a video has any number of the classes, with independent probabilities.
-        why: Why this number of frames, e.g. "within 30 ms: 24.1 ms, measured"; empty if it was
-            given.
-    """
-
-    path: str
-    probabilities: Tensor
-    classes: tuple[str, ...]
-    frames: int
-    active: int | None
-    network: str
-    decode_ms: float
-    model_ms: float
-    multi_label: bool = False
-    why: str = ""
-
-    def top(self, k: int = 5) -> list[tuple[str, float]]:
-        """The k most probable labels with their probabilities, in descending order."""
-        values, indices = self.probabilities.topk(min(k, len(self.classes)))
-        pairs = zip(indices.tolist(), values.tolist(), strict=True)
-        return [(self.classes[i], probability) for i, probability in pairs]
 
 
 class Predictor:
@@ -115,7 +78,6 @@ class Predictor:
         self._networks = Networks(
             self.model, precision=precision, fused=fuse, compiled=compile, cache=home()
         )
-        self._transform = EvalTransform(self.preprocessing)
         self._normalise = Normalise(self.preprocessing)
 
     @property
@@ -126,6 +88,19 @@ class Predictor:
             ValueError: if the record of a plain network does not contain it.
         """
         return max(self._trained_frames())
+
+    @property
+    def fused(self) -> bool:
+        """Whether fused networks run."""
+        return self._networks.fused
+
+    def resolve_precision(self, frames: int) -> str:
+        """The precision of the network; "auto" is resolved by a clip of so many frames."""
+        if self._networks.precision == "auto":
+            size = self.preprocessing.crop
+            with torch.inference_mode():
+                self._networks(torch.zeros(1, 3, frames, size, size, device=self.device))
+        return self._networks.precision
 
     @property
     def counts(self) -> list[int]:
@@ -148,9 +123,10 @@ class Predictor:
         """Predict the label of one video, or of each video of a list.
 
         Args:
-            video: Path of a video file or of a folder of frames; the bytes of a video file; uint8
-                frames (T, H, W, 3) or (T, 3, H, W) as an array or a tensor, from which the clip is
-                sampled as from a file; or a list of these.
+            video: Path of a video file or of a folder of frames; an address as
+                ``https://host/video.mp4``; the bytes of a video file; uint8 frames (T, H, W, 3) or
+                (T, 3, H, W) as an array or a tensor, from which the clip is sampled as from a file;
+                or a list of these.
             frames: Number of input frames, at least 1; default :attr:`default_frames`. "auto": the
                 largest of :attr:`counts` that does not repeat frames of the video and takes at most
                 8 per second, or else the smallest.
@@ -170,39 +146,70 @@ class Predictor:
                 budgets, or the smallest count exceeds the budget.
             TypeError: if a video is none of the above, or `frames` no integer.
         """
-        if type(batch_size) is not int or batch_size < 1:
-            raise ValueError(f"batch_size is {batch_size!r}; expected an integer of 1 or more")
-        choose = self._chooser(frames, budget_ms, budget_gmacs)
+        _check_batch_size(batch_size)
+        reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
         if not isinstance(video, (list, tuple)):
-            return self._predict([self._read(video, choose)])[0]
-        predictions: list[Prediction] = []
-        batch: list[_Clip] = []
-        for one in video:
-            clip = self._read(one, choose)
-            if batch and (len(batch) == batch_size or clip.pixels.shape != batch[0].pixels.shape):
-                predictions += self._predict(batch)
-                batch = []
-            batch.append(clip)
-        return predictions + (self._predict(batch) if batch else [])
+            return self.predict([reader.read(video)])[0]
+        return list(self.predict_all(map(reader.read, video), batch_size))
 
-    def check_choice(
+    def windows(
+        self,
+        video: Input,
+        seconds: float,
+        *,
+        step: float | None = None,
+        fps: float | None = None,
+        frames: int | str | None = None,
+        budget_ms: float | None = None,
+        budget_gmacs: float | None = None,
+        batch_size: int = 8,
+    ) -> Iterator[Prediction]:
+        """Predict the labels of windows of a long video.
+
+        :func:`merge_windows` joins the predictions to segments with one label.
+
+        Args:
+            video: As for a call.
+            seconds: Length of a window. The last window ends with the video.
+            step: Seconds from the start of a window to that of the next, at most `seconds`;
+                default: half of it.
+            fps: Frames per second of a folder of frames or of frames in memory, which have no
+                times.
+            frames, budget_ms, budget_gmacs, batch_size: As for a call, for each window.
+
+        Yields:
+            The prediction of each window, with its `start` and `end`, as soon as it is known.
+
+        Raises:
+            VideoError: if the video cannot be read, or has no times and `fps` is not given.
+            ValueError, TypeError: as a call, also for `seconds`, `step` and `fps`.
+        """
+        _check_batch_size(batch_size)
+        windows = Windows(seconds, step, fps)
+        reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
+        return self.predict_all(reader.read_windows(video, windows), batch_size)
+
+    def reader(
         self,
         frames: int | str | None = None,
         *,
         budget_ms: float | None = None,
         budget_gmacs: float | None = None,
-    ) -> None:
-        """Check the arguments that choose the number of frames, before any video is read.
+    ) -> ClipReader:
+        """What reads the clips of videos, also in other processes; checks its arguments.
+
+        Args:
+            frames, budget_ms, budget_gmacs: As for a call.
 
         Raises:
-            ValueError, TypeError: as a call does.
+            ValueError, TypeError: as a call.
         """
-        self._chooser(frames, budget_ms, budget_gmacs)
+        choose = self._choice(frames, budget_ms, budget_gmacs)
+        return ClipReader(self.preprocessing, self.pattern, choose)
 
-    def _chooser(
+    def _choice(
         self, frames: int | str | None, budget_ms: float | None, budget_gmacs: float | None
-    ) -> Callable[[Video], tuple[int, str]]:
-        """A function that gives the number of frames for a video, and why."""
+    ) -> Choice:
         budgets = {"budget_ms": budget_ms, "budget_gmacs": budget_gmacs}
         given = {k: v for k, v in {"frames": frames, **budgets}.items() if v is not None}
         if len(given) > 1:
@@ -213,19 +220,18 @@ class Predictor:
             if value is not None and not (number and 0 < value < math.inf):
                 raise ValueError(f"{name} is {value!r}; expected a number above 0")
         if budget_ms is not None:
-            found = self._budget.within_ms(budget_ms)
-        elif budget_gmacs is not None:
-            found = self._budget.within_gmacs(budget_gmacs)
-        elif frames == "auto":
-            counts = self.counts
-            return lambda video: frames_for_duration(video, counts)
-        elif frames is None:
-            found = self.default_frames, "the largest trained count"
-        elif isinstance(frames, Integral) and not isinstance(frames, bool):
-            found = int(frames), ""
-        else:
+            return Always(*self._budget.within_ms(budget_ms))
+        if budget_gmacs is not None:
+            return Always(*self._budget.within_gmacs(budget_gmacs))
+        if isinstance(frames, str) and frames == "auto":
+            return ByDuration(tuple(self.counts))
+        if frames is None:
+            return Always(self.default_frames, "the largest trained count")
+        if not isinstance(frames, Integral) or isinstance(frames, bool):
             raise TypeError(f'frames is {frames!r}; expected an integer of 1 or more, or "auto"')
-        return lambda video: found
+        if frames < 1:
+            raise ValueError(f"frames is {frames}; expected an integer of 1 or more")
+        return Always(int(frames), "")
 
     @cached_property
     def _budget(self) -> Budget:
@@ -240,18 +246,19 @@ class Predictor:
             cache=home(),
         )
 
-    def _read(self, given: Input, choose: Callable[[Video], tuple[int, str]]) -> _Clip:
-        """Sample, decode and transform the clip of a video."""
-        started = time.perf_counter()
-        with open_input(given, pattern=self.pattern) as (name, video):
-            frames, why = choose(video)
-            rule = self.preprocessing.sampling
-            indices = sample_views(len(video), (frames,), rule=rule)[frames]
-            x = self._transform(video.read(indices))  # (T, C, H, W)
-        return _Clip(name, x.transpose(0, 1), why, 1000 * (time.perf_counter() - started))
+    def predict_all(self, clips: Iterable[Clip], batch_size: int = 8) -> Iterator[Prediction]:
+        """Predictions of clips of any shapes, in their order; consecutive ones run in batches."""
+        batch: list[Clip] = []
+        for clip in clips:
+            if batch and (len(batch) == batch_size or clip.pixels.shape != batch[0].pixels.shape):
+                yield from self.predict(batch)
+                batch = []
+            batch.append(clip)
+        if batch:
+            yield from self.predict(batch)
 
-    def _predict(self, clips: Sequence[_Clip]) -> list[Prediction]:
-        """Predictions of clips of one shape, as one batch."""
+    def predict(self, clips: Sequence[Clip]) -> list[Prediction]:
+        """Predictions of clips of one shape that a :meth:`reader` has read, as one batch."""
         started = time.perf_counter()
         with torch.inference_mode():
             batch = torch.stack([clip.pixels for clip in clips])  # (B, C, T, H, W)
@@ -273,6 +280,9 @@ class Predictor:
                 model_ms=1000 * (finished - started) / len(clips),
                 multi_label=self.record.multi_label,
                 why=clip.why,
+                indices=clip.indices,
+                start=clip.start,
+                end=clip.end,
             )
             for clip, each in zip(clips, probabilities, strict=True)
         ]
@@ -294,11 +304,6 @@ class Predictor:
         return list(trained)
 
 
-@dataclass(frozen=True)
-class _Clip:
-    """A clip that was read: its video's name, pixels (C, T, H, W) uint8, why so many frames."""
-
-    name: str
-    pixels: Tensor
-    why: str
-    decode_ms: float
+def _check_batch_size(batch_size: int) -> None:
+    if type(batch_size) is not int or batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size!r}; expected an integer of 1 or more")

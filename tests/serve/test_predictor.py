@@ -135,7 +135,7 @@ def test_unreadable_video_and_zero_frames_are_errors(weights, video, tmp_path):
     predictor = Predictor(weights)
     with pytest.raises(VideoError, match="no such file"):
         predictor(tmp_path / "none.mp4")
-    with pytest.raises(ValueError, match="0 frames"):
+    with pytest.raises(ValueError, match="frames is 0"):
         predictor(video, frames=0)
 
 

@@ -126,17 +126,35 @@ class PyAVDecoder:
                     if frame.pts is not None and frame.pts >= keyframe:
                         yield frame
 
-    def _read_from_start(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
-        """Pixels by index; decodes from the first frame to the last requested one."""
-        timeline, images = self._timeline, {}
-        by_position = bool(timeline.not_seekable)
-        requested = {i if by_position else int(timeline.times[i]): i for i in indices}
+    def in_order(self, indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Index and pixels of frames, decoded from the first frame on; one is in memory at a time.
+
+        Args:
+            indices: Of the frames, ascending.
+
+        Yields:
+            The index, and uint8 RGB (H, W, 3).
+
+        Raises:
+            VideoError: if a frame cannot be decoded.
+        """
+        by_position = bool(self._timeline.not_seekable)
+        wanted = iter(indices)
+        index = next(wanted, None)
         with open_container(self.path) as container:
-            for position, frame in enumerate(decode_frames(self.path, container)):
-                index = requested.get(position if by_position else frame.pts)
-                if index is not None:
-                    images[index] = to_rgb(frame)
-                if len(images) == len(requested):
-                    return images
-        missing = next(i for i in indices if i not in images)
-        raise VideoError(self.path, f"cannot be decoded; {len(self)} frames expected", missing)
+            frames = enumerate(decode_frames(self.path, container))
+            while index is not None and (found := next(frames, None)):
+                position, frame = found
+                if (position if by_position else frame.pts) == self._mark(index):
+                    yield index, to_rgb(frame)
+                    index = next(wanted, None)
+        if index is not None:
+            raise VideoError(self.path, f"cannot be decoded; {len(self)} frames expected", index)
+
+    def _mark(self, index: int) -> int:
+        """What identifies a frame: its time, or its position in a file that is not seekable."""
+        return index if self._timeline.not_seekable else int(self._timeline.times[index])
+
+    def _read_from_start(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
+        """Pixels by index, for ascending indices; decodes from the first frame on."""
+        return dict(self.in_order(indices))

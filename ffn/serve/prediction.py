@@ -1,0 +1,74 @@
+"""The answer of a network for a video or a part of it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The prediction of a network for one video, or for a window of it.
+
+    Attributes:
+        path: The video; for a video in memory, what it is, e.g. "40 frames in memory".
+        probabilities: Class probabilities (K,), on the CPU. They sum to 1 if a video has one label.
+        classes: K class names.
+        frames: Number of input frames.
+        active: Trained count of the sub-network that was used; None for a plain network.
+        network: How the network ran, e.g. "fused, bf16".
+        decode_ms: Time to decode and transform the clip, in milliseconds; of windows that were
+            read together, each has the same share.
+        model_ms: Time of the forward pass, the copy to the device included, in milliseconds; of
+            clips that ran as one batch, each has the same share.
+        multi_label: Whether a video has any number of the classes, with independent probabilities.
+        why: Why this number of frames, e.g. "within 30 ms: 24.1 ms, measured"; empty if it was
+            given.
+        indices: Indices of the input frames in the video.
+        start, end: The window in seconds; None for the whole video.
+    """
+
+    path: str
+    probabilities: Tensor
+    classes: tuple[str, ...]
+    frames: int
+    active: int | None
+    network: str
+    decode_ms: float
+    model_ms: float
+    multi_label: bool = False
+    why: str = ""
+    indices: tuple[int, ...] = ()
+    start: float | None = None
+    end: float | None = None
+
+    def top(self, k: int = 5) -> list[tuple[str, float]]:
+        """The k most probable labels with their probabilities, in descending order."""
+        values, indices = self.probabilities.topk(min(k, len(self.classes)))
+        pairs = zip(indices.tolist(), values.tolist(), strict=True)
+        return [(self.classes[i], probability) for i, probability in pairs]
+
+    @property
+    def how(self) -> str:
+        """Frames, sub-network and form of the network, e.g. "8 frames, sub-network 8, fused"."""
+        part = f"sub-network {self.active}" if self.active else "plain network"
+        why = f" ({self.why})" if self.why else ""
+        return f"{self.frames} frames{why}, {part}, {self.network}"
+
+    def to_dict(self, k: int = 5) -> dict[str, Any]:
+        """The prediction as JSON values, with the k most probable labels."""
+        labels = [{"label": label, "probability": value} for label, value in self.top(k)]
+        window = {} if self.start is None else {"start": self.start, "end": self.end}
+        return {
+            "path": self.path,
+            **window,
+            "labels": labels,
+            "frames": self.frames,
+            "sub_network": self.active,
+            "network": self.network,
+            "why": self.why,
+            "decode_ms": round(self.decode_ms, 3),
+            "model_ms": round(self.model_ms, 3),
+        }

@@ -1,0 +1,176 @@
+"""The predict command: formats, windows, pictures, and lists of videos."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+
+import numpy as np
+import pytest
+from PIL import Image
+from serve_files import save_network, write_video
+
+from ffn.cli.predict import main
+from ffn.serve import Predictor, merge_windows
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory) -> list[str]:
+    """Two videos of 4 and 6 s."""
+    folder, random = tmp_path_factory.mktemp("videos"), np.random.default_rng(3)
+    films = {"a": (40, 40, 48, 3), "b": (60, 40, 48, 3)}
+    return [
+        str(write_video(folder / f"{name}.mp4", random.integers(0, 256, shape, np.uint8), rate=10))
+        for name, shape in films.items()
+    ]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
+
+
+def predict(capsys, weights, *words: object) -> tuple[int, str, str]:
+    status = main([*map(str, words), "--weights", str(weights), "--precision", "fp32"])
+    return status, *capsys.readouterr()
+
+
+def test_json_lines(capsys, weights, videos) -> None:
+    files = [videos[0], "missing.mp4", videos[1]]
+    status, out, err = predict(capsys, weights, *files, "--format", "json", "--frames", 4)
+
+    assert status == 1
+    first, missing, second = map(json.loads, out.splitlines())
+    assert missing == {"path": "missing.mp4", "error": "no such file or folder"}
+    assert "predict.py: missing.mp4: no such file or folder\n" in err
+    predictor = Predictor(weights, precision="fp32")
+    for found, path in ((first, videos[0]), (second, videos[1])):
+        expected = predictor(path, frames=4)
+        assert [(one["label"], one["probability"]) for one in found["labels"]] == expected.top()
+        assert (found["path"], found["frames"], found["sub_network"]) == (path, 4, 4)
+        assert found["network"] == "fused, fp32"
+        assert found["decode_ms"] > 0
+
+
+def test_csv(capsys, weights, videos) -> None:
+    files = [*videos, "missing.mp4"]
+    _, out, _ = predict(capsys, weights, *files, "--format", "csv", "--frames", 8, "--top", 2)
+
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [row["path"] for row in rows] == files
+    predictor = Predictor(weights, precision="fp32")
+    for row in rows[:2]:
+        (label, first), (other, second) = predictor(row["path"], frames=8).top(2)
+        assert (row["label"], row["label_2"]) == (label, other)
+        assert (float(row["probability"]), float(row["probability_2"])) == (first, second)
+    assert rows[2]["error"] == "no such file or folder"
+
+
+def test_more_labels_than_classes(capsys, weights, videos) -> None:
+    _, out, _ = predict(capsys, weights, videos[0], "--format", "csv", "--top", 5)
+    (row,) = csv.DictReader(io.StringIO(out))
+    assert row["label_3"]
+    assert row["label_4"] == row["probability_5"] == ""
+
+
+def test_windows(capsys, weights, videos) -> None:
+    words = (videos[0], "--window", 2, "--step", 0.5, "--frames", 4)
+    expected = list(Predictor(weights, precision="fp32").windows(videos[0], 2, step=0.5, frames=4))
+    segments = merge_windows(expected)
+
+    _, out, _ = predict(capsys, weights, *words)
+    first, *lines = out.splitlines()
+    assert first.startswith(f"{videos[0]}: 5 windows of 2 s, 4 frames, sub-network 4, fused, fp32")
+    assert len(lines) == len(segments)
+    for line, segment in zip(lines, segments, strict=True):
+        times = rf"\s+{segment.start:.2f} - +{segment.end:.2f} s +"
+        assert re.fullmatch(rf"{times}{segment.probability:.2%}  {segment.label}", line)
+
+    _, out, _ = predict(capsys, weights, *words, "--format", "json")
+    found = json.loads(out)
+    assert found["segments"] == [segment.to_dict() for segment in segments]
+    assert [w["start"] for w in found["windows"]] == [0, 0.5, 1, 1.5, 2]
+
+    _, out, _ = predict(capsys, weights, *words, "--format", "csv")
+    rows = list(csv.DictReader(io.StringIO(out)))
+    assert [float(row["end"]) for row in rows] == [2, 2.5, 3, 3.5, 4]
+
+
+def test_pictures(capsys, weights, videos, tmp_path) -> None:
+    for kind in ("png", "gif", "mp4"):
+        status, _, err = predict(
+            capsys, weights, *videos, "--save", tmp_path / f"out/{{name}}.{kind}"
+        )
+        assert (status, err) == (0, "")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {f"{name}.{kind}" for name in "ab" for kind in ("png", "gif", "mp4")}
+    with Image.open(tmp_path / "out/a.gif") as image:
+        assert image.n_frames == 8
+
+    before = (tmp_path / "out/a.png").read_bytes()
+    status, out, err = predict(capsys, weights, videos[0], "--save", tmp_path / "out/a.png")
+    assert (status, out) == (2, "")
+    assert err.endswith("out/a.png exists; choose another --save, or add --overwrite\n")
+    assert (tmp_path / "out/a.png").read_bytes() == before
+    save = ("--save", tmp_path / "out/a.mp4", "--overwrite")
+    status, _, _ = predict(capsys, weights, videos[0], "--window", 1, *save)
+    assert status == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("A --save out.jpg", "--save is out.jpg; expected a file *.png, *.gif, *.mp4"),
+        ("A --window 2 --save out.png", "with --window, expected a file *.mp4"),
+        ("A B --save out.png", "--save is out.png, for 2 files; put {name} into it"),
+        ("A A --save {name}.png", "--save gives several files the name a.png"),
+        ("A --step 1", "--step is 1; it needs --window, their length"),
+        ("A --window 1 --step 2", "step is 2 s, the window 1 s"),
+        ("A --window -1", "seconds is -1.0; expected a number above 0"),
+        ("A B --output o.csv", "--output is for one list of videos; got 2 files"),
+        ("A --output o.csv --window 1", "--window is not for lists of videos"),
+        ("list.csv --output o.csv", "list list.csv does not exist"),
+        ("LIST --output o.xls", "the table is o.xls; expected a file *.csv or *.parquet"),
+        ("LIST --output o.csv --features", "features need a file *.parquet"),
+        ("LIST --output o.csv --workers -1", "'-1' is not an integer of 0 or more"),
+        ("LIST --output o.csv --timeout 0", "timeout is 0; expected more than 0 s"),
+    ],
+)
+def test_wrong_options(capsys, weights, videos, tmp_path, monkeypatch, words, message) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "list.txt").write_text(videos[0])
+    words = words.replace("LIST", "list.txt").replace("A", videos[0]).replace("B", videos[1])
+    try:
+        status, out, err = predict(capsys, weights, *words.split())
+    except SystemExit as error:
+        status, (out, err) = error.code, capsys.readouterr()
+    assert (status, out) == (2, "")
+    assert message in err
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("o.", "out"))]
+
+
+def test_a_list(capsys, weights, videos, tmp_path) -> None:
+    (tmp_path / "list.csv").write_text("path\na.mp4\nmissing.mp4\nb.mp4\n")
+    root = videos[0].removesuffix("/a.mp4")
+    words = (tmp_path / "list.csv", "--root", root, "--frames", 4, "--workers", 0)
+
+    status, out, err = predict(capsys, weights, *words, "--output", tmp_path / "o.csv")
+
+    assert (status, err) == (0, "")
+    assert out == f"{tmp_path}/o.csv: 3 videos; 1 could not be read, see its column error\n"
+    with (tmp_path / "o.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    expected = Predictor(weights, precision="fp32")(videos[1], frames=4)
+    assert rows[2]["label"] == expected.top(1)[0][0]
+    assert rows[1]["error"] == "no such file or folder"
+
+    status, _, err = predict(capsys, weights, *words, "--output", tmp_path / "o.csv")
+    assert status == 2
+    assert "o.csv exists; choose another --output, or add --overwrite" in err

@@ -1,0 +1,278 @@
+"""Lists of videos: their table, several processes, interruptions, and videos that end a worker."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from serve_files import save_network, write_video
+
+from ffn.serve import Predictor, archive_loader
+from ffn.serve.archive import ArchiveOptions, ArchiveResult, Listed, predict_archive
+from ffn.serve.archive_parts import PartFile, Parts
+
+ROOT = Path(__file__).parents[2]
+OPTIONS = ArchiveOptions(frames=4, labels=2, batch_size=3)
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """Ten videos of different lengths and sizes, two broken ones, and their list."""
+    folder = tmp_path_factory.mktemp("archive")
+    random = np.random.default_rng(2)
+    for number in range(10):
+        shape = (3 + 2 * number, 40, 48 + 2 * (number % 2), 3)
+        film = random.integers(0, 256, shape, dtype=np.uint8)
+        write_video(folder / f"v{number}.mp4", film, rate=10)
+    (folder / "empty.mp4").touch()
+    names = [f"v{number}.mp4" for number in range(10)]
+    names[2:2] = ["empty.mp4"]
+    names[7:7] = ["missing.mp4"]
+    (folder / "list.txt").write_text("\n".join(names) + "\n")
+    return folder
+
+
+def run(folder, output, weights, options=OPTIONS, name="list.txt", **more) -> ArchiveResult:
+    def build(precision):
+        return Predictor(weights, precision=precision or "fp32")
+
+    return predict_archive(build, Listed.read(folder / name), output, options, **more)
+
+
+def rows_of(path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_rows_are_those_of_the_predictor(weights, folder, tmp_path) -> None:
+    output = tmp_path / "out.csv"
+
+    result = run(folder, output, weights)
+
+    assert result == ArchiveResult(videos=12, kept=0, errors=2)
+    rows = rows_of(output)
+    names = (folder / "list.txt").read_text().split()
+    assert [row["path"] for row in rows] == names
+    predictor = Predictor(weights, precision="fp32")
+    for row in rows:
+        if row["path"] in ("empty.mp4", "missing.mp4"):
+            cause = {"empty.mp4": "the file is empty (0 bytes)"}
+            assert row["error"] == cause.get(row["path"], "no such file or folder")
+            assert {v for k, v in row.items() if k not in ("path", "error")} == {""}
+            continue
+        expected = predictor(folder / row["path"], frames=4)
+        (label, first), (second, other) = expected.top(2)
+        assert (row["label"], row["label_2"]) == (label, second)
+        assert float(row["probability"]) == pytest.approx(first, abs=1e-5)
+        assert float(row["probability_2"]) == pytest.approx(other, abs=1e-5)
+        assert (row["frames"], row["sub_network"], row["error"]) == ("4", "4", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["out.csv"]
+
+
+def test_numbers_depend_on_neither_workers_nor_interruptions(weights, folder, tmp_path) -> None:
+    run(folder, tmp_path / "a.csv", weights)
+    expected = (tmp_path / "a.csv").read_bytes()
+
+    run(folder, tmp_path / "b.csv", weights, replace(OPTIONS, workers=2))
+    assert (tmp_path / "b.csv").read_bytes() == expected
+
+    class Stop(Exception):
+        pass
+
+    def stop_after_6(done, total):
+        if done == 6:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(folder, tmp_path / "c.csv", weights, progress=stop_after_6)
+    assert not (tmp_path / "c.csv").exists()
+    (part,) = (tmp_path / "c.csv.parts").glob("rows-*")
+    assert len(part.read_text().splitlines()) == 2
+    part.write_text(part.read_text()[:-20])  # the last line is cut, as by a power failure
+    seen = []
+    result = run(folder, tmp_path / "c.csv", weights, progress=lambda *x: seen.append(x))
+    assert result == ArchiveResult(videos=12, kept=3, errors=2)
+    assert seen[-1] == (9, 9)
+    assert (tmp_path / "c.csv").read_bytes() == expected
+
+
+def test_the_number_of_frames_may_differ(weights, folder, tmp_path) -> None:
+    run(folder, tmp_path / "out.csv", weights, replace(OPTIONS, frames="auto"))
+    found = {row["path"]: row["frames"] for row in rows_of(tmp_path / "out.csv")}
+    assert found["v0.mp4"] == "3"
+    assert found["v9.mp4"] == "12"
+    assert found["v4.mp4"] == "9"  # 11 frames, 10 per second: 8 x 1.1 s = 8.8
+
+
+def test_columns_of_the_list(weights, folder, tmp_path) -> None:
+    """Parts of videos; other columns do not matter."""
+    text = "label,path,start,end\nx,v9.mp4,0.5,1.2\n,v9.mp4,,\nx,v9.mp4,7,8\n"
+    (folder / "parts.csv").write_text(text)
+    run(folder, tmp_path / "out.csv", weights, name="parts.csv")
+    part, whole, beyond = rows_of(tmp_path / "out.csv")
+    assert (part["start"], part["end"], whole["start"]) == ("0.5", "1.2", "")
+    assert part["probability"] != whole["probability"]
+    assert beyond["error"].startswith("has no frame between 7.0 and 8.0 s")
+
+    (folder / "wrong.csv").write_text("label,video_name\nx,v1.mp4\n")
+    with pytest.raises(ValueError, match=r"wrong\.csv:1: no column for the path"):
+        Listed.read(folder / "wrong.csv")
+    (folder / "none.txt").write_text("\n")
+    with pytest.raises(ValueError, match="contains no video"):
+        Listed.read(folder / "none.txt")
+    with pytest.raises(FileNotFoundError, match=r"list .*other\.csv does not exist"):
+        Listed.read(folder / "other.csv")
+
+
+def test_parquet_has_the_rows_of_csv_and_features(weights, folder, tmp_path) -> None:
+    run(folder, tmp_path / "out.csv", weights)
+    run(folder, tmp_path / "out.parquet", weights, replace(OPTIONS, features=True, workers=1))
+    table = parquet.read_table(tmp_path / "out.parquet").to_pylist()
+    predictor = Predictor(weights, precision="fp32")
+    linear = next(
+        module
+        for module in predictor.model.modules()
+        if isinstance(module, torch.nn.Linear) and module.out_features == 3
+    )
+    for row, expected in zip(table, rows_of(tmp_path / "out.csv"), strict=True):
+        features = row.pop("features")
+        if expected["error"]:
+            assert (row["error"], features, row["frames"]) == (expected["error"], None, None)
+            continue
+        assert row["label"] == expected["label"]
+        assert row["probability"] == pytest.approx(float(expected["probability"]))
+        logits = linear(torch.tensor(features))
+        found = predictor(folder / row["path"], frames=4).probabilities
+        torch.testing.assert_close(logits.softmax(-1), found, atol=1e-5, rtol=0)
+
+
+def test_another_call_that_does_not_fit_is_refused(weights, folder, tmp_path) -> None:
+    output = tmp_path / "out.csv"
+
+    class Stop(Exception):
+        pass
+
+    def stop(done, total):
+        if done:
+            raise Stop
+
+    with pytest.raises(Stop):
+        run(folder, output, weights, progress=stop)
+    with pytest.raises(ValueError, match=r"out\.csv\.parts was begun with frames 4, now it is 8"):
+        run(folder, output, weights, replace(OPTIONS, frames=8))
+    other = save_network(tmp_path / "other.safetensors", spread=0.2)
+    with pytest.raises(ValueError, match="was begun with weights"):
+        run(folder, output, other)
+    parts = Parts(tmp_path / "out.csv.parts", [range(3)])
+    with parts.lock(), pytest.raises(FileExistsError, match="in use by another process"):
+        run(folder, output, weights)
+    (parts.folder / "settings.json").write_text("{")
+    with pytest.raises(ValueError, match=r"settings\.json is damaged"):
+        run(folder, output, weights)
+    for name, options in (("out.txt", OPTIONS), ("o.csv", replace(OPTIONS, features=True))):
+        with pytest.raises(ValueError, match=r"the table is .*\*\.parquet"):
+            run(folder, tmp_path / name, weights, options)
+
+
+def test_lines_that_are_no_chunk_do_not_count(tmp_path) -> None:
+    parts = Parts(tmp_path / "parts", [range(2), range(2, 4), range(4, 5)])
+    with parts.lock(), PartFile(parts.folder) as part:
+        part.add(1, {"rows": [[1], [2]]})
+        part.add(2, {"rows": [[3], [4]]})  # two rows, of a chunk with one
+        part.add(9, {"rows": [[5]]})
+    garbage = ["[]", "{", json.dumps({"chunk": 0}), json.dumps({"chunk": "x", "rows": [1, 2]}), ""]
+    (parts.folder / "rows-x.jsonl").write_text("\n".join(garbage))
+    assert list(parts.places()) == [1]
+
+
+@pytest.mark.parametrize(
+    ("does", "cause"), [("ends", "exited unexpectedly"), ("hangs", "timed out")]
+)
+def test_a_video_that_ends_or_blocks_its_worker_is_a_row(
+    weights, folder, tmp_path, monkeypatch, does, cause
+) -> None:
+    run(folder, tmp_path / "a.csv", weights)
+    read = archive_loader._read
+
+    def read_or_end(job):
+        if job[1].path.endswith("v4.mp4"):
+            if does == "ends":
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(60)
+        return read(job)
+
+    monkeypatch.setattr(archive_loader, "_read", read_or_end)
+    options = replace(OPTIONS, workers=2, timeout=60 if does == "ends" else 3)
+
+    result = run(folder, tmp_path / "b.csv", weights, options)
+
+    assert result.errors == 3
+    for row, expected in zip(rows_of(tmp_path / "b.csv"), rows_of(tmp_path / "a.csv"), strict=True):
+        if row["path"] == "v4.mp4":
+            assert cause in row["error"]
+            continue
+        for key in ("path", "label", "error"):
+            assert row[key] == expected[key]
+        if row["label"]:
+            assert float(row["probability"]) == pytest.approx(
+                float(expected["probability"]), abs=1e-5
+            )
+
+
+def command(folder, output, weights, *, processes=1) -> list[str]:
+    start = [sys.executable]
+    if processes > 1:
+        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    words = [str(folder / "list.txt"), "--weights", str(weights), "--output", str(output)]
+    options = ["--frames", "4", "--top", "2", "--batch-size", "3", "--workers", "1"]
+    return [*start, str(ROOT / "tools/predict.py"), *words, *options, "--precision", "fp32"]
+
+
+@pytest.mark.slow
+def test_two_processes_write_the_rows_of_one(weights, folder, tmp_path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    for processes in (1, 2):
+        words = command(folder, tmp_path / f"{processes}.csv", weights, processes=processes)
+        found = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+        assert "12 videos; 2 could not be read, see" in found.stdout
+    assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes()
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_ten_times_ends_with_the_same_rows(weights, folder, tmp_path) -> None:
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    names = (folder / "list.txt").read_text().split() * 60
+    (folder / "many.txt").write_text("\n".join(names) + "\n")
+    words = command(folder, tmp_path / "out.csv", weights)
+    words[2] = str(folder / "many.txt")
+    parts, before = tmp_path / "out.csv.parts", 0
+    for _ in range(10):
+        process = subprocess.Popen(words, env=env, start_new_session=True)
+        while sum(p.stat().st_size for p in parts.glob("rows-*")) <= before:
+            assert process.poll() is None
+            time.sleep(0.01)
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+        before = sum(p.stat().st_size for p in parts.glob("rows-*"))
+    assert not (tmp_path / "out.csv").exists()
+    found = subprocess.run(words, env=env, capture_output=True, text=True, check=True)
+    assert "of them by an earlier call" in found.stdout
+    words[words.index(str(tmp_path / "out.csv"))] = str(tmp_path / "undisturbed.csv")
+    subprocess.run(words, env=env, check=True)
+    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "undisturbed.csv").read_bytes()

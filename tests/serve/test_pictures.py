@@ -1,0 +1,116 @@
+"""Pictures and videos of predictions: what is in them."""
+
+from __future__ import annotations
+
+import av
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from serve_files import write_video
+
+from ffn.serve import Predictor, Segment
+from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, save, save_video
+
+PATTERN = "{:05d}.jpg"
+
+
+@pytest.fixture(scope="module")
+def film() -> np.ndarray:
+    """Thirty frames of one colour each, the last ones brighter."""
+    levels = np.linspace(10, 240, 30).astype(np.uint8)
+    return np.broadcast_to(levels[:, None, None, None], (30, 90, 120, 3)).copy()
+
+
+def frames_of(path) -> tuple[list[float], np.ndarray]:
+    """Times and pixels of a video."""
+    with av.open(str(path)) as container:
+        frames = list(container.decode(video=0))
+    return [frame.time for frame in frames], np.stack(
+        [f.to_ndarray(format="rgb24") for f in frames]
+    )
+
+
+def predicted(weights, path, frames=6):
+    predictor = Predictor(weights, precision="fp32")
+    clip = predictor.reader(frames).read(path)
+    return clip, predictor.predict([clip])[0]
+
+
+def test_a_gif_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
+    path = write_video(tmp_path / "film.mp4", film, rate=10)
+    clip, prediction = predicted(weights, path)
+
+    save(tmp_path / "out.gif", path, clip, prediction, pattern=PATTERN)
+
+    with Image.open(tmp_path / "out.gif") as image:
+        assert image.n_frames == 6
+        assert image.info["duration"] == 500  # 3 s
+        shown = []
+        for number in range(6):
+            image.seek(number)
+            shown.append(np.asarray(image.convert("RGB"))[:256])
+        assert image.size[0] == 256
+    for pixels, frame in zip(shown, clip.pixels.permute(1, 2, 3, 0).numpy(), strict=True):
+        assert np.abs(pixels.mean() - frame.mean()) < 2  # 256 colours
+
+
+def test_a_sheet_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
+    path = write_video(tmp_path / "film.mp4", film, rate=10)
+    clip, prediction = predicted(weights, path)
+
+    save(tmp_path / "out.png", path, clip, prediction, pattern=PATTERN)
+
+    sheet = np.asarray(Image.open(tmp_path / "out.png").convert("RGB"))
+    for frame in clip.pixels.permute(1, 2, 3, 0).numpy():
+        assert (sheet == frame[0, 0]).all(-1).sum() >= 96 * 96
+
+
+def test_a_video_keeps_its_frames_and_times(weights, film, tmp_path) -> None:
+    path = write_video(tmp_path / "film.mp4", film, rate=10)
+    clip, prediction = predicted(weights, path)
+
+    save(tmp_path / "out.mp4", path, clip, prediction, pattern=PATTERN)
+
+    times, pixels = frames_of(tmp_path / "out.mp4")
+    assert times == pytest.approx([n / 10 for n in range(30)], abs=1e-3)
+    assert pixels.shape == film.shape
+    assert np.abs(pixels[:, :60].astype(int) - film[:, :60]).mean() < 3  # above the label
+    text = pixels[:, -12:].reshape(30, -1)
+    assert (text.max(1).astype(int) - text.min(1) > 80).all()  # white on dark, in all frames
+
+
+def test_a_video_has_the_label_of_each_time(film, tmp_path) -> None:
+    path = write_video(tmp_path / "film.mp4", film, rate=10)
+    labelled = [Segment(1.0, 2.0, "up", 0.9)]
+
+    save_video(tmp_path / "out.mp4", path, labelled, [], pattern=PATTERN)
+    save_video(tmp_path / "none.mp4", path, [], [], pattern=PATTERN)
+
+    _, with_label = frames_of(tmp_path / "out.mp4")
+    _, without = frames_of(tmp_path / "none.mp4")
+    differ = np.abs(with_label.astype(int) - without).reshape(30, -1).max(1) > 60
+    assert differ.tolist() == [False] * 10 + [True] * 10 + [False] * 10
+
+
+def test_frames_in_memory_and_odd_or_large_sizes(film, tmp_path) -> None:
+    odd = torch.from_numpy(film[:5, :33, :47].copy())
+    save_video(tmp_path / "odd.mp4", odd, [], [0], pattern=PATTERN)
+    times, pixels = frames_of(tmp_path / "odd.mp4")
+    assert pixels.shape == (5, 32, 48, 3)
+    assert times == pytest.approx([n / FRAMES_PER_SECOND for n in range(5)], abs=1e-3)
+
+    wide = np.zeros((2, 200, 2000, 3), np.uint8)
+    save_video(tmp_path / "wide.mp4", wide, [], [], pattern=PATTERN, fps=4)
+    times, pixels = frames_of(tmp_path / "wide.mp4")
+    assert pixels.shape == (2, 128, MAX_SIDE, 3)
+    assert times == pytest.approx([0, 0.25], abs=1e-3)
+
+
+def test_a_failed_video_leaves_no_file(film, tmp_path) -> None:
+    path = write_video(tmp_path / "film.mp4", film, rate=10)
+    content = path.read_bytes()
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(Exception, match=r"film\.mp4"):
+        save_video(tmp_path / "out.mp4", path, [], [], pattern=PATTERN)
+    assert [p.name for p in tmp_path.iterdir()] == ["film.mp4"]

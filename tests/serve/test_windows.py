@@ -1,0 +1,185 @@
+"""Windows of long videos: their times, their predictions, and the segments they are joined to."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from serve_files import CLASSES, save_network, write_video
+
+from ffn.data import VideoError
+from ffn.data.decoding import open_video
+from ffn.serve import Prediction, Predictor, Segment, merge_windows
+from ffn.serve.clips import READ_TOGETHER, Windows
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory):
+    """A network whose answers depend on the video."""
+    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
+
+
+@pytest.fixture(scope="module")
+def film() -> np.ndarray:
+    """Seventy frames that differ."""
+    return np.random.default_rng(1).integers(0, 256, (70, 40, 48, 3), dtype=np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "step", "duration", "expected"),
+    [
+        (2, 1, 4, [(0, 2), (1, 3), (2, 4)]),
+        (2, 1, 4.5, [(0, 2), (1, 3), (2, 4), (2.5, 4.5)]),  # the last one ends with the video
+        (2, 2, 5, [(0, 2), (2, 4), (3, 5)]),
+        (2, None, 3, [(0, 2), (1, 3)]),  # half a window
+        (2, 1, 2, [(0, 2)]),
+        (2, 1, 0.3, [(0, 0.3)]),
+        (0.1, 0.1, 0.3, [(0, 0.1), (0.1, 0.2), (0.2, 0.3)]),  # 3 x 0.1 is not 0.3
+    ],
+)
+def test_times(seconds, step, duration, expected) -> None:
+    found = Windows(seconds, step).of(duration)
+    assert [start for start, _ in found] == pytest.approx([start for start, _ in expected])
+    assert [end for _, end in found] == pytest.approx([end for _, end in expected])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"seconds": 0}, "seconds is 0; expected a number above 0"),
+        ({"seconds": "2"}, "seconds is '2'"),
+        ({"seconds": 2, "step": 3}, "step is 3 s, the window 2 s"),
+        ({"seconds": 2, "step": -1}, "step is -1"),
+        ({"seconds": 2, "fps": math.inf}, "fps is inf"),
+    ],
+)
+def test_wrong_windows(weights, film, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        Predictor(weights, precision="fp32").windows(film, **options)
+
+
+def test_too_many_windows() -> None:
+    with pytest.raises(ValueError, match="at most 1,000,000"):
+        Windows(1e-3, 1e-5).of(3600)
+
+
+@pytest.mark.parametrize("kind", ["memory", "mp4", "avi"])
+def test_windows_are_predicted_as_videos_of_their_own(weights, film, tmp_path, kind) -> None:
+    """A window of 0.8 s has 8 of the 10 frames per second; the files are lossless."""
+    predictor = Predictor(weights, precision="fp32")
+    given, fps = film, 10
+    if kind == "mp4":
+        given, fps = write_video(tmp_path / "film.mp4", film, rate=10), None
+    elif kind == "avi":
+        given, fps = write_video(tmp_path / "film.avi", film, rate=10, codec="ffv1"), None
+        assert open_video(given).timeline.not_seekable
+    starts = [0, 3, 6, 9, 12]
+
+    found = list(predictor.windows(given, 0.8, step=0.3, fps=fps, frames=4, batch_size=3))
+
+    assert len(found) == 22
+    assert (found[-1].start, found[-1].end) == pytest.approx((6.2, 7.0))
+    for window, first in zip(found, [*starts, *range(15, 63, 3), 62], strict=True):
+        alone = predictor(film[first : first + 8], frames=4)
+        torch.testing.assert_close(window.probabilities, alone.probabilities)
+        assert window.indices == tuple(first + index for index in alone.indices)
+    assert torch.stack([window.probabilities for window in found]).std(0).max() > 1e-3
+
+
+@pytest.mark.parametrize("codec", ["libx264rgb", "ffv1"])
+def test_the_number_of_frames_is_chosen_for_each_window(weights, film, tmp_path, codec) -> None:
+    """Of 25 frames per second; auto takes 8 per second, or the smallest count."""
+    suffix = {"libx264rgb": "mp4", "ffv1": "avi"}[codec]
+    path = write_video(tmp_path / f"film.{suffix}", film, rate=25, codec=codec)
+    predictor = Predictor(weights, precision="fp32")
+    assert {w.frames for w in predictor.windows(path, 1.0, step=0.1, frames="auto")} == {8}
+    found = list(predictor.windows(path, 0.04, frames="auto"))
+    assert {window.frames for window in found} == {2}
+    assert found[0].why == "auto: the smallest count; the window has 1 frames"
+    assert len(found) == 139
+
+
+def test_few_frames_are_in_memory_at_once(weights, film, tmp_path, monkeypatch) -> None:
+    path = write_video(tmp_path / "film.mp4", film, rate=10)
+    read, sizes = type(open_video(path)).read, []
+
+    def spy(self, indices):
+        sizes.append(len(indices := list(indices)))
+        return read(self, indices)
+
+    monkeypatch.setattr(type(open_video(path)), "read", spy)
+    found = list(Predictor(weights, precision="fp32").windows(path, 2.0, step=0.1, frames=12))
+
+    assert len(found) == 51
+    assert max(sizes) <= READ_TOGETHER < sum(sizes)
+    assert len(sizes) < 51 / 3  # windows that overlap are read together
+
+
+def test_a_video_without_times_needs_fps(weights, film) -> None:
+    predictor = Predictor(weights, precision="fp32")
+    with pytest.raises(VideoError, match="70 frames in memory: its frames have no times; give"):
+        list(predictor.windows(film, 1.0))
+
+
+def window(start, end, probabilities, *, multi_label=False, path="a.mp4") -> Prediction:
+    return Prediction(
+        path=path,
+        probabilities=torch.tensor(probabilities),
+        classes=CLASSES,
+        frames=4,
+        active=4,
+        network="fused, fp32",
+        decode_ms=1.0,
+        model_ms=1.0,
+        multi_label=multi_label,
+        start=start,
+        end=end,
+    )
+
+
+def segments(found: list[Segment]) -> list[tuple[float, float, str, float]]:
+    return [(s.start, s.end, s.label, pytest.approx(s.probability, abs=1e-6)) for s in found]
+
+
+def test_segments_have_the_most_probable_label_of_the_mean() -> None:
+    """By hand: up is 0.8 until 1, (0.8 + 0.4) / 2 until 2, 0.4 and 0.1 afterwards."""
+    windows = [
+        window(0, 2, [0.8, 0.2, 0.0]),
+        window(1, 3, [0.4, 0.6, 0.0]),
+        window(2, 4, [0.1, 0.9, 0.0]),
+    ]
+    found = merge_windows(reversed(windows))
+    assert segments(found) == [
+        (0, 2, "up", (0.8 + 0.6) / 2),
+        (2, 4, "down", ((0.6 + 0.9) / 2 + 0.9) / 2),
+    ]
+
+
+def test_segments_of_several_labels_may_overlap() -> None:
+    windows = [
+        window(0, 2, [0.9, 0.6, 0.0], multi_label=True),
+        window(2, 4, [0.2, 0.7, 0.0], multi_label=True),
+        window(4, 5, [0.8, 0.1, 0.0], multi_label=True),
+    ]
+    assert segments(merge_windows(windows)) == [
+        (0, 2, "up", 0.9),
+        (0, 4, "down", 0.65),
+        (4, 5, "up", 0.8),
+    ]
+    assert segments(merge_windows(windows, threshold=0.85)) == [(0, 2, "up", 0.9)]
+
+
+def test_a_gap_between_windows_ends_a_segment() -> None:
+    found = merge_windows([window(0, 1, [0.9, 0.1, 0.0]), window(2, 3, [0.7, 0.3, 0.0])])
+    assert segments(found) == [(0, 1, "up", 0.9), (2, 3, "up", 0.7)]
+
+
+def test_predictions_that_are_no_windows_of_a_video() -> None:
+    assert merge_windows([]) == []
+    with pytest.raises(ValueError, match="has no start and end"):
+        merge_windows([window(None, None, [1.0, 0.0, 0.0])])
+    two = [window(0, 1, [1.0, 0.0, 0.0]), window(1, 2, [1.0, 0.0, 0.0], path="b.mp4")]
+    with pytest.raises(ValueError, match="of several videos"):
+        merge_windows(two)

@@ -1,0 +1,55 @@
+"""Weights and videos that tests of predictions share."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import av
+import numpy as np
+import torch
+
+import ffn
+from ffn.data import Preprocessing
+from ffn.zoo import create_model, save_weights
+
+PREPROCESSING = Preprocessing(crop=32, resize=36, mean=(0.4,) * 3, std=(0.2,) * 3)
+RANGES = {2: (2, 3), 4: (4, 5), 8: (6, 12)}
+CLASSES = ("up", "down", "still")
+
+
+def save_network(path: Path, *, spread: float = 0.0, **more: object) -> Path:
+    """A network of three sub-networks, for ranges of counts.
+
+    Args:
+        path: of the weights.
+        spread: of noise on all parameters, so that videos have different labels.
+        more: of the record.
+    """
+    torch.manual_seed(0)
+    model = ffn.convert(create_model("tsm_tiny", num_classes=3), RANGES).eval()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(spread * torch.randn_like(parameter))
+    meta = {
+        "model": "tsm_tiny",
+        "num_classes": 3,
+        "classes": list(CLASSES),
+        "trained_frames": [*RANGES],
+        "ranges": [list(ends) for ends in RANGES.values()],
+        "preprocessing": PREPROCESSING.to_dict(),
+    }
+    save_weights(model, path, meta | more)
+    return path
+
+
+def write_video(path: Path, frames: np.ndarray, rate: int, codec: str = "libx264rgb") -> Path:
+    """Lossless frames (T, H, W, 3), `rate` per second."""
+    lossless = {"libx264rgb": ("rgb24", {"qp": "0"}), "ffv1": ("bgr0", {})}
+    with av.open(str(path), "w") as output:
+        pix_fmt, options = lossless[codec]
+        stream = output.add_stream(codec, rate=rate, options=options)
+        stream.height, stream.width, stream.pix_fmt = *frames.shape[1:3], pix_fmt
+        for frame in frames:
+            output.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
+        output.mux(stream.encode())
+    return path
