@@ -166,7 +166,7 @@ class Predictor:
     ) -> Iterator[Prediction]:
         """Predict the labels of windows of a long video.
 
-        :func:`merge_windows` joins the predictions to segments with one label.
+        :func:`ffn.serve.merge_windows` joins the predictions to segments with one label.
 
         Args:
             video: As for a call.

@@ -142,7 +142,7 @@ def test_messages_name_the_command_as_it_was_called(
         (
             "predict",
             f"a.mp4 --weights {WEIGHTS}",
-            "ffn.serve.Predictor.__call__",
+            "ffn.serve.clips.ClipReader.read",
             "the same command starts again; leave out the files above",
         ),
         (
