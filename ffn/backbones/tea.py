@@ -135,14 +135,15 @@ class MotionBlock(Bottle2neck):
         shortcut = x if self.downsample is None else self.downsample(x)
 
         x = self.me(self.relu(self.bn1(self.conv1(self.site(x)))))
-        *groups, last = torch.split(x, self.width, 1)  # the last has no spatial convolution
+        groups = torch.split(x, self.width, 1)  # the last has no spatial convolution
         *shifts, last_shift = self.shifts
         done: list[Tensor] = []
-        for shift, conv, bn, group in zip(shifts, self.convs, self.bns, groups, strict=True):
+        for number, (shift, conv, bn) in enumerate(zip(shifts, self.convs, self.bns, strict=True)):
+            group = groups[number]  # by its index, which torch.fx can follow
             if done and not self.is_first:
                 group = group + done[-1]
             done.append(self.relu(bn(conv(shift(group)))))
-        last = last_shift(last)
+        last = last_shift(groups[len(shifts)])
         done.append(last if self.pool is None else self.pool(last))
 
         x = self.bn3(self.conv3(torch.cat(done, 1)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Sequence
 from pathlib import Path
@@ -19,10 +20,11 @@ from ffn.benchmarks.timing import (
     tensor_bytes,
 )
 from ffn.core import convert
-from ffn.export import Calibration, export, fuse
+from ffn.export import Calibration, can_pack, export, fuse, pack
 from ffn.zoo import create_model
 
 UNFUSED = "as trained"
+PACKED = "fused, bf16, packed"
 
 
 def compare_inference(
@@ -66,10 +68,13 @@ def compare_inference(
         calls: dict[str, Callable[[], object]] = {
             name: lambda network=network, x=x: network(x) for name, (network, x) in networks.items()
         }
+        sizes = {name: model_bytes(network) for name, (network, _) in networks.items()}
+        if PACKED in sizes:  # its weights are no parameters
+            sizes[PACKED] = sizes["fused, bf16"]
         with torch.inference_mode():
             peaks = {
-                name: model_bytes(network) + tensor_bytes([x]) + peak_memory(calls[name], device)
-                for name, (network, x) in networks.items()
+                name: sizes[name] + tensor_bytes([x]) + peak_memory(calls[name], device)
+                for name, (_, x) in networks.items()
             }
             if onnx:
                 calls |= _onnx_calls(flexible, clip)
@@ -93,6 +98,8 @@ def _networks(
         "plain, fused": (fuse(plain, example=clip), clip),
         "fused, bf16": (half, clip.bfloat16()),
     }
+    if can_pack() and not clip.is_cuda:
+        networks[PACKED] = (pack(copy.deepcopy(half)), clip.bfloat16())
     if compiled:
         networks["fused, bf16, compiled"] = (torch.compile(half), clip.bfloat16())
     return networks

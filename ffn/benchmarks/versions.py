@@ -19,7 +19,8 @@ NOW = Path(__file__).parents[2]
 MEMORY = "largest resident memory of the process"
 STEP = "training step"
 WORKTREE = "name another source tree, e.g. that of: git worktree add ../ffn-before COMMIT"
-FORMS = ("as trained", "fused", "fused, bf16")  # of this version; the earlier one runs the first
+# Of this version; the earlier one runs the first.
+FORMS = ("as trained", "fused", "fused, bf16", "fused, bf16, packed")
 
 
 def compare_versions(

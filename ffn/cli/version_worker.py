@@ -55,8 +55,12 @@ def forward_pass(job: dict[str, Any]) -> Callable[[], object]:
         from ffn.export import fuse
 
         network = fuse(network, frames, example=clip)
-    if job["form"] == "fused, bf16":
+    if "bf16" in job["form"]:
         network, clip = network.bfloat16(), clip.bfloat16()
+    if "packed" in job["form"]:
+        from ffn.export import pack
+
+        network = pack(network)
 
     def run() -> None:
         with torch.inference_mode():

@@ -7,6 +7,7 @@ from ffn.export.formats import ExportError, register_format
 from ffn.export.fuse import FuseError, FusionReport, fuse
 from ffn.export.int8 import Calibration, Int8Report
 from ffn.export.networks import Networks
+from ffn.export.packing import can_pack, pack
 
 __all__ = [
     "Calibration",
@@ -17,8 +18,10 @@ __all__ = [
     "FusionReport",
     "Int8Report",
     "Networks",
+    "can_pack",
     "export",
     "export_all",
     "fuse",
+    "pack",
     "register_format",
 ]

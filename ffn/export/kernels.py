@@ -26,11 +26,14 @@ class OverFrames(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T, H, W) to (B, C', T, H', W')."""
-        frames = x.movedim(1, -1).flatten(0, 1).movedim(-1, 1)  # (N, C, H, W), channels last
-        frames = self.layer(frames)
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        """(B, C, T, H, W) to (B, C', T, H', W'); a layer may take more tensors."""
+        frames = self.layer(*map(self._frames, (x, *more)))
         return _as_clips(frames, x.shape[0], frames.shape[2:])
+
+    @staticmethod
+    def _frames(x: Tensor) -> Tensor:
+        return x.movedim(1, -1).flatten(0, 1).movedim(-1, 1)  # (N, C, H, W), channels last
 
 
 class OverTime(nn.Module):
@@ -44,10 +47,13 @@ class OverTime(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(B, C, T, H, W) to (B, C', T', H, W)."""
-        pixels = x.movedim(1, -1).flatten(2, 3).movedim(-1, 1)  # (B, C, T, P), channels last
-        return _as_clips(self.layer(pixels), x.shape[0], x.shape[3:])
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        """(B, C, T, H, W) to (B, C', T', H, W); a layer may take more tensors."""
+        return _as_clips(self.layer(*map(self._pixels, (x, *more))), x.shape[0], x.shape[3:])
+
+    @staticmethod
+    def _pixels(x: Tensor) -> Tensor:
+        return x.movedim(1, -1).flatten(2, 3).movedim(-1, 1)  # (B, C, T, P), channels last
 
 
 class InFloat32(nn.Module):

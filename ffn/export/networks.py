@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ffn.core import FrameFlexible, extract
 from ffn.devices import describe_device
 from ffn.export.fuse import fuse
+from ffn.export.packing import can_pack, pack
 from ffn.files import write_text
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -77,7 +78,9 @@ class Networks:
     def describe(self, device: torch.device) -> str:
         """How the network runs where, for files of measurements; after the first call."""
         machine = f"{describe_device(device)}, torch {torch.__version__}"
-        return f"{type(self._model).__name__} of {_size(self._model)} parameters, {self}, {machine}"
+        packed = ", packed" * self._packs(device)
+        size = f"{type(self._model).__name__} of {_size(self._model)} parameters"
+        return f"{size}, {self}{packed}, {machine}"
 
     def select(self, frames: int) -> int | None:
         """The count of the sub-network for a number of frames; None for a plain network."""
@@ -109,7 +112,13 @@ class Networks:
                 self.precision = self._best_precision(network, clip)
             if self.fused:
                 network = network.to(PRECISIONS[self.precision])
+                network = pack(network) if self._packs(clip.device) else network
         return torch.compile(network) if self.compiled else network
+
+    def _packs(self, device: torch.device) -> bool:
+        """Whether networks are packed (:func:`ffn.export.pack`)."""
+        on_cpu = device.type == "cpu" and not self.compiled
+        return self.fused and self.precision == "bf16" and on_cpu and can_pack()
 
     def _best_precision(self, network: nn.Module, clip: Tensor) -> str:
         if clip.device.type == "cuda":
@@ -119,7 +128,8 @@ class Networks:
         path = self._cache / "precision.json" if self._cache else None
         shape = "x".join(map(str, clip.shape))
         machine = f"{describe_device(clip.device)}, torch {torch.__version__}"
-        key = f"{type(network).__name__} of {_size(network)} parameters, {shape}, {machine}"
+        kind = f"{type(network).__name__} of {_size(network)} parameters"
+        key = f"{kind}, {shape}{', packed' * can_pack()}, {machine}"
         known = read_measurements(path, lambda value: str(value) in PRECISIONS) if path else {}
         if key not in known:
             known[key] = "bf16" if _is_faster_in_bf16(network, clip) else "fp32"
@@ -131,6 +141,7 @@ class Networks:
 def _is_faster_in_bf16(network: nn.Module, clip: Tensor) -> bool:
     """Whether three forward passes each show that bf16 takes less than 0.9 of the time."""
     half = copy.deepcopy(network).bfloat16()
+    half = pack(half) if can_pack() else half
     seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
     for number in range(4):  # alternately; the first pass warms up
         for name, run, x in (("fp32", network, clip), ("bf16", half, clip.bfloat16())):

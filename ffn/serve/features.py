@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
+from ffn.export.packing import PackedLinear
 from ffn.labels import label_kind
 from ffn.serve.prediction import Prediction
 
@@ -40,7 +41,8 @@ class FeatureTap:
         self._handle.remove()
 
     def _record(self, module: nn.Module, inputs: tuple, output: Tensor) -> None:
-        if isinstance(module, nn.Linear) and module.out_features == self._num_classes:
+        linear = isinstance(module, (nn.Linear, PackedLinear))
+        if linear and module.out_features == self._num_classes:
             self._input, self._logits = inputs[0].detach(), output.detach()
 
     def features(self, predictions: Sequence[Prediction]) -> Tensor:

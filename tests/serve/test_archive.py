@@ -276,3 +276,24 @@ def test_a_run_that_is_killed_ten_times_ends_with_the_same_rows(weights, folder,
     words[words.index(str(tmp_path / "out.csv"))] = str(tmp_path / "undisturbed.csv")
     subprocess.run(words, env=env, check=True)
     assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "undisturbed.csv").read_bytes()
+
+
+def test_features_in_bf16(weights, folder, tmp_path) -> None:
+    """Packed layers have features too."""
+    options = replace(OPTIONS, features=True)
+
+    def build(precision):
+        return Predictor(weights, precision=precision or "bf16")
+
+    predict_archive(build, Listed.read(folder / "list.txt"), tmp_path / "bf16.parquet", options)
+    run(folder, tmp_path / "fp32.parquet", weights, options)
+    found, expected = (
+        parquet.read_table(tmp_path / f"{name}.parquet")["features"].to_pylist()
+        for name in ("bf16", "fp32")
+    )
+    for one, other in zip(found, expected, strict=True):
+        if other is None:
+            assert one is None
+            continue
+        other = torch.tensor(other)
+        assert (torch.tensor(one) - other).abs().max() < 0.05 * other.abs().max()

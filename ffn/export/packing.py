@@ -1,0 +1,255 @@
+"""Run a network in bf16 on a CPU with oneDNN's fused operators.
+
+torch's convolutions reorder their weights in each call, and activations and sums of shortcuts are
+passes over the features of their own. oneDNN computes them with the convolution. torch has these
+operators for its compiler; here they run without compilation.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, fx, nn
+
+from ffn.export.kernels import OverFrames, OverTime
+from ffn.layers import ShiftConv2d, temporal_shift
+
+SUMS = (operator.add, operator.iadd, torch.add)
+
+
+def can_pack() -> bool:
+    """Whether torch and this processor have the operators in bf16."""
+    operators = ("_convolution_pointwise", "_linear_pointwise", "_is_mkldnn_bf16_supported")
+    return (
+        torch.backends.mkldnn.is_available()
+        and all(hasattr(torch.ops.mkldnn, name) for name in operators)
+        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    )
+
+
+def pack(network: nn.Module) -> nn.Module:
+    """Replace the convolutions and linear layers of a network by packed ones, in place.
+
+    An activation or a sum that is the only reader of a layer's output is computed with it. To find
+    them, the forward of each module is traced, in which its children are calls; a module that
+    cannot be traced keeps its operators. The network must not be changed or moved afterwards.
+
+    Args:
+        network: fused, in bf16 on a CPU, in eval mode. Layers of other precisions stay.
+
+    Returns:
+        The network.
+    """
+    for module in list(network.modules()):
+        _pack_with_readers(module)
+    for name, module in list(network.named_modules()):
+        if _is_packable(module):
+            network.set_submodule(name, _packed(module, _pack_weights(module)))
+    return network
+
+
+class PackedConv2d(nn.Module):
+    """A convolution with packed weights, an activation, and a sum before it.
+
+    Args:
+        weights: packed weight, bias, padding, stride, dilation, groups.
+        activation: "none", "relu" or "gelu".
+        adds: the forward also takes what is added before the activation.
+    """
+
+    def __init__(self, weights: tuple, activation: str, *, adds: bool) -> None:
+        super().__init__()
+        self.weights, self.activation, self.adds = weights, activation, adds
+
+    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
+        """(N, C, H, W) to (N, C', H', W'); ``other`` has the shape of the output."""
+        if not self.adds:
+            operator = torch.ops.mkldnn._convolution_pointwise
+            return operator(x, *self.weights, self.activation, [], "none")
+        after = None if self.activation == "none" else self.activation
+        operator = torch.ops.mkldnn._convolution_pointwise.binary
+        return operator(x, other, *self.weights, "add", 1, after, [], "none")
+
+
+class PackedLinear(nn.Module):
+    """A linear layer with packed weights and an activation.
+
+    Args:
+        weights: packed weight, bias.
+        activation: "none", "relu" or "gelu".
+        out_features: D'.
+    """
+
+    def __init__(self, weights: tuple, activation: str, out_features: int) -> None:
+        super().__init__()
+        self.weights, self.activation, self.out_features = weights, activation, out_features
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(…, D) to (…, D')."""
+        operator = torch.ops.mkldnn._linear_pointwise
+        return operator(x, *self.weights, self.activation, [], "none")
+
+
+class PackedShiftConv2d(nn.Module):
+    """A temporal shift before a packed convolution.
+
+    Args:
+        shift: its length and divisor are used.
+        conv: the convolution.
+    """
+
+    def __init__(self, shift: ShiftConv2d, conv: PackedConv2d) -> None:
+        super().__init__()
+        self.length, self.divisor, self.conv = shift.length, shift.divisor, conv
+
+    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+        """(N, C, H, W) to (N, C', H', W')."""
+        return self.conv(temporal_shift(x, self.length.frames, self.divisor), *more)
+
+
+class _Children(fx.Tracer):
+    """Traces the forward of one module; calls of its children stay calls."""
+
+    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
+        return True
+
+
+def _pack_with_readers(module: nn.Module) -> None:
+    """Pack the children of a module, and give it a forward in which they do the work of readers."""
+    if isinstance(module, (OverFrames, OverTime, nn.ModuleList, nn.ModuleDict)):
+        return
+    if not any(_is_packable(child) for child in _called_directly(module)):
+        return
+    try:
+        graph = _Children().trace(module)
+    except Exception:  # torch.fx raises many kinds of errors where it cannot follow a forward
+        return
+    calls = [node for node in graph.nodes if node.op == "call_module"]
+    layers = {node.target: module.get_submodule(node.target) for node in calls}
+    called = [node for node in calls if _is_packable(layers[node.target])]
+    if len({node.target for node in called}) < len(called):
+        return  # a layer that is called twice
+    for node in called:
+        layer = layers[node.target]
+        weights = _pack_weights(layer)
+        last, other, activation = _readers(node, module)
+        name = f"packed_{node.target.replace('.', '_')}"
+        module.add_module(name, _packed(layer, weights, activation, adds=other is not None))
+        with graph.inserting_after(last):
+            new = graph.call_module(name, (*node.args, *([] if other is None else [other])))
+        last.replace_all_uses_with(new)
+        while last is not node:  # backwards: activation, sum, identities, layer
+            before = next(arg for arg in last.args if arg is not other)
+            graph.erase_node(last)
+            last = before
+        graph.erase_node(node)
+        module.set_submodule(node.target, _packed(layer, weights))  # for other methods
+    forward = fx.GraphModule(module, graph, type(module).__name__).forward
+    object.__setattr__(module, "forward", forward)  # other methods stay
+
+
+def _called_directly(module: nn.Module) -> Iterator[nn.Module]:
+    """The children of a module, and those of its lists."""
+    for child in module.children():
+        yield from child if isinstance(child, nn.ModuleList) else (child,)
+
+
+def _readers(layer: fx.Node, module: nn.Module) -> tuple[fx.Node, fx.Node | None, str]:
+    """The last call that a packed layer can compute, what it adds, and its activation."""
+    last, other = _after_identities(layer, module), None
+    reader = _only_reader(last)
+    can_add = not isinstance(module.get_submodule(layer.target), nn.Linear)
+    if can_add and reader is not None and reader.target in SUMS and not reader.kwargs:
+        first, second = reader.args
+        candidate = second if first is last else first
+        if isinstance(candidate, fx.Node) and candidate is not last:
+            last, other = _after_identities(reader, module), candidate
+            reader = _only_reader(last)
+    activation = "none"
+    if reader is not None and reader.op == "call_module":
+        activation = _activation(module.get_submodule(reader.target))
+        if activation != "none":
+            last = reader
+    if _is_changed(layer, last, module):
+        return layer, None, "none"
+    return last, other, activation
+
+
+def _only_reader(node: fx.Node) -> fx.Node | None:
+    return next(iter(node.users)) if len(node.users) == 1 else None
+
+
+def _after_identities(node: fx.Node, module: nn.Module) -> fx.Node:
+    """The last of a chain of identities that start at a node."""
+    while (reader := _only_reader(node)) is not None and reader.op == "call_module":
+        if type(module.get_submodule(reader.target)) is not nn.Identity:
+            break
+        node = reader
+    return node
+
+
+def _is_changed(layer: fx.Node, last: fx.Node, module: nn.Module) -> bool:
+    """Whether the input of a layer may be changed between its call and the last one."""
+    node = layer.next
+    while node is not last.next and node.op != "root":
+        reads = node.args and node.args[0] in layer.args
+        if reads and (node.op != "call_module" or _changes(module.get_submodule(node.target))):
+            return True
+        node = node.next
+    return False
+
+
+def _changes(module: nn.Module) -> bool:
+    return any(getattr(part, "inplace", False) for part in module.modules())
+
+
+def _activation(module: nn.Module) -> str:
+    """oneDNN's name of an activation; "none" if it is none that is known."""
+    if type(module) is nn.ReLU:
+        return "relu"
+    return "gelu" if type(module) is nn.GELU and module.approximate == "none" else "none"
+
+
+def _is_packable(layer: nn.Module) -> bool:
+    if isinstance(layer, (OverFrames, OverTime)):
+        return type(layer.layer) is nn.Conv2d and _is_packable(layer.layer)
+    if type(layer) is ShiftConv2d:
+        right = type(layer.site) is nn.Identity
+    else:
+        right = type(layer) in (nn.Conv2d, nn.Linear)
+    if not right or layer.weight.dtype is not torch.bfloat16 or layer.weight.device.type != "cpu":
+        return False
+    if isinstance(layer, nn.Linear):
+        return True
+    return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _pack_weights(layer: nn.Module) -> tuple:
+    """Arguments of the operator: the packed weight, the bias, and options of a convolution."""
+    if isinstance(layer, (OverFrames, OverTime)):
+        return _pack_weights(layer.layer)
+    with torch.no_grad():
+        if isinstance(layer, nn.Linear):
+            return torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach()), layer.bias
+        # Dilation of a kernel of one pixel is for torch's own choice of kernels.
+        dilation = (1, 1) if layer.kernel_size == (1, 1) else layer.dilation
+        options = list(layer.padding), list(layer.stride), list(dilation), layer.groups
+        weight = layer.weight.detach()
+        return (
+            torch.ops.mkldnn._reorder_convolution_weight(weight, *options),
+            layer.bias,
+            *options,
+        )
+
+
+def _packed(
+    layer: nn.Module, weights: tuple, activation: str = "none", *, adds: bool = False
+) -> nn.Module:
+    if isinstance(layer, nn.Linear):
+        return PackedLinear(weights, activation, layer.out_features)
+    conv = PackedConv2d(weights, activation, adds=adds)
+    if isinstance(layer, ShiftConv2d):
+        return PackedShiftConv2d(layer, conv)
+    return type(layer)(conv) if isinstance(layer, (OverFrames, OverTime)) else conv

@@ -1,0 +1,209 @@
+"""Packed networks: outputs of the bf16 network, with fewer operators, for any network."""
+
+from __future__ import annotations
+
+import copy
+import threading
+
+import pytest
+import timm
+import torch
+import torch.nn.functional as F
+import torchvision
+from torch import Tensor, nn
+
+import ffn
+from ffn.export import can_pack, pack
+from ffn.export.packing import PackedConv2d, PackedLinear
+from ffn.layers import PerFrame
+from ffn.zoo import create_model
+
+pytestmark = pytest.mark.skipif(not can_pack(), reason="no bf16 in this processor or torch")
+FAMILIES = ("tsm_tiny", "slowfast_tiny", "tea_tiny", "uniformer_tiny")
+
+
+def packed_of(network: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """A fused network in bf16, and packed."""
+    half = copy.deepcopy(network).bfloat16()
+    return half, pack(copy.deepcopy(half))
+
+
+def check(network: nn.Module, clip: Tensor) -> nn.Module:
+    """The packed network is as close to fp32 as the bf16 one."""
+    half, packed = packed_of(network)
+    with torch.inference_mode():
+        expected = network(clip)
+        largest = expected.abs().max()
+        plain = (half(clip.bfloat16()).float() - expected).abs().max() / largest
+        found = (packed(clip.bfloat16()).float() - expected).abs().max() / largest
+    assert found <= 2 * plain + 0.01
+    return packed
+
+
+def operators(network: nn.Module, clip: Tensor) -> dict[str, int]:
+    """How often a forward pass calls each operator."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        network(clip)
+    return {event.key: event.count for event in profile.key_averages()}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("frames", [1, 4, 7])
+def test_outputs_of_the_families(name: str, frames: int) -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(create_model(name, num_classes=5), (2, 4)).eval()
+    fused = ffn.fuse(model, frames=frames)
+    for batch in (1, 3):
+        packed = check(fused, torch.randn(batch, 3, frames, 32, 32))
+    left = [type(layer) for layer in packed.modules() if type(layer) in (nn.Conv2d, nn.Linear)]
+    assert not left
+    packed_layers = (PackedConv2d, PackedLinear)
+    assert sum(isinstance(layer, packed_layers) for layer in packed.modules()) > 5
+
+
+def test_activations_and_sums_are_part_of_the_convolutions() -> None:
+    """tsm_tiny has four blocks of two convolutions, three of them with a convolved shortcut."""
+    torch.manual_seed(0)
+    model = ffn.convert(create_model("tsm_tiny", num_classes=5), (4,)).eval()
+    half, packed = packed_of(ffn.fuse(model, frames=4))
+    clip = torch.randn(1, 3, 4, 32, 32).bfloat16()
+    with torch.inference_mode():
+        before, after = operators(half, clip), operators(packed, clip)
+    assert before["aten::relu_"] == 11
+    assert before["aten::add_"] == 4
+    assert after.get("aten::add_", 0) == 0
+    assert after.get("aten::relu_", 0) <= 3  # of the stem, which is no traced module
+    assert after["mkldnn::_convolution_pointwise"] == sum(
+        isinstance(layer, nn.Conv2d) for layer in half.modules()
+    )
+
+
+class Block(nn.Module):
+    """Convolutions whose readers are of several kinds."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Conv2d(8, 8, 3, padding=1)
+        self.second = nn.Conv2d(8, 8, 1)
+        self.third = nn.Conv2d(8, 8, 1, bias=False)
+        self.relu = nn.ReLU()
+        self.inplace = nn.ReLU(inplace=True)
+        self.gelu = nn.GELU()
+        self.tanh = nn.GELU("tanh")
+        self.how = "relu"
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "relu":
+            return self.relu(self.first(x))
+        if self.how == "two readers":
+            y = self.first(x)
+            return self.relu(y) + y
+        if self.how == "sum":
+            return self.first(x) + x
+        if self.how == "sum on the left":
+            y = x.sin()
+            return self.inplace(y + self.first(x))
+        if self.how == "in place":
+            y = self.first(x)
+            y += self.second(x)
+            return self.inplace(y)
+        if self.how == "its input changes":  # before the sum is computed
+            y = self.first(x)
+            x = self.inplace(x)
+            return self.relu(y + x)
+        if self.how == "called twice":
+            return self.relu(self.first(self.relu(self.first(x))))
+        if self.how == "broadcast":
+            return self.relu(self.first(x) + 1.0)
+        if self.how == "gelu":
+            return self.tanh(self.second(self.gelu(self.first(x))))
+        if self.how == "with itself":
+            y = self.first(x)
+            return self.relu(y + y)
+        if self.how == "functions":
+            return F.relu(self.third(F.interpolate(self.first(x), scale_factor=2)))
+        if x.sum() > 0:  # cannot be traced
+            return self.relu(self.first(x))
+        return self.gelu(self.second(x))
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("relu", "two readers", "sum", "sum on the left", "in place", "its input changes"),
+        *("called twice", "broadcast", "gelu", "with itself", "functions", "values"),
+    ],
+)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_readers(how: str, layout: torch.memory_format) -> None:
+    torch.manual_seed(0)
+    block = nn.Sequential(Block()).eval()
+    block[0].how = how
+    x = torch.randn(2, 8, 9, 11).to(memory_format=layout)
+    half, packed = packed_of(block)
+    with torch.inference_mode():
+        expected = block(x.clone())
+        largest = expected.abs().max()
+        found = packed(x.bfloat16()).float()
+        plain = half(x.bfloat16()).float()
+    assert (found - expected).abs().max() <= 0.02 * largest
+    assert (found - plain).abs().max() <= 0.02 * largest
+
+
+def test_layers_that_keep_another_precision() -> None:
+    block = nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU(), nn.Conv2d(4, 4, 3).bfloat16())
+    packed = pack(block)
+    assert type(packed[0]) is nn.Conv2d
+    reflect = nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect")).bfloat16()
+    same = nn.Sequential(nn.Conv2d(3, 4, 3, padding="same")).bfloat16()
+    assert type(pack(reflect)[0]) is type(pack(same)[0]) is nn.Conv2d
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda: PerFrame(torchvision.models.resnet18()),
+        lambda: PerFrame(torchvision.models.convnext_tiny()),
+        lambda: PerFrame(torchvision.models.densenet121()),
+        lambda: PerFrame(torchvision.models.shufflenet_v2_x0_5()),
+        lambda: PerFrame(torchvision.models.mobilenet_v3_small()),
+        lambda: torchvision.models.video.r2plus1d_18(),
+        lambda: torchvision.models.video.swin3d_t(),
+        lambda: PerFrame(timm.create_model("efficientnet_lite0")),
+        lambda: PerFrame(timm.create_model("vit_tiny_patch16_224", img_size=64)),
+        lambda: PerFrame(timm.create_model("tf_efficientnetv2_b0")),
+        lambda: PerFrame(timm.create_model("hrnet_w18_small")),
+        lambda: PerFrame(timm.create_model("res2net50_14w_8s")),
+    ],
+)
+def test_networks_of_other_packages(build) -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(build().eval(), (2, 4), alter="none").eval()
+    check(
+        ffn.fuse(model, frames=4, example=torch.randn(2, 3, 4, 64, 64)),
+        torch.randn(2, 3, 4, 64, 64),
+    )
+
+
+def test_threads_at_different_lengths() -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(create_model("tsm_tiny", num_classes=5), (2, 4)).eval()
+    _, packed = packed_of(ffn.fuse(model, frames=4))
+    clips = [torch.randn(1, 3, n, 32, 32).bfloat16() for n in (2, 3, 4, 7)]
+    with torch.inference_mode():
+        expected = [packed(clip) for clip in clips]
+    wrong = []
+
+    def run(number: int) -> None:
+        with torch.inference_mode():
+            for _ in range(50):
+                if not torch.equal(packed(clips[number]), expected[number]):
+                    wrong.append(number)
+
+    threads = [threading.Thread(target=run, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not wrong
