@@ -31,12 +31,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--source", default="", help="origin of the weights, in a sentence")
     parser.add_argument("--licence", default="", help="SPDX name, e.g. Apache-2.0")
+    parser.add_argument(
+        "--hub", metavar="USER/REPO", help="also publish on the Hugging Face Hub, with a model card"
+    )
+    parser.add_argument("--private", action="store_true", help="in a private repository")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     add_imports_argument(parser)
     given = parser.parse_args(arguments)
+    if given.private and not given.hub:
+        parser.error("--private needs --hub")
 
     from ffn.evaluation import load_table
-    from ffn.zoo import WeightsError, load_with_record, save_weights
+    from ffn.zoo import WeightsError, load_with_record, push_to_hub, save_weights
 
     try:
         load_imports(given)
@@ -58,9 +64,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         }
         path = Path(given.output) / f"{given.name}.safetensors"
         written = save_weights(model, path, meta, overwrite=given.overwrite)
+        print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
+        if given.hub:
+            options = {"private": given.private, "overwrite": given.overwrite}
+            print(push_to_hub(path, given.hub, **options))
     except (ValueError, OSError, ImportError, WeightsError) as error:
         return fail("publish", error)
-    print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
     return 0
 
 

@@ -8,13 +8,12 @@ operators for its compiler; here they run without compilation.
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, fx, nn
 
 from ffn.export.kernels import OverFrames, OverTime
-from ffn.layers import ShiftConv2d, temporal_shift
 
 SUMS = (operator.add, operator.iadd, torch.add)
 
@@ -92,21 +91,21 @@ class PackedLinear(nn.Module):
         return operator(x, *self.weights, self.activation, [], "none")
 
 
-class PackedShiftConv2d(nn.Module):
-    """A temporal shift before a packed convolution.
+class AfterShift(nn.Module):
+    """A packed convolution of a shifted tensor.
 
     Args:
-        shift: its length and divisor are used.
+        shift: the temporal shift.
         conv: the convolution.
     """
 
-    def __init__(self, shift: ShiftConv2d, conv: PackedConv2d) -> None:
+    def __init__(self, shift: Callable[[Tensor], Tensor], conv: PackedConv2d) -> None:
         super().__init__()
-        self.length, self.divisor, self.conv = shift.length, shift.divisor, conv
+        self.shift, self.conv = shift, conv
 
     def forward(self, x: Tensor, *more: Tensor) -> Tensor:
         """(N, C, H, W) to (N, C', H', W')."""
-        return self.conv(temporal_shift(x, self.length.frames, self.divisor), *more)
+        return self.conv(self.shift(x), *more)
 
 
 class _Children(fx.Tracer):
@@ -212,10 +211,15 @@ def _activation(module: nn.Module) -> str:
     return "gelu" if type(module) is nn.GELU and module.approximate == "none" else "none"
 
 
+def _shifts(layer: nn.Module) -> bool:
+    """Whether a layer is ffn's convolution of a temporal shift."""
+    return isinstance(layer, nn.Conv2d) and hasattr(layer, "shift") and hasattr(layer, "site")
+
+
 def _is_packable(layer: nn.Module) -> bool:
     if isinstance(layer, (OverFrames, OverTime)):
         return type(layer.layer) is nn.Conv2d and _is_packable(layer.layer)
-    if type(layer) is ShiftConv2d:
+    if _shifts(layer):
         right = type(layer.site) is nn.Identity
     else:
         right = type(layer) in (nn.Conv2d, nn.Linear)
@@ -250,6 +254,7 @@ def _packed(
     if isinstance(layer, nn.Linear):
         return PackedLinear(weights, activation, layer.out_features)
     conv = PackedConv2d(weights, activation, adds=adds)
-    if isinstance(layer, ShiftConv2d):
-        return PackedShiftConv2d(layer, conv)
+    if _shifts(layer):
+        layer.weight = None  # packed; only its shift is used from here on
+        return AfterShift(layer.shift, conv)
     return type(layer)(conv) if isinstance(layer, (OverFrames, OverTime)) else conv

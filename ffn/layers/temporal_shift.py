@@ -85,9 +85,13 @@ class ShiftConv2d(nn.Conv2d):
         self.length = length
         self.divisor = divisor
 
+    def shift(self, x: Tensor) -> Tensor:
+        """The temporal shift alone, (N, C, H, W)."""
+        return temporal_shift(x, self.length.frames, self.divisor)
+
     def forward(self, x: Tensor) -> Tensor:
         """Shift, alter, convolve: (N, C, H, W) to (N, C', H', W')."""
-        x = temporal_shift(x, self.length.frames, self.divisor)
+        x = self.shift(x)
         if self.groups > 1:
             return super().forward(self.site(x))
         # An alteration of the weights, W (1 + a), instead of one of the features. torch's flop

@@ -5,6 +5,7 @@ from ffn.zoo.download import download, home, sha256_of
 from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
+from ffn.zoo.repositories import from_pretrained, push_to_hub
 from ffn.zoo.save import save_weights
 from ffn.zoo.state_match import Match, match_state
 
@@ -15,6 +16,7 @@ __all__ = [
     "create_model",
     "download",
     "find_record",
+    "from_pretrained",
     "home",
     "list_models",
     "list_weights",
@@ -23,6 +25,7 @@ __all__ = [
     "load_with_record",
     "match_state",
     "model_from_record",
+    "push_to_hub",
     "read_weights",
     "save_weights",
     "sha256_of",

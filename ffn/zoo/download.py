@@ -40,6 +40,18 @@ def home() -> Path:
     return Path(os.environ.get("FFN_HOME") or "~/.cache/ffn").expanduser()
 
 
+def is_offline() -> bool:
+    """Whether the environment variable ``FFN_OFFLINE`` forbids downloads: set, and not 0.
+
+    Raises:
+        ValueError: it is neither 0 nor 1.
+    """
+    value = os.environ.get("FFN_OFFLINE", "0") or "0"
+    if value not in ("0", "1"):
+        raise ValueError(f"FFN_OFFLINE is {value!r}; expected 1, or 0")
+    return value == "1"
+
+
 def download(
     url: str, *, sha256: str | None, name: str | None = None, size: int | None = None
 ) -> Path:
@@ -61,8 +73,9 @@ def download(
         is the hash of the address if that of the file is unknown.
 
     Raises:
-        WeightsError: no connection, no such file, a folder that cannot be written, or another hash.
-            A file with another hash is renamed to ``….rejected`` and not used.
+        WeightsError: no connection, or ``FFN_OFFLINE=1``; no such file, a folder that cannot be
+            written, or another hash. A file with another hash is renamed to ``….rejected`` and not
+            used.
     """
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https", "hf"):
@@ -74,6 +87,11 @@ def download(
     sha256 = sha256 or _pinned(pinned)
     if target.is_file() and sha256_of(target) == sha256:
         return target
+    if is_offline():
+        raise WeightsError(
+            f"{url} is not in {folder}, and FFN_OFFLINE is set; download it once without, or copy "
+            f"it to {target}"
+        )
 
     with _locked(target):
         sha256 = sha256 or _pinned(pinned)

@@ -29,7 +29,8 @@ def load(name_or_path: str | os.PathLike[str], *, device: str | torch.device = "
 
     Args:
         name_or_path: a name of the zoo (see :func:`ffn.list_weights`), a training checkpoint
-            ``.pt``, or a ``.safetensors`` file with its record (``.yaml``, same stem).
+            ``.pt``, a ``.safetensors`` file with its record (``.yaml``, same stem), or a repository
+            of the Hugging Face Hub, ``hf://user/name`` or ``hf://user/name@revision``.
         device: where to put the network.
 
     Returns:

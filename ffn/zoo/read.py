@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ffn.commands import command
 from ffn.zoo.download import download, forget, sha256_of
+from ffn.zoo.hub import fetch_repository, is_repository
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
 from ffn.zoo.remap import from_foreign, read_foreign
 from ffn.zoo.torch_files import READABLE_FORMATS, load_tensors
@@ -27,6 +28,8 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
 
     Arguments and errors are those of :func:`ffn.load`.
     """
+    if isinstance(name_or_path, str) and is_repository(name_or_path):
+        name_or_path = fetch_repository(name_or_path)
     path = Path(name_or_path)
     if path.suffix == ".pt":
         return _read_checkpoint(path)

@@ -1,0 +1,154 @@
+"""Load weights from the Hugging Face Hub, and publish them with a model card."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from ffn.files import write_text
+from ffn.zoo.hub import WEIGHTS, is_repository
+from ffn.zoo.load import load, load_with_record
+from ffn.zoo.records import WeightRecord, WeightsError
+from ffn.zoo.save import save_weights
+
+CARD = "README.md"
+
+
+def from_pretrained(repo: str, *, device: str | torch.device = "cpu") -> nn.Module:
+    """Load a trained network from the Hugging Face Hub, in eval mode.
+
+    Args:
+        repo: "user/name" or "user/name@revision", as :func:`push_to_hub` writes it.
+        device: where to put the network.
+
+    Raises:
+        ValueError: another form of name.
+        WeightsError: there is no such repository, or it cannot be used; see :func:`ffn.load`.
+    """
+    name = repo if repo.startswith("hf://") else f"hf://{repo}"
+    if not is_repository(name):
+        raise ValueError(f"repo is {repo!r}; expected user/name or user/name@revision")
+    return load(name, device=device)
+
+
+def push_to_hub(
+    weights: str | os.PathLike[str],
+    repo: str,
+    *,
+    private: bool = False,
+    overwrite: bool = False,
+    message: str = "Weights of ffn",
+) -> str:
+    """Publish weights in a repository of the Hugging Face Hub, with a model card.
+
+    The repository is created if it does not exist. The card is written from the record.
+
+    Args:
+        weights: name or path, as :func:`ffn.load` takes it.
+        repo: "user/name".
+        private: create a private repository.
+        overwrite: replace weights that the repository already has; its history keeps them.
+        message: of the commit.
+
+    Returns:
+        The name by which ``ffn.load`` reads them, ``hf://user/name``.
+
+    Raises:
+        ValueError: another form of name.
+        FileExistsError: the repository has weights, and ``overwrite`` is false.
+        WeightsError: the weights cannot be read, or the Hub refuses them.
+    """
+    import huggingface_hub
+
+    name = f"hf://{repo}"
+    if not is_repository(name) or "@" in repo:
+        raise ValueError(f"repo is {repo!r}; expected user/name")
+    model, record = load_with_record(weights)
+    api = huggingface_hub.HfApi()
+    try:
+        api.create_repo(repo, private=private, exist_ok=True)
+        if not overwrite and api.file_exists(repo, WEIGHTS):
+            raise FileExistsError(
+                f"{name} has {WEIGHTS} already; choose another name, or replace it: "
+                "overwrite=True in Python, --overwrite in a command"
+            )
+        with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
+            meta = {k: v for k, v in record.to_dict().items() if k not in ("sha256", "size", "url")}
+            saved = save_weights(model, Path(folder, WEIGHTS), meta | {"source_format": None})
+            write_text(Path(folder, CARD), model_card(saved, repo))
+            api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+    except (
+        huggingface_hub.errors.HfHubHTTPError,
+        huggingface_hub.errors.HFValidationError,
+    ) as error:
+        cause = str(error).strip().partition("\n")[0]
+        raise WeightsError(
+            f"cannot publish {name}: {cause}. Log in with `hf auth login`, or set HF_TOKEN to a "
+            "token that may write"
+        ) from error
+    return name
+
+
+def model_card(record: WeightRecord, repo: str) -> str:
+    """The README of a repository: what the network is, its accuracy, and how to use it.
+
+    Args:
+        record: of the weights.
+        repo: "user/name".
+    """
+    tags = ["video-classification", "frame-flexible", record.model]
+    lines = ["---", "library_name: frame-flexible", "pipeline_tag: video-classification"]
+    lines += [f"license: {record.licence.lower()}"] * bool(record.licence)
+    lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {repo.partition('/')[2]}", ""]
+    counts = record.trained_frames
+    if counts is None:
+        lines.append(f"`{record.model}`, a network for video recognition.")
+    else:
+        shown = ", ".join(map(str, counts))
+        lines.append(
+            f"`{record.model}`, a frame-flexible network for video recognition: one set of weights "
+            f"for any number of frames, with sub-networks of {shown} frames."
+        )
+    lines += ["", record.source] * bool(record.source)
+    lines += [
+        *("", "## Use", "", "```bash", "pip install frame-flexible", "```", "", "```python"),
+        *("import ffn", "", f'predictor = ffn.Predictor("hf://{repo}")'),
+        f'print(predictor("video.mp4", frames={max(counts or (8,))}).top(5))',
+        *("```", ""),
+    ]
+    if record.metrics:
+        lines += ["## Accuracy", "", *_metrics_table(record), ""]
+    lines += ["## Details", "", *_details(record), ""]
+    if record.classes:
+        lines += [f"## {record.num_classes} classes", "", ", ".join(record.classes), ""]
+    return "\n".join(lines)
+
+
+def _metrics_table(record: WeightRecord) -> Iterator[str]:
+    names = list(dict.fromkeys(name for row in record.metrics.values() for name in row))
+    yield f"| frames | {' | '.join(names)} |"
+    yield f"|{'---|' * (len(names) + 1)}"
+    for frames, row in sorted(record.metrics.items()):
+        cells = [f"{row[name]:.2f}" if name in row else "" for name in names]
+        yield f"| {frames} | {' | '.join(cells)} |"
+    origin = "reported by the authors" if record.origin == "reported" else "measured with ffn"
+    views = f", {record.protocol}" if record.protocol else ", one clip and crop"
+    yield from ("", f"In percent; {origin}{views}.")
+
+
+def _details(record: WeightRecord) -> Iterator[str]:
+    values: dict[str, Any] = {
+        "labels": "any number per video" if record.multi_label else "one per video",
+        **{key: record.preprocessing.get(key) for key in ("resize", "crop", "colour", "sampling")},
+        **{f"version of {k}": v for k, v in (record.versions or {}).items()},
+    }
+    for name, value in values.items():
+        if value is not None:
+            yield f"- {name}: {value}"
+    yield f"- SHA-256 of `{WEIGHTS}`: `{record.sha256}`"

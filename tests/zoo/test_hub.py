@@ -1,0 +1,236 @@
+"""Repositories of the Hugging Face Hub, against a local server and a stand-in for its API."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import shutil
+import threading
+from pathlib import Path
+
+import huggingface_hub
+import pytest
+import torch
+import yaml
+
+import ffn
+from ffn.cli.publish import main as publish
+from ffn.data import Preprocessing
+from ffn.zoo import WeightsError, create_model, load, load_start_weights, save_weights
+from ffn.zoo.repositories import model_card
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+NAME = "hf://me/net"
+
+
+class Handler(http.server.BaseHTTPRequestHandler):
+    """Serves the files of a folder as a repository of one commit."""
+
+    def do_HEAD(self) -> bytes | None:
+        self.server.paths.append(self.path)
+        owner, name, _, revision, file = self.path.lstrip("/").split("/", 4)
+        path = self.server.folder / file
+        if (owner, name) != ("me", "net") or revision not in ("main", "v1", COMMIT):
+            return self.refuse("RepoNotFound")
+        if not path.is_file():
+            return self.refuse("EntryNotFound")
+        content = path.read_bytes()
+        self.send_response(200)
+        self.send_header("X-Repo-Commit", COMMIT)
+        self.send_header("ETag", f'"{hash(content):x}"')
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        return content
+
+    def refuse(self, code: str) -> None:
+        self.send_response(404)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", "0")
+        self.end_headers()
+
+    def do_GET(self) -> None:
+        content = self.do_HEAD()
+        if content is not None:
+            self.wfile.write(content)
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Requests for the Hub reach a local server; its repository has a network."""
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        server.folder, server.paths = tmp_path / "repository", []
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        local = functools.partial(huggingface_hub.hf_hub_download, endpoint=url)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", local)
+        save(server.folder / "model.safetensors")
+        yield server
+        server.shutdown()
+
+
+def save(path: Path, **more: object) -> torch.nn.Module:
+    torch.manual_seed(0)
+    model = ffn.convert(create_model("tsm_tiny", num_classes=3), (2, 4)).eval()
+    meta = {
+        "model": "tsm_tiny",
+        "num_classes": 3,
+        "classes": ["up", "down", "still"],
+        "trained_frames": [2, 4],
+        "preprocessing": Preprocessing(crop=32, resize=36).to_dict(),
+        "metrics": {2: {"top1": 40.0}, 4: {"top1": 61.25, "top5": 99.0}},
+        "origin": "measured",
+        "licence": "Apache-2.0",
+        "source": "Trained on clips of a garden.",
+    }
+    save_weights(model, path, meta | more)
+    return model
+
+
+@pytest.mark.parametrize("name", [NAME, f"{NAME}@v1", f"{NAME}@{COMMIT}"])
+def test_a_repository_is_loaded_and_cached(hub, name) -> None:
+    expected = load(hub.folder / "model.safetensors").state_dict()
+    clip = torch.randn(1, 3, 4, 32, 32)
+
+    model = load(name)
+
+    for key, value in model.state_dict().items():
+        assert torch.equal(value, expected[key])
+    assert model.record.classes == ("up", "down", "still")
+    assert torch.equal(ffn.from_pretrained(name.removeprefix("hf://"))(clip), model(clip))
+    start = ffn.convert(create_model("tsm_tiny", num_classes=5), (2, 4))
+    load_start_weights(start, name)
+    assert ffn.Predictor(name).counts == [2, 4]
+
+
+def test_a_copy_is_used_without_a_connection(hub, monkeypatch) -> None:
+    load(NAME)
+    monkeypatch.setenv("FFN_OFFLINE", "1")
+    hub.paths.clear()
+    load(NAME)
+    assert hub.paths == []
+    with pytest.raises(WeightsError, match=r"hf://me/other is not in .*, and FFN_OFFLINE is set"):
+        load("hf://me/other")
+    monkeypatch.setenv("FFN_OFFLINE", "yes")
+    with pytest.raises(ValueError, match="FFN_OFFLINE is 'yes'; expected 1, or 0"):
+        load(NAME)
+    monkeypatch.setenv("FFN_OFFLINE", "0")
+    hub.shutdown()
+    hub.server_close()
+    load(NAME)
+
+
+def test_what_cannot_be_used(hub) -> None:
+    with pytest.raises(WeightsError, match=r"cannot download hf://me/other: .*404"):
+        load("hf://me/other")
+    (hub.folder / "model.yaml").rename(hub.folder / "other.yaml")
+    with pytest.raises(WeightsError, match=r"has no weights of ffn: expected .* model\.yaml"):
+        load(f"{NAME}@v1")
+    (hub.folder / "other.yaml").rename(hub.folder / "model.yaml")
+    content = (hub.folder / "model.safetensors").read_bytes()
+    (hub.folder / "model.safetensors").write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
+    with pytest.raises(WeightsError, match="its record has"):
+        load(NAME)
+    for wrong in ("net", "me/net/file", "", "me/n et"):
+        with pytest.raises(ValueError, match="expected user/name"):
+            ffn.from_pretrained(wrong)
+
+
+class Api:
+    """Stands for `HfApi`: repositories are folders."""
+
+    root: Path
+
+    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
+        folder = self.root / repo_id
+        folder.mkdir(parents=True, exist_ok=exist_ok)
+        if private:
+            (folder / "private").touch()
+
+    def file_exists(self, repo_id: str, filename: str) -> bool:
+        return (self.root / repo_id / filename).exists()
+
+    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
+        shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
+
+
+@pytest.fixture
+def api(tmp_path, monkeypatch):
+    monkeypatch.setattr(huggingface_hub, "HfApi", Api)
+    Api.root = tmp_path / "remote"
+    return Api
+
+
+def test_what_is_published_can_be_loaded(hub, api, tmp_path) -> None:
+    path = tmp_path / "tsm_tiny.garden_f2_4.safetensors"
+    model = save(path)
+
+    assert ffn.push_to_hub(path, "me/net") == NAME
+
+    folder = api.root / "me/net"
+    assert sorted(p.name for p in folder.iterdir()) == [
+        "README.md",
+        "model.safetensors",
+        "model.yaml",
+    ]
+    hub.folder = folder
+    loaded = load(NAME)
+    for key, value in model.state_dict().items():
+        assert torch.equal(loaded.state_dict()[key], value)
+    assert loaded.record.metrics == {2: {"top1": 40.0}, 4: {"top1": 61.25, "top5": 99.0}}
+    with pytest.raises(FileExistsError, match=r"hf://me/net has model\.safetensors already"):
+        ffn.push_to_hub(path, "me/net")
+    ffn.push_to_hub(path, "me/net", overwrite=True)
+    ffn.push_to_hub(path, "me/hidden", private=True)
+    assert (api.root / "me/hidden/private").exists()
+    for wrong in ("net", "me/net@v1", "hf://me/net"):
+        with pytest.raises(ValueError, match="expected user/name"):
+            ffn.push_to_hub(path, wrong)
+
+
+def test_the_model_card(tmp_path) -> None:
+    save(tmp_path / "model.safetensors")
+    record = load(tmp_path / "model.safetensors").record
+
+    card = model_card(record, "me/net")
+
+    _, front, text = card.split("---\n", 2)
+    assert yaml.safe_load(front) == {
+        "library_name": "frame-flexible",
+        "pipeline_tag": "video-classification",
+        "license": "apache-2.0",
+        "tags": ["video-classification", "frame-flexible", "tsm_tiny"],
+    }
+    assert text.startswith("\n# net\n")
+    assert "with sub-networks of 2, 4 frames" in text
+    assert "Trained on clips of a garden." in text
+    assert 'ffn.Predictor("hf://me/net")' in text
+    assert (
+        "| frames | top1 | top5 |\n|---|---|---|\n| 2 | 40.00 |  |\n| 4 | 61.25 | 99.00 |" in text
+    )
+    assert record.sha256 in text
+    assert "up, down, still" in text
+
+
+def test_the_hub_refuses(api, tmp_path, monkeypatch) -> None:
+    save(tmp_path / "model.safetensors")
+
+    def refuse(*_: object, **__: object) -> None:
+        raise huggingface_hub.errors.HFValidationError("401 Unauthorized\nInvalid credentials")
+
+    monkeypatch.setattr(api, "create_repo", refuse)
+    with pytest.raises(WeightsError, match=r"cannot publish hf://me/net: 401 .*`hf auth login`"):
+        ffn.push_to_hub(tmp_path / "model.safetensors", "me/net")
+
+
+def test_the_publish_command(api, tmp_path, capsys) -> None:
+    save(tmp_path / "model.safetensors")
+    words = [str(tmp_path / "model.safetensors"), "garden", "--output", str(tmp_path / "out")]
+    assert publish([*words, "--hub", "me/net"]) == 0
+    assert capsys.readouterr().out.splitlines()[-1] == NAME
+    assert publish([*words, "--hub", "me/net"]) == 2  # the local files exist
+    with pytest.raises(SystemExit):
+        publish([*words, "--private"])
