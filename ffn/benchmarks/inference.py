@@ -24,7 +24,7 @@ from ffn.export import Calibration, can_pack, export, fuse, pack
 from ffn.zoo import create_model
 
 UNFUSED = "as trained"
-PACKED = "fused, bf16, packed"
+PACKED = {"fused, packed": "fused", "fused, bf16, packed": "fused, bf16"}  # and their origin
 
 
 def compare_inference(
@@ -69,8 +69,8 @@ def compare_inference(
             name: lambda network=network, x=x: network(x) for name, (network, x) in networks.items()
         }
         sizes = {name: model_bytes(network) for name, (network, _) in networks.items()}
-        if PACKED in sizes:  # its weights are no parameters
-            sizes[PACKED] = sizes["fused, bf16"]
+        # Packed weights are no parameters.
+        sizes |= {name: sizes[PACKED[name]] for name in sizes if name in PACKED}
         with torch.inference_mode():
             peaks = {
                 name: sizes[name] + tensor_bytes([x]) + peak_memory(calls[name], device)
@@ -98,8 +98,10 @@ def _networks(
         "plain, fused": (fuse(plain, example=clip), clip),
         "fused, bf16": (half, clip.bfloat16()),
     }
-    if can_pack() and not clip.is_cuda:
-        networks[PACKED] = (pack(copy.deepcopy(half)), clip.bfloat16())
+    for name, origin in PACKED.items():
+        network, x = networks[origin]
+        if can_pack(x.dtype) and not x.is_cuda:
+            networks[name] = pack(copy.deepcopy(network)), x
     if compiled:
         networks["fused, bf16, compiled"] = (torch.compile(half), clip.bfloat16())
     return networks

@@ -20,7 +20,7 @@ MEMORY = "largest resident memory of the process"
 STEP = "training step"
 WORKTREE = "name another source tree, e.g. that of: git worktree add ../ffn-before COMMIT"
 # Of this version; the earlier one runs the first.
-FORMS = ("as trained", "fused", "fused, bf16", "fused, bf16, packed")
+FORMS = ("as trained", "fused", "fused, packed", "fused, bf16", "fused, bf16, packed")
 
 
 def compare_versions(

@@ -118,7 +118,7 @@ class Networks:
     def _packs(self, device: torch.device) -> bool:
         """Whether networks are packed (:func:`ffn.export.pack`)."""
         on_cpu = device.type == "cpu" and not self.compiled
-        return self.fused and self.precision == "bf16" and on_cpu and can_pack()
+        return self.fused and on_cpu and can_pack(PRECISIONS[self.precision])
 
     def _best_precision(self, network: nn.Module, clip: Tensor) -> str:
         if clip.device.type == "cuda":
@@ -140,11 +140,12 @@ class Networks:
 
 def _is_faster_in_bf16(network: nn.Module, clip: Tensor) -> bool:
     """Whether three forward passes each show that bf16 takes less than 0.9 of the time."""
-    half = copy.deepcopy(network).bfloat16()
-    half = pack(half) if can_pack() else half
+    half, whole = copy.deepcopy(network).bfloat16(), network
+    if can_pack():
+        half, whole = pack(half), pack(copy.deepcopy(network))
     seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
     for number in range(4):  # alternately; the first pass warms up
-        for name, run, x in (("fp32", network, clip), ("bf16", half, clip.bfloat16())):
+        for name, run, x in (("fp32", whole, clip), ("bf16", half, clip.bfloat16())):
             start = time.perf_counter()
             run(x)
             if number:

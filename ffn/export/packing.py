@@ -1,4 +1,4 @@
-"""Run a network in bf16 on a CPU with oneDNN's fused operators.
+"""Run a network on a CPU with oneDNN's fused operators.
 
 torch's convolutions reorder their weights in each call, and activations and sums of shortcuts are
 passes over the features of their own. oneDNN computes them with the convolution. torch has these
@@ -8,6 +8,7 @@ operators for its compiler; here they run without compilation.
 from __future__ import annotations
 
 import operator
+import platform
 from collections.abc import Callable, Iterator
 
 import torch
@@ -15,16 +16,20 @@ from torch import Tensor, fx, nn
 
 from ffn.export.kernels import OverFrames, OverTime
 
+DTYPES = (torch.float32, torch.bfloat16)
 SUMS = (operator.add, operator.iadd, torch.add)
 
 
-def can_pack() -> bool:
-    """Whether torch and this processor have the operators in bf16."""
+def can_pack(dtype: torch.dtype = torch.bfloat16) -> bool:
+    """Whether torch and this processor have the operators, in fp32 or bf16."""
     operators = ("_convolution_pointwise", "_linear_pointwise", "_is_mkldnn_bf16_supported")
-    return (
-        torch.backends.mkldnn.is_available()
-        and all(hasattr(torch.ops.mkldnn, name) for name in operators)
-        and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    reorders = ("_reorder_convolution_weight", "_reorder_linear_weight")
+    if not torch.backends.mkldnn.is_available() or platform.machine() not in ("x86_64", "AMD64"):
+        return False
+    if not all(hasattr(torch.ops.mkldnn, name) for name in (*operators, *reorders)):
+        return False
+    return dtype is torch.float32 or (
+        dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
     )
 
 
@@ -36,7 +41,7 @@ def pack(network: nn.Module) -> nn.Module:
     cannot be traced keeps its operators. The network must not be changed or moved afterwards.
 
     Args:
-        network: fused, in bf16 on a CPU, in eval mode. Layers of other precisions stay.
+        network: fused, in fp32 or bf16 on a CPU, in eval mode. Layers of other precisions stay.
 
     Returns:
         The network.
@@ -223,7 +228,7 @@ def _is_packable(layer: nn.Module) -> bool:
         right = type(layer.site) is nn.Identity
     else:
         right = type(layer) in (nn.Conv2d, nn.Linear)
-    if not right or layer.weight.dtype is not torch.bfloat16 or layer.weight.device.type != "cpu":
+    if not right or layer.weight.dtype not in DTYPES or layer.weight.device.type != "cpu":
         return False
     if isinstance(layer, nn.Linear):
         return True

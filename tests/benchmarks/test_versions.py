@@ -60,9 +60,10 @@ def test_forward_passes_as_trained_and_fused(before: Path, tmp_path: Path) -> No
     first, second = json.loads(output.read_text())["comparisons"]
     assert "forward pass, 2 frames" in first["title"]
     assert "forward pass, 3 frames" in second["title"]
-    names = ["before, as trained", "now, as trained", "now, fused", "now, fused, bf16"]
+    forms = ["as trained", "fused", "fused, packed", "fused, bf16", "fused, bf16, packed"]
+    names = ["before, as trained", *(f"now, {form}" for form in forms)]
     assert [variant["name"] for variant in first["variants"]] == names
-    assert [ratio["over"] for ratio in first["ratios"]] == 3 * names[:1]
+    assert [ratio["over"] for ratio in first["ratios"]] == len(forms) * names[:1]
 
 
 def test_the_error_of_a_tree_is_shown(before: Path, capsys: pytest.CaptureFixture[str]) -> None:

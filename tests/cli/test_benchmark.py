@@ -12,6 +12,7 @@ import torch
 from ffn.benchmarks import inference
 from ffn.benchmarks.layers import Layer, _check_equal
 from ffn.cli.benchmark import main
+from ffn.export import can_pack
 
 TINY = ["--model", "tsm_tiny", "--num-classes", "3", "--batch-size", "2", "--device", "cpu"]
 
@@ -112,6 +113,8 @@ def test_inference_compares_all_forms_at_each_frame_count_and_batch_size(tmp_pat
         for frames, count in ((3, 2), (6, 8))
     ]
     torch_forms = ["plain", "fused", "plain, fused", "fused, bf16"]
+    dtypes = {"fused, packed": torch.float32, "fused, bf16, packed": torch.bfloat16}
+    torch_forms += [form for form, dtype in dtypes.items() if can_pack(dtype)]
     forms = [*torch_forms, "ONNX Runtime", "ONNX Runtime, int8"]
     for comparison in written["comparisons"]:
         assert names(comparison) == ["as trained", *forms]
