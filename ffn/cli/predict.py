@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from ffn.serve.report import Report
 
 NAME = "{name}"  # in --save: the name of the video without its suffix
+LISTS = (".csv", ".tsv", ".txt")
 PICTURES = (".png", ".gif", ".mp4")
 
 
@@ -48,6 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     from ffn.zoo import WeightsError
 
     try:
+        _refuse_lists(given.files)
         targets = _targets(given)
         load_imports(given)
         predictor = _predictor(given, find_device(given.device), given.precision)
@@ -69,6 +71,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = f"{failed} of {len(given.files)} files could not be read"
         print(f"{prefix('predict')}: {text}", file=sys.stderr)
     return 1 if failed else 0
+
+
+def _refuse_lists(files: Sequence[str]) -> None:
+    """Raise ValueError for a list among the videos."""
+    for path in files:
+        if Path(path).suffix.lower() in LISTS and Path(path).is_file():
+            raise ValueError(f"{path} is no video; for a list of videos, add --output TABLE.csv")
 
 
 def _predict_list(given: argparse.Namespace) -> int:

@@ -154,7 +154,9 @@ def _fetch(address: str, path: Path) -> None:
                     raise VideoError(address, refusal)
     except WeightsError as error:  # "cannot download ADDRESS: …"
         raise VideoError(address, str(error).partition(f"{address}: ")[2]) from error
-    except (OSError, ImportError, ValueError) as error:
+    except VideoError:
+        raise
+    except Exception as error:  # of the packages that fsspec calls
         raise VideoError(address, f"cannot be downloaded: {explain(error)}") from error
 
 

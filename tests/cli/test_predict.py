@@ -131,6 +131,7 @@ def test_pictures(capsys, weights, videos, tmp_path) -> None:
         ("A --window 2 --save out.png", "with --window, expected a file *.mp4"),
         ("A B --save out.png", "--save is out.png, for 2 files; put {name} into it"),
         ("A A --save {name}.png", "--save gives several files the name a.png"),
+        ("LIST", "list.txt is no video; for a list of videos, add --output TABLE.csv"),
         ("A --step 1", "--step is 1; it needs --window, their length"),
         ("A --window 1 --step 2", "step is 2 s, the window 1 s"),
         ("A --window -1", "seconds is -1.0; expected a number above 0"),
