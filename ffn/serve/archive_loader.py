@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import torch
@@ -49,27 +50,40 @@ def load_chunks(
     dataset, left = _Videos(records, reader), list(chunks)
     while left:
         loader = _loader(dataset, left, workers, timeout)
+        failure, suspects = None, []
         try:
             with watching(loader):
                 for chunk in loader:
-                    _disarm()
-                    del left[0]
-                    yield chunk.unpack()
-        except LoaderError:
-            bad = _find_bad(dataset, loader, timeout)
+                    with _without_handler():
+                        del left[0]
+                        yield chunk.unpack()
+        except LoaderError as error:
+            # Without its traceback, which keeps the workers: they end before others start.
+            failure = LoaderError(str(error))
+            suspects = sorted({*loader.reading()} - {*dataset.bad})
+        del loader
+        if failure is not None:
+            with _without_handler():
+                bad = _find_bad(dataset, suspects, timeout)
             if not bad:
-                raise
+                raise failure
             dataset.bad |= bad
-        del loader  # ends its workers
 
 
-def _disarm() -> None:
-    """Remove torch's handler of ended workers, which raises errors anywhere in the caller.
+@contextmanager
+def _without_handler() -> Iterator[None]:
+    """Remove torch's handler of ended workers, which raises its error anywhere, for the caller.
 
-    The loader itself notices such workers when it waits for a chunk, and after each.
+    `WatchedLoader` looks for ended workers when it goes on.
     """
-    if threading.current_thread() is threading.main_thread():
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGCHLD, handler)
 
 
 class _Videos(Dataset):
@@ -107,9 +121,8 @@ def _try(job: tuple[ClipReader, Record]) -> None:
     _read(job)
 
 
-def _find_bad(dataset: _Videos, loader: DataLoader, timeout: float) -> dict[int, str]:
+def _find_bad(dataset: _Videos, suspects: Sequence[int], timeout: float) -> dict[int, str]:
     """Of the videos that workers were reading, those that end or block a process of their own."""
-    suspects = sorted(set(loader.reading()) - {*dataset.bad})
     jobs = [(dataset.reader, dataset.records[index]) for index in suspects]
     results = [result for _, result in map_in_processes(_try, jobs, 1, timeout)]
     found = zip(suspects, results, strict=True)
@@ -160,6 +173,7 @@ def _loader(dataset: _Videos, chunks: Sequence[range], workers: int, timeout: fl
         dataset,
         num_workers=workers,
         timeout=timeout,
+        persistent_workers=True,  # so that the loader knows its workers
         multiprocessing_context=worker_start_method(),
         **common,
     )

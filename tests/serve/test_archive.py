@@ -218,9 +218,12 @@ def test_a_video_that_ends_or_blocks_its_worker_is_a_row(
         return read(job)
 
     monkeypatch.setattr(archive_loader, "_read", read_or_end)
-    options = replace(OPTIONS, workers=2, timeout=60 if does == "ends" else 3)
+    options = replace(OPTIONS, workers=2, timeout=600 if does == "ends" else 2)
 
+    started = time.monotonic()
     result = run(folder, tmp_path / "b.csv", weights, options)
+
+    assert time.monotonic() - started < 60  # an ended worker is noticed at once
 
     assert result.errors == 3
     for row, expected in zip(rows_of(tmp_path / "b.csv"), rows_of(tmp_path / "a.csv"), strict=True):
