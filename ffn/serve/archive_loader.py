@@ -61,7 +61,8 @@ def load_chunks(
             # Without its traceback, which keeps the workers: they end before others start.
             failure = LoaderError(str(error))
             suspects = sorted({*loader.reading()} - {*dataset.bad})
-        del loader
+        with _without_handler():
+            del loader  # ends its workers
         if failure is not None:
             with _without_handler():
                 bad = _find_bad(dataset, suspects, timeout)
