@@ -13,6 +13,7 @@ import json
 import resource
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -69,6 +70,16 @@ def forward_pass(job: dict[str, Any]) -> Callable[[], object]:
     return run
 
 
+def peak_memory() -> int:
+    """The largest resident memory of this process so far, in bytes."""
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux, where ru_maxrss starts with the memory of the parent process
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return 1024 * int(line.split()[1])
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes on macOS, else KiB
+    return unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+
 def main() -> None:
     """Build the job, then run it once for each line."""
     job = json.loads(sys.stdin.readline())
@@ -82,8 +93,7 @@ def main() -> None:
         call()
         if on_cuda:
             torch.cuda.synchronize()
-        unit = 1 if sys.platform == "darwin" else 1024  # bytes; on Linux, KiB
-        peak = unit * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        peak = peak_memory()
         if on_cuda:
             peak = torch.cuda.max_memory_allocated()
         print(json.dumps({"peak": peak}), flush=True)
