@@ -6,6 +6,7 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -151,5 +152,9 @@ def memory_mib(device: torch.device) -> float:
     """
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
+    status = Path("/proc/self/status")
+    if status.exists():  # Linux, where ru_maxrss starts with the memory of the parent process
+        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
+        return int(line.split()[1]) / 2**10
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest / (2**20 if sys.platform == "darwin" else 2**10)  # bytes there, KiB elsewhere

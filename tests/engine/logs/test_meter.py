@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import mmap
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -131,3 +133,12 @@ def test_memory_on_a_cpu_is_the_peak_of_the_process() -> None:
 def test_memory_on_cuda_is_what_tensors_took(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda device: 3 * 2**20)
     assert memory_mib(torch.device("cuda")) == 3
+
+
+def test_the_memory_of_the_parent_does_not_count() -> None:
+    held = bytearray(b"x" * 2**30)  # written, so resident
+    code = "import torch; from ffn.engine.logs.meter import memory_mib as peak; "
+    code += "print(peak(torch.device('cpu')))"
+    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert len(held) == 2**30
+    assert float(found.stdout) < 900
