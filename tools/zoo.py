@@ -1,4 +1,4 @@
-"""List the zoo's weights or models: ``tools/zoo.py [PATTERN] [--models]``; see ``--help``."""
+"""List, download and check the zoo's weights: ``tools/zoo.py list|fetch|verify|table``."""
 
 from ffn.cli.zoo import main
 

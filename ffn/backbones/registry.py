@@ -57,6 +57,11 @@ def model_names(pattern: str = "*") -> list[str]:
     return sorted(fnmatch.filter(_models, pattern))
 
 
+def model_summary(name: str) -> str:
+    """The first line of the docstring of a registered model; empty if it has none."""
+    return (inspect.getdoc(_models[name]) or "").partition("\n")[0]
+
+
 def families() -> list[str]:
     """Names of the families, e.g. "tsm" in ``tsm.mobilenetv3_large_100``."""
     return sorted(_families)

@@ -1,52 +1,168 @@
-"""``tools/zoo.py``: tables of weights and models; ``--write`` writes ``model_zoo/README.md``."""
+"""``tools/zoo.py list|fetch|verify|table``: list, download and check weights; list models."""
 
 from __future__ import annotations
 
+import argparse
+import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
 
 from ffn.cli.arguments import add_imports_argument, load_imports
-from ffn.cli.program import Parser, called_as, fail, program
+from ffn.cli.program import Parser, called_as, fail, prefix, program
+from ffn.cli.zoo_page import CLASSES, FRAMES, SIDE, models_table, page, weights_table
 from ffn.files import write_text
 
-if TYPE_CHECKING:
-    from ffn.zoo import WeightRecord
-
-HEAD = """# Model zoo
-
-Written by `tools/zoo.py --write`, from the records in `weights/` and the files in `results/`.
-
-`ffn.load(NAME)` and `--weights NAME` accept every name below. *reported* numbers are those of the
-authors; they were not measured here. Weights with a link are downloaded on first use, checked and
-converted. Their hashes are not known in advance: the hash of the first download is stored next to
-the file, and every later download must match it.
-
-## Weights
-
-"""
-FRAMES, SIDE, CLASSES = (4, 8, 16, 32, 64), 224, 174  # defaults of the table of models
-MODELS = f"""## Models
-
-Parameters, and multiply-accumulates of one clip in billions, with {CLASSES} classes at {SIDE} px;
-for SlowFast, frames are those of the fast pathway. `flexible` is the increase in parameters with
-three trained counts. `tools/zoo.py --models PATTERN --frames 4 8 --side 256 --classes 400` prints
-the table for other models, also `tsm.<timm name>`, and sizes.
-
-"""
+EXIT_PROBLEM = 1  # some weights could not be fetched, or differ
 
 
-@program("zoo", "the same command starts again")
+@program("zoo", "the same command continues")
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the table, or write the page; returns the exit status."""
+    """Run a subcommand; returns the exit status."""
+    given = _parser().parse_args(arguments)
+    return given.run(given)
+
+
+def _list(given: argparse.Namespace) -> int:
+    from ffn.zoo import list_models
+
+    sizes = {"frames": given.frames, "side": given.side, "num_classes": given.classes}
+    sizes = {key: value for key, value in sizes.items() if value is not None}
+    if (sizes or given.imports) and not given.models:
+        given.refuse("--frames, --side, --classes and --imports need --models")
+    try:
+        if not given.models:
+            print(weights_table(_names(given.pattern)), end="")
+            return 0
+        load_imports(given)
+        names = list_models(given.pattern) or [given.pattern]
+        print(models_table(names, **sizes), end="")
+    except (ValueError, ImportError) as error:
+        return fail("zoo", error)
+    return 0
+
+
+def _fetch(given: argparse.Namespace) -> int:
+    """Download all that are named; one that fails does not stop the others."""
+    from ffn.zoo import WeightsError, fetch_weights, sha256_of
+
+    failed: list[str] = []
+    for name in dict.fromkeys(_expanded(given.names)):
+        try:
+            path = fetch_weights(name)
+            size, digits = path.stat().st_size, sha256_of(path)
+        except (WeightsError, ValueError, OSError) as error:
+            fail("zoo", error)
+            failed.append(name)
+            continue
+        print(f"{name}: {path}, {size:,} bytes, sha256 {digits}", flush=True)
+    if failed:
+        print(f"{prefix('zoo')}: not fetched: {', '.join(failed)}", file=sys.stderr)
+    return EXIT_PROBLEM if failed else 0
+
+
+def _verify(given: argparse.Namespace) -> int:
+    from ffn.zoo import WeightsError, verify_weights
+
+    problems = count = 0
+    try:
+        for verdict in verify_weights(given.pattern):
+            detail = f": {verdict.detail}" if verdict.detail else ""
+            print(f"{verdict.status:<14}  {verdict.name}{detail}", flush=True)
+            problems += verdict.is_problem
+            count += 1
+    except (WeightsError, OSError) as error:
+        return fail("zoo", error)
+    if not count:
+        return fail("zoo", ValueError(f'no weights "{given.pattern}" in the zoo or the cache'))
+    return EXIT_PROBLEM if problems else 0
+
+
+def _table(given: argparse.Namespace) -> int:
+    from ffn.zoo.records import zoo_folder
+
+    folder = zoo_folder().parent
+    if not given.write:
+        print(page(folder), end="")
+        return 0
+    try:
+        write_text(folder / "README.md", page(folder))
+    except OSError as error:
+        return fail("zoo", error)
+    print(folder / "README.md")
+    return 0
+
+
+def _names(pattern: str) -> list[str]:
+    """Names in the zoo that match a pattern.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from ffn.zoo import find_record, list_weights
+
+    found = list_weights(pattern)
+    if not found:
+        find_record(pattern)  # raises: the message has the closest names
+    return found
+
+
+def _expanded(names: Sequence[str]) -> list[str]:
+    """The names, with patterns replaced by the names that match; without a match as they are."""
+    from ffn.zoo import list_weights
+
+    return [found for name in names for found in (list_weights(name) or [name])]
+
+
+def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=called_as("zoo"),
-        description="List weights and their accuracy, or models and their cost.",
+        description="List, download and check the weights of the zoo, or list models and their "
+        "cost.",
+        epilog="Each subcommand has its own --help. The environment variable FFN_HOME is the "
+        "folder of downloads (default: ~/.cache/ffn), FFN_MIRRORS lists mirrors of it, and "
+        "FFN_OFFLINE=1 forbids downloads.",
     )
-    parser.add_argument("pattern", nargs="?", default="*", help="names to list, e.g. '*sthv1*'")
-    parser.add_argument("--models", action="store_true", help="list models instead of weights")
-    parser.add_argument("--write", action="store_true", help="write model_zoo/README.md")
-    size = parser.add_argument_group("with --models")
+    commands = parser.add_subparsers(
+        dest="command", required=True, metavar="list|fetch|verify|table"
+    )
+    _add_list(commands)
+
+    text = "download weights and check their SHA-256"
+    fetch = commands.add_parser(
+        "fetch",
+        help=text,
+        description=f"{_sentence(text)} Prints path, size and SHA-256 of each. Files that are "
+        "there already are only checked, and interrupted downloads are resumed. The exit status is "
+        "1 if one failed; the others are fetched.",
+    )
+    text = "names in the zoo, patterns such as '*sthv1*' or '*' for all, or hf://user/name"
+    fetch.add_argument("names", nargs="+", metavar="NAME", help=text)
+    fetch.set_defaults(run=_fetch)
+
+    text = "compare local weights with their SHA-256"
+    verify = commands.add_parser(
+        "verify",
+        help=text,
+        description="Compare the weights that ship with ffn and those in the folder of downloads "
+        "with the SHA-256 of their records, or with that stored at the first download. Prints a "
+        "line for each: ok, differs, no hash (none is known), missing, or not downloaded. Nothing "
+        "is changed or downloaded. The exit status is 1 if one differs, is missing or has no hash.",
+    )
+    verify.add_argument("pattern", nargs="?", default="*", help="names to check, e.g. '*sthv1*'")
+    verify.set_defaults(run=_verify)
+
+    text = "print the page of the zoo, model_zoo/README.md"
+    table = commands.add_parser("table", help=text, description=_sentence(text))
+    table.add_argument("--write", action="store_true", help="write the file in place of printing")
+    table.set_defaults(run=_table)
+    return parser
+
+
+def _add_list(commands: argparse._SubParsersAction) -> None:
+    text = "list weights and their accuracy, or models and their cost"
+    command = commands.add_parser("list", help=text, description=_sentence(text))
+    command.add_argument("pattern", nargs="?", default="*", help="names to list, e.g. '*sthv1*'")
+    command.add_argument("--models", action="store_true", help="list models instead of weights")
+    size = command.add_argument_group("with --models")
     shown = " ".join(map(str, FRAMES))
     size.add_argument(
         "--frames", nargs="+", type=int, metavar="T", help=f"frames of a clip; default: {shown}"
@@ -57,104 +173,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     size.add_argument(
         "--classes", type=int, metavar="K", help=f"classes of a model; default: {CLASSES}"
     )
-    add_imports_argument(parser)
-    given = parser.parse_args(arguments)
-    if not given.models and any((given.frames, given.side, given.classes)):
-        parser.error("--frames, --side and --classes need --models")
-
-    from ffn.zoo import list_models
-    from ffn.zoo.records import list_weights, zoo_folder
-
-    if given.write:
-        path = zoo_folder().parent / "README.md"
-        write_text(path, page(zoo_folder().parent))
-        print(path)
-        return 0
-    if not given.models:
-        print(weights_table(list_weights(given.pattern)), end="")
-        return 0
-    try:
-        load_imports(given)
-        names = list_models(given.pattern) or [given.pattern]
-        sizes = {"frames": given.frames, "side": given.side, "num_classes": given.classes}
-        print(models_table(names, **{k: v for k, v in sizes.items() if v is not None}), end="")
-    except (ValueError, ImportError) as error:
-        return fail("zoo", error)
-    return 0
+    add_imports_argument(size)
+    command.set_defaults(run=_list, refuse=command.error)
 
 
-def page(folder: Path) -> str:
-    """The content of ``model_zoo/README.md``, for the zoo in a folder."""
-    from ffn.zoo import list_models
-    from ffn.zoo.records import list_weights
-
-    models = MODELS + models_table(list_models())
-    parts = [HEAD + weights_table(list_weights()), models, "## Results\n"]
-    for path in sorted((folder / "results").glob("*.md")):
-        parts.append(path.read_text(encoding="utf-8"))
-    return "\n".join(parts)
-
-
-def weights_table(names: Sequence[str]) -> str:
-    """A Markdown table of weights: top-1 per frame count, and the origin."""
-    from ffn.zoo.records import find_record
-
-    lines = [
-        "| name | model | classes | top-1 % at frames | | published | sha256 |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    return "\n".join([*lines, *(_line(find_record(name)) for name in names)]) + "\n"
-
-
-def models_table(
-    names: Sequence[str],
-    frames: Sequence[int] = FRAMES,
-    side: int = SIDE,
-    num_classes: int = CLASSES,
-) -> str:
-    """A Markdown table of models: parameters, increase with three trained counts, GMACs per T.
-
-    Raises:
-        ValueError: no such model, or a size that a model does not accept.
-    """
-    if min(frames) < 1 or side < 1:
-        raise ValueError(f"frames are {list(frames)} at {side} px; expected at least 1 of each")
-    head = " | ".join(f"{count} frames" for count in frames)
-    lines = [f"| model | parameters | flexible | {head} |", "|---" * (len(frames) + 3) + "|"]
-    return "\n".join([*lines, *(_costs(n, frames, side, num_classes) for n in names)]) + "\n"
-
-
-def _costs(name: str, frames: Sequence[int], side: int, num_classes: int) -> str:
-    import torch
-
-    from ffn.core import convert
-    from ffn.evaluation import count_macs, count_parameters
-    from ffn.zoo import create_model
-
-    with torch.device("meta"):  # shapes only: nothing is computed
-        model = create_model(name, num_classes=num_classes)
-        gmacs = [
-            sum(count_macs(model, torch.empty(1, 3, count, side, side)).values()) / 1e9
-            for count in frames
-        ]
-    before, after = count_parameters(model), count_parameters(convert(model, (4, 8, 16)))
-    size, added = f"{before / 1e6:.2f} M", f"+{100 * (after / before - 1):.2f} %"
-    return f"| {' | '.join((f'`{name}`', size, added, *(f'{cost:.2f}' for cost in gmacs)))} |"
-
-
-def _line(record: WeightRecord) -> str:
-    trained = record.trained_frames or ()
-    shown = trained or tuple(record.metrics)
-    main = "map" if record.multi_label else "top1"
-    accuracy = ", ".join(
-        f"{t}: {record.metrics[t][main]:.2f}" for t in shown if t in record.metrics
-    )
-    kind = "frame-flexible" if trained else "plain"
-    if record.ranges:
-        kind += f" at {record.ranges[0][0]}-{record.ranges[-1][1]}"
-    origin = ", ".join(filter(None, (record.origin, record.protocol)))
-    where = f"[link]({record.page})" if record.page else "ships with ffn"
-    known = f"`{record.sha256[:8]}`" if record.sha256 else "on first download"
-    model = f"`{record.model}`, {kind}"
-    cells = (f"`{record.name}`", model, record.num_classes, accuracy, origin, where, known)
-    return f"| {' | '.join(map(str, cells))} |"
+def _sentence(text: str) -> str:
+    return f"{text[0].upper()}{text[1:]}."

@@ -3,18 +3,22 @@
 from ffn.zoo.create import create_model, list_models
 from ffn.zoo.download import download, home, sha256_of
 from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
+from ffn.zoo.local import Verdict, fetch_weights, verify_weights
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
 from ffn.zoo.repositories import from_pretrained, push_to_hub
 from ffn.zoo.save import save_weights
+from ffn.zoo.state_digest import state_sha256
 from ffn.zoo.state_match import Match, match_state
 
 __all__ = [
     "Match",
+    "Verdict",
     "WeightRecord",
     "WeightsError",
     "create_model",
     "download",
+    "fetch_weights",
     "find_record",
     "from_pretrained",
     "home",
@@ -29,4 +33,6 @@ __all__ = [
     "read_weights",
     "save_weights",
     "sha256_of",
+    "state_sha256",
+    "verify_weights",
 ]

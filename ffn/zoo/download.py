@@ -1,36 +1,32 @@
 """Download files: cached, resumed after an interruption, and checked by SHA-256 before use.
 
-Files on the Hugging Face Hub are fetched with huggingface_hub (tokens, mirrors, Xet), files on
-Google Drive with gdown (confirmation pages). Other addresses are fetched here: gdown fails forever
-on a server without ranges, and huggingface_hub does not resume in a later process.
+A file may have several addresses, which are tried in order, after the mirrors in the environment
+variable ``FFN_MIRRORS``. A mirror is a copy of the folder ``FFN_HOME/weights``.
 """
 
 from __future__ import annotations
 
-import glob
+import errno
 import hashlib
 import logging
 import os
 import re
 import sys
-import tempfile
-from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import quote, unquote, urlsplit
 
 from filelock import FileLock
 
 from ffn.files import write_text
+from ffn.zoo.content import wrong_content
+from ffn.zoo.hosts import fetch_file
 from ffn.zoo.records import WeightsError
-from ffn.zoo.web import ATTEMPTS, CHUNK, TIMEOUT, Report, WebFile
+from ffn.zoo.web import ATTEMPTS, CHUNK, WebFile
 
-_HUB = (
-    r"hf://(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)",
-    r"https?://(?:huggingface\.co|hf\.co)/(?P<repo>[^/]+/[^/]+)/(?:resolve|blob)"
-    r"/(?P<revision>[^/]+)/(?P<path>[^?#]+).*",
-)
-_DRIVE = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com")
+ATTEMPTS_BEFORE_NEXT = 2  # in a row without a new byte, if another address follows
+_SCHEMES = ("http", "https", "hf")
 
 _log = logging.getLogger(__name__)
 
@@ -52,8 +48,29 @@ def is_offline() -> bool:
     return value == "1"
 
 
+def mirrors() -> list[str]:
+    """The addresses in the environment variable ``FFN_MIRRORS``, without a slash at their end.
+
+    Raises:
+        ValueError: one is no http, https or hf address.
+    """
+    bases = os.environ.get("FFN_MIRRORS", "").split()
+    for base in bases:
+        parts = urlsplit(base)
+        if parts.scheme not in _SCHEMES or not parts.netloc or parts.query or parts.fragment:
+            raise ValueError(
+                f"FFN_MIRRORS has {base!r}; expected http, https or hf addresses of folders, "
+                "separated by spaces, such as https://mirror.example.org/ffn"
+            )
+    return [base.rstrip("/") for base in bases]
+
+
 def download(
-    url: str, *, sha256: str | None, name: str | None = None, size: int | None = None
+    url: str | Sequence[str],
+    *,
+    sha256: str | None,
+    name: str | None = None,
+    size: int | None = None,
 ) -> Path:
     """Return the local copy of a file; the first call downloads it.
 
@@ -61,72 +78,71 @@ def download(
     process, resumes an interrupted http(s) download, and one from Google Drive if its hash is
     known. A lock keeps two processes from writing at once. On a terminal, a progress bar is shown.
 
+    If the hash is known, the file is looked for on each mirror in ``FFN_MIRRORS``, as
+    ``<mirror>/<hash>-<name>``, and then at each address. An address that fails or has another file
+    causes a warning, and the next one is tried. If the hash is unknown, only the first address is
+    used, and a file that cannot be what its name says, such as an error page, is refused.
+
     Args:
-        url: http or https address, or ``hf://OWNER/REPO[@REVISION]/PATH`` on the Hugging Face Hub.
+        url: http or https address, or ``hf://OWNER/REPO[@REVISION]/PATH`` on the Hugging Face Hub;
+            or several addresses.
         sha256: expected hash, 64 hex digits; None if it is unknown. The hash of the first download
             is then stored next to the file, ``….sha256``, and expected from then on.
-        name: of the local file; by default, the last part of the address.
+        name: of the local file; by default, the last part of the first address.
         size: of the file in bytes, if it is known; a file of another size is refused.
 
     Returns:
         Path of the complete and checked file, ``FFN_HOME/weights/<hash>-<name>``, where ``<hash>``
-        is the hash of the address if that of the file is unknown.
+        is the hash of the first address if that of the file is unknown.
 
     Raises:
         WeightsError: no connection, or ``FFN_OFFLINE=1``; no such file, a folder that cannot be
             written, or another hash. A file with another hash is renamed to ``….rejected`` and not
             used.
+        ValueError: ``FFN_MIRRORS`` or ``FFN_OFFLINE`` has another value than described.
     """
-    parts = urlsplit(url)
-    if parts.scheme not in ("http", "https", "hf"):
-        raise WeightsError(f"cannot download {url!r}: expected an http, https or hf address")
-    folder = home() / "weights"
-    key = sha256 or hashlib.sha256(url.encode()).hexdigest()
-    target = folder / f"{key[:16]}-{name or Path(unquote(parts.path)).name or 'file'}"
-    pinned = target.with_name(f"{target.name}.sha256") if sha256 is None else None
-    sha256 = sha256 or _pinned(pinned)
-    if target.is_file() and sha256_of(target) == sha256:
+    addresses = _addresses(url)
+    target = cache_path(addresses, sha256=sha256, name=name)
+    if target.is_file() and sha256_of(target) == (sha256 or stored_hash(target)):
         return target
     if is_offline():
         raise WeightsError(
-            f"{url} is not in {folder}, and FFN_OFFLINE is set; download it once without, or copy "
-            f"it to {target}"
+            f"{addresses[0]} is not in {target.parent}, and FFN_OFFLINE is set; download it once "
+            f"without, or copy it to {target}"
+            + ("" if sha256 else f" and the file with its SHA-256 to {_hash_file(target)}")
         )
 
-    with _locked(target):
-        sha256 = sha256 or _pinned(pinned)
+    with _writable(target):
+        expected = sha256 or stored_hash(target)
         if target.is_file():
-            if sha256_of(target) == sha256:  # downloaded by another process in the meantime
+            if sha256_of(target) == expected:  # downloaded by another process in the meantime
                 return target
             _log.warning("%s does not have its SHA-256 any more; downloading it again", target)
             _reject(target)
-        part = target.with_name(f"{target.name}.part")
-        print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
-        _fetch(WebFile(url, size, has_hash=sha256 is not None), part)
-        found = sha256_of(part)
-        if sha256 is None:
-            _log.warning("%s: the expected sha256 is unknown; %s is stored as it", url, found)
-            write_text(pinned, f"{found}\n")
-        elif found != sha256:
-            raise WeightsError(
-                f"{url} has sha256 {found}, expected {sha256}. The file is not used; it was moved "
-                f"to {_reject(part, target)}. Try again; a second failure means that the file at "
-                "this address has changed."
+        part = _fetch_any(addresses, target, expected, size)
+        if expected is None:
+            found = sha256_of(part)
+            _log.warning(
+                "%s: the expected sha256 is unknown; %s is stored as it", addresses[0], found
             )
+            write_text(_hash_file(target), f"{found}\n")
         os.replace(part, target)
+        _remove_parts(target)
     return target
 
 
-def _locked(target: Path) -> AbstractContextManager:
-    """Create the folder of a file, and wait for the file's lock."""
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        return FileLock(f"{target}.lock").acquire()
-    except OSError as error:
-        raise WeightsError(
-            f"cannot write downloads to {target.parent}: {error.strerror or error}. Set the "
-            "environment variable FFN_HOME to a folder that can be written"
-        ) from error
+def cache_path(url: str | Sequence[str], *, sha256: str | None, name: str | None = None) -> Path:
+    """Where :func:`download` keeps a file; the arguments are its."""
+    address = _addresses(url)[0]
+    key = sha256 or hashlib.sha256(address.encode()).hexdigest()
+    name = name or Path(unquote(urlsplit(address).path)).name or "file"
+    return home() / "weights" / f"{key[:16]}-{name}"
+
+
+def stored_hash(path: Path) -> str | None:
+    """The hash of the first download of a file whose hash is unknown, if there is one."""
+    file = _hash_file(path)
+    return file.read_text().strip() if file.is_file() else None
 
 
 def forget(path: Path) -> Path:
@@ -136,7 +152,7 @@ def forget(path: Path) -> Path:
         The new path; the next :func:`download` fetches the file again.
     """
     with FileLock(f"{path}.lock"):
-        path.with_name(f"{path.name}.sha256").unlink(missing_ok=True)
+        _hash_file(path).unlink(missing_ok=True)
         if path.is_file():  # unless another process has renamed it
             _reject(path)
     return path.with_name(f"{path.name}.rejected")
@@ -151,9 +167,110 @@ def sha256_of(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _pinned(path: Path | None) -> str | None:
-    """The stored hash of the first download, if there is one."""
-    return path.read_text().strip() if path is not None and path.is_file() else None
+def _addresses(url: str | Sequence[str]) -> tuple[str, ...]:
+    addresses = (url,) if isinstance(url, str) else tuple(url)
+    if not addresses:
+        raise WeightsError("cannot download a file without an address")
+    for address in addresses:
+        if urlsplit(address).scheme not in _SCHEMES:
+            raise WeightsError(
+                f"cannot download {address!r}: expected an http, https or hf address"
+            )
+    return addresses
+
+
+def _fetch_any(
+    addresses: Sequence[str], target: Path, expected: str | None, size: int | None
+) -> Path:
+    """Download from the first mirror or address that has the right file; returns the part."""
+    own, left = addresses[0], len(addresses) - 1
+    if expected is None:
+        addresses = addresses[:1]
+    else:
+        addresses = [*(f"{base}/{quote(target.name)}" for base in mirrors()), *addresses]
+    causes: list[str] = []
+    for place, address in enumerate(addresses, 1):
+        is_last = place == len(addresses)
+        attempts = ATTEMPTS if is_last else ATTEMPTS_BEFORE_NEXT
+        file = WebFile(address, size, has_hash=expected is not None, attempts=attempts)
+        part = _part(target, None if address == own else address)
+        try:
+            _fetch_checked(file, part, target, expected)
+            return part
+        except WeightsError as error:
+            causes.append(str(error).rstrip("."))
+            if not is_last:
+                _log.warning("%s; trying the next address, %s", causes[-1], addresses[place])
+            elif place == 1:
+                unused = f". The sha256 is unknown: {left} further addresses are not used"
+                raise WeightsError(f"{causes[0]}{unused if left else ''}") from error
+    listed = "".join(f"\n  {cause}" for cause in causes)
+    raise WeightsError(f"none of {len(causes)} addresses gave {target.name}:{listed}")
+
+
+def _fetch_checked(file: WebFile, part: Path, target: Path, expected: str | None) -> None:
+    """Download a file from one address, and check it.
+
+    Raises:
+        WeightsError: it cannot be downloaded, or is another file; that is put aside.
+    """
+    print(f"downloading {file.url} to {target}", file=sys.stderr, flush=True)
+    fetch_file(file, part, _label(target))
+    found, wrong = sha256_of(part), wrong_content(part, target.name)
+    if expected is None and wrong:
+        raise WeightsError(
+            f"{file.url} has no {_label(target)}: {wrong}. The file is not used; it was moved to "
+            f"{_reject(part, target)}. Try again, or open the address in a browser."
+        )
+    if expected not in (None, found):
+        raise WeightsError(
+            f"{file.url} has sha256 {found}, expected {expected}{f'; {wrong}' if wrong else ''}. "
+            f"The file is not used; it was moved to {_reject(part, target)}. Try again; a second "
+            "failure means that the file at this address has changed."
+        )
+
+
+@contextmanager
+def _writable(target: Path) -> Iterator[None]:
+    """Create the folder of a file, and hold the file's lock; explain errors of the disk."""
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{target}.lock"):
+            yield
+    except OSError as error:
+        remedy = "Set the environment variable FFN_HOME to a folder that can be written"
+        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+            remedy = (
+                "Free space on its disk, and the next download resumes, or set the environment "
+                "variable FFN_HOME to a folder on another disk"
+            )
+        raise WeightsError(
+            f"cannot write downloads to {target.parent}: {error.strerror or error}. {remedy}"
+        ) from error
+
+
+def _hash_file(target: Path) -> Path:
+    """The file with the hash of the first download."""
+    return target.with_name(f"{target.name}.sha256")
+
+
+def _label(target: Path) -> str:
+    """The name of a file without the hash."""
+    return target.name.partition("-")[2]
+
+
+def _part(target: Path, address: str | None) -> Path:
+    """The incomplete file; a mirror or a further address has its own, with digits of its hash."""
+    digits = "" if address is None else f".{hashlib.sha256(address.encode()).hexdigest()[:8]}"
+    return target.with_name(f"{target.name}{digits}.part")
+
+
+def _remove_parts(target: Path) -> None:
+    """Remove what other addresses left, also gdown, after one has given the file."""
+    leftover = re.compile(re.escape(target.name) + r"(\.[0-9a-f]{8})?\.part(\.version|.{8}\.part)?")
+    for path in target.parent.iterdir():
+        if leftover.fullmatch(path.name):
+            path.unlink(missing_ok=True)
 
 
 def _reject(path: Path, name: Path | None = None) -> Path:
@@ -161,92 +278,3 @@ def _reject(path: Path, name: Path | None = None) -> Path:
     aside = (name or path).with_name(f"{(name or path).name}.rejected")
     os.replace(path, aside)
     return aside
-
-
-def _fetch(file: WebFile, part: Path) -> None:
-    """Download a file to ``part`` with the library of its host."""
-    url = file.url
-    hub = next(filter(None, (re.fullmatch(pattern, url) for pattern in _HUB)), None)
-    drive_id = _drive_id(url)
-    try:
-        if hub:
-            _fetch_from_hub(hub["repo"], hub["revision"], unquote(hub["path"]), part)
-        elif drive_id:
-            _fetch_from_drive(file, drive_id, part)
-        else:
-            with _progress(part) as report:
-                file.fetch(part, report)
-        file.check_size(part.stat().st_size, part.stat().st_size)
-    except WeightsError:
-        raise
-    except Exception as error:  # the libraries raise errors of several packages
-        raise WeightsError(f"cannot download {url}: {error}") from error
-
-
-def _drive_id(url: str) -> str | None:
-    """The id of a file on Google Drive, from a link to its page or to its content."""
-    parts = urlsplit(url)
-    if parts.hostname not in _DRIVE:
-        return None
-    on_page = re.match(r"/file/(?:u/\d+/)?d/([-\w]+)", parts.path)
-    return on_page[1] if on_page else parse_qs(parts.query).get("id", [None])[0]
-
-
-def _fetch_from_hub(repo: str, revision: str | None, path: str, part: Path) -> None:
-    from huggingface_hub import hf_hub_download
-
-    with tempfile.TemporaryDirectory(dir=part.parent, prefix=".hub-") as folder:
-        os.replace(hf_hub_download(repo, path, revision=revision, local_dir=folder), part)
-
-
-def _fetch_from_drive(file: WebFile, file_id: str, part: Path) -> None:
-    """Download with gdown, which keeps a partial file of its own next to ``part``.
-
-    gdown does not record the version that the partial file is of; so a later call resumes it only
-    if the hash will be checked.
-    """
-    import gdown
-
-    part.unlink(missing_ok=True)
-    if not file.has_hash:
-        _remove_partial(part)
-
-    with _progress(part) as report:
-
-        def check_and_report(done: int, total: int | None) -> None:
-            file.check_size(done, total)
-            report(done, total)
-
-        try:
-            gdown.download(
-                id=file_id,
-                output=str(part),
-                resume=file.has_hash,
-                quiet=True,
-                use_cookies=False,
-                timeout=TIMEOUT,
-                retries=ATTEMPTS - 1,
-                progress=check_and_report,
-            )
-        except WeightsError:  # another size: nothing to resume
-            _remove_partial(part)
-            raise
-
-
-def _remove_partial(part: Path) -> None:
-    """Remove gdown's partial files: the name, 8 random characters, ``.part``."""
-    for path in part.parent.glob(f"{glob.escape(part.name)}{'?' * 8}.part"):
-        path.unlink()
-
-
-@contextmanager
-def _progress(part: Path) -> Iterator[Report]:
-    """Show a progress bar on a terminal, nothing elsewhere."""
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TransferSpeedColumn
-
-    columns = ("{task.description}", BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task(part.stem.partition("-")[2], total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -14,9 +14,10 @@ import safetensors.torch
 from torch import Tensor
 
 from ffn.commands import command
-from ffn.zoo.download import download, forget, sha256_of
+from ffn.zoo.download import forget
 from ffn.zoo.hub import fetch_repository, is_repository
-from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
+from ffn.zoo.local import by_hand, check_hash, fetch_record
+from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record
 from ffn.zoo.remap import from_foreign, read_foreign
 from ffn.zoo.torch_files import READABLE_FORMATS, load_tensors
 
@@ -47,7 +48,7 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
     record = find_record(str(name_or_path))
     if record.source_format is not None:
         return record, _read_published(record)
-    return record, _read_safetensors(_zoo_file(record), record)
+    return record, _read_safetensors(fetch_record(record), record)
 
 
 def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
@@ -84,14 +85,7 @@ def _record_beside(path: Path) -> WeightRecord:
 
 
 def _read_safetensors(path: Path, record: WeightRecord) -> dict[str, Tensor]:
-    found = sha256_of(path)
-    if record.sha256 is None:
-        raise WeightsError(f"the record of {path} has no sha256; it should be {found}")
-    if found != record.sha256:
-        raise WeightsError(
-            f"{path} ({path.stat().st_size:,} bytes) has sha256 {found}; its record has "
-            f"{record.sha256}: it is truncated, damaged, or of another version."
-        )
+    check_hash(path, record)
     try:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
@@ -100,17 +94,13 @@ def _read_safetensors(path: Path, record: WeightRecord) -> dict[str, Tensor]:
 
 def _read_published(record: WeightRecord) -> dict[str, Tensor]:
     """Download weights of another implementation and convert them to the record's network."""
-    if not record.url:
-        raise WeightsError(f'"{record.name}" has no download address; see {record.page}')
-    suffix = ".pkl" if record.url.endswith(".pkl") else ".pth"
-    path = download(record.url, sha256=record.sha256, name=record.name + suffix, size=record.size)
+    path = fetch_record(record)
     try:
         state = read_foreign(path)
     except WeightsError as error:
         aside = forget(path) if record.sha256 is None else path
         raise WeightsError(
-            f"{error} It was downloaded from {record.url} to {aside}. Try again, or download it "
-            f"manually from {record.page} and convert it with {command('convert_checkpoint')}."
+            f"{error} It was downloaded to {aside}. Try again, or {by_hand(record)}."
         ) from None
     return from_foreign(
         state,
@@ -119,16 +109,6 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
         trained_frames=record.trained_frames,
         num_classes=record.num_classes,
     ).model.state_dict()
-
-
-def _zoo_file(record: WeightRecord) -> Path:
-    if record.file:
-        path = zoo_folder() / record.file
-        _check_file(path)
-        return path
-    if not record.url or not record.sha256:
-        raise WeightsError(f'the record of "{record.name}" has no file, and no url with sha256')
-    return download(record.url, sha256=record.sha256, size=record.size)
 
 
 def _check_file(path: Path) -> None:

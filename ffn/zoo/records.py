@@ -50,7 +50,8 @@ class WeightRecord:
         metrics: per number of frames the metrics by name, in %.
         origin: "measured" here or "reported" by a paper; None without metrics.
         file: name of the weights file next to the record.
-        url: download address, if there is no file.
+        url: download address, if there is no file, or several, which are tried in order. The second
+            and further ones are used only if the hash is known.
         sha256: of the weights, 64 hex digits. If None, the hash of the first download is stored
             next to it, and every later download must match it.
         page: web page of the weights.
@@ -81,7 +82,7 @@ class WeightRecord:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     origin: str | None = None
     file: str | None = None
-    url: str | None = None
+    url: str | tuple[str, ...] | None = None
     sha256: str | None = None
     page: str | None = None
     source_format: str | None = None
@@ -109,6 +110,12 @@ class WeightRecord:
         object.__setattr__(self, "imports", tuple(self.imports))
         if not isinstance(self.alter, str):
             object.__setattr__(self, "alter", tuple(self.alter))
+        if isinstance(self.url, list):
+            object.__setattr__(self, "url", tuple(self.url))
+        if not isinstance(self.url, str | tuple | None) or not all(
+            isinstance(address, str) and address for address in self.addresses
+        ):
+            raise ValueError(f"url is {self.url!r}; expected an address, or a list of addresses")
         # Keys of a YAML or JSON mapping may be strings.
         object.__setattr__(self, "metrics", {int(t): dict(m) for t, m in self.metrics.items()})
         if self.classes is not None and len(self.classes) != self.num_classes:
@@ -130,6 +137,13 @@ class WeightRecord:
         ):
             if limit.refusal(number):
                 raise ValueError(limit.refusal(number))
+
+    @property
+    def addresses(self) -> tuple[str, ...]:
+        """The download addresses in order; empty if there is none."""
+        if self.url is None:
+            return ()
+        return (self.url,) if isinstance(self.url, str) else self.url
 
     @property
     def conversion_frames(self) -> Iterable[int]:

@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import torch
 
+from ffn.zoo.content import is_web_page
 from ffn.zoo.records import WeightsError
 
 CHECKPOINT_FORMAT = 2  # of training checkpoints; files of format 2 end with their SHA-256
@@ -79,9 +80,7 @@ def _needs_digest(content: Any) -> bool:
 
 def refuse_web_page(path: Path) -> None:
     """Raise WeightsError if the file is a web page, as some download links return."""
-    with open(path, "rb") as file:
-        start = file.read(512).lstrip().lower()
-    if start.startswith((b"<!doctype", b"<html", b"<?xml")):
+    if is_web_page(path):
         raise WeightsError(
             f"{path} is a web page, not a checkpoint: the link leads to a page, not to the file. "
             "Open the link in a browser and download the file there."

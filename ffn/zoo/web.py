@@ -7,6 +7,7 @@ or date of the first answer is kept in ``….version`` next to the part and sent
 
 from __future__ import annotations
 
+import errno
 import http.client
 import re
 import time
@@ -15,6 +16,7 @@ import urllib.request
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 from ffn.files import write_text
@@ -28,6 +30,16 @@ PAUSE = 1.0  # seconds before the second attempt, doubled for each further one
 LONGEST_PAUSE = 60.0  # that a server may ask for
 CHUNK = 1 << 20  # bytes
 TEMPORARY = (408, 429)  # besides 5xx: timeout, too many requests
+# Errors of the disk that is written to, not of the connection: a new attempt has the same error.
+DISK_ERRORS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EIO,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EISDIR,
+)
 
 Report = Callable[[int, int | None], None]  # takes the bytes so far, and in all
 
@@ -40,11 +52,13 @@ class WebFile:
         url: the address.
         size: of the file in bytes; None if it is unknown.
         has_hash: the caller knows its hash and will check it.
+        attempts: in a row without a new byte, before giving up.
     """
 
     url: str
     size: int | None = None
     has_hash: bool = False
+    attempts: int = ATTEMPTS
 
     def fetch(self, part: Path, report: Report) -> None:
         """Complete ``part``, with new attempts as long as they receive new bytes.
@@ -52,6 +66,7 @@ class WebFile:
         Raises:
             WeightsError: no connection, no such file, another size; a part of the right file is
                 kept for the next call.
+            OSError: `part` cannot be written: one of `DISK_ERRORS`.
         """
         failures = 0
         for _ in range(REQUESTS):
@@ -62,16 +77,19 @@ class WebFile:
                 return
             except urllib.error.HTTPError as error:
                 if error.code < 500 and error.code not in TEMPORARY:
-                    raise self._error(f"HTTP {error.code} {error.reason}") from None
+                    reason = " ".join(str(error.reason).split())  # of a redirect: several lines
+                    raise self._error(f"HTTP {error.code} {reason}") from None
                 cause: Exception = error
             except (OSError, http.client.HTTPException) as error:
+                if getattr(error, "errno", None) in DISK_ERRORS:
+                    raise
                 cause = error
             failures = 1 if _size(part) > before else failures + 1
-            if failures == ATTEMPTS:
+            if failures >= self.attempts:
                 break
             time.sleep(max(PAUSE * 2 ** (failures - 1), _asked_pause(cause)))
-        kept = f"{_size(part):,} bytes are kept in {part}; the next download resumes from there."
-        raise self._error(f"{cause}. {kept}") from cause
+        kept = f". {_size(part):,} bytes are kept in {part}; the next download resumes from there"
+        raise self._error(f"{cause}{kept if _size(part) else ''}.") from cause
 
     def _transfer(self, part: Path, report: Report) -> None:
         """One request for the missing bytes; an early end raises ConnectionError."""
@@ -84,7 +102,8 @@ class WebFile:
             headers |= {"Range": f"bytes={have}-"} | ({"If-Range": version} if version else {})
         request = urllib.request.Request(self.url, headers=headers)
         try:
-            response = urllib.request.urlopen(request, timeout=TIMEOUT)
+            opener = urllib.request.build_opener(_WebRedirects(self))
+            response = opener.open(request, timeout=TIMEOUT)
         except urllib.error.HTTPError as error:
             if error.code != 416 or not have:
                 raise
@@ -101,8 +120,12 @@ class WebFile:
     def _receive(
         self, response: http.client.HTTPResponse, part: Path, have: int, report: Report
     ) -> None:
-        if urlsplit(response.url).scheme not in ("http", "https"):
-            raise self._error(f"redirected to {response.url}")
+        encoding = response.headers.get("Content-Encoding", "identity")
+        if encoding != "identity":
+            raise self._error(
+                f"the server sent Content-Encoding {encoding}, which was not requested; expected "
+                "the bytes of the file"
+            )
         start = 0
         if response.status == 206:
             given = response.headers.get("Content-Range", "")
@@ -120,7 +143,7 @@ class WebFile:
         if not start:
             _set_version(part, _validator(response))
         with part.open("ab" if start else "wb") as file:
-            while chunk := response.read(CHUNK):
+            while chunk := response.read1(CHUNK):  # keeps what precedes a timeout
                 file.write(chunk)
                 self.check_size(file.tell(), total)
                 report(file.tell(), total)
@@ -145,8 +168,29 @@ class WebFile:
         if received > bound:
             raise self._error(f"the file has over {bound:,} bytes, expected {_bound(self.size)}")
 
+    def refuse_redirect(self, url: str) -> None:
+        """Refuse a redirect to anything but http and https.
+
+        Raises:
+            WeightsError: it is another address.
+        """
+        if urlsplit(url).scheme not in ("http", "https"):
+            raise self._error(f"redirected to {url}; expected an http or https address")
+
     def _error(self, text: str) -> WeightsError:
         return WeightsError(f"cannot download {self.url}: {text}")
+
+
+class _WebRedirects(urllib.request.HTTPRedirectHandler):
+    """Asks a file before a redirect is followed; urllib itself would connect to ftp."""
+
+    def __init__(self, file: WebFile) -> None:
+        self.file = file
+
+    def redirect_request(self, *arguments: Any) -> urllib.request.Request | None:
+        """As urllib's; the last argument is the new address."""
+        self.file.refuse_redirect(arguments[-1])
+        return super().redirect_request(*arguments)
 
 
 def _validator(response: http.client.HTTPResponse) -> str | None:

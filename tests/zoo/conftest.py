@@ -1,9 +1,12 @@
-"""A small trained-looking network with its description."""
+"""A small trained-looking network with its description, and a local web server."""
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
+from web_server import Server, serving
 
 from ffn.core import convert
 from ffn.zoo import create_model
@@ -51,6 +54,21 @@ def plain():
 def network():
     """A frame-flexible network whose parameters and statistics all differ from a fresh one's."""
     return scramble(convert(create_model("tsm_tiny", num_classes=3, width=8), (2, 4)))
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch):
+    """Downloads go to a folder of the test; attempts follow each other at once."""
+    monkeypatch.setenv("FFN_HOME", str(tmp_path))
+    monkeypatch.setattr(sys.modules["ffn.zoo.web"], "PAUSE", 0.0)
+    return tmp_path / "weights"
+
+
+@pytest.fixture
+def server(cache):
+    """A local web server; see `web_server`."""
+    with serving(Server()) as server:
+        yield server
 
 
 def scramble(model):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import http.server
 import shutil
 import threading
+import time
 from pathlib import Path
 
 import huggingface_hub
@@ -15,8 +17,17 @@ import yaml
 
 import ffn
 from ffn.cli.publish import main as publish
+from ffn.cli.zoo import main as zoo
 from ffn.data import Preprocessing
-from ffn.zoo import WeightsError, create_model, load, load_start_weights, save_weights
+from ffn.zoo import (
+    WeightsError,
+    create_model,
+    fetch_weights,
+    load,
+    load_start_weights,
+    save_weights,
+    verify_weights,
+)
 from ffn.zoo.repositories import model_card
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
@@ -50,8 +61,13 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         content = self.do_HEAD()
-        if content is not None:
-            self.wfile.write(content)
+        if content is None:
+            return
+        cut = self.server.cuts.pop(0) if self.server.cuts else None
+        if self.path.endswith(".safetensors") and self.server.damages:
+            self.server.damages -= 1
+            content = content[:-1] + bytes([content[-1] ^ 1])
+        self.wfile.write(content[:cut])
 
     def log_message(self, *args: object) -> None:
         pass
@@ -63,6 +79,7 @@ def hub(tmp_path, monkeypatch):
     monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         server.folder, server.paths = tmp_path / "repository", []
+        server.cuts, server.damages = [], 0  # bytes of the next answers; answers to damage
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         url = f"http://127.0.0.1:{server.server_port}"
         local = functools.partial(huggingface_hub.hf_hub_download, endpoint=url)
@@ -137,6 +154,89 @@ def test_what_cannot_be_used(hub) -> None:
     for wrong in ("net", "me/net/file", "", "me/n et"):
         with pytest.raises(ValueError, match="expected user/name"):
             ffn.from_pretrained(wrong)
+
+
+@pytest.fixture
+def _at_once(monkeypatch) -> None:
+    """huggingface_hub's new attempts follow each other at once."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+
+
+def weights_in(home: Path) -> list[Path]:
+    """Weights in the cache, complete or damaged; not the records and what is incomplete."""
+    files = [p for p in home.glob("hub/models--*/**/*") if p.is_file()]
+    return [p for p in files if p.stat().st_size > 100_000 and p.suffix != ".incomplete"]
+
+
+@pytest.mark.usefixtures("_at_once")
+@pytest.mark.parametrize("cuts", [[None, 0], [None, 1], [None, 500_000], [None, 9, 800_000, 0]])
+def test_an_interrupted_download_is_completed(hub, tmp_path, cuts) -> None:
+    hub.cuts = cuts  # the first answer is the record
+    content = (hub.folder / "model.safetensors").read_bytes()
+    assert fetch_weights(NAME).read_bytes() == content
+    assert hub.cuts == []
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_a_download_that_is_always_interrupted(hub, tmp_path) -> None:
+    hub.cuts = [None, *[0] * 20]
+    with pytest.raises(WeightsError, match="cannot download hf://me/net: "):
+        fetch_weights(NAME)
+    assert weights_in(tmp_path / "home") == []
+    hub.cuts = []
+    assert fetch_weights(NAME).is_file()
+
+
+@pytest.mark.parametrize("damages", [1, 2])
+def test_weights_that_their_record_does_not_describe(hub, tmp_path, caplog, damages) -> None:
+    """Damaged once on the way, they are downloaded again; twice, they are refused and removed."""
+    hub.damages = damages
+    content = (hub.folder / "model.safetensors").read_bytes()
+    if damages == 1:
+        assert fetch_weights(NAME).read_bytes() == content
+        assert "does not have the SHA-256 of its record; downloading it again" in caplog.text
+    else:
+        with pytest.raises(WeightsError, match=r"its record has [0-9a-f]{64}: the repository"):
+            fetch_weights(NAME)
+        assert weights_in(tmp_path / "home") == []
+    assert fetch_weights(NAME).read_bytes() == content
+
+
+def test_a_copy_that_is_damaged_later(hub, tmp_path, monkeypatch) -> None:
+    path = fetch_weights(NAME)
+    content = path.read_bytes()
+    (verdict,) = verify_weights("hf://*")
+    assert (verdict.name, verdict.status) == (f"{NAME}@{COMMIT}", "ok")
+    path.write_bytes(content[:-1])
+
+    (verdict,) = verify_weights(f"{NAME}@*")
+    assert verdict.status == "differs"
+    assert path.read_bytes() == content[:-1]
+    monkeypatch.setenv("FFN_OFFLINE", "1")
+    with pytest.raises(WeightsError, match="its record has"):
+        load(NAME)
+    assert path.read_bytes() == content[:-1]  # nothing to replace it with
+    monkeypatch.delenv("FFN_OFFLINE")
+    load(NAME)
+    assert path.read_bytes() == content
+    path.with_name("model.yaml").unlink()
+    (verdict,) = verify_weights("hf://*")
+    assert verdict.status == "no hash"
+
+
+@pytest.mark.usefixtures("_at_once")
+def test_the_zoo_command_fetches_repositories(hub, capsys) -> None:
+    assert zoo(["fetch", NAME, "hf://me/other"]) == 1
+    printed, errors = capsys.readouterr()
+    found = hashlib.sha256((hub.folder / "model.safetensors").read_bytes()).hexdigest()
+    assert printed.startswith(f"{NAME}: ")
+    assert printed.endswith(f" bytes, sha256 {found}\n")
+    assert "cannot download hf://me/other: 404" in errors
+    hub.shutdown()
+    hub.server_close()
+    assert zoo(["fetch", NAME]) == 0
+    assert zoo(["fetch", "hf://me/other"]) == 1
+    assert "there is no connection" in capsys.readouterr().err
 
 
 class Api:

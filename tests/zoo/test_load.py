@@ -293,7 +293,7 @@ def zoo(tmp_path, network, meta, monkeypatch):
     folder = tmp_path / "zoo"
     save_weights(network, folder / "tsm_tiny.motion_f2_4.safetensors", meta)
     monkeypatch.setattr(zoo_records, "zoo_folder", lambda: folder)
-    monkeypatch.setattr("ffn.zoo.read.zoo_folder", lambda: folder)
+    monkeypatch.setattr("ffn.zoo.local.zoo_folder", lambda: folder)
     return folder
 
 

@@ -1,0 +1,180 @@
+"""The local files of weights: where they are, fetch them, and compare their SHA-256."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from ffn.commands import command
+from ffn.zoo.download import cache_path, download, home, sha256_of, stored_hash
+from ffn.zoo.hub import RECORD, cached_repositories, fetch_repository, is_repository
+from ffn.zoo.records import (
+    WeightRecord,
+    WeightsError,
+    find_record,
+    list_weights,
+    read_record,
+    zoo_folder,
+)
+
+# A complete download, not what is kept next to it.
+_DOWNLOAD = re.compile(r"[0-9a-f]{16}-(?!.*\.(lock|rejected|sha256|part|version)$).+")
+
+
+def fetch_weights(name: str) -> Path:
+    """Download weights, unless they are there already, and check their SHA-256.
+
+    Args:
+        name: of the zoo (see :func:`ffn.list_weights`), or ``hf://user/name[@revision]``.
+
+    Returns:
+        Path of the local file.
+
+    Raises:
+        ValueError: no such name in the zoo.
+        FileNotFoundError: weights that ship are missing.
+        WeightsError: they cannot be downloaded, or have another hash.
+    """
+    if is_repository(name):
+        return fetch_repository(name)
+    record = find_record(name)
+    path = fetch_record(record)
+    if record.file:
+        check_hash(path, record)
+    return path
+
+
+def fetch_record(record: WeightRecord) -> Path:
+    """The file of a record of the zoo: the one that ships, or the download.
+
+    Raises:
+        FileNotFoundError: it ships and is missing.
+        WeightsError: it cannot be downloaded, or the record has no address.
+    """
+    path = weights_path(record)
+    if record.file:
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {path}")
+        return path
+    try:
+        return download(
+            record.addresses, sha256=record.sha256, name=_download_name(record), size=record.size
+        )
+    except WeightsError as error:
+        if record.source_format is None or not record.page:
+            raise
+        cause = str(error).rstrip(".")
+        raise WeightsError(f"{cause}. You may also {by_hand(record)}") from error
+
+
+def by_hand(record: WeightRecord) -> str:
+    """What to do if the file of a published record cannot be downloaded or read."""
+    return f"download it manually from {record.page} and convert it with " + command(
+        "convert_checkpoint"
+    )
+
+
+def weights_path(record: WeightRecord) -> Path:
+    """Where the file of a record of the zoo is, or will be once it is downloaded.
+
+    Raises:
+        WeightsError: the record has neither a file nor an address.
+    """
+    if record.file:
+        return zoo_folder() / record.file
+    if record.source_format is None and not record.sha256:
+        raise WeightsError(f'the record of "{record.name}" has no file, and no url with sha256')
+    if not record.addresses:
+        raise WeightsError(f'"{record.name}" has no download address; see {record.page}')
+    return cache_path(record.addresses, sha256=record.sha256, name=_download_name(record))
+
+
+def check_hash(path: Path, record: WeightRecord) -> None:
+    """Compare the SHA-256 of a file with that of its record.
+
+    Raises:
+        WeightsError: it is another one, or the record has none.
+    """
+    found = sha256_of(path)
+    if record.sha256 is None:
+        raise WeightsError(f"the record of {path} has no sha256; it should be {found}")
+    if found != record.sha256:
+        raise WeightsError(
+            f"{path} ({path.stat().st_size:,} bytes) has sha256 {found}; its record has "
+            f"{record.sha256}: it is truncated, damaged, or of another version."
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What :func:`verify_weights` found.
+
+    Attributes:
+        name: of the weights; for a download that is not of the zoo, of the file.
+        status: "ok"; "differs", from the expected hash; "no hash" that is known; "missing", though
+            it ships with ffn; or "not downloaded".
+        detail: the path and hashes of a problem; else empty.
+    """
+
+    name: str
+    status: str
+    detail: str = ""
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether the weights are there and were not found right, or should be there."""
+        return self.status not in ("ok", "not downloaded")
+
+
+def verify_weights(pattern: str = "*") -> Iterator[Verdict]:
+    """Compare the SHA-256 of local weights with their record or stored hash; changes nothing.
+
+    Args:
+        pattern: glob pattern of the names. Those of the zoo come first, then repositories of the
+            Hub and other files in the cache.
+
+    Yields:
+        A verdict on each.
+    """
+    of_zoo = {name: find_record(name) for name in list_weights()}
+    paths = {name: weights_path(record) for name, record in of_zoo.items()}
+    for name in fnmatch.filter(paths, pattern):
+        record, path = of_zoo[name], paths[name]
+        if not path.is_file():
+            yield Verdict(name, *(("missing", str(path)) if record.file else ("not downloaded",)))
+        else:
+            yield _verdict(name, path, record.sha256 or stored_hash(path))
+    repositories = cached_repositories()
+    for name in fnmatch.filter(repositories, pattern):
+        path = repositories[name]
+        record_file = path.with_name(RECORD)
+        known = read_record(record_file).sha256 if record_file.is_file() else None
+        yield _verdict(name, path, known)
+    others = {path.name: path for path in sorted((home() / "weights").glob("*"))}
+    for name in fnmatch.filter(others, pattern):
+        path = others[name]
+        if _DOWNLOAD.fullmatch(name) and path not in paths.values():
+            yield _verdict(name, path, stored_hash(path) or name.partition("-")[0])
+
+
+def _verdict(name: str, path: Path, expected: str | None) -> Verdict:
+    """Compare a file with a hash, or with the first digits of one."""
+    found = sha256_of(path)
+    if expected is None:
+        return Verdict(name, "no hash", f"{path} has sha256 {found}")
+    if not found.startswith(expected):
+        return Verdict(name, "differs", f"{path} has sha256 {found}, expected {expected}")
+    return Verdict(name, "ok")
+
+
+def _download_name(record: WeightRecord) -> str | None:
+    """Of the local file; None is the last part of the address.
+
+    The suffix decides how weights of other implementations are read.
+    """
+    if record.source_format is None:
+        return None
+    return record.name + (".pkl" if record.addresses[0].endswith(".pkl") else ".pth")

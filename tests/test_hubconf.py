@@ -1,0 +1,164 @@
+"""torch.hub finds the models and weights of a clone, also if ffn is not installed."""
+
+from __future__ import annotations
+
+import ast
+import configparser
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from serve_files import write_video
+
+import ffn
+
+ROOT = Path(__file__).parents[1]
+WEIGHTS = "tsm_tiny.motion_f4_8_16"
+# Modules whose package has another name.
+PACKAGES = {"PIL": "pillow", "decord": "decord2", "yaml": "pyyaml"}
+
+
+def load(name: str, *arguments: Any, **options: Any) -> Any:
+    return torch.hub.load(str(ROOT), name, *arguments, source="local", **options)
+
+
+@pytest.mark.parametrize(
+    ("entry", "arguments", "name"),
+    [("tsm_tiny", (), "tsm_tiny"), ("create_model", ("tsm.resnet10t",), "tsm.resnet10t")],
+)
+def test_a_model_is_that_of_ffn(entry: str, arguments: tuple[str, ...], name: str) -> None:
+    torch.manual_seed(0)
+    model = load(entry, *arguments, num_classes=3, dropout=0.5).eval()
+    torch.manual_seed(0)
+    expected = ffn.create_model(name, num_classes=3, dropout=0.5).eval()
+
+    clip = torch.randn(1, 3, 5, 32, 32)
+    assert torch.equal(model(clip), expected(clip))
+
+
+def test_weights_by_name() -> None:
+    model, expected = load("weights", WEIGHTS), ffn.load(WEIGHTS)
+    clip = torch.randn(1, 3, 5, 32, 32)
+    assert torch.equal(model(clip), expected(clip))
+    assert model.record.classes == expected.record.classes
+
+
+def test_what_has_no_entry_point() -> None:
+    with pytest.raises(RuntimeError, match="Cannot find callable tsm_r5 in hubconf"):
+        load("tsm_r5")
+    with pytest.raises(ValueError, match="did you mean dropout"):
+        load("tsm_tiny", dropot=0.5)
+    with pytest.raises(ValueError, match='no weights "nothing" in the zoo'):
+        load("weights", "nothing")
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(RuntimeError, match="Missing dependencies: timm"):
+        load("tsm_tiny")
+
+
+# torch.hub takes the folder OWNER_NAME_BRANCH of its cache for the download of OWNER/NAME:BRANCH.
+SCRIPT = """
+import importlib.util, json, sys
+from pathlib import Path
+
+sys.path = [path for path in sys.path if not Path(path, "ffn").is_dir()]
+sys.meta_path = [finder for finder in sys.meta_path if "editable" not in repr(finder)]
+assert importlib.util.find_spec("ffn") is None
+
+import torch
+
+hub = {"github": "me/net:main", "trust_repo": True, "skip_validation": True}
+names = torch.hub.list(**hub)
+texts = {name: torch.hub.help(hub["github"], name, trust_repo=True, skip_validation=True)
+         for name in names}
+predictor = torch.hub.load(
+    hub["github"], "predictor", sys.argv[1], fuse=False, precision="fp32",
+    trust_repo=True, skip_validation=True)
+assert not any(Path(path, "ffn").is_dir() for path in sys.path)
+prediction = predictor(sys.argv[2], frames=4)
+files = [m.__file__ for name, m in list(sys.modules.items()) if name.split(".")[0] == "ffn"]
+print(json.dumps({
+    "names": names, "texts": texts, "top": prediction.top(2), "files": files,
+    "modules": sorted({name.split(".")[0] for name in sys.modules}),
+}))
+"""
+
+
+@pytest.fixture(scope="module")
+def film(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pixels = np.random.default_rng(0).integers(0, 256, (8, 40, 48, 3), dtype=np.uint8)
+    return write_video(tmp_path_factory.mktemp("film") / "noise.mp4", pixels, rate=8)
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory, film: Path) -> dict[str, Any]:
+    """What a process finds that has no ffn but the one of torch.hub."""
+    folder = tmp_path_factory.mktemp("torch")
+    clone = folder / "hub/me_net_main"
+    clone.mkdir(parents=True)
+    for name in ("hubconf.py", "ffn", "model_zoo"):
+        (clone / name).symlink_to(ROOT / name)
+    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    env |= {"TORCH_HOME": str(folder), "FFN_HOME": str(folder / "home"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, WEIGHTS, str(film)],
+        cwd=folder,
+        env=env,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_list_without_an_installed_ffn(found: dict[str, Any]) -> None:
+    assert found["names"] == sorted([*ffn.list_models(), "create_model", "predictor", "weights"])
+
+
+def test_help_without_an_installed_ffn(found: dict[str, Any]) -> None:
+    for name in ffn.list_models():
+        summary, _, rest = found["texts"][name].partition("\n")
+        assert len(summary) > 20, name
+        assert "num_classes: K" in rest
+    assert found["texts"]["tsm_r50"].startswith("TSM-ResNet50: 4.1 GMACs per frame at 224.\n")
+    assert "hf://user/name" in found["texts"]["weights"]
+
+
+def test_predictor_without_an_installed_ffn(found: dict[str, Any], film: Path) -> None:
+    expected = ffn.Predictor(WEIGHTS, fuse=False, precision="fp32")(film, frames=4).top(2)
+    assert [name for name, _ in found["top"]] == [name for name, _ in expected]
+    assert [p for _, p in found["top"]] == pytest.approx([p for _, p in expected], abs=1e-5)
+
+
+def test_dependencies_are_what_is_imported_and_declared(found: dict[str, Any]) -> None:
+    tree = ast.parse((ROOT / "hubconf.py").read_text())
+    (value,) = (
+        node.value
+        for node in tree.body
+        if isinstance(node, ast.Assign) and node.targets[0].id == "dependencies"
+    )
+    dependencies = set(ast.literal_eval(value))
+
+    imported = set()
+    for file in found["files"]:
+        for node in ast.walk(ast.parse(Path(file).read_text())):
+            if isinstance(node, ast.Import):
+                imported |= {alias.name.split(".")[0] for alias in node.names}
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                imported.add(node.module.split(".")[0])
+    used = imported & set(found["modules"]) - {*sys.stdlib_module_names, "ffn"}
+    assert {"torch", "timm", "av"} <= used <= dependencies
+    listed = configparser.ConfigParser()
+    listed.read(ROOT / "setup.cfg")
+    lines = listed["options"]["install_requires"].split()
+    declared = {re.split("[<>=]", line)[0] for line in lines}
+    assert {PACKAGES.get(name, name) for name in dependencies} <= declared
