@@ -41,3 +41,13 @@ def packed(root: Path, records: list[Record], folder: Path, **options) -> Path:
     """Pack a set into small shards of about two clips."""
     pack(records, folder, root=root, **{"format": "raw", "shard_mib": 1, **options})
     return folder
+
+
+def in_memory(folder: Path) -> str:
+    """Copy a store into the file system `memory` of fsspec; returns its address."""
+    import fsspec
+
+    system, name = fsspec.filesystem("memory"), folder.parent.name
+    for path in folder.iterdir():
+        system.pipe_file(f"/{name}/{path.name}", path.read_bytes())
+    return f"memory://{name}"

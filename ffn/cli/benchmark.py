@@ -75,7 +75,7 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     """The device, and what the file says about machine and measurement."""
     from ffn.benchmarks.report import MEMORY, describe_run
 
-    if given.benchmark == "data":
+    if given.benchmark in ("data", "store"):
         device = torch.device("cpu")
         return device, describe_run(device)
     device = find_device(given.device)
@@ -202,6 +202,20 @@ def _data(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
     )
 
 
+def _store(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
+    from ffn.benchmarks.remote_store import compare_access
+
+    yield from compare_access(
+        clips=given.clips,
+        frames=given.frames,
+        videos=given.videos,
+        video_frames=given.video_frames,
+        latency=given.latency / 1e3,
+        bandwidth=given.bandwidth * 1e6 / 8,
+        rounds=given.rounds,
+    )
+
+
 def _files(given: argparse.Namespace) -> list[Path]:
     """What ``--output`` writes: the measurements, and for some benchmarks a table."""
     if given.output is None:
@@ -220,7 +234,7 @@ def _parser() -> argparse.ArgumentParser:
         "OMP_NUM_THREADS sets the number of CPU threads.",
     )
     commands = parser.add_subparsers(
-        dest="benchmark", required=True, metavar="train|infer|layers|versions|data"
+        dest="benchmark", required=True, metavar="train|infer|layers|versions|data|store"
     )
 
     def add(name: str, measure: Callable, items: str, text: str) -> argparse.ArgumentParser:
@@ -241,6 +255,9 @@ def _parser() -> argparse.ArgumentParser:
     samples = "training samples: one decode for all views or one per view, video formats, data"
     data = add("data", _data, "samples", f"{samples} loader workers")
 
+    ways = "a clip store at a simulated distant address: range requests, whole shards"
+    store = add("store", _store, "clips", ways)
+
     several = {"nargs": "+", "metavar": "T"}
     for command in (train, data):
         _integer(command, "--frames", [4, 8, 16], "frame counts of the views", **several)
@@ -254,9 +271,10 @@ def _parser() -> argparse.ArgumentParser:
     _integer(infer, "--frames", None, "frame counts of the clips; default: trained ones", **several)
     _add_network_options(train, infer, versions)
     _add_data_options(data)
+    _add_store_options(store)
     _integer(layers, "--frames", 8, "frames of the clips", metavar="T")
     add_device_argument(layers)
-    rounds = ((train, 10), (infer, 20), (layers, 20), (versions, 10), (data, 5))
+    rounds = ((train, 10), (infer, 20), (layers, 20), (versions, 10), (data, 5), (store, 5))
     for command, number in rounds:
         option = command.add_argument
         _integer(command, "--rounds", number, "timed runs of each variant")
@@ -314,6 +332,17 @@ def _add_data_options(data: argparse.ArgumentParser) -> None:
     _integer(data, "--video-frames", 300, "frames of a generated video")
     text = "numbers of data loader processes, each measured; without a number, no data loader"
     _integer(data, "--workers", [1, 2], text, nargs="*")
+
+
+def _add_store_options(store: argparse.ArgumentParser) -> None:
+    text = "numbers of clips that are read, each measured"
+    _integer(store, "--clips", [1, 4, 16], text, nargs="+")
+    _integer(store, "--frames", 8, "frames of a clip", metavar="T")
+    _integer(store, "--videos", 32, "generated videos in the store")
+    _integer(store, "--video-frames", 300, "frames of a generated video")
+    text = "milliseconds before each answer"
+    _integer(store, "--latency", 20, text, metavar="MS")
+    _integer(store, "--bandwidth", 100, "megabits per second", metavar="MBIT")
 
 
 def _integer(

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 THUMBNAIL = 96  # longest side of a frame in the picture, pixels
-PER_LINE = 16  # frames; longer clips continue in the next line
+PER_LINE = 16  # frames of this size; longer clips continue in the next line
 LABEL_WIDTH = 104
 PANEL_WIDTH = 596  # at least, so that the text fits
 GAP, MARGIN = 4, 16
@@ -32,11 +32,18 @@ class Strip:
         clip: uint8 RGB (C, T, H, W).
         label: Lines on the left of the frames.
         captions: Text below each frame; empty for none.
+        side: Longest side of a frame in the picture, pixels.
     """
 
     clip: Tensor
     label: str = ""
     captions: Sequence[str] = ()
+    side: int = THUMBNAIL
+
+    @property
+    def per_line(self) -> int:
+        """Frames in a line; further ones continue in the next line."""
+        return max(1, PER_LINE * THUMBNAIL // self.side)
 
 
 @dataclass(frozen=True)
@@ -54,23 +61,24 @@ class Panel:
     strips: list[Strip]
 
 
-def thumbnails(clip: Tensor) -> Tensor:
-    """Frames in the size of a contact sheet: the longer side at most `THUMBNAIL` pixels.
+def thumbnails(clip: Tensor, side: int = THUMBNAIL) -> Tensor:
+    """Frames in the size of a contact sheet: the longer side at most ``side`` pixels.
 
     Smaller frames are enlarged by a whole factor, without interpolation.
 
     Args:
         clip: uint8 RGB (C, T, H, W).
+        side: Largest length of the longer side, in pixels.
 
     Returns:
         uint8 RGB (T, C, h, w).
     """
     frames = clip.transpose(0, 1)  # (T, C, H, W)
     longer = max(frames.shape[-2:])
-    if longer > THUMBNAIL:
-        size = [max(1, round(side * THUMBNAIL / longer)) for side in frames.shape[-2:]]
+    if longer > side:
+        size = [max(1, round(length * side / longer)) for length in frames.shape[-2:]]
         return F.resize(frames, size, antialias=True)
-    factor = THUMBNAIL // longer
+    factor = side // longer
     return frames.repeat_interleave(factor, -2).repeat_interleave(factor, -1)
 
 
@@ -131,23 +139,23 @@ def _draw_panel(panel: Panel) -> Image:
 
 
 def _draw_strip(strip: Strip) -> Image:
-    """The frames of a clip in lines of `PER_LINE`, with their captions and the label."""
+    """The frames of a clip in lines, with their captions and the label."""
     from PIL import Image
 
-    frames = thumbnails(strip.clip)
+    frames, per_line = thumbnails(strip.clip, strip.side), strip.per_line
     height, width = frames.shape[-2:]
     left = LABEL_WIDTH if strip.label else 0
     across, down = width + GAP, height + GAP + (SMALL + 4 if strip.captions else 0)
-    lines, label = -(-len(frames) // PER_LINE), strip.label.splitlines()
+    lines, label = -(-len(frames) // per_line), strip.label.splitlines()
     size = (
-        left + min(len(frames), PER_LINE) * across - GAP,
+        left + min(len(frames), per_line) * across - GAP,
         max(lines * down, len(label) * (TEXT + 4)),
     )
     image = Image.new("RGB", size, WHITE)
     for number, line in enumerate(label):
         _write(image, (0, number * (TEXT + 4)), LABEL_WIDTH - GAP, line, TEXT, BLACK)
     for number, frame in enumerate(frames):
-        x, y = left + number % PER_LINE * across, number // PER_LINE * down
+        x, y = left + number % per_line * across, number // per_line * down
         image.paste(Image.fromarray(frame.permute(1, 2, 0).numpy()), (x, y))
         if strip.captions:
             _write(image, (x, y + height + 2), width, strip.captions[number], SMALL, GREY)

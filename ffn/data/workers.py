@@ -61,7 +61,7 @@ def map_in_processes(
 
     start = "fork" if "fork" in multiprocessing.get_all_start_methods() else "spawn"
     context = multiprocessing.get_context(start)
-    with ProcessPool(workers, context=context, initializer=_start_worker) as pool:
+    with ProcessPool(workers, context=context, initializer=start_worker) as pool:
         pending: deque = deque()
         try:
             for job in jobs:
@@ -96,7 +96,8 @@ def _exit_cause(code: int) -> str:
     return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
 
 
-def _start_worker() -> None:
+def start_worker() -> None:
+    """Set up a worker process: one thread for torch; it ends with its parent."""
     torch.set_num_threads(1)  # as in a DataLoader worker: one core per process
     end_with_parent()
 

@@ -27,6 +27,8 @@ from ffn.engine.options import ClassWeights, Config, DataConfig, DataFormat, Fli
 from ffn.engine.run_videos import RunVideos
 from ffn.engine.tasks import TASKS
 
+FEW = 0.1  # of the bytes of the shards that hold the videos of a test
+
 
 def read_config_splits(
     options: DataConfig, *, with_train: bool = True, classes: Sequence[str] | None = None
@@ -82,9 +84,16 @@ def find_run_videos(
 
 
 def build_train_loader(
-    config: Config, splits: data.Splits, world: World, *, removed: Collection[int] = ()
+    config: Config,
+    splits: data.Splits,
+    world: World,
+    *,
+    removed: Collection[int] = (),
+    access: str = "shards",
 ) -> DataLoader:
     """Training batches: one micro-batch of this process each, without the removed videos.
+
+    ``access`` is that of :class:`ffn.data.ClipStore`.
 
     Raises:
         ConfigError: the batch size is not divisible, or the frames of the store are too small.
@@ -92,7 +101,7 @@ def build_train_loader(
     """
     options, train = config.data, config.train
     _check_batch_size(config, world, len(splits.train))
-    store = _open_store(options, resize=options.resize)
+    store = _open_store(options, resize=options.resize, access=access)
     preprocessing = build_preprocessing(options)
     dataset = data.VideoDataset(
         splits.train,
@@ -162,13 +171,22 @@ def build_test_loader(
     preprocessing: data.Preprocessing,
     protocol: str | None = None,
     shuffle_frames: bool = False,
+    access: str = "shards",
 ) -> DataLoader:
     """Validation batches with a clip per frame count; each video is on one process only.
 
     A batch holds fewer videos if the protocol takes several clips and crops per video.
-    ``shuffle_frames`` puts the frames of each clip in a random order.
+    ``shuffle_frames`` puts the frames of each clip in a random order. ``access`` is that of
+    :class:`ffn.data.ClipStore`, or "few": by ranges if the videos are less than a tenth of the
+    shards that hold them, which suits videos that are read once.
     """
     parsed = data.Protocol.parse(protocol or config.data.test_protocol)
+    by_share = access == "few"
+    store = _open_store(
+        config.data, resize=preprocessing.resize, access="shards" if by_share else access
+    )
+    if store is not None and by_share:
+        store.access = "ranges" if store.share(splits.val) < FEW else "shards"
     dataset = data.VideoDataset(
         splits.val,
         views=frames,
@@ -177,7 +195,7 @@ def build_test_loader(
         shuffle_frames=shuffle_frames,
         on_error=config.data.on_error.value,
         num_classes=len(splits.classes),
-        **_frame_source(config.data, _open_store(config.data, resize=preprocessing.resize)),
+        **_frame_source(config.data, store),
     )
     return data.make_loader(
         dataset,
@@ -250,12 +268,17 @@ def _train_transform(
     )
 
 
-def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
+def _open_store(
+    options: DataConfig, *, resize: int, access: str = "shards"
+) -> data.ClipStore | None:
     """The clip store with the frames; None if they are read from the video files."""
     if options.format is DataFormat.video:
         return None
     store = data.ClipStore(
-        store_location(options), root=options.root, cache_gib=options.store_cache_gib
+        store_location(options),
+        root=options.root,
+        access=access,
+        cache_gib=options.store_cache_gib,
     )
     if store.manifest.short_side < resize:
         raise ConfigError(

@@ -146,7 +146,9 @@ class ModelConfig:
 
     name: str = option("tsm_r50", "registered model, tsm.<timm CNN> or tea.<timm Res2Net>")
     pretrained: bool = option(False, "start from published weights (ImageNet or Kinetics)")
-    weights: str | None = option(None, "start from these weights: a zoo name or a file")
+    weights: str | None = option(
+        None, "start from these weights: a zoo name, a file or hf://user/name"
+    )
     dropout: float = option(0.5, "dropout before the classifier", least=0, below=1)
     drop_path: float = option(
         0.0, "stochastic depth of the last block; earlier blocks have less", least=0, below=1

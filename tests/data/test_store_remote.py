@@ -16,6 +16,7 @@ from store_clips import packed, write_set
 
 from ffn.data import ClipStore, Preprocessing, StoreError, VideoDataset, VideoError, make_loader
 from ffn.data.store import cache as cache_module
+from ffn.data.store import remote as remote_module
 
 pytest.importorskip("av")
 SHARD = 3 * 30 * (64 * 48 * 3 + 20) + 8  # bytes of three clips
@@ -45,16 +46,16 @@ def expected(folder, root, records):
 @pytest.fixture(params=["http", "file"])
 def remote(request, folder, monkeypatch):
     """Address of the store, and how often each of its files was fetched."""
-    monkeypatch.setattr(cache_module, "PAUSE", 0.01)
+    monkeypatch.setattr(remote_module, "PAUSE", 0.01)
     fetched = Counter()
     if request.param == "file":  # represents the other kinds that fsspec opens
-        original = cache_module._opened
+        original = remote_module.opened
 
         def counted(address):
             fetched[address.rsplit("/", 1)[-1]] += 1
             return original(address)
 
-        monkeypatch.setattr(cache_module, "_opened", counted)
+        monkeypatch.setattr(remote_module, "opened", counted)
         yield f"file://{folder}", fetched
         return
 
@@ -142,7 +143,7 @@ def test_what_a_killed_process_left_is_cleared(remote, root, records, tmp_path):
 
 
 def test_another_file_than_named_is_refused(folder, root, records, tmp_path, monkeypatch):
-    monkeypatch.setattr(cache_module, "PAUSE", 0.01)
+    monkeypatch.setattr(remote_module, "PAUSE", 0.01)
     copy = shutil.copytree(folder, tmp_path / "copy")
     data = bytearray((copy / "shard-00002.bin").read_bytes())
     data[-1] ^= 1
@@ -190,7 +191,7 @@ def test_broken_transfer_is_tried_again(remote, root, records, expected, tmp_pat
     (shard,) = (tmp_path / "cache").glob("shard-00000-*.bin")
     assert shard.stat().st_size == store.manifest.shards[0].bytes
     failures[:] = []
-    monkeypatch.setattr(cache_module, "ATTEMPTS", 2)
+    monkeypatch.setattr(remote_module, "ATTEMPTS", 2)
     with pytest.raises(VideoError, match=r"videos/3\.mkv.*connection lost"):
         store.open_record(records[3]).read([0])
 

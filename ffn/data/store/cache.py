@@ -6,24 +6,20 @@ import fcntl
 import hashlib
 import os
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from filelock import FileLock
 
+from ffn.data.store import remote
 from ffn.data.store.layout import MANIFEST, File, StoreError, sha256_of
 from ffn.files import atomic_write
 
-ATTEMPTS = 3  # per file
-PAUSE = 1.0  # seconds after the first failed attempt; n times as long after the n-th
-TIMEOUT = 60  # seconds without data
 _BLOCK = 1 << 20  # bytes
 
 
 class RemoteFiles:
-    """The files of a remote store; each is downloaded whole on first use.
+    """The files of a remote store; each that is opened is downloaded whole on first use.
 
     A file is written under a temporary name, compared with its SHA-256 and renamed. A process that
     has a shard open holds a shared lock (flock) on it. When the cache is full, the least recently
@@ -39,6 +35,7 @@ class RemoteFiles:
 
     def __init__(self, address: str, cache: Path, cache_bytes: int) -> None:
         self.name, self.cache, self.cache_bytes = address.rstrip("/"), cache, cache_bytes
+        self._manifest = b""
 
     def manifest(self) -> bytes:
         """Download `store.json` and return its content.
@@ -46,12 +43,27 @@ class RemoteFiles:
         Raises:
             StoreError: if the download fails.
         """
+        self._manifest = self._fetch_manifest()
+        return self._manifest
+
+    def has_changed(self) -> bool:
+        """Whether `store.json` differs from the one that `manifest` returned."""
         try:
-            with _opened(f"{self.name}/{MANIFEST}") as source:
+            return self._fetch_manifest() != self._manifest
+        except StoreError:
+            return False
+
+    def holds(self, shard: File) -> bool:
+        """Whether a shard is in the cache."""
+        return (self.cache / _cached_name(shard)).exists()
+
+    def _fetch_manifest(self) -> bytes:
+        try:
+            with remote.opened(f"{self.name}/{MANIFEST}") as source:
                 return source.read()
         except OSError as error:
             raise StoreError(
-                f"{self.name}/{MANIFEST} cannot be downloaded ({_why(error)})"
+                f"{self.name}/{MANIFEST} cannot be downloaded ({remote.why(error)})"
             ) from None
 
     def index(self, file: File) -> Path:
@@ -68,7 +80,7 @@ class RemoteFiles:
                     with atomic_write(path) as target:
                         self._download(file, target)
                 except OSError as error:
-                    cause = f"{self.name}/{file.name} cannot be downloaded ({_why(error)})"
+                    cause = f"{self.name}/{file.name} cannot be downloaded ({remote.why(error)})"
                     raise StoreError(cause) from None
         return path
 
@@ -128,18 +140,18 @@ class RemoteFiles:
 
     def _download(self, file: File, target: BinaryIO) -> None:
         """Copy a file of the store into `target` and check its SHA-256; retry on errors."""
-        for attempt in range(1, ATTEMPTS + 1):
+        for attempt in range(1, remote.ATTEMPTS + 1):
             try:
                 return self._download_once(file, target)
             except OSError:
-                if attempt == ATTEMPTS:
+                if attempt == remote.ATTEMPTS:
                     raise
-                time.sleep(PAUSE * attempt)
+                time.sleep(remote.PAUSE * attempt)
 
     def _download_once(self, file: File, target: BinaryIO) -> None:
         target.seek(0)
         digest, size = hashlib.sha256(), 0
-        with _opened(f"{self.name}/{file.name}") as source:
+        with remote.opened(f"{self.name}/{file.name}") as source:
             while block := source.read(_BLOCK):
                 digest.update(block)
                 target.write(block)
@@ -156,40 +168,6 @@ def _cached_name(file: File) -> str:
     """Name of the local copy; the hash distinguishes stores packed again at the same address."""
     stem, suffix = os.path.splitext(file.name)
     return f"{stem}-{file.sha256[:12]}{suffix}"
-
-
-@contextmanager
-def _opened(address: str) -> Iterator[BinaryIO]:
-    """Open a remote file for sequential reading.
-
-    Raises:
-        StoreError: if the library for this kind of address is missing.
-        OSError: if the file cannot be read.
-    """
-    import fsspec
-
-    try:
-        options: dict[str, Any] = {}
-        if streamed := address.startswith(("http://", "https://")):
-            import aiohttp
-
-            timeout = aiohttp.ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
-            options["client_kwargs"] = {"timeout": timeout}
-        system, path = fsspec.core.url_to_fs(address, **options)
-    except (ImportError, ValueError) as error:
-        raise StoreError(
-            f"{address} cannot be opened: {error}. For http, pip install 'frame-flexible[store]'; "
-            "for other addresses, install the package that fsspec names"
-        ) from None
-    try:
-        # A block size of 0 reads sequentially; other sizes need a server with range requests.
-        with system.open(path, "rb", **({"block_size": 0} if streamed else {})) as source:
-            yield source
-    except OSError:
-        raise
-    except Exception as error:
-        # aiohttp, botocore, … raise their own exceptions.
-        raise OSError(f"{type(error).__name__}: {error}") from error
 
 
 def _open_locked(path: Path) -> BinaryIO | None:
@@ -229,7 +207,3 @@ def _delete_unlocked(path: Path) -> bool:
     except PermissionError:
         return False
     return True
-
-
-def _why(error: OSError) -> str:
-    return str(error) or type(error).__name__

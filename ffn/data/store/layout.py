@@ -51,6 +51,14 @@ class StoreError(ValueError):
     """A clip store that cannot be read, or that does not match the request."""
 
 
+class RangesIgnoredError(OSError):
+    """A server that answers a request for a range with the whole file."""
+
+
+class WrongLengthError(OSError):
+    """A file of another length than `store.json` says."""
+
+
 @dataclass(frozen=True)
 class File:
     """A file of a store: name, length in bytes, and SHA-256 in hexadecimal."""

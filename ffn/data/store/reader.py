@@ -14,9 +14,11 @@ from ffn.data.annotations import Record
 from ffn.data.decoding import VideoError
 from ffn.data.store.cache import RemoteFiles
 from ffn.data.store.layout import Index, Manifest, StoreError, key_of, sha256_of, time_range
+from ffn.data.store.ranges import RangedShards
 from ffn.data.store.shards import LocalFiles, OpenShards
 from ffn.data.store.video import StoredVideo
 
+ACCESS = ("shards", "ranges")
 CACHE_GIB = 100.0
 WINDOW = 16  # pages
 
@@ -24,14 +26,18 @@ WINDOW = 16  # pages
 class ClipStore:
     """A packed data set, from which any frames of any video decode quickly.
 
-    Many processes may use it at once, forked or pickled. Readers take no lock; each process opens
-    the shards for itself.
+    Many processes and threads may use it at once; processes may be forked, or pickle it. Readers
+    take no lock; each process opens the shards for itself.
 
     Args:
         path: Folder, or an address that fsspec opens, such as `https://host/store` or
-            `s3://bucket/store`. The shards of an address are downloaded on first use and cached.
+            `s3://bucket/store`.
         root: Folder of the data set, which `open_record` removes from paths. It corresponds to the
             `root` of packing and may have moved.
+        access: How the frames of a store at an address are read. "shards" downloads each shard on
+            first use and caches it: for reading most of the store, or the same clips often.
+            "ranges" fetches only the frames, by range requests, and always compares their
+            checksums: for reading a few clips once. The index is cached in both cases.
         check: Verify the checksum of the index on opening and of every frame before decoding.
         cache: Folder for the downloads from an address; default: a folder in `FFN_HOME`
             (`~/.cache/ffn`).
@@ -42,6 +48,7 @@ class ClipStore:
 
     Raises:
         StoreError: if there is no store, the download fails, or the index is damaged.
+        ValueError: if `access` is neither "shards" nor "ranges".
     """
 
     def __init__(
@@ -49,6 +56,7 @@ class ClipStore:
         path: str | os.PathLike[str],
         *,
         root: str | os.PathLike[str] | None = None,
+        access: str = "shards",
         check: bool = True,
         cache: str | os.PathLike[str] | None = None,
         cache_gib: float = CACHE_GIB,
@@ -70,7 +78,20 @@ class ClipStore:
                 f"{file} is damaged: its SHA-256 differs from store.json; copy it again"
             )
         self._index_file = file
-        self._shards = OpenShards(self._files, self.manifest.shards)
+        self.access = access
+
+    @property
+    def access(self) -> str:
+        """ "shards" or "ranges"; see the argument. Videos opened before a change keep theirs."""
+        return self._access
+
+    @access.setter
+    def access(self, access: str) -> None:
+        if access not in ACCESS:
+            raise ValueError(f"access is {access!r}; expected one of {', '.join(ACCESS)}")
+        by_ranges = access == "ranges" and isinstance(self._files, RemoteFiles)
+        kind = RangedShards if by_ranges else OpenShards
+        self._access, self._shards = access, kind(self._files, self.manifest.shards)
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in vars(self).items() if name != "_index"}
@@ -150,29 +171,28 @@ class ClipStore:
         per_shard = 1 if page_bytes is None else longest // page_bytes + 1
         pages = np.full(len(records), per_shard * len(self.manifest.shards), dtype=np.int64)
         for position, record in enumerate(records):
-            try:
-                row = self.open(
-                    key_of(record.path, self.root), start=record.start, end=record.end
-                ).row
-            except VideoError:
-                continue
-            inside = 0 if page_bytes is None else int(row["offset"]) // page_bytes
-            pages[position] = int(row["shard"]) * per_shard + inside
+            if (row := self._row(record)) is not None:
+                inside = 0 if page_bytes is None else int(row["offset"]) // page_bytes
+                pages[position] = int(row["shard"]) * per_shard + inside
         return pages
 
     def contents(self, records: Sequence[Record]) -> list[str]:
         """Length and checksum of the clip of each record; empty if the store does not hold it."""
+        rows = map(self._row, records)
+        return ["" if row is None else f"{row['bytes']}-{row['crc']:08x}" for row in rows]
 
-        def content(record: Record) -> str:
-            try:
-                row = self.open(
-                    key_of(record.path, self.root), start=record.start, end=record.end
-                ).row
-            except VideoError:
-                return ""
-            return f"{row['bytes']}-{row['crc']:08x}"
+    def share(self, records: Iterable[Record]) -> float:
+        """Bytes of the clips of records, relative to the bytes of the shards that hold them.
 
-        return [content(record) for record in records]
+        A small share means that most of each shard would be downloaded for nothing.
+
+        Returns:
+            0 to 1; 0 if the store holds none of the records.
+        """
+        rows = [row for row in map(self._row, records) if row is not None]
+        clips = {(int(row["shard"]), int(row["offset"])): int(row["bytes"]) for row in rows}
+        whole = sum(self.manifest.shards[number].bytes for number in {place[0] for place in clips})
+        return sum(clips.values()) / whole if whole else 0.0
 
     def verify(self, progress: Callable[[Iterable[int]], Iterable[int]] = iter) -> list[VideoError]:
         """Verify the checksums of all clips without decoding.
@@ -190,6 +210,14 @@ class ClipStore:
             except VideoError as error:
                 found.append(error)
         return found
+
+    def _row(self, record: Record) -> np.void | None:
+        """The row of the clip of a record; None if the store does not hold it."""
+        key = key_of(record.path, self.root)
+        try:
+            return self.open(key, start=record.start, end=record.end).row
+        except VideoError:
+            return None
 
     def _video(self, number: int) -> StoredVideo:
         row = self._index.rows[number]

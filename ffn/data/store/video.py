@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -13,7 +13,8 @@ from ffn.data.decoding import VideoError
 from ffn.data.decoding.video import check_indices, frames_between
 from ffn.data.store.clip import Header, decode_frame
 from ffn.data.store.layout import shard_name
-from ffn.data.store.shards import OpenShards
+from ffn.data.store.remote import why
+from ffn.data.store.shards import ChecksumError, OpenShards, Span
 from ffn.limits import FRAME_PIXELS
 
 
@@ -71,8 +72,8 @@ class StoredVideo:
             raise self._damaged(f"its frames have {width} x {height} pixels: {refusal}")
         chosen = sorted(set(wanted))
         images = torch.empty(len(chosen), height, width, 3, dtype=torch.uint8)
-        for image, index in zip(images, chosen, strict=True):
-            data = self._frame(index, check=self._check)
+        pieces = self._frames(chosen, check=self._check)
+        for image, index, data in zip(images, chosen, pieces, strict=True):
             try:
                 decode_frame(data, self._format, image)
             except ValueError as error:
@@ -96,14 +97,14 @@ class StoredVideo:
         Raises:
             VideoError: for the first wrong checksum.
         """
-        for index in range(len(self)):
-            self._frame(index, check=True)
+        for _ in self._frames(range(len(self)), check=True):
+            pass
 
     def _check_row(self) -> None:
-        number = int(self.row["shard"])
-        if number >= len(self._shards.shards):
+        if self._shard >= len(self._shards.shards):
             raise self._damaged("store.json does not name the shard")
-        end, held = int(self.row["offset"]) + int(self.row["bytes"]), self._shards.shards[number]
+        held = self._shards.shards[self._shard]
+        end = int(self.row["offset"]) + int(self.row["bytes"])
         if end > held.bytes:
             raise self._damaged(
                 f"the index says that it ends at byte {end:,}; store.json says that the shard has "
@@ -112,38 +113,53 @@ class StoredVideo:
         if Header.length(len(self), self.timed) + len(self) > self.row["bytes"]:  # a byte a frame
             raise self._damaged(f"{len(self):,} frames do not fit into its bytes")
 
-    def _frame(self, index: int, *, check: bool) -> bytearray:
-        """The stored bytes of a frame."""
+    def _frames(self, indices: Sequence[int], *, check: bool) -> Iterator[bytearray]:
+        """The stored bytes of frames with ascending indices."""
+        spans = [self._span(index) for index in indices]
+        pieces = self._shards.read(self._shard, spans, check=check)
+        for index in indices:
+            with self._naming_damage(index):
+                data = next(pieces)
+            yield data
+
+    def _span(self, index: int) -> Span:
+        """The bytes of a frame in the shard."""
         header = self._header()
         first = int(header.ends[index - 1]) if index else 0
         offset = Header.length(len(self), self.timed) + first
         size = int(header.ends[index]) - first
         if size <= 0 or offset + size > self.row["bytes"]:
             raise self._damaged("its header is wrong", index)
-        data = self._bytes(offset, size, index)
-        if check and zlib.crc32(data) != header.crcs[index]:
-            raise self._damaged("the checksum differs", index)
-        return data
+        return Span(int(self.row["offset"]) + offset, size, int(header.crcs[index]))
 
     def _header(self) -> Header:
         if self._cached_header is None:
-            data = self._bytes(0, Header.length(len(self), self.timed))
-            if zlib.crc32(data) != self.row["crc"]:
-                raise self._damaged("the checksum of its header differs")
-            self._cached_header = Header.from_bytes(bytes(data), len(self), self.timed)
+            length = Header.length(len(self), self.timed)
+            span = Span(int(self.row["offset"]), length, int(self.row["crc"]))
+            with self._naming_damage():
+                data = self._shards.read_header(self._shard, span)
+            self._cached_header = Header.from_bytes(data, len(self), self.timed)
         return self._cached_header
 
-    def _bytes(self, offset: int, size: int, frame: int | None = None) -> bytearray:
-        number, start = int(self.row["shard"]), int(self.row["offset"])
+    @contextmanager
+    def _naming_damage(self, frame: int | None = None) -> Iterator[None]:
+        """Turn errors of the shards into errors of this video; no frame: of its header."""
         try:
-            return self._shards.read(number, start + offset, size)
+            yield
         except EOFError:
             raise self._damaged("the shard is truncated", frame) from None
         except FileNotFoundError:
             raise self._damaged("the shard is missing", frame) from None
+        except ChecksumError as error:
+            which = " of its header" if frame is None else ""
+            raise self._damaged(f"the checksum{which} differs{error}", frame) from None
         except OSError as error:
-            raise self._damaged(str(error), frame) from None
+            raise self._damaged(why(error), frame) from None
+
+    @property
+    def _shard(self) -> int:
+        return int(self.row["shard"])
 
     def _damaged(self, cause: str, frame: int | None = None) -> VideoError:
-        where = f"{self._shards.files.name}, {shard_name(int(self.row['shard']))}"
+        where = f"{self._shards.files.name}, {shard_name(self._shard)}"
         return VideoError(self.path, f"{cause} ({where})", frame)
