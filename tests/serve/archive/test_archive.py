@@ -18,11 +18,12 @@ import pytest
 import torch
 from serve_files import save_network, write_video
 
-from ffn.serve import Predictor, archive_loader
-from ffn.serve.archive import ArchiveOptions, ArchiveResult, Listed, predict_archive
-from ffn.serve.archive_parts import PartFile, Parts
+from ffn.serve import Predictor
+from ffn.serve.archive import loader as archive_loader
+from ffn.serve.archive.parts import Parts
+from ffn.serve.archive.predict import ArchiveOptions, ArchiveResult, Listed, predict_archive
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 OPTIONS = ArchiveOptions(frames=4, labels=2, batch_size=3)
 
 
@@ -192,10 +193,10 @@ def test_another_call_that_does_not_fit_is_refused(weights, folder, tmp_path) ->
 
 def test_lines_that_are_no_chunk_do_not_count(tmp_path) -> None:
     parts = Parts(tmp_path / "parts", [range(2), range(2, 4), range(4, 5)])
-    with parts.lock(), PartFile(parts.folder) as part:
-        part.add(1, {"rows": [[1], [2]]})
-        part.add(2, {"rows": [[3], [4]]})  # two rows, of a chunk with one
-        part.add(9, {"rows": [[5]]})
+    with parts.lock(), parts.append() as add:
+        add(1, {"rows": [[1], [2]]})
+        add(2, {"rows": [[3], [4]]})  # two rows, of a chunk with one
+        add(9, {"rows": [[5]]})
     garbage = ["[]", "{", json.dumps({"chunk": 0}), json.dumps({"chunk": "x", "rows": [1, 2]}), ""]
     (parts.folder / "rows-x.jsonl").write_text("\n".join(garbage))
     assert list(parts.places()) == [1]

@@ -1,0 +1,1 @@
+"""Predict the videos of a list into a table, in several processes."""
