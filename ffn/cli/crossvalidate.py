@@ -14,6 +14,7 @@ from ffn.cli.arguments import (
     add_device_argument,
     add_overrides_argument,
     find_device,
+    non_negative_int,
     positive_int,
 )
 from ffn.cli.configs import find_config
@@ -230,10 +231,16 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
     """Options about the trainings, the tests and what is reported."""
     option = parser.add_argument
     option("--folds", type=positive_int, default=5, metavar="K", help="number of folds; default: 5")
-    option("--fold-seed", type=_seed, default=0, metavar="S", help="seed of the folds; default: 0")
+    option(
+        "--fold-seed",
+        type=non_negative_int,
+        default=0,
+        metavar="S",
+        help="seed of the folds; default: 0",
+    )
     option(
         "--seeds",
-        type=_seed,
+        type=non_negative_int,
         nargs="+",
         default=[0],
         metavar="S",
@@ -272,9 +279,3 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
         help="trainings at a time; they share the CPU threads, and use the GPUs in turn",
     )
     add_device_argument(parser)
-
-
-def _seed(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
-    return int(text)

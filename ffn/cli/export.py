@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.cli.arguments import add_imports_argument, load_imports, positive_int
+from ffn.cli.arguments import WEIGHTS_HELP, add_imports_argument, load_imports, positive_int
 from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ def _parser() -> argparse.ArgumentParser:
         "frames is exported.",
     )
     option = parser.add_argument
-    option("--weights", required=True, help="a name of the zoo, a .pt or a .safetensors file")
+    option("--weights", required=True, help=WEIGHTS_HELP)
     option("--frames", type=positive_int, metavar="T", help="frames of a clip")
     option(
         "--all-frames",

@@ -77,6 +77,7 @@ class _Tested(NamedTuple):
     sweep: Sweep
     dataset: VideoDataset
     classes: Sequence[str]
+    weights_sha256: str | None  # of a network that ran as it is stored
 
 
 def _test(given: argparse.Namespace, config: Config, world: World) -> None:
@@ -92,7 +93,8 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
     if not world.is_main:
         return
     if given.ensemble:
-        tested.append(tested[0]._replace(sweep=ensemble([one.sweep for one in tested])))
+        joined = ensemble([one.sweep for one in tested])
+        tested.append(tested[0]._replace(sweep=joined, weights_sha256=None))
         if given.save_predictions:
             _save_predictions(tested[-1], given.output)
     sweeps = [one.sweep for one in tested]
@@ -100,7 +102,7 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
     for file in save_table(sweeps, given.output):
         print(file)
     for one in tested if given.details else ():
-        for file in save_details(*one, given.output):
+        for file in save_details(one.sweep, one.dataset, one.classes, given.output):
             print(file)
 
 
@@ -113,14 +115,15 @@ def _sweep(
     from ffn.engine.build_data import build_test_loader, clips_per_forward, read_config_splits
     from ffn.engine.failures import explain_failures
     from ffn.evaluation import sweep
-    from ffn.zoo import load_with_record
+    from ffn.zoo import load_with_record, state_sha256
 
     model, record = load_with_record(weights, device=world.device)
+    digest = None if given.shuffle_frames else state_sha256(model.state_dict())
     if given.interpolate is not None and isinstance(model, FrameFlexible):
         if given.interpolate and record.private == "all":
             raise ValueError(f"{weights} shares no weights (private: all); drop --interpolate")
         if given.interpolate != model.interpolate:
-            name = f"{_way(given)}/{name}"
+            name, digest = f"{_way(given)}/{name}", None
         model.interpolate = given.interpolate
     _check_labels(weights, record, config)
     splits = read_config_splits(config.data, with_train=False, classes=record.classes)
@@ -132,6 +135,7 @@ def _sweep(
         preprocessing=Preprocessing.from_dict(record.preprocessing),
         protocol=given.protocol,
         shuffle_frames=given.shuffle_frames,
+        access="few",
     )
     batch_size = clips_per_forward(config, world)
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
@@ -149,7 +153,7 @@ def _sweep(
             batch_size=batch_size,
             progress=True,
         )
-    return _Tested(result, loader.dataset, splits.classes)
+    return _Tested(result, loader.dataset, splits.classes, digest)
 
 
 def _check_labels(weights: str, record: WeightRecord, config: Config) -> None:
@@ -182,7 +186,8 @@ def _save_predictions(tested: _Tested, output: Path) -> None:
     from ffn.evaluation import save_prediction_table, save_predictions
 
     start = f"{output / tested.sweep.name.replace('/', '_')}.predictions"
-    print(save_predictions(tested.sweep, f"{start}.safetensors"))
+    digest = tested.weights_sha256
+    print(save_predictions(tested.sweep, f"{start}.safetensors", weights_sha256=digest))
     print(save_prediction_table(tested.sweep.predictions, tested.classes, f"{start}.csv"))
 
 
@@ -202,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
         "--weights",
         nargs="+",
         required=True,
-        help="names in the zoo, or .pt or .safetensors files",
+        help="names in the zoo, .pt or .safetensors files, or hf://user/name",
     )
     parser.add_argument(
         "--frames",

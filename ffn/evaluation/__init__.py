@@ -6,6 +6,9 @@ accuracies.
 """
 
 from ffn.devices import describe_device
+from ffn.evaluation.cascades.cascade import Cascade
+from ffn.evaluation.cascades.file import CascadeFile
+from ffn.evaluation.cascades.fit import CascadeFit, fit_cascades
 from ffn.evaluation.confusion import confusion_matrix
 from ffn.evaluation.cost import (
     count_macs,
@@ -32,6 +35,9 @@ from ffn.evaluation.summary import summary
 from ffn.evaluation.sweep import evaluate, measure, sweep
 
 __all__ = [
+    "Cascade",
+    "CascadeFile",
+    "CascadeFit",
     "MultiLabelRow",
     "Predictions",
     "Row",
@@ -47,6 +53,7 @@ __all__ = [
     "ensemble",
     "evaluate",
     "evaluating",
+    "fit_cascades",
     "label_ranks",
     "load_predictions",
     "load_table",

@@ -100,16 +100,18 @@ def load_table(path: str | Path) -> list[Sweep]:
         raise ValueError(f"{path} is damaged ({error!r}); {expected}") from error
 
 
-def save_predictions(sweep: Sweep, path: str | Path) -> Path:
+def save_predictions(sweep: Sweep, path: str | Path, *, weights_sha256: str | None = None) -> Path:
     """Write the label and the logits of every video as one safetensors file.
 
     The file holds ``label`` (N,), or (N, K) with several labels per video, ``ok`` (N,) and, per
     frame count, ``logits.4`` (N, K) float32, from which the table follows exactly. Its metadata
-    holds ``paths``, a JSON list, and the ``name`` of the network.
+    holds ``paths``, a JSON list, the ``name`` of the network, the ``protocol``, and the hash.
 
     Args:
         sweep: made with ``keep_logits=True``, on rank 0.
         path: the file; its folder is created if it is missing.
+        weights_sha256: of the tensors of the network, see :func:`ffn.zoo.state_sha256`, if it ran
+            as it is stored: a cascade is refused for other weights.
 
     Raises:
         ValueError: the sweep has no logits.
@@ -121,7 +123,9 @@ def save_predictions(sweep: Sweep, path: str | Path) -> Path:
     tensors |= {f"logits.{frames}": logits for frames, logits in kept.logits.items()}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"name": sweep.name, "paths": json.dumps(kept.paths)}
+    metadata = {"name": sweep.name, "protocol": sweep.protocol, "paths": json.dumps(kept.paths)}
+    if weights_sha256 is not None:
+        metadata["weights_sha256"] = weights_sha256
     with atomic_write(path) as file:
         file.write(safetensors.torch.save(tensors, metadata))
     return path
@@ -132,11 +136,15 @@ def load_predictions(path: str | Path) -> Predictions:
     with safe_open(path, framework="pt") as file:
         names = file.keys()
         counts = sorted(int(n.removeprefix("logits.")) for n in names if n.startswith("logits."))
+        metadata = file.metadata()
         return Predictions(
-            paths=tuple(json.loads(file.metadata()["paths"])),
+            paths=tuple(json.loads(metadata["paths"])),
             label=file.get_tensor("label"),
             ok=file.get_tensor("ok"),
             logits={frames: file.get_tensor(f"logits.{frames}") for frames in counts},
+            name=metadata["name"],
+            protocol=metadata.get("protocol"),
+            weights_sha256=metadata.get("weights_sha256"),
         )
 
 

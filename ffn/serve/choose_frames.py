@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from numbers import Integral
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,39 @@ def counts_of(model: nn.Module, trained: Sequence[int]) -> list[int]:
         return sorted(trained)
     counts = {n for low, high in model.ranges.values() for n in range(low, high + 1)}
     return sorted(counts | {*model.counts})
+
+
+def check_choice(
+    frames: int | str | None, budget_ms: float | None, budget_gmacs: float | None
+) -> None:
+    """Check the arguments that choose a number of frames.
+
+    Raises:
+        ValueError: there are several, or one is out of its range.
+        TypeError: ``frames`` is neither an integer nor "auto".
+    """
+    budgets = {"budget_ms": budget_ms, "budget_gmacs": budget_gmacs}
+    given = {k: v for k, v in {"frames": frames, **budgets}.items() if v is not None}
+    if len(given) > 1:
+        shown = " and ".join(f"{key}={value!r}" for key, value in given.items())
+        raise ValueError(f"got {shown}; give one of frames, budget_ms and budget_gmacs")
+    for name, value in budgets.items():
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 < value < math.inf):
+            raise ValueError(f"{name} is {value!r}; expected a number above 0")
+    if frames is None or (isinstance(frames, str) and frames == "auto"):
+        return
+    if isinstance(frames, str) and frames == "cascade":
+        raise ValueError(
+            'frames is "cascade", which is for whole videos, predictor(video); windows, archives '
+            'and heat maps need a number, "auto" or a budget'
+        )
+    if not isinstance(frames, Integral) or isinstance(frames, bool):
+        raise TypeError(
+            f'frames is {frames!r}; expected an integer of 1 or more, "auto" or "cascade"'
+        )
+    if frames < 1:
+        raise ValueError(f"frames is {frames}; expected an integer of 1 or more")
 
 
 @dataclass(frozen=True)
@@ -110,6 +145,7 @@ class Budget:
         self._device, self._cache = device, cache
         self._on_meta: nn.Module | None = None
         self._macs: dict[int, float] = {}
+        self._lock = threading.Lock()
         self._latencies: dict[int, float] | None = None
 
     def within_gmacs(self, limit: float) -> tuple[int, str]:
@@ -147,12 +183,13 @@ class Budget:
 
     def gmacs(self, count: int) -> float:
         """Giga multiply-accumulates of a clip of ``count`` frames."""
-        if count not in self._macs:
-            if self._on_meta is None:
-                self._on_meta = copy.deepcopy(self._model).to("meta")
-            clip = torch.zeros(1, 3, count, self.size, self.size, device="meta")
-            self._macs[count] = sum(count_macs(self._on_meta, clip).values()) / 1e9
-        return self._macs[count]
+        with self._lock:  # two counts at once in one network would be added
+            if count not in self._macs:
+                if self._on_meta is None:
+                    self._on_meta = copy.deepcopy(self._model).to("meta")
+                clip = torch.zeros(1, 3, count, self.size, self.size, device="meta")
+                self._macs[count] = sum(count_macs(self._on_meta, clip).values()) / 1e9
+            return self._macs[count]
 
     def latencies(self) -> dict[int, float]:
         """Milliseconds of a forward pass at each trained count, measured or from the file."""

@@ -25,7 +25,7 @@ from ffn.core import convert
 from ffn.data import Preprocessing, decode, read_classes
 from ffn.datasets.synthetic import generate
 from ffn.evaluation import load_predictions, load_table
-from ffn.zoo import create_model, save_weights
+from ffn.zoo import create_model, load, save_weights, state_sha256
 
 ROOT = Path(__file__).parents[2]
 # The configuration of all tests in this file: clips of 32 pixels from generated videos.
@@ -84,6 +84,8 @@ def test_networks_are_tested_at_the_given_frames(
     assert plain.crop == (32, 32)
     kept = load_predictions(root / "run" / "test" / "flexible.predictions.safetensors")
     assert kept.logits[5].shape == (12, 12)  # one video of each class
+    assert kept.weights_sha256 == state_sha256(load(weights[0]).state_dict())
+    assert (kept.name, kept.protocol) == ("flexible", "1x1")
     screen = capsys.readouterr().out
     assert str(root / "run" / "test" / "results.png") in screen
     assert "1 of 12 videos could not be decoded" in screen
@@ -397,6 +399,8 @@ def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:
     assert torch.equal(found["plain"].label, found["shuffled_plain"].label)
     assert torch.equal(ordered[1].nan_to_num(), shuffled[1].nan_to_num())
     assert not torch.allclose(ordered[6].nan_to_num(), shuffled[6].nan_to_num(), atol=1e-4)
+    assert found["plain"].weights_sha256 is not None
+    assert found["shuffled_plain"].weights_sha256 is None  # no cascade is fitted to these
 
 
 def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Path) -> None:

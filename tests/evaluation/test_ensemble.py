@@ -137,7 +137,8 @@ def test_networks_that_were_tested_differently(
     networks: list[Sweep], change: dict[str, object], message: str
 ) -> None:
     one, other = networks[:2]
-    inside = {k: v for k, v in change.items() if k in Predictions.__annotations__}
+    own = {*Predictions.__annotations__} - {*Sweep.__annotations__}
+    inside = {k: v for k, v in change.items() if k in own}
     outside = {k: v for k, v in change.items() if k not in inside}
     kept = replace(other.predictions, **inside)
     changed = replace(other, **({"predictions": kept} | outside))

@@ -1,0 +1,325 @@
+"""``tools/cascade.py fit|report …``: fit a cascade of frame counts, and test cascades."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ffn.cli.arguments import (
+    WEIGHTS_HELP,
+    add_imports_argument,
+    load_imports,
+    positive_int,
+    positive_number,
+    refuse_existing,
+)
+from ffn.cli.program import Parser, called_as, fail, prefix, program
+from ffn.commands import command
+from ffn.files import make_writable
+
+if TYPE_CHECKING:
+    from ffn.evaluation.cascades.fit import CascadeFit, Point
+    from ffn.evaluation.results import Predictions
+
+PREDICTIONS_HELP = f"*.predictions.safetensors of {command('test')} --save-predictions"
+
+
+@program("cascade", "the same command starts again")
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Parse, fit or test, print and write; returns the exit status."""
+    given = _parser().parse_args(arguments)
+
+    from safetensors import SafetensorError
+
+    from ffn.zoo import WeightsError
+
+    try:
+        given.run(given)
+    except (ValueError, OSError, ImportError, WeightsError, SafetensorError) as error:
+        return fail("cascade", error)
+    return 0
+
+
+def _fit(given: argparse.Namespace) -> None:
+    from ffn.evaluation.cascades.file import CascadeFile, path_digests
+    from ffn.evaluation.cascades.fit import COUNTS, fit_cascades
+    from ffn.serve import Predictor
+    from ffn.zoo import state_sha256
+
+    output = Path(given.output)
+    refuse_existing(output, given.overwrite)
+    make_writable(output.parent)
+    load_imports(given)
+    predictor = Predictor(given.weights, precision="fp32")
+    digest = state_sha256(predictor.model.state_dict())
+    predictions = _joined(given.predictions, given.weights, digest)
+    frames = given.frames or predictor.trained_frames
+    if len(frames) > COUNTS:
+        raise ValueError(
+            f"the network has {len(frames)} trained counts; give --frames with at most {COUNTS}"
+        )
+    classes = next(iter(predictions.logits.values())).shape[1]
+    if not predictions.multi_label and classes != len(predictor.classes):
+        raise ValueError(
+            f"the predictions have {classes} classes, {given.weights} {len(predictor.classes)}; "
+            "give the predictions of these weights"
+        )
+    fit = fit_cascades(predictions, frames, {n: predictor.gmacs(n) for n in {*frames}})
+    chosen = _choose(given, fit)
+    file = CascadeFile(
+        fit,
+        chosen,
+        digest,
+        predictions.name or predictor.record.name,
+        predictor.classes,
+        path_digests(predictions.paths),
+    )
+    file.save(output)
+    print(_describe(fit, chosen))
+    print(output)
+
+
+def _joined(paths: Sequence[str], weights: str, digest: str) -> Predictions:
+    """The predictions of several files, for different videos, checked against the weights."""
+    from dataclasses import replace
+
+    import torch
+
+    parts = [_load(path) for path in paths]
+    for path, part in zip(paths, parts, strict=True):
+        _check_weights(path, part, weights, digest)
+    first = parts[0]
+    for path, part in zip(paths, parts, strict=True):
+        if [*part.logits] != [*first.logits] or part.label.ndim != first.label.ndim:
+            raise ValueError(f"{path} and {paths[0]} have different frame counts or kinds of label")
+    videos = tuple(video for part in parts for video in part.paths)
+    if len({*videos}) < len(videos):
+        raise ValueError("the files of --predictions have videos in common; give each video once")
+    return replace(
+        first,
+        paths=videos,
+        label=torch.cat([part.label for part in parts]),
+        ok=torch.cat([part.ok for part in parts]),
+        logits={n: torch.cat([part.logits[n] for part in parts]) for n in first.logits},
+    )
+
+
+def _load(path: str) -> Predictions:
+    """The predictions of a file.
+
+    Raises:
+        ValueError: it is not a file of predictions, or they are of several views per video.
+    """
+    from safetensors import SafetensorError
+
+    from ffn.evaluation import load_predictions
+
+    if not Path(path).is_file():
+        raise FileNotFoundError(f"no file {path}; expected {PREDICTIONS_HELP}")
+    try:
+        predictions = load_predictions(path)
+    except (SafetensorError, KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{path} has no predictions; expected {PREDICTIONS_HELP}") from error
+    if predictions.protocol not in (None, "1x1"):
+        raise ValueError(
+            f"{path} was tested with {predictions.protocol} views per video; a cascade looks at "
+            "one. Test with --protocol 1x1"
+        )
+    return predictions
+
+
+def _check_weights(path: str, predictions: Predictions, weights: str, digest: str) -> None:
+    """Raise ValueError for predictions of other weights; a note if they do not store which."""
+    found = predictions.weights_sha256
+    if found is None:
+        print(
+            f"{prefix('cascade')}: {path} does not store its weights, it has the name "
+            f"{predictions.name}; it is taken for predictions of {weights}",
+            file=sys.stderr,
+        )
+    elif found != digest:
+        raise ValueError(
+            f"{path} has the predictions of other weights, {predictions.name} with SHA-256 "
+            f"{found[:12]}…; {weights} has {digest[:12]}…. Give predictions of the same weights"
+        )
+
+
+def _choose(given: argparse.Namespace, fit: CascadeFit) -> Point:
+    if given.budget_gmacs is not None:
+        return fit.within(given.budget_gmacs)
+    return fit.for_accuracy(given.accuracy)
+
+
+def _describe(fit: CascadeFit, chosen: Point) -> str:
+    largest = max(fit.gmacs)
+    saved = 100 * (1 - chosen.gmacs / fit.gmacs[largest])
+    stages = ", ".join(map(str, chosen.stages))
+    thresholds = ", ".join(f"{x:.3f}" for x in chosen.thresholds) or "none"
+    return (
+        f"stages {stages}; thresholds {thresholds}\n"
+        f"{chosen.accuracy:.2f} % for {chosen.gmacs:.4g} GMACs in the mean, out of fold, on "
+        f"{fit.videos} videos\n"
+        f"{largest} frames: {fit.raw[largest]:.2f} % for {fit.gmacs[largest]:.4g} GMACs; the "
+        f"cascade takes {saved:.0f} % less"
+    )
+
+
+def _report(given: argparse.Namespace) -> None:
+    from ffn.evaluation.cascades.report import SUFFIXES, markdown, save_report
+    from ffn.evaluation.cascades.trials import mean_trial
+
+    stem = Path(given.output)
+    for suffix in SUFFIXES:
+        refuse_existing(stem.with_name(stem.name + suffix), given.overwrite)
+    _refuse(given)
+    make_writable(stem.parent)
+    networks, how = _of_file(given) if given.cascade else _on_halves(given)
+    print(markdown([mean_trial(trials) for trials in networks.values()], how))
+    for file in save_report(networks, stem, how):
+        print(file)
+
+
+def _refuse(given: argparse.Namespace) -> None:
+    """Raise ValueError for options that contradict each other or would do nothing."""
+    if given.cascade is None:
+        if given.results is None or given.frames is None:
+            raise ValueError(
+                "without --cascade, cascades are fitted on half of the videos; give --frames, the "
+                "counts to choose from, and --results, a results.json with their cost"
+            )
+        return
+    for name in ("frames", "results", "accuracy", "budget_gmacs"):
+        if getattr(given, name) is not None:
+            option = name.replace("_", "-")
+            raise ValueError(f"--{option} is for a report without --cascade; leave one of them out")
+    if len(given.predictions) > 1:
+        raise ValueError(
+            f"--cascade belongs to one network; got {len(given.predictions)} files of predictions. "
+            "For several networks leave --cascade out: each is fitted on half of its videos"
+        )
+
+
+def _of_file(given: argparse.Namespace) -> tuple[dict, str]:
+    """The trial of a fitted cascade on other videos."""
+    from ffn.evaluation.cascades.file import CascadeFile
+    from ffn.evaluation.cascades.trials import trial
+
+    file = CascadeFile.load(Path(given.cascade))
+    (path,) = given.predictions
+    predictions = _load(path)
+    _check_weights(path, predictions, file.network, file.weights_sha256)
+    file.check_new(predictions.paths)
+    how = f"{file.network}, fitted to {file.fit.videos:,} videos, tested on "
+    how += f"{len(predictions.label):,} others"
+    found = trial(file.fit, file.chosen, predictions, file.fit.gmacs)
+    return {file.network: [found]}, how
+
+
+def _on_halves(given: argparse.Namespace) -> tuple[dict, str]:
+    """The trials of several networks, each fitted on half of its videos."""
+    from ffn.evaluation import load_table
+    from ffn.evaluation.cascades.trials import half_trials
+
+    sweep = load_table(given.results)[0]
+    gmacs = {row.frames: row.gmacs for row in sweep.rows}
+    missing = [n for n in given.frames if n not in gmacs]
+    if missing:
+        raise ValueError(f"{given.results} has no cost at {missing[0]} frames; test this count too")
+    found: dict[str, list] = {}
+    for path in given.predictions:
+        predictions = _load(path)
+        if predictions.name in found:
+            raise ValueError(f"--predictions has the network {predictions.name} twice")
+        found[predictions.name] = half_trials(
+            predictions, given.frames, gmacs, lambda fit: _choose(given, fit)
+        )
+    how = (
+        f"{', '.join(found)}, each fitted on half of {len(predictions.label):,} videos and tested "
+        "on the other half, both ways"
+    )
+    return found, how
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = Parser(
+        prog=called_as("cascade"),
+        description="Cascades: a network looks at few frames first, and at more if it is not "
+        "confident. See docs/cascade.md. Exit status: 0 done; 2 error, with a message that names "
+        "the cause.",
+    )
+    commands = parser.add_subparsers(required=True, metavar="fit|report")
+    fit = commands.add_parser(
+        "fit",
+        help="fit a cascade to the predictions of a network",
+        description="Fit the stages, thresholds and calibrations of a cascade to the predictions "
+        "of a network for videos that it was not trained on.",
+    )
+    fit.add_argument("--weights", required=True, help=WEIGHTS_HELP)
+    _add_predictions(fit, "; several files: of different videos")
+    _add_goal(fit, "default: the trained counts")
+    fit.add_argument("--output", required=True, metavar="FILE", help="the cascade, *.safetensors")
+    fit.add_argument("--overwrite", action="store_true", help="replace an existing file")
+    add_imports_argument(fit)
+    fit.set_defaults(run=_fit)
+
+    report = commands.add_parser(
+        "report",
+        help="test a fitted cascade, or cascades of several seeds",
+        description="Test a fitted cascade on other videos (--cascade). Or, without --cascade, fit "
+        "a cascade of each network on half of its videos and test it on the other half, both ways: "
+        "mean and standard deviation over networks that differ in their seed.",
+    )
+    report.add_argument("--cascade", metavar="FILE", help="file of `cascade fit`")
+    _add_predictions(report, "; several files: of several networks, without --cascade")
+    _add_goal(report, "without --cascade only")
+    report.add_argument(
+        "--results",
+        metavar="RESULTS.json",
+        help=f"of {command('test')}, with the cost at each count; without --cascade only",
+    )
+    report.add_argument(
+        "--output",
+        required=True,
+        metavar="STEM",
+        help="path of the .json, .md, .csv and .png file, without suffix",
+    )
+    report.add_argument("--overwrite", action="store_true", help="replace existing files")
+    report.set_defaults(run=_report)
+    return parser
+
+
+def _add_predictions(parser: argparse.ArgumentParser, several: str) -> None:
+    parser.add_argument(
+        "--predictions",
+        nargs="+",
+        required=True,
+        metavar="FILE",
+        help=PREDICTIONS_HELP + several,
+    )
+
+
+def _add_goal(parser: argparse.ArgumentParser, frames: str) -> None:
+    """Options about the stages and the goal."""
+    parser.add_argument(
+        "--frames",
+        nargs="+",
+        type=positive_int,
+        metavar="n",
+        help=f"counts to choose up to three stages from, at most six; {frames}",
+    )
+    goal = parser.add_mutually_exclusive_group()
+    goal.add_argument(
+        "--accuracy",
+        type=positive_number,
+        metavar="PERCENT",
+        help="the cheapest cascade of this accuracy; default: that of the largest count",
+    )
+    goal.add_argument(
+        "--budget-gmacs",
+        type=positive_number,
+        metavar="G",
+        help="the most accurate cascade of at most so many giga multiply-accumulates in the mean",
+    )

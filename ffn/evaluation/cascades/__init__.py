@@ -1,0 +1,1 @@
+"""Cascades of frame counts: calibrated, fitted and compared on stored predictions."""

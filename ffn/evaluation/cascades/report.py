@@ -1,0 +1,233 @@
+"""A report on cascades: Markdown, CSV, JSON and a figure of accuracy against cost."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ffn.evaluation.cascades.trials import Trial, mean_trial, spread
+from ffn.evaluation.plots import (
+    COLOURS,
+    GREY,
+    add_legend,
+    new_figure,
+    tidy,
+    write_figure,
+)
+from ffn.files import write_csv, write_text
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+FORMAT = 1  # of the JSON file
+SUFFIXES = (".json", ".md", ".csv", ".png")
+
+
+def save_report(networks: Mapping[str, Sequence[Trial]], stem: Path, how: str) -> list[Path]:
+    """Write ``STEM.json``, ``.md``, ``.csv`` and ``.png``; existing files are replaced.
+
+    Args:
+        networks: the trials of each network, as of `half_trials`; networks that differ in
+            their seed alone, with the same counts.
+        stem: path of the files without suffix.
+        how: what the cascades were fitted to and tested on, for the table.
+
+    Raises:
+        ValueError: the networks were tested at different counts.
+        ImportError: matplotlib is not installed; the other files are complete.
+        OSError: a file cannot be written.
+    """
+    if len({tuple(trials[0]["fixed"]) for trials in networks.values()}) > 1:
+        raise ValueError("the networks were tested at different frame counts; use the same for all")
+    found = {name: mean_trial(trials) for name, trials in networks.items()}
+    mean = mean_trial(list(found.values()))
+    files = [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
+    content = {"format": FORMAT, "how": how, "networks": found, "mean": mean}
+    write_text(files[0], json.dumps(content, indent=1) + "\n")
+    write_text(files[1], markdown(list(found.values()), how))
+    write_csv(files[2], _rows(list(found.values())))
+    _figure(mean, files[3])
+    return files
+
+
+def markdown(found: Sequence[Trial], how: str) -> str:
+    """The tables of a report, and in words where cascades gain and lose."""
+    mean = mean_trial(found)
+    largest = max(mean["fixed"])
+    most = mean["fixed"][largest]["gmacs"]
+    several = "; mean ± standard deviation over the networks" if len(found) > 1 else ""
+    lines = [f"Cascades: {how}{several}.", "", _chosen(mean, largest), ""]
+    lines += ["| rule | accuracy (%) | GMACs | less than the largest count |", "|---" * 4 + "|"]
+
+    def line(name: str, accuracy: Callable[[Trial], float], cost: Callable[[Trial], float]) -> None:
+        saved = f"{100 * (1 - cost(mean) / most):.0f} %"
+        lines.append(f"| {name} | {_cell(found, accuracy)} | {_cell(found, cost, 4)} | {saved} |")
+
+    for count, row in mean["fixed"].items():
+        if "calibrated" in row:
+            for kind in ("raw", "calibrated"):
+                line(
+                    f"{count} frames, {kind}",
+                    lambda t, n=count, kind=kind: t["fixed"][n][kind],
+                    lambda t, n=count: t["fixed"][n]["gmacs"],
+                )
+    line("cascade", lambda t: t["cascade"]["accuracy"], lambda t: t["cascade"]["gmacs"])
+    for rule, name in {
+        "stops_when_right": "oracle: goes on until it is right",
+        "least_cost": f"oracle: least cost for the accuracy of {largest} frames",
+    }.items():
+        line(
+            name,
+            lambda t, rule=rule: t["oracles"][rule]["accuracy"],
+            lambda t, rule=rule: t["oracles"][rule]["gmacs"],
+        )
+    lines += ["", *_budget_table(found), "", _verdict(found)]
+    return "\n".join(lines) + "\n"
+
+
+def _chosen(mean: Trial, largest: int) -> str:
+    cascade = mean["cascade"]
+    shown = " or ".join("(" + ", ".join(map(str, s)) + ")" for s in sorted(cascade["stages"]))
+    return (
+        f"Chosen stages: {shown}. On the videos of the fit, out of fold, the cascade has "
+        f"{cascade['expected_accuracy']:.1f} % for {cascade['expected_gmacs']:.4g} GMACs; on the "
+        f"test videos {cascade['accuracy']:.1f} % for {cascade['gmacs']:.4g} GMACs and "
+        f"{cascade['frames']:.1f} input frames in the mean. The cost is that of all stages that "
+        f"ran. The oracles know the labels of the test videos, with the same stages and "
+        f"calibrations. The largest count is {largest} frames."
+    )
+
+
+def _budget_table(found: Sequence[Trial]) -> list[str]:
+    header = ("budget (GMACs)", "best single count", "accuracy (%)", "cascade (%)", "its GMACs")
+    lines = ["Within a budget, each choice made on the videos of the fit:", ""]
+    lines += ["| " + " | ".join([*header, "difference"]) + " |", "|---" * 6 + "|"]
+    for n, row in enumerate(mean_trial(found)["budgets"]):
+        cells = [
+            f"{row['budget']:.4g}",
+            " or ".join(map(str, sorted(row["fixed"]["frames"]))),
+            _cell(found, lambda t, n=n: t["budgets"][n]["fixed"]["accuracy"]),
+            _cell(found, lambda t, n=n: t["budgets"][n]["cascade"]["accuracy"]),
+            f"{row['cascade']['gmacs']:.4g}",
+            _cell(found, lambda t, n=n: _gain(t["budgets"][n]), sign="+"),
+        ]
+        lines.append("| " + " | ".join(cells) + " |")
+    return lines
+
+
+def _verdict(found: Sequence[Trial]) -> str:
+    """Where cascades are above and below the best single count."""
+    budgets = mean_trial(found)["budgets"]
+    gains = [_gain(row) for row in budgets]
+    above = [f"{r['budget']:.4g}" for r, gain in zip(budgets, gains, strict=True) if gain >= 0.5]
+    below = [f"{r['budget']:.4g}" for r, gain in zip(budgets, gains, strict=True) if gain <= -0.5]
+    mean = mean_trial(found)
+    largest = max(mean["fixed"])
+    row, cascade = mean["fixed"][largest], mean["cascade"]
+    return (
+        f"The cascade is more accurate than the best single count, by 0.5 points or more, at "
+        f"{len(above)} of {len(budgets)} budgets{_list(above)}, and less accurate at "
+        f"{len(below)}{_list(below)}. Against {largest} frames with a calibration of their own, "
+        f"the chosen cascade has {cascade['accuracy'] - row['calibrated']:+.1f} points for "
+        f"{cascade['saved']:.0f} % less arithmetic."
+    )
+
+
+def _list(budgets: Sequence[str]) -> str:
+    return f" ({', '.join(budgets)} GMACs)" if budgets else ""
+
+
+def _gain(row: dict[str, Any]) -> float:
+    return row["cascade"]["accuracy"] - row["fixed"]["accuracy"]
+
+
+def _cell(
+    found: Sequence[Trial], value: Callable[[Trial], float], digits: int = 0, sign: str = ""
+) -> str:
+    """Mean and standard deviation: of percents, or of costs with so many digits."""
+    values = [value(one) for one in found]
+    mean, deviation = statistics.mean(values), spread(values)
+    if digits:
+        return f"{mean:.{digits}g}"
+    return f"{mean:{sign}.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+
+
+def _rows(found: Sequence[Trial]) -> list[tuple]:
+    """Accuracy and cost of everything compared, a row each, for programs."""
+    mean = mean_trial(found)
+    rows: list[tuple] = [("rule", "budget_gmacs", "accuracy", "accuracy_std", "gmacs")]
+
+    def add(rule: str, budget: float | None, get: Callable[[Trial], dict], key: str) -> None:
+        values = [get(one)[key] for one in found]
+        cost = statistics.mean(get(one)["gmacs"] for one in found)
+        rows.append((rule, budget, statistics.mean(values), spread(values), cost))
+
+    for count, row in mean["fixed"].items():
+        for kind in ("raw", "calibrated"):
+            if kind in row:
+                add(f"{count} frames, {kind}", None, lambda t, n=count: t["fixed"][n], kind)
+    for rule in ("stops_when_right", "least_cost"):
+        add(f"oracle {rule}", None, lambda t, rule=rule: t["oracles"][rule], "accuracy")
+    add("cascade, chosen", None, lambda t: t["cascade"], "accuracy")
+    for n, row in enumerate(mean["budgets"]):
+        for rule in ("fixed", "cascade"):
+            add(
+                f"{rule}, within the budget",
+                row["budget"],
+                lambda t, n=n, rule=rule: t["budgets"][n][rule],
+                "accuracy",
+            )
+    for n, row in enumerate(mean["curve"]):
+        add("cascade, curve", row["budget"], lambda t, n=n: t["curve"][n], "accuracy")
+    return rows
+
+
+def _figure(mean: Trial, path: Path) -> None:
+    """Accuracy against the mean cost of a video."""
+    figure = new_figure(7.2, 4.4)
+    axes = figure.subplots()
+    fixed = list(mean["fixed"].values())
+    calibrated = [row for row in fixed if "calibrated" in row]
+    least = min(row["gmacs"] for row in calibrated)
+    shown = [row for row in fixed if row["gmacs"] >= least]
+    _line(axes, shown, "raw", "single count", COLOURS[0], "o", "-")
+    _line(axes, calibrated, "calibrated", "single count, calibrated", COLOURS[5], "s", "none")
+    _line(axes, mean["curve"], "accuracy", "cascades within a budget", COLOURS[1], "", "-")
+    _line(axes, [mean["cascade"]], "accuracy", "chosen cascade", COLOURS[1], "D", "none")
+    for rule, name, marker in (
+        ("stops_when_right", "oracle: until it is right", "^"),
+        ("least_cost", "oracle: least cost, accuracy of the largest count", "v"),
+    ):
+        _line(axes, [mean["oracles"][rule]], "accuracy", name, COLOURS[2], marker, "none")
+    axes.set_xlabel("multiply-accumulates per video, mean (G)")
+    axes.set_ylabel("top-1 accuracy (%)")
+    tidy(axes)
+    add_legend(figure, *axes.get_legend_handles_labels())
+    note = "cascades: sum of all stages that ran; fitted and tested on different videos"
+    figure.supxlabel(note, fontsize=8.5, color=GREY)
+    write_figure(figure, path)
+
+
+def _line(
+    axes: Axes,
+    rows: Sequence[dict[str, Any]],
+    key: str,
+    label: str,
+    colour: str,
+    marker: str,
+    style: str,
+) -> None:
+    axes.plot(
+        [row["gmacs"] for row in rows],
+        [row[key] for row in rows],
+        label=label,
+        color=colour,
+        marker=marker,
+        linestyle=style,
+        linewidth=1.8,
+        markersize=6,
+        markerfacecolor="white" if style == "-" else colour,
+    )

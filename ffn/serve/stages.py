@@ -1,0 +1,158 @@
+"""Run a cascade on videos: decode and predict stage by stage (`ffn.evaluation.cascades`)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ffn.data import EvalTransform, Preprocessing, sample_views
+from ffn.data.decoding import Video
+from ffn.evaluation.cascades.cascade import Cascade
+from ffn.serve.clips import Clip
+from ffn.serve.inputs import Input, open_input
+
+Run = Callable[[Sequence[Clip]], tuple[Tensor, float]]
+"""Logits (B, K) on the CPU of clips of one shape, and the milliseconds of each."""
+
+
+class StageClips:
+    """The clips of an open video at several numbers of frames; no frame is decoded twice.
+
+    A clip has the frames that `ClipReader` reads for its number of frames. A stage decodes those
+    of its frames that no stage before it has. All stages are decoded at once if the video is a file
+    with fewer keyframes than the first stage has frames: the first stage then decodes nearly all
+    of the file, and the next one would again.
+
+    Args:
+        name: of the video.
+        video: open.
+        stages: numbers of frames, ascending.
+        preprocessing: of the network.
+    """
+
+    def __init__(
+        self, name: str, video: Video, stages: Sequence[int], preprocessing: Preprocessing
+    ) -> None:
+        self.name = name
+        self._video, self._transform = video, EvalTransform(preprocessing)
+        self._indices = sample_views(len(video), stages, rule=preprocessing.sampling)
+        timeline = getattr(video, "timeline", None)
+        self._at_once = timeline is not None and len(timeline.keyframe_times) < stages[0]
+        self._frames: dict[int, Tensor] = {}  # by index, (C, 1, H, W)
+
+    def read(self, frames: int) -> Clip:
+        """The clip of a stage; ``decode_ms`` is the time that it took now.
+
+        Raises:
+            VideoError: if a frame cannot be decoded.
+        """
+        started = time.perf_counter()
+        indices = self._indices[frames]
+        if not self._frames and self._at_once:
+            self._decode({i for stage in self._indices.values() for i in stage})
+        self._decode({*indices} - {*self._frames})
+        pixels = torch.cat([self._frames[index] for index in indices], dim=1)
+        spent = 1000 * (time.perf_counter() - started)
+        return Clip(self.name, pixels, "", tuple(indices), spent)
+
+    def _decode(self, indices: set[int]) -> None:
+        if indices:
+            ordered = sorted(indices)
+            pixels = self._transform(self._video.read(ordered)).transpose(0, 1)
+            self._frames |= zip(ordered, pixels.split(1, dim=1), strict=True)
+
+
+@contextmanager
+def open_stages(
+    given: Input, stages: Sequence[int], preprocessing: Preprocessing, pattern: str
+) -> Iterator[tuple[StageClips, float]]:
+    """Open a video for a cascade; also gives the milliseconds that this took.
+
+    Raises:
+        VideoError, TypeError, ValueError: as `open_input`.
+    """
+    started = time.perf_counter()
+    with open_input(given, pattern=pattern) as (name, video):
+        clips = StageClips(name, video, stages, preprocessing)
+        yield clips, 1000 * (time.perf_counter() - started)
+
+
+def run_cascade(
+    cascade: Cascade,
+    videos: Sequence[Input],
+    run: Run,
+    preprocessing: Preprocessing,
+    pattern: str,
+) -> list[tuple[Clip, Tensor, float]]:
+    """Answer videos together: those that go on form the batch of the next stage.
+
+    Args:
+        cascade: stages, thresholds and calibrations.
+        videos: at least one.
+        run: the network.
+        preprocessing: of the network.
+        pattern: file names in a folder of frames.
+
+    Returns:
+        Per video the clip of the stage that answered, with the stages in ``why`` and the time of
+        all of them in ``decode_ms``; the probabilities (K,), float32; and the milliseconds of all
+        its forward passes.
+
+    Raises:
+        VideoError, TypeError, ValueError: as `open_input`.
+    """
+    with ExitStack() as stack:
+        runs = []
+        for video in videos:
+            opening = open_stages(video, cascade.stages, preprocessing, pattern)
+            runs.append(_Run(cascade, *stack.enter_context(opening)))
+        pending = runs
+        for stage in cascade.stages:
+            clips = [one.read(stage) for one in pending]
+            logits, model_ms = run(clips)
+            for one, row in zip(pending, logits, strict=True):
+                one.add(row, model_ms)
+            pending = [one for one in pending if not one.stopped]
+            if not pending:
+                break
+    return [one.result() for one in runs]
+
+
+class _Run:
+    """A video in a cascade."""
+
+    def __init__(self, cascade: Cascade, clips: StageClips, opened_ms: float) -> None:
+        self._cascade, self._clips = cascade, clips
+        self._logits: list[Tensor] = []
+        self._decode_ms, self._model_ms = opened_ms, 0.0
+        self._stages: list[str] = []
+        self.stopped = False
+
+    def read(self, stage: int) -> Clip:
+        self._clip = self._clips.read(stage)
+        self._decode_ms += self._clip.decode_ms
+        return self._clip
+
+    def add(self, logits: Tensor, model_ms: float) -> None:
+        """Take the logits (K,) of the stage that was read."""
+        number = len(self._logits)
+        self._logits.append(logits[None])
+        self._model_ms += model_ms
+        self._probabilities = self._cascade.probabilities(self._logits)
+        self.stopped = bool(self._cascade.stops(number, self._probabilities))
+        text = f"{self._cascade.stages[number]} frames"
+        if number < len(self._cascade.thresholds):
+            sign = ">=" if self.stopped else "<"
+            confidence = float(self._probabilities.amax())
+            text += f" {confidence:.3f} {sign} {self._cascade.thresholds[number]:.3f}"
+        self._stages.append(text)
+
+    def result(self) -> tuple[Clip, Tensor, float]:
+        why = f"cascade: {', '.join(self._stages)}"
+        clip = replace(self._clip, why=why, decode_ms=self._decode_ms)
+        return clip, self._probabilities[0].float(), self._model_ms

@@ -1,0 +1,135 @@
+"""The cascade command: fit a file, test it, and report on several networks."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from cascade_predictions import GMACS, predictions, save
+from serve_files import CLASSES, save_network
+
+from ffn.cli.cascade import main
+from ffn.evaluation import Row, Sweep, load_predictions, save_table
+from ffn.evaluation.cascades.file import CascadeFile
+from ffn.evaluation.cascades.trials import half_trials
+from ffn.zoo import load, state_sha256
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors")
+
+
+@pytest.fixture(scope="module")
+def digest(weights: Path) -> str:
+    return state_sha256(load(weights).state_dict())
+
+
+@pytest.fixture(scope="module")
+def seen(tmp_path_factory: pytest.TempPathFactory, digest: str) -> Path:
+    return save(tmp_path_factory.mktemp("seen") / "seen.safetensors", predictions(), digest)
+
+
+def test_fit_and_report(
+    tmp_path: Path, weights: Path, digest: str, seen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "cascade.safetensors"
+    given = ["fit", "--weights", str(weights), "--predictions", str(seen)]
+    given += ["--frames", "2", "8", "--output", str(file)]
+    assert main(given) == 0
+
+    printed = capsys.readouterr()
+    assert printed.out.startswith("stages ")
+    assert printed.out.endswith(f"{file}\n")
+    assert not printed.err
+    loaded = CascadeFile.load(file)
+    assert (loaded.weights_sha256, loaded.classes, loaded.fit.videos) == (digest, CLASSES, 120)
+    assert loaded.fit.gmacs[8] == pytest.approx(4 * loaded.fit.gmacs[2], rel=1e-3)
+    assert main(given) == 2
+    assert "exists; choose another --output, or add --overwrite" in capsys.readouterr().err
+    budget = ["--budget-gmacs", str(loaded.fit.gmacs[2]), "--overwrite"]
+    assert main([*given, *budget]) == 0
+    assert CascadeFile.load(file).chosen.stages == (2,)
+    capsys.readouterr()
+
+    new = save(tmp_path / "new.safetensors", predictions(90, seed=5), digest)
+    report = ["report", "--cascade", str(file), "--output", str(tmp_path / "out/report")]
+    assert main([*report, "--predictions", str(new)]) == 0
+    content = json.loads((tmp_path / "out/report.json").read_text())
+    measured = CascadeFile.load(file).cascade.measure(load_predictions(new), loaded.fit.gmacs)
+    assert content["mean"]["cascade"]["accuracy"] == pytest.approx(measured.accuracy)
+    assert "net.s0, fitted to 120 videos, tested on 90 others" in capsys.readouterr().out
+    assert main([*report, "--predictions", str(new)]) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert main([*report, "--overwrite", "--predictions", str(seen)]) == 2
+    assert "120 of 120 videos are among the 120" in capsys.readouterr().err
+
+
+def test_predictions_of_other_weights_are_refused(
+    tmp_path: Path, weights: Path, digest: str, seen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fit(*files: Path, **more: str) -> str:
+        options = [x for key, value in more.items() for x in (f"--{key}", value)]
+        output = ["--frames", "2", "8", "--output", str(tmp_path / "c.safetensors"), "--overwrite"]
+        status = main(["fit", "--weights", str(weights), "--predictions", *map(str, files), *output,
+                       *options])  # fmt: skip
+        return f"{status} {capsys.readouterr().err}"
+
+    other = save(tmp_path / "other.safetensors", predictions(seed=1), "f" * 64)
+    assert "has the predictions of other weights, net.s0 with SHA-256 ffff" in fit(other)
+    unknown = save(tmp_path / "unknown.safetensors", predictions(seed=1))
+    text = fit(unknown)
+    assert text.startswith("0 ")
+    assert "does not store its weights, it has the name net.s0; it is taken for" in text
+    assert fit(seen, unknown).startswith("0 ")
+    assert CascadeFile.load(tmp_path / "c.safetensors").fit.videos == 240
+    assert "have videos in common" in fit(seen, seen)
+    views = save(tmp_path / "views.safetensors", predictions(protocol="2x3"), digest)
+    assert "was tested with 2x3 views per video" in fit(views)
+    classes = save(tmp_path / "classes.safetensors", predictions(classes=4), digest)
+    assert "the predictions have 4 classes" in fit(classes)
+    several = save(
+        tmp_path / "several.safetensors", replace(predictions(), label=torch.zeros(120, 3)), digest
+    )
+    assert "several labels; a cascade needs one label per video" in fit(several)
+    assert "no cascade reaches an accuracy of 99.90 %" in fit(seen, accuracy="99.9")
+    assert "has no predictions; expected *.predictions.safetensors" in fit(weights)
+    assert "no file" in fit(tmp_path / "none.safetensors")
+
+
+@pytest.mark.slow
+def test_a_report_on_seeds_fits_on_halves(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = [f"net.s{seed}" for seed in range(2)]
+    kept = [predictions(80, seed=n, name=name) for n, name in enumerate(names)]
+    files = [save(tmp_path / f"{one.name}.safetensors", one) for one in kept]
+    rows = tuple(Row(n, n, 50.0, 90.0, 50.0, GMACS[n], 1000, None, 80, 0) for n in GMACS)
+    sweep = Sweep("net.s0", None, 1000, (8, 8), rows, (), {})
+    results = save_table([sweep], tmp_path)[1]
+    given = ["report", "--predictions", *map(str, files), "--output", str(tmp_path / "seeds")]
+    more = ["--results", str(results), "--frames", "2", "8"]
+
+    assert main([*given, *more, "--budget-gmacs", "1.5"]) == 0
+
+    content = json.loads((tmp_path / "seeds.json").read_text())
+    assert [*content["networks"]] == names
+    for one in kept:
+        trials = half_trials(one, (2, 8), GMACS, lambda fit: fit.within(1.5))
+        mean = sum(t["cascade"]["accuracy"] for t in trials) / 2
+        assert content["networks"][one.name]["cascade"]["accuracy"] == pytest.approx(mean)
+    text = (tmp_path / "seeds.md").read_text()
+    assert "net.s0, net.s1, each fitted on half of 80 videos" in text
+    assert "±" in text
+    capsys.readouterr()
+    for arguments, message in (
+        (given, "give --frames, the counts to choose from, and --results"),
+        ([*given, "--cascade", "x", "--frames", "2"], "--frames is for a report without --cascade"),
+        ([*given, "--cascade", "x"], "--cascade belongs to one network; got 2 files"),
+        ([*given, *more[:2], "--frames", "2", "9"], "has no cost at 9 frames"),
+    ):
+        assert main([*arguments, "--overwrite"]) == 2
+        assert message in capsys.readouterr().err
