@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import av
 import numpy as np
 import pytest
 import torch
+from pictures import enlarged, places, read_picture
 from PIL import Image
 from serve_files import write_video
 
 from ffn.serve import Predictor, Segment
-from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, save, save_video
+from ffn.serve.overlays import UNSEEN, colours
+from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, _method, save, save_video
 
 PATTERN = "{:05d}.jpg"
 
@@ -64,6 +68,73 @@ def test_a_sheet_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
     sheet = np.asarray(Image.open(tmp_path / "out.png").convert("RGB"))
     for frame in clip.pixels.permute(1, 2, 3, 0).numpy():
         assert (sheet == frame[0, 0]).all(-1).sum() >= 96 * 96
+
+
+@pytest.fixture
+def explained(weights, film, tmp_path):
+    """The arguments of `save` for a video of 4:3 and a heat map that is hot in the last frames."""
+    path = write_video(tmp_path / "film.mp4", film, rate=10)
+    clip, prediction = predicted(weights, path)
+    heat = Predictor(weights, precision="fp32").heat_map(clip)
+    values = torch.zeros_like(heat.values)
+    values[4:] = 1
+    return (path, clip, prediction), replace(heat, values=values)
+
+
+def is_coloured(pixels: np.ndarray) -> np.ndarray:
+    """Whether frames (..., H, W, 3) have a colour other than grey."""
+    return np.ptp(pixels.astype(int), -1).max((-1, -2)) > 60
+
+
+def test_a_heat_map_on_a_sheet(explained, tmp_path) -> None:
+    given, heat = explained
+    save(tmp_path / "out.png", *given, pattern=PATTERN, heat=heat)
+
+    sheet = read_picture(tmp_path / "out.png")
+    drawn = torch.from_numpy(heat.overlay()).movedim(-1, 1)
+    for frames in (given[1].pixels.transpose(0, 1), drawn):
+        corners = [places(sheet, enlarged(frame, 6)) for frame in frames]  # 32 to 192 px
+        assert [len(corner) for corner in corners] == [2] * 4 + [1] * 2  # grey with and without
+        assert corners == sorted(corners)
+
+
+def test_a_heat_map_in_a_gif(explained, tmp_path) -> None:
+    given, heat = explained
+    save(tmp_path / "out.gif", *given, pattern=PATTERN, heat=heat)
+
+    with Image.open(tmp_path / "out.gif") as image:
+        shown = []
+        for number in range(image.n_frames):
+            image.seek(number)
+            shown.append(np.asarray(image.convert("RGB")))
+    frames, below = np.stack(shown)[:, :256], np.stack(shown)[:, 256:]
+    assert is_coloured(frames).tolist() == [False] * 4 + [True] * 2
+    purple, yellow = (np.abs(below - colours(np.array(x))).sum(-1).min() for x in (0.1, 0.9))
+    assert max(purple, yellow) < 60  # the scale
+
+
+def test_a_heat_map_in_a_video(explained, tmp_path) -> None:
+    given, heat = explained
+    save(tmp_path / "out.mp4", *given, pattern=PATTERN, heat=heat)
+
+    times, pixels = frames_of(tmp_path / "out.mp4")
+    assert len(times) == 30
+    assert pixels.shape == (30, 270, 360, 3)  # enlarged three times, so that the text can be read
+    left, middle = pixels[:, 30:200, :30], pixels[:, 30:200, 100:260]
+    near = [min(range(6), key=lambda n: abs(given[1].indices[n] - i)) for i in range(30)]
+    # Between two frames of the clip, either of them may be the nearest.
+    exact = [i for i in range(30) if i in given[1].indices or near[i] not in (3, 4)]
+    assert is_coloured(middle)[exact].tolist() == [near[i] >= 4 for i in exact]
+    assert not is_coloured(left).any()
+    cold = [i for i in exact if near[i] < 4]
+    assert left[cold].mean() == pytest.approx(UNSEEN * middle[cold].mean(), abs=3)
+
+
+def test_a_heat_map_without_evidence_says_so(explained, tmp_path) -> None:
+    _, heat = explained
+    none = replace(heat, values=torch.zeros_like(heat.values))
+    assert "no evidence for this class" in _method(none)
+    assert "6 x 2 x 2 positions" in _method(heat)
 
 
 def test_a_video_keeps_its_frames_and_times(weights, film, tmp_path) -> None:

@@ -1,0 +1,113 @@
+"""Draw heat maps over frames: colours, opacity, and the place of a clip in a video's frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+# Matplotlib's perceptually uniform "plasma" (CC0) at 17 even steps from 0 to 1.
+PLASMA = (
+    *("0D0887", "310597", "4C02A1", "6600A7", "7E03A8", "9511A1", "AA2395", "BC3587", "CC4778"),
+    *("DA5A6A", "E66C5C", "F0804E", "F89540", "FDAC33", "FDC527", "F8DF25", "F0F921"),
+)
+OPACITY = 0.75  # of the value 1; that of others is proportional
+UNSEEN = 0.35  # brightness of the parts of a frame that the network did not see
+
+_ANCHORS = np.array([[int(colour[i : i + 2], 16) for i in (0, 2, 4)] for colour in PLASMA])
+
+
+def colours(values: np.ndarray) -> np.ndarray:
+    """Colours of values from 0 to 1, float32 RGB from 0 to 255, (..., 3)."""
+    steps = np.linspace(0, 1, len(_ANCHORS))
+    channels = [np.interp(values, steps, _ANCHORS[:, channel]) for channel in range(3)]
+    return np.stack(channels, -1).astype(np.float32)
+
+
+def overlay(frames: np.ndarray, values: np.ndarray) -> np.ndarray:
+    """Grey frames with the colours of a heat map over them; the higher the value, the more opaque.
+
+    The frames are grey because their own colours could be taken for those of the heat map.
+
+    Args:
+        frames: uint8 RGB (..., H, W, 3).
+        values: from 0 to 1, (..., H, W).
+
+    Returns:
+        uint8 RGB of the shape of `frames`.
+
+    Raises:
+        ValueError: the shapes differ.
+    """
+    if frames.shape != (*values.shape, 3):
+        raise ValueError(f"the frames have shape {frames.shape}, the heat map {values.shape}")
+    opacity, grey = OPACITY * values[..., None], _grey(frames)
+    return np.rint(grey + opacity * (colours(values) - grey)).astype(np.uint8)
+
+
+def scale(width: int, height: int) -> np.ndarray:
+    """The colours from 0 on the left to 1 on the right, uint8 RGB (height, width, 3)."""
+    ramp = np.rint(colours(np.linspace(0, 1, width))).astype(np.uint8)
+    return np.tile(ramp, (height, 1, 1))
+
+
+def _grey(frames: np.ndarray) -> np.ndarray:
+    """Brightness (ITU-R BT.601) of RGB frames (..., 3), float32 (..., 1)."""
+    return frames.astype(np.float32) @ np.array([[0.299], [0.587], [0.114]], np.float32)
+
+
+class VideoOverlay:
+    """Draws the heat map of the clip's nearest frame in time over each frame of a video.
+
+    Parts of a frame that the clip does not show are dark.
+
+    Args:
+        values: of the heat map, (T, H, W).
+        indices: of the clip's frames in the video.
+        box: gives the part of a frame of the video that the clip shows, see
+            :meth:`ffn.data.EvalTransform.box`.
+    """
+
+    def __init__(
+        self,
+        values: np.ndarray,
+        indices: Sequence[int],
+        box: Callable[[int, int], tuple[float, float, float, float]],
+    ) -> None:
+        self._values, self._indices, self._box = values, list(indices), box
+        self._drawn: tuple[object, np.ndarray] | None = None  # the last map, and of what it is
+
+    def __call__(
+        self, image: np.ndarray, size: tuple[int, int], index: int, times: np.ndarray
+    ) -> np.ndarray:
+        """A frame with the heat map over it.
+
+        Args:
+            image: uint8 RGB (H, W, 3), the frame in any size.
+            size: height and width of the frame in the video.
+            index: of the frame.
+            times: of all frames of the video.
+        """
+        nearest = int(np.abs(times[self._indices] - times[index]).argmin())
+        top, left, bottom, right = self._pixels(image.shape[:2], size)
+        unseen = np.rint(UNSEEN * _grey(image))
+        drawn = np.broadcast_to(unseen, image.shape).astype(np.uint8)
+        part = (slice(top, bottom), slice(left, right))
+        drawn[part] = overlay(image[part], self._resized(nearest, bottom - top, right - left))
+        return drawn
+
+    def _pixels(self, drawn: Sequence[int], size: tuple[int, int]) -> list[int]:
+        """The box in pixels of the drawn frame."""
+        shares, sides = self._box(*size), (*drawn, *drawn)
+        return [round(share * side) for share, side in zip(shares, sides, strict=True)]
+
+    def _resized(self, number: int, height: int, width: int) -> np.ndarray:
+        """The map of a frame of the clip, in another size."""
+        from PIL import Image
+
+        key = number, height, width
+        if self._drawn is None or self._drawn[0] != key:
+            picture = Image.fromarray(self._values[number])
+            resized = picture.resize((width, height), Image.Resampling.BILINEAR)
+            self._drawn = key, np.asarray(resized).clip(0, 1)
+        return self._drawn[1]
