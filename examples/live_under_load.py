@@ -1,0 +1,98 @@
+"""A long stream on one core: bounded latency and memory, a number of frames that follows the load.
+
+python examples/live_under_load.py              # 30 minutes at twice their rate: takes 15 minutes
+python examples/live_under_load.py --minutes 2  # takes one minute
+
+A generated film is played again and again. In the second third of the time, other processes
+compete for the core. Writes live.jsonl and live.png. The network is the one that ships with ffn, with
+frames so large that 16 of them take a third of the core's time; at this size, its labels are wrong.
+"""
+
+import argparse
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import av
+import numpy as np
+
+from ffn.cli.live import main
+from ffn.datasets.synthetic import CLASSES, draw
+from ffn.serve import Predictor
+from ffn.zoo import load_with_record, save_weights
+
+SHIPPED, SIZE = "tsm_tiny.motion_f4_8_16", 112  # of the film, in pixels
+CROPS = range(64, 513, 32)  # of the network, in pixels
+RATE, SPEED, EVERY = 20, 2, 8  # frames per second, factor, frames from answer to answer
+SHARE = 1 / 3  # of the time between two answers, for 16 frames on an idle core
+
+
+def write_film(path: Path) -> None:
+    """Two seconds of each class."""
+    random = np.random.default_rng(0)
+    with av.open(str(path), "w") as output:
+        stream = output.add_stream("libx264", rate=RATE, options={"preset": "veryfast"})
+        stream.height, stream.width, stream.pix_fmt = SIZE, SIZE, "yuv420p"
+        for name in CLASSES:
+            for frame in draw(name, size=SIZE, frames=2 * RATE, rng=random):
+                output.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
+        output.mux(stream.encode())
+
+
+def write_weights(path: Path) -> None:
+    """The network that ships, with the smallest frames of which 16 take their share of the time."""
+    network, record = load_with_record(SHIPPED)
+    kept = ("model", "num_classes", "classes", "trained_frames")
+    meta = {key: getattr(record, key) for key in kept}
+    for crop in CROPS:
+        meta["preprocessing"] = record.preprocessing | {"crop": crop, "resize": crop}
+        save_weights(network, path, meta, overwrite=True)
+        predictor, film = Predictor(path), np.zeros((16, crop, crop, 3), np.uint8)
+        milliseconds = min(predictor(film, frames=16).model_ms for _ in range(5))
+        if milliseconds > 1000 * SHARE * EVERY / RATE / SPEED:
+            break
+    print(f"{crop} px: 16 frames take {milliseconds:.0f} ms", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--minutes", type=float, default=30, help="of the stream")
+    parser.add_argument("--load", type=int, default=4, help="processes that compete for the core")
+    parser.add_argument("--folder", type=Path, default=Path("runs/live"), help="of the files")
+    given = parser.parse_args()
+    given.folder.mkdir(parents=True, exist_ok=True)
+    film, weights = given.folder / "film.mp4", given.folder / "large.safetensors"
+    if not film.exists():
+        write_film(film)
+    if hasattr(os, "sched_setaffinity"):  # Linux
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    if not weights.exists():
+        write_weights(weights)
+
+    seconds, rivals = 60 * given.minutes, []
+    busy = [sys.executable, "-c", "while True: pass"]
+    begin = threading.Timer(
+        seconds / SPEED / 3,
+        lambda: rivals.extend(subprocess.Popen(busy) for _ in range(given.load)),
+    )
+    end = threading.Timer(2 * seconds / SPEED / 3, lambda: [rival.kill() for rival in rivals])
+    begin.start()
+    end.start()
+    try:
+        words = f"--speed {SPEED} --repeat --every {EVERY} --duration {seconds} --overwrite"
+        files = [
+            "--log",
+            str(given.folder / "live.jsonl"),
+            "--figure",
+            str(given.folder / "live.png"),
+        ]
+        status = main([str(film), "--weights", str(weights), *words.split(), *files])
+    finally:
+        begin.cancel()
+        end.cancel()
+        for rival in rivals:
+            rival.kill()
+            rival.wait()
+    sys.exit(status)

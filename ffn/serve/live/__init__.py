@@ -1,0 +1,1 @@
+"""Predict cameras, streams and files while they run."""

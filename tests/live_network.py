@@ -1,0 +1,74 @@
+"""A network without weights for tests of live prediction; its answers take simulated time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from simulated_clock import SimulatedClock
+
+from ffn.data import Preprocessing
+from ffn.serve import Prediction
+from ffn.serve.clips import Clip
+
+
+class Network:
+    """Takes the place of a predictor.
+
+    The probability of the first class is the mean brightness of the clip.
+
+    Args:
+        clock: that goes on while it works.
+        seconds: of an answer, by number of frames and time.
+        counts: that it offers.
+    """
+
+    preprocessing = Preprocessing(crop=2, resize=2)
+    record = SimpleNamespace(multi_label=False)
+    classes = ("bright", "dark")
+
+    def __init__(
+        self,
+        clock: SimulatedClock,
+        seconds: Callable[[int, float], float] = lambda count, now: 0.0,
+        counts: Sequence[int] = (4, 8, 16),
+    ) -> None:
+        self.counts = list(counts)
+        self._clock, self._seconds = clock, seconds
+
+    def reader(self, frames: int) -> None:
+        """Accepts every number of frames."""
+
+    def predict(self, clips: Sequence[Clip]) -> list[Prediction]:
+        (clip,) = clips
+        count = clip.pixels.shape[1]
+        self._clock.spend(self._seconds(count, self._clock.now()))
+        bright = float(clip.pixels.float().mean()) / 255
+        return [
+            Prediction(
+                path=clip.name,
+                probabilities=torch.tensor([bright, 1 - bright]),
+                classes=self.classes,
+                frames=count,
+                active=count,
+                network="simulated",
+                decode_ms=clip.decode_ms,
+                model_ms=0.0,
+                why=clip.why,
+                indices=clip.indices,
+                start=clip.start,
+                end=clip.end,
+            )
+        ]
+
+
+def camera(
+    clock: SimulatedClock, seconds: float, rate: float = 5.0, value: Callable[[float], int] = int
+) -> Iterator[tuple[float, np.ndarray]]:
+    """Frames of one brightness, one after another as the time goes on."""
+    for number in range(round(seconds * rate)):
+        clock.spend(1 / rate)
+        time = number / rate
+        yield time, np.full((2, 2, 3), min(255, value(time)), np.uint8)

@@ -1,0 +1,283 @@
+"""Live prediction: the answers of files, load and latency over simulated time, and its thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from live_network import Network, camera
+from serve_files import save_network, write_video
+from simulated_clock import SimulatedClock
+
+from ffn.data import VideoError
+from ffn.serve import LivePredictor, Predictor, Smoothing, open_source
+
+
+@pytest.fixture(scope="module")
+def predictor(tmp_path_factory) -> Predictor:
+    folder = tmp_path_factory.mktemp("weights")
+    return Predictor(save_network(folder / "tiny.safetensors", spread=0.1), precision="fp32")
+
+
+@pytest.fixture(scope="module")
+def film() -> np.ndarray:
+    return np.random.default_rng(1).integers(0, 256, (70, 40, 48, 3), dtype=np.uint8)
+
+
+def threads() -> list[str]:
+    return [t.name for t in threading.enumerate() if t.name.startswith("ffn live")]
+
+
+def assert_same(answers, windows) -> None:
+    answers, windows = list(answers), list(windows)
+    assert len(answers) == len(windows)
+    for answer, window in zip(answers, windows, strict=True):
+        found = answer.prediction
+        assert (found.indices, found.frames, found.active) == (
+            window.indices,
+            window.frames,
+            window.active,
+        )
+        assert torch.equal(found.probabilities, window.probabilities)
+        assert (found.start, found.end) == pytest.approx((window.start, window.end))
+    assert not threads()
+
+
+@pytest.mark.parametrize(
+    ("kind", "seconds", "step"),
+    [("mp4", 0.8, 0.3), ("avi", 2.0, 1.0), ("memory", 1.5, 0.5), ("mp4", 30.0, 1.0)],
+)
+def test_a_file_has_the_answers_of_its_windows(predictor, film, tmp_path, kind, seconds, step):
+    """Bit by bit, the last one included; with a simulated clock, at no time."""
+    given, fps = film, 10
+    if kind != "memory":
+        codec = {"mp4": "libx264rgb", "avi": "ffv1"}[kind]
+        given, fps = str(write_video(tmp_path / f"a.{kind}", film, rate=10, codec=codec)), None
+    windows = list(predictor.windows(given, seconds, step=step, fps=fps, frames=6, batch_size=1))
+    source = open_source(given, fps=fps)
+
+    live = LivePredictor(
+        predictor, source, seconds, step=step, frames=6, clock=(clock := SimulatedClock())
+    )
+    answers = list(live)
+    assert_same(answers, windows)
+    assert clock.now() == pytest.approx(6.9)  # its own rate
+    assert [(a.dropped, a.skipped) for a in answers] == [(0, 0)] * len(windows)
+    assert [a.latency_ms for a in answers] == pytest.approx([0] * len(windows))
+    assert answers[-1].received == 70
+
+    if seconds < 30:
+        every = LivePredictor(
+            predictor, given_source(given, fps), seconds, every=round(10 * step), frames=6,
+            clock=SimulatedClock(),
+        )  # fmt: skip
+        assert_same(every, windows)
+
+
+def given_source(given, fps):
+    return open_source(given, fps=fps, speed=3)
+
+
+def test_a_file_in_real_time(predictor, film, tmp_path) -> None:
+    """20 times its rate, with the clock of the machine; ``with`` and ``for`` end the thread."""
+    path = str(write_video(tmp_path / "a.mp4", film, rate=10))
+    began = time.monotonic()
+    with LivePredictor(predictor, open_source(path, speed=20), 1.0, every=35, frames=2) as live:
+        answers = list(live)
+    assert [a.prediction.indices[-1] < a.received <= 70 for a in answers] == [True] * len(answers)
+    assert answers[-1].prediction.indices == (62, 67)
+    assert time.monotonic() - began > 69 / 200
+    assert not threads()
+
+
+def test_the_largest_count_is_used_while_it_fits(predictor, film) -> None:
+    answers = list(LivePredictor(predictor, given_source(film, 10), 2.0, clock=SimulatedClock()))
+    assert predictor.counts == list(range(2, 13))
+    assert {(a.prediction.frames, a.prediction.why) for a in answers} == {(12, "the largest count")}
+
+
+def test_half_an_hour_with_a_load_in_the_middle() -> None:
+    """Answers take 10 T ms, and 5 times that from minute 10 to 20; one is due every 400 ms."""
+    clock = SimulatedClock()
+    network = Network(clock, lambda count, now: 0.01 * count * (5 if 600 < now < 1200 else 1))
+    live = LivePredictor(network, camera(clock, 1800), 2.0, every=2, clock=clock)
+    answers = list(live)
+
+    at = {a.time: a.prediction.frames for a in answers}
+    assert {frames for time, frames in at.items() if time < 600} == {16}
+    assert {frames for time, frames in at.items() if 606 < time < 1200} <= {4, 8}
+    assert {frames for time, frames in at.items() if time > 1215} == {16}
+    changes = sum(a != b for a, b in pairwise(at.values()))
+    assert changes <= 5
+    assert max(a.latency_ms for a in answers) <= 800 + 200  # that of 16 frames under load
+    assert max(a.kept_bytes for a in answers) == 10 * 12
+    last = answers[-1]
+    assert (last.received, last.dropped) == (9000, 0)
+    assert last.skipped <= 3
+    assert len(answers) + last.skipped == pytest.approx(9000 / 2, abs=6)
+
+
+def test_answers_are_skipped_if_the_smallest_count_is_too_slow() -> None:
+    """An answer takes 1.3 s or more, one is due every 0.4 s: it is about the newest frames."""
+    clock = SimulatedClock()
+    network = Network(clock, lambda count, now: 1.26 + 0.01 * count)
+    answers = list(LivePredictor(network, camera(clock, 300), 2.0, every=2, clock=clock))
+
+    assert answers[-1].prediction.frames == 4
+    assert answers[-1].prediction.why.startswith("8 frames are too slow: ")
+    latest = [a.latency_ms for a in answers[20:-1]]
+    assert min(latest) >= 1300 - 1e-6
+    assert max(latest) <= 1300 + 200 + 1e-6  # a frame of 200 ms may be on its way
+    skipped = [b.skipped - a.skipped for a, b in pairwise(answers[20:-1])]
+    assert set(skipped) == {2, 3}  # of 3.25 that fall due
+    assert answers[-1].dropped == 0
+
+
+def test_a_source_that_is_late_drops_frames() -> None:
+    """A reader that is stopped for 5 s: frames of more than 1 s ago are not kept."""
+    clock = SimulatedClock()
+    live = LivePredictor(
+        Network(clock), open_source(np.zeros((100, 2, 2, 3), np.uint8), fps=5), 1.0, every=1,
+        clock=clock, max_lag=1.0,
+    )  # fmt: skip
+    transform, stopped = live._transform, []
+
+    def slow(image):
+        if len(stopped) == 30:
+            clock.spend(5.0)
+        stopped.append(clock.now())
+        return transform(image)
+
+    live._transform = slow
+    answers = list(live)
+    # Frame 30 is due at 6 s and kept at 11 s. Frames 31 to 49 are late by more than 1 s then.
+    newest = [a.prediction.indices[-1] for a in answers]
+    assert newest == [*range(4, 30), *range(55, 100)]
+    assert (answers[25].dropped, answers[26].dropped, answers[-1].dropped) == (0, 19, 19)
+    assert answers[-1].skipped == 6  # 30, and 50 to 54
+    assert max(a.latency_ms for a in answers) <= 1e-6
+    # The counts follow at the next answers.
+    assert [a.prediction.frames for a in answers[25:29]] == [16, 16, 8, 8]
+    assert answers[27].prediction.why == "16 frames are too slow: frames came late"
+
+
+def test_labels_are_steady_and_raw_probabilities_stay() -> None:
+    """A step from dark to bright at 10 s, and flicker of single answers."""
+    clock = SimulatedClock()
+
+    def brightness(time: float) -> int:
+        return 40 if time < 10 else 215
+
+    live = LivePredictor(
+        Network(clock), camera(clock, 20, value=brightness), 0.2, every=1, frames=1, clock=clock,
+        smoothing=Smoothing(seconds=2.0, margin=0.2, dwell=10.0),
+    )  # fmt: skip
+    answers = list(live)
+    assert [a.time for a in answers if a.changed] == pytest.approx([0.2, changed_at(answers)])
+    assert {a.labels[0][0] for a in answers if a.time < 10} == {"dark"}
+    assert answers[-1].labels[0][0] == "bright"
+    assert float(answers[52].prediction.probabilities[0]) == pytest.approx(215 / 255)
+    assert float(answers[52].smoothed[0]) < 0.5
+
+
+def changed_at(answers) -> float:
+    """Where q(t) = p1 + (p0 - p1) exp(-t / 2 s) of the step leads by 0.2, that is, is 0.6."""
+    p0, p1 = 40 / 255, 215 / 255
+    after = -2.0 * np.log((p1 - 0.6) / (p1 - p0))
+    return next(a.time for a in answers if a.time >= 9.8 + after - 1e-9)
+
+
+def test_memory_is_bounded_in_bytes() -> None:
+    clock = SimulatedClock()
+    live = LivePredictor(
+        Network(clock), camera(clock, 20), 5.0, every=1, frames=4, max_bytes=10 * 12, clock=clock
+    )
+    answers = list(live)
+    assert max(a.kept_bytes for a in answers) == 120
+    assert answers[-1].dropped == 90
+    assert answers[-1].prediction.indices == (91, 93, 96, 98)  # of the last ten: segments of 2.5
+
+
+def test_a_repeated_file_goes_on_for_ever(predictor, film) -> None:
+    clock = SimulatedClock()
+    source = open_source(film[:20], fps=10, repeat=True, speed=2)
+    numbers = []
+    for answer in LivePredictor(predictor, source, 1.0, every=10, frames=2, clock=clock):
+        numbers.append(answer.prediction.indices)
+        if answer.time > 100:
+            break
+    assert numbers[:3] == [(2, 7), (12, 17), (22, 27)]
+    assert clock.now() == pytest.approx(answer.time / 2)
+    assert not threads()
+
+
+def test_errors_come_after_the_answers(predictor, film, tmp_path) -> None:
+    with pytest.raises(VideoError, match="no such file"):
+        list(LivePredictor(predictor, str(tmp_path / "missing.mp4"), frames=2))
+
+    def broken():
+        for number in range(25):
+            yield number / 10, film[number]
+        raise RuntimeError("the plug was pulled")
+
+    answers = []
+    with pytest.raises(RuntimeError, match="the plug was pulled"):
+        answers.extend(LivePredictor(predictor, broken(), 1.0, every=100, frames=2))
+    assert not threads()
+
+
+def test_an_iterator_of_frames(predictor, film) -> None:
+    """Arrays or tensors, from any time on; the answers are those of a video of these frames."""
+    pairs = ((1000 + n / 10, torch.from_numpy(f) if n % 2 else f) for n, f in enumerate(film))
+    (answer,) = LivePredictor(predictor, pairs, 60.0, frames=8)
+    assert torch.equal(answer.prediction.probabilities, predictor(film, frames=8).probabilities)
+
+    for bad, error, message in (
+        ((0, film[0].astype(float)), TypeError, "a frame is float64; expected uint8"),
+        ((0, film[0, 0]), ValueError, r"a frame has shape \(48, 3\); expected \(H, W, 3\)"),
+    ):
+        with pytest.raises(error, match=message):
+            list(LivePredictor(predictor, [bad], frames=2))
+    with pytest.raises(ValueError, match="has the time 1, the one before 1; expected ascending"):
+        list(LivePredictor(predictor, [(1, film[0]), (1, film[1])], frames=2))
+
+
+def test_closing(predictor, film) -> None:
+    live = LivePredictor(predictor, given_source(film, 1), 100.0, frames=2)
+    answers = iter(live)
+    threading.Timer(0.3, live.close).start()  # of another thread, while it waits
+    assert list(answers) == []
+    assert not threads()
+    with pytest.raises(RuntimeError, match="iterates once"):
+        next(iter(live))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"window": 0}, "window is 0; expected a number above 0"),
+        ({"step": -1}, "step is -1"),
+        ({"every": 0}, "every is 0; expected a number of frames"),
+        ({"every": 8, "step": 1.0}, "give one of them"),
+        ({"frames": 0}, "frames is 0"),
+        ({"max_lag": 0}, "max_lag is 0"),
+    ],
+)
+def test_wrong_options(predictor, film, options, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        LivePredictor(predictor, given_source(film, 10), **options)
+
+
+def test_wrong_sources() -> None:
+    with pytest.raises(TypeError, match="the source is a float; expected a camera"):
+        open_source(1.5)
+    with pytest.raises(ValueError, match="attempts is 3; it is for a camera or an address"):
+        open_source("a.mp4", attempts=3)
+    with pytest.raises(ValueError, match="speed is 2; it is for a video file"):
+        open_source("rtsp://camera/1", speed=2)
+    with pytest.raises(ValueError, match="speed is 0"):
+        open_source("a.mp4", speed=0)
