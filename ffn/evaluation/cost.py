@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -14,6 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from ffn.core import PrivateModules
 from ffn.evaluation.eval_mode import evaluating
+
+_FAST_PATH = threading.Lock()  # torch has one setting for all threads
 
 
 def count_macs(model: nn.Module, clip: Tensor) -> dict[str, int]:
@@ -54,14 +57,15 @@ def count_macs_by_module(model: nn.Module, network: nn.Module, clip: Tensor) -> 
 
 def _count_flops(model: nn.Module, clip: Tensor) -> dict[str, dict[Any, int]]:
     """Floating-point operations by module (as torch's counter names them) and operator."""
-    fast = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)  # the counter skips fused attention
-    try:
-        counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
-        with evaluating(model), torch.no_grad(), counter:
-            model(clip)
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fast)
+    with _FAST_PATH:
+        fast = torch.backends.mha.get_fastpath_enabled()
+        torch.backends.mha.set_fastpath_enabled(False)  # the counter skips fused attention
+        try:
+            counter = FlopCounterMode(display=False, custom_mapping=_FUSED)
+            with evaluating(model), torch.no_grad(), counter:
+                model(clip)
+        finally:
+            torch.backends.mha.set_fastpath_enabled(fast)
     return counter.get_flop_counts()
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import timm
@@ -63,6 +64,19 @@ def test_fused_attention_is_counted(device: str) -> None:
     clip = torch.zeros(1, 3, frames, 8, 8, device=device)
 
     assert sum(count_macs(Attention().to(device), clip).values()) == expected
+    assert torch.backends.mha.get_fastpath_enabled()
+
+
+def test_threads_count_and_leave_the_setting_of_torch() -> None:
+    def count(_: int) -> int:
+        clip = torch.zeros(1, 3, 10, 8, 8, device="meta")
+        return sum(count_macs(Attention().to("meta"), clip).values())
+
+    expected = count(0)
+    with ThreadPoolExecutor(8) as pool:
+        found = [*pool.map(count, range(64))]
+
+    assert {*found} == {expected}
     assert torch.backends.mha.get_fastpath_enabled()
 
 
