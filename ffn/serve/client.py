@@ -1,0 +1,134 @@
+"""A client of the endpoint of ``ffn serve``; it needs the standard library only."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import socket
+from collections.abc import Sequence
+from contextlib import closing, suppress
+from pathlib import Path
+from typing import Any, BinaryIO
+from urllib.parse import urlencode, urlsplit
+
+from ffn.files import explain
+
+CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+
+
+class ServiceError(RuntimeError):
+    """A request that a service did not answer.
+
+    Attributes:
+        status: HTTP status; 0 if there was no answer at all.
+    """
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Client:
+    """Asks a service for predictions.
+
+    Several threads may use a client.
+
+    Args:
+        address: Of the service, e.g. ``http://localhost:7860``.
+        timeout: Seconds without data from the service.
+
+    Raises:
+        ValueError: if it is no address of a host.
+    """
+
+    def __init__(self, address: str, timeout: float = 120.0) -> None:
+        self._parts = urlsplit(address)
+        if self._parts.scheme not in CONNECTIONS or not self._parts.netloc:
+            raise ValueError(f"address is {address!r}; expected http://HOST:PORT")
+        self.address, self.timeout = address.rstrip("/"), timeout
+
+    def predict(
+        self,
+        video: str | os.PathLike[str] | bytes,
+        frames: int | str | Sequence[int | str] | None = None,
+        *,
+        model: str | None = None,
+        budget_ms: float | None = None,
+        budget_gmacs: float | None = None,
+        top: int = 5,
+    ) -> dict[str, Any] | list[dict[str, Any]]:
+        """Predict the labels of a video.
+
+        Args:
+            video: Path of a file, or its bytes.
+            frames: Number of frames, or "auto"; or a list, for an answer with each.
+            model: Name of the weights; default: the first of the service.
+            budget_ms, budget_gmacs: In place of `frames`, see :class:`ffn.Predictor`.
+            top: Number of labels.
+
+        Returns:
+            The values of ``Prediction.to_dict``, with ``name`` in place of ``path``, ``gmacs``, and
+            the ``indices`` of the frames; a list of these for a list of `frames`.
+
+        Raises:
+            ServiceError: if the service refuses the request, or does not answer.
+            OSError: if the file cannot be read.
+        """
+        several = isinstance(frames, Sequence) and not isinstance(frames, str)
+        query = {
+            "model": model,
+            "frames": frames,
+            "budget_ms": budget_ms,
+            "budget_gmacs": budget_gmacs,
+            "top": top,
+            "name": None if isinstance(video, bytes) else Path(video).name[:200],
+        }
+        given = {key: value for key, value in query.items() if value is not None}
+        path = f"/api/predict?{urlencode(given, doseq=True)}"
+        if isinstance(video, bytes):
+            found = self._ask("POST", path, video)["predictions"]
+        else:
+            with Path(video).open("rb") as file:
+                found = self._ask("POST", path, file)["predictions"]
+        return found if several else found[0]
+
+    def models(self) -> list[dict[str, Any]]:
+        """The networks of the service: names, classes, trained numbers of frames, cost.
+
+        Raises:
+            ServiceError: if the service does not answer.
+        """
+        return self._ask("GET", "/api/models")
+
+    def healthy(self) -> bool:
+        """Whether the service answers videos."""
+        try:
+            return self._ask("GET", "/health")["healthy"]
+        except ServiceError:
+            return False
+
+    def _ask(self, method: str, path: str, body: bytes | BinaryIO | None = None) -> Any:
+        """The JSON values of an answer."""
+        headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
+        if body is not None and not isinstance(body, bytes):
+            headers["Content-Length"] = str(os.fstat(body.fileno()).st_size)
+        connect = CONNECTIONS[self._parts.scheme]
+        path = f"{self._parts.path.rstrip('/')}{path}"
+        try:
+            with closing(connect(self._parts.netloc, timeout=self.timeout)) as connection:
+                # A service refuses a large file before all of it was sent, and closes.
+                with suppress(BrokenPipeError, ConnectionResetError):
+                    connection.request(method, path, body, headers)
+                answer = connection.getresponse()
+                status, content = answer.status, answer.read()
+        except (ConnectionError, TimeoutError, socket.gaierror, http.client.HTTPException) as error:
+            raise ServiceError(0, f"{self.address} does not answer: {explain(error)}") from error
+        try:
+            values = json.loads(content)
+        except ValueError:
+            raise ServiceError(status, f"{self.address}{path}: no JSON, status {status}") from None
+        if status != 200:
+            message = values.get("error", values) if isinstance(values, dict) else values
+            raise ServiceError(status, str(message))
+        return values

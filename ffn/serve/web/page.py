@@ -1,0 +1,175 @@
+"""The web page of a service: a video in, labels at any number of frames out."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+from fastapi import FastAPI
+
+from ffn.serve.clips import Clip
+from ffn.serve.heat_maps import HeatMap
+from ffn.serve.web.metrics import Metrics
+from ffn.serve.web.service import Answer, Query, Refusal, Service
+
+PATH = "/"
+LABELS = 5
+COMPARED = (1, 2, 4, 6, 8, 12, 16, 24, 32)
+COLUMNS = ("frames", "sub-network", "label", "probability", "GMACs", "ms")
+KEPT_SECONDS = 3600  # uploaded files
+# Fonts of the system: the page works without a connection to other hosts.
+FONT, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
+
+
+def mount_page(
+    app: FastAPI, service: Service, metrics: Metrics, samples: Sequence[Path] = ()
+) -> FastAPI:
+    """Add the page of a service to its endpoint, at `PATH`.
+
+    Args:
+        app: the endpoint.
+        service: answers.
+        metrics: counts requests.
+        samples: videos to choose from.
+    """
+    return gr.mount_gradio_app(
+        app,
+        build_page(service, metrics, samples),
+        PATH,
+        max_file_size=int(service.limits.mebibytes * 2**20),
+        theme=gr.themes.Default(font=FONT, font_mono=MONO),
+        footer_links=[],
+        enable_monitoring=False,
+        ssr_mode=False,
+        pwa=False,
+    )
+
+
+def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ()) -> gr.Blocks:
+    """The page, as a gradio application; see :func:`mount_page`."""
+    models = service.models()
+    first = models[0]
+    most = min(service.limits.frames, 64)
+    compared = sorted({n for n in COMPARED if n <= most} | {*first["trained_frames"]})
+    with gr.Blocks(
+        title="ffn", analytics_enabled=False, delete_cache=(KEPT_SECONDS // 6, KEPT_SECONDS)
+    ) as page:
+        gr.Markdown("# Label a video with any number of frames")
+        with gr.Row():
+            with gr.Column():
+                video = gr.Video(label="Video", sources=["upload"], height=280, buttons=[])
+                model = gr.Dropdown(
+                    [one["name"] for one in models],
+                    value=first["name"],
+                    label="Network",
+                    visible=len(models) > 1,
+                    interactive=True,
+                )
+                frames = gr.Slider(
+                    1, most, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
+                )
+                others = gr.CheckboxGroup(
+                    compared, value=first["trained_frames"], label="Compare with"
+                )
+                heat = gr.Checkbox(
+                    label="Show where the network saw evidence for the label", elem_id="heat"
+                )
+                if samples:
+                    gr.Examples(
+                        [[str(path)] for path in samples],
+                        [video],
+                        label="Samples",
+                        examples_per_page=len(samples),
+                    )
+            with gr.Column():
+                message = gr.Markdown(_limits_text(service), elem_id="message")
+                labels = gr.Label(label="Labels", num_top_classes=LABELS, elem_id="labels")
+                table = gr.Dataframe(
+                    headers=list(COLUMNS),
+                    label="The same video with other numbers of frames",
+                    interactive=False,
+                    elem_id="table",
+                )
+        seen = gr.Gallery(
+            label="Frames that the network saw", columns=8, height="auto", elem_id="seen"
+        )
+        gr.on(
+            [video.change, model.change, frames.change, others.change, heat.change],
+            _answer_function(service, metrics),
+            [video, model, frames, others, heat],
+            [message, labels, table, seen],
+            trigger_mode="always_last",
+            concurrency_limit=service.limits.requests,
+            show_progress_on=[labels],
+            api_visibility="private",
+        )
+    return page
+
+
+def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[Any, ...]]:
+    """A function that answers an event of the page."""
+
+    def answer(
+        video: str | None, model: str, frames: int, others: Sequence[int], heat: bool
+    ) -> tuple[Any, ...]:
+        if video is None:
+            return _limits_text(service), None, None, None
+        counts = [int(frames), *sorted({*map(int, others)} - {int(frames)})]
+        started = time.perf_counter()
+        try:
+            with (
+                service.place(),
+                metrics.active.track_inprogress(),
+                tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder,
+            ):
+                copy = Path(folder, "video")
+                shutil.copyfile(video, copy)
+                query = Query(model, counts[: service.limits.counts])
+                answers = service.predict(copy, query, Path(video).name)
+                heat_map = service.heat_map(answers[0], model) if heat else None
+        except Refusal as error:
+            metrics.refused(error.status)
+            return f"**{error.message}**", None, None, None
+        metrics.answered(model, answers, time.perf_counter() - started)
+        return _shown(answers, heat_map)
+
+    return answer
+
+
+def _shown(answers: Sequence[Answer], heat_map: HeatMap | None) -> tuple[Any, ...]:
+    """Message, labels, table and frames; the first answer is the chosen one."""
+    chosen = answers[0]
+    prediction = chosen.prediction
+    message = (
+        f"{prediction.how}: {chosen.gmacs:.3g} GMACs, {prediction.model_ms:.1f} ms in the network, "
+        f"{prediction.decode_ms:.0f} ms to read the frames"
+    )
+    rows = [_row(one) for one in sorted(answers, key=lambda one: one.prediction.frames)]
+    return message, dict(prediction.top(LABELS)), rows, _frames(chosen.clip, heat_map)
+
+
+def _row(answer: Answer) -> list[Any]:
+    prediction = answer.prediction
+    label, probability = prediction.top(1)[0]
+    part = "plain" if prediction.active is None else prediction.active
+    measured = f"{answer.gmacs:.3g}", f"{prediction.model_ms:.1f}"
+    return [prediction.frames, part, label, f"{probability:.1%}", *measured]
+
+
+def _frames(clip: Clip, heat_map: HeatMap | None) -> list[tuple[Any, str]]:
+    """Pixels and caption of each frame."""
+    if heat_map is None:
+        pixels = clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
+    else:
+        pixels = heat_map.overlay()
+    return [(image, f"frame {index}") for image, index in zip(pixels, clip.indices, strict=True)]
+
+
+def _limits_text(service: Service) -> str:
+    limits = service.limits
+    return f"Upload a video of at most {limits.mebibytes:g} MiB and {limits.seconds:g} s."

@@ -1,0 +1,229 @@
+"""The serve command: what it refuses, and the page in a browser."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+from serve_files import save_network, write_video
+
+from ffn.cli.serve import main
+from ffn.serve import Client, Predictor
+
+ROOT = Path(__file__).parents[2]
+SECONDS = 60_000  # a browser's milliseconds
+
+
+def test_refusals(tmp_path, capsys) -> None:
+    weights = save_network(tmp_path / "tiny.safetensors")
+    (tmp_path / "empty").mkdir()
+    cases = {
+        "--weights missing.pt": "missing.pt",
+        f"--weights {weights} {weights}": "two of --weights have the name tiny; give one",
+        f"--weights {weights} --samples {tmp_path}/empty": "has no video; expected files *.mp4",
+        f"--weights {weights} --samples {tmp_path}/none": "none",
+    }
+    for words, message in cases.items():
+        assert main(words.split()) == 2
+        assert message in capsys.readouterr().err
+
+
+def test_a_port_that_is_used(tmp_path, capsys) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        assert main(["--weights", "any", "--port", str(port)]) == 2
+    message = f"cannot listen on 127.0.0.1, port {port}: Address already in use; choose another"
+    assert message in capsys.readouterr().err
+    assert main(["--weights", "any", "--port", "70000"]) == 2
+    assert "--port is 70000; expected 1 to 65535" in capsys.readouterr().err
+
+
+def test_missing_packages(tmp_path, capsys, monkeypatch) -> None:
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    assert main(["--weights", "any"]) == 2
+    assert "pip install 'frame-flexible[serve]'" in capsys.readouterr().err
+
+
+@pytest.fixture(scope="module")
+def weights(tmp_path_factory) -> Path:
+    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory) -> list[Path]:
+    folder, random = tmp_path_factory.mktemp("videos"), np.random.default_rng(1)
+    pixels = [random.integers(0, 256, (30, 64, 64, 3), np.uint8) for _ in range(2)]
+    return [
+        write_video(folder / f"{name}.mp4", one, rate=10, codec="libx264rgb")
+        for name, one in zip("ab", pixels, strict=True)
+    ]
+
+
+@pytest.fixture(scope="module")
+def address(weights, videos, tmp_path_factory) -> Iterator[str]:
+    """A service in a process of its own; it ends by SIGTERM, and leaves no file."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    temporary = tmp_path_factory.mktemp("temporary")
+    command = [sys.executable, "tools/serve.py", "--weights", weights, "--precision", "fp32"]
+    command += ["--port", str(port), "--samples", videos[0].parent, "--max-mib", "1"]
+    environment = {**os.environ, "TMPDIR": str(temporary), "FFN_HOME": str(temporary / "home")}
+    with subprocess.Popen(
+        [*map(str, command)],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        lines = []
+        for line in process.stdout:
+            lines.append(line)
+            if line.startswith("Ctrl-C"):
+                break
+        else:
+            raise AssertionError("".join(lines))
+        yield f"http://127.0.0.1:{port}"
+        process.send_signal(signal.SIGTERM)
+        output = process.communicate(timeout=30)[0]
+        assert (process.returncode, output) == (0, "")
+    assert [path.name for path in temporary.glob("ffn-*")] == []
+
+
+@pytest.mark.slow
+def test_a_client(address, weights, videos) -> None:
+    client = Client(address)
+    predictor = Predictor(weights, precision="fp32")
+    for video in videos:
+        (label, probability), *_ = predictor(video, frames=5).top()
+        found = client.predict(video, 5)["labels"][0]
+        assert found["label"] == label
+        assert found["probability"] == pytest.approx(probability, abs=1e-5)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[object]:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    playwright = pytest.importorskip("playwright.sync_api")
+    if chromium is None:
+        pytest.skip("there is no chromium")
+    with playwright.sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+def open_page(browser, address: str) -> tuple[object, list[str]]:
+    """A page of a browser of its own, and the addresses of other hosts that it asks."""
+    page, others = browser.new_context().new_page(), []
+    page.on("request", lambda r: None if address in r.url else others.append(r.url))
+    page.goto(address)
+    page.wait_for_selector("#frames", timeout=SECONDS)
+    return page, others
+
+
+def wait_for(page, text: str) -> str:
+    """The message of the page, as soon as it starts with a text."""
+    wanted = f"document.querySelector('#message').innerText.trim().startsWith({text!r})"
+    page.wait_for_function(wanted, timeout=SECONDS)
+    return page.inner_text("#message")
+
+
+def upload(page, path: Path) -> None:
+    page.set_input_files("input[type=file]", str(path))
+
+
+def set_frames(page, count: int) -> None:
+    page.fill("#frames input[type=number]", str(count))
+    page.keyboard.press("Tab")
+
+
+@pytest.mark.slow
+def test_the_page(address, browser, weights, videos) -> None:
+    predictor = Predictor(weights, precision="fp32")
+    page, others = open_page(browser, address)
+    upload(page, videos[0])
+    assert "8 frames, sub-network 8, fused, fp32" in wait_for(page, "8 frames")
+    for count, part in ((5, 4), (12, 8), (2, 2)):
+        set_frames(page, count)
+        assert f"{count} frames, sub-network {part}," in wait_for(page, f"{count} frames,")
+        label = predictor(videos[0], frames=count).top(1)[0][0]
+        assert page.inner_text("#labels h2") == label
+        page.wait_for_function(
+            f"document.querySelectorAll('#seen .thumbnail-lg').length == {count}", timeout=SECONDS
+        )
+        table = " ".join(page.inner_text("#table").split())
+        for trained in (2, 4, 8):
+            expected = predictor(videos[0], frames=trained).top(1)[0][0]
+            assert f" {trained} {trained} {expected} " in table
+    assert [one for one in others if not one.startswith(("data:", "blob:"))] == []
+
+
+@pytest.mark.slow
+def test_a_heat_map_in_the_page(address, browser, videos) -> None:
+    page, _ = open_page(browser, address)
+    upload(page, videos[0])
+    set_frames(page, 4)
+    wait_for(page, "4 frames,")
+    shown = "[...document.querySelectorAll('#seen img')].map(one => one.src).join()"
+    page.wait_for_function("document.querySelectorAll('#seen .thumbnail-lg').length == 4")
+    before = page.evaluate(shown)
+    page.check("#heat input")
+    page.wait_for_function(f"{shown} != {before!r}", timeout=SECONDS)
+    assert wait_for(page, "4 frames,")
+
+
+@pytest.mark.slow
+def test_a_broken_file_in_the_page(address, browser, videos, tmp_path) -> None:
+    page, _ = open_page(browser, address)
+    content = videos[0].read_bytes()
+    (tmp_path / "broken.mp4").write_bytes(content[: len(content) // 2])
+    upload(page, tmp_path / "broken.mp4")
+    assert wait_for(page, "broken.mp4").startswith("broken.mp4: ")
+    (tmp_path / "text.mp4").write_text("hello")
+    page.reload()
+    upload(page, tmp_path / "text.mp4")
+    found = wait_for(page, "text.mp4")
+    assert found.startswith("text.mp4 is no video of a type that is accepted; accepted are MP4")
+    page.reload()
+    upload(page, videos[1])
+    wait_for(page, "8 frames")
+
+
+@pytest.mark.slow
+def test_two_browsers_at_different_numbers_of_frames(address, weights, videos) -> None:
+    """Each in a thread, as the driver asks."""
+    predictor = Predictor(weights, precision="fp32")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    playwright = pytest.importorskip("playwright.sync_api")
+    if chromium is None:
+        pytest.skip("there is no chromium")
+
+    def visit(video: Path, counts: list[int]) -> list[tuple[int, str]]:
+        with playwright.sync_playwright() as driver:
+            browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+            page, _ = open_page(browser, address)
+            upload(page, video)
+            wait_for(page, "8 frames")
+            found = []
+            for count in counts:
+                set_frames(page, count)
+                wait_for(page, f"{count} frames,")
+                found.append((count, page.inner_text("#labels h2")))
+            browser.close()
+        return found
+
+    plans = [[3, 7, 2, 12, 5], [12, 2, 6, 3, 9]]
+    with ThreadPoolExecutor(2) as pool:
+        answers = [*pool.map(visit, videos, plans)]
+    for video, found in zip(videos, answers, strict=True):
+        assert found == [(n, predictor(video, frames=n).top(1)[0][0]) for n, _ in found]

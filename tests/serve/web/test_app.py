@@ -1,0 +1,252 @@
+"""The endpoint of a service, over HTTP, and its client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+import uvicorn
+from serve_files import save_network, write_video
+
+from ffn.serve import Client, Predictor, ServiceError
+from ffn.serve.web import Limits, Metrics, Service, create_app, mount_page
+
+LIMITS = Limits(mebibytes=1.0, frames=16, timeout=8.0, requests=4)
+COUNTS = (2, 3, 4, 7, 8, 12)
+
+
+@pytest.fixture(scope="module")
+def predictors(tmp_path_factory) -> dict[str, Predictor]:
+    """Two networks with other weights."""
+    folder = tmp_path_factory.mktemp("weights")
+    spreads = {"tiny": 0.1, "other": 0.2}
+    files = {k: save_network(folder / f"{k}.safetensors", spread=v) for k, v in spreads.items()}
+    return {name: Predictor(path, precision="fp32") for name, path in files.items()}
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory) -> list[Path]:
+    folder, random = tmp_path_factory.mktemp("videos"), np.random.default_rng(1)
+    pixels = [random.integers(0, 256, (n, 40, 48, 3), np.uint8) for n in (9, 20, 33)]
+    return [write_video(folder / f"{n}.mp4", one, rate=10) for n, one in enumerate(pixels)]
+
+
+@pytest.fixture(scope="module")
+def address(predictors) -> Iterator[str]:
+    with Service(predictors, limits=LIMITS, workers=2) as service:
+        service.warm_up()
+        metrics = Metrics()
+        app = create_app(service, metrics)
+        mount_page(app, service, metrics)
+        listening = socket.create_server(("127.0.0.1", 0))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
+        thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+        thread.start()
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        server.should_exit = True
+        thread.join()
+
+
+@pytest.fixture(scope="module")
+def client(address) -> Client:
+    return Client(address, timeout=30)
+
+
+def refused(client: Client, *given: object, **options: object) -> tuple[int, str]:
+    with pytest.raises(ServiceError) as caught:
+        client.predict(*given, **options)
+    return caught.value.status, str(caught.value)
+
+
+def test_an_answer(client, predictors, videos) -> None:
+    found = client.predict(videos[1], frames=7, top=2)
+    prediction = predictors["tiny"](videos[1], frames=7)
+
+    expected = prediction.to_dict(2)
+    assert found["name"] == "1.mp4"
+    for key in ("frames", "sub_network", "network", "why"):
+        assert found[key] == expected[key]
+    for one, other in zip(found["labels"], expected["labels"], strict=True):
+        assert one["label"] == other["label"]
+        assert one["probability"] == pytest.approx(other["probability"], abs=1e-5)
+    assert found["indices"] == [*prediction.indices]
+    assert found["gmacs"] == predictors["tiny"].gmacs(7)
+    assert min(found["decode_ms"], found["model_ms"]) > 0
+
+
+def test_several_numbers_of_frames_of_bytes(client, videos) -> None:
+    found = client.predict(videos[0].read_bytes(), [8, "auto", 2])
+    assert [one["frames"] for one in found] == [8, 8, 2]
+    assert found[1]["why"] == "auto: the video takes 0.9 s"
+    assert found[0]["name"] == "the video"
+
+
+def test_the_networks(client, predictors) -> None:
+    first, second = client.models()
+    assert (first["name"], second["name"]) == ("tiny", "other")
+    assert first["classes"] == ["up", "down", "still"]
+    assert first["trained_frames"] == [2, 4, 8]
+    assert first["gmacs"]["4"] == predictors["tiny"].gmacs(4)
+
+
+def test_many_requests_at_once_do_not_mix(client, predictors, videos) -> None:
+    asked = [(v, n, m) for v in videos for n in COUNTS for m in predictors] * 2
+    random = np.random.default_rng(0)
+    random.shuffle(asked)
+
+    def ask(one: tuple[Path, int, str]) -> dict:
+        video, frames, model = one
+        return client.predict(video, frames, model=model, top=3)
+
+    with ThreadPoolExecutor(LIMITS.requests) as pool:
+        answers = [*pool.map(ask, asked)]
+
+    for (video, frames, model), answer in zip(asked, answers, strict=True):
+        expected = dict(predictors[model](video, frames=frames).top(3))
+        found = {one["label"]: one["probability"] for one in answer["labels"]}
+        assert found == pytest.approx(expected, abs=1e-5)
+        assert (answer["name"], answer["frames"]) == (video.name, frames)
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ("frames=0", "frames is '0'; expected an integer of 1 or more, or \"auto\""),
+        ("frames=-1", "frames is '-1'; expected an integer of 1 or more, or \"auto\""),
+        ("frames=4&frames=", "frames is ''; expected an integer of 1 or more, or \"auto\""),
+        ("frames=9999999999999", "frames is '9999999999999'; expected an integer of 1 or more"),
+        ("frames=17", "frames is 17; at most 16 are accepted"),
+        ("frame=8", "there is no parameter 'frame'; the parameters are model, frames, budget_ms"),
+        ("top=0", "top is '0': input should be greater than or equal to 1"),
+        ("budget_ms=nan", "budget_ms is 'nan': input should be"),
+        ("budget_gmacs=inf", "budget_gmacs is inf; expected a number above 0"),
+        ("model=big", "there is no model 'big'; the models are tiny, other"),
+        ("frames=4&budget_ms=3", "got frames=4 and budget_ms=3.0; give one of frames"),
+        (f"name={'x' * 201}", "name is 'xxx"),
+    ],
+)
+def test_wrong_parameters(address, videos, query, message) -> None:
+    status, answer = post(address, f"/api/predict?{query}", videos[0].read_bytes())
+    assert status == 400
+    assert answer["error"].startswith(message)
+
+
+def post(address: str, path: str, body: bytes) -> tuple[int, dict]:
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    connection.request("POST", path, body)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def test_bad_files_get_a_sentence(client, videos) -> None:
+    accepted = "; accepted are MP4, MOV, WebM, MKV, AVI, GIF, FLV, WMV, Ogg, MPEG-PS, MPEG-TS"
+    assert refused(client, b"") == (415, f"the video is empty{accepted}")
+    what = "the video is no video of a type that is accepted"
+    assert refused(client, b"hello") == (415, what + accepted)
+    half = videos[2].read_bytes()[:3000]
+    status, message = refused(client, half)
+    assert status == 422
+    assert message.startswith("the video: ")
+
+
+def test_a_file_that_is_too_large(client, address, tmp_path) -> None:
+    (tmp_path / "large.mp4").write_bytes(bytes(2**20 + 1))
+    message = "the video has more bytes than are accepted; at most 1 MiB are accepted"
+    assert refused(client, tmp_path / "large.mp4") == (413, message)
+
+    # of a length that is not said
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    chunks = (bytes(2**18) for _ in range(5))
+    connection.request("POST", "/api/predict", chunks, encode_chunked=True)
+    assert json.loads(connection.getresponse().read()) == {"error": message}
+
+
+def test_a_client_that_closes_or_sends_nothing(address, client, videos) -> None:
+    host, port = address.removeprefix("http://").split(":")
+    head = b"POST /api/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n1234"
+    for _ in range(LIMITS.requests):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.sendall(head)
+            time.sleep(0.05)
+    deadline = time.monotonic() + 5
+    while "ffn_active_requests 0.0" not in read(address, "/metrics"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    assert client.predict(videos[0])["frames"] == 8
+
+
+def test_requests_beyond_the_limit(address, client, videos) -> None:
+    host, port = address.removeprefix("http://").split(":")
+    head = b"POST /api/predict HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\n1234"
+    waiting = [socket.create_connection((host, int(port))) for _ in range(LIMITS.requests)]
+    for connection in waiting:
+        connection.sendall(head)
+    deadline = time.monotonic() + 5
+    while "ffn_active_requests 4.0" not in read(address, "/metrics"):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+    message = "4 requests are being answered; try again in a second"
+    assert refused(client, videos[0]) == (503, message)
+    assert client.healthy()
+    for connection in waiting:
+        connection.close()
+
+
+def read(address: str, path: str) -> str:
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    connection.request("GET", path)
+    return connection.getresponse().read().decode()
+
+
+def test_metrics(address, client, videos) -> None:
+    def counts() -> dict[str, float]:
+        lines = [x.rsplit(" ", 1) for x in read(address, "/metrics").splitlines() if x[0] != "#"]
+        return {name: float(value) for name, value in lines}
+
+    before = counts()
+    client.predict(videos[0], [3, 4])
+    refused(client, b"")
+    after = counts()
+
+    def added(name: str) -> float:
+        return after[name] - before.get(name, 0.0)
+
+    assert added('ffn_requests_total{status="200"}') == 1
+    assert added('ffn_requests_total{status="415"}') == 1
+    assert added('ffn_clips_total{frames="3",model="tiny"}') == 1
+    assert added("ffn_request_seconds_count") == 1
+    assert added("ffn_network_seconds_count") == 2
+    assert after["process_resident_memory_bytes"] > 1e8
+
+
+def test_the_page_needs_no_other_host(address) -> None:
+    page = read(address, "/")
+    assert "Label a video with any number of frames" in page
+    assert "googleapis" not in page
+    assert (
+        "predict"
+        in json.loads(read(address, "/openapi.json"))["paths"]["/api/predict"]["post"][
+            "summary"
+        ].lower()
+    )
+
+
+def test_a_service_that_does_not_answer() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    client = Client(f"http://127.0.0.1:{port}")
+    status, message = refused(client, b"1234")
+    assert status == 0
+    assert message.startswith(f"http://127.0.0.1:{port} does not answer: ")
+    assert not client.healthy()
+    with pytest.raises(ValueError, match="address is 'localhost:7860'; expected http://HOST:PORT"):
+        Client("localhost:7860")
