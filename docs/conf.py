@@ -161,8 +161,8 @@ class CommandHelp(SphinxDirective):
         return sections
 
 
-def help_text(command: str) -> str:
-    """What ``ffn COMMAND --help`` prints on a console of 88 columns."""
+def help_text(command: str, *subcommand: str) -> str:
+    """What ``ffn COMMAND --help`` prints on a console of 88 columns, and its subcommands."""
     shown = io.StringIO()
     main = importlib.import_module(f"ffn.cli.{command}").main
     with (
@@ -171,5 +171,8 @@ def help_text(command: str) -> str:
         contextlib.redirect_stdout(shown),
         contextlib.suppress(SystemExit),
     ):
-        main(["--help"])
-    return shown.getvalue()
+        main([*subcommand, "--help"])
+    text = shown.getvalue()
+    inner = re.match(rf"usage: ffn {command} \[-h\] (\w+(?:\|\w+)+) ", text)
+    names = inner[1].split("|") if inner else []
+    return "\n".join([text, *(help_text(command, name) for name in names)])

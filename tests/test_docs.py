@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,34 @@ def test_costs_of_views(gop: str) -> None:
     assert cells("decoding.md", f"{gop} frames") == expected
 
 
+def traffic(title: str) -> dict[str, str]:
+    """Requests and MiB of each variant, from the title of a comparison."""
+    parts = title.split("requests, MiB: ")[1].split("; ")
+    return dict(re.split(r" (?=\d)", part, maxsplit=1) for part in parts)
+
+
+@pytest.mark.parametrize(
+    ("label", "start", "variants", "digits"),
+    [
+        *((str(n), f"{n} clips of 8 frames", ("ranges", "whole shards"), 1) for n in (1, 4, 16)),
+        *(
+            (str(n), f"8 frames at a distance of {n},", ("a request per frame", "one request"), 2)
+            for n in (2, 3, 4, 8)
+        ),
+    ],
+)
+def test_ranges_of_a_remote_store(
+    label: str, start: str, variants: tuple[str, str], digits: int
+) -> None:
+    content = json.loads((ROOT / "model_zoo/results/remote_store.json").read_text())
+    (found,) = (c for c in content["comparisons"] if c["title"].startswith(start))
+    (ratio,) = found["ratios"]
+    shown = [traffic(found["title"])[name] for name in variants]
+    row = [label, *shown, f"{ratio['speed']:.{digits}f}"]
+    assert f"| {' | '.join(row)} |" in (ROOT / "docs/clip_store.md").read_text().splitlines()
+    assert content["measured"]["date"][:10] in (ROOT / "docs/clip_store.md").read_text()
+
+
 STEPS = (
     ("training_steps.json", "tsm_r18, views 4, 8, 16, batches of 2 at 224 px"),
     ("training_steps_tsm_r50.json", "tsm_r50, views 4, 8, 16, batches of 1 at 224 px"),
@@ -89,3 +118,14 @@ def test_views_in_sequence_save_a_third_of_the_memory_for_no_time() -> None:
         ratio = ratios(file, title)["sequential", "together"]
         assert ratio["memory"] <= 0.65
         assert ratio["speed"] >= 1 / 1.1
+
+
+def test_the_table_of_cascades() -> None:
+    """Its rows are those of the report, which a tool has written."""
+    report = (ROOT / "model_zoo/results/cascade_motion.md").read_text().splitlines()
+    text = (ROOT / "docs/cascade.md").read_text().splitlines()
+    rows = [line for line in text if line.startswith("| ") and "%" in line and " frames" in line]
+    rows += [line for line in text if line.startswith("| cascade |")]
+
+    assert len(rows) >= 5
+    assert {row for row in rows if "rule" not in row} <= {*report}

@@ -233,6 +233,7 @@ PACKAGES = {
     "aiohttp": "fsspec[http]",
     "decord": "decord2",
     "onnx_ir": "onnxscript",
+    "prometheus_client": "prometheus-client",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import re
 import shlex
+import socket
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from ffn.datasets.synthetic import generate
 from ffn.engine.config import load_config
+from ffn.serve import Client
 
 ROOT = Path(__file__).parents[1]
 SEPARATE = ["plain_4", "plain_8", "plain_16"]
@@ -62,6 +67,40 @@ def test_command_runs_on_the_weights_that_ship(
     main = importlib.import_module(f"ffn.cli.{Path(command[1]).stem}").main
     assert command[0] == "python"
     assert main(command[2:]) == 0
+
+
+def first_steps() -> list[str]:
+    section = README.partition("## First steps")[2]
+    return re.search(r"```bash\n(.*?)```", section, flags=re.DOTALL)[1].splitlines()
+
+
+@pytest.mark.slow
+def test_first_steps(tmp_path: Path) -> None:
+    """From nothing to a service of a fine-tuned network, as a newcomer types it."""
+    for name in ("tools", "examples", "configs"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    # A clone has the models beside the tools; the environment names the versions of this one.
+    environment = os.environ | {"PYTHONPATH": str(ROOT), "FFN_HOME": str(tmp_path / "home")}
+    options = {"cwd": tmp_path, "env": environment, "text": True}
+    *steps, serve = (shlex.split(line) for line in first_steps())
+    for words in steps:
+        done = subprocess.run([sys.executable, *words[1:]], capture_output=True, **options)
+        assert done.returncode == 0, f"{words}\n{done.stdout}\n{done.stderr}"
+    assert (tmp_path / "own_8.onnx").is_file()
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    words = [sys.executable, *serve[1:], "--port", str(port)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, **options) as process:
+        try:
+            for line in process.stdout:
+                if line.startswith("Ctrl-C"):
+                    break
+            clip = tmp_path / "data/motion/videos/val_pulse_once_0000.mp4"
+            answers = Client(f"http://127.0.0.1:{port}").predict(clip, [4, 8, 16])
+        finally:
+            process.terminate()
+    assert [one["sub_network"] for one in answers] == [4, 8, 16]
 
 
 def test_every_tool_that_is_named_exists() -> None:

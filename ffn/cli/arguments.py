@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,12 +12,52 @@ from ffn.registry import import_extensions
 if TYPE_CHECKING:
     import torch
 
+# Of ``--weights``: all that ffn.zoo.read takes.
+WEIGHTS_HELP = "name in the zoo, a .pt or .safetensors file, or hf://user/name"
+
 
 def positive_int(text: str) -> int:
     """An integer of 1 or more, as ``type=`` of an argparse option."""
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
     return int(text)
+
+
+def non_negative_int(text: str) -> int:
+    """An integer of 0 or more, as ``type=`` of an argparse option."""
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
+    return int(text)
+
+
+def positive_number(text: str) -> float:
+    """A finite number above 0, as ``type=`` of an argparse option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
+    return value
+
+
+def non_negative_number(text: str) -> float:
+    """A finite number of 0 or more, as ``type=`` of an argparse option."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value < math.inf:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
+    return value
+
+
+def frames_or_auto(text: str) -> int | str:
+    """A number of frames of 1 or more, or "auto", as ``type=`` of an argparse option."""
+    try:
+        return text if text == "auto" else positive_int(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}, nor "auto"') from None
 
 
 def add_overrides_argument(parser: argparse.ArgumentParser) -> None:
@@ -58,6 +99,26 @@ def find_device(name: str | None) -> torch.device:
             "Use --device cpu, or leave it out"
         )
     return device
+
+
+def add_network_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that say how the network of a predictor runs, and ``--pattern``."""
+    option = parser.add_argument
+    option(
+        "--pattern",
+        metavar="NAME",
+        help="file names in a folder of frames, e.g. img_{:05d}.jpg; default: data.frame_pattern "
+        "of the training, else {:05d}.jpg",
+    )
+    option(
+        "--precision",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        default="auto",
+        help="auto, the default: bf16 on CPUs where it is faster by a measurement, else fp32; half "
+        "precision on CUDA",
+    )
+    option("--no-fuse", action="store_true", help="run the network as it was trained")
+    option("--compile", action="store_true", help="compile it; worth it for many files")
 
 
 def refuse_existing(path: Path, overwrite: bool, option: str = "--output") -> None:

@@ -3,28 +3,34 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ffn.cli.arguments import (
+    WEIGHTS_HELP,
     add_device_argument,
     add_imports_argument,
+    add_network_arguments,
     find_device,
+    frames_or_auto,
     load_imports,
     positive_int,
+    positive_number,
     refuse_existing,
 )
-from ffn.cli.program import Parser, called_as, fail, fail_once, prefix, program
+from ffn.cli.predict_list import (
+    add_list_arguments,
+    build_predictor,
+    predict_list,
+    refuse_list_arguments,
+)
+from ffn.cli.program import Parser, called_as, fail, prefix, program
+from ffn.commands import command
 from ffn.files import make_writable
 
 if TYPE_CHECKING:
-    import torch
-
-    from ffn.engine.distributed import World
     from ffn.serve import Predictor
     from ffn.serve.report import Report
 
@@ -42,17 +48,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = _parser().parse_args(arguments)
     if given.output is not None:
-        return _predict_list(given)
+        return predict_list(given)
 
     from ffn.data import VideoError
     from ffn.serve.report import FORMATS
     from ffn.zoo import WeightsError
 
     try:
-        _refuse_lists(given.files)
+        _refuse(given)
         targets = _targets(given)
         load_imports(given)
-        predictor = _predictor(given, find_device(given.device), given.precision)
+        predictor = build_predictor(
+            given, find_device(given.device), given.precision, given.cascade
+        )
         predict = _prediction(given, predictor)
     except (ValueError, OSError, ImportError, WeightsError) as error:
         return fail("predict", error)
@@ -65,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             print(f"{prefix('predict')}: {error}", file=sys.stderr)
             report.add_error(path, error.cause)
             failed += 1
-        except OSError as error:  # of a picture
+        except (ValueError, OSError) as error:  # too many windows; a picture
             return fail("predict", error)
     if failed:
         text = f"{failed} of {len(given.files)} files could not be read"
@@ -73,87 +81,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 1 if failed else 0
 
 
-def _refuse_lists(files: Sequence[str]) -> None:
-    """Raise ValueError for a list among the videos."""
-    for path in files:
+def _refuse(given: argparse.Namespace) -> None:
+    """Raise ValueError for a list among the videos, and for options that would do nothing."""
+    for path in given.files:
         if Path(path).suffix.lower() in LISTS and Path(path).is_file():
             raise ValueError(f"{path} is no video; for a list of videos, add --output TABLE.csv")
-
-
-def _predict_list(given: argparse.Namespace) -> int:
-    """Predict a list of videos into a table, in all processes; returns the exit status."""
-    from ffn.data.workers import check_timeout
-
-    try:
-        if len(given.files) > 1:
-            raise ValueError(f"--output is for one list of videos; got {len(given.files)} files")
-        for option in ("save", "window"):
-            if getattr(given, option) is not None:
-                raise ValueError(f"--{option} is not for lists of videos; leave out --output")
-        refuse_existing(given.output, given.overwrite)
-        make_writable(given.output.parent)
-        check_timeout(given.timeout)
-        load_imports(given)
-        device = find_device(given.device)
-    except (ValueError, OSError, ImportError) as error:
-        return fail_once("predict", error)
-
-    from ffn.engine.failures import run_command
-
-    return run_command(prefix("predict"), partial(_archive, given), device=device)
-
-
-def _archive(given: argparse.Namespace, world: World) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from ffn.serve.archive import ArchiveOptions, Listed, predict_archive
-
-    videos = Listed.read(Path(given.files[0]), given.root)
-    options = ArchiveOptions(
-        frames=given.frames,
-        budget_ms=given.budget_ms,
-        budget_gmacs=given.budget_gmacs,
-        labels=given.top,
-        features=given.features,
-        batch_size=given.batch_size,
-        workers=given.workers,
-        timeout=given.timeout,
-    )
-
-    def build(precision: str | None) -> Predictor:
-        return _predictor(given, world.device, precision or given.precision)
-
-    console = Console(stderr=True)
-    hidden = not (world.is_main and console.is_terminal)
-    with Progress(console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("predicting", total=None)
-        result = predict_archive(
-            build,
-            videos,
-            given.output,
-            options,
-            rank=world.rank,
-            size=world.size,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    if world.is_main:
-        kept = f", {result.kept} of them by an earlier call" if result.kept else ""
-        errors = f"; {result.errors} could not be read, see its column error"
-        print(f"{given.output}: {result.videos} videos{kept}{errors if result.errors else ''}")
-
-
-def _predictor(given: argparse.Namespace, device: torch.device, precision: str) -> Predictor:
-    from ffn.serve import Predictor
-
-    return Predictor(
-        given.weights,
-        device=device,
-        pattern=given.pattern,
-        precision=precision,
-        fuse=not given.no_fuse,
-        compile=given.compile,
-    )
+    refuse_list_arguments(given)
+    if given.step is not None and given.window is None:
+        raise ValueError(f"--step is {given.step:g}; it needs --window, their length")
+    if given.heat_map and given.save is None:
+        raise ValueError("--heat-map is drawn into a picture; add --save *.png, *.gif or *.mp4")
+    if given.heat_map and given.window is not None:
+        raise ValueError("--heat-map is not for --window; leave one of them out")
+    for option in ("label", "layer"):
+        if getattr(given, option) is not None and not given.heat_map:
+            raise ValueError(f"--{option} is for --heat-map; add it")
+    if given.cascade is not None and given.window is not None:
+        raise ValueError("--cascade is for whole videos; leave out --window, or give --frames")
+    saves_video = given.save is not None and given.save.lower().endswith(".mp4")
+    if given.fps is not None and given.window is None and not saves_video:
+        raise ValueError(f"--fps is {given.fps:g}; it is for --window and for --save *.mp4")
 
 
 def _prediction(
@@ -162,18 +109,29 @@ def _prediction(
     """A function that predicts a video, draws it if there is a target, and reports it."""
     from ffn.serve import merge_windows
     from ffn.serve.clips import Windows
+    from ffn.serve.heat_maps import find_class
     from ffn.serve.pictures import save, save_video
 
-    reader = predictor.reader(
-        given.frames, budget_ms=given.budget_ms, budget_gmacs=given.budget_gmacs
-    )
+    if given.cascade is None:
+        reader = predictor.reader(
+            given.frames, budget_ms=given.budget_ms, budget_gmacs=given.budget_gmacs
+        )
     options = {"pattern": predictor.pattern, "fps": given.fps}
+    if given.label is not None:
+        find_class(given.label, predictor.classes)
 
     def whole(path: str, target: Path | None, report: Report) -> None:
-        clip = reader.read(path)
-        prediction = predictor.predict([clip])[0]
+        if given.cascade is not None:
+            clip, prediction = predictor.predict_cascade([path])[0]
+        else:
+            clip = reader.read(path)
+            prediction = predictor.predict([clip])[0]
         if target is not None:
-            save(target, path, clip, prediction, **options)
+            heat = None
+            if given.heat_map:
+                label = given.label or prediction.top(1)[0][0]
+                heat = predictor.heat_map(clip, label=label, layer=given.layer)
+            save(target, path, clip, prediction, heat=heat, **options)
         report.add(prediction)
 
     def in_windows(path: str, target: Path | None, report: Report) -> None:
@@ -185,8 +143,6 @@ def _prediction(
         report.add_windows(found, segments)
 
     if given.window is None:
-        if given.step is not None:
-            raise ValueError(f"--step is {given.step:g}; it needs --window, their length")
         return whole
     windows = Windows(given.window, given.step, given.fps)
     return in_windows
@@ -223,19 +179,6 @@ def _targets(given: argparse.Namespace) -> list[Path | None]:
     return targets
 
 
-def _frames(text: str) -> int | str:
-    try:
-        return text if text == "auto" else positive_int(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f'{error}, nor "auto"') from None
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
-    return int(text)
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=called_as("predict"),
@@ -252,28 +195,14 @@ def _parser() -> argparse.ArgumentParser:
         help="video files, folders of frames, or addresses as https://host/video.mp4; with "
         "--output, one list of these: a csv with a column path, or a path per line",
     )
-    option("--weights", required=True, help="name in the zoo, or a .pt or .safetensors file")
+    option("--weights", required=True, help=WEIGHTS_HELP)
     _add_frames(parser)
     option("--top", type=positive_int, default=5, metavar="k", help="labels per file; default: 5")
     _add_windows(parser)
     _add_output(parser)
-    _add_list(parser)
+    add_list_arguments(parser)
     add_device_argument(parser)
-    option(
-        "--pattern",
-        metavar="NAME",
-        help="file names in a folder of frames, e.g. img_{:05d}.jpg; default: data.frame_pattern "
-        "of the training, else {:05d}.jpg",
-    )
-    option(
-        "--precision",
-        choices=("auto", "fp32", "bf16", "fp16"),
-        default="auto",
-        help="auto, the default: bf16 on CPUs where it is faster by a measurement, else fp32; half "
-        "precision on CUDA",
-    )
-    option("--no-fuse", action="store_true", help="run the network as it was trained")
-    option("--compile", action="store_true", help="compile it; worth it for many files")
+    add_network_arguments(parser)
     add_imports_argument(parser)
     return parser
 
@@ -283,23 +212,29 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
     option = parser.add_mutually_exclusive_group().add_argument
     option(
         "--frames",
-        type=_frames,
+        type=frames_or_auto,
         metavar="n",
         help="frames of a clip, or auto: at most 8 per second and none twice; default: the largest "
         "trained count",
     )
     option(
         "--budget-ms",
-        type=float,
+        type=positive_number,
         metavar="MS",
         help="the most frames whose forward pass takes at most this time, by a measurement that is "
         "made once",
     )
     option(
         "--budget-gmacs",
-        type=float,
+        type=positive_number,
         metavar="G",
         help="the most frames of at most so many giga multiply-accumulates",
+    )
+    option(
+        "--cascade",
+        metavar="FILE",
+        help=f"more frames only if few are not enough: the cascade of {command('cascade')} fit for "
+        "these weights",
     )
 
 
@@ -308,19 +243,19 @@ def _add_windows(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
     option(
         "--window",
-        type=float,
+        type=positive_number,
         metavar="SECONDS",
         help="predict windows of this length, and join those with the same label to segments",
     )
     option(
         "--step",
-        type=float,
+        type=positive_number,
         metavar="SECONDS",
         help="from the start of a window to that of the next; default: half a window",
     )
     option(
         "--fps",
-        type=float,
+        type=positive_number,
         metavar="n",
         help="frames per second of folders of frames, which have no times",
     )
@@ -341,43 +276,17 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
         help="also write *.png or *.gif, the frames that the network saw with the labels, or "
         f"*.mp4, the video with its labels; {NAME} stands for the name of a file",
     )
-    option("--overwrite", action="store_true", help="replace files of --save or --output")
-
-
-def _add_list(parser: argparse.ArgumentParser) -> None:
-    """Options for lists of videos."""
-    option = parser.add_argument
     option(
-        "--output",
-        type=Path,
-        metavar="TABLE",
-        help="predict a list of videos into this *.csv or *.parquet file",
-    )
-    option("--root", help="folder that relative paths of the list start from; default: its folder")
-    option(
-        "--features",
+        "--heat-map",
         action="store_true",
-        help="also write the features before the classifier, to a *.parquet file",
+        help="draw over the frames of --save where the network sees evidence for the label "
+        "(Grad-CAM)",
     )
+    option("--label", metavar="CLASS", help="class of the heat map; default: the most probable")
     option(
-        "--batch-size",
-        type=positive_int,
-        default=16,
-        metavar="n",
-        help="videos of the list per forward pass; default: 16",
+        "--layer",
+        metavar="NAME",
+        help="layer whose feature map the heat map is made of, e.g. net.layer3; default: the last "
+        "with more than one position per frame",
     )
-    option(
-        "--workers",
-        type=_count,
-        default=min(8, max(1, (os.cpu_count() or 1) - 1)),
-        metavar="n",
-        help="processes that decode the videos of the list, per process; default: %(default)s here",
-    )
-    option(
-        "--timeout",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="time for a batch of the list; a video that blocks is a row with its cause; "
-        "default: 600",
-    )
+    option("--overwrite", action="store_true", help="replace files of --save or --output")

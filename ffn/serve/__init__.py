@@ -1,7 +1,28 @@
-"""Inference: labels and probabilities of videos."""
+"""Inference: labels and probabilities of videos and of streams while they run, and heat maps."""
 
+from ffn.serve.client import Client, ServiceError
+from ffn.serve.heat_maps import HeatMap
+from ffn.serve.live.answer import LiveAnswer
+from ffn.serve.live.predictor import LivePredictor
+from ffn.serve.live.smoothing import Smoothing
+from ffn.serve.live.sources import SourceEvent, open_source
+from ffn.serve.overlays import overlay
 from ffn.serve.prediction import Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.windows import Segment, merge_windows
 
-__all__ = ["Prediction", "Predictor", "Segment", "merge_windows"]
+__all__ = [
+    "Client",
+    "HeatMap",
+    "LiveAnswer",
+    "LivePredictor",
+    "Prediction",
+    "Predictor",
+    "Segment",
+    "ServiceError",
+    "Smoothing",
+    "SourceEvent",
+    "merge_windows",
+    "open_source",
+    "overlay",
+]

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffn.data import open_video
+from ffn.data import StoredVideo, open_video
 from ffn.data.decoding import Video, VideoError
 from ffn.data.decoding.video import check_indices
 from ffn.files import explain
@@ -21,11 +21,12 @@ from ffn.limits import DOWNLOAD_BYTES
 from ffn.zoo import WeightsError
 from ffn.zoo.web import CHUNK, WebFile
 
-Input = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Tensor
+Input = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Tensor | StoredVideo
 
 ALLOWED = (
     "the path of a video file or of a folder of frames, an address as https://host/video.mp4, the "
-    "bytes of a video file, or uint8 frames (T, H, W, 3) or (T, 3, H, W) as an array or a tensor"
+    "bytes of a video file, uint8 frames (T, H, W, 3) or (T, 3, H, W) as an array or a tensor, or "
+    "a video of a clip store, from ClipStore.open"
 )
 
 
@@ -96,6 +97,8 @@ def open_input(given: Input, *, pattern: str) -> Iterator[tuple[str, Video]]:
     elif isinstance(given, (np.ndarray, Tensor)):
         video = FramesInMemory(given)
         yield video.path, video
+    elif isinstance(given, StoredVideo):
+        yield given.path, given
     elif isinstance(given, (str, os.PathLike)):
         yield os.fspath(given), open_video(given, pattern=pattern)
     else:
@@ -173,9 +176,10 @@ def frame_times(video: Video, fps: float | None) -> tuple[np.ndarray, float]:
         VideoError: the video has no times, or a single frame, and ``fps`` is None.
     """
     timeline = getattr(video, "timeline", None)
-    if timeline is not None and len(timeline) > 1 and timeline.seconds[-1]:
-        last = float(timeline.seconds[-1])
-        return timeline.seconds, last * len(timeline) / (len(timeline) - 1)
+    times = getattr(video, "times", None) if timeline is None else timeline.seconds
+    if times is not None and len(times) > 1 and times[-1] > times[0]:
+        times = times - times[0]  # a store may hold a part of a video
+        return times, float(times[-1]) * len(times) / (len(times) - 1)
     if fps is None:
         raise VideoError(video.path, "its frames have no times; give the frames per second")
     return np.arange(len(video)) / fps, len(video) / fps

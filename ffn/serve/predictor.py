@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-import math
 import os
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from numbers import Integral
+from pathlib import Path
 
 import torch
+from torch import Tensor
 
+from ffn.commands import command
 from ffn.data import Normalise, Preprocessing
 from ffn.data.decoding import PATTERN, check_pattern
+from ffn.evaluation.cascades.file import CascadeFile
 from ffn.export import Networks
 from ffn.labels import label_kind
-from ffn.serve.choose_frames import Always, Budget, ByDuration, counts_of
+from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice, counts_of
 from ffn.serve.clips import Choice, Clip, ClipReader, Windows
+from ffn.serve.heat_maps import HeatMap, HeatMaps
 from ffn.serve.inputs import Input
 from ffn.serve.prediction import Prediction
-from ffn.zoo import home, load_with_record
+from ffn.serve.stages import run_cascade
+from ffn.zoo import home, load_with_record, state_sha256
 
 
 class Predictor:
@@ -38,11 +42,12 @@ class Predictor:
         compile: Use ``torch.compile``; the first video of every length takes long.
         pattern: File names in a folder of frames, e.g. ``img_{:05d}.jpg``. Default: that of the
             training (``data.frame_pattern`` in the record), or else ``{:05d}.jpg``.
+        cascade: File of ``ffn cascade fit`` for these weights, for ``frames="cascade"``.
 
     Raises:
-        ValueError: if the name or the precision is unknown, or the record has no valid
-            preprocessing.
-        FileNotFoundError: if the file does not exist.
+        ValueError: if the name or the precision is unknown, the record has no valid preprocessing,
+            or the cascade is damaged or belongs to other weights.
+        FileNotFoundError: if the file, or that of the cascade, does not exist.
         WeightsError: if the weights cannot be loaded.
         TypeError: if `name_or_path` is neither a name nor a path.
     """
@@ -56,14 +61,15 @@ class Predictor:
         fuse: bool = True,
         compile: bool = False,
         pattern: str | None = None,
+        cascade: str | os.PathLike[str] | None = None,
     ) -> None:
         import av  # noqa: F401  not in the first call, whose time is measured
 
         if not isinstance(name_or_path, (str, os.PathLike)):
             raise TypeError(
                 f"name_or_path is a {type(name_or_path).__name__}; expected a name of the zoo "
-                "(ffn.list_weights()) or the path of a .pt or .safetensors file. Save a network "
-                "with ffn.zoo.save_weights"
+                "(ffn.list_weights()), the path of a .pt or .safetensors file, or hf://user/name. "
+                "Save a network with ffn.zoo.save_weights"
             )
         self.device = torch.device(device)
         self.model, self.record = load_with_record(name_or_path, device=self.device)
@@ -79,6 +85,18 @@ class Predictor:
             self.model, precision=precision, fused=fuse, compiled=compile, cache=home()
         )
         self._normalise = Normalise(self.preprocessing)
+        self._heat_maps = HeatMaps(
+            self.model,
+            preprocessing=self.preprocessing,
+            classes=self.classes,
+            labels=label_kind(self.record.multi_label),
+            device=self.device,
+        )
+        self._cascade = None
+        if cascade is not None:
+            file = CascadeFile.load(Path(cascade))
+            file.check_network(state_sha256(self.model.state_dict()), self.record.name)
+            self._cascade = file.cascade
 
     @property
     def default_frames(self) -> int:
@@ -87,7 +105,7 @@ class Predictor:
         Raises:
             ValueError: if the record of a plain network does not contain it.
         """
-        return max(self._trained_frames())
+        return max(self.trained_frames)
 
     @property
     def fused(self) -> bool:
@@ -97,10 +115,24 @@ class Predictor:
     def resolve_precision(self, frames: int) -> str:
         """The precision of the network; "auto" is resolved by a clip of so many frames."""
         if self._networks.precision == "auto":
-            size = self.preprocessing.crop
-            with torch.inference_mode():
-                self._networks(torch.zeros(1, 3, frames, size, size, device=self.device))
+            self.warm_up([frames])
         return self._networks.precision
+
+    def warm_up(self, counts: Iterable[int]) -> None:
+        """Build the networks for numbers of frames, so that no video waits for it."""
+        size = self.preprocessing.crop
+        with torch.inference_mode():
+            for count in counts:
+                self._networks(torch.zeros(1, 3, count, size, size, device=self.device))
+
+    @property
+    def network(self) -> str:
+        """How the network runs, e.g. "fused, bf16"; precision "auto" until the first video."""
+        return str(self._networks)
+
+    def gmacs(self, frames: int) -> float:
+        """Giga multiply-accumulates of a forward pass for one clip of so many frames."""
+        return self._budget.gmacs(frames)
 
     @property
     def counts(self) -> list[int]:
@@ -109,7 +141,7 @@ class Predictor:
         Of a network that was trained at ranges of counts, or that interpolates, these are all
         counts from the smallest to the largest; else the trained ones.
         """
-        return counts_of(self.model, self._trained_frames())
+        return counts_of(self.model, self.trained_frames)
 
     def __call__(
         self,
@@ -126,10 +158,11 @@ class Predictor:
             video: Path of a video file or of a folder of frames; an address as
                 ``https://host/video.mp4``; the bytes of a video file; uint8 frames (T, H, W, 3) or
                 (T, 3, H, W) as an array or a tensor, from which the clip is sampled as from a file;
-                or a list of these.
+                a video of a clip store, from :meth:`ffn.data.ClipStore.open`; or a list of these.
             frames: Number of input frames, at least 1; default :attr:`default_frames`. "auto": the
                 largest of :attr:`counts` that does not repeat frames of the video and takes at most
-                8 per second, or else the smallest.
+                8 per second, or else the smallest. "cascade": the stages of the cascade, until one
+                is confident.
             budget_ms: In place of `frames`: the largest of :attr:`counts` whose forward pass takes
                 at most this time for a single clip. The times are measured once per device,
                 network and precision; a file in ``FFN_HOME`` keeps them. Decoding is not included.
@@ -147,6 +180,12 @@ class Predictor:
             TypeError: if a video is none of the above, or `frames` no integer.
         """
         _check_batch_size(batch_size)
+        if isinstance(frames, str) and frames == "cascade" and budget_ms is budget_gmacs is None:
+            several = isinstance(video, (list, tuple))
+            videos = video if several else [video]
+            chunks = (videos[n : n + batch_size] for n in range(0, len(videos), batch_size))
+            found = [prediction for c in chunks for _, prediction in self.predict_cascade(c)]
+            return found if several else found[0]
         reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
         if not isinstance(video, (list, tuple)):
             return self.predict([reader.read(video)])[0]
@@ -189,6 +228,40 @@ class Predictor:
         reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
         return self.predict_all(reader.read_windows(video, windows), batch_size)
 
+    def heat_map(
+        self,
+        video: Input | Clip,
+        frames: int | str | None = None,
+        *,
+        budget_ms: float | None = None,
+        budget_gmacs: float | None = None,
+        label: str | None = None,
+        layer: str | None = None,
+    ) -> HeatMap:
+        """Where the network sees evidence for a class in a video, by Grad-CAM.
+
+        Args:
+            video: As for a call, or a clip that a :meth:`reader` has read.
+            frames, budget_ms, budget_gmacs: As for a call; not for a clip.
+            label: Name of the class; default: the most probable.
+            layer: Name of the layer whose feature map is weighted, of :func:`ffn.extract`'s
+                network; default: the last with more than one position per frame.
+
+        Returns:
+            A value for each pixel of the clip.
+
+        Raises:
+            VideoError, TypeError: as a call.
+            ValueError: as a call; there is no such class; or the network has no suitable layer, or
+                not this one.
+        """
+        if not isinstance(video, Clip):
+            reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
+            video = reader.read(video)
+        elif (frames, budget_ms, budget_gmacs) != (None, None, None):
+            raise ValueError("a clip has its frames already; leave out frames and budgets")
+        return self._heat_maps(video, label, layer)
+
     def reader(
         self,
         frames: int | str | None = None,
@@ -210,15 +283,7 @@ class Predictor:
     def _choice(
         self, frames: int | str | None, budget_ms: float | None, budget_gmacs: float | None
     ) -> Choice:
-        budgets = {"budget_ms": budget_ms, "budget_gmacs": budget_gmacs}
-        given = {k: v for k, v in {"frames": frames, **budgets}.items() if v is not None}
-        if len(given) > 1:
-            shown = " and ".join(f"{key}={value!r}" for key, value in given.items())
-            raise ValueError(f"got {shown}; give one of frames, budget_ms and budget_gmacs")
-        for name, value in budgets.items():
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
-            if value is not None and not (number and 0 < value < math.inf):
-                raise ValueError(f"{name} is {value!r}; expected a number above 0")
+        check_choice(frames, budget_ms, budget_gmacs)
         if budget_ms is not None:
             return Always(*self._budget.within_ms(budget_ms))
         if budget_gmacs is not None:
@@ -227,10 +292,6 @@ class Predictor:
             return ByDuration(tuple(self.counts))
         if frames is None:
             return Always(self.default_frames, "the largest trained count")
-        if not isinstance(frames, Integral) or isinstance(frames, bool):
-            raise TypeError(f'frames is {frames!r}; expected an integer of 1 or more, or "auto"')
-        if frames < 1:
-            raise ValueError(f"frames is {frames}; expected an integer of 1 or more")
         return Always(int(frames), "")
 
     @cached_property
@@ -238,7 +299,7 @@ class Predictor:
         return Budget(
             self.model,
             self.counts,
-            self._trained_frames(),
+            self.trained_frames,
             size=self.preprocessing.crop,
             run=self._networks,
             describe=lambda: self._networks.describe(self.device),
@@ -259,36 +320,62 @@ class Predictor:
 
     def predict(self, clips: Sequence[Clip]) -> list[Prediction]:
         """Predictions of clips of one shape that a :meth:`reader` has read, as one batch."""
+        logits, model_ms = self._logits(clips)
+        labels = label_kind(self.record.multi_label)
+        return [
+            self._prediction(clip, labels.probabilities(row), model_ms)
+            for clip, row in zip(clips, logits, strict=True)
+        ]
+
+    def predict_cascade(self, videos: Sequence[Input]) -> list[tuple[Clip, Prediction]]:
+        """Predictions of whole videos by the cascade, with the clips of the stages that answered.
+
+        The videos of a stage run as one batch. Frames are decoded when a stage needs them.
+
+        Raises:
+            ValueError: if the predictor has no cascade.
+            VideoError, TypeError: as a call.
+        """
+        if self._cascade is None:
+            raise ValueError(
+                "the predictor has no cascade; give Predictor(cascade=FILE), or --cascade FILE, "
+                f"of {command('cascade')} fit"
+            )
+        if not videos:
+            return []
+        found = run_cascade(self._cascade, videos, self._logits, self.preprocessing, self.pattern)
+        return [(clip, self._prediction(clip, each, ms)) for clip, each, ms in found]
+
+    def _logits(self, clips: Sequence[Clip]) -> tuple[Tensor, float]:
+        """Logits (B, K) on the CPU, and the milliseconds of each clip."""
         started = time.perf_counter()
         with torch.inference_mode():
             batch = torch.stack([clip.pixels for clip in clips])  # (B, C, T, H, W)
             logits = self._networks(self._normalise(batch.to(self.device)))
-            labels = label_kind(self.record.multi_label)
-            # .cpu() synchronises with the device
-            probabilities = [labels.probabilities(row).cpu() for row in logits]
-        finished = time.perf_counter()
-        frames = batch.shape[2]
-        return [
-            Prediction(
-                path=clip.name,
-                probabilities=each,
-                classes=self.classes,
-                frames=frames,
-                active=self._networks.select(frames),
-                network=str(self._networks),
-                decode_ms=clip.decode_ms,
-                model_ms=1000 * (finished - started) / len(clips),
-                multi_label=self.record.multi_label,
-                why=clip.why,
-                indices=clip.indices,
-                start=clip.start,
-                end=clip.end,
-            )
-            for clip, each in zip(clips, probabilities, strict=True)
-        ]
+            logits = logits.cpu()  # synchronises with the device
+        return logits, 1000 * (time.perf_counter() - started) / len(clips)
 
-    def _trained_frames(self) -> list[int]:
-        """The trained counts.
+    def _prediction(self, clip: Clip, probabilities: Tensor, model_ms: float) -> Prediction:
+        frames = clip.pixels.shape[1]
+        return Prediction(
+            path=clip.name,
+            probabilities=probabilities,
+            classes=self.classes,
+            frames=frames,
+            active=self._networks.select(frames),
+            network=str(self._networks),
+            decode_ms=clip.decode_ms,
+            model_ms=model_ms,
+            multi_label=self.record.multi_label,
+            why=clip.why,
+            indices=clip.indices,
+            start=clip.start,
+            end=clip.end,
+        )
+
+    @property
+    def trained_frames(self) -> list[int]:
+        """The trained counts, ascending.
 
         Raises:
             ValueError: if the record of a plain network does not contain them.
@@ -301,7 +388,7 @@ class Predictor:
                 f"{self.record.name} is a plain network with an unknown number of trained frames; "
                 "give frames=, or --frames"
             )
-        return list(trained)
+        return sorted(trained)
 
 
 def _check_batch_size(batch_size: int) -> None:

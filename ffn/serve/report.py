@@ -4,29 +4,17 @@ from __future__ import annotations
 
 import csv
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import IO, Any, Protocol
+from typing import IO, Any
 
 from ffn.files import printable
 from ffn.serve.prediction import Prediction
 from ffn.serve.windows import Segment
 
 
-class Report(Protocol):
-    """Writes what was found for each video."""
-
-    def add(self, prediction: Prediction) -> None:
-        """Write the prediction of a video."""
-
-    def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
-        """Write the windows of a long video, and the segments that they were joined to."""
-
-    def add_error(self, path: str, cause: str) -> None:
-        """Write that a video cannot be read."""
-
-
-class TextReport:
-    """A few lines per video.
+class Report(ABC):
+    """Writes what was found for each video.
 
     Args:
         output: open for text.
@@ -35,6 +23,22 @@ class TextReport:
 
     def __init__(self, output: IO[str], labels: int) -> None:
         self._output, self._labels = output, labels
+
+    @abstractmethod
+    def add(self, prediction: Prediction) -> None:
+        """Write the prediction of a video."""
+
+    @abstractmethod
+    def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
+        """Write the windows of a long video, and the segments that they were joined to."""
+
+    @abstractmethod
+    def add_error(self, path: str, cause: str) -> None:
+        """Write that a video cannot be read."""
+
+
+class TextReport(Report):
+    """A few lines per video."""
 
     def add(self, prediction: Prediction) -> None:
         """Write how the network ran, and the most probable labels."""
@@ -69,16 +73,8 @@ class TextReport:
         print(printable(line), file=self._output)
 
 
-class JsonReport:
-    """A JSON object per line and video; the keys are in ``docs/predict.md``.
-
-    Args:
-        output: open for text.
-        labels: number of labels per video.
-    """
-
-    def __init__(self, output: IO[str], labels: int) -> None:
-        self._output, self._labels = output, labels
+class JsonReport(Report):
+    """A JSON object per line and video; the keys are in ``docs/predict.md``."""
 
     def add(self, prediction: Prediction) -> None:
         """Write ``path``, ``labels`` and how the network ran."""
@@ -101,16 +97,11 @@ class JsonReport:
         print(json.dumps(value), file=self._output)
 
 
-class CsvReport:
-    """A table with a row per video, or per window.
-
-    Args:
-        output: open for text.
-        labels: number of labels per video.
-    """
+class CsvReport(Report):
+    """A table with a row per video, or per window."""
 
     def __init__(self, output: IO[str], labels: int) -> None:
-        self._labels = labels
+        super().__init__(output, labels)
         self._rows = csv.writer(output, lineterminator="\n")
         self._rows.writerow(columns(labels))
 

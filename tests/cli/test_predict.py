@@ -124,9 +124,34 @@ def test_pictures(capsys, weights, videos, tmp_path) -> None:
     assert status == 0
 
 
+def test_heat_maps(capsys, weights, videos, tmp_path) -> None:
+    words = (videos[0], "--frames", 4)
+    _, plain, _ = predict(capsys, weights, *words, "--format", "csv")
+    pictures = set()
+    for number, more in enumerate(([], ["--label", "down"], ["--layer", "net.layer2"])):
+        save = ("--save", tmp_path / f"{number}.png", "--heat-map", *more)
+        status, out, err = predict(capsys, weights, *words, "--format", "csv", *save)
+        assert (status, err) == (0, "")
+        assert strip_times(out) == strip_times(plain)
+        pictures.add((tmp_path / f"{number}.png").read_bytes())
+    assert len(pictures) == 3
+
+
+def strip_times(text: str) -> str:
+    return re.sub(r"[\d.]+ ms", "", text)
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        ("A --heat-map", "--heat-map is drawn into a picture; add --save *.png, *.gif or *.mp4"),
+        ("A --heat-map --window 1 --save out.mp4", "--heat-map is not for --window"),
+        ("A --label up --save out.png", "--label is for --heat-map; add it"),
+        ("A --layer net --save out.png", "--layer is for --heat-map; add it"),
+        ("A --heat-map --label u --save out.png", "label is 'u', none of the 3 classes"),
+        ("A --heat-map --layer net.x --save out.png", "there is no layer 'net.x'; similar: net"),
+        ("LIST --output o.csv --heat-map", "--heat-map is not for lists of videos"),
+        ("LIST --output o.csv --label up", "--label is not for lists of videos"),
         ("A --save out.jpg", "--save is out.jpg; expected a file *.png, *.gif, *.mp4"),
         ("A --window 2 --save out.png", "with --window, expected a file *.mp4"),
         ("A B --save out.png", "--save is out.png, for 2 files; put {name} into it"),
@@ -134,14 +159,23 @@ def test_pictures(capsys, weights, videos, tmp_path) -> None:
         ("LIST", "list.txt is no video; for a list of videos, add --output TABLE.csv"),
         ("A --step 1", "--step is 1; it needs --window, their length"),
         ("A --window 1 --step 2", "step is 2 s, the window 1 s"),
-        ("A --window -1", "seconds is -1.0; expected a number above 0"),
+        ("A --window 0", "argument --window: '0' is not a number above 0"),
+        ("A --fps nan", "argument --fps: 'nan' is not a number above 0"),
+        ("A --budget-ms -2", "argument --budget-ms: '-2' is not a number above 0"),
+        ("A --fps 5", "--fps is 5; it is for --window and for --save *.mp4"),
+        ("A --window 1 --step 0.0000001", "windows with a step of 1e-07 s; at most"),
+        ("A --workers 1", "--workers is for lists of videos; add --output TABLE.csv"),
+        ("A --features", "--features is for lists of videos; add --output TABLE.csv"),
         ("A B --output o.csv", "--output is for one list of videos; got 2 files"),
         ("A --output o.csv --window 1", "--window is not for lists of videos"),
+        ("A --output o.csv --fps 5", "--fps is not for lists of videos"),
+        ("LIST --output o.csv --format json", "--format json is not for lists of videos"),
         ("list.csv --output o.csv", "list list.csv does not exist"),
         ("LIST --output o.xls", "the table is o.xls; expected a file *.csv or *.parquet"),
         ("LIST --output o.csv --features", "features need a file *.parquet"),
         ("LIST --output o.csv --workers -1", "'-1' is not an integer of 0 or more"),
-        ("LIST --output o.csv --timeout 0", "timeout is 0; expected more than 0 s"),
+        ("LIST --output o.csv --timeout 0", "argument --timeout: '0' is not a number above 0"),
+        ("LIST --output o.csv --timeout 1e9", "timeout is 1e+09; expected more than 0 s and at"),
     ],
 )
 def test_wrong_options(capsys, weights, videos, tmp_path, monkeypatch, words, message) -> None:

@@ -176,7 +176,11 @@ def test_ctrl_c_ends_in_one_line(
 @pytest.mark.parametrize("command", ["configs", "zoo", "predict", "train"])
 def test_a_closed_pipe_gives_no_traceback(folder: Path, command: str) -> None:
     videos = sorted(map(str, (folder / "data/motion/videos").glob("*.mp4")))[:2]
-    arguments = {"predict": [*videos, "--weights", WEIGHTS], "train": ["--help"]}.get(command, [])
+    arguments = {
+        "predict": [*videos, "--weights", WEIGHTS],
+        "train": ["--help"],
+        "zoo": ["list"],
+    }.get(command, [])
     _check_closed_pipe(ROOT / f"tools/{command}.py", *arguments, folder=folder)
 
 
