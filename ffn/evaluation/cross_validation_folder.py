@@ -10,6 +10,7 @@
     seed_0/fold_0/                  its run folder
     seed_0/fold_0/test/             predictions of its last weights for the clips of the fold
     seed_0/fold_0/test_shuffled/    the same for clips with their frames in random order
+    seed_0.predictions.safetensors  predictions for all clips, each by the network of its fold
     results.json                    accuracies and intervals
 """
 
@@ -26,7 +27,7 @@ from safetensors import SafetensorError
 
 from ffn.commands import command
 from ffn.evaluation.cross_validation import CrossValidation
-from ffn.evaluation.report import load_predictions
+from ffn.evaluation.report import load_predictions, write_predictions
 from ffn.evaluation.results import Predictions
 from ffn.files import write_text
 
@@ -141,6 +142,21 @@ class CrossValidationFolder:
             shuffled=stacked.get(True),
             class_groups=tuple(tuple(index[label] for label in group) for group in class_groups),
         )
+
+    def write_predictions(self, found: CrossValidation, seed: int) -> Path:
+        """Write the predictions of a seed for all clips, each by the network of its fold.
+
+        Args:
+            found: of :meth:`load`.
+            seed: one of its seeds.
+        """
+        place = found.seeds.index(seed)
+        logits = {frames: x[place] for frames, x in found.logits.items()}
+        ok = ~torch.stack([x.isnan().any(1) for x in logits.values()]).any(0)
+        fold = self.predictions(seed, found.folds[0], [*logits])
+        name, protocol = f"{found.name}.s{seed}", fold.protocol if fold else None
+        joined = Predictions(found.paths, found.label, ok, logits, name=name, protocol=protocol)
+        return write_predictions(joined, self.path / f"seed_{seed}.predictions.safetensors")
 
     def write_results(self, content: dict[str, Any]) -> Path:
         """Write results.json; ``content`` has the arguments of :meth:`load`."""

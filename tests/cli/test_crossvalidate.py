@@ -179,6 +179,14 @@ def test_every_clip_is_tested_once_by_a_network_that_was_not_trained_on_it(
     assert "[4/4] seed 5, fold 1: top-1 2f 50.0, 3f 75.0, 4f 75.0; 1 s" in screen
     assert str(root.parent / "cv/results.json") in screen
 
+    for seed in (0, 5):
+        joined = load_predictions(root.parent / f"cv/seed_{seed}.predictions.safetensors")
+        assert (joined.name, joined.protocol) == (f"cv.s{seed}", "1x1")
+        assert sorted(joined.paths) == sorted(f"{i}.mp4" for i in range(CLIPS))
+        for row in found["rows"]:
+            right = joined.answers(row["frames"])[0] == joined.label
+            assert 100 * right.double().mean() == row["top1"]["per_seed"][(0, 5).index(seed)]
+
 
 def test_shuffled_frames_and_class_groups(root: Path, trainings: Trainings) -> None:
     """Of the pair, a wrong "left" is called "right"; a wrong "right" is still right."""
