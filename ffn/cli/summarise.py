@@ -12,7 +12,6 @@ from ffn.cli.arguments import refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
 from ffn.commands import command
 
-FORMAT = 1  # of the JSON file
 TITLES = {"top1": "Top-1 accuracy (%)", "map": "Mean average precision (%)"}
 
 
@@ -32,12 +31,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _summarise(given: argparse.Namespace) -> list[Path]:
     """Write STEM.json, STEM.md and STEM.png."""
-    from ffn.evaluation import load_table, save_figure
+    from ffn.evaluation import save_figure
     from ffn.evaluation.seeds import (
+        FORMAT,
         SEPARATE,
         check_same_measure,
         differences,
         group_by_run,
+        load_seeds,
         markdown_table,
         mean_sweep,
         separate_networks,
@@ -45,7 +46,7 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
     )
     from ffn.files import write_text
 
-    runs = group_by_run([sweep for path in given.results for sweep in load_table(path)])
+    runs = group_by_run([sweep for path in given.results for sweep in load_seeds(path)])
     if given.separate:
         runs[SEPARATE] = separate_networks(runs, given.separate)
     named = {*(given.figure or ()), *filter(None, [given.against])}
@@ -77,10 +78,14 @@ def _parser() -> argparse.ArgumentParser:
         prog=called_as("summarise"),
         description=f"Average the results.json files of {command('test')} over the seeds of each "
         "run. Runs that differ in their seed alone are named <run>.s<seed>, e.g. "
-        "motion_flexible.s0.",
+        "motion_flexible.s0. An earlier STEM.json adds its seeds.",
     )
     option = parser.add_argument
-    option("results", nargs="+", help=f"results.json files of {command('test')}")
+    option(
+        "results",
+        nargs="+",
+        help=f"results.json files of {command('test')}, or STEM.json of earlier summaries",
+    )
     option(
         "--output",
         required=True,

@@ -6,16 +6,73 @@ Runs that differ in their seed alone are named ``<run>.s<seed>``, e.g. ``motion_
 from __future__ import annotations
 
 import fnmatch
+import json
+import math
 import re
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from ffn.evaluation.results import Row, Sweep
+from ffn.commands import command
+from ffn.evaluation.report import load_table
+from ffn.evaluation.results import MultiLabelRow, Row, Sweep
 
+FORMAT = 1  # of the JSON file of a summary
 SEPARATE = "separate networks"
+ROWS = {kind.main: kind for kind in (Row, MultiLabelRow)}
 Summary = dict[str, Any]  # of one run; see :func:`summarise`
+NAME = re.compile(r"(.+)\.s(\d+)(/.*)?")  # run, seed, and the file of the weights
+
+
+def load_seeds(path: str | Path) -> list[Sweep]:
+    """Read the sweeps of a results.json, or those of a summary, of which the main metric is known.
+
+    The run `SEPARATE` of a summary is left out, since it follows from the others.
+
+    Raises:
+        OSError: the file cannot be read.
+        ValueError: it is neither.
+    """
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        runs = content["runs"]
+    except (ValueError, KeyError, TypeError):
+        return load_table(path)  # and its errors
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {content.get('format')!r}; expected a file of "
+            f"{command('summarise')}, format {FORMAT}"
+        )
+    try:
+        return [sweep for name in runs if name != SEPARATE for sweep in _sweeps(name, runs[name])]
+    except (KeyError, TypeError, IndexError) as error:
+        expected = f"expected a file of {command('summarise')}"
+        raise ValueError(f"{path} is damaged ({error!r}); {expected}") from error
+
+
+def _sweeps(name: str, run: Summary) -> Iterator[Sweep]:
+    """The sweeps of a run, from its summary."""
+    kind = ROWS[run["measure"]]
+    unknown = dict.fromkeys(kind.measures.values(), math.nan) | {"latency_ms": None, "failed": 0}
+    same = ("frames", "subnet", "gmacs", "params", "videos")
+    trained = run["trained_frames"]
+    for place, seed in enumerate(run.get("seed_numbers", range(run["seeds"]))):
+        rows = tuple(
+            kind(**unknown | {key: row[key] for key in same} | {kind.main: row[kind.main][place]})
+            for row in run["rows"]
+        )
+        yield Sweep(
+            f"{name}.s{seed}",
+            tuple(trained) if trained else None,
+            run["params"],
+            (0, 0),
+            rows,
+            (),
+            run["measured"],
+            protocol=run["protocol"],
+        )
 
 
 def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
@@ -27,7 +84,7 @@ def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
     """
     runs: dict[str, dict[int, Sweep]] = {}
     for sweep in sweeps:
-        match = re.fullmatch(r"(.+)\.s(\d+)(/.*)?", sweep.name)
+        match = NAME.fullmatch(sweep.name)
         if match is None:
             raise ValueError(f"{sweep.name!r} has no seed; expected a name as <run>.s<seed>")
         seeds, seed = runs.setdefault(match[1], {}), int(match[2])
@@ -99,8 +156,10 @@ def summarise(seeds: Sequence[Sweep]) -> Summary:
     rows = [_summary_row(same) for same in zip(*(sweep.rows for sweep in seeds), strict=True)]
     first = seeds[0]
     trained = list(first.trained_frames) if first.trained_frames else None
+    numbers = [int(match[2]) for sweep in seeds if (match := NAME.fullmatch(sweep.name))]
     return {
         "seeds": len(seeds),
+        "seed_numbers": numbers or [*range(len(seeds))],
         "trained_frames": trained,
         "params": first.params,
         "measure": first.rows[0].main,

@@ -53,6 +53,52 @@ def test_seeds_are_averaged_per_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert (tmp_path / "mean.png").stat().st_size > 1000
 
 
+def test_an_earlier_summary_adds_its_seeds(tmp_path: Path) -> None:
+    tops = [{4: 50.0, 8: 30.0}, {4: 54.0, 8: 33.25}, {4: 52.0, 8: 29.0}]
+    sweeps = [sweep(f"plain_4.s{seed}/last", top1) for seed, top1 in enumerate(tops)]
+    written = {}
+    for name, several in {"two": sweeps[:2], "third": sweeps[2:], "all": sweeps}.items():
+        save_table(several, tmp_path / name)
+        written[name] = str(tmp_path / name / "results.json")
+    output = {name: str(tmp_path / f"mean_{name}") for name in ("two", "joined", "all")}
+
+    separate = ["--separate", "plain_*"]
+    assert main([written["two"], "--output", output["two"], *separate]) == 0
+    two = f"{output['two']}.json"
+    assert main([written["third"], two, "--output", output["joined"], *separate]) == 0
+    assert main([written["all"], "--output", output["all"], *separate]) == 0
+
+    joined, whole = (
+        json.loads(Path(f"{output[name]}.json").read_text())["runs"]["plain_4"]
+        for name in ("joined", "all")
+    )
+    assert (joined["seed_numbers"], whole["seed_numbers"]) == ([2, 0, 1], [0, 1, 2])
+    for row, expected in zip(joined["rows"], whole["rows"], strict=True):
+        assert row.pop("top1") == [expected["top1"][place] for place in (2, 0, 1)]
+        expected.pop("top1")
+        assert row == expected
+    assert Path(f"{output['joined']}.md").read_text() == Path(f"{output['all']}.md").read_text()
+
+
+def test_a_seed_of_an_earlier_summary_is_not_counted_twice(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save_table([sweep("plain.s1/last", {4: 50.0})], tmp_path)
+    results, stem = str(tmp_path / "results.json"), str(tmp_path / "one")
+    assert main([results, "--output", stem]) == 0
+    assert main([results, f"{stem}.json", "--output", str(tmp_path / "two")]) == 2
+    assert "seed 1 of plain occurs twice" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", ['{"format": 7, "runs": {}}', '{"format": 1, "runs": {"a": 1}}']
+)
+def test_a_damaged_summary(content: str, tmp_path: Path, capsys) -> None:
+    (tmp_path / "old.json").write_text(content)
+    assert main([str(tmp_path / "old.json"), "--output", str(tmp_path / "new")]) == 2
+    assert "old.json" in capsys.readouterr().err
+
+
 def test_seeds_of_different_protocols_are_not_averaged(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
