@@ -60,7 +60,9 @@ def _sweeps(name: str, run: Summary) -> Iterator[Sweep]:
     trained = run["trained_frames"]
     for place, seed in enumerate(run.get("seed_numbers", range(run["seeds"]))):
         rows = tuple(
-            kind(**unknown | {key: row[key] for key in same} | {kind.main: row[kind.main][place]})
+            kind(
+                **unknown | {key: row[key] for key in same} | {kind.main: _exact(kind, row, place)}
+            )
             for row in run["rows"]
         )
         yield Sweep(
@@ -73,6 +75,12 @@ def _sweeps(name: str, run: Summary) -> Iterator[Sweep]:
             run["measured"],
             protocol=run["protocol"],
         )
+
+
+def _exact(kind: type[Row] | type[MultiLabelRow], row: dict[str, Any], place: int) -> float:
+    """The metric of a seed; top-1 is not rounded, since it is that of a whole number of videos."""
+    value = row[kind.main][place]
+    return 100 * round(value * row["videos"] / 100) / row["videos"] if kind is Row else value
 
 
 def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
