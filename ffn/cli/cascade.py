@@ -191,7 +191,7 @@ def _refuse(given: argparse.Namespace) -> None:
                 "counts to choose from, and --results, a results.json with their cost"
             )
         return
-    for name in ("frames", "results", "accuracy", "budget_gmacs"):
+    for name in ("frames", "results", "accuracy", "budget_gmacs", "earlier"):
         if getattr(given, name) is not None:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} is for a report without --cascade; leave one of them out")
@@ -221,6 +221,7 @@ def _of_file(given: argparse.Namespace) -> tuple[dict, str]:
 def _on_halves(given: argparse.Namespace) -> tuple[dict, str]:
     """The trials of several networks, each fitted on half of its videos."""
     from ffn.evaluation import load_table
+    from ffn.evaluation.cascades.report import load_report
     from ffn.evaluation.cascades.trials import half_trials
 
     sweep = load_table(given.results)[0]
@@ -228,11 +229,15 @@ def _on_halves(given: argparse.Namespace) -> tuple[dict, str]:
     missing = [n for n in given.frames if n not in gmacs]
     if missing:
         raise ValueError(f"{given.results} has no cost at {missing[0]} frames; test this count too")
-    found: dict[str, list] = {}
+    earlier = load_report(Path(given.earlier)) if given.earlier else {}
+    found: dict[str, list] = {name: [one] for name, one in earlier.items()}
     for path in given.predictions:
         predictions = _load(path)
         if predictions.name in found:
-            raise ValueError(f"--predictions has the network {predictions.name} twice")
+            where = "--earlier and --predictions have" if predictions.name in earlier else ""
+            raise ValueError(
+                f"{where or '--predictions has'} the network {predictions.name} twice; give it once"
+            )
         found[predictions.name] = half_trials(
             predictions, given.frames, gmacs, lambda fit: _choose(given, fit)
         )
@@ -279,6 +284,12 @@ def _parser() -> argparse.ArgumentParser:
         "--results",
         metavar="RESULTS.json",
         help=f"of {command('test')}, with the cost at each count; without --cascade only",
+    )
+    report.add_argument(
+        "--earlier",
+        metavar="STEM.json",
+        help="of an earlier report with the same options, whose networks are added; without "
+        "--cascade only",
     )
     report.add_argument(
         "--output",

@@ -124,8 +124,21 @@ def test_a_report_on_seeds_fits_on_halves(
     text = (tmp_path / "seeds.md").read_text()
     assert "net.s0, net.s1, each fitted on half of 80 videos" in text
     assert "±" in text
+
+    one = ["report", "--predictions", str(files[0]), "--output", str(tmp_path / "one")]
+    assert main([*one, *more, "--budget-gmacs", "1.5"]) == 0
+    rest = ["report", "--predictions", str(files[1]), "--output", str(tmp_path / "joined")]
+    rest += ["--earlier", str(tmp_path / "one.json")]
+    assert main([*rest, *more, "--budget-gmacs", "1.5"]) == 0
+    for suffix in (".md", ".csv", ".json"):
+        assert (tmp_path / f"joined{suffix}").read_text() == (
+            tmp_path / f"seeds{suffix}"
+        ).read_text()
     capsys.readouterr()
     for arguments, message in (
+        ([*given, *more, "--earlier", str(tmp_path / "one.json")], "the network net.s0 twice"),
+        ([*given, *more, "--earlier", str(results)], "is not a report on cascades; expected the"),
+        ([*rest, *more[:2], "--frames", "2", "4", "8"], "tested at different frame counts"),
         (given, "give --frames, the counts to choose from, and --results"),
         ([*given, "--cascade", "x", "--frames", "2"], "--frames is for a report without --cascade"),
         ([*given, "--cascade", "x"], "--cascade belongs to one network; got 2 files"),

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ffn.commands import command
 from ffn.evaluation.cascades.trials import Trial, mean_trial, spread
 from ffn.evaluation.plots import (
     COLOURS,
@@ -40,9 +41,10 @@ def save_report(networks: Mapping[str, Sequence[Trial]], stem: Path, how: str) -
         ImportError: matplotlib is not installed; the other files are complete.
         OSError: a file cannot be written.
     """
-    if len({tuple(trials[0]["fixed"]) for trials in networks.values()}) > 1:
-        raise ValueError("the networks were tested at different frame counts; use the same for all")
     found = {name: mean_trial(trials) for name, trials in networks.items()}
+    kinds = {tuple((n, *sorted(row)) for n, row in one["fixed"].items()) for one in found.values()}
+    if len(kinds) > 1:
+        raise ValueError("the networks were tested at different frame counts; use the same for all")
     mean = mean_trial(list(found.values()))
     files = [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
     content = {"format": FORMAT, "how": how, "networks": found, "mean": mean}
@@ -51,6 +53,37 @@ def save_report(networks: Mapping[str, Sequence[Trial]], stem: Path, how: str) -
     write_csv(files[2], _rows(list(found.values())))
     _figure(mean, files[3])
     return files
+
+
+def load_report(path: Path) -> dict[str, Trial]:
+    """The mean trial of each network of an earlier report, from its ``STEM.json``.
+
+    Raises:
+        OSError: it cannot be read.
+        ValueError: it is not such a file.
+    """
+    expected = f"expected the .json file of {command('cascade')} report"
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+        found = {name: _tuples(one) for name, one in content["networks"].items()}
+        for one in found.values():
+            one["fixed"] = {int(count): row for count, row in one["fixed"].items()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise ValueError(f"{path} is not a report on cascades; {expected}") from error
+    if content.get("format") != FORMAT:
+        raise ValueError(
+            f"{path} has format {content.get('format')!r}; {expected}, format {FORMAT}"
+        )
+    return found
+
+
+def _tuples(value: Any) -> Any:
+    """JSON values with tuples in place of lists of numbers in lists, as in a mean of trials."""
+    if isinstance(value, dict):
+        return {key: _tuples(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [tuple(one) if isinstance(one, list) else _tuples(one) for one in value]
+    return value
 
 
 def markdown(found: Sequence[Trial], how: str) -> str:
