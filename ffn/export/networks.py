@@ -22,7 +22,10 @@ from ffn.export.packing import can_pack, pack
 from ffn.files import write_text
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-KEPT = 8  # fused networks in memory; interpolated counts have one each
+# Fused networks in memory: interpolated counts have one each. A test at 20 counts uses all in turn,
+# so that a limit below 20 would build each of them again for every batch.
+KEPT_BYTES = 2**31
+KEPT = 8  # of larger networks
 
 _log = logging.getLogger(__name__)
 
@@ -60,6 +63,8 @@ class Networks:
         self.precision, self.fused, self.compiled = precision, fused, compiled
         self._model, self._cache = model, cache
         self._networks: OrderedDict[int, nn.Module] = OrderedDict()
+        self._dropped: set[int] = set()
+        self._warned = False
         self._lock = threading.Lock()
 
     def __call__(self, clip: Tensor) -> Tensor:
@@ -92,11 +97,26 @@ class Networks:
         count = self.select(frames) or 0
         with self._lock:
             if count not in self._networks:
+                self._warn_of_repetition(count)
                 self._networks[count] = self._build(frames, clip)
             self._networks.move_to_end(count)
-            while len(self._networks) > KEPT:
-                self._networks.popitem(last=False)
+            while len(self._networks) > self._most():
+                self._dropped.add(self._networks.popitem(last=False)[0])
             return self._networks[count]
+
+    def _most(self) -> int:
+        """How many networks are kept."""
+        bytes_each = _size(self._model) * PRECISIONS[self.precision].itemsize
+        return max(KEPT, KEPT_BYTES // max(bytes_each, 1))
+
+    def _warn_of_repetition(self, count: int) -> None:
+        if count in self._dropped and not self._warned:
+            self._warned = True
+            _log.warning(
+                "more than %d sub-networks are in use, and each has its fused network; those that "
+                "were not used for longest are built again. Use fewer numbers of frames at a time",
+                self._most(),
+            )
 
     def _build(self, frames: int, clip: Tensor) -> nn.Module:
         # Inference tensors, made under torch.inference_mode, could not be used outside of it.

@@ -33,6 +33,7 @@ def make(model, folder, **options) -> Networks:
 @torch.inference_mode()
 def test_every_count_has_its_own_fused_network(model, tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(networks, "KEPT", 4)
+    monkeypatch.setattr(networks, "KEPT_BYTES", 0)
     run = make(model, tmp_path)
     for frames in (*range(1, 13), 1):  # more than are kept in memory
         clip = torch.randn(2, 3, frames, 32, 32)
@@ -41,6 +42,27 @@ def test_every_count_has_its_own_fused_network(model, tmp_path, monkeypatch) -> 
     assert len(run._networks) == 4
     assert str(run) == "fused, fp32"
     assert list(tmp_path.iterdir()) == []
+
+
+@torch.inference_mode()
+def test_counts_in_turn_build_each_network_once(model, tmp_path, monkeypatch, caplog) -> None:
+    """As a test at many counts does, batch after batch."""
+    wide = ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (2, 20), interpolate=True)
+    built, fuse = [], networks.fuse
+    monkeypatch.setattr(networks, "fuse", lambda *a, **k: built.append(a[1]) or fuse(*a, **k))
+    run = make(wide.eval(), tmp_path)
+    clips = [torch.randn(1, 3, frames, 16, 16) for frames in range(2, 21)]
+    for clip in 2 * clips:
+        run(clip)
+    assert built == [*range(2, 21)]
+
+    monkeypatch.setattr(networks, "KEPT_BYTES", 0)
+    assert not caplog.records
+    for clip in clips[:10]:
+        run(clip)
+    assert len(built) > 19
+    (record,) = caplog.records
+    assert "more than 8 sub-networks are in use" in record.getMessage()
 
 
 @torch.inference_mode()
