@@ -100,7 +100,7 @@ class Service:
         batch_size: largest number of clips in a forward pass.
 
     Raises:
-        ValueError: there is no predictor.
+        ValueError: there is no predictor, or one needs more frames than are accepted.
     """
 
     def __init__(
@@ -114,6 +114,12 @@ class Service:
         if not predictors:
             raise ValueError("there is no predictor; expected at least one")
         self.predictors, self.limits = dict(predictors), limits or Limits()
+        for name, predictor in predictors.items():
+            if predictor.counts[-1] > self.limits.frames:
+                accepted = f"{self.limits.frames} frames are accepted at most"
+                raise ValueError(
+                    f"{accepted}; {name} needs up to {predictor.counts[-1]}. Accept as many"
+                )
         self._places = threading.BoundedSemaphore(self.limits.requests)
         self._heat_maps = threading.Lock()
         self._readers = Readers(workers, self.limits.timeout)

@@ -169,3 +169,9 @@ def test_requests_beyond_the_limit_are_refused(service) -> None:
 def test_no_predictor() -> None:
     with pytest.raises(ValueError, match="there is no predictor; expected at least one"):
         Service({})
+
+
+def test_fewer_frames_than_a_network_needs(predictor) -> None:
+    message = "11 frames are accepted at most; tiny needs up to 12. Accept as many"
+    with pytest.raises(ValueError, match=message):
+        Service({"tiny": predictor}, limits=replace(LIMITS, frames=11))
