@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -110,6 +112,16 @@ def test_a_client(address, weights, videos) -> None:
         found = client.predict(video, 5)["labels"][0]
         assert found["label"] == label
         assert found["probability"] == pytest.approx(probability, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_health_check_of_the_container(address) -> None:
+    text = (ROOT / "examples/serve/Dockerfile").read_text().replace("\\\n", "")
+    (check,) = re.findall(r"HEALTHCHECK .* CMD (.*)", text)
+    for here, status in ((address, 0), ("http://127.0.0.1:9", 1)):
+        _, *words = json.loads(check.replace("http://127.0.0.1:7860", here))
+        done = subprocess.run([sys.executable, "-I", *words], capture_output=True)
+        assert done.returncode == status, done.stderr
 
 
 @pytest.fixture(scope="module")

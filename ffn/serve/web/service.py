@@ -20,6 +20,8 @@ from ffn.serve.web.batcher import Batcher
 from ffn.serve.web.containers import ACCEPTED, HEAD_BYTES, container_of
 from ffn.serve.web.reading import TOO_LONG, AtMost, Blocked, Readers
 
+LONGEST_MS = 1e9  # a budget for any number of frames
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -134,10 +136,12 @@ class Service:
         self.close()
 
     def warm_up(self) -> None:
-        """Fuse the networks, choose their precision and start the processes."""
-        self._readers.start()
+        """Fuse the networks, choose their precision, measure them and start the processes."""
         for predictor in self.predictors.values():
             predictor.warm_up(predictor.trained_frames)
+            # For budgets: beside requests, the times that are kept would be too long.
+            predictor.reader(budget_ms=LONGEST_MS)
+        self._readers.start()
 
     @property
     def healthy(self) -> bool:

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -18,6 +21,7 @@ import uvicorn
 from serve_files import save_network, write_video
 
 from ffn.serve import Client, Predictor, ServiceError
+from ffn.serve.client import __file__ as client_file
 from ffn.serve.web import Limits, Metrics, Service, create_app, mount_page
 
 LIMITS = Limits(mebibytes=1.0, frames=16, timeout=8.0, requests=4)
@@ -299,3 +303,24 @@ def test_a_service_that_does_not_answer() -> None:
     assert not client.healthy()
     with pytest.raises(ValueError, match="address is 'localhost:7860'; expected http://HOST:PORT"):
         Client("localhost:7860")
+
+
+def test_a_file_whose_name_is_no_text(client, videos, tmp_path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.mp4")
+    try:
+        path.write_bytes(videos[0].read_bytes())
+    except OSError:
+        pytest.skip("the file system needs UTF-8")
+    assert client.predict(path, 2)["name"] == "?.mp4"
+
+
+def test_the_client_needs_the_standard_library_only(address, videos) -> None:
+    code = "import runpy, sys; Client = runpy.run_path(sys.argv[1])['Client']; print(Client"
+    code += "(sys.argv[2]).predict(sys.argv[3], 4)['frames'], 'ffn' in sys.modules)"
+    arguments = [Path(client_file), address, videos[0]]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("4 False\n", "")
