@@ -127,7 +127,9 @@ def _fetch(name: str, repo: str, file: str, **options: Any) -> Path:
             f"ffn.push_to_hub writes them. Download other files with `hf download {repo}`"
         ) from error
     except Exception as error:  # huggingface_hub raises errors of several packages
-        if getattr(error, "errno", None) in DISK_ERRORS:
+        is_of_disk = getattr(error, "errno", None) in DISK_ERRORS
+        # A file elsewhere is e.g. that of the token.
+        if is_of_disk and Path(error.filename or home()).is_relative_to(home()):
             raise disk_error(home() / "hub", error) from error
         cause = str(error).strip().partition("\n")[0].rstrip(".")
         remedy = "Try again later"

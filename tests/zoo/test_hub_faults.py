@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import resource
 from collections.abc import Callable
 from pathlib import Path
 
+import huggingface_hub
 import pytest
 from hub_server import HubServer
 
@@ -145,3 +147,14 @@ def test_a_record_that_is_damaged_in_the_cache(hub: HubServer, tmp_path: Path) -
         record.write_bytes(damaged)
         fetch_weights(NAME)
         check_cache(tmp_path / "home", expected)
+
+
+def test_a_token_that_cannot_be_read_is_no_error_of_the_disk(
+    hub: HubServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: object, **options: object) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied", "/elsewhere/token")
+
+    monkeypatch.setattr(huggingface_hub, "hf_hub_download", refuse)
+    with pytest.raises(WeightsError, match=r"cannot download hf://me/net: .*'/elsewhere/token'"):
+        fetch_weights(NAME)
