@@ -38,15 +38,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit status."""
     given = _parser().parse_args(arguments)
     try:
-        _check_installed()
-        load_imports(given)
-        # Before the networks are prepared: a port that another program uses ends the command.
-        with _listen(given.host, given.port) as listening:
-            predictors = _predictors(given)
-            with _samples(given, predictors) as samples:
-                return _serve(given, predictors, samples, listening)
+        with _folder_of_the_page():
+            _check_installed()
+            load_imports(given)
+            # Before the networks are prepared: a port that another program uses ends the command.
+            with _listen(given.host, given.port) as listening:
+                predictors = _predictors(given)
+                with _samples(given, predictors) as samples:
+                    return _serve(given, predictors, samples, listening)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         return fail("serve", error)
+
+
+@contextmanager
+def _folder_of_the_page() -> Iterator[None]:
+    """Where gradio keeps files of the page, until the end.
+
+    Its own folder, ``gradio`` in that of temporary files, belongs to the user who ran it first.
+    """
+    variable = "GRADIO_TEMP_DIR"
+    before = os.environ.get(variable)
+    with tempfile.TemporaryDirectory(prefix="ffn-page-") as folder:
+        os.environ[variable] = folder
+        try:
+            yield
+        finally:
+            os.environ.pop(variable)
+            if before is not None:
+                os.environ[variable] = before
 
 
 def _check_installed() -> None:

@@ -145,7 +145,7 @@ class Budget:
         self._device, self._cache = device, cache
         self._on_meta: nn.Module | None = None
         self._macs: dict[int, float] = {}
-        self._lock = threading.Lock()
+        self._lock, self._measuring = threading.Lock(), threading.Lock()
         self._latencies: dict[int, float] | None = None
 
     def within_gmacs(self, limit: float) -> tuple[int, str]:
@@ -193,10 +193,11 @@ class Budget:
 
     def latencies(self) -> dict[int, float]:
         """Milliseconds of a forward pass at each trained count, measured or from the file."""
-        if self._latencies is None:
-            ends = {self.counts[0], self.counts[-1]}
-            self._latencies = self._measure(sorted({*self.trained, *ends}))
-        return self._latencies
+        with self._measuring:  # two measurements at once would disturb each other
+            if self._latencies is None:
+                ends = {self.counts[0], self.counts[-1]}
+                self._latencies = self._measure(sorted({*self.trained, *ends}))
+            return self._latencies
 
     def _measure(self, counts: Sequence[int]) -> dict[int, float]:
         clips = {n: torch.zeros(1, 3, n, self.size, self.size, device=self._device) for n in counts}

@@ -1,4 +1,7 @@
-"""A client of the endpoint of ``ffn serve``; it needs the standard library only."""
+"""A client of the endpoint of ``ffn serve``.
+
+The file needs the standard library only: copy it to computers without ffn.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,6 @@ from contextlib import closing, suppress
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode, urlsplit
-
-from ffn.files import explain
 
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
 
@@ -85,7 +86,8 @@ class Client:
             "name": None if isinstance(video, bytes) else Path(video).name[:200],
         }
         given = {key: value for key, value in query.items() if value is not None}
-        path = f"/api/predict?{urlencode(given, doseq=True)}"
+        # Names of files that are no UTF-8 have characters that cannot be sent.
+        path = f"/api/predict?{urlencode(given, doseq=True, errors='replace')}"
         if isinstance(video, bytes):
             found = self._ask("POST", path, video)["predictions"]
         else:
@@ -123,7 +125,8 @@ class Client:
                 answer = connection.getresponse()
                 status, content = answer.status, answer.read()
         except (ConnectionError, TimeoutError, socket.gaierror, http.client.HTTPException) as error:
-            raise ServiceError(0, f"{self.address} does not answer: {explain(error)}") from error
+            cause = getattr(error, "strerror", None) or error
+            raise ServiceError(0, f"{self.address} does not answer: {cause}") from error
         try:
             values = json.loads(content)
         except ValueError:

@@ -238,15 +238,19 @@ def _writable(target: Path) -> Iterator[None]:
         with FileLock(f"{target}.lock"):
             yield
     except OSError as error:
-        remedy = "Set the environment variable FFN_HOME to a folder that can be written"
-        if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            remedy = (
-                "Free space on its disk, and the next download resumes, or set the environment "
-                "variable FFN_HOME to a folder on another disk"
-            )
-        raise WeightsError(
-            f"cannot write downloads to {target.parent}: {error.strerror or error}. {remedy}"
-        ) from error
+        raise disk_error(target.parent, error) from error
+
+
+def disk_error(folder: Path, error: OSError) -> WeightsError:
+    """The error of downloads that cannot be written to a folder, with what to do."""
+    remedy = "Set the environment variable FFN_HOME to a folder that can be written"
+    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        remedy = (
+            "Free space on its disk, and the next download resumes, or set the environment "
+            "variable FFN_HOME to a folder on another disk"
+        )
+    cause = error.strerror or error
+    return WeightsError(f"cannot write downloads to {folder}: {cause}. {remedy}")
 
 
 def _hash_file(target: Path) -> Path:

@@ -32,8 +32,7 @@ def from_pretrained(repo: str, *, device: str | torch.device = "cpu") -> nn.Modu
         WeightsError: there is no such repository, or it cannot be used; see :func:`ffn.load`.
     """
     name = repo if repo.startswith("hf://") else f"hf://{repo}"
-    if not is_repository(name):
-        raise ValueError(f"repo is {repo!r}; expected user/name or user/name@revision")
+    is_repository(name)  # raises: load would report a file
     return load(name, device=device)
 
 
@@ -68,7 +67,7 @@ def push_to_hub(
 
     name = f"hf://{repo}"
     if not is_repository(name) or "@" in repo:
-        raise ValueError(f"repo is {repo!r}; expected user/name")
+        raise ValueError(f"repo is {repo!r}; expected user/name without a version")
     model, record = load_with_record(weights)
     api = huggingface_hub.HfApi()
     try:

@@ -39,6 +39,7 @@ DISK_ERRORS = (
     errno.EROFS,
     errno.EACCES,
     errno.EISDIR,
+    errno.ENOTDIR,
 )
 
 Report = Callable[[int, int | None], None]  # takes the bytes so far, and in all

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import shutil
 import signal
 import socket
@@ -31,6 +33,7 @@ def test_refusals(tmp_path, capsys) -> None:
         f"--weights {weights} {weights}": "two of --weights have the name tiny; give one",
         f"--weights {weights} --samples {tmp_path}/empty": "has no video; expected files *.mp4",
         f"--weights {weights} --samples {tmp_path}/none": "none",
+        f"--weights {weights} --max-frames 8": "8 frames are accepted at most; tiny needs up to 12",
     }
     for words, message in cases.items():
         assert main(words.split()) == 2
@@ -96,7 +99,8 @@ def address(weights, videos, tmp_path_factory) -> Iterator[str]:
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=30)[0]
         assert (process.returncode, output) == (0, "")
-    assert [path.name for path in temporary.glob("ffn-*")] == []
+    left = {path.name.partition("_")[0] for path in temporary.iterdir()}
+    assert left <= {"home", "torchinductor"}  # FFN_HOME, and a folder of torch
 
 
 @pytest.mark.slow
@@ -108,6 +112,16 @@ def test_a_client(address, weights, videos) -> None:
         found = client.predict(video, 5)["labels"][0]
         assert found["label"] == label
         assert found["probability"] == pytest.approx(probability, abs=1e-5)
+
+
+@pytest.mark.slow
+def test_the_health_check_of_the_container(address) -> None:
+    text = (ROOT / "examples/serve/Dockerfile").read_text().replace("\\\n", "")
+    (check,) = re.findall(r"HEALTHCHECK .* CMD (.*)", text)
+    for here, status in ((address, 0), ("http://127.0.0.1:9", 1)):
+        _, *words = json.loads(check.replace("http://127.0.0.1:7860", here))
+        done = subprocess.run([sys.executable, "-I", *words], capture_output=True)
+        assert done.returncode == status, done.stderr
 
 
 @pytest.fixture(scope="module")
@@ -163,8 +177,8 @@ def test_the_page(address, browser, weights, videos) -> None:
         )
         table = " ".join(page.inner_text("#table").split())
         for trained in (2, 4, 8):
-            expected = predictor(videos[0], frames=trained).top(1)[0][0]
-            assert f" {trained} {trained} {expected} " in table
+            (label, probability), *_ = predictor(videos[0], frames=trained).top(1)
+            assert f" {trained} {label} {probability:.1%} {trained} " in table
     assert [one for one in others if not one.startswith(("data:", "blob:"))] == []
 
 
@@ -180,6 +194,42 @@ def test_a_heat_map_in_the_page(address, browser, videos) -> None:
     page.check("#heat input")
     page.wait_for_function(f"{shown} != {before!r}", timeout=SECONDS)
     assert wait_for(page, "4 frames,")
+
+
+@pytest.mark.slow
+def test_the_page_on_a_narrow_screen(address, browser, videos) -> None:
+    """Nothing is cut off, and no frame is behind the title of its box."""
+    page, _ = open_page(browser, address)
+    page.set_viewport_size({"width": 400, "height": 800})
+    assert "The network tiny has 3 classes: up, down, still." in wait_for(page, "Upload a video")
+    upload(page, videos[0])
+    wait_for(page, "8 frames")
+    page.wait_for_function("document.querySelectorAll('#seen .thumbnail-lg').length == 8")
+    assert page.evaluate("document.documentElement.scrollWidth") == 400
+    box, title = (page.locator(one).bounding_box() for one in ("#seen", "#seen label"))
+    frames = [one.bounding_box() for one in page.locator("#seen .thumbnail-lg").all()]
+    assert min(frame["y"] for frame in frames) >= title["y"] + title["height"]
+    assert max(frame["x"] + frame["width"] for frame in frames) <= box["x"] + box["width"]
+    assert max(frame["y"] + frame["height"] for frame in frames) > box["y"] + box["height"] - 20
+
+
+@pytest.mark.slow
+def test_more_numbers_of_frames_than_are_accepted(address, browser, videos) -> None:
+    page, _ = open_page(browser, address)
+    upload(page, videos[0])
+    wait_for(page, "8 frames")
+    for box in page.locator("#others input").all():
+        box.check()
+    assert "9 numbers of frames are asked for; at most 8 are" in wait_for(page, "9 numbers")
+
+
+@pytest.mark.slow
+def test_a_name_with_characters_of_markdown(address, browser, tmp_path) -> None:
+    page, _ = open_page(browser, address)
+    name = "__a__ é - _b_ -.mp4"  # gradio removes other characters
+    (tmp_path / name).write_text("no video")
+    upload(page, tmp_path / name)
+    assert wait_for(page, "__a__").startswith(f"{name} is no video")
 
 
 @pytest.mark.slow

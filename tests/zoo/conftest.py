@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+import time
 
+import huggingface_hub
 import pytest
 import torch
+from hub_server import serving_hub
 from web_server import Server, serving
 
 from ffn.core import convert
@@ -69,6 +73,22 @@ def server(cache):
     """A local web server; see `web_server`."""
     with serving(Server()) as server:
         yield server
+
+
+@pytest.fixture
+def hub(tmp_path, monkeypatch):
+    """Requests for the Hub reach a local server; its repository has a network."""
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
+    with serving_hub(tmp_path / "repository") as server:
+        local = functools.partial(huggingface_hub.hf_hub_download, endpoint=server.url)
+        monkeypatch.setattr(huggingface_hub, "hf_hub_download", local)
+        yield server
+
+
+@pytest.fixture
+def _at_once(monkeypatch) -> None:
+    """huggingface_hub's new attempts follow each other at once."""
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 def scramble(model):

@@ -25,7 +25,16 @@ BODY = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
+ERROR = {
+    "description": "A sentence on the cause.",
+    "content": {
+        "application/json": {
+            "schema": {"type": "object", "properties": {"error": {"type": "string"}}}
+        }
+    },
+}
 PARAMETERS = ("model", "frames", "budget_ms", "budget_gmacs", "top", "name")
+METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 DISCONNECTED = 499  # as other servers count it; nobody reads the answer
 
 
@@ -40,6 +49,7 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
     app = FastAPI(title="ffn", version=__version__, description="Video recognition.")
     threads = anyio.CapacityLimiter(service.limits.requests)
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health")
     def health() -> JSONResponse:
         """Whether videos are answered: status 200, or else 503."""
@@ -56,7 +66,7 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
         """The networks: names, classes, trained numbers of frames and cost."""
         return service.models()
 
-    @app.post("/api/predict", openapi_extra=BODY)
+    @app.post("/api/predict", openapi_extra=BODY, responses={"4XX": ERROR, "5XX": ERROR})
     async def predict(
         request: Request,
         model: str | None = None,
@@ -64,11 +74,11 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
         budget_ms: Annotated[float | None, Query(gt=0)] = None,
         budget_gmacs: Annotated[float | None, Query(gt=0)] = None,
         top: Annotated[int, Query(ge=1, le=1000)] = 5,
-        name: Annotated[str, Query(max_length=200)] = "the video",
+        name: Annotated[str, Query(min_length=1, max_length=200)] = "the video",
     ) -> dict[str, Any]:
         """Predict the labels of the video in the body, at each number of frames."""
         started = time.perf_counter()
-        _refuse_unknown(request)
+        _check_request(request)
         asked = Asked(model, [_count(text) for text in frames or []], budget_ms, budget_gmacs)
         with (
             service.place(),
@@ -84,11 +94,19 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
         metrics.answered(chosen, answers, time.perf_counter() - started)
         return {"model": chosen, "predictions": [_to_dict(answer, top) for answer in answers]}
 
+    # After the routes that answer, and before the page, which would take what is left.
+    @app.api_route("/api/{path:path}", methods=[*METHODS], include_in_schema=False)
+    def refuse_route(path: str, request: Request) -> None:
+        method = {"predict": "POST", "models": "GET"}.get(path)
+        if method is None:
+            raise Refusal(404, f"there is no route /api/{path}; /docs has all")
+        raise Refusal(405, f"the method is {request.method}; /api/{path} expects {method}")
+
     @app.exception_handler(Refusal)
     def refuse(_: Request, error: Refusal) -> JSONResponse:
         metrics.refused(error.status)
-        wait = {"Retry-After": "1"} if error.status == 503 else None
-        return JSONResponse({"error": error.message}, error.status, headers=wait)
+        headers = {503: {"Retry-After": "1"}, 405: {"Allow": error.message.split()[-1]}}
+        return JSONResponse({"error": error.message}, error.status, headers.get(error.status))
 
     @app.exception_handler(RequestValidationError)
     def refuse_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -106,17 +124,24 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
     return app
 
 
-def _refuse_unknown(request: Request) -> None:
-    for given in request.query_params:
-        if given not in PARAMETERS:
+def _check_request(request: Request) -> None:
+    """Refuse parameters that are unknown or given twice, and forms."""
+    given = [name for name, _ in request.query_params.multi_items()]
+    for name in given:
+        if name not in PARAMETERS:
             known = ", ".join(PARAMETERS)
-            raise Refusal(400, f"there is no parameter {given!r}; the parameters are {known}")
+            raise Refusal(400, f"there is no parameter {name!r}; the parameters are {known}")
+        if name != "frames" and given.count(name) > 1:
+            raise Refusal(400, f"{name} is given {given.count(name)} times; give it once")
+    if request.headers.get("content-type", "").startswith("multipart/"):
+        wrong = "the body is a form; expected the bytes of the video file"
+        raise Refusal(415, f"{wrong}, as `curl --data-binary @FILE` sends them")
 
 
 def _count(text: str) -> int | str:
     if text == "auto":
         return text
-    if not text.isdecimal() or not 1 <= len(text) <= 9 or int(text) < 1:
+    if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
         raise Refusal(400, f'frames is {text!r}; expected an integer of 1 or more, or "auto"')
     return int(text)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import tempfile
 import time
@@ -20,10 +21,19 @@ from ffn.serve.web.service import Answer, Query, Refusal, Service
 PATH = "/"
 LABELS = 5
 COMPARED = (1, 2, 4, 6, 8, 12, 16, 24, 32)
-COLUMNS = ("frames", "sub-network", "label", "probability", "GMACs", "ms")
+COLUMNS = ("frames", "label", "probability", "sub-network", "GMACs", "ms")
+CLASSES = 12  # that the page lists
 KEPT_SECONDS = 3600  # uploaded files
 # Fonts of the system: the page works without a connection to other hosts.
 FONT, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
+# The frames: as many columns as fit, below the title, in a box as high as they are.
+CSS = """
+#seen .grid-wrap { min-height: 4rem; max-height: none; height: auto; }
+#seen .grid-container {
+  padding-top: 2rem;
+  grid-template-columns: repeat(auto-fill, minmax(min(8rem, 30%), 1fr));
+}
+"""
 
 
 def mount_page(
@@ -43,6 +53,7 @@ def mount_page(
         PATH,
         max_file_size=int(service.limits.mebibytes * 2**20),
         theme=gr.themes.Default(font=FONT, font_mono=MONO),
+        css=CSS,
         footer_links=[],
         enable_monitoring=False,
         ssr_mode=False,
@@ -54,7 +65,7 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
     """The page, as a gradio application; see :func:`mount_page`."""
     models = service.models()
     first = models[0]
-    most = min(service.limits.frames, 64)
+    most = service.limits.frames
     compared = sorted({n for n in COMPARED if n <= most} | {*first["trained_frames"]})
     with gr.Blocks(
         title="ffn", analytics_enabled=False, delete_cache=(KEPT_SECONDS // 6, KEPT_SECONDS)
@@ -74,20 +85,15 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
                     1, most, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
                 )
                 others = gr.CheckboxGroup(
-                    compared, value=first["trained_frames"], label="Compare with"
+                    compared, value=first["trained_frames"], label="Compare with", elem_id="others"
                 )
                 heat = gr.Checkbox(
-                    label="Show where the network saw evidence for the label", elem_id="heat"
+                    label="Show where the network saw evidence for the label "
+                    "(yellow: much, purple: little, grey: none)",
+                    elem_id="heat",
                 )
-                if samples:
-                    gr.Examples(
-                        [[str(path)] for path in samples],
-                        [video],
-                        label="Samples",
-                        examples_per_page=len(samples),
-                    )
             with gr.Column():
-                message = gr.Markdown(_limits_text(service), elem_id="message")
+                message = gr.Markdown(_start_text(service, first["name"]), elem_id="message")
                 labels = gr.Label(label="Labels", num_top_classes=LABELS, elem_id="labels")
                 table = gr.Dataframe(
                     headers=list(COLUMNS),
@@ -95,9 +101,14 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
                     interactive=False,
                     elem_id="table",
                 )
-        seen = gr.Gallery(
-            label="Frames that the network saw", columns=8, height="auto", elem_id="seen"
-        )
+        if samples:
+            gr.Examples(
+                [[str(path)] for path in samples],
+                [video],
+                label="Samples",
+                examples_per_page=len(samples),
+            )
+        seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
         gr.on(
             [video.change, model.change, frames.change, others.change, heat.change],
             _answer_function(service, metrics),
@@ -118,7 +129,7 @@ def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[
         video: str | None, model: str, frames: int, others: Sequence[int], heat: bool
     ) -> tuple[Any, ...]:
         if video is None:
-            return _limits_text(service), None, None, None
+            return _start_text(service, model), None, None, None
         counts = [int(frames), *sorted({*map(int, others)} - {int(frames)})]
         started = time.perf_counter()
         try:
@@ -129,12 +140,11 @@ def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[
             ):
                 copy = Path(folder, "video")
                 shutil.copyfile(video, copy)
-                query = Query(model, counts[: service.limits.counts])
-                answers = service.predict(copy, query, Path(video).name)
+                answers = service.predict(copy, Query(model, counts), Path(video).name)
                 heat_map = service.heat_map(answers[0], model) if heat else None
         except Refusal as error:
             metrics.refused(error.status)
-            return f"**{error.message}**", None, None, None
+            return f"**{_plain(error.message)}**", None, None, None
         metrics.answered(model, answers, time.perf_counter() - started)
         return _shown(answers, heat_map)
 
@@ -158,7 +168,7 @@ def _row(answer: Answer) -> list[Any]:
     label, probability = prediction.top(1)[0]
     part = "plain" if prediction.active is None else prediction.active
     measured = f"{answer.gmacs:.3g}", f"{prediction.model_ms:.1f}"
-    return [prediction.frames, part, label, f"{probability:.1%}", *measured]
+    return [prediction.frames, label, f"{probability:.1%}", part, *measured]
 
 
 def _frames(clip: Clip, heat_map: HeatMap | None) -> list[tuple[Any, str]]:
@@ -170,6 +180,18 @@ def _frames(clip: Clip, heat_map: HeatMap | None) -> list[tuple[Any, str]]:
     return [(image, f"frame {index}") for image, index in zip(pixels, clip.indices, strict=True)]
 
 
-def _limits_text(service: Service) -> str:
-    limits = service.limits
-    return f"Upload a video of at most {limits.mebibytes:g} MiB and {limits.seconds:g} s."
+def _start_text(service: Service, model: str) -> str:
+    """What to do, and what the network can tell apart."""
+    limits, classes = service.limits, service.predictors[model].classes
+    shown = ", ".join(classes[:CLASSES])
+    more = f", and {len(classes) - CLASSES} more" if len(classes) > CLASSES else ""
+    return (
+        f"Upload a video (MP4, MOV, WebM, MKV, AVI) of at most {limits.mebibytes:g} MiB and "
+        f"{limits.seconds:g} s. The network {_plain(model)} has {len(classes)} classes: "
+        f"{_plain(shown)}{more}."
+    )
+
+
+def _plain(text: str) -> str:
+    """A text in Markdown whose characters stand for themselves: names of files may have any."""
+    return re.sub(r"([!-/:-@\[-`{-~])", r"\\\1", text)

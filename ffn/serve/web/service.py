@@ -20,6 +20,8 @@ from ffn.serve.web.batcher import Batcher
 from ffn.serve.web.containers import ACCEPTED, HEAD_BYTES, container_of
 from ffn.serve.web.reading import TOO_LONG, AtMost, Blocked, Readers
 
+LONGEST_MS = 1e9  # a budget for any number of frames
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -100,7 +102,7 @@ class Service:
         batch_size: largest number of clips in a forward pass.
 
     Raises:
-        ValueError: there is no predictor.
+        ValueError: there is no predictor, or one needs more frames than are accepted.
     """
 
     def __init__(
@@ -114,6 +116,12 @@ class Service:
         if not predictors:
             raise ValueError("there is no predictor; expected at least one")
         self.predictors, self.limits = dict(predictors), limits or Limits()
+        for name, predictor in predictors.items():
+            if predictor.counts[-1] > self.limits.frames:
+                accepted = f"{self.limits.frames} frames are accepted at most"
+                raise ValueError(
+                    f"{accepted}; {name} needs up to {predictor.counts[-1]}. Accept as many"
+                )
         self._places = threading.BoundedSemaphore(self.limits.requests)
         self._heat_maps = threading.Lock()
         self._readers = Readers(workers, self.limits.timeout)
@@ -128,10 +136,12 @@ class Service:
         self.close()
 
     def warm_up(self) -> None:
-        """Fuse the networks, choose their precision and start the processes."""
-        self._readers.start()
+        """Fuse the networks, choose their precision, measure them and start the processes."""
         for predictor in self.predictors.values():
             predictor.warm_up(predictor.trained_frames)
+            # For budgets: beside requests, the times that are kept would be too long.
+            predictor.reader(budget_ms=LONGEST_MS)
+        self._readers.start()
 
     @property
     def healthy(self) -> bool:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import http.client
 import json
+import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from urllib.parse import urlencode
 
 import numpy as np
 import pytest
@@ -17,6 +21,7 @@ import uvicorn
 from serve_files import save_network, write_video
 
 from ffn.serve import Client, Predictor, ServiceError
+from ffn.serve.client import __file__ as client_file
 from ffn.serve.web import Limits, Metrics, Service, create_app, mount_page
 
 LIMITS = Limits(mebibytes=1.0, frames=16, timeout=8.0, requests=4)
@@ -131,6 +136,10 @@ def test_many_requests_at_once_do_not_mix(client, predictors, videos) -> None:
         ("model=big", "there is no model 'big'; the models are tiny, other"),
         ("frames=4&budget_ms=3", "got frames=4 and budget_ms=3.0; give one of frames"),
         (f"name={'x' * 201}", "name is 'xxx"),
+        ("name=", "name is ''"),
+        ("frames=%D9%A4", "frames is '\u0664'; expected an integer"),
+        ("model=other&model=tiny", "model is given 2 times; give it once"),
+        ("top=1&frames=4&top=2", "top is given 2 times; give it once"),
     ],
 )
 def test_wrong_parameters(address, videos, query, message) -> None:
@@ -139,11 +148,53 @@ def test_wrong_parameters(address, videos, query, message) -> None:
     assert answer["error"].startswith(message)
 
 
-def post(address: str, path: str, body: bytes) -> tuple[int, dict]:
-    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
-    connection.request("POST", path, body)
-    answer = connection.getresponse()
+def post(address: str, path: str, body: bytes, **headers: str) -> tuple[int, dict]:
+    answer = ask(address, "POST", path, body, headers)
     return answer.status, json.loads(answer.read())
+
+
+def ask(address: str, *request: object) -> http.client.HTTPResponse:
+    """The answer to a method, path, body and headers."""
+    connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
+    connection.request(*request)
+    return connection.getresponse()
+
+
+@pytest.mark.parametrize("name", ["../../etc/passwd", "\U0001f600 \x00\x1b[31m", "<b>", "%s {0}"])
+def test_a_name_is_a_text_only(address, videos, name) -> None:
+    path = f"/api/predict?{urlencode({'name': name, 'frames': 2})}"
+    status, answer = post(address, path, videos[0].read_bytes())
+    assert (status, answer["predictions"][0]["name"]) == (200, name)
+    status, answer = post(address, path, b"hello")
+    assert (status, answer["error"].startswith(f"{name} is no video")) == (415, True)
+
+
+def test_other_methods_and_routes(address) -> None:
+    for method in ("GET", "PUT", "DELETE", "HEAD"):
+        answer = ask(address, method, "/api/predict")
+        assert (answer.status, answer.headers["Allow"]) == (405, "POST")
+        content = answer.read()
+        message = f"the method is {method}; /api/predict expects POST"
+        assert content == b"" if method == "HEAD" else json.loads(content) == {"error": message}
+    assert ask(address, "POST", "/api/models").headers["Allow"] == "GET"
+    answer = ask(address, "GET", "/api/predictions")
+    message = "there is no route /api/predictions; /docs has all"
+    assert (answer.status, json.loads(answer.read())) == (404, {"error": message})
+    assert ask(address, "HEAD", "/health").status == 200
+
+
+def test_a_form_is_refused_with_what_to_do(address) -> None:
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    status, answer = post(address, "/api/predict", b"--x--", **form)
+    assert status == 415
+    assert answer["error"].startswith("the body is a form; expected the bytes of the video file")
+
+
+def test_the_description_has_the_errors(address) -> None:
+    found = json.loads(read(address, "/openapi.json"))["paths"]
+    assert [*found["/api/predict"]] == ["post"]
+    assert {*found["/api/predict"]["post"]["responses"]} == {"200", "4XX", "5XX"}
+    assert "/api/{path}" not in found
 
 
 def test_bad_files_get_a_sentence(client, videos) -> None:
@@ -196,6 +247,8 @@ def test_requests_beyond_the_limit(address, client, videos) -> None:
 
     message = "4 requests are being answered; try again in a second"
     assert refused(client, videos[0]) == (503, message)
+    answer = ask(address, "POST", "/api/predict", videos[0].read_bytes())
+    assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     assert client.healthy()
     for connection in waiting:
         connection.close()
@@ -250,3 +303,24 @@ def test_a_service_that_does_not_answer() -> None:
     assert not client.healthy()
     with pytest.raises(ValueError, match="address is 'localhost:7860'; expected http://HOST:PORT"):
         Client("localhost:7860")
+
+
+def test_a_file_whose_name_is_no_text(client, videos, tmp_path) -> None:
+    path = tmp_path / os.fsdecode(b"\xff.mp4")
+    try:
+        path.write_bytes(videos[0].read_bytes())
+    except OSError:
+        pytest.skip("the file system needs UTF-8")
+    assert client.predict(path, 2)["name"] == "?.mp4"
+
+
+def test_the_client_needs_the_standard_library_only(address, videos) -> None:
+    code = "import runpy, sys; Client = runpy.run_path(sys.argv[1])['Client']; print(Client"
+    code += "(sys.argv[2]).predict(sys.argv[3], 4)['frames'], 'ffn' in sys.modules)"
+    arguments = [Path(client_file), address, videos[0]]
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", code, *map(str, arguments)],
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("4 False\n", "")

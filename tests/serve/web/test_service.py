@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +16,7 @@ import torch
 from serve_choices import Blocks, Ends
 from serve_files import save_network, write_video
 
-from ffn.serve import Predictor
+from ffn.serve import Predictor, choose_frames
 from ffn.serve.web import Limits, Query, Refusal, Service
 
 LIMITS = Limits(mebibytes=0.5, seconds=3.0, frames=16, counts=4, timeout=8.0, requests=2)
@@ -169,3 +171,35 @@ def test_requests_beyond_the_limit_are_refused(service) -> None:
 def test_no_predictor() -> None:
     with pytest.raises(ValueError, match="there is no predictor; expected at least one"):
         Service({})
+
+
+def test_fewer_frames_than_a_network_needs(predictor) -> None:
+    message = "11 frames are accepted at most; tiny needs up to 12. Accept as many"
+    with pytest.raises(ValueError, match=message):
+        Service({"tiny": predictor}, limits=replace(LIMITS, frames=11))
+
+
+def test_latencies_are_measured_once_and_before_requests(tmp_path, upload, monkeypatch) -> None:
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
+    measured = []
+
+    def measure(run: object, clip: torch.Tensor, **options: object) -> float:
+        measured.append(clip.shape[2])
+        time.sleep(0.05)
+        return 10.0 * clip.shape[2]
+
+    monkeypatch.setattr(choose_frames, "measure_latency", measure)
+    predictor = Predictor(save_network(tmp_path / "tiny.safetensors"), precision="fp32")
+    with ThreadPoolExecutor(3) as pool:
+        answers = [*pool.map(lambda ms: predictor.reader(budget_ms=ms).choose.count, (40, 60, 80))]
+    assert (answers, measured) == ([4, 6, 8], [2, 4, 8, 12])
+
+    measured.clear()
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "other"))
+    predictor = Predictor(tmp_path / "tiny.safetensors", precision="fp32")
+    with Service({"tiny": predictor}, limits=LIMITS, workers=1) as service:
+        service.warm_up()
+        assert measured == [2, 4, 8, 12]
+        (answer,) = service.predict(upload, Query(budget_ms=41))
+        assert answer.prediction.frames == 4
+    assert len(measured) == 4
