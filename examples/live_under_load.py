@@ -4,8 +4,9 @@ python examples/live_under_load.py              # 30 minutes at twice their rate
 python examples/live_under_load.py --minutes 2  # takes one minute
 
 A generated film is played again and again. In the second third of the time, other processes
-compete for the core. Writes live.jsonl and live.png. The network is the one that ships with ffn, with
-frames so large that 16 of them take a third of the core's time; at this size, its labels are wrong.
+compete for the core. Writes live.jsonl and live.png. The network is the one that ships with ffn,
+with frames so large that 16 of them take a third of the core's time; at this size, its labels are
+wrong.
 """
 
 import argparse

@@ -154,7 +154,7 @@ def predict_archive(
     """
     parts = Parts(
         output.with_name(f"{output.name}.parts"),
-        _chunks(len(videos.records), options.batch_size),
+        chunks_of(len(videos.records), options.batch_size),
     )
     with ExitStack() as stack:
         predictor, settings, done = None, None, None
@@ -184,7 +184,8 @@ def predict_archive(
         return gather(result)[0]
 
 
-def _chunks(videos: int, size: int) -> list[range]:
+def chunks_of(videos: int, size: int) -> list[range]:
+    """Indices of the videos of each batch."""
     return [range(start, min(start + size, videos)) for start in range(0, videos, size)]
 
 
