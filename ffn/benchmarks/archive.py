@@ -110,7 +110,7 @@ def _listed(folder: Path, number: int, short_side: int, frames: int) -> Listed:
         folder, number=min(number, DISTINCT), short_side=short_side, frames=frames, gop=GOP
     ).records
     records = [Record(originals[index % DISTINCT].path, 0) for index in range(number)]
-    return Listed(records, [record.path for record in records])
+    return Listed(records, [record.path for record in records], str(folder))
 
 
 def _random_weights(folder: Path, model: str, frames: int, preprocessing: Preprocessing) -> Path:
