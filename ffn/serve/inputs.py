@@ -183,5 +183,5 @@ def frame_times(video: Video, fps: float | None) -> tuple[np.ndarray, float]:
         times = times - times[0]  # a store may hold a part of a video
         return times, float(times[-1]) * len(times) / (len(times) - 1)
     if fps is None:
-        raise VideoError(video.path, "its frames have no times; give the frames per second")
+        raise VideoError(video.path, "its frames have no times; give their rate: fps=, or --fps")
     return np.arange(len(video)) / fps, len(video) / fps
