@@ -47,6 +47,7 @@ class Limit:
 
 
 FRAME_PIXELS = Limit("FFN_MAX_FRAME_PIXELS", 2**25, "pixels per frame")  # 8K UHD has 33.2 million
+CLIP_FRAMES = Limit("FFN_MAX_CLIP_FRAMES", 4096, "frames per clip")
 CLASSES = Limit("FFN_MAX_CLASSES", 100_000, "classes")
 TRAINED_COUNTS = Limit("FFN_MAX_TRAINED_COUNTS", 64, "trained frame counts")
 RECORD_BYTES = Limit("FFN_MAX_RECORD_BYTES", 2**23, "bytes")  # 100,000 class names fit

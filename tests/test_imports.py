@@ -23,7 +23,17 @@ ROOMS = {
     "zoo": {"backbones", "core"},
     "export": {"core"},
     "engine": {"core", "data", "evaluation", "zoo"},
-    "benchmarks": {"backbones", "core", "data", "engine", "evaluation", "export", "layers", "zoo"},
+    "benchmarks": {
+        "backbones",
+        "core",
+        "data",
+        "engine",
+        "evaluation",
+        "export",
+        "layers",
+        "serve",
+        "zoo",
+    },
     "serve": {"zoo", "data", "core", "evaluation", "export"},
     "cli": None,  # everything
 }

@@ -18,6 +18,13 @@ from ffn.cli.arguments import (
     positive_int,
     refuse_existing,
 )
+from ffn.cli.benchmark_options import (
+    add_archive_options,
+    add_data_options,
+    add_network_options,
+    add_store_options,
+    integer,
+)
 from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
@@ -81,7 +88,12 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     device = find_device(given.device)
     if device.type not in MEMORY:
         raise ValueError(f"--device is {given.device!r}; allowed: auto, cpu, cuda, cuda:1, …")
-    measured = describe_run(device) | {"memory": MEMORY[device.type]}
+    measured = describe_run(device)
+    if given.benchmark == "archive":
+        from ffn.engine.jobs import usable_cores
+
+        return device, measured | {"cores": usable_cores()}
+    measured |= {"memory": MEMORY[device.type]}
     if given.benchmark == "infer":
         given.frames = given.frames or given.trained_frames
     elif given.benchmark == "train":
@@ -216,6 +228,22 @@ def _store(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
     )
 
 
+def _archive(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
+    from ffn.benchmarks.archive import compare_archive
+
+    yield from compare_archive(
+        given.model,
+        frames=given.frames,
+        size=given.size,
+        videos=given.videos,
+        video_frames=given.video_frames,
+        batch_size=given.batch_size,
+        workers=given.workers,
+        rounds=given.rounds,
+        device=device,
+    )
+
+
 def _files(given: argparse.Namespace) -> list[Path]:
     """What ``--output`` writes: the measurements, and for some benchmarks a table."""
     if given.output is None:
@@ -234,7 +262,7 @@ def _parser() -> argparse.ArgumentParser:
         "OMP_NUM_THREADS sets the number of CPU threads.",
     )
     commands = parser.add_subparsers(
-        dest="benchmark", required=True, metavar="train|infer|layers|versions|data|store"
+        dest="benchmark", required=True, metavar="train|infer|layers|versions|data|store|archive"
     )
 
     def add(name: str, measure: Callable, items: str, text: str) -> argparse.ArgumentParser:
@@ -258,26 +286,38 @@ def _parser() -> argparse.ArgumentParser:
     ways = "a clip store at a simulated distant address: range requests, whole shards"
     store = add("store", _store, "clips", ways)
 
+    parts = "the prediction of a list of videos: all of it, reading the clips, the network"
+    archive = add("archive", _archive, "videos", parts)
+
     several = {"nargs": "+", "metavar": "T"}
     for command in (train, data):
-        _integer(command, "--frames", [4, 8, 16], "frame counts of the views", **several)
+        integer(command, "--frames", [4, 8, 16], "frame counts of the views", **several)
     for command in (infer, versions):
         text = "frame counts of the sub-networks"
-        _integer(command, "--trained-frames", [4, 8, 16], text, **several)
+        integer(command, "--trained-frames", [4, 8, 16], text, **several)
     text = "forward passes of clips with this many frames; without it, a training step"
     versions.add_argument("--frames", type=positive_int, default=(), help=text, **several)
     text = "source tree of the earlier version"
     versions.add_argument("--before", type=Path, required=True, metavar="FOLDER", help=text)
-    _integer(infer, "--frames", None, "frame counts of the clips; default: trained ones", **several)
-    _add_network_options(train, infer, versions)
-    _add_data_options(data)
-    _add_store_options(store)
-    _integer(layers, "--frames", 8, "frames of the clips", metavar="T")
+    integer(infer, "--frames", None, "frame counts of the clips; default: trained ones", **several)
+    add_network_options(train, infer, versions)
+    add_data_options(data)
+    add_store_options(store)
+    add_archive_options(archive)
+    integer(layers, "--frames", 8, "frames of the clips", metavar="T")
     add_device_argument(layers)
-    rounds = ((train, 10), (infer, 20), (layers, 20), (versions, 10), (data, 5), (store, 5))
+    rounds = (
+        (train, 10),
+        (infer, 20),
+        (layers, 20),
+        (versions, 10),
+        (data, 5),
+        (store, 5),
+        (archive, 5),
+    )
     for command, number in rounds:
         option = command.add_argument
-        _integer(command, "--rounds", number, "timed runs of each variant")
+        integer(command, "--rounds", number, "timed runs of each variant")
         option("--output", type=Path, metavar="FILE.json", help="also write the results to a file")
         option("--overwrite", action="store_true", help="replace an existing file")
         add_imports_argument(command)
@@ -287,75 +327,3 @@ def _parser() -> argparse.ArgumentParser:
     infer.add_argument("--resume", action="store_true", help=f"{text} --batch-size may differ")
     parser.set_defaults(resume=False, done=())
     return parser
-
-
-def _add_network_options(
-    train: argparse.ArgumentParser,
-    infer: argparse.ArgumentParser,
-    versions: argparse.ArgumentParser,
-) -> None:
-    text = "videos per step; default: 8 on a GPU, 2 on a CPU"
-    _integer(train, "--batch-size", None, text, metavar="B")
-    text = "clips per forward pass, each measured"
-    _integer(infer, "--batch-size", [1], text, nargs="+", metavar="B")
-    _integer(versions, "--batch-size", 1, "videos per step or forward pass", metavar="B")
-    text = "names of models, each measured; default: tsm_r50"
-    for command in (infer, versions):
-        command.add_argument("--model", nargs="+", default=["tsm_r50"], metavar="MODEL", help=text)
-    train.add_argument("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
-    precisions = ["fp32", "bf16", "fp16"]
-    for command, what in ((train, ""), (versions, "of the training step; ")):
-        text = f"{what}default: fp32"
-        command.add_argument("--precision", default="fp32", choices=precisions, help=text)
-    for command in (train, infer, versions):
-        _integer(command, "--num-classes", 174, "number of classes", metavar="K")
-        _integer(command, "--size", 224, "height and width of the frames", metavar="PX")
-        add_device_argument(command)
-    for command in (train, infer):
-        command.add_argument("--compile", action="store_true", help="also measure torch.compile")
-    infer.add_argument(
-        "--onnx", action="store_true", help="also measure ONNX Runtime, fp32 and int8"
-    )
-
-
-def _add_data_options(data: argparse.ArgumentParser) -> None:
-    several = {"nargs": "+"}
-    text = "sides of a clip, each measured; generated videos are 256/224 of it"
-    _integer(data, "--size", [224], text, metavar="PX", **several)
-    text = "list of videos, or a folder per class; without it, videos are generated"
-    data.add_argument("--annotations", type=Path, metavar="FILE", help=text)
-    text = "folder of the paths in the list"
-    data.add_argument("--root", type=Path, metavar="FOLDER", help=text)
-    _integer(data, "--videos", 14, "maximum number of videos")
-    text = "frames per group of pictures of generated videos, each measured"
-    _integer(data, "--gop", [12, 250], text, **several)
-    _integer(data, "--video-frames", 300, "frames of a generated video")
-    text = "numbers of data loader processes, each measured; without a number, no data loader"
-    _integer(data, "--workers", [1, 2], text, nargs="*")
-
-
-def _add_store_options(store: argparse.ArgumentParser) -> None:
-    text = "numbers of clips that are read, each measured"
-    _integer(store, "--clips", [1, 4, 16], text, nargs="+")
-    _integer(store, "--frames", 8, "frames of a clip", metavar="T")
-    _integer(store, "--videos", 32, "generated videos in the store")
-    _integer(store, "--video-frames", 300, "frames of a generated video")
-    text = "milliseconds before each answer"
-    _integer(store, "--latency", 20, text, metavar="MS")
-    _integer(store, "--bandwidth", 100, "megabits per second", metavar="MBIT")
-
-
-def _integer(
-    parser: argparse.ArgumentParser,
-    name: str,
-    default: int | list[int] | None,
-    text: str,
-    metavar: str = "N",
-    **more: str,
-) -> None:
-    """Add an option that takes positive integers; its default follows the help text."""
-    if default is not None:
-        text += f"; default: {default if isinstance(default, int) else ' '.join(map(str, default))}"
-    parser.add_argument(
-        name, type=positive_int, default=default, help=text, metavar=metavar, **more
-    )

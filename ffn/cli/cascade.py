@@ -154,8 +154,10 @@ def _choose(given: argparse.Namespace, fit: CascadeFit) -> Point:
 
 
 def _describe(fit: CascadeFit, chosen: Point) -> str:
+    from ffn.evaluation.cascades.report import less_or_more
+
     largest = max(fit.gmacs)
-    saved = 100 * (1 - chosen.gmacs / fit.gmacs[largest])
+    saved = less_or_more(100 * (1 - chosen.gmacs / fit.gmacs[largest]))
     stages = ", ".join(map(str, chosen.stages))
     thresholds = ", ".join(f"{x:.3f}" for x in chosen.thresholds) or "none"
     return (
@@ -163,7 +165,7 @@ def _describe(fit: CascadeFit, chosen: Point) -> str:
         f"{chosen.accuracy:.2f} % for {chosen.gmacs:.4g} GMACs in the mean, out of fold, on "
         f"{fit.videos} videos\n"
         f"{largest} frames: {fit.raw[largest]:.2f} % for {fit.gmacs[largest]:.4g} GMACs; the "
-        f"cascade takes {saved:.0f} % less"
+        f"cascade takes {saved}"
     )
 
 
@@ -326,7 +328,8 @@ def _add_goal(parser: argparse.ArgumentParser, frames: str) -> None:
         "--accuracy",
         type=positive_number,
         metavar="PERCENT",
-        help="the cheapest cascade of this accuracy; default: that of the largest count",
+        help="the cheapest cascade of this accuracy; default: that of the largest count, or the "
+        "best that costs no more than it",
     )
     goal.add_argument(
         "--budget-gmacs",

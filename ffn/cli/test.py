@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 # What the files per network end in.
 PREDICTION_KINDS = ("predictions.csv", "predictions.safetensors")
-DETAIL_KINDS = ("classes.csv", "confusion.csv", "confusion.png", "mistakes.png")
+DETAIL_KINDS = ("classes.csv", "classes.png", "confusion.csv", "confusion.png", "mistakes.png")
 
 
 @program(

@@ -73,7 +73,8 @@ def read_paths(path: Path) -> list[AnnotationRow]:
         ValueError: if it has no video, or a line is invalid.
     """
     if not path.is_file():
-        raise FileNotFoundError(f"list {path} does not exist; expected a csv, or a path per line")
+        wrong = "is a folder" if path.is_dir() else "does not exist"
+        raise FileNotFoundError(f"list {path} {wrong}; expected a csv, or a path per line")
     lines = read_lines(path)
     paths = {*_COLUMNS["path"]}
     separator = next(

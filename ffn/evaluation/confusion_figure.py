@@ -41,7 +41,7 @@ def save_confusion_figure(
     """
     found = {t: confusion_matrix(predictions, t, len(classes)) for t in predictions.logits}
     shown = most_confused(sum(found.values()), SHOWN)
-    names = [_shorten(classes[i]) for i in shown]
+    names = [shorten(classes[i]) for i in shown]
     rows = math.ceil(len(found) / COLUMNS)
     columns = math.ceil(len(found) / rows)
     side, names_in = max(2.2, 0.27 * len(shown)), 0.2 + 0.07 * max(map(len, names), default=0)
@@ -82,6 +82,6 @@ def _draw(axes: Axes, shares: np.ndarray, names: Sequence[str]) -> None:
         axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7, color=colour)
 
 
-def _shorten(name: str) -> str:
+def shorten(name: str) -> str:
     """The start and the end of a long name."""
     return name if len(name) <= NAME else f"{name[: NAME - NAME // 2 - 1]}…{name[-(NAME // 2) :]}"

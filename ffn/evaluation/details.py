@@ -11,6 +11,7 @@ from pathlib import Path
 
 from torch.utils.data import Dataset
 
+from ffn.evaluation.class_figure import save_class_figure
 from ffn.evaluation.confusion import save_classes, save_confusion
 from ffn.evaluation.confusion_figure import save_confusion_figure
 from ffn.evaluation.mistakes import save_mistakes
@@ -30,8 +31,8 @@ def save_details(
         folder: exists.
 
     Returns:
-        ``NAME.classes.csv``, ``NAME.confusion.csv``, ``NAME.mistakes.png`` and
-        ``NAME.confusion.png``; of several labels per video only the first.
+        ``NAME.classes.csv``, ``NAME.confusion.csv``, ``NAME.mistakes.png``, ``NAME.classes.png``
+        and ``NAME.confusion.png``; of several labels per video only the first.
 
     Raises:
         ImportError: matplotlib is not installed; the other files are complete.
@@ -43,5 +44,6 @@ def save_details(
         save_classes(kept, classes, Path(f"{start}.classes.csv")),
         save_confusion(kept, classes, Path(f"{start}.confusion.csv")),
         save_mistakes(sweep, dataset, classes, Path(f"{start}.mistakes.png")),
+        save_class_figure(kept, classes, f"{start}.classes.png", name=sweep.name),
         save_confusion_figure(kept, classes, f"{start}.confusion.png", name=sweep.name),
     ]

@@ -76,6 +76,10 @@ class Networks:
         with torch.autocast(clip.device.type, dtype=dtype, enabled=self.precision != "fp32"):
             return network(clip).float()
 
+    def prepare(self, clip: Tensor) -> None:
+        """Build the network for a clip, unless it exists, so that the next call does not."""
+        self._network(clip)
+
     def __str__(self) -> str:
         words = ["fused"] * self.fused + [self.precision] + ["compiled"] * self.compiled
         return ", ".join(words)

@@ -8,7 +8,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from numbers import Integral
+from numbers import Integral, Real
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ffn.core import FrameFlexible
 from ffn.evaluation import count_macs, measure_latency
 from ffn.export.networks import read_measurements, write_measurements
+from ffn.limits import CLIP_FRAMES
 from ffn.serve.clips import Part
 
 AUTO_FRAMES_PER_SECOND = 8.0
@@ -51,7 +52,7 @@ def check_choice(
         shown = " and ".join(f"{key}={value!r}" for key, value in given.items())
         raise ValueError(f"got {shown}; give one of frames, budget_ms and budget_gmacs")
     for name, value in budgets.items():
-        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        number = isinstance(value, Real) and not isinstance(value, bool)
         if value is not None and not (number and 0 < value < math.inf):
             raise ValueError(f"{name} is {value!r}; expected a number above 0")
     if frames is None or (isinstance(frames, str) and frames == "auto"):
@@ -67,6 +68,8 @@ def check_choice(
         )
     if frames < 1:
         raise ValueError(f"frames is {frames}; expected an integer of 1 or more")
+    if refusal := CLIP_FRAMES.refusal(int(frames)):
+        raise ValueError(refusal)
 
 
 @dataclass(frozen=True)
@@ -101,7 +104,7 @@ class ByDuration:
 
     def __call__(self, part: Part) -> tuple[int, str]:
         """The number of frames, and why."""
-        limits = {f"the {part.name} has {part.frames} frames": part.frames}
+        limits = {f"the {part.name} has {part.frames} frame{'s' * (part.frames != 1)}": part.frames}
         if part.seconds is not None:
             most = math.ceil(AUTO_FRAMES_PER_SECOND * part.seconds - 1e-6)
             limits[f"the {part.name} takes {part.seconds:.1f} s"] = most

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from PIL.Image import Image
 
 BARS = 3  # labels below a GIF
+TICK_DISTANCE = 6  # pixels between ticks of a video, at least in the mean
 WHITE, GREY, BLACK = "#FFFFFF", "#555555", "#000000"
 
 
@@ -28,7 +29,8 @@ def draw_label(
 ) -> np.ndarray:
     """A frame with a text on a dark bar, and the line of time below it; positions are 0 to 1.
 
-    With the scale of heat maps, it is on the right of the text.
+    With the scale of heat maps, it is on the right of the text. Ticks that would hide the line are
+    left out.
     """
     from PIL import Image, ImageDraw
 
@@ -46,7 +48,7 @@ def draw_label(
     draw.text((size // 2, top + size // 4), _fit(draw, text, room, font), fill=WHITE, font=font)
     line, last = picture.height - max(2, size // 4), picture.width - 1
     draw.line((0, line, round(position * last), line), fill=WHITE, width=max(1, size // 8))
-    for tick in ticks:
+    for tick in ticks if len(ticks) <= picture.width // TICK_DISTANCE else ():
         x = round(tick * last)
         draw.line((x, line - size // 4, x, line + size // 4), fill=WHITE)
     return np.asarray(picture)

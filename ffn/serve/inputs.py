@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ffn.data import StoredVideo, open_video
 from ffn.data.decoding import Video, VideoError
-from ffn.data.decoding.video import check_indices
+from ffn.data.decoding.video import check_indices, span
 from ffn.files import explain
 from ffn.limits import DOWNLOAD_BYTES
 from ffn.zoo import WeightsError
@@ -71,7 +71,9 @@ class FramesInMemory:
 
     def between(self, start: float | None, end: float | None) -> range:
         """Raise VideoError: the frames have no times."""
-        raise VideoError(self.path, f"frames in memory have no times; got {start} … {end} s")
+        raise VideoError(
+            self.path, f"frames in memory have no times; got a part {span(start, end)}"
+        )
 
 
 @contextmanager
@@ -181,5 +183,5 @@ def frame_times(video: Video, fps: float | None) -> tuple[np.ndarray, float]:
         times = times - times[0]  # a store may hold a part of a video
         return times, float(times[-1]) * len(times) / (len(times) - 1)
     if fps is None:
-        raise VideoError(video.path, "its frames have no times; give the frames per second")
+        raise VideoError(video.path, "its frames have no times; give their rate: fps=, or --fps")
     return np.arange(len(video)) / fps, len(video) / fps

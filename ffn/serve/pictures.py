@@ -149,7 +149,8 @@ def save_video(
 ) -> None:
     """Write a whole video with the label of each time as mp4 (H.264, without sound).
 
-    A line at the lower edge shows the time; ticks mark the frames that the network saw.
+    A line at the lower edge shows the time; ticks mark the frames that the network saw, unless they
+    are so many that they would hide it.
 
     Args:
         path: the file; replaced.

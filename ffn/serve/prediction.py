@@ -21,7 +21,8 @@ class Prediction:
         network: How the network ran, e.g. "fused, bf16".
         decode_ms: Time to decode and transform the clip, in milliseconds; of windows that were
             read together, each has the same share; of a cascade, of all its stages.
-        model_ms: Time of the forward pass, the copy to the device included, in milliseconds; of
+        model_ms: Time of the forward pass, the copy to the device included, but not the building
+            of the network in the first call, in milliseconds; of
             clips that ran as one batch, each has the same share; of a cascade, of all its stages.
         multi_label: Whether a video has any number of the classes, with independent probabilities.
         why: Why this number of frames, e.g. "within 30 ms: 24.1 ms, measured" or

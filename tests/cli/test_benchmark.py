@@ -193,6 +193,21 @@ def test_data_is_measured_on_generated_videos_of_each_size(tmp_path: Path) -> No
     assert raw == pytest.approx(10 * 32 * 42 * 3 / 2**20, rel=0.05)  # 10 frames of 32 x 42
 
 
+def test_archives_are_measured_with_each_model(tmp_path: Path) -> None:
+    arguments = ["archive", "--model", "tsm_tiny", "tea_tiny", "--device", "cpu", "--size", "28"]
+    arguments += ["--frames", "2", "--videos", "2", "--video-frames", "10", "--rounds", "1"]
+
+    written = measure(tmp_path / "archive.json", *arguments, "--workers", "0")
+
+    titles = [c["title"].split(", fused")[0] for c in written["comparisons"]]
+    rest = "2 videos, 2 frames of 28 px, batches of 16, 0 reading processes"
+    assert titles == [f"{model}, {rest}" for model in ("tsm_tiny", "tea_tiny")]
+    (_, _, bound) = written["comparisons"][0]["ratios"]
+    assert (bound["name"], bound["over"]) == ("archive", "the slower one")
+    assert written["measured"]["cores"] >= 1
+    assert "memory" not in written["measured"]
+
+
 def test_an_interrupted_benchmark_keeps_what_it_has_measured_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

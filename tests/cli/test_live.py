@@ -21,6 +21,7 @@ from serve_files import save_network, write_video
 
 from ffn.cli.live import main
 from ffn.serve import Predictor
+from ffn.serve.live import figure as figure_module
 from ffn.serve.live.figure import read_live_log, save_live_figure
 
 ROOT = Path(__file__).parents[2]
@@ -124,6 +125,26 @@ def test_refused(capsys, weights, video, words, status, message) -> None:
     out, err = capsys.readouterr()
     assert (found, out) == (status, "")
     assert message in err
+
+
+def test_the_figure_of_a_few_answers_without_a_miss(tmp_path, monkeypatch) -> None:
+    drawn = []
+    real = figure_module.new_figure
+    monkeypatch.setattr(
+        figure_module, "new_figure", lambda *size: drawn.append(real(*size)) or drawn[-1]
+    )
+    answer = {"frames": 4, "latency_ms": 5.0, "interval_ms": None, "skipped": 0, "dropped": 0}
+    answer |= {"kept_bytes": 0, "memory_mib": 800.0}
+    answers = [answer | {"time": 1.0}, answer | {"time": 2.0, "interval_ms": 250.0}]
+
+    save_live_figure(answers, tmp_path / "live.png")
+
+    latency, _, missed, memory = drawn[0].axes
+    (legend,) = latency.get_legend().get_texts()
+    assert legend.get_text() == "until the next answer is due: 250 ms in the median"
+    assert [tick for tick in missed.get_yticks() if 0 <= tick <= 1] == [0, 1]
+    for axes in (missed, memory):  # a line at 0 is not on the edge
+        assert axes.get_ylim()[0] < 0
 
 
 def test_a_log_without_answers_or_of_something_else(tmp_path) -> None:

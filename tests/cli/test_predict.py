@@ -171,6 +171,7 @@ def strip_times(text: str) -> str:
         ("A --output o.csv --fps 5", "--fps is not for lists of videos"),
         ("LIST --output o.csv --format json", "--format json is not for lists of videos"),
         ("list.csv --output o.csv", "list list.csv does not exist"),
+        (". --output o.csv", "list . is a folder; expected a csv, or a path per line"),
         ("LIST --output o.xls", "the table is o.xls; expected a file *.csv or *.parquet"),
         ("LIST --output o.csv --features", "features need a file *.parquet"),
         ("LIST --output o.csv --workers -1", "'-1' is not an integer of 0 or more"),

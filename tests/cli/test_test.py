@@ -235,7 +235,7 @@ def test_details_agree_with_the_table(root: Path, tmp_path: Path) -> None:
             assert sum(int(r["failed"]) for r in per_class) == row.failed == 1
             matrix = [r for r in matrices if int(r["frames"]) == row.frames]
             assert sum(int(r[r["class"]]) for r in matrix) == right
-        for kind in ("confusion", "mistakes"):
+        for kind in ("classes", "confusion", "mistakes"):
             assert Path(f"{start}.{kind}.png").read_bytes()[:4] == b"\x89PNG"
     assert main(given) == 2
     assert main([*given, "--overwrite"]) == 0
@@ -373,7 +373,7 @@ def test_ensemble_of_two_processes_is_that_of_one(root: Path, tmp_path: Path) ->
 
     assert found.stdout.count("results.json") == 1
     files = sorted(file.name for file in (tmp_path / "1").iterdir())
-    assert len(files) == 3 + 3 * 6
+    assert len(files) == 3 + 3 * 7
     assert files == sorted(file.name for file in (tmp_path / "2").iterdir())
     for name in [name for name in files if name.endswith(("classes.csv", "mistakes.png"))]:
         assert (tmp_path / "1" / name).read_bytes() == (tmp_path / "2" / name).read_bytes()

@@ -12,7 +12,7 @@ import pytest
 import torch
 from sklearn import metrics
 
-from ffn.evaluation import Predictions, confusion_matrix, save_prediction_table
+from ffn.evaluation import Predictions, class_figure, confusion_matrix, save_prediction_table
 from ffn.evaluation import confusion_figure as figure_module
 from ffn.evaluation.confusion import most_confused, save_classes, save_confusion
 
@@ -188,3 +188,67 @@ def test_the_figure_of_many_classes_shows_some(figures: list[Any], tmp_path: Pat
         for c, column in enumerate(chosen):
             cell = figure.axes[1].images[0].get_array()[r][c]
             assert cell == pytest.approx(shares(kept, 16, row, column), abs=1e-4)
+
+
+def test_the_figure_of_the_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accuracies, their order, and the most frequent wrong answers, counted by hand."""
+    pytest.importorskip("matplotlib")
+    drawn = []
+    real = class_figure.new_figure
+    monkeypatch.setattr(
+        class_figure, "new_figure", lambda *size: drawn.append(real(*size)) or drawn[-1]
+    )
+    kept, counts = predictions(), (4, 16)
+
+    class_figure.save_class_figure(kept, CLASSES, tmp_path / "classes.png", name="net_$x$")
+
+    (figure,) = drawn
+    axes = figure.axes[0]
+    label = kept.label.tolist()
+    expected = {}
+    for frames in counts:
+        answer = answers(kept, frames)
+        for k in set(label):
+            of_class = [i for i, each in enumerate(label) if each == k]
+            expected[frames, k] = 100 * sum(answer[i] == k for i in of_class) / len(of_class)
+    names = [text.get_text() for text in axes.get_yticklabels()]
+    order = [CLASSES.index(name.rsplit(" (", 1)[0]) for name in names]
+    assert names == [f"{CLASSES[k]} ({label.count(k)})" for k in order]
+    lowest_last = [expected[16, k] for k in order]
+    assert lowest_last == sorted(lowest_last, reverse=True)
+    points = [found for found in axes.collections if found.get_label().endswith("frames")]
+    assert [found.get_label() for found in points] == ["4 frames", "16 frames"]
+    for frames, found in zip(counts, points, strict=True):
+        x, y = found.get_offsets().T
+        assert x.tolist() == pytest.approx([expected[frames, k] for k in order])
+        assert y.tolist() == list(range(len(order)))
+    answer = answers(kept, 16)
+    right = figure.axes[0].child_axes[0].get_yticklabels()
+    for k, text in zip(order, (text.get_text() for text in right), strict=True):
+        wrong = [a for a, b in zip(answer, label, strict=True) if b == k and a not in (k, None)]
+        if not wrong:
+            assert text == "–"
+            continue
+        name, number = text.rsplit(" (", 1)
+        assert int(number[:-1]) == wrong.count(CLASSES.index(name)) == max(map(wrong.count, wrong))
+
+
+def test_the_figure_of_many_classes_and_counts(tmp_path: Path) -> None:
+    """The classes of the lowest accuracy, and counts spread evenly."""
+    label = torch.arange(60)
+    logits = torch.eye(60)
+    logits[:5] = logits[5:10]  # the first five classes get a wrong answer
+    kept = Predictions(
+        tuple(map(str, range(60))), label, label >= 0, dict.fromkeys(range(2, 21), logits)
+    )
+
+    path = class_figure.save_class_figure(
+        kept, [f"class {i}" for i in range(60)], tmp_path / "classes.svg", name="net"
+    )
+
+    text = path.read_text()
+    assert class_figure._spread(range(2, 21)) == [2, 5, 8, 11, 14, 17, 20]
+    assert "40 of 60 classes" in text
+    assert all(f"<!-- class {i} (1) -->" in text for i in range(5))
+    assert "<!-- class 59 (1) -->" not in text
+    assert "<!-- class 7 (1) -->" in text

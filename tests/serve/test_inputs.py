@@ -107,7 +107,7 @@ def test_a_list_runs_in_batches(weights, pixels, monkeypatch) -> None:
 class Spy:
     def __init__(self, run, sizes) -> None:
         self.run, self.sizes = run, sizes
-        self.select = run.select
+        self.select, self.prepare = run.select, run.prepare
 
     def __call__(self, clips):
         self.sizes.append(len(clips))

@@ -13,6 +13,7 @@ from PIL import Image
 from serve_files import write_video
 
 from ffn.serve import Predictor, Segment
+from ffn.serve.drawing import draw_label
 from ffn.serve.overlays import UNSEEN, colours
 from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, _method, save, save_video
 
@@ -176,6 +177,20 @@ def test_frames_in_memory_and_odd_or_large_sizes(film, tmp_path) -> None:
     times, pixels = frames_of(tmp_path / "wide.mp4")
     assert pixels.shape == (2, 128, MAX_SIDE, 3)
     assert times == pytest.approx([0, 0.25], abs=1e-3)
+
+
+def test_ticks_never_hide_the_line_of_time() -> None:
+    """Windows of a long video see hundreds of frames."""
+    frame = np.full((64, 96, 3), 100, np.uint8)
+
+    def white(count: int) -> int:
+        """White pixels in the last rows, right of the line."""
+        drawn = draw_label(frame, "", 0.5, [n / count for n in range(count)])
+        return int((drawn[-4:, 50:] == 255).all(2).any(0).sum())
+
+    assert white(8) == 3  # of the ticks 4 to 7, the first is left of 50
+    assert white(16) == 7
+    assert white(17) == white(500) == 0
 
 
 def test_a_failed_video_leaves_no_file(film, tmp_path) -> None:

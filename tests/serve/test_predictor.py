@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
@@ -220,6 +221,8 @@ def test_misuse_says_what_is_allowed(weights, video):
         predictor(video, frames=4, budget_ms=3)
     with pytest.raises(ValueError, match=r"budget_ms is 'fast'; expected a number above 0"):
         predictor(video, budget_ms="fast")
+    with pytest.raises(ValueError, match=r"10,000 frames per clip; at most 4,096 are accepted"):
+        predictor(video, frames=10_000)
     with pytest.raises(ValueError, match="batch_size is 0; expected an integer of 1 or more"):
         predictor([video], batch_size=0)
     with pytest.raises(
@@ -228,6 +231,25 @@ def test_misuse_says_what_is_allowed(weights, video):
         predictor(video, frames="8")
     with pytest.raises(TypeError, match=r"name_or_path is a TSM; expected a name of the zoo"):
         Predictor(create_model("tsm_tiny", num_classes=3))
+
+
+def test_budgets_may_be_numbers_of_numpy(weights, video) -> None:
+    predictor = Predictor(weights, precision="fp32")
+    for budget in (np.float32(1e6), np.int64(10**6)):
+        assert predictor(video, budget_gmacs=budget).frames == predictor.counts[-1]
+
+
+def test_the_time_of_the_network_does_not_include_its_building(weights, video, monkeypatch) -> None:
+    predictor = Predictor(weights, precision="fp32")
+    build = predictor._networks._build
+
+    def slow(*arguments):
+        time.sleep(2)
+        return build(*arguments)
+
+    monkeypatch.setattr(predictor._networks, "_build", slow)
+
+    assert predictor(video, frames=4).model_ms < 2000
 
 
 def test_the_pattern_of_frames_is_that_of_the_training(tmp_path, weights, video):

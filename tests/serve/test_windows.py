@@ -97,7 +97,7 @@ def test_the_number_of_frames_is_chosen_for_each_window(weights, film, tmp_path,
     assert {w.frames for w in predictor.windows(path, 1.0, step=0.1, frames="auto")} == {8}
     found = list(predictor.windows(path, 0.04, frames="auto"))
     assert {window.frames for window in found} == {2}
-    assert found[0].why == "auto: the smallest count; the window has 1 frames"
+    assert found[0].why == "auto: the smallest count; the window has 1 frame"
     assert len(found) == 139
 
 

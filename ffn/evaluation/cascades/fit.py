@@ -68,15 +68,20 @@ class CascadeFit:
         """The cheapest cascade of at least this accuracy.
 
         Args:
-            target: in percent; None for that of the largest count without calibration.
+            target: in percent; None for that of the largest count without calibration, or, if no
+                cascade reaches it for less than that count costs, the most accurate one that costs
+                no more.
 
         Raises:
-            ValueError: no cascade reaches it.
+            ValueError: no cascade reaches ``target``.
         """
-        wanted = self.raw[max(self.raw)] if target is None else target
-        for point in self.points:
-            if point.accuracy >= wanted:
-                return point
+        largest = max(self.raw)
+        wanted = self.raw[largest] if target is None else target
+        found = next((point for point in self.points if point.accuracy >= wanted), None)
+        if target is None and (found is None or found.gmacs > self.gmacs[largest]):
+            return self.within(self.gmacs[largest])
+        if found is not None:
+            return found
         best = self.points[-1]
         raise ValueError(
             f"no cascade reaches an accuracy of {wanted:.2f} % on the videos of the fit; the most "

@@ -19,7 +19,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
 
 from ffn.data.annotations import to_record
 from ffn.data.lists import read_paths
@@ -34,6 +33,9 @@ from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.inputs import is_address
 from ffn.serve.predictor import Predictor
 from ffn.serve.report import columns, error_row, prediction_row
+from ffn.zoo import state_sha256
+
+HASHED = {"weights": "other weights", "list": "another list of videos"}
 
 
 @dataclass(frozen=True)
@@ -86,10 +88,12 @@ class Listed:
     Attributes:
         records: with paths that can be opened.
         names: paths as the list has them, for the table.
+        root: absolute path of the folder that relative paths start from.
     """
 
     records: Sequence[Record]
     names: Sequence[str]
+    root: str
 
     @classmethod
     def read(cls, path: Path, root: str | os.PathLike[str] | None = None) -> Listed:
@@ -106,7 +110,7 @@ class Listed:
         rows = read_paths(path)
         base = path.parent if root is None else Path(root)
         records = [to_record(row, 0, Path() if is_address(row.path) else base) for row in rows]
-        return cls(records, [row.path for row in rows])
+        return cls(records, [row.path for row in rows], os.path.abspath(base))
 
     def digest(self) -> str:
         """A hash of the names, times and numbers of frames."""
@@ -154,7 +158,7 @@ def predict_archive(
     """
     parts = Parts(
         output.with_name(f"{output.name}.parts"),
-        _chunks(len(videos.records), options.batch_size),
+        chunks_of(len(videos.records), options.batch_size),
     )
     with ExitStack() as stack:
         predictor, settings, done = None, None, None
@@ -184,7 +188,8 @@ def predict_archive(
         return gather(result)[0]
 
 
-def _chunks(videos: int, size: int) -> list[range]:
+def chunks_of(videos: int, size: int) -> list[range]:
+    """Indices of the videos of each batch."""
     return [range(start, min(start + size, videos)) for start in range(0, videos, size)]
 
 
@@ -201,14 +206,15 @@ def _settle(
     """The predictor, and what all processes and later calls need to compute alike."""
     predictor = build(None)
     asked = {
-        "weights": _state_digest(predictor.model),
+        "weights": state_sha256(predictor.model.state_dict()),
         "videos": len(videos.records),
         "list": videos.digest(),
+        "root": videos.root,
         **options.choice(),
         "labels": options.labels,
         "features": options.features,
         "batch_size": options.batch_size,
-        "fused": predictor.fused,
+        "network": predictor.network,
         "pattern": predictor.pattern,
     }
     settings = parts.settings()
@@ -217,10 +223,10 @@ def _settle(
         differing = [key for key in asked if begun.get(key) != asked[key]]
         if differing:
             key = differing[0]
+            what = HASHED.get(key) or f"{key} {begun.get(key)!r}, now it is {asked[key]!r}"
             raise ValueError(
-                f"{parts.folder} was begun with {key} {begun.get(key)!r}, now it is "
-                f"{asked[key]!r}; repeat the first command, name another output, or remove the "
-                "folder"
+                f"{parts.folder} was begun with {what}; repeat the first command, name another "
+                "output, or remove the folder"
             )
         return build(settings["precision"]), settings
     choose = predictor.reader(**options.choice()).choose
@@ -229,14 +235,6 @@ def _settle(
     settings = {"asked": asked, "precision": precision, "count": count}
     parts.write_settings(settings)
     return predictor, settings
-
-
-def _state_digest(model: nn.Module) -> str:
-    digest = hashlib.sha256()
-    for name, value in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-    return digest.hexdigest()
 
 
 def _run(

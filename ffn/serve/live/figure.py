@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -67,6 +68,9 @@ def save_live_figure(log: Sequence[Line], path: str | Path) -> Path:
     for key, colour in (("skipped", COLOURS[1]), ("dropped", COLOURS[0])):
         name = {"skipped": "answers skipped", "dropped": "frames dropped"}[key]
         missed.plot(x, [entry[key] for entry in answers], color=colour, label=name)
+    most = max(entry[key] for entry in answers for key in ("skipped", "dropped"))
+    _from_zero(missed, max(1, 1.05 * most))
+    missed.yaxis.get_major_locator().set_params(integer=True)
     missed.legend(frameon=False, fontsize=8.5)
     _title(memory, "memory (MiB)")
     if all(entry.get("memory_mib") for entry in answers):
@@ -74,7 +78,7 @@ def save_live_figure(log: Sequence[Line], path: str | Path) -> Path:
         memory.plot(x, values, color=COLOURS[0], label="process")
     kept = [entry["kept_bytes"] / 2**20 for entry in answers]
     memory.plot(x, kept, color=COLOURS[1], label="frames of the window")
-    memory.set_ylim(bottom=0)
+    _from_zero(memory, memory.get_ylim()[1])
     memory.legend(frameon=False, fontsize=8.5)
     memory.set_xlabel(f"time of the stream ({'min' if long else 's'})")
     return write_figure(figure, path)
@@ -83,11 +87,22 @@ def save_live_figure(log: Sequence[Line], path: str | Path) -> Path:
 def _draw_latency(axes: Axes, x: Sequence[float], answers: Sequence[Line]) -> None:
     _title(axes, "latency (ms)")
     values = [entry["latency_ms"] for entry in answers]
-    axes.plot(x, values, ".", color=COLOURS[0], markersize=2, alpha=0.5, rasterized=True)
+    few = len(values) < 500
+    style = {"markersize": 6 if few else 2, "alpha": 1 if few else 0.5, "rasterized": True}
+    axes.plot(x, values, ".", color=COLOURS[0], **style)
     axes.set_ylim(0, 1.05 * max(values))
     interval = [entry["interval_ms"] or float("nan") for entry in answers]
-    axes.plot(x, interval, color=GREY, linewidth=1, label="until the next answer is due")
+    known = [entry["interval_ms"] for entry in answers if entry["interval_ms"]]
+    label = "until the next answer is due"
+    if known:  # the line is beyond the axes where answers are fast
+        label += f": {statistics.median(known):.0f} ms in the median"
+    axes.plot(x, interval, color=GREY, linewidth=1, label=label)
     axes.legend(frameon=False, fontsize=8.5)
+
+
+def _from_zero(axes: Axes, top: float) -> None:
+    """Axes from slightly below 0, so that a line at 0 is seen."""
+    axes.set_ylim(-0.03 * top, top)
 
 
 def _title(axes: Axes, text: str) -> None:

@@ -16,8 +16,8 @@ from safetensors.torch import save_file
 from ffn.evaluation.cascades.calibration import cross_fit
 from ffn.evaluation.cascades.cascade import raw_accuracy, select
 from ffn.evaluation.cascades.file import CascadeFile, path_digests
-from ffn.evaluation.cascades.fit import CascadeFit, fit_cascades
-from ffn.evaluation.cascades.report import save_report
+from ffn.evaluation.cascades.fit import CascadeFit, Point, fit_cascades
+from ffn.evaluation.cascades.report import less_or_more, save_report
 from ffn.evaluation.cascades.trials import half_trials, mean_trial, oracles, trial
 
 KEPT = predictions()
@@ -93,6 +93,23 @@ def test_the_cheapest_cascade_of_an_accuracy_and_the_best_of_a_budget() -> None:
         fit.for_accuracy(99.9)
     with pytest.raises(ValueError, match=r"budget is 0.4 GMACs; the cheapest cascade takes 0.5"):
         fit.within(0.4)
+
+
+def test_the_default_cascade_costs_no_more_than_the_largest_count() -> None:
+    """The most accurate one of this cost, where none reaches the accuracy, or only for more."""
+    cheap = Point((2,), (), 50.0, 1.0)
+    middle, dear = Point((2, 8), (0.5,), 70.0, 4.0), Point((2, 4, 8), (0.9, 0.9), 80.0, 6.0)
+    fit = replace(fitted(), points=(cheap, middle, dear), gmacs={2: 1.0, 8: 4.5})
+
+    for raw, expected in ((50.0, cheap), (65.0, middle), (75.0, middle), (90.0, middle)):
+        assert replace(fit, raw={2: 50.0, 8: raw}).for_accuracy() == expected
+    assert fit.for_accuracy(75.0) == dear  # a demand of the user
+
+
+def test_costs_in_words() -> None:
+    assert [less_or_more(x) for x in (17.2, 0.0, -0.3, -39)] == [
+        *("17 % less", "0 % less", "0 % less", "39 % more")
+    ]
 
 
 def test_running_a_cascade_equals_a_loop_over_videos() -> None:

@@ -49,9 +49,11 @@ def folder(tmp_path_factory) -> Path:
     return folder
 
 
-def run(folder, output, weights, options=OPTIONS, name="list.txt", **more) -> ArchiveResult:
-    def build(precision):
-        return Predictor(weights, precision=precision or "fp32")
+def run(
+    folder, output, weights, options=OPTIONS, name="list.txt", precision="fp32", **more
+) -> ArchiveResult:
+    def build(settled):
+        return Predictor(weights, precision=settled or precision)
 
     return predict_archive(build, Listed.read(folder / name), output, options, **more)
 
@@ -178,8 +180,16 @@ def test_another_call_that_does_not_fit_is_refused(weights, folder, tmp_path) ->
     with pytest.raises(ValueError, match=r"out\.csv\.parts was begun with frames 4, now it is 8"):
         run(folder, output, weights, replace(OPTIONS, frames=8))
     other = save_network(tmp_path / "other.safetensors", spread=0.2)
-    with pytest.raises(ValueError, match="was begun with weights"):
+    with pytest.raises(ValueError, match="was begun with other weights; repeat"):
         run(folder, output, other)
+    (tmp_path / "list.txt").write_text((folder / "list.txt").read_text().replace("v3", "v4"))
+    with pytest.raises(ValueError, match="was begun with another list of videos; repeat"):
+        run(tmp_path, output, weights)
+    (tmp_path / "list.txt").write_text((folder / "list.txt").read_text())
+    with pytest.raises(ValueError, match=f"was begun with root '{folder}', now it is '{tmp_path}'"):
+        run(tmp_path, output, weights)
+    with pytest.raises(ValueError, match="with network 'fused, fp32', now it is 'fused, bf16'"):
+        run(folder, output, weights, precision="bf16")
     parts = Parts(tmp_path / "out.csv.parts", [range(3)])
     with parts.lock(), pytest.raises(FileExistsError, match="in use by another process"):
         run(folder, output, weights)
@@ -237,6 +247,30 @@ def test_a_video_that_ends_or_blocks_its_worker_is_a_row(
             assert float(row["probability"]) == pytest.approx(
                 float(expected["probability"]), abs=1e-5
             )
+
+
+def test_videos_are_read_while_the_network_runs(weights, folder, tmp_path, monkeypatch) -> None:
+    """The network waits for the last video of the second batch."""
+    read, predict = archive_loader._read, Predictor.predict
+    marker = tmp_path / "read"
+
+    def read_and_tell(job):
+        found = read(job)
+        if job[1].path.endswith("v3.mp4"):  # the list starts v0, v1, empty | v2, v3, v4
+            marker.touch()
+        return found
+
+    def wait_and_predict(self, clips):
+        deadline = time.monotonic() + 60
+        while not marker.exists():
+            assert time.monotonic() < deadline, "no video is read while the network runs"
+            time.sleep(0.01)
+        return predict(self, clips)
+
+    monkeypatch.setattr(archive_loader, "_read", read_and_tell)
+    monkeypatch.setattr(Predictor, "predict", wait_and_predict)
+
+    assert run(folder, tmp_path / "a.csv", weights, replace(OPTIONS, workers=1)).errors == 2
 
 
 def command(folder, output, weights, *, processes=1) -> list[str]:
