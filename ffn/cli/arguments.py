@@ -101,6 +101,17 @@ def find_device(name: str | None) -> torch.device:
     return device
 
 
+def add_precision_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--precision`` of a predictor."""
+    parser.add_argument(
+        "--precision",
+        choices=("auto", "fp32", "bf16", "fp16"),
+        default="auto",
+        help="auto, the default: bf16 on CPUs where it is faster by a measurement, else fp32; half "
+        "precision on CUDA",
+    )
+
+
 def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options that say how the network of a predictor runs, and ``--pattern``."""
     option = parser.add_argument
@@ -110,13 +121,7 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
         help="file names in a folder of frames, e.g. img_{:05d}.jpg; default: data.frame_pattern "
         "of the training, else {:05d}.jpg",
     )
-    option(
-        "--precision",
-        choices=("auto", "fp32", "bf16", "fp16"),
-        default="auto",
-        help="auto, the default: bf16 on CPUs where it is faster by a measurement, else fp32; half "
-        "precision on CUDA",
-    )
+    add_precision_argument(parser)
     option("--no-fuse", action="store_true", help="run the network as it was trained")
     option("--compile", action="store_true", help="compile it; worth it for many files")
 

@@ -17,6 +17,7 @@ from ffn.cli.arguments import (
     WEIGHTS_HELP,
     add_device_argument,
     add_imports_argument,
+    add_precision_argument,
     find_device,
     load_imports,
     positive_int,
@@ -222,13 +223,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="n",
         help="clips that wait and have the same number of frames run together; default: at most 8",
     )
-    option(
-        "--precision",
-        choices=("auto", "fp32", "bf16", "fp16"),
-        default="auto",
-        help="auto, the default: bf16 on CPUs where it is faster by a measurement, else fp32; half "
-        "precision on CUDA",
-    )
+    add_precision_argument(parser)
     add_device_argument(parser)
     add_imports_argument(parser)
     return parser

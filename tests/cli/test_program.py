@@ -244,7 +244,7 @@ def test_messages_name_options_and_tools_that_exist(monkeypatch: pytest.MonkeyPa
     known = {name for one in parsers for name in one._option_string_actions}
     known |= {"--version", "--logdir", "--clips-per-class"}  # of ffn, tensorboard, the generator
     known |= {"--epochs", "--test_crops", "--full_res", "--twice_sample"}  # named as not ours
-    known |= {"--always", "--dirty"}  # of git
+    known |= {"--always", "--dirty", "--data-binary"}  # of git, curl
     for path in (ROOT / "ffn").rglob("*.py"):
         text = path.read_text()
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", text))

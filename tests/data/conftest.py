@@ -3,13 +3,23 @@
 from contextlib import ExitStack
 
 import pytest
+from store_clips import packed
 from video_fixtures import numbers, write_folder, write_video
 
 from ffn.benchmarks.range_server import RangeServer
 from ffn.data import ClipStore, loader
 from ffn.data.store import remote
 
-__all__ = ["numbers", "start_method", "start_store", "write_folder", "write_video"]
+__all__ = [
+    "expected",
+    "folder",
+    "numbers",
+    "root",
+    "start_method",
+    "start_store",
+    "write_folder",
+    "write_video",
+]
 
 
 @pytest.fixture(params=["fork", "forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -17,6 +27,25 @@ def start_method(request, monkeypatch):
     """Start method of the workers of `make_loader`."""
     monkeypatch.setattr(loader, "worker_start_method", lambda: request.param)
     return request.param
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory):
+    """Folder of the videos of a file of tests, which defines `records`."""
+    return tmp_path_factory.mktemp("set")
+
+
+@pytest.fixture(scope="module")
+def folder(root, records):
+    """The store of these videos."""
+    return packed(root, records, root / "s")
+
+
+@pytest.fixture(scope="module")
+def expected(folder, root, records):
+    """All frames of each video."""
+    videos = [ClipStore(folder, root=root).open_record(record) for record in records]
+    return [video.read(range(len(video))) for video in videos]
 
 
 @pytest.fixture

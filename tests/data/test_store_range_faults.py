@@ -25,24 +25,8 @@ FAR = [0, 10, 20]  # further apart than what is merged
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("set")
-
-
-@pytest.fixture(scope="module")
 def records(root):
     return write_set(root, clips=6, frames=FRAMES)  # three to a shard
-
-
-@pytest.fixture(scope="module")
-def folder(root, records):
-    return packed(root, records, root / "s")
-
-
-@pytest.fixture(scope="module")
-def expected(folder, root, records):
-    store = ClipStore(folder, root=root)
-    return [store.open_record(record).read(range(FRAMES)) for record in records]
 
 
 @pytest.fixture(autouse=True)

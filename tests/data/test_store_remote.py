@@ -23,24 +23,8 @@ SHARD = 3 * 30 * (64 * 48 * 3 + 20) + 8  # bytes of three clips
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("set")
-
-
-@pytest.fixture(scope="module")
 def records(root):
     return write_set(root, clips=12, frames=30)  # three to a shard
-
-
-@pytest.fixture(scope="module")
-def folder(root, records):
-    return packed(root, records, root / "s")
-
-
-@pytest.fixture(scope="module")
-def expected(folder, root, records):
-    store = ClipStore(folder, root=root)
-    return [store.open_record(record).read(range(30)) for record in records]
 
 
 @pytest.fixture(params=["http", "file"])
