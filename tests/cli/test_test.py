@@ -275,7 +275,7 @@ def test_every_file_is_kept_without_overwrite(
     assert main(given) == 0
     capsys.readouterr()
     written = list(tmp_path.iterdir())
-    assert len(written) == 3 + 3 * 6
+    assert len(written) == 3 + 3 * 7
 
     for path in written:
         path.rename(tmp_path.parent / path.name)
