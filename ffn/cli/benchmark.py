@@ -306,24 +306,22 @@ def _parser() -> argparse.ArgumentParser:
     add_archive_options(archive)
     integer(layers, "--frames", 8, "frames of the clips", metavar="T")
     add_device_argument(layers)
-    rounds = (
-        (train, 10),
-        (infer, 20),
-        (layers, 20),
-        (versions, 10),
-        (data, 5),
-        (store, 5),
-        (archive, 5),
-    )
-    for command, number in rounds:
-        option = command.add_argument
-        integer(command, "--rounds", number, "timed runs of each variant")
-        option("--output", type=Path, metavar="FILE.json", help="also write the results to a file")
-        option("--overwrite", action="store_true", help="replace an existing file")
-        add_imports_argument(command)
+    for command, rounds in ((train, 10), (infer, 20), (layers, 20), (versions, 10)):
+        _add_rounds(command, rounds)
+    for command in (data, store, archive):
+        _add_rounds(command, 5)
     text = (
         "keep the comparisons in --output and measure those that are missing; --model, --frames and"
     )
     infer.add_argument("--resume", action="store_true", help=f"{text} --batch-size may differ")
     parser.set_defaults(resume=False, done=())
     return parser
+
+
+def _add_rounds(command: argparse.ArgumentParser, rounds: int) -> None:
+    """Options of all benchmarks."""
+    option = command.add_argument
+    integer(command, "--rounds", rounds, "timed runs of each variant")
+    option("--output", type=Path, metavar="FILE.json", help="also write the results to a file")
+    option("--overwrite", action="store_true", help="replace an existing file")
+    add_imports_argument(command)

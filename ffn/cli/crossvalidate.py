@@ -111,8 +111,7 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         summary = summarise_cross_validation(found)
         about = {"config": config_to_dict(config), "versions": versions()}
         plan = {k: folder.plan.get(k) for k in PLAN_KEYS}
-        for seed in seeds:
-            folder.write_predictions(found, seed)
+        folder.write_predictions(found)
         path = folder.write_results({**plan, **summary, **about})
     print_cross_validation(found.name, summary)
     print(path)

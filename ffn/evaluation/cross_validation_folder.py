@@ -143,20 +143,19 @@ class CrossValidationFolder:
             class_groups=tuple(tuple(index[label] for label in group) for group in class_groups),
         )
 
-    def write_predictions(self, found: CrossValidation, seed: int) -> Path:
-        """Write the predictions of a seed for all clips, each by the network of its fold.
+    def write_predictions(self, found: CrossValidation) -> None:
+        """Write the predictions of each seed for all clips, each by the network of its fold.
 
         Args:
             found: of :meth:`load`.
-            seed: one of its seeds.
         """
-        place = found.seeds.index(seed)
-        logits = {frames: x[place] for frames, x in found.logits.items()}
-        ok = ~torch.stack([x.isnan().any(1) for x in logits.values()]).any(0)
-        fold = self.predictions(seed, found.folds[0], [*logits])
-        name, protocol = f"{found.name}.s{seed}", fold.protocol if fold else None
-        joined = Predictions(found.paths, found.label, ok, logits, name=name, protocol=protocol)
-        return write_predictions(joined, self.path / f"seed_{seed}.predictions.safetensors")
+        for place, seed in enumerate(found.seeds):
+            logits = {frames: x[place] for frames, x in found.logits.items()}
+            ok = ~torch.stack([x.isnan().any(1) for x in logits.values()]).any(0)
+            fold = self.predictions(seed, found.folds[0], [*logits])
+            name, protocol = f"{found.name}.s{seed}", fold.protocol if fold else None
+            joined = Predictions(found.paths, found.label, ok, logits, name=name, protocol=protocol)
+            write_predictions(joined, self.path / f"seed_{seed}.predictions.safetensors")
 
     def write_results(self, content: dict[str, Any]) -> Path:
         """Write results.json; ``content`` has the arguments of :meth:`load`."""

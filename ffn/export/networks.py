@@ -103,9 +103,9 @@ class Networks:
             if count not in self._networks:
                 self._warn_of_repetition(count)
                 self._networks[count] = self._build(frames, clip)
+                while len(self._networks) > self._most():
+                    self._dropped.add(self._networks.popitem(last=False)[0])
             self._networks.move_to_end(count)
-            while len(self._networks) > self._most():
-                self._dropped.add(self._networks.popitem(last=False)[0])
             return self._networks[count]
 
     def _most(self) -> int:

@@ -134,6 +134,14 @@ class Predictor:
         """Giga multiply-accumulates of a forward pass for one clip of so many frames."""
         return self._budget.gmacs(frames)
 
+    def latencies(self) -> dict[int, float]:
+        """Milliseconds of a forward pass of one clip, by number of frames, for budgets of time.
+
+        They are measured at the trained counts, and the smallest and the largest of `counts`, once
+        for a device, a network and a precision, and kept in ``FFN_HOME``.
+        """
+        return self._budget.latencies()
+
     @property
     def counts(self) -> list[int]:
         """The numbers of frames that ``frames="auto"`` and budgets choose from, ascending.

@@ -100,13 +100,20 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
         method = {"predict": "POST", "models": "GET"}.get(path)
         if method is None:
             raise Refusal(404, f"there is no route /api/{path}; /docs has all")
-        raise Refusal(405, f"the method is {request.method}; /api/{path} expects {method}")
+        wrong = f"the method is {request.method}; /api/{path} expects {method}"
+        raise Refusal(405, wrong, {"Allow": method})
+
+    _add_refusals(app, metrics)
+    return app
+
+
+def _add_refusals(app: FastAPI, metrics: Metrics) -> None:
+    """Answer errors with a sentence."""
 
     @app.exception_handler(Refusal)
     def refuse(_: Request, error: Refusal) -> JSONResponse:
         metrics.refused(error.status)
-        headers = {503: {"Retry-After": "1"}, 405: {"Allow": error.message.split()[-1]}}
-        return JSONResponse({"error": error.message}, error.status, headers.get(error.status))
+        return JSONResponse({"error": error.message}, error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
     def refuse_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
@@ -120,8 +127,6 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
         # The server prints the traceback.
         metrics.refused(500)
         return JSONResponse({"error": f"the service failed: {type(error).__name__}"}, 500)
-
-    return app
 
 
 def _check_request(request: Request) -> None:

@@ -16,7 +16,9 @@ from ffn.data import VideoError
 from ffn.data.workers import start_worker
 from ffn.serve.clips import Choice, Clip, ClipReader, Part
 
-TOO_LONG = "it takes"  # first words of the cause of a video that is too long
+
+class TooLongError(VideoError):
+    """A video of a longer duration than is accepted."""
 
 
 class Blocked(Exception):
@@ -39,11 +41,11 @@ class AtMost:
         """The number of frames, and why.
 
         Raises:
-            VideoError: the video is too long.
+            TooLongError: the video is too long.
         """
         if part.seconds is not None and part.seconds > self.seconds:
-            cause = f"{TOO_LONG} {part.seconds:.0f} s; at most {self.seconds:g} s are accepted"
-            raise VideoError("the video", cause)
+            cause = f"it takes {part.seconds:.0f} s; at most {self.seconds:g} s are accepted"
+            raise TooLongError("the video", cause)
         return self.choose(part)
 
 
@@ -73,7 +75,7 @@ class Readers:
             name: of the video, for the clips and for errors.
 
         Raises:
-            VideoError: the video cannot be read.
+            VideoError: the video cannot be read; a TooLongError, if `AtMost` refuses it.
             Blocked: reading took longer than the timeout.
         """
         from pebble import ProcessExpired
@@ -86,7 +88,7 @@ class Readers:
         except ProcessExpired:
             raise VideoError(name, "it ended the process that read it") from None
         except VideoError as error:
-            raise VideoError(name, error.cause, error.frame) from None
+            raise type(error)(name, error.cause, error.frame) from None
         return [
             Clip(**{**clip, "name": name, "pixels": torch.from_numpy(np.load(_file(path, n)))})
             for n, clip in enumerate(found)

@@ -18,9 +18,7 @@ from ffn.serve.prediction import Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.web.batcher import Batcher
 from ffn.serve.web.containers import ACCEPTED, HEAD_BYTES, container_of
-from ffn.serve.web.reading import TOO_LONG, AtMost, Blocked, Readers
-
-LONGEST_MS = 1e9  # a budget for any number of frames
+from ffn.serve.web.reading import AtMost, Blocked, Readers, TooLongError
 
 
 @dataclass(frozen=True)
@@ -50,11 +48,12 @@ class Refusal(Exception):
     Args:
         status: HTTP status.
         message: a sentence for people.
+        headers: of the answer.
     """
 
-    def __init__(self, status: int, message: str) -> None:
+    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
         super().__init__(message)
-        self.status, self.message = status, message
+        self.status, self.message, self.headers = status, message, headers
 
 
 @dataclass(frozen=True)
@@ -139,8 +138,7 @@ class Service:
         """Fuse the networks, choose their precision, measure them and start the processes."""
         for predictor in self.predictors.values():
             predictor.warm_up(predictor.trained_frames)
-            # For budgets: beside requests, the times that are kept would be too long.
-            predictor.reader(budget_ms=LONGEST_MS)
+            predictor.latencies()  # for budgets: beside requests, the times would be too long
         self._readers.start()
 
     @property
@@ -157,7 +155,7 @@ class Service:
         """
         if not self._places.acquire(blocking=False):
             busy = f"{self.limits.requests} requests are being answered; try again in a second"
-            raise Refusal(503, busy)
+            raise Refusal(503, busy, {"Retry-After": "1"})
         try:
             yield
         finally:
@@ -183,8 +181,10 @@ class Service:
         self._check_file(path, name)
         try:
             clips = self._readers.read(readers, path, name)
+        except TooLongError as error:
+            raise Refusal(413, str(error)) from error
         except VideoError as error:
-            raise Refusal(413 if error.cause.startswith(TOO_LONG) else 422, str(error)) from error
+            raise Refusal(422, str(error)) from error
         except Blocked as error:
             raise Refusal(504, f"{error}; try a shorter or smaller video") from error
         futures = [self._batchers[model].submit(clip) for clip in clips]
