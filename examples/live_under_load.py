@@ -71,13 +71,15 @@ if __name__ == "__main__":
     if not weights.exists():
         write_weights(weights)
 
-    seconds, rivals = 60 * given.minutes, []
+    seconds, processes = 60 * given.minutes, []
     busy = [sys.executable, "-c", "while True: pass"]
     begin = threading.Timer(
         seconds / SPEED / 3,
-        lambda: rivals.extend(subprocess.Popen(busy) for _ in range(given.load)),
+        lambda: processes.extend(subprocess.Popen(busy) for _ in range(given.load)),
     )
-    end = threading.Timer(2 * seconds / SPEED / 3, lambda: [rival.kill() for rival in rivals])
+    end = threading.Timer(
+        2 * seconds / SPEED / 3, lambda: [process.kill() for process in processes]
+    )
     begin.start()
     end.start()
     try:
@@ -92,7 +94,7 @@ if __name__ == "__main__":
     finally:
         begin.cancel()
         end.cancel()
-        for rival in rivals:
-            rival.kill()
-            rival.wait()
+        for process in processes:
+            process.kill()
+            process.wait()
     sys.exit(status)

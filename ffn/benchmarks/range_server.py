@@ -1,4 +1,4 @@
-"""A web server on this machine with range requests, a delay and a limited bandwidth; it counts."""
+"""A local web server with range requests, a delay and a limited bandwidth; it counts requests."""
 
 from __future__ import annotations
 

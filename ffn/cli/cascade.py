@@ -285,13 +285,13 @@ def _parser() -> argparse.ArgumentParser:
     report.add_argument(
         "--results",
         metavar="RESULTS.json",
-        help=f"of {command('test')}, with the cost at each count; without --cascade only",
+        help=f"file of {command('test')} with the cost at each count; without --cascade only",
     )
     report.add_argument(
         "--earlier",
         metavar="STEM.json",
-        help="of an earlier report with the same options, whose networks are added; without "
-        "--cascade only",
+        help="an earlier report with the same options; its networks are added; without --cascade "
+        "only",
     )
     report.add_argument(
         "--output",

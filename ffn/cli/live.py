@@ -216,21 +216,21 @@ def _add_answers(parser: argparse.ArgumentParser) -> None:
         type=non_negative_number,
         default=0.1,
         metavar="p",
-        help="averaged probability by which another label must lead to be shown; default: 0.1",
+        help="another label is shown if it leads by this averaged probability; default: 0.1",
     )
     option(
         "--dwell",
         type=non_negative_number,
         default=1.0,
         metavar="SECONDS",
-        help="or during which it must lead; default: 1",
+        help="another label is also shown if it has led for this time; default: 1",
     )
     option(
         "--max-lag",
         type=positive_number,
         default=1.0,
         metavar="SECONDS",
-        help="frames that are later than this are dropped; default: 1",
+        help="frames that are late by more than this are dropped; default: 1",
     )
     option(
         "--max-mib",
@@ -256,8 +256,8 @@ def _add_source(parser: argparse.ArgumentParser) -> None:
         "--attempts",
         type=non_negative_int,
         metavar="n",
-        help="of a camera or an address: to connect again after an interruption; default: any "
-        "number",
+        help="of a camera or an address: number of attempts to connect again after an "
+        "interruption; default: no limit",
     )
     option(
         "--timeout",

@@ -221,7 +221,7 @@ def _parser() -> argparse.ArgumentParser:
         type=positive_int,
         default=8,
         metavar="n",
-        help="clips that wait and have the same number of frames run together; default: at most 8",
+        help="largest number of clips, of one number of frames, that run together; default: 8",
     )
     add_precision_argument(parser)
     add_device_argument(parser)

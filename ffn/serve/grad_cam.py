@@ -1,4 +1,4 @@
-"""Grad-CAM of a clip (Selvaraju et al., ICCV 2017, 1610.02391): where the evidence for a class is.
+"""Grad-CAM of a clip (Selvaraju et al., ICCV 2017, 1610.02391): positions of evidence for a class.
 
 With the feature map A of a layer, its channels k and positions i in space and time, and the logit y
 of a class:

@@ -1,4 +1,4 @@
-"""What a download is: whether it can be the file that its name says, or is an error page.
+"""Check that a download can be the file that its name says, and is not an error page.
 
 A torch file is a zip, which ends with its directory, or a pickle of protocol 2 or later (torch
 before 1.6). A safetensors file starts with the sizes of its tensors.
