@@ -26,8 +26,10 @@ CLASSES = 12  # that the page lists
 KEPT_SECONDS = 3600  # uploaded files
 # Fonts of the system: the page works without a connection to other hosts.
 FONT, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
-# The frames: as many columns as fit, below the title, in a box as high as they are.
+# The table fits beside the video. The frames: as many columns as fit, below the title, in a box as
+# high as they are.
 CSS = """
+#table * { font-size: 0.75rem !important; }
 #seen .grid-wrap { min-height: 4rem; max-height: none; height: auto; }
 #seen .grid-container {
   padding-top: 2rem;
