@@ -18,7 +18,6 @@ dependencies = [
     "einops",
     "filelock",
     "fsspec",
-    "gdown",
     "huggingface_hub",
     "numpy",
     "PIL",

@@ -16,7 +16,8 @@ Written by `tools/zoo.py table --write`, from the records in `weights/` and the 
 `ffn.load(NAME)` and `--weights NAME` accept every name below. *reported* numbers are those of the
 authors; they were not measured here. Weights with a link are downloaded on first use, checked and
 converted. Their hashes are not known in advance: the hash of the first download is stored next to
-the file, and every later download must match it.
+the file, and every later download must match it. Downloads from Google Drive need
+`pip install 'frame-flexible[drive]'`.
 
 ## Weights
 

@@ -81,7 +81,13 @@ def _fetch_from_drive(file: WebFile, file_id: str, part: Path, label: str) -> No
     gdown does not record the version that the partial file is of; so a later call resumes it only
     if the hash will be checked.
     """
-    import gdown
+    try:
+        import gdown
+    except ImportError as error:
+        raise WeightsError(
+            f"{file.url} is on Google Drive, and downloads from there need gdown ({error}). "
+            "Install it: pip install 'frame-flexible[drive]'"
+        ) from None
 
     part.unlink(missing_ok=True)
     if not file.has_hash:

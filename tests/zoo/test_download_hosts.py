@@ -225,3 +225,10 @@ def test_a_file_that_google_drive_does_not_give(drive):
     with pytest.raises(WeightsError, match="Too many users have viewed it"):
         download("https://drive.google.com/uc?id=busy", sha256=None)
     assert drive.paths == ["/uc?id=busy"]
+
+
+def test_without_gdown_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "gdown", None)
+    with pytest.raises(WeightsError, match=r"pip install 'frame-flexible\[drive\]'") as caught:
+        download(LARGE[0], sha256=SHA256, name="x.safetensors")
+    assert LARGE[0] in str(caught.value)
