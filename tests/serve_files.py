@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import av
@@ -17,16 +18,23 @@ RANGES = {2: (2, 3), 4: (4, 5), 8: (6, 12)}
 CLASSES = ("up", "down", "still")
 
 
-def save_network(path: Path, *, spread: float = 0.0, **more: object) -> Path:
-    """A network of three sub-networks, for ranges of counts.
+def save_network(
+    path: Path,
+    *,
+    ranges: Mapping[int, tuple[int, int]] = RANGES,
+    spread: float = 0.0,
+    **more: object,
+) -> Path:
+    """A network of a sub-network per range of counts.
 
     Args:
         path: of the weights.
+        ranges: of counts, by the trained count.
         spread: of noise on all parameters, so that videos have different labels.
         more: of the record.
     """
     torch.manual_seed(0)
-    model = ffn.convert(create_model("tsm_tiny", num_classes=3), RANGES).eval()
+    model = ffn.convert(create_model("tsm_tiny", num_classes=3), ranges).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(spread * torch.randn_like(parameter))
@@ -34,8 +42,8 @@ def save_network(path: Path, *, spread: float = 0.0, **more: object) -> Path:
         "model": "tsm_tiny",
         "num_classes": 3,
         "classes": list(CLASSES),
-        "trained_frames": [*RANGES],
-        "ranges": [list(ends) for ends in RANGES.values()],
+        "trained_frames": [*ranges],
+        "ranges": [list(ends) for ends in ranges.values()],
         "preprocessing": PREPROCESSING.to_dict(),
     }
     save_weights(model, path, meta | more)

@@ -101,21 +101,7 @@ def _trained_layers(frames: int, device: torch.device) -> Iterator[Layer]:
         trains=True,
     )
 
-    block = nn.Sequential(
-        nn.Conv2d(256, 64, 1, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-        nn.Conv2d(64, 64, 3, padding=1, bias=False),
-        nn.BatchNorm2d(64),
-        nn.ReLU(),
-    ).to(device)
-    last = copy.deepcopy(block).to(memory_format=torch.channels_last)
-    yield Layer(
-        f"convolutions of a ResNet-50 block, {place}",
-        {"default layout": lambda x: block(x.contiguous()), OURS: last},
-        x,
-        trains=True,
-    )
+    yield _block_layer(x, place)
 
     tokens = 98 * frames // 2  # of the last stage but one, at 112 px; UniFormer halves T
     qkv = torch.randn(3, 1, 5, tokens, 64, device=device)
@@ -126,6 +112,25 @@ def _trained_layers(frames: int, device: torch.device) -> Iterator[Layer]:
             OURS: lambda x: F.scaled_dot_product_attention(*x),
         },
         qkv,
+        trains=True,
+    )
+
+
+def _block_layer(x: Tensor, place: str) -> Layer:
+    """Forward and backward of a block's convolutions, in two memory layouts."""
+    block = nn.Sequential(
+        nn.Conv2d(256, 64, 1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+        nn.Conv2d(64, 64, 3, padding=1, bias=False),
+        nn.BatchNorm2d(64),
+        nn.ReLU(),
+    ).to(x.device)
+    last = copy.deepcopy(block).to(memory_format=torch.channels_last)
+    return Layer(
+        f"convolutions of a ResNet-50 block, {place}",
+        {"default layout": lambda x: block(x.contiguous()), OURS: last},
+        x,
         trains=True,
     )
 

@@ -50,6 +50,8 @@ def _fit(given: argparse.Namespace) -> None:
     from ffn.zoo import state_sha256
 
     output = Path(given.output)
+    if output.suffix != ".safetensors":
+        raise ValueError(f"--output {output}; expected a name that ends with .safetensors")
     refuse_existing(output, given.overwrite)
     make_writable(output.parent)
     load_imports(given)

@@ -84,7 +84,8 @@ def fuse(
 
     Raises:
         ValueError: ``frames`` is missing or less than 1.
-        FuseError: an output for the example differs by more than 1e-4 of the largest one.
+        FuseError: an output for the example is NaN or infinite, or differs by more than 1e-4 of
+            the largest one.
     """
     if isinstance(model, FrameFlexible):
         if frames is None:
@@ -96,6 +97,11 @@ def fuse(
     network = network.eval().requires_grad_(False)
     clip = _example(network, frames or 8) if example is None else example
     expected = _outputs(network, clip)
+    if not expected.isfinite().all():
+        raise FuseError(
+            f"the outputs of {type(network).__name__} are NaN or infinite for random frames, also "
+            "without fusion; its weights are damaged"
+        )
 
     for name, module in list(network.named_modules()):
         if hasattr(module, "for_inference"):  # a layer of ffn that is one of torch at inference

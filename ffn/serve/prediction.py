@@ -8,6 +8,10 @@ from typing import Any
 from torch import Tensor
 
 
+class NotFiniteError(ValueError):
+    """The logits of a clip are not finite."""
+
+
 @dataclass(frozen=True)
 class Prediction:
     """The prediction of a network for one video, or for a window of it.

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice, co
 from ffn.serve.clips import Choice, Clip, ClipReader, Windows
 from ffn.serve.heat_maps import HeatMap, HeatMaps
 from ffn.serve.inputs import Input
-from ffn.serve.prediction import Prediction
+from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.stages import run_cascade
 from ffn.zoo import home, load_with_record, state_sha256
 
@@ -184,7 +185,7 @@ class Predictor:
         Raises:
             VideoError: if a video cannot be read.
             ValueError: if `frames` or `batch_size` is below 1, there are several of `frames` and
-                budgets, or the smallest count exceeds the budget.
+                budgets, the smallest count exceeds the budget, or logits are NaN or infinite.
             TypeError: if a video is none of the above, or `frames` no integer.
         """
         _check_batch_size(batch_size)
@@ -364,7 +365,16 @@ class Predictor:
             self._networks.prepare(batch)
             started += time.perf_counter() - built  # building is no time of the video
             logits = self._networks(batch).cpu()  # synchronises with the device
+        if not logits.isfinite().all():
+            self._refuse(clips[int(logits.isfinite().all(1).int().argmin())])
         return logits, 1000 * (time.perf_counter() - started) / len(clips)
+
+    def _refuse(self, clip: Clip) -> NoReturn:
+        raise NotFiniteError(
+            f"{clip.name}: the logits at {clip.pixels.shape[1]} frames are NaN or infinite "
+            f"({self._networks}). Try precision fp32 without fusion; if they still are, the "
+            "weights are damaged"
+        )
 
     def _prediction(self, clip: Clip, probabilities: Tensor, model_ms: float) -> Prediction:
         frames = clip.pixels.shape[1]

@@ -77,7 +77,9 @@ def address(weights, videos, tmp_path_factory) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
     temporary = tmp_path_factory.mktemp("temporary")
-    command = [sys.executable, "tools/serve.py", "--weights", weights, "--precision", "fp32"]
+    other = save_network(weights.with_name("other.safetensors"), ranges={3: (2, 4), 6: (5, 9)})
+    command = [sys.executable, "tools/serve.py", "--weights", weights, other]
+    command += ["--precision", "fp32"]
     command += ["--port", str(port), "--samples", videos[0].parent, "--max-mib", "1"]
     environment = {**os.environ, "TMPDIR": str(temporary), "FFN_HOME": str(temporary / "home")}
     with subprocess.Popen(
@@ -194,6 +196,21 @@ def test_a_heat_map_in_the_page(address, browser, videos) -> None:
     page.check("#heat input")
     page.wait_for_function(f"{shown} != {before!r}", timeout=SECONDS)
     assert wait_for(page, "4 frames,")
+
+
+@pytest.mark.slow
+def test_another_network_in_the_page(address, browser, videos) -> None:
+    """The counts are those of the network that is chosen."""
+    page, _ = open_page(browser, address)
+    upload(page, videos[0])
+    wait_for(page, "8 frames")
+    page.click("#model input")
+    page.click("text=other")
+    assert "sub-network 6" in wait_for(page, "6 frames")
+    ticked = "[...document.querySelectorAll('#others input:checked')].map(one => one.name).join()"
+    page.wait_for_function(f"{ticked} == '3,6'", timeout=SECONDS)
+    table = "document.querySelector('#table').innerText.replace(/\\s+/g, ' ')"
+    page.wait_for_function(f"/ 3 \\S+ \\S+ 3 .* 6 \\S+ \\S+ 6 /.test({table})", timeout=SECONDS)
 
 
 @pytest.mark.slow

@@ -260,6 +260,10 @@ def test_errors() -> None:
     with pytest.raises(FuseError, match=r"the fused Noise differs .* run it unfused"):
         ffn.fuse(Noise(nn.Conv2d(3, 2, 1)))
 
+    next(model.parameters()).data[0] = torch.nan
+    with pytest.raises(FuseError, match=r"TSM are NaN or infinite .* weights are damaged"):
+        ffn.fuse(model, 4)
+
 
 @pytest.mark.parametrize("batch", [1, 2])
 @pytest.mark.parametrize("frames", [1, 5])

@@ -14,11 +14,13 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from ffn.data.annotations import to_record
 from ffn.data.lists import read_paths
@@ -31,6 +33,7 @@ from ffn.serve.archive.tables import open_table
 from ffn.serve.choose_frames import Always
 from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.inputs import is_address
+from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.report import columns, error_row, prediction_row
 from ffn.zoo import state_sha256
@@ -272,24 +275,38 @@ def _rows(
     clips = [item for _, item in items if isinstance(item, Clip)]
     predictions, features = [], []
     for batch in _same_shape(clips):
-        with tap or nullcontext():
-            found = predictor.predict(batch)
-        predictions += found
-        if tap is not None:
-            features.append(tap.features(found))
-    answers, rows = iter(predictions), []
+        answers, inputs = _predict(predictor, batch, tap)
+        predictions += answers
+        features += inputs
+    left, rows = iter(predictions), []
     for index, item in items:
         record, name = videos.records[index], videos.names[index]
-        if isinstance(item, Clip):
-            row = prediction_row(next(answers), options.labels)
+        answer = next(left) if isinstance(item, Clip) else item
+        if isinstance(answer, Prediction):
+            row = prediction_row(answer, options.labels)
             row[:3] = name, record.start, record.end
         else:
-            row = error_row(name, item, options.labels, record.start, record.end)
+            row = error_row(name, answer, options.labels, record.start, record.end)
         rows.append(row)
     if tap is None:
         return {"rows": rows}
     joined = torch.cat(features).float().numpy() if features else np.zeros((0, 0), np.float32)
     return {"rows": rows, "features": base64.b64encode(joined.tobytes()).decode()}
+
+
+def _predict(
+    predictor: Predictor, batch: Sequence[Clip], tap: FeatureTap | None
+) -> tuple[list[Prediction | str], list[Tensor]]:
+    """The prediction of each clip, or why it has none; and the features of those that have."""
+    try:
+        with tap or nullcontext():
+            found = predictor.predict(batch)
+    except NotFiniteError as error:
+        if len(batch) == 1:
+            return [str(error)], []
+        answers, inputs = zip(*(_predict(predictor, [clip], tap) for clip in batch), strict=True)
+        return [*chain(*answers)], [*chain(*inputs)]
+    return found, [tap.features(found)] if tap else []
 
 
 def _same_shape(clips: Iterable[Clip]) -> Iterator[list[Clip]]:

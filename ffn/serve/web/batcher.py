@@ -32,7 +32,7 @@ class Batcher:
         self._thread.start()
 
     def submit(self, clip: Clip) -> Future[Prediction]:
-        """Queue a clip; the future has its prediction, or the error of its batch.
+        """Queue a clip; the future has its prediction, or its error.
 
         Raises:
             RuntimeError: the batcher is closed.
@@ -62,14 +62,20 @@ class Batcher:
     def _work(self) -> None:
         while batch := self._next():
             clips, futures = zip(*batch, strict=True)
-            try:
-                answers = self._run(clips)
-            except Exception as error:  # each waiting thread raises it
-                for future in futures:
-                    future.set_exception(error)
-                continue
-            for future, answer in zip(futures, answers, strict=True):
-                future.set_result(answer)
+            for future, outcome in zip(futures, self._outcomes(clips), strict=True):
+                if isinstance(outcome, Exception):  # the waiting thread raises it
+                    future.set_exception(outcome)
+                else:
+                    future.set_result(outcome)
+
+    def _outcomes(self, clips: Sequence[Clip]) -> list[Prediction | Exception]:
+        """The prediction or the error of each clip: one that fails does not fail the others."""
+        try:
+            return list(self._run(clips))
+        except Exception as error:
+            if len(clips) == 1:
+                return [error]
+            return [self._outcomes([clip])[0] for clip in clips]
 
     def _next(self) -> list[tuple[Clip, Future[Prediction]]]:
         """The next batch: the clip that waits longest, and others of its shape; [] at the end.

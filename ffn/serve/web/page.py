@@ -68,7 +68,6 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
     models = service.models()
     first = models[0]
     most = service.limits.frames
-    compared = sorted({n for n in COMPARED if n <= most} | {*first["trained_frames"]})
     with gr.Blocks(
         title="ffn", analytics_enabled=False, delete_cache=(KEPT_SECONDS // 6, KEPT_SECONDS)
     ) as page:
@@ -82,12 +81,16 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
                     label="Network",
                     visible=len(models) > 1,
                     interactive=True,
+                    elem_id="model",
                 )
                 frames = gr.Slider(
                     1, most, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
                 )
                 others = gr.CheckboxGroup(
-                    compared, value=first["trained_frames"], label="Compare with", elem_id="others"
+                    _compared(first, most),
+                    value=first["trained_frames"],
+                    label="Compare with",
+                    elem_id="others",
                 )
                 heat = gr.Checkbox(
                     label="Show where the network saw evidence for the label "
@@ -111,6 +114,9 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
                 examples_per_page=len(samples),
             )
         seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
+        model.change(
+            _counts_function(models, most), model, [frames, others], api_visibility="private"
+        )
         gr.on(
             [video.change, model.change, frames.change, others.change, heat.change],
             _answer_function(service, metrics),
@@ -122,6 +128,23 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
             api_visibility="private",
         )
     return page
+
+
+def _compared(model: dict[str, Any], most: int) -> list[int]:
+    """Numbers of frames to compare with: the trained ones, and some others."""
+    return sorted({n for n in COMPARED if n <= most} | {*model["trained_frames"]})
+
+
+def _counts_function(models: Sequence[dict[str, Any]], most: int) -> Callable[..., tuple[Any, ...]]:
+    """A function that sets the numbers of frames when another network is chosen."""
+    by_name = {one["name"]: one for one in models}
+
+    def counts(name: str) -> tuple[Any, ...]:
+        one = by_name[name]
+        others = gr.update(choices=_compared(one, most), value=one["trained_frames"])
+        return gr.update(value=one["default_frames"]), others
+
+    return counts
 
 
 def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[Any, ...]]:

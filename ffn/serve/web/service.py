@@ -14,7 +14,7 @@ from ffn.data import VideoError
 from ffn.files import explain
 from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.heat_maps import HeatMap
-from ffn.serve.prediction import Prediction
+from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.web.batcher import Batcher
 from ffn.serve.web.containers import ACCEPTED, HEAD_BYTES, container_of
@@ -175,7 +175,8 @@ class Service:
 
         Raises:
             Refusal: with the status 400 for a query that is not possible, 413 or 415 for a video
-                that is not accepted, 422 for one that cannot be read, and 504 if it takes too long.
+                that is not accepted, 422 for one that cannot be read, 504 if it takes too long,
+                and 500 if the network's logits are not finite.
         """
         model, readers = self._readers_of(query)
         self._check_file(path, name)
@@ -195,6 +196,8 @@ class Service:
                 future.cancel()
             slow = f"the network took more than {self.limits.timeout:g} s; try fewer frames, or "
             raise Refusal(504, f"{slow}again later") from None
+        except NotFiniteError as error:
+            raise Refusal(500, str(error)) from error
         gmacs = self.predictors[model].gmacs
         return [
             Answer(prediction, clip, gmacs(prediction.frames))

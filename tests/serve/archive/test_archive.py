@@ -335,3 +335,49 @@ def test_features_in_bf16(weights, folder, tmp_path) -> None:
             continue
         other = torch.tensor(other)
         assert (torch.tensor(one) - other).abs().max() < 0.05 * other.abs().max()
+
+
+class FailsAtSomeVideos:
+    """A network whose logits of some clips are NaN, as those of fp16 that overflow."""
+
+    def __init__(self, networks, failing) -> None:
+        self._networks, self._failing = networks, failing
+
+    def __call__(self, batch):
+        logits = self._networks(batch)
+        bad = torch.stack([(clip == each).all() for clip in batch for each in self._failing])
+        logits[bad.reshape(len(batch), -1).any(1)] = torch.nan
+        return logits
+
+    def __getattr__(self, name):
+        return getattr(self._networks, name)
+
+    def __str__(self) -> str:
+        return str(self._networks)
+
+
+@pytest.mark.parametrize("features", [False, True])
+def test_logits_that_are_not_finite_are_a_row_with_the_cause(
+    weights, folder, tmp_path, features
+) -> None:
+    def build(settled):
+        predictor = Predictor(weights, precision="fp32")
+        clips = [predictor.reader(4).read(folder / f"v{n}.mp4").pixels for n in (1, 6)]
+        failing = predictor._normalise(torch.stack(clips))
+        predictor._networks = FailsAtSomeVideos(predictor._networks, failing)
+        return predictor
+
+    options = replace(OPTIONS, features=features)
+    videos = Listed.read(folder / "list.txt")
+    result = predict_archive(build, videos, tmp_path / "nan.parquet", options)
+    expected = run(folder, tmp_path / "all.parquet", weights, options)
+
+    assert (result.errors, expected.errors) == (4, 2)
+    tables = (parquet.read_table(tmp_path / f"{name}.parquet") for name in ("nan", "all"))
+    for row, other in zip(*(table.to_pylist() for table in tables), strict=True):
+        if row["path"] in ("v1.mp4", "v6.mp4"):
+            assert "the logits at 4 frames are NaN or infinite (fused, fp32" in row["error"]
+            assert {v for k, v in row.items() if k not in ("path", "error")} == {None}
+        else:
+            for key, value in other.items():
+                assert row[key] == (pytest.approx(value, abs=1e-5) if value else value)

@@ -63,16 +63,28 @@ def test_a_clip_whose_thread_has_given_up_is_left_out() -> None:
     batcher.close()
 
 
-def test_an_error_belongs_to_its_batch() -> None:
+def test_an_error_belongs_to_its_clip() -> None:
+    recorder = Recorder()
+
     def run(clips: Sequence[Clip]) -> list[str]:
-        if clips[0].pixels.shape[1] == 8:
+        answers = recorder(clips)
+        if any(one.name == "8:1" for one in clips):
             raise RuntimeError("no memory")
-        return [one.name for one in clips]
+        return answers
 
     batcher = Batcher(run, batch_size=3)
+    first = batcher.submit(clip(4))
+    assert recorder.started.wait(10)
+    futures = [batcher.submit(clip(8, value)) for value in range(3)]
+    recorder.go.set()
+
+    assert first.result(10) == "answer to 4:0"
+    assert futures[0].result(10) == "answer to 8:0"
     with pytest.raises(RuntimeError, match="no memory"):
-        batcher.submit(clip(8)).result(10)
-    assert batcher.submit(clip(4)).result(10) == "4:0"
+        futures[1].result(10)
+    assert futures[2].result(10) == "answer to 8:2"
+    assert recorder.batches[1:] == [["8:0", "8:1", "8:2"], ["8:0"], ["8:1"], ["8:2"]]
+    assert batcher.submit(clip(4)).result(10) == "answer to 4:0"
     batcher.close()
 
 

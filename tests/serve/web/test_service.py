@@ -203,3 +203,13 @@ def test_latencies_are_measured_once_and_before_requests(tmp_path, upload, monke
         (answer,) = service.predict(upload, Query(budget_ms=41))
         assert answer.prediction.frames == 4
     assert len(measured) == 4
+
+
+def test_logits_that_are_not_finite_are_refused(upload, tmp_path) -> None:
+    damaged = save_network(tmp_path / "damaged.safetensors", spread=float("nan"))
+    with Service({"damaged": Predictor(damaged, fuse=False)}, workers=1) as service:
+        status, message = refused(service, upload, Query(frames=(4,)))
+
+    assert status == 500
+    assert message.startswith("film.mp4: the logits at 4 frames are NaN or infinite (fp32)")
+    assert message.endswith("the weights are damaged")
