@@ -60,6 +60,14 @@ def frames_or_auto(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f'{error}, nor "auto"') from None
 
 
+def frames_auto_or_cascade(text: str) -> int | str:
+    """A number of frames of 1 or more, "auto" or "cascade", as ``type=`` of an argparse option."""
+    try:
+        return text if text == "cascade" else frames_or_auto(text)
+    except argparse.ArgumentTypeError as error:
+        raise argparse.ArgumentTypeError(f'{error}, nor "cascade"') from None
+
+
 def add_overrides_argument(parser: argparse.ArgumentParser) -> None:
     """Add the ``key=value`` options of a config, for ``Parser.parse_with_overrides``."""
     parser.add_argument(

@@ -49,7 +49,7 @@ def _fit(given: argparse.Namespace) -> None:
     from ffn.serve import Predictor
     from ffn.zoo import state_sha256
 
-    output = Path(given.output)
+    output = _output(given)
     if output.suffix != ".safetensors":
         raise ValueError(f"--output {output}; expected a name that ends with .safetensors")
     refuse_existing(output, given.overwrite)
@@ -82,6 +82,19 @@ def _fit(given: argparse.Namespace) -> None:
     file.save(output)
     print(_describe(fit, chosen))
     print(output)
+
+
+def _output(given: argparse.Namespace) -> Path:
+    """The file to write: by default, the one that is kept with the weights."""
+    if given.output is not None:
+        return Path(given.output)
+    from ffn.zoo import cascade_path
+
+    if not Path(given.weights).is_file():
+        raise ValueError(
+            f"{given.weights} is no file, next to which a cascade is kept; give --output"
+        )
+    return cascade_path(Path(given.weights))
 
 
 def _joined(paths: Sequence[str], weights: str, digest: str) -> Predictions:
@@ -180,9 +193,10 @@ def _report(given: argparse.Namespace) -> None:
         refuse_existing(stem.with_name(stem.name + suffix), given.overwrite)
     _refuse(given)
     make_writable(stem.parent)
-    networks, how = _of_file(given) if given.cascade else _on_halves(given)
-    print(markdown([mean_trial(trials) for trials in networks.values()], how))
-    for file in save_report(networks, stem, how):
+    load_imports(given)
+    networks, how, timing = _of_file(given) if given.cascade else _on_halves(given)
+    print(markdown([mean_trial(trials) for trials in networks.values()], how, timing))
+    for file in save_report(networks, stem, how, timing):
         print(file)
 
 
@@ -206,7 +220,7 @@ def _refuse(given: argparse.Namespace) -> None:
         )
 
 
-def _of_file(given: argparse.Namespace) -> tuple[dict, str]:
+def _of_file(given: argparse.Namespace) -> tuple[dict, str, str | None]:
     """The trial of a fitted cascade on other videos."""
     from ffn.evaluation.cascades.file import CascadeFile
     from ffn.evaluation.cascades.trials import trial
@@ -218,11 +232,33 @@ def _of_file(given: argparse.Namespace) -> tuple[dict, str]:
     file.check_new(predictions.paths)
     how = f"{file.network}, fitted to {file.fit.videos:,} videos, tested on "
     how += f"{len(predictions.label):,} others"
-    found = trial(file.fit, file.chosen, predictions, file.fit.gmacs)
-    return {file.network: [found]}, how
+    latencies, timing = _latencies(given, [*file.fit.gmacs], {file.weights_sha256})
+    found = trial(file.fit, file.chosen, predictions, file.fit.gmacs, latencies=latencies)
+    return {file.network: [found]}, how, timing
 
 
-def _on_halves(given: argparse.Namespace) -> tuple[dict, str]:
+def _latencies(
+    given: argparse.Namespace, counts: Sequence[int], digests: set[str | None]
+) -> tuple[dict[int, float] | None, str | None]:
+    """Latencies of --timed, and how they were measured; its weights must be among those tested."""
+    if given.timed is None:
+        return None, None
+    from ffn.devices import describe_device
+    from ffn.serve import Predictor
+    from ffn.zoo import state_sha256
+
+    predictor = Predictor(given.timed)
+    digest = state_sha256(predictor.model.state_dict())
+    if digest not in digests and None not in digests:
+        raise ValueError(
+            f"--timed {given.timed} has weights with SHA-256 {digest[:12]}…, which are not among "
+            "those of the predictions; give one of their networks"
+        )
+    latencies = predictor.latencies(counts)
+    return latencies, f"{predictor.network}, {describe_device(predictor.device)}"
+
+
+def _on_halves(given: argparse.Namespace) -> tuple[dict, str, str | None]:
     """The trials of several networks, each fitted on half of its videos."""
     from ffn.evaluation import load_table
     from ffn.evaluation.cascades.report import load_report
@@ -235,21 +271,23 @@ def _on_halves(given: argparse.Namespace) -> tuple[dict, str]:
         raise ValueError(f"{given.results} has no cost at {missing[0]} frames; test this count too")
     earlier = load_report(Path(given.earlier)) if given.earlier else {}
     found: dict[str, list] = {name: [one] for name, one in earlier.items()}
-    for path in given.predictions:
-        predictions = _load(path)
+    tested = [_load(path) for path in given.predictions]
+    counts = [n for n in gmacs if n <= max(given.frames)]
+    latencies, timing = _latencies(given, counts, {one.weights_sha256 for one in tested})
+    for predictions in tested:
         if predictions.name in found:
             where = "--earlier and --predictions have" if predictions.name in earlier else ""
             raise ValueError(
                 f"{where or '--predictions has'} the network {predictions.name} twice; give it once"
             )
         found[predictions.name] = half_trials(
-            predictions, given.frames, gmacs, lambda fit: _choose(given, fit)
+            predictions, given.frames, gmacs, lambda fit: _choose(given, fit), latencies
         )
     how = (
         f"{', '.join(found)}, each fitted on half of {len(predictions.label):,} videos and tested "
         "on the other half, both ways"
     )
-    return found, how
+    return found, how, timing
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -269,7 +307,12 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--weights", required=True, help=WEIGHTS_HELP)
     _add_predictions(fit, "; several files: of different videos")
     _add_goal(fit, "default: the trained counts")
-    fit.add_argument("--output", required=True, metavar="FILE", help="the cascade, *.safetensors")
+    fit.add_argument(
+        "--output",
+        metavar="FILE",
+        help="the cascade, *.safetensors; default: *.cascade.safetensors next to the weights, "
+        f"where {command('predict')} finds it",
+    )
     fit.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_imports_argument(fit)
     fit.set_defaults(run=_fit)
@@ -295,6 +338,13 @@ def _parser() -> argparse.ArgumentParser:
         help="an earlier report with the same options; its networks are added; without --cascade "
         "only",
     )
+    report.add_argument(
+        "--timed",
+        metavar="WEIGHTS",
+        help="also report the time of the network, measured here with these weights, as of "
+        f"{command('predict')}, one video at a time; any of the networks",
+    )
+    add_imports_argument(report)
     report.add_argument(
         "--output",
         required=True,

@@ -14,7 +14,7 @@ from ffn.cli.arguments import (
     add_imports_argument,
     add_network_arguments,
     find_device,
-    frames_or_auto,
+    frames_auto_or_cascade,
     load_imports,
     positive_int,
     positive_number,
@@ -96,11 +96,15 @@ def _refuse(given: argparse.Namespace) -> None:
     for option in ("label", "layer"):
         if getattr(given, option) is not None and not given.heat_map:
             raise ValueError(f"--{option} is for --heat-map; add it")
-    if given.cascade is not None and given.window is not None:
-        raise ValueError("--cascade is for whole videos; leave out --window, or give --frames")
+    if _uses_cascade(given) and given.window is not None:
+        raise ValueError("a cascade is for whole videos; leave out --window, or give --frames n")
     saves_video = given.save is not None and given.save.lower().endswith(".mp4")
     if given.fps is not None and given.window is None and not saves_video:
         raise ValueError(f"--fps is {given.fps:g}; it is for --window and for --save *.mp4")
+
+
+def _uses_cascade(given: argparse.Namespace) -> bool:
+    return given.cascade is not None or given.frames == "cascade"
 
 
 def _prediction(
@@ -112,7 +116,7 @@ def _prediction(
     from ffn.serve.heat_maps import find_class
     from ffn.serve.pictures import save, save_video
 
-    if given.cascade is None:
+    if not _uses_cascade(given):
         reader = predictor.reader(
             given.frames, budget_ms=given.budget_ms, budget_gmacs=given.budget_gmacs
         )
@@ -121,7 +125,7 @@ def _prediction(
         find_class(given.label, predictor.classes)
 
     def whole(path: str, target: Path | None, report: Report) -> None:
-        if given.cascade is not None:
+        if _uses_cascade(given):
             clip, prediction = predictor.predict_cascade([path])[0]
         else:
             clip = reader.read(path)
@@ -212,10 +216,11 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
     option = parser.add_mutually_exclusive_group().add_argument
     option(
         "--frames",
-        type=frames_or_auto,
+        type=frames_auto_or_cascade,
         metavar="n",
-        help="frames of a clip, or auto: at most 8 per second and none twice; default: the largest "
-        "trained count",
+        help="frames of a clip; or auto: at most 8 per second and none twice; or cascade: more "
+        "only if few are not enough, by the cascade that is kept with the weights; default: the "
+        "largest trained count",
     )
     option(
         "--budget-ms",
@@ -233,8 +238,7 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
     option(
         "--cascade",
         metavar="FILE",
-        help=f"more frames only if few are not enough: the cascade of {command('cascade')} fit for "
-        "these weights",
+        help=f"as --frames cascade, by this file of {command('cascade')} fit for these weights",
     )
 
 

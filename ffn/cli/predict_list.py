@@ -62,6 +62,8 @@ def _refuse(given: argparse.Namespace) -> None:
     for option in ("cascade", "save", "window", "step", "fps"):
         if getattr(given, option) is not None:
             raise ValueError(f"--{option} is not for lists of videos; leave out --output")
+    if given.frames == "cascade":
+        raise ValueError("--frames cascade is not for lists of videos; leave out --output")
     for option in ("heat_map", "label", "layer"):
         if getattr(given, option):
             name = option.replace("_", "-")

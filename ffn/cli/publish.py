@@ -6,11 +6,14 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ffn.cli.arguments import add_imports_argument, load_imports
+from ffn.cli.arguments import add_imports_argument, load_imports, refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
 from ffn.commands import command
+from ffn.files import atomic_write
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from ffn.evaluation import Sweep
 
 
@@ -20,7 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = Parser(
         prog=called_as("publish"),
         description="Write a training checkpoint as NAME.safetensors and its record NAME.yaml "
-        "(model, classes, preprocessing, metrics per frame count, SHA-256) for ffn.load.",
+        "(model, classes, preprocessing, metrics per frame count, SHA-256) for ffn.load. A cascade "
+        "that is kept with the checkpoint is written beside them.",
     )
     parser.add_argument("checkpoint", help="best.pt or last.pt of a run")
     parser.add_argument("name", help="model.dataset_frames, e.g. tsm_r50.sthv1_f4_8_16")
@@ -42,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("--private needs --hub")
 
     from ffn.evaluation import load_table
-    from ffn.zoo import WeightsError, load_with_record, push_to_hub, save_weights
+    from ffn.zoo import WeightsError, cascade_path, load_with_record, push_to_hub, save_weights
 
     try:
         load_imports(given)
@@ -63,14 +67,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "config": without_places(record.config),
         }
         path = Path(given.output) / f"{given.name}.safetensors"
+        cascade, kept = _cascade_of(given.checkpoint, model), cascade_path(path)
+        if cascade is not None:
+            refuse_existing(kept, given.overwrite)
         written = save_weights(model, path, meta, overwrite=given.overwrite)
         print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
+        if cascade is not None:
+            with atomic_write(kept) as file:
+                file.write(cascade.read_bytes())
+            print(f"{kept}: its cascade")
         if given.hub:
             options = {"private": given.private, "overwrite": given.overwrite}
             print(push_to_hub(path, given.hub, **options))
     except (ValueError, OSError, ImportError, WeightsError) as error:
         return fail("publish", error)
     return 0
+
+
+def _cascade_of(checkpoint: str, model: nn.Module) -> Path | None:
+    """The cascade that is kept with a checkpoint; ValueError if it belongs to other weights."""
+    from ffn.evaluation.cascades.file import CascadeFile
+    from ffn.zoo import cascade_beside, state_sha256
+
+    path = cascade_beside(checkpoint)
+    if path is not None:
+        CascadeFile.load(path).check_network(state_sha256(model.state_dict()), checkpoint)
+    return path
 
 
 def _sweep_of(checkpoint: str, results: str, sweeps: Sequence[Sweep]) -> Sweep:

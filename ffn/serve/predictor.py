@@ -15,6 +15,7 @@ from torch import Tensor
 from ffn.commands import command
 from ffn.data import Normalise, Preprocessing
 from ffn.data.decoding import PATTERN, check_pattern
+from ffn.evaluation.cascades.cascade import Cascade
 from ffn.evaluation.cascades.file import CascadeFile
 from ffn.export import Networks
 from ffn.labels import label_kind
@@ -24,7 +25,7 @@ from ffn.serve.heat_maps import HeatMap, HeatMaps
 from ffn.serve.inputs import Input
 from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.stages import run_cascade
-from ffn.zoo import home, load_with_record, state_sha256
+from ffn.zoo import cascade_beside, home, load_with_record, state_sha256
 
 
 class Predictor:
@@ -43,7 +44,8 @@ class Predictor:
         compile: Use ``torch.compile``; the first video of every length takes long.
         pattern: File names in a folder of frames, e.g. ``img_{:05d}.jpg``. Default: that of the
             training (``data.frame_pattern`` in the record), or else ``{:05d}.jpg``.
-        cascade: File of ``ffn cascade fit`` for these weights, for ``frames="cascade"``.
+        cascade: File of ``ffn cascade fit`` for these weights, for ``frames="cascade"``; default:
+            the one that is kept with the weights.
 
     Raises:
         ValueError: if the name or the precision is unknown, the record has no valid preprocessing,
@@ -93,11 +95,8 @@ class Predictor:
             labels=label_kind(self.record.multi_label),
             device=self.device,
         )
-        self._cascade = None
-        if cascade is not None:
-            file = CascadeFile.load(Path(cascade))
-            file.check_network(state_sha256(self.model.state_dict()), self.record.name)
-            self._cascade = file.cascade
+        self._source = name_or_path
+        self._given_cascade = None if cascade is None else self._load_cascade(Path(cascade))
 
     @property
     def default_frames(self) -> int:
@@ -135,13 +134,16 @@ class Predictor:
         """Giga multiply-accumulates of a forward pass for one clip of so many frames."""
         return self._budget.gmacs(frames)
 
-    def latencies(self) -> dict[int, float]:
+    def latencies(self, frames: Sequence[int] | None = None) -> dict[int, float]:
         """Milliseconds of a forward pass of one clip, by number of frames, for budgets of time.
 
-        They are measured at the trained counts, and the smallest and the largest of `counts`, once
-        for a device, a network and a precision, and kept in ``FFN_HOME``.
+        They are measured once for a device, a network and a precision, and kept in ``FFN_HOME``.
+
+        Args:
+            frames: numbers of frames; default: the trained counts, and the smallest and the largest
+                of `counts`.
         """
-        return self._budget.latencies()
+        return self._budget.latencies(frames)
 
     @property
     def counts(self) -> list[int]:
@@ -342,18 +344,29 @@ class Predictor:
         The videos of a stage run as one batch. Frames are decoded when a stage needs them.
 
         Raises:
-            ValueError: if the predictor has no cascade.
+            ValueError: if there is no cascade, or it is damaged or belongs to other weights.
             VideoError, TypeError: as a call.
         """
-        if self._cascade is None:
-            raise ValueError(
-                "the predictor has no cascade; give Predictor(cascade=FILE), or --cascade FILE, "
-                f"of {command('cascade')} fit"
-            )
+        cascade = self._given_cascade or self._kept_cascade
         if not videos:
             return []
-        found = run_cascade(self._cascade, videos, self._logits, self.preprocessing, self.pattern)
+        found = run_cascade(cascade, videos, self._logits, self.preprocessing, self.pattern)
         return [(clip, self._prediction(clip, each, ms)) for clip, each, ms in found]
+
+    @cached_property
+    def _kept_cascade(self) -> Cascade:
+        path = cascade_beside(self._source)
+        if path is None:
+            raise ValueError(
+                f"there is no cascade for {self._source}; fit one with {command('cascade')} fit, "
+                "and give it: Predictor(cascade=FILE), or --cascade FILE"
+            )
+        return self._load_cascade(path)
+
+    def _load_cascade(self, path: Path) -> Cascade:
+        file = CascadeFile.load(path)
+        file.check_network(state_sha256(self.model.state_dict()), self.record.name)
+        return file.cascade
 
     def _logits(self, clips: Sequence[Clip]) -> tuple[Tensor, float]:
         """Logits (B, K) on the CPU, and the milliseconds of each clip."""

@@ -3,7 +3,13 @@
 from ffn.zoo.create import create_model, list_models
 from ffn.zoo.download import download, home, sha256_of
 from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
-from ffn.zoo.local import Verdict, fetch_weights, verify_weights
+from ffn.zoo.local import (
+    Verdict,
+    cascade_beside,
+    cascade_path,
+    fetch_weights,
+    verify_weights,
+)
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
 from ffn.zoo.repositories import from_pretrained, push_to_hub
@@ -16,6 +22,8 @@ __all__ = [
     "Verdict",
     "WeightRecord",
     "WeightsError",
+    "cascade_beside",
+    "cascade_path",
     "create_model",
     "download",
     "fetch_weights",

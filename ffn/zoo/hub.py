@@ -1,7 +1,7 @@
 """Find weights in repositories of the Hugging Face Hub.
 
 A repository holds the weights, ``model.safetensors``, and their record, ``model.yaml``, which has
-their SHA-256.
+their SHA-256. It may hold a cascade for them, ``model.cascade.safetensors``.
 """
 
 from __future__ import annotations
@@ -15,10 +15,14 @@ from ffn.zoo.download import disk_error, home, is_offline, sha256_of
 from ffn.zoo.records import WeightsError, read_record
 from ffn.zoo.web import DISK_ERRORS
 
-WEIGHTS, RECORD = "model.safetensors", "model.yaml"
+WEIGHTS, RECORD, CASCADE = "model.safetensors", "model.yaml", "model.cascade.safetensors"
 _NAME = re.compile(r"hf://(?P<repo>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>[^/@\s]+))?")
 
 _log = logging.getLogger(__name__)
+
+
+class _MissingError(WeightsError):
+    """A repository without a file."""
 
 
 class _DamagedError(WeightsError):
@@ -100,6 +104,24 @@ def _fetch_checked(name: str, **options: Any) -> Path:
     return weights
 
 
+def fetch_cascade(name: str) -> Path | None:
+    """Download the cascade of a repository, or find it in the cache; None if it has none.
+
+    Args:
+        name: ``hf://user/name[@revision]``.
+
+    Raises:
+        WeightsError: as :func:`fetch_repository`.
+    """
+    weights = fetch_repository(name)
+    repo, _ = _NAME.fullmatch(name).groups()
+    place = {"cache_dir": home() / "hub", "local_files_only": is_offline()}
+    try:
+        return _fetch(name, repo, CASCADE, revision=weights.parent.name, **place)
+    except _MissingError:
+        return None
+
+
 def cached_repositories() -> dict[str, Path]:
     """The weights of repositories in the cache, by name with the commit."""
     found = {}
@@ -122,7 +144,7 @@ def _fetch(name: str, repo: str, file: str, **options: Any) -> Path:
             why = f"there is no connection to the Hub: {cause}"
         raise WeightsError(f"{name} is not in {home() / 'hub'}, and {why}") from error
     except huggingface_hub.errors.EntryNotFoundError as error:
-        raise WeightsError(
+        raise _MissingError(
             f"{name} has no weights of ffn: expected the files {WEIGHTS} and {RECORD}, as "
             f"ffn.push_to_hub writes them. Download other files with `hf download {repo}`"
         ) from error

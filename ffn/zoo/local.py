@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -10,7 +11,13 @@ from pathlib import Path
 
 from ffn.commands import command
 from ffn.zoo.download import cache_path, download, home, sha256_of, stored_hash
-from ffn.zoo.hub import RECORD, cached_repositories, fetch_repository, is_repository
+from ffn.zoo.hub import (
+    RECORD,
+    cached_repositories,
+    fetch_cascade,
+    fetch_repository,
+    is_repository,
+)
 from ffn.zoo.records import (
     WeightRecord,
     WeightsError,
@@ -19,6 +26,8 @@ from ffn.zoo.records import (
     read_record,
     zoo_folder,
 )
+
+WEIGHTS, CASCADE = (".pt", ".safetensors"), ".cascade.safetensors"  # ends of the names of files
 
 # A complete download, not what is kept next to it.
 _DOWNLOAD = re.compile(r"[0-9a-f]{16}-(?!.*\.(lock|rejected|sha256|part|version)$).+")
@@ -45,6 +54,32 @@ def fetch_weights(name: str) -> Path:
     if record.file:
         check_hash(path, record)
     return path
+
+
+def cascade_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
+    """The cascade that is kept with weights (``docs/cascade.md``); None if there is none.
+
+    Args:
+        name_or_path: of the weights, as :func:`ffn.load` takes it. A repository of the Hub is
+            downloaded.
+
+    Raises:
+        ValueError: no such name in the zoo.
+        WeightsError: a repository cannot be downloaded.
+    """
+    name = os.fspath(name_or_path)
+    if is_repository(name):
+        return fetch_cascade(name)
+    path = Path(name)
+    if path.suffix not in WEIGHTS:
+        path = weights_path(find_record(name))
+    cascade = cascade_path(path)
+    return cascade if cascade.is_file() else None
+
+
+def cascade_path(weights: Path) -> Path:
+    """Where the cascade for a file of weights is kept: ``best.cascade.safetensors``."""
+    return weights.with_name(f"{weights.stem}{CASCADE}")
 
 
 def fetch_record(record: WeightRecord) -> Path:

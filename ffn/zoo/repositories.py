@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,8 +13,9 @@ import torch
 from torch import nn
 
 from ffn.files import write_text
-from ffn.zoo.hub import WEIGHTS, is_repository
+from ffn.zoo.hub import CASCADE, WEIGHTS, is_repository
 from ffn.zoo.load import load, load_with_record
+from ffn.zoo.local import cascade_beside
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.save import save_weights
 
@@ -46,7 +48,8 @@ def push_to_hub(
 ) -> str:
     """Publish weights in a repository of the Hugging Face Hub, with a model card.
 
-    The repository is created if it does not exist. The card is written from the record.
+    The repository is created if it does not exist. The card is written from the record. A cascade
+    that is kept with the weights (:func:`ffn.zoo.cascade_beside`) is published with them.
 
     Args:
         weights: name or path, as :func:`ffn.load` takes it.
@@ -80,7 +83,10 @@ def push_to_hub(
         with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
             meta = {k: v for k, v in record.to_dict().items() if k not in ("sha256", "size", "url")}
             saved = save_weights(model, Path(folder, WEIGHTS), meta | {"source_format": None})
-            write_text(Path(folder, CARD), model_card(saved, repo))
+            cascade = cascade_beside(weights)
+            if cascade is not None:
+                shutil.copyfile(cascade, Path(folder, CASCADE))
+            write_text(Path(folder, CARD), model_card(saved, repo, cascade=cascade is not None))
             api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
     except (
         huggingface_hub.errors.HfHubHTTPError,
@@ -94,12 +100,13 @@ def push_to_hub(
     return name
 
 
-def model_card(record: WeightRecord, repo: str) -> str:
+def model_card(record: WeightRecord, repo: str, *, cascade: bool = False) -> str:
     """The README of a repository: what the network is, its accuracy, and how to use it.
 
     Args:
         record: of the weights.
         repo: "user/name".
+        cascade: the repository has a cascade.
     """
     tags = ["video-classification", "frame-flexible", record.model]
     lines = ["---", "library_name: frame-flexible", "pipeline_tag: video-classification"]
@@ -119,6 +126,8 @@ def model_card(record: WeightRecord, repo: str) -> str:
         *("", "## Use", "", "```bash", "pip install frame-flexible", "```", "", "```python"),
         *("import ffn", "", f'predictor = ffn.Predictor("hf://{repo}")'),
         f'print(predictor("video.mp4", frames={max(counts or (8,))}).top(5))',
+        *["# More frames only if few are not enough:"] * cascade,
+        *['print(predictor("video.mp4", frames="cascade").top(5))'] * cascade,
         *("```", ""),
     ]
     if record.metrics:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from cascade_predictions import GMACS, predictions, save
 from serve_files import CLASSES, save_network
 
 from ffn.cli.cascade import main
+from ffn.cli.publish import main as publish_main
 from ffn.evaluation import Row, Sweep, load_predictions, save_table
 from ffn.evaluation.cascades.file import CascadeFile
 from ffn.evaluation.cascades.trials import half_trials
@@ -50,6 +52,25 @@ def test_fit_and_report(
     assert loaded.fit.gmacs[8] == pytest.approx(4 * loaded.fit.gmacs[2], rel=1e-3)
     assert main(given) == 2
     assert "exists; choose another --output, or add --overwrite" in capsys.readouterr().err
+    copy = tmp_path / "copy.safetensors"
+    for end in (".safetensors", ".yaml"):
+        shutil.copy(weights.with_suffix(end), copy.with_suffix(end))
+    kept = ["fit", "--weights", str(copy), "--predictions", str(seen), "--frames", "2", "8"]
+    assert main(kept) == 0
+    assert capsys.readouterr().out.endswith(f"{tmp_path / 'copy.cascade.safetensors'}\n")
+    publish = ["--output", str(tmp_path / "release")]
+    assert publish_main([str(copy), "net", *publish]) == 0
+    released = tmp_path / "release/net.cascade.safetensors"
+    assert capsys.readouterr().out.endswith(f"{released}: its cascade\n")
+    assert CascadeFile.load(released).weights_sha256 == digest
+    for end in (".safetensors", ".yaml"):
+        copy.with_suffix(end).unlink()
+    save_network(copy, spread=0.1)
+    assert publish_main([str(copy), "other", *publish]) == 2
+    assert "Fit a cascade to these weights" in capsys.readouterr().err
+    assert not (tmp_path / "release/other.safetensors").exists()
+    assert main([*given, "--overwrite", "--output", "c.txt"]) == 2
+    assert "expected a name that ends with .safetensors" in capsys.readouterr().err
     budget = ["--budget-gmacs", str(loaded.fit.gmacs[2]), "--overwrite"]
     assert main([*given, *budget]) == 0
     assert CascadeFile.load(file).chosen.stages == (2,)
@@ -64,6 +85,16 @@ def test_fit_and_report(
     assert "net.s0, fitted to 120 videos, tested on 90 others" in capsys.readouterr().out
     assert main([*report, "--predictions", str(new)]) == 2
     assert "--overwrite" in capsys.readouterr().err
+    timed = [*report, "--overwrite", "--predictions", str(new), "--timed"]
+    assert main([*timed, str(weights)]) == 0
+    shown = capsys.readouterr().out
+    assert "| less than the largest count | ms |" in shown
+    content = json.loads((tmp_path / "out/report.json").read_text())
+    assert content["timing"].startswith("fused, ")
+    assert content["mean"]["fixed"]["8"]["ms"] > 0
+    other = save_network(tmp_path / "other.safetensors", spread=0.1)
+    assert main([*timed, str(other)]) == 2
+    assert "not among those of the predictions" in capsys.readouterr().err
     assert main([*report, "--overwrite", "--predictions", str(seen)]) == 2
     assert "120 of 120 videos are among the 120" in capsys.readouterr().err
 

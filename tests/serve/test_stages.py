@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
@@ -198,8 +199,38 @@ def test_a_cascade_of_other_weights_is_refused(tmp_path, file, weights) -> None:
         Predictor(weights, cascade=tmp_path / "none")
 
 
+def test_a_cascade_that_is_kept_with_its_weights(
+    tmp_path, films, weights, file, predictor, capsys
+) -> None:
+    kept = tmp_path / "kept.safetensors"
+    for end in (".safetensors", ".yaml"):
+        shutil.copy(weights.with_suffix(end), kept.with_suffix(end))
+    shutil.copy(file, tmp_path / "kept.cascade.safetensors")
+    expected = predictor(films[:8], frames="cascade")
+    found = Predictor(kept, precision="fp32")(films[:8], frames="cascade")
+    assert [one.why for one in found] == [one.why for one in expected]
+
+    video = write_video(tmp_path / "film.mp4", films[0], rate=20)
+    given = [str(video), "--weights", str(kept), "--precision", "fp32", "--frames", "cascade"]
+    assert main([*given, "--format", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["why"] == expected[0].why
+    assert main([*given, "--window", "1"]) == 2
+    assert "a cascade is for whole videos" in capsys.readouterr().err
+    (tmp_path / "list.txt").write_text("film.mp4\n")
+    assert main([str(tmp_path / "list.txt"), *given[1:], "--output", str(tmp_path / "o.csv")]) == 2
+    assert "--frames cascade is not for lists of videos" in capsys.readouterr().err
+
+    for end in (".safetensors", ".yaml"):
+        kept.with_suffix(end).unlink()
+    save_network(kept, spread=0.3)  # trained on: the cascade is not that of these weights
+    with pytest.raises(ValueError, match="Fit a cascade to these weights"):
+        Predictor(kept, precision="fp32")(films[0], frames="cascade")
+
+
 def test_a_cascade_is_for_whole_videos(predictor, plain, films) -> None:
-    with pytest.raises(ValueError, match=r"the predictor has no cascade; give Predictor\(cascade="):
+    with pytest.raises(
+        ValueError, match=r"no cascade for .*spread\.safetensors; fit one with ffn c"
+    ):
         plain(films[0], frames="cascade")
     with pytest.raises(ValueError, match='frames is "cascade", which is for whole videos'):
         predictor.windows(films[0], 1.0, fps=10, frames="cascade")
@@ -222,7 +253,7 @@ def test_the_command_predicts_with_a_cascade(
     assert [line["frames"] for line in lines] == [p.frames for p in expected]
     assert (tmp_path / "0.png").is_file()
     for more, message in (
-        (["--window", "1"], "--cascade is for whole videos"),
+        (["--window", "1"], "a cascade is for whole videos"),
         (["--output", str(tmp_path / "t.csv")], "--"),
     ):
         assert main([*given, *more]) == 2

@@ -17,6 +17,8 @@ from ffn.cli.publish import main as publish
 from ffn.cli.zoo import main as zoo
 from ffn.zoo import (
     WeightsError,
+    cascade_beside,
+    cascade_path,
     create_model,
     fetch_weights,
     load,
@@ -205,6 +207,22 @@ def test_what_is_published_can_be_loaded(hub, api, tmp_path) -> None:
     for wrong in ("net", "me/net@v1", "hf://me/net"):
         with pytest.raises(ValueError, match=r"expected (hf://)?user/name"):
             ffn.push_to_hub(path, wrong)
+
+
+def test_a_cascade_is_published_with_its_weights(hub, api, tmp_path) -> None:
+    path = tmp_path / "net.safetensors"
+    save(path)
+    ffn.push_to_hub(path, "me/net")
+    hub.folder = api.root / "me/net"
+    assert cascade_beside(NAME) is None
+    assert "cascade" not in (hub.folder / "README.md").read_text()
+
+    cascade_path(path).write_bytes(b"a cascade")
+    ffn.push_to_hub(path, "me/net", overwrite=True)
+    found = cascade_beside(NAME)
+    assert found.name == "model.cascade.safetensors"
+    assert found.read_bytes() == b"a cascade"
+    assert 'predictor("video.mp4", frames="cascade")' in (hub.folder / "README.md").read_text()
 
 
 def test_the_model_card(tmp_path) -> None:

@@ -49,6 +49,16 @@ class Measured:
     frames: float
     shares: tuple[float, ...]
 
+    def cost(self, stages: Sequence[int], costs: Mapping[int, float]) -> float:
+        """Mean over the videos of the sum over the stages that ran.
+
+        Args:
+            stages: of the cascade.
+            costs: of a video at each of them.
+        """
+        totals = itertools.accumulate(costs[count] for count in stages)
+        return sum(a * b for a, b in zip(self.shares, totals, strict=True)) / 100
+
 
 @dataclass(frozen=True)
 class Cascade:

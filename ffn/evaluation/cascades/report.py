@@ -27,7 +27,9 @@ FORMAT = 1  # of the JSON file
 SUFFIXES = (".json", ".md", ".csv", ".png")
 
 
-def save_report(networks: Mapping[str, Sequence[Trial]], stem: Path, how: str) -> list[Path]:
+def save_report(
+    networks: Mapping[str, Sequence[Trial]], stem: Path, how: str, timing: str | None = None
+) -> list[Path]:
     """Write ``STEM.json``, ``.md``, ``.csv`` and ``.png``; existing files are replaced.
 
     Args:
@@ -35,21 +37,25 @@ def save_report(networks: Mapping[str, Sequence[Trial]], stem: Path, how: str) -
             their seed alone, with the same counts.
         stem: path of the files without suffix.
         how: what the cascades were fitted to and tested on, for the table.
+        timing: how latencies were measured, if the trials have them.
 
     Raises:
-        ValueError: the networks were tested at different counts.
+        ValueError: the networks were tested at different counts, or only some have latencies.
         ImportError: matplotlib is not installed; the other files are complete.
         OSError: a file cannot be written.
     """
     found = {name: mean_trial(trials) for name, trials in networks.items()}
     kinds = {tuple((n, *sorted(row)) for n, row in one["fixed"].items()) for one in found.values()}
     if len(kinds) > 1:
-        raise ValueError("the networks were tested at different frame counts; use the same for all")
+        raise ValueError(
+            "the networks were tested at different frame counts, or only some of them have "
+            "latencies; use the same for all"
+        )
     mean = mean_trial(list(found.values()))
     files = [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
-    content = {"format": FORMAT, "how": how, "networks": found, "mean": mean}
+    content = {"format": FORMAT, "how": how, "timing": timing, "networks": found, "mean": mean}
     write_text(files[0], json.dumps(content, indent=1) + "\n")
-    write_text(files[1], markdown(list(found.values()), how))
+    write_text(files[1], markdown(list(found.values()), how, timing))
     write_csv(files[2], _rows(list(found.values())))
     _figure(mean, files[3])
     return files
@@ -86,38 +92,38 @@ def _tuples(value: Any) -> Any:
     return value
 
 
-def markdown(found: Sequence[Trial], how: str) -> str:
+def markdown(found: Sequence[Trial], how: str, timing: str | None = None) -> str:
     """The tables of a report, and in words where cascades gain and lose."""
     mean = mean_trial(found)
     largest = max(mean["fixed"])
     most = mean["fixed"][largest]["gmacs"]
     several = "; mean ± standard deviation over the networks" if len(found) > 1 else ""
     lines = [f"Cascades: {how}{several}.", "", _chosen(mean, largest), ""]
-    lines += ["| rule | accuracy (%) | GMACs | less than the largest count |", "|---" * 4 + "|"]
+    header = ["rule", "accuracy (%)", "GMACs", "less than the largest count"]
+    header += ["ms"] * (timing is not None)
+    lines += ["| " + " | ".join(header) + " |", "|---" * len(header) + "|"]
 
-    def line(name: str, accuracy: Callable[[Trial], float], cost: Callable[[Trial], float]) -> None:
-        saved = f"{100 * (1 - cost(mean) / most):.0f} %"
-        lines.append(f"| {name} | {_cell(found, accuracy)} | {_cell(found, cost, 4)} | {saved} |")
+    def line(name: str, get: Callable[[Trial], dict[str, Any]], key: str) -> None:
+        costs = get(mean)
+        cells = [name, _cell(found, lambda t: get(t)[key]), f"{costs['gmacs']:.4g}"]
+        cells.append(f"{100 * (1 - costs['gmacs'] / most):.0f} %")
+        if timing is not None:
+            cells.append(f"{costs['ms']:.3g}")
+        lines.append("| " + " | ".join(cells) + " |")
 
     for count, row in mean["fixed"].items():
         if "calibrated" in row:
             for kind in ("raw", "calibrated"):
-                line(
-                    f"{count} frames, {kind}",
-                    lambda t, n=count, kind=kind: t["fixed"][n][kind],
-                    lambda t, n=count: t["fixed"][n]["gmacs"],
-                )
-    line("cascade", lambda t: t["cascade"]["accuracy"], lambda t: t["cascade"]["gmacs"])
+                line(f"{count} frames, {kind}", lambda t, n=count: t["fixed"][n], kind)
+    line("cascade", lambda t: t["cascade"], "accuracy")
     for rule, name in {
         "stops_when_right": "oracle: goes on until it is right",
         "least_cost": f"oracle: least cost for the accuracy of {largest} frames",
     }.items():
-        line(
-            name,
-            lambda t, rule=rule: t["oracles"][rule]["accuracy"],
-            lambda t, rule=rule: t["oracles"][rule]["gmacs"],
-        )
+        line(name, lambda t, rule=rule: t["oracles"][rule], "accuracy")
     lines += ["", *_budget_table(found), "", _verdict(found)]
+    if timing is not None:
+        lines += ["", _verdict_on_time(mean, timing)]
     return "\n".join(lines) + "\n"
 
 
@@ -169,6 +175,25 @@ def _verdict(found: Sequence[Trial]) -> str:
     )
 
 
+def _verdict_on_time(mean: Trial, timing: str) -> str:
+    """What the chosen cascade and single counts take in milliseconds."""
+    largest, cascade = max(mean["fixed"]), mean["cascade"]
+    row = mean["fixed"][largest]
+    share = less_or_more(100 * (1 - cascade["ms"] / row["ms"]))
+    faster = {n: r["raw"] for n, r in mean["fixed"].items() if r["ms"] <= cascade["ms"]}
+    best = max(faster, key=faster.get, default=None)
+    text = (
+        f"In time, the chosen cascade takes {cascade['ms']:.3g} ms of the network per video in the "
+        f"mean, {largest} frames take {row['ms']:.3g} ms: {share}. "
+    )
+    if best is not None:
+        text += (
+            f"Of the single counts that take no longer than the cascade, {best} frames are the "
+            f"most accurate, with {faster[best]:.1f} % in {mean['fixed'][best]['ms']:.3g} ms. "
+        )
+    return f"{text}Latency: the forward passes of one video at a time; {timing}."
+
+
 def less_or_more(saved: float) -> str:
     """A share that is saved, in percent, in words: 17 is "17 % less", -5 is "5 % more"."""
     return f"{abs(saved):.0f} % {'more' if saved < -0.5 else 'less'}"
@@ -182,26 +207,24 @@ def _gain(row: dict[str, Any]) -> float:
     return row["cascade"]["accuracy"] - row["fixed"]["accuracy"]
 
 
-def _cell(
-    found: Sequence[Trial], value: Callable[[Trial], float], digits: int = 0, sign: str = ""
-) -> str:
-    """Mean and standard deviation: of percents, or of costs with so many digits."""
+def _cell(found: Sequence[Trial], value: Callable[[Trial], float], sign: str = "") -> str:
+    """Mean and standard deviation of percents."""
     values = [value(one) for one in found]
-    mean, deviation = statistics.mean(values), spread(values)
-    if digits:
-        return f"{mean:.{digits}g}"
-    return f"{mean:{sign}.1f}" + ("" if deviation is None else f" ± {deviation:.1f}")
+    deviation = spread(values)
+    shown = f"{statistics.mean(values):{sign}.1f}"
+    return shown if deviation is None else f"{shown} ± {deviation:.1f}"
 
 
 def _rows(found: Sequence[Trial]) -> list[tuple]:
     """Accuracy and cost of everything compared, a row each, for programs."""
     mean = mean_trial(found)
-    rows: list[tuple] = [("rule", "budget_gmacs", "accuracy", "accuracy_std", "gmacs")]
+    rows: list[tuple] = [("rule", "budget_gmacs", "accuracy", "accuracy_std", "gmacs", "ms")]
 
     def add(rule: str, budget: float | None, get: Callable[[Trial], dict], key: str) -> None:
         values = [get(one)[key] for one in found]
-        cost = statistics.mean(get(one)["gmacs"] for one in found)
-        rows.append((rule, budget, statistics.mean(values), spread(values), cost))
+        costs = get(mean)
+        accuracy = statistics.mean(values)
+        rows.append((rule, budget, accuracy, spread(values), costs["gmacs"], costs.get("ms")))
 
     for count, row in mean["fixed"].items():
         for kind in ("raw", "calibrated"):
@@ -224,48 +247,51 @@ def _rows(found: Sequence[Trial]) -> list[tuple]:
 
 
 def _figure(mean: Trial, path: Path) -> None:
-    """Accuracy against the mean cost of a video."""
-    figure = new_figure(7.2, 4.4)
-    axes = figure.subplots()
-    fixed = list(mean["fixed"].values())
-    calibrated = [row for row in fixed if "calibrated" in row]
-    least = min(row["gmacs"] for row in calibrated)
-    shown = [row for row in fixed if row["gmacs"] >= least]
-    _line(axes, shown, "raw", "single count", COLOURS[0], "o", "-")
-    _line(axes, calibrated, "calibrated", "single count, calibrated", COLOURS[5], "s", "none")
-    _line(axes, mean["curve"], "accuracy", "cascades within a budget", COLOURS[1], "", "-")
-    _line(axes, [mean["cascade"]], "accuracy", "chosen cascade", COLOURS[1], "D", "none")
-    for rule, name, marker in (
-        ("stops_when_right", "oracle: until it is right", "^"),
-        ("least_cost", "oracle: least cost, accuracy of the largest count", "v"),
+    """Accuracy against the mean cost of a video, and against its latency if it is known."""
+    costs = {"gmacs": "multiply-accumulates per video, mean (G)"}
+    if "ms" in mean["cascade"]:
+        costs["ms"] = "time of the network per video, mean (ms)"
+    figure = new_figure(7.2 if len(costs) == 1 else 11.0, 4.4)
+    for axes, (cost, label) in zip(
+        figure.subplots(1, len(costs), squeeze=False)[0], costs.items(), strict=True
     ):
-        _line(axes, [mean["oracles"][rule]], "accuracy", name, COLOURS[2], marker, "none")
-    axes.set_xlabel("multiply-accumulates per video, mean (G)")
-    axes.set_ylabel("top-1 accuracy (%)")
-    tidy(axes)
+        _draw(axes, mean, cost)
+        axes.set_xlabel(label)
+        axes.set_ylabel("top-1 accuracy (%)")
+        tidy(axes)
     add_legend(figure, *axes.get_legend_handles_labels())
     note = "cascades: sum of all stages that ran; fitted and tested on different videos"
     figure.supxlabel(note, fontsize=8.5, color=GREY)
     write_figure(figure, path)
 
 
-def _line(
-    axes: Axes,
-    rows: Sequence[dict[str, Any]],
-    key: str,
-    label: str,
-    colour: str,
-    marker: str,
-    style: str,
-) -> None:
-    axes.plot(
-        [row["gmacs"] for row in rows],
-        [row[key] for row in rows],
-        label=label,
-        color=colour,
-        marker=marker,
-        linestyle=style,
-        linewidth=1.8,
-        markersize=6,
-        markerfacecolor="white" if style == "-" else colour,
-    )
+def _draw(axes: Axes, mean: Trial, cost: str) -> None:
+    """Everything that is compared, against a cost."""
+    fixed = list(mean["fixed"].values())
+    calibrated = [row for row in fixed if "calibrated" in row]
+    least = min(row["gmacs"] for row in calibrated)
+    shown = [row for row in fixed if row["gmacs"] >= least]
+
+    def line(rows: Sequence[dict], key: str, label: str, colour: str, marker: str, style: str):
+        axes.plot(
+            [row[cost] for row in rows],
+            [row[key] for row in rows],
+            label=label,
+            color=colour,
+            marker=marker,
+            linestyle=style,
+            linewidth=1.8,
+            markersize=6,
+            markerfacecolor="white" if style == "-" else colour,
+        )
+
+    line(shown, "raw", "single count", COLOURS[0], "o", "-")
+    line(calibrated, "calibrated", "single count, calibrated", COLOURS[5], "s", "none")
+    curve = sorted(mean["curve"], key=lambda row: row[cost])
+    line(curve, "accuracy", "cascades within a budget", COLOURS[1], "", "-")
+    line([mean["cascade"]], "accuracy", "chosen cascade", COLOURS[1], "D", "none")
+    for rule, name, marker in (
+        ("stops_when_right", "oracle: until it is right", "^"),
+        ("least_cost", "oracle: least cost, accuracy of the largest count", "v"),
+    ):
+        line([mean["oracles"][rule]], "accuracy", name, COLOURS[2], marker, "none")

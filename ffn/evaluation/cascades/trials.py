@@ -33,6 +33,7 @@ def trial(
     predictions: Predictions,
     gmacs: Mapping[int, float],
     choose_fixed: Callable[[float], int] | None = None,
+    latencies: Mapping[int, float] | None = None,
 ) -> Trial:
     """Test a fitted cascade on other videos.
 
@@ -43,12 +44,14 @@ def trial(
         gmacs: of a video at each count that may be compared.
         choose_fixed: gives the best single count within a budget, chosen on the videos of the fit;
             None: the largest count of the fit within the budget.
+        latencies: milliseconds of a video at each count that may be compared, if they are known.
 
     Returns:
         Plain values. ``cascade``: the chosen one. ``fixed``: each count, ``raw`` and, for the
         counts of the fit, ``calibrated``. ``oracles``: see `oracles`. ``budgets``: accuracy
         of the best single count and of the best cascade within the cost of each count. ``curve``:
-        that of the cascades at evenly spaced budgets.
+        that of the cascades at evenly spaced budgets. All of them have their cost in ``gmacs`` and,
+        with ``latencies``, in ``ms``.
 
     Raises:
         ValueError: as `check_predictions`.
@@ -56,14 +59,19 @@ def trial(
     check_predictions(predictions, list(fit.gmacs))
     largest = max(fit.gmacs)
     counts = sorted(n for n in gmacs if n in predictions.logits and n <= largest)
-    fixed = {count: {"gmacs": gmacs[count], **_fixed(fit, predictions, count)} for count in counts}
+    costs = {"gmacs": gmacs} | ({"ms": latencies} if latencies else {})
+    fixed = {
+        count: {name: cost[count] for name, cost in costs.items()} | _fixed(fit, predictions, count)
+        for count in counts
+    }
     cascade, found = fit.cascade(chosen), fit.cascade(chosen).measure(predictions, gmacs)
     least, most = min(fit.gmacs.values()), fit.gmacs[largest]
 
     def at(budget: float) -> dict[str, Any]:
         point = fit.within(budget)
         measured = fit.cascade(point).measure(predictions, gmacs)
-        return {"stages": point.stages, "accuracy": measured.accuracy, "gmacs": measured.gmacs}
+        paid = {name: measured.cost(point.stages, cost) for name, cost in costs.items()}
+        return {"stages": point.stages, "accuracy": measured.accuracy, **paid}
 
     budgets = []
     for count in counts:
@@ -71,7 +79,8 @@ def trial(
             continue
         inside = max(n for n in fit.gmacs if gmacs[n] <= gmacs[count])
         best = choose_fixed(gmacs[count]) if choose_fixed else inside
-        single = {"frames": best, "accuracy": fixed[best]["raw"], "gmacs": gmacs[best]}
+        single = {"frames": best, "accuracy": fixed[best]["raw"]}
+        single |= {name: cost[best] for name, cost in costs.items()}
         budgets.append({"budget": gmacs[count], "fixed": single, "cascade": at(gmacs[count])})
     even = [least * (most / least) ** (n / (CURVE - 1)) for n in range(CURVE)]
     return {
@@ -82,10 +91,11 @@ def trial(
             "expected_accuracy": chosen.accuracy,
             "expected_gmacs": chosen.gmacs,
             **asdict(found),
+            **{name: found.cost(chosen.stages, cost) for name, cost in costs.items()},
             "saved": 100 * (1 - found.gmacs / most),
         },
         "fixed": fixed,
-        "oracles": oracles(cascade, predictions, gmacs, fixed[largest]["raw"]),
+        "oracles": oracles(cascade, predictions, costs, fixed[largest]["raw"]),
         "budgets": budgets,
         "curve": [{"budget": budget, **at(budget)} for budget in even],
         "videos": len(predictions.label),
@@ -94,7 +104,11 @@ def trial(
 
 
 def half_trials(
-    predictions: Predictions, frames: Sequence[int], gmacs: Mapping[int, float], choose: Choose
+    predictions: Predictions,
+    frames: Sequence[int],
+    gmacs: Mapping[int, float],
+    choose: Choose,
+    latencies: Mapping[int, float] | None = None,
 ) -> list[Trial]:
     """Fit on a random half of the videos and test on the other, both ways.
 
@@ -103,6 +117,7 @@ def half_trials(
         frames: counts to choose the stages from.
         gmacs: of a video at each count.
         choose: gives the cascade of a fit.
+        latencies: milliseconds of a video at each count, if they are known.
 
     Raises:
         ValueError: as :func:`fit_cascades`, or as ``choose``.
@@ -119,23 +134,26 @@ def half_trials(
         def best(budget: float, raw: dict[int, float] = raw) -> int:
             return max((n for n in raw if gmacs[n] <= budget), key=lambda n: (raw[n], -n))
 
-        trials.append(trial(fit, choose(fit), other, gmacs, best))
+        trials.append(trial(fit, choose(fit), other, gmacs, best, latencies))
     return trials
 
 
 def oracles(
-    cascade: Cascade, predictions: Predictions, gmacs: Mapping[int, float], target: float
+    cascade: Cascade,
+    predictions: Predictions,
+    costs: Mapping[str, Mapping[int, float]],
+    target: float,
 ) -> dict[str, dict[str, float]]:
     """Rules that know the labels, with the stages and calibrations of a cascade.
 
     Args:
         cascade: its thresholds do not matter.
         predictions: for videos with labels.
-        gmacs: of a video at each count.
+        costs: of a video at each count, by the name of the cost.
         target: accuracy in percent.
 
     Returns:
-        Accuracy and cost of ``stops_when_right``, which goes on until the answer is right or the
+        Accuracy and costs of ``stops_when_right``, which goes on until the answer is right or the
         stages end: a confidence that tells right from wrong without error. And of ``least_cost``,
         which also knows whether going on helps, and reaches the target, or else the largest
         accuracy: no rule that stops at one of these stages is as accurate for less.
@@ -144,20 +162,27 @@ def oracles(
     given = [seen.logits[count] for count in cascade.stages]
     answers = [cascade.probabilities(given[: n + 1]).argmax(1) for n in range(len(given))]
     right = torch.stack([answer == seen.label for answer in answers])  # (n, N)
-    total = list(itertools.accumulate(gmacs[count] for count in cascade.stages))
-    cost = torch.tensor(total, dtype=torch.float64)
     any_right, first = right.any(0), right.int().argmax(0)
-    until = cost[first.where(any_right, len(cost) - 1)]
+    until = first.where(any_right, len(given) - 1)  # (N,), index of the last stage
     videos = len(predictions.label)
     needed = min(int(any_right.sum()), -int(-target * videos / 100 // 1))
-    cheapest: Tensor = cost[first[any_right]].sort().values[:needed]
-    least = (cheapest.sum() + cost[0] * (len(seen.label) - needed)) / len(seen.label)
+    least = torch.zeros_like(first)
+    least[: int(any_right.sum())] = first[any_right].sort().values  # the order does not matter
+    least[needed:] = 0
+
+    def paid(stage: Tensor) -> dict[str, float]:
+        totals = {
+            name: list(itertools.accumulate(cost[count] for count in cascade.stages))
+            for name, cost in costs.items()
+        }
+        return {
+            name: float(torch.tensor(total, dtype=torch.float64)[stage].mean())
+            for name, total in totals.items()
+        }
+
     return {
-        "stops_when_right": {
-            "accuracy": 100 * int(any_right.sum()) / videos,
-            "gmacs": float(until.mean()),
-        },
-        "least_cost": {"accuracy": 100 * needed / videos, "gmacs": float(least)},
+        "stops_when_right": {"accuracy": 100 * int(any_right.sum()) / videos, **paid(until)},
+        "least_cost": {"accuracy": 100 * needed / videos, **paid(least)},
     }
 
 

@@ -157,19 +157,21 @@ def test_oracles_equal_an_exhaustive_search() -> None:
     stacks = [cascade.stages[: n + 1] for n in range(3)]
     found = [fit.calibrations[s]([few.logits[n] for n in s]).argmax(1) for s in stacks]
     cost = [0.5, 1.5, 3.5]
+    costs = {"gmacs": GMACS, "ms": {n: 10 * gmacs for n, gmacs in GMACS.items()}}
     for target in (30.0, 50.0, 60.0):
         least = min(
             sum(cost[s] for s in stages) / 7
             for stages in itertools.product(range(3), repeat=7)
             if sum(int(found[s][v] == few.label[v]) for v, s in enumerate(stages)) >= target * 0.07
         )
-        assert oracles(cascade, few, GMACS, target)["least_cost"]["gmacs"] == pytest.approx(least)
+        assert oracles(cascade, few, costs, target)["least_cost"]["gmacs"] == pytest.approx(least)
     until = []
     for video in range(7):
         right = [s for s in range(3) if found[s][video] == few.label[video]]
         until.append(cost[min(right, default=2)])
-    stops = oracles(cascade, few, GMACS, 50.0)["stops_when_right"]
+    stops = oracles(cascade, few, costs, 50.0)["stops_when_right"]
     assert stops["gmacs"] == pytest.approx(sum(until) / 7)
+    assert stops["ms"] == pytest.approx(10 * sum(until) / 7)
 
 
 def test_predictions_that_cannot_have_a_cascade_are_refused() -> None:
@@ -263,8 +265,39 @@ def test_a_report_has_the_numbers_of_its_trials(tmp_path) -> None:
     deviation = abs(values[0] - values[1]) / 2**0.5
     assert f"| cascade | {sum(values) / 2:.1f} ± {deviation:.1f} |" in text
     lines = files[2].read_text().splitlines()
-    assert lines[0] == "rule,budget_gmacs,accuracy,accuracy_std,gmacs"
+    assert lines[0] == "rule,budget_gmacs,accuracy,accuracy_std,gmacs,ms"
     raw = [trials[0]["fixed"][8]["raw"] for trials in networks.values()]
     row = next(line for line in lines if line.startswith('"8 frames, raw"'))
     assert float(row.split(",")[3]) == pytest.approx(sum(raw) / 2)
     assert files[3].read_bytes()[:4] == b"\x89PNG"
+
+
+def test_a_report_with_latencies(tmp_path) -> None:
+    """The time of a cascade is that of all its stages; a large fixed cost makes it slower."""
+    latencies = {n: 10.0 + n for n in GMACS}
+    fit = fitted()
+    point = next(p for p in fit.points if len(p.stages) == 3)
+    one = trial(fit, point, OTHER, GMACS, latencies=latencies)
+
+    totals = torch.tensor([12.0, 26.0, 44.0])  # of stages 2, 4 and 8
+    stage = fit.cascade(point).run(OTHER.logits).stage
+    assert one["cascade"]["ms"] == pytest.approx(float(totals[stage].mean()))
+    assert {n: row["ms"] for n, row in one["fixed"].items()} == latencies
+    for row in one["budgets"]:
+        assert row["fixed"]["ms"] == latencies[row["fixed"]["frames"]]
+    for row in one["curve"]:
+        shares = fit.cascade(fit.within(row["budget"])).measure(OTHER, GMACS)
+        assert row["ms"] == pytest.approx(shares.cost(row["stages"], latencies))
+
+    files = save_report({"net": [one]}, tmp_path / "out", "how", "fused, fp32, a machine")
+    assert json.loads(files[0].read_text())["timing"] == "fused, fp32, a machine"
+    text = files[1].read_text()
+    assert "| less than the largest count | ms |" in text
+    assert f"the chosen cascade takes {one['cascade']['ms']:.3g} ms" in text
+    assert "8 frames take 18 ms" in text
+    assert "fused, fp32, a machine." in text
+    row = next(x for x in files[2].read_text().splitlines() if x.startswith('"8 frames, raw"'))
+    assert row.endswith(",18.0")
+    without = trial(fit, point, OTHER, GMACS)
+    with pytest.raises(ValueError, match="only some of them have latencies"):
+        save_report({"net": [one], "other": [without]}, tmp_path / "both", "how")
