@@ -316,7 +316,11 @@ def _parser() -> argparse.ArgumentParser:
     fit.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_imports_argument(fit)
     fit.set_defaults(run=_fit)
+    _add_report(commands)
+    return parser
 
+
+def _add_report(commands: argparse._SubParsersAction) -> None:
     report = commands.add_parser(
         "report",
         help="test a fitted cascade, or cascades of several seeds",
@@ -353,7 +357,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     report.add_argument("--overwrite", action="store_true", help="replace existing files")
     report.set_defaults(run=_report)
-    return parser
 
 
 def _add_predictions(parser: argparse.ArgumentParser, several: str) -> None:

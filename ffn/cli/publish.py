@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -15,11 +16,28 @@ if TYPE_CHECKING:
     from torch import nn
 
     from ffn.evaluation import Sweep
+    from ffn.zoo import WeightRecord
 
 
 @program("publish", "the same command starts again")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Parse, read, write; returns the exit status."""
+    parser = _parser()
+    given = parser.parse_args(arguments)
+    if given.private and not given.hub:
+        parser.error("--private needs --hub")
+
+    from ffn.zoo import WeightsError
+
+    try:
+        load_imports(given)
+        _publish(given)
+    except (ValueError, OSError, ImportError, WeightsError) as error:
+        return fail("publish", error)
+    return 0
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog=called_as("publish"),
         description="Write a training checkpoint as NAME.safetensors and its record NAME.yaml "
@@ -41,47 +59,47 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--private", action="store_true", help="in a private repository")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
     add_imports_argument(parser)
-    given = parser.parse_args(arguments)
-    if given.private and not given.hub:
-        parser.error("--private needs --hub")
+    return parser
 
+
+def _publish(given: argparse.Namespace) -> None:
+    from ffn.zoo import cascade_path, load_with_record, push_to_hub, save_weights
+
+    model, record = load_with_record(given.checkpoint)
+    path = Path(given.output) / f"{given.name}.safetensors"
+    cascade, kept = _cascade_of(given.checkpoint, model), cascade_path(path)
+    if cascade is not None:
+        refuse_existing(kept, given.overwrite)
+    written = save_weights(model, path, _meta(given, record), overwrite=given.overwrite)
+    print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
+    if cascade is not None:
+        with atomic_write(kept) as file:
+            file.write(cascade.read_bytes())
+        print(f"{kept}: its cascade")
+    if given.hub:
+        options = {"private": given.private, "overwrite": given.overwrite}
+        print(push_to_hub(path, given.hub, **options))
+
+
+def _meta(given: argparse.Namespace, record: WeightRecord) -> dict[str, Any]:
+    """The record to write: that of the checkpoint, with what the command gives."""
     from ffn.evaluation import load_table
-    from ffn.zoo import WeightsError, cascade_path, load_with_record, push_to_hub, save_weights
 
-    try:
-        load_imports(given)
-        model, record = load_with_record(given.checkpoint)
-        metrics = record.metrics
-        if given.results:
-            sweep = _sweep_of(given.checkpoint, given.results, load_table(given.results))
-            metrics = {
-                row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
-                for row in sweep.rows
-            }
-        meta = record.to_dict() | {
-            "name": given.name,
-            "metrics": metrics,
-            "origin": "measured" if metrics else None,
-            "source": given.source,
-            "licence": given.licence,
-            "config": without_places(record.config),
+    metrics = record.metrics
+    if given.results:
+        sweep = _sweep_of(given.checkpoint, given.results, load_table(given.results))
+        metrics = {
+            row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
+            for row in sweep.rows
         }
-        path = Path(given.output) / f"{given.name}.safetensors"
-        cascade, kept = _cascade_of(given.checkpoint, model), cascade_path(path)
-        if cascade is not None:
-            refuse_existing(kept, given.overwrite)
-        written = save_weights(model, path, meta, overwrite=given.overwrite)
-        print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
-        if cascade is not None:
-            with atomic_write(kept) as file:
-                file.write(cascade.read_bytes())
-            print(f"{kept}: its cascade")
-        if given.hub:
-            options = {"private": given.private, "overwrite": given.overwrite}
-            print(push_to_hub(path, given.hub, **options))
-    except (ValueError, OSError, ImportError, WeightsError) as error:
-        return fail("publish", error)
-    return 0
+    return record.to_dict() | {
+        "name": given.name,
+        "metrics": metrics,
+        "origin": "measured" if metrics else None,
+        "source": given.source,
+        "licence": given.licence,
+        "config": without_places(record.config),
+    }
 
 
 def _cascade_of(checkpoint: str, model: nn.Module) -> Path | None:
