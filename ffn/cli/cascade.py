@@ -193,7 +193,6 @@ def _report(given: argparse.Namespace) -> None:
         refuse_existing(stem.with_name(stem.name + suffix), given.overwrite)
     _refuse(given)
     make_writable(stem.parent)
-    load_imports(given)
     networks, how, timing = _of_file(given) if given.cascade else _on_halves(given)
     print(markdown([mean_trial(trials) for trials in networks.values()], how, timing))
     for file in save_report(networks, stem, how, timing):
@@ -209,7 +208,7 @@ def _refuse(given: argparse.Namespace) -> None:
                 "counts to choose from, and --results, a results.json with their cost"
             )
         return
-    for name in ("frames", "results", "accuracy", "budget_gmacs", "earlier"):
+    for name in ("frames", "accuracy", "budget_gmacs", "earlier"):
         if getattr(given, name) is not None:
             option = name.replace("_", "-")
             raise ValueError(f"--{option} is for a report without --cascade; leave one of them out")
@@ -232,49 +231,46 @@ def _of_file(given: argparse.Namespace) -> tuple[dict, str, str | None]:
     file.check_new(predictions.paths)
     how = f"{file.network}, fitted to {file.fit.videos:,} videos, tested on "
     how += f"{len(predictions.label):,} others"
-    latencies, timing = _latencies(given, [*file.fit.gmacs], {file.weights_sha256})
+    latencies, timing = None, None
+    if given.results is not None:
+        _, latencies, timing = _costs(given.results, [*file.fit.gmacs])
+        if latencies is None:
+            raise ValueError(f"{given.results} has no latencies; test without --no-latency")
     found = trial(file.fit, file.chosen, predictions, file.fit.gmacs, latencies=latencies)
     return {file.network: [found]}, how, timing
 
 
-def _latencies(
-    given: argparse.Namespace, counts: Sequence[int], digests: set[str | None]
-) -> tuple[dict[int, float] | None, str | None]:
-    """Latencies of --timed, and how they were measured; its weights must be among those tested."""
-    if given.timed is None:
-        return None, None
-    from ffn.devices import describe_device
-    from ffn.serve import Predictor
-    from ffn.zoo import state_sha256
+def _costs(
+    path: str, counts: Sequence[int]
+) -> tuple[dict[int, float], dict[int, float] | None, str | None]:
+    """Cost of a results.json at each count: GMACs, milliseconds, and how these were measured.
 
-    predictor = Predictor(given.timed)
-    digest = state_sha256(predictor.model.state_dict())
-    if digest not in digests and None not in digests:
-        raise ValueError(
-            f"--timed {given.timed} has weights with SHA-256 {digest[:12]}…, which are not among "
-            "those of the predictions; give one of their networks"
-        )
-    latencies = predictor.latencies(counts)
-    return latencies, f"{predictor.network}, {describe_device(predictor.device)}"
+    Raises:
+        ValueError: it is no such file, or a count was not tested.
+    """
+    from ffn.evaluation import load_table
+    from ffn.evaluation.report import timing
+
+    sweep = load_table(path)[0]
+    gmacs = {row.frames: row.gmacs for row in sweep.rows}
+    missing = [n for n in counts if n not in gmacs]
+    if missing:
+        raise ValueError(f"{path} has no cost at {missing[0]} frames; test this count too")
+    if any(row.latency_ms is None for row in sweep.rows):
+        return gmacs, None, None
+    return gmacs, {row.frames: row.latency_ms for row in sweep.rows}, timing(sweep)
 
 
 def _on_halves(given: argparse.Namespace) -> tuple[dict, str, str | None]:
     """The trials of several networks, each fitted on half of its videos."""
-    from ffn.evaluation import load_table
     from ffn.evaluation.cascades.report import load_report
     from ffn.evaluation.cascades.trials import half_trials
 
-    sweep = load_table(given.results)[0]
-    gmacs = {row.frames: row.gmacs for row in sweep.rows}
-    missing = [n for n in given.frames if n not in gmacs]
-    if missing:
-        raise ValueError(f"{given.results} has no cost at {missing[0]} frames; test this count too")
+    gmacs, latencies, timing = _costs(given.results, given.frames)
     earlier = load_report(Path(given.earlier)) if given.earlier else {}
     found: dict[str, list] = {name: [one] for name, one in earlier.items()}
-    tested = [_load(path) for path in given.predictions]
-    counts = [n for n in gmacs if n <= max(given.frames)]
-    latencies, timing = _latencies(given, counts, {one.weights_sha256 for one in tested})
-    for predictions in tested:
+    for path in given.predictions:
+        predictions = _load(path)
         if predictions.name in found:
             where = "--earlier and --predictions have" if predictions.name in earlier else ""
             raise ValueError(
@@ -334,7 +330,8 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
     report.add_argument(
         "--results",
         metavar="RESULTS.json",
-        help=f"file of {command('test')} with the cost at each count; without --cascade only",
+        help=f"file of {command('test')} with the cost at each count; with --cascade, for its "
+        "latencies",
     )
     report.add_argument(
         "--earlier",
@@ -342,13 +339,6 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
         help="an earlier report with the same options; its networks are added; without --cascade "
         "only",
     )
-    report.add_argument(
-        "--timed",
-        metavar="WEIGHTS",
-        help="also report the time of the network, measured here with these weights, as of "
-        f"{command('predict')}, one video at a time; any of the networks",
-    )
-    add_imports_argument(report)
     report.add_argument(
         "--output",
         required=True,

@@ -260,6 +260,12 @@ def _comparison(sweeps: Sequence[Sweep]) -> Table:
     return table
 
 
+def timing(sweep: Sweep) -> str:
+    """How latencies were measured, e.g. "fused, bf16, on NVIDIA H200"."""
+    how = [word for word in ("fused", "compiled") if sweep.measured.get(word)]
+    return f"{', '.join([*how, sweep.measured['precision']])}, on {sweep.measured['device']}"
+
+
 def _table(sweep: Sweep) -> Table:
     """The console table of one network."""
     height, width = sweep.crop
@@ -268,10 +274,7 @@ def _table(sweep: Sweep) -> Table:
         f"{sweep.params / 1e6:.2f} M in total"
     )
     if any(row.latency_ms is not None for row in sweep.rows):
-        how = [word for word in ("fused", "compiled") if sweep.measured.get(word)]
-        how.append(sweep.measured["precision"])
-        device = escape(sweep.measured["device"])
-        caption += f"; median latency of one clip, {', '.join(how)}, on {device}"
+        caption += f"; median latency of one clip, {escape(timing(sweep))}"
     table = Table(
         title=f"{escape(sweep.name)}, {height} x {width} pixels, {sweep.protocol} clips x crops",
         caption=caption,

@@ -194,15 +194,9 @@ class Budget:
                 self._macs[count] = sum(count_macs(self._on_meta, clip).values()) / 1e9
             return self._macs[count]
 
-    def latencies(self, counts: Sequence[int] | None = None) -> dict[int, float]:
-        """Milliseconds of a forward pass at counts, measured or from the file.
-
-        Args:
-            counts: default: the trained ones, and the smallest and the largest.
-        """
+    def latencies(self) -> dict[int, float]:
+        """Milliseconds of a forward pass at each trained count, measured or from the file."""
         with self._measuring:  # two measurements at once would disturb each other
-            if counts is not None:
-                return self._measure(sorted({*counts}))
             if self._latencies is None:
                 ends = {self.counts[0], self.counts[-1]}
                 self._latencies = self._measure(sorted({*self.trained, *ends}))

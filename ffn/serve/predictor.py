@@ -134,16 +134,13 @@ class Predictor:
         """Giga multiply-accumulates of a forward pass for one clip of so many frames."""
         return self._budget.gmacs(frames)
 
-    def latencies(self, frames: Sequence[int] | None = None) -> dict[int, float]:
+    def latencies(self) -> dict[int, float]:
         """Milliseconds of a forward pass of one clip, by number of frames, for budgets of time.
 
-        They are measured once for a device, a network and a precision, and kept in ``FFN_HOME``.
-
-        Args:
-            frames: numbers of frames; default: the trained counts, and the smallest and the largest
-                of `counts`.
+        They are measured at the trained counts, and the smallest and the largest of `counts`, once
+        for a device, a network and a precision, and kept in ``FFN_HOME``.
         """
-        return self._budget.latencies(frames)
+        return self._budget.latencies()
 
     @property
     def counts(self) -> list[int]:

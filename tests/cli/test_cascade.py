@@ -85,16 +85,20 @@ def test_fit_and_report(
     assert "net.s0, fitted to 120 videos, tested on 90 others" in capsys.readouterr().out
     assert main([*report, "--predictions", str(new)]) == 2
     assert "--overwrite" in capsys.readouterr().err
-    timed = [*report, "--overwrite", "--predictions", str(new), "--timed"]
-    assert main([*timed, str(weights)]) == 0
+    rows = tuple(Row(n, n, 5.0, 9.0, 5.0, GMACS[n], 1000, 10.0 + n, 90, 0) for n in GMACS)
+    how = {"fused": True, "precision": "bf16", "device": "a machine"}
+    timed = save_table([Sweep("net.s0", None, 1000, (8, 8), rows, (), how)], tmp_path / "t")[1]
+    untimed = [replace(row, latency_ms=None) for row in rows]
+    without = save_table([Sweep("net.s0", None, 1000, (8, 8), untimed, (), how)], tmp_path / "u")[1]
+    more = ["--overwrite", "--predictions", str(new), "--results"]
+    assert main([*report, *more, str(timed)]) == 0
     shown = capsys.readouterr().out
     assert "| less than the largest count | ms |" in shown
     content = json.loads((tmp_path / "out/report.json").read_text())
-    assert content["timing"].startswith("fused, ")
-    assert content["mean"]["fixed"]["8"]["ms"] > 0
-    other = save_network(tmp_path / "other.safetensors", spread=0.1)
-    assert main([*timed, str(other)]) == 2
-    assert "not among those of the predictions" in capsys.readouterr().err
+    assert content["timing"] == "fused, bf16, on a machine"
+    assert content["mean"]["fixed"]["8"]["ms"] == 18.0
+    assert main([*report, *more, str(without)]) == 2
+    assert "has no latencies; test without --no-latency" in capsys.readouterr().err
     assert main([*report, "--overwrite", "--predictions", str(seen)]) == 2
     assert "120 of 120 videos are among the 120" in capsys.readouterr().err
 
