@@ -13,6 +13,8 @@ import torch
 from serve_files import CLASSES, PREPROCESSING, save_network, write_video
 
 from ffn.cli.predict import main
+from ffn.datasets.synthetic import CLASSES as CLASS_NAMES
+from ffn.datasets.synthetic import draw
 from ffn.evaluation import Predictions
 from ffn.evaluation.cascades.calibration import fit_calibration
 from ffn.evaluation.cascades.file import CascadeFile, path_digests
@@ -225,6 +227,14 @@ def test_a_cascade_that_is_kept_with_its_weights(
     save_network(kept, spread=0.3)  # trained on: the cascade is not that of these weights
     with pytest.raises(ValueError, match="Fit a cascade to these weights"):
         Predictor(kept, precision="fp32")(films[0], frames="cascade")
+
+
+def test_the_cascade_that_ships() -> None:
+    film = draw(CLASS_NAMES[0], size=24, frames=40, rng=np.random.default_rng(0))
+    predictor = Predictor("tsm_tiny.motion_any_f2_20", precision="fp32")
+    prediction = predictor(film, frames="cascade")
+    assert prediction.frames in (6, 12)
+    assert prediction.why.startswith("cascade: 6 frames 0.")
 
 
 def test_a_cascade_is_for_whole_videos(predictor, plain, films) -> None:

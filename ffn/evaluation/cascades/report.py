@@ -252,21 +252,21 @@ def _figure(mean: Trial, path: Path) -> None:
     if "ms" in mean["cascade"]:
         costs["ms"] = "time of the network per video, mean (ms)"
     figure = new_figure(7.2 if len(costs) == 1 else 11.0, 4.4)
-    for axes, (cost, label) in zip(
-        figure.subplots(1, len(costs), squeeze=False)[0], costs.items(), strict=True
-    ):
+    panels = figure.subplots(1, len(costs), squeeze=False)[0]
+    for axes, (cost, label) in zip(panels, costs.items(), strict=True):
         _draw(axes, mean, cost)
         axes.set_xlabel(label)
         axes.set_ylabel("top-1 accuracy (%)")
         tidy(axes)
-    add_legend(figure, *axes.get_legend_handles_labels())
+    add_legend(figure, *panels[0].get_legend_handles_labels())
     note = "cascades: sum of all stages that ran; fitted and tested on different videos"
     figure.supxlabel(note, fontsize=8.5, color=GREY)
     write_figure(figure, path)
 
 
 def _draw(axes: Axes, mean: Trial, cost: str) -> None:
-    """Everything that is compared, against a cost."""
+    """Everything that is compared, against a cost; joined by lines where the cost grows evenly."""
+    joined = "-" if cost == "gmacs" else "none"
     fixed = list(mean["fixed"].values())
     calibrated = [row for row in fixed if "calibrated" in row]
     least = min(row["gmacs"] for row in calibrated)
@@ -282,13 +282,13 @@ def _draw(axes: Axes, mean: Trial, cost: str) -> None:
             linestyle=style,
             linewidth=1.8,
             markersize=6,
-            markerfacecolor="white" if style == "-" else colour,
+            markerfacecolor="white" if marker == "o" else colour,
         )
 
-    line(shown, "raw", "single count", COLOURS[0], "o", "-")
+    line(shown, "raw", "single count", COLOURS[0], "o", joined)
     line(calibrated, "calibrated", "single count, calibrated", COLOURS[5], "s", "none")
-    curve = sorted(mean["curve"], key=lambda row: row[cost])
-    line(curve, "accuracy", "cascades within a budget", COLOURS[1], "", "-")
+    dots = "" if joined == "-" else "."
+    line(mean["curve"], "accuracy", "cascades within a budget", COLOURS[1], dots, joined)
     line([mean["cascade"]], "accuracy", "chosen cascade", COLOURS[1], "D", "none")
     for rule, name, marker in (
         ("stops_when_right", "oracle: until it is right", "^"),
