@@ -132,6 +132,6 @@ def _scale_cost(axes: Axes, costs: Sequence[float]) -> None:
 
     axes.set_xscale("log")
     narrow = max(costs) < 30 * min(costs)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7) if narrow else (1,)))
+    axes.xaxis.set_major_locator(LogLocator(subs=(1, 2, 3, 5) if narrow else (1,)))
     axes.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axes.xaxis.set_minor_locator(NullLocator())
