@@ -123,7 +123,9 @@ def test_views_in_sequence_save_a_third_of_the_memory_for_no_time() -> None:
 def test_the_table_of_cascades() -> None:
     """Its rows are those of the reports, which a tool has written."""
     names = ("cascade_motion.md", "cascade_motion_any_count.md")
-    reports = [(ROOT / "model_zoo/results" / name).read_text().splitlines() for name in names]
+    reports = [(ROOT / "model_zoo/results" / name).read_text() for name in names]
+    # The page leaves out the column of milliseconds.
+    reports = [re.sub(r"( \d+ % \|) [\d.]+ \|", r"\1", text).splitlines() for text in reports]
     text = (ROOT / "docs/cascade.md").read_text().splitlines()
     rows = [line for line in text if line.startswith("| ") and "%" in line and " frames" in line]
     rows += [line for line in text if line.startswith("| cascade |")]

@@ -320,7 +320,10 @@ def _read_file(path: Path) -> list[tuple[str, str, Any]]:
             f"{path} is not valid YAML: {error}; check brackets, quotes and indentation"
         ) from error
     if loaded is not None and not isinstance(loaded, dict):
-        raise ConfigError(f"{path} holds no options; expected YAML with keys such as train.epochs")
+        raise ConfigError(
+            f"{path}: line 1: the file holds no options; expected YAML with keys such as "
+            "train.epochs"
+        )
     lines = key_lines(text)
     return [
         (f"{path}: line {lines.get(key) or lines.get(key.partition('.')[0], 1)}", key, value)
