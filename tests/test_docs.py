@@ -132,3 +132,22 @@ def test_the_table_of_cascades() -> None:
 
     assert len(rows) >= 10
     assert {row for row in rows if "rule" not in row} <= {*reports[0], *reports[1]}
+
+
+@pytest.mark.parametrize(
+    ("label", "network"),
+    [
+        ("`own_motions.yaml`", "any_count"),
+        ("16 frames alone", "plain_16"),
+        ("8 frames alone", "plain_8"),
+        ("4 frames alone", "plain_4"),
+    ],
+)
+def test_the_table_of_own_motions(label: str, network: str) -> None:
+    text = (ROOT / "docs/fine_tuning.md").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {label} |"))
+    content = json.loads((ROOT / "model_zoo/results/own_motions_motion6.json").read_text())
+    rows = {row["frames"]: row["top1"]["mean"] for row in content["networks"][network]["rows"]}
+    shown = [float(cell) for cell in line.removeprefix(f"| {label} |").strip(" |").split("|")]
+
+    assert shown == pytest.approx([rows[n] for n in (2, 4, 6, 8, 12, 16, 20)], abs=0.0501)
