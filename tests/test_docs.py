@@ -151,3 +151,41 @@ def test_the_table_of_own_motions(label: str, network: str) -> None:
     shown = [float(cell) for cell in line.removeprefix(f"| {label} |").strip(" |").split("|")]
 
     assert shown == pytest.approx([rows[n] for n in (2, 4, 6, 8, 12, 16, 20)], abs=0.0501)
+
+
+def test_what_pages_say_of_own_motions() -> None:
+    found = {}
+    for stem in ("motion6", "reps6"):
+        content = json.loads((ROOT / f"model_zoo/results/own_motions_{stem}.json").read_text())
+        for name, network in content["networks"].items():
+            found[stem, name] = {row["frames"]: row for row in network["rows"]}
+    ours, plain = found["motion6", "any_count"], found["motion6", "plain_16"]
+    gain = {n: f"{ours[n]['top1']['mean'] - plain[n]['top1']['mean']:.0f}" for n in (2, 4)}
+    shuffled = [row["top1_shuffled"]["mean"] for n, row in ours.items() if n > 1]
+    reps, alone = (found["reps6", name][16] for name in ("any_count", "plain_16"))
+    tuning, any_count, readme = (
+        " ".join((ROOT / name).read_text().split())
+        for name in ("docs/fine_tuning.md", "docs/any_count.md", "README.md")
+    )
+
+    assert f"is {gain[4]} points above the network at 16 frames" in tuning
+    assert f"and {gain[2]} if they see 2" in tuning
+    assert f"it has {min(shuffled):.0f} to {max(shuffled):.0f} %" in tuning
+    direction = f"{reps['class_groups']['mean']:.1f} %"
+    assert f"({reps['top1']['mean']:.0f} % at 16 frames)" in tuning
+    assert f"{direction} (separate network: {alone['class_groups']['mean']:.1f} %" in tuning
+    assert f"is {gain[4]} and {gain[2]} points above" in any_count
+    at = {n: f"{ours[n]['top1']['mean']:.0f} %" for n in (4, 16)}
+    assert f"{at[16]} on 345 real clips of six motions at 16 frames, {at[4]} at 4" in readme
+
+
+def test_what_the_page_says_of_cascades_in_time() -> None:
+    text = " ".join((ROOT / "docs/cascade.md").read_text().split())
+    for name, single, sentence in (
+        ("cascade_motion_any_count", 12, "the cascade takes {cascade} ms of the network per video"),
+        ("cascade_real_clips", 11, "the cascade takes {cascade} ms, and 11 frames have"),
+    ):
+        mean = json.loads((ROOT / f"model_zoo/results/{name}.json").read_text())["mean"]
+        row = mean["fixed"][str(single)]
+        assert sentence.format(cascade=f"{mean['cascade']['ms']:.2f}") in text
+        assert f"{row['raw']:.1f} % in {row['ms']:.2f} ms" in text

@@ -276,10 +276,8 @@ def _parser() -> argparse.ArgumentParser:
     infer = add("infer", _infer, "clips", f"{passes} ONNX Runtime")
     forms = "single layers: the form that networks of ffn run, and others with the same outputs"
     layers = add("layers", _layers, "calls", forms)
-    trees = (
-        "this version with an earlier one, in processes of their own: training steps, or forward"
-    )
-    versions = add("versions", _versions, "videos", f"{trees} passes")
+    trees = "this version with an earlier one, in own processes: training steps, or forward passes"
+    versions = add("versions", _versions, "videos", trees)
     samples = "training samples: one decode for all views or one per view, video formats, data"
     data = add("data", _data, "samples", f"{samples} loader workers")
 

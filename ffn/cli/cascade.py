@@ -267,7 +267,12 @@ def _on_halves(given: argparse.Namespace) -> tuple[dict, str, str | None]:
     from ffn.evaluation.cascades.trials import half_trials
 
     gmacs, latencies, timing = _costs(given.results, given.frames)
-    earlier = load_report(Path(given.earlier)) if given.earlier else {}
+    earlier, then = load_report(Path(given.earlier)) if given.earlier else ({}, timing)
+    if then != timing:
+        raise ValueError(
+            f"latencies of {given.earlier}: {then or 'none'}; of {given.results}: "
+            f"{timing or 'none'}. Give --results whose latencies were measured in the same way"
+        )
     found: dict[str, list] = {name: [one] for name, one in earlier.items()}
     for path in given.predictions:
         predictions = _load(path)

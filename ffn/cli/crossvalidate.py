@@ -78,13 +78,9 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
             print(f"warning: {note}", file=sys.stderr)
         write_plan(folder, clips, fold_of, config, given)
         runs = [(seed, fold) for seed in seeds for fold in range(given.folds)]
-        jobs = {}
-        for seed, fold in runs:
-            job = fold_job(
-                folder, config, seed, fold, frames, shuffled=given.shuffled, device=given.device
-            )
-            if job is not None:
-                jobs[job.name] = (job, seed, fold)
+        options = {"shuffled": given.shuffled, "device": given.device}
+        found = [(fold_job(folder, config, *run, frames, **options), *run) for run in runs]
+        jobs = {job.name: (job, *run) for job, *run in found if job is not None}
         if given.start_from and jobs:
             start = Path(given.start_from)
             check_start(folder, start, [(seed, fold) for _, seed, fold in jobs.values()])

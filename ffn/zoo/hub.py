@@ -142,7 +142,8 @@ def _fetch(name: str, repo: str, file: str, **options: Any) -> Path:
         if not is_offline():
             cause = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
             why = f"there is no connection to the Hub: {cause}"
-        raise WeightsError(f"{name} is not in {home() / 'hub'}, and {why}") from error
+        what = name if file == RECORD else f"{file} of {name}"
+        raise WeightsError(f"{what} is not in {home() / 'hub'}, and {why}") from error
     except huggingface_hub.errors.EntryNotFoundError as error:
         raise _MissingError(
             f"{name} has no weights of ffn: expected the files {WEIGHTS} and {RECORD}, as "

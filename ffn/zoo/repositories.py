@@ -87,7 +87,12 @@ def push_to_hub(
             if cascade is not None:
                 shutil.copyfile(cascade, Path(folder, CASCADE))
             write_text(Path(folder, CARD), model_card(saved, repo, cascade=cascade is not None))
-            api.upload_folder(repo_id=repo, folder_path=folder, commit_message=message)
+            api.upload_folder(
+                repo_id=repo,
+                folder_path=folder,
+                commit_message=message,
+                delete_patterns=[CASCADE],  # that of earlier weights
+            )
     except (
         huggingface_hub.errors.HfHubHTTPError,
         huggingface_hub.errors.HFValidationError,

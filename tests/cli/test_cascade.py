@@ -145,6 +145,9 @@ def test_a_report_on_seeds_fits_on_halves(
     rows = tuple(Row(n, n, 50.0, 90.0, 50.0, GMACS[n], 1000, None, 80, 0) for n in GMACS)
     sweep = Sweep("net.s0", None, 1000, (8, 8), rows, (), {})
     results = save_table([sweep], tmp_path)[1]
+    rows = tuple(replace(row, latency_ms=1.0) for row in rows)
+    how = {"precision": "fp32", "device": "a machine"}
+    timed = save_table([replace(sweep, rows=rows, measured=how)], tmp_path / "timed")[1]
     given = ["report", "--predictions", *map(str, files), "--output", str(tmp_path / "seeds")]
     more = ["--results", str(results), "--frames", "2", "8"]
 
@@ -174,6 +177,7 @@ def test_a_report_on_seeds_fits_on_halves(
         ([*given, *more, "--earlier", str(tmp_path / "one.json")], "the network net.s0 twice"),
         ([*given, *more, "--earlier", str(results)], "is not a report on cascades; expected the"),
         ([*rest, *more[:2], "--frames", "2", "4", "8"], "tested at different frame counts"),
+        ([*rest, "--results", str(timed), *more[2:]], "one.json: none; of "),
         (given, "give --frames, the counts to choose from, and --results"),
         ([*given, "--cascade", "x", "--frames", "2"], "--frames is for a report without --cascade"),
         ([*given, "--cascade", "x"], "--cascade belongs to one network; got 2 files"),

@@ -171,7 +171,11 @@ class Api:
     def file_exists(self, repo_id: str, filename: str) -> bool:
         return (self.root / repo_id / filename).exists()
 
-    def upload_folder(self, *, repo_id: str, folder_path: str, commit_message: str) -> None:
+    def upload_folder(
+        self, *, repo_id: str, folder_path: str, commit_message: str, delete_patterns: list[str]
+    ) -> None:
+        for name in delete_patterns:
+            (self.root / repo_id / name).unlink(missing_ok=True)
         shutil.copytree(folder_path, self.root / repo_id, dirs_exist_ok=True)
 
 
@@ -223,6 +227,10 @@ def test_a_cascade_is_published_with_its_weights(hub, api, tmp_path) -> None:
     assert found.name == "model.cascade.safetensors"
     assert found.read_bytes() == b"a cascade"
     assert 'predictor("video.mp4", frames="cascade")' in (hub.folder / "README.md").read_text()
+
+    cascade_path(path).unlink()
+    ffn.push_to_hub(path, "me/net", overwrite=True)
+    assert not (hub.folder / found.name).exists()
 
 
 def test_the_model_card(tmp_path) -> None:

@@ -49,16 +49,6 @@ class Measured:
     frames: float
     shares: tuple[float, ...]
 
-    def cost(self, stages: Sequence[int], costs: Mapping[int, float]) -> float:
-        """Mean over the videos of the sum over the stages that ran.
-
-        Args:
-            stages: of the cascade.
-            costs: of a video at each of them.
-        """
-        totals = itertools.accumulate(costs[count] for count in stages)
-        return sum(a * b for a, b in zip(self.shares, totals, strict=True)) / 100
-
 
 @dataclass(frozen=True)
 class Cascade:
@@ -118,15 +108,26 @@ class Cascade:
         seen = decoded(predictions)
         answers = self.run(seen.logits)
         right = answers.probabilities.argmax(1) == seen.label
-        share = torch.bincount(answers.stage, minlength=len(self.stages)).double() / len(seen.label)
-        costs = itertools.accumulate(gmacs[count] for count in self.stages)
-        frames = itertools.accumulate(self.stages)
+        answered = torch.bincount(answers.stage, minlength=len(self.stages)).double()
+        shares = tuple((100 * answered / len(seen.label)).tolist())
         return Measured(
             100 * int(right.sum()) / len(predictions.label),
-            sum(a * b for a, b in zip(share.tolist(), costs, strict=True)),
-            sum(a * b for a, b in zip(share.tolist(), frames, strict=True)),
-            tuple((100 * share).tolist()),
+            mean_cost(self.stages, shares, gmacs),
+            mean_cost(self.stages, shares, {count: count for count in self.stages}),
+            shares,
         )
+
+
+def mean_cost(stages: Sequence[int], shares: Sequence[float], costs: Mapping[int, float]) -> float:
+    """Mean over videos of the sum over the stages that ran.
+
+    Args:
+        stages: of a cascade.
+        shares: of the videos that each stage answers, in percent.
+        costs: of a video at each stage.
+    """
+    totals = itertools.accumulate(costs[count] for count in stages)
+    return sum(a * b for a, b in zip(shares, totals, strict=True)) / 100
 
 
 def check_predictions(predictions: Predictions, counts: Sequence[int]) -> None:

@@ -61,8 +61,11 @@ def save_report(
     return files
 
 
-def load_report(path: Path) -> dict[str, Trial]:
-    """The mean trial of each network of an earlier report, from its ``STEM.json``.
+def load_report(path: Path) -> tuple[dict[str, Trial], str | None]:
+    """The mean trial of each network of an earlier report, and how its latencies were measured.
+
+    Args:
+        path: its ``STEM.json``.
 
     Raises:
         OSError: it cannot be read.
@@ -80,7 +83,7 @@ def load_report(path: Path) -> dict[str, Trial]:
         raise ValueError(
             f"{path} has format {content.get('format')!r}; {expected}, format {FORMAT}"
         )
-    return found
+    return found, content.get("timing")
 
 
 def _tuples(value: Any) -> Any:

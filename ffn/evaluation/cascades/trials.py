@@ -15,6 +15,7 @@ from ffn.evaluation.cascades.cascade import (
     Cascade,
     check_predictions,
     decoded,
+    mean_cost,
     raw_accuracy,
     select,
 )
@@ -70,7 +71,7 @@ def trial(
     def at(budget: float) -> dict[str, Any]:
         point = fit.within(budget)
         measured = fit.cascade(point).measure(predictions, gmacs)
-        paid = {name: measured.cost(point.stages, cost) for name, cost in costs.items()}
+        paid = {n: mean_cost(point.stages, measured.shares, cost) for n, cost in costs.items()}
         return {"stages": point.stages, "accuracy": measured.accuracy, **paid}
 
     budgets = []
@@ -91,7 +92,7 @@ def trial(
             "expected_accuracy": chosen.accuracy,
             "expected_gmacs": chosen.gmacs,
             **asdict(found),
-            **{name: found.cost(chosen.stages, cost) for name, cost in costs.items()},
+            **{n: mean_cost(chosen.stages, found.shares, cost) for n, cost in costs.items()},
             "saved": 100 * (1 - found.gmacs / most),
         },
         "fixed": fixed,

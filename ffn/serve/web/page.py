@@ -74,29 +74,7 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
         gr.Markdown("# Label a video with any number of frames")
         with gr.Row():
             with gr.Column():
-                video = gr.Video(label="Video", sources=["upload"], height=280, buttons=[])
-                model = gr.Dropdown(
-                    [one["name"] for one in models],
-                    value=first["name"],
-                    label="Network",
-                    visible=len(models) > 1,
-                    interactive=True,
-                    elem_id="model",
-                )
-                frames = gr.Slider(
-                    1, most, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
-                )
-                others = gr.CheckboxGroup(
-                    _compared(first, most),
-                    value=first["trained_frames"],
-                    label="Compare with",
-                    elem_id="others",
-                )
-                heat = gr.Checkbox(
-                    label="Show where the network saw evidence for the label "
-                    "(yellow: much, purple: little, grey: none)",
-                    elem_id="heat",
-                )
+                inputs = _inputs(models, most)
             with gr.Column():
                 message = gr.Markdown(_start_text(service, first["name"]), elem_id="message")
                 labels = gr.Label(label="Labels", num_top_classes=LABELS, elem_id="labels")
@@ -109,18 +87,19 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
         if samples:
             gr.Examples(
                 [[str(path)] for path in samples],
-                [video],
+                [inputs[0]],
                 label="Samples",
                 examples_per_page=len(samples),
             )
         seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
+        _, model, frames, others, _ = inputs
         model.change(
             _counts_function(models, most), model, [frames, others], api_visibility="private"
         )
         gr.on(
-            [video.change, model.change, frames.change, others.change, heat.change],
+            [component.change for component in inputs],
             _answer_function(service, metrics),
-            [video, model, frames, others, heat],
+            inputs,
             [message, labels, table, seen],
             trigger_mode="always_last",
             concurrency_limit=service.limits.requests,
@@ -128,6 +107,35 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
             api_visibility="private",
         )
     return page
+
+
+def _inputs(models: Sequence[dict[str, Any]], most: int) -> list[Any]:
+    """What a user chooses: video, network, frames, other numbers of frames, and heat map."""
+    first = models[0]
+    video = gr.Video(label="Video", sources=["upload"], height=280, buttons=[])
+    model = gr.Dropdown(
+        [one["name"] for one in models],
+        value=first["name"],
+        label="Network",
+        visible=len(models) > 1,
+        interactive=True,
+        elem_id="model",
+    )
+    frames = gr.Slider(
+        1, most, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
+    )
+    others = gr.CheckboxGroup(
+        _compared(first, most),
+        value=first["trained_frames"],
+        label="Compare with",
+        elem_id="others",
+    )
+    heat = gr.Checkbox(
+        label="Show where the network saw evidence for the label "
+        "(yellow: much, purple: little, grey: none)",
+        elem_id="heat",
+    )
+    return [video, model, frames, others, heat]
 
 
 def _compared(model: dict[str, Any], most: int) -> list[int]:
