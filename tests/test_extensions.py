@@ -74,6 +74,7 @@ def test_help_lists_the_options_of_the_task(folder: Path) -> None:
     assert "(flexible, mixed_sampling, plain, proportional_sampling, soft)" in shown
 
 
+@pytest.mark.slow
 def test_model_and_task_train_test_and_resume(folder: Path) -> None:
     training = command("train.py configs")
     shown = run(folder, training, *SMALL)

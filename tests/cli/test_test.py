@@ -527,6 +527,7 @@ for case in (memory, collective, killed):
 """
 
 
+@pytest.mark.slow
 def test_failure_of_one_process_ends_both_with_one_message(root: Path) -> None:
     given = [str(root / "config.yaml"), "--weights", str(root / "flexible.safetensors")]
     found = subprocess.run(

@@ -141,6 +141,7 @@ def test_a_validation_that_was_killed_counts_once(
     assert [entry["since_best"] for entry in read_log(tmp_path, "val")] == [0, 1, 2]
 
 
+@pytest.mark.slow
 def test_two_processes_end_together(videos: Path, tmp_path: Path) -> None:
     out, _ = finish(launch(videos, tmp_path, *STILL, "train.patience=2", processes=2))
     assert "(train.patience): the run ends after 3 of 6 epochs" in out

@@ -215,7 +215,7 @@ def test_no_batch_is_an_error() -> None:
     assert all(len(module._forward_pre_hooks) == 0 for module in model.modules())
 
 
-@pytest.mark.parametrize("shares", [[2, 2], [1, 3], [4, 0]])
+@pytest.mark.parametrize("shares", [pytest.param([2, 2], marks=pytest.mark.slow), [1, 3], [4, 0]])
 def test_two_processes_equal_one(two_ranks: Ranks, shares: list[int]) -> None:
     expected = statistics_of_batches(ONE, [4], False)
     found = two_ranks.run(statistics_of_batches, shares, False)

@@ -151,6 +151,7 @@ def test_second_signal_exits_at_once() -> None:
     assert found.stderr.endswith("\nexited without saving\n")
 
 
+@pytest.mark.slow
 def test_command_exits_with_its_own_status(videos: Path, finished: Path, tmp_path: Path) -> None:
     """Ctrl-C sends SIGINT to the whole process group; loader workers must ignore it."""
     more = ("data.workers=2", "train.batch_size=2", "train.epochs=1")

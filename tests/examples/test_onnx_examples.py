@@ -42,6 +42,7 @@ def assert_predicted(printed: str, video: Path) -> None:
     assert [float(p) for p, _ in lines] == pytest.approx([100 * p for _, p in expected], abs=0.5)
 
 
+@pytest.mark.slow
 def test_python_without_torch_and_ffn(network: Path, videos: list[Path]) -> None:
     path = EXAMPLES / "onnx_video.py"
     assert len(path.read_text().splitlines()) <= 45

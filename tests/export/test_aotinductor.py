@@ -79,6 +79,7 @@ def test_packages_of_all_counts(tmp_path: Path) -> None:
         assert (run(clip) - expected).abs().max() <= 1e-4 * expected.abs().max()
 
 
+@pytest.mark.slow
 def test_a_missing_compiler(tmp_path: Path) -> None:
     code = (
         "import ffn\n"

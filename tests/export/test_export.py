@@ -231,7 +231,12 @@ def test_a_file_that_fails_on_another_batch_size_is_an_error(
 
 @pytest.mark.parametrize(
     ("name", "least"),
-    [("tsm_tiny", 1), ("tea_tiny", 1), ("slowfast_tiny", 3), ("uniformer_tiny", 3)],
+    [
+        ("tsm_tiny", 1),
+        pytest.param("tea_tiny", 1, marks=pytest.mark.slow),
+        ("slowfast_tiny", 3),
+        pytest.param("uniformer_tiny", 3, marks=pytest.mark.slow),
+    ],
 )
 @torch.no_grad()
 def test_clips_of_any_length(name: str, least: int, tmp_path: Path) -> None:

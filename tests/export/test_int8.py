@@ -33,6 +33,7 @@ def noise(count: int, seed: int) -> list[Tensor]:
     return [torch.randn(1, 3, 4, 24, 24, generator=generator) for _ in range(count)]
 
 
+@pytest.mark.slow
 def test_the_command_calibrates_with_training_clips(motion: Path, tmp_path: Path, capsys) -> None:
     path = tmp_path / "net.onnx"
     command = ["--weights", SHIPPED, "--frames", "8", "--output", str(path), "--int8"]

@@ -123,6 +123,7 @@ def test_a_file_has_no_trace_of_ffn(shipped: ffn.FrameFlexible, tmp_path: Path) 
     assert {node.domain for node in model.graph.node} == {""}
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_folder_of_all_counts(shipped: ffn.FrameFlexible, tmp_path: Path) -> None:
     report = export_all(shipped, tmp_path / "all", dynamic_frames=True)

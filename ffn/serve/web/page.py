@@ -12,6 +12,9 @@ from typing import Any
 
 import gradio as gr
 from fastapi import FastAPI
+from gradio.processing_utils import save_file_to_cache
+from gradio.utils import get_upload_folder
+from PIL import Image
 
 from ffn.serve.clips import Clip
 from ffn.serve.heat_maps import HeatMap
@@ -193,7 +196,7 @@ def _shown(answers: Sequence[Answer], heat_map: HeatMap | None) -> tuple[Any, ..
         f"{prediction.decode_ms:.0f} ms to read the frames"
     )
     rows = [_row(one) for one in sorted(answers, key=lambda one: one.prediction.frames)]
-    return message, dict(prediction.top(LABELS)), rows, _frames(chosen.clip, heat_map)
+    return message, dict(prediction.top(LABELS)), rows, frame_pictures(chosen.clip, heat_map)
 
 
 def _row(answer: Answer) -> list[Any]:
@@ -204,13 +207,23 @@ def _row(answer: Answer) -> list[Any]:
     return [prediction.frames, label, f"{probability:.1%}", part, *measured]
 
 
-def _frames(clip: Clip, heat_map: HeatMap | None) -> list[tuple[Any, str]]:
-    """Pixels and caption of each frame."""
+def frame_pictures(clip: Clip, heat_map: HeatMap | None = None) -> list[tuple[str, str]]:
+    """File and caption of each frame, or of its overlay.
+
+    A picture that is there is not written again, since a browser may be reading it; gradio writes
+    arrays anew for each answer. The files are in gradio's cache, which deletes them by their age.
+    """
     if heat_map is None:
         pixels = clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
     else:
         pixels = heat_map.overlay()
-    return [(image, f"frame {index}") for image, index in zip(pixels, clip.indices, strict=True)]
+    pictures = []
+    with tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder:
+        for image, index in zip(pixels, clip.indices, strict=True):
+            file = Path(folder, "frame.webp")
+            Image.fromarray(image).save(file)
+            pictures.append((save_file_to_cache(file, get_upload_folder()), f"frame {index}"))
+    return pictures
 
 
 def _start_text(service: Service, model: str) -> str:

@@ -17,12 +17,16 @@ from urllib.parse import urlencode
 
 import numpy as np
 import pytest
+import torch
 import uvicorn
+from PIL import Image
 from serve_files import save_network, write_video
 
 from ffn.serve import Client, Predictor, ServiceError
 from ffn.serve.client import __file__ as client_file
+from ffn.serve.clips import Clip
 from ffn.serve.web import Limits, Metrics, Service, create_app, mount_page
+from ffn.serve.web.page import frame_pictures
 
 LIMITS = Limits(mebibytes=1.0, frames=16, timeout=8.0, requests=4)
 COUNTS = (2, 3, 4, 7, 8, 12)
@@ -324,3 +328,21 @@ def test_the_client_needs_the_standard_library_only(address, videos) -> None:
         text=True,
     )
     assert (done.stdout, done.stderr) == ("4 False\n", "")
+
+
+def test_a_picture_of_the_page_is_written_once() -> None:
+    """Another browser may be reading the picture of the same frame."""
+    pixels = torch.randint(256, (3, 2, 40, 48), generator=torch.manual_seed(0)).byte()
+    clip = Clip("a.mp4", pixels, "given", (3, 9), decode_ms=1.0)
+    first = frame_pictures(clip)
+    with Image.open(first[0][0]) as picture:
+        assert picture.size == (48, 40)
+    for path, _ in first:
+        Path(path).write_bytes(b"as it was")
+
+    assert frame_pictures(clip) == first
+
+    assert [caption for _, caption in first] == ["frame 3", "frame 9"]
+    assert {Path(path).read_bytes() for path, _ in first} == {b"as it was"}
+    for path, _ in first:
+        Path(path).unlink()
