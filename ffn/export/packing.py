@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, fx, nn
 
 from ffn.export.kernels import OverFrames, OverTime
+from ffn.layers import ClipLength
 
 DTYPES = (torch.float32, torch.bfloat16)
 SUMS = (operator.add, operator.iadd, torch.add)
@@ -38,7 +39,8 @@ def pack(network: nn.Module) -> nn.Module:
 
     An activation or a sum that is the only reader of a layer's output is computed with it. To find
     them, the forward of each module is traced, in which its children are calls; a module that
-    cannot be traced keeps its operators. The network must not be changed or moved afterwards.
+    cannot be traced keeps its operators, and so does one that reads a clip's length, which a trace
+    would fix. The network must not be changed or moved afterwards.
 
     Args:
         network: fused, in fp32 or bf16 on a CPU, in eval mode. Layers of other precisions stay.
@@ -126,6 +128,8 @@ def _pack_with_readers(module: nn.Module) -> None:
         return
     if not any(_is_packable(child) for child in _called_directly(module)):
         return
+    if any(isinstance(value, ClipLength) for value in vars(module).values()):
+        return  # its trace would have the length of one clip
     try:
         graph = _Children().trace(module)
     except Exception:  # torch.fx raises many kinds of errors where it cannot follow a forward

@@ -188,9 +188,24 @@ def test_networks_of_other_packages(build) -> None:
     )
 
 
-def test_threads_at_different_lengths() -> None:
+@pytest.mark.parametrize("name", FAMILIES)
+def test_clips_of_other_lengths(name: str) -> None:
+    """A sub-network answers at all lengths of its range, and beyond."""
     torch.manual_seed(0)
-    model = ffn.convert(create_model("tsm_tiny", num_classes=5), (2, 4)).eval()
+    model = ffn.convert(create_model(name, num_classes=5), (2, 4)).eval()
+    fused = ffn.fuse(model, frames=4)
+    packed = pack(copy.deepcopy(fused))
+    for batch, frames in ((2, 4), (1, 8), (4, 3), (2, 5), (1, 12)):
+        clip = torch.randn(batch, 3, frames, 32, 32)
+        with torch.inference_mode():
+            expected, found = fused(clip), packed(clip)
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+
+
+@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny"])
+def test_threads_at_different_lengths(name: str) -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(create_model(name, num_classes=5), (2, 4)).eval()
     _, packed = packed_of(ffn.fuse(model, frames=4))
     clips = [torch.randn(1, 3, n, 32, 32).bfloat16() for n in (2, 3, 4, 7)]
     with torch.inference_mode():
