@@ -255,7 +255,7 @@ def _known_labels(rows: Sequence[AnnotationRow], names: list[str]) -> list[int]:
     return [int(row.label) for row in rows]
 
 
-def to_record(row: AnnotationRow, label: Label, base: Path) -> Record:
+def to_record(row: AnnotationRow, label: Label, base: str | os.PathLike[str]) -> Record:
     """The record of a row.
 
     Args:

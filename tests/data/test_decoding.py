@@ -95,6 +95,13 @@ def test_known_count_avoids_decoding_to_count(write_video, numbers, tmp_path, mo
     video = open_video(path, frames=20)
     assert len(video) == 20
     assert numbers(video.read([19, 4])) == [19, 4]
+    again = open_video(path, frames=20)  # the timeline, without times, is in the cache
+    assert numbers(again.read([3])) == [3]
+
+
+def test_times_of_a_file_with_a_known_count(write_video, tmp_path):
+    path = write_video(tmp_path / "a.avi", 20, **FORMATS["mpeg4"][1])
+    assert open_video(path, frames=20).between(0, 0.2) == open_video(path).between(0, 0.2)
 
 
 def test_wrong_known_count_is_an_error(write_video, tmp_path):

@@ -134,7 +134,9 @@ def read_timeline(
     """
     status = os.stat(path)
     identity = (path, status.st_size, status.st_mtime_ns)
-    timeline = _cache.pop(identity, None) or _read_packets(path, container)
+    timeline = _cache.pop(identity, None)
+    if timeline is None:
+        timeline = _read_packets(path, container)
     if count and timeline.times is None:
         timeline = replace(timeline, times=_decode_times(path))
     _cache[identity] = timeline  # ordered from least to most recently used

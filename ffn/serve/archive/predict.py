@@ -112,7 +112,9 @@ class Listed:
         """
         rows = read_paths(path)
         base = path.parent if root is None else Path(root)
-        records = [to_record(row, 0, Path() if is_address(row.path) else base) for row in rows]
+        # An address stays as it is; as part of a path it would begin with "./".
+        bases = ["" if is_address(row.path) else base for row in rows]
+        records = [to_record(row, 0, own) for row, own in zip(rows, bases, strict=True)]
         return cls(records, [row.path for row in rows], os.path.abspath(base))
 
     def digest(self) -> str:

@@ -25,6 +25,7 @@ from ffn.serve.live.stream import (
 
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds before the first new attempt, and before any
 BREAK = 10.0  # seconds by which the times of a stream may jump ahead
+BETWEEN_PARTS = 1e-3  # least seconds from the last frame to the first one of a new connection
 DRIFT = 1e-3  # largest difference in speed between the clocks of a camera and of this machine
 
 
@@ -144,7 +145,8 @@ class StreamSource:
     The wait before attempt n is min(30 s, 2^(n-1) s). The first connection is tried once, so that a
     wrong address is an error. Times of the stream are those that the sender gave to the frames; a
     frame without one has the time of its arrival. After an interruption, or a jump of the times
-    back or ahead by more than 10 s, they go on with the time of arrival.
+    back or ahead by more than 10 s, they go on with the time of arrival, but always ascend: frames
+    that came faster than they were sent, e.g. from a buffer, have later times than now.
 
     A frame is late by its delay beyond the smallest one before. That smallest delay may grow by
     0.1 % of the time, since clocks differ.
@@ -195,6 +197,7 @@ class _StreamTimes:
     def __init__(self) -> None:
         self.began: float | None = None  # time of the clock at the first frame
         self._is_new_part = False
+        self._time = 0.0  # of the frame before
 
     def begin(self) -> None:
         """The next frame is the first of a connection."""
@@ -208,10 +211,13 @@ class _StreamTimes:
         first, self.began = self.began is None, now if self.began is None else self.began
         is_new_part, self._is_new_part = self._is_new_part, False
         if is_new_part:
-            self._offset, self._least = now - self.began - sent, 0.0
+            # Frames that came faster than they were sent have later times than now.
+            start = now - self.began if first else max(now - self.began, self._time + BETWEEN_PARTS)
+            self._offset, self._least = start - sent, 0.0
         else:
             self._least += DRIFT * (sent - self._sent)
         self._sent, time = sent, sent + self._offset
+        self._time = time
         delay = now - self.began - time
         self._least = min(self._least, delay)
         captured = now - (delay - self._least)

@@ -136,10 +136,17 @@ def _decode(container: av.container.InputContainer, stream: av.VideoStream) -> I
 def without_password(address: str) -> str:
     """An address without the name and the password of a user, for messages and logs.
 
-    >>> without_password("rtsp://admin:secret@camera/1")
+    A password may contain @, / and ?, so that all before the last @ is left out. An @ of the query
+    is left out only if what is before it cannot be a host and a port.
+
+    >>> without_password("rtsp://admin:s/e@ret@camera/1")
     'rtsp://camera/1'
     """
-    return re.sub(r"://[^/@]*@", "://", address)
+    place, mark, query = address.partition("?")
+    place = re.sub("://.*@", "://", place)
+    if re.search(r"://[^/\[]*:\d*[^\d/]", place):  # the port is no number: this is a password
+        return re.sub("://.*@", "://", address)
+    return place + mark + query
 
 
 def _cause(error: Exception, timeout: float) -> str:

@@ -63,6 +63,15 @@ def rows_of(path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+def test_paths_of_a_list(tmp_path) -> None:
+    """Addresses are not paths below the folder of the list."""
+    (tmp_path / "list.txt").write_text("https://host/a.mp4\ns3://bucket/b.mp4\nc/d.mp4\n")
+    listed = Listed.read(tmp_path / "list.txt")
+    paths = [record.path for record in listed.records]
+    assert paths == ["https://host/a.mp4", "s3://bucket/b.mp4", str(tmp_path / "c/d.mp4")]
+    assert listed.names == ["https://host/a.mp4", "s3://bucket/b.mp4", "c/d.mp4"]
+
+
 def test_rows_are_those_of_the_predictor(weights, folder, tmp_path) -> None:
     output = tmp_path / "out.csv"
 

@@ -139,6 +139,32 @@ def test_a_camera_whose_clock_is_slow_is_not_late() -> None:
     assert max(a.latency_ms for a in answers) < 10
 
 
+def test_times_ascend_after_a_burst() -> None:
+    """A server sends a backlog of 12 s in 1.2 s, and then the connection breaks."""
+    clock = SimulatedClock()
+    parts = [(60, 0.02), (20, 0.2)]
+
+    def connect() -> Iterator[Grab]:
+        if not parts:
+            raise VideoError("camera", "refused")
+        frames, apart = parts.pop(0)
+        for number in range(frames):
+            clock.spend(apart)
+            yield Grab(0.2 * number, image)
+
+    predictor, _ = live(clock, connect)
+    answers = []
+    for answer in predictor:
+        answers.append(answer)
+        if answer.received == 80:
+            break
+
+    times = [answer.time for answer in answers]
+    assert times[0] < 1 and times[-1] > 12
+    assert all(a < b for a, b in pairwise(times))
+    assert all(0 <= p <= 1 for a in answers for p in a.smoothed.tolist())
+
+
 def test_a_jump_of_the_times_begins_a_new_part() -> None:
     clock = SimulatedClock()
 
@@ -175,6 +201,10 @@ def test_names_of_cameras_and_addresses() -> None:
         None
     ] * 5
     assert without_password("rtsp://me:secret@camera:554/1?a=b@c") == "rtsp://camera:554/1?a=b@c"
+    assert without_password("rtsp://camera/1?a=b@c") == "rtsp://camera/1?a=b@c"
+    assert without_password("rtsp://me:secret@[::1]:554/1") == "rtsp://[::1]:554/1"
+    for password in ("p@ss", "a/b", "a/b@c", "a?b", "a#b", "1/2@3"):
+        assert without_password(f"rtsp://me:{password}@camera:554/1") == "rtsp://camera:554/1"
     with pytest.raises(VideoError, match=r"/dev/video98: no such camera"):
         list(LivePredictor(Network(SimulatedClock()), 98, clock=SimulatedClock()))
 
