@@ -75,7 +75,7 @@ if __name__ == "__main__":
     # 3. Train a plain network at 16 frames, then the frame-flexible one at 4, 8 and 16 from it.
     run("train", PLAIN_CONFIG, *options, *start)
     run("train", FLEXIBLE_CONFIG, *options)
-    # 4. Test both at these counts.
+    # 4. Test both at FRAMES.
     for config, folder in ((PLAIN_CONFIG, PLAIN), (FLEXIBLE_CONFIG, FLEXIBLE)):
         place = ["--weights", folder / "last.pt", "--output", folder / "test", "--overwrite"]
         run("test", config, *options, "--frames", *FRAMES, *place)

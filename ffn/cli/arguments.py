@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -134,10 +136,19 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     option("--compile", action="store_true", help="compile it; worth it for many files")
 
 
-def refuse_existing(path: Path, overwrite: bool, option: str = "--output") -> None:
-    """Raise FileExistsError for a file that exists, unless it is to be overwritten."""
-    if path.exists() and not overwrite:
+def refuse_existing(
+    path: Path, overwrite: bool, option: str = "--output", *, inputs: Iterable[str | Path] = ()
+) -> None:
+    """Raise FileExistsError for a file that exists, unless it is to be overwritten.
+
+    What the command reads (`inputs`) is never overwritten.
+    """
+    if not path.exists():
+        return
+    if not overwrite:
         raise FileExistsError(f"{path} exists; choose another {option}, or add --overwrite")
+    if any(os.path.exists(one) and os.path.samefile(one, path) for one in inputs):
+        raise FileExistsError(f"{path} is what the command reads; choose another {option}")
 
 
 def add_imports_argument(parser: argparse.ArgumentParser) -> None:

@@ -177,7 +177,7 @@ def _targets(given: argparse.Namespace) -> list[Path | None]:
     if repeated:
         raise ValueError(f"--save gives several files the name {repeated[0]}; predict them alone")
     for target in targets:
-        refuse_existing(target, given.overwrite, "--save")
+        refuse_existing(target, given.overwrite, "--save", inputs=given.files)
     for folder in {target.parent for target in targets}:
         make_writable(folder)
     return targets
@@ -188,8 +188,9 @@ def _parser() -> argparse.ArgumentParser:
         prog=called_as("predict"),
         description="Predict labels of videos, with any number of frames. Prints those of files; "
         "with --output, writes those of a list of videos to a table, also under torchrun, and goes "
-        "on where a stopped call ended. Exit status: 0 predicted; 1 a file could not be read; "
-        "2 error, with a message that names the cause.",
+        "on where a stopped call ended. Exit status: 0 predicted; 1 a file could not be read (with "
+        "--output, it is a row with its cause, and the status is 0); 2 error, with a message that "
+        "names the cause.",
     )
     option = parser.add_argument
     option(

@@ -43,7 +43,7 @@ def predict_list(given: argparse.Namespace) -> int:
         _refuse(given)
         if given.timeout is not None:
             check_timeout(given.timeout)
-        refuse_existing(given.output, given.overwrite)
+        refuse_existing(given.output, given.overwrite, inputs=given.files)
         make_writable(given.output.parent)
         load_imports(given)
         device = find_device(given.device)

@@ -15,6 +15,7 @@ from ffn.files import atomic_write
 if TYPE_CHECKING:
     from torch import nn
 
+    from ffn.data import Protocol
     from ffn.evaluation import Sweep
     from ffn.zoo import WeightRecord
 
@@ -68,14 +69,15 @@ def _publish(given: argparse.Namespace) -> None:
     model, record = load_with_record(given.checkpoint)
     path = Path(given.output) / f"{given.name}.safetensors"
     cascade, kept = _cascade_of(given.checkpoint, model), cascade_path(path)
-    if cascade is not None:
-        refuse_existing(kept, given.overwrite)
+    refuse_existing(kept, given.overwrite)
     written = save_weights(model, path, _meta(given, record), overwrite=given.overwrite)
     print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
     if cascade is not None:
         with atomic_write(kept) as file:
             file.write(cascade.read_bytes())
         print(f"{kept}: its cascade")
+    else:
+        kept.unlink(missing_ok=True)  # that of the weights which were replaced
     if given.hub:
         options = {"private": given.private, "overwrite": given.overwrite}
         print(push_to_hub(path, given.hub, **options))
@@ -83,23 +85,37 @@ def _publish(given: argparse.Namespace) -> None:
 
 def _meta(given: argparse.Namespace, record: WeightRecord) -> dict[str, Any]:
     """The record to write: that of the checkpoint, with what the command gives."""
+    from ffn.data import Protocol
     from ffn.evaluation import load_table
 
-    metrics = record.metrics
+    metrics, protocol = record.metrics, record.protocol
     if given.results:
         sweep = _sweep_of(given.checkpoint, given.results, load_table(given.results))
         metrics = {
             row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
             for row in sweep.rows
         }
+        protocol = _views(Protocol.parse(sweep.protocol))
     return record.to_dict() | {
         "name": given.name,
         "metrics": metrics,
+        "protocol": protocol,
         "origin": "measured" if metrics else None,
         "source": given.source,
         "licence": given.licence,
         "config": without_places(record.config),
     }
+
+
+def _views(protocol: Protocol) -> str | None:
+    """A test protocol as records have it, "3 crops x 10 clips"; None for one of each."""
+    if protocol.views == 1:
+        return None
+    crops, clips = (
+        f"{number} {word}{'s' if number > 1 else ''}"
+        for number, word in ((protocol.crops, "crop"), (protocol.clips, "clip"))
+    )
+    return f"{crops} x {clips}"
 
 
 def _cascade_of(checkpoint: str, model: nn.Module) -> Path | None:

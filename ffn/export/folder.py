@@ -64,7 +64,8 @@ def export_all(
 ) -> FolderReport:
     """Export the sub-network of each trained count, with an index, to one folder.
 
-    ``index.json`` has the numbers of frames that each file answers for. ONNX files share their
+    ``index.json`` has the numbers of frames that each file answers for. Interpolated counts are not
+    exported; :func:`ffn.export` writes one. ONNX files share their
     weights: tensors that are equal are stored once, in ``weights.bin``.
 
     Args:
@@ -78,13 +79,7 @@ def export_all(
     folder = Path(folder)
     if not isinstance(model, FrameFlexible):
         raise ValueError(f"model is a {type(model).__name__}, which has one network; use export")
-    if folder.exists() and not overwrite:
-        raise FileExistsError(
-            f"{folder} exists; choose another name, or overwrite it: overwrite=True in Python, "
-            "--overwrite in a command"
-        )
-    if folder.exists() and any(folder.iterdir()) and not (folder / INDEX).is_file():
-        raise FileExistsError(f"{folder} is not a folder of an export; choose another name")
+    _check_folder(folder, overwrite)
     part = part_of(folder)
     shares = to == "onnx"
     try:
@@ -116,6 +111,30 @@ def export_all(
         shutil.rmtree(part, ignore_errors=True)
     moved = tuple(replace(report, path=folder / report.path.name) for report in reports)
     return FolderReport(folder, moved, separate)
+
+
+def _check_folder(folder: Path, overwrite: bool) -> None:
+    """Raise FileExistsError for a folder with files, but for an export that is to be replaced."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    if not overwrite:
+        raise FileExistsError(
+            f"{folder} exists; choose another name, or overwrite it: overwrite=True in Python, "
+            "--overwrite in a command"
+        )
+    try:
+        names = [file["file"] for file in json.loads((folder / INDEX).read_text())["files"]]
+    except (OSError, ValueError, KeyError, TypeError):
+        raise FileExistsError(
+            f"{folder} is not a folder of an export; choose another name"
+        ) from None
+    written = {INDEX, SHARED, *names, *(f"{name}.json" for name in names)}
+    others = sorted({path.name for path in folder.iterdir()} - written)
+    if others:
+        raise FileExistsError(
+            f"{folder} is not a folder of an export alone, it has {others[0]} too; choose another "
+            "name, or move what you want to keep"
+        )
 
 
 def _answered(model: FrameFlexible, dynamic_frames: bool) -> dict[int, tuple[int, int | None]]:

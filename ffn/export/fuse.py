@@ -19,7 +19,7 @@ from ffn.export.kernels import InFloat32, choose_kernels
 TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
 
 
-class FuseError(ExportError):
+class FuseError(ExportError, ValueError):
     """The fused network does not compute the outputs of the original one."""
 
 

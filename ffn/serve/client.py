@@ -8,7 +8,6 @@ from __future__ import annotations
 import http.client
 import json
 import os
-import socket
 from collections.abc import Sequence
 from contextlib import closing, suppress
 from pathlib import Path
@@ -124,7 +123,7 @@ class Client:
                     connection.request(method, path, body, headers)
                 answer = connection.getresponse()
                 status, content = answer.status, answer.read()
-        except (ConnectionError, TimeoutError, socket.gaierror, http.client.HTTPException) as error:
+        except (OSError, http.client.HTTPException) as error:
             cause = getattr(error, "strerror", None) or error
             raise ServiceError(0, f"{self.address} does not answer: {cause}") from error
         try:

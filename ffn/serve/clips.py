@@ -151,7 +151,7 @@ class ClipReader:
         """
         started = time.perf_counter()
         with open_input(given, pattern=self.pattern) as (name, video):
-            usable, seconds, part = range(len(video)), _duration(video), "video"
+            usable, seconds, part = range(len(video)), duration_of(video), "video"
             if start is not None or end is not None:
                 usable, part = video.between(start, end), "part of the video"
                 if seconds is not None:
@@ -242,7 +242,7 @@ def _clip(name: str, window: _Window, pixels: Tensor, spent: float) -> Clip:
     return Clip(name, pixels, window.why, window.indices, spent, end - start, start, end)
 
 
-def _duration(video: Video) -> float | None:
+def duration_of(video: Video) -> float | None:
     """Duration in seconds; None if the video has no times."""
     try:
         return frame_times(video, None)[1]

@@ -411,15 +411,24 @@ class Predictor:
         Raises:
             ValueError: if the record of a plain network does not contain them.
         """
-        trained = self.record.trained_frames
-        if trained is None and self.record.config:
-            trained = self.record.config["task"]["frames"]
-        if not trained:
+        if not self.knows_trained_frames:
             raise ValueError(
                 f"{self.record.name} is a plain network with an unknown number of trained frames; "
                 "give frames=, or --frames"
             )
-        return sorted(trained)
+        return sorted(self._listed_frames)
+
+    @property
+    def knows_trained_frames(self) -> bool:
+        """Whether the record contains :attr:`trained_frames`."""
+        return bool(self._listed_frames)
+
+    @property
+    def _listed_frames(self) -> list[int]:
+        trained = self.record.trained_frames
+        if trained is None and self.record.config:
+            trained = self.record.config["task"]["frames"]
+        return list(trained or [])
 
 
 def _check_batch_size(batch_size: int) -> None:

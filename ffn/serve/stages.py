@@ -13,7 +13,7 @@ from torch import Tensor
 from ffn.data import EvalTransform, Preprocessing, sample_views
 from ffn.data.decoding import Video
 from ffn.evaluation.cascades.cascade import Cascade
-from ffn.serve.clips import Clip
+from ffn.serve.clips import Clip, duration_of
 from ffn.serve.inputs import Input, open_input
 
 Run = Callable[[Sequence[Clip]], tuple[Tensor, float]]
@@ -41,6 +41,7 @@ class StageClips:
         self.name = name
         self._video, self._transform = video, EvalTransform(preprocessing)
         self._indices = sample_views(len(video), stages, rule=preprocessing.sampling)
+        self._seconds = duration_of(video)
         timeline = getattr(video, "timeline", None)
         self._at_once = timeline is not None and len(timeline.keyframe_times) < stages[0]
         self._frames: dict[int, Tensor] = {}  # by index, (C, 1, H, W)
@@ -58,7 +59,7 @@ class StageClips:
         self._decode({*indices} - {*self._frames})
         pixels = torch.cat([self._frames[index] for index in indices], dim=1)
         spent = 1000 * (time.perf_counter() - started)
-        return Clip(self.name, pixels, "", tuple(indices), spent)
+        return Clip(self.name, pixels, "", tuple(indices), spent, self._seconds)
 
     def _decode(self, indices: set[int]) -> None:
         if indices:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import fnmatch
+import json
 import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+
+from safetensors import SafetensorError, safe_open
 
 from ffn.commands import command
 from ffn.zoo.download import cache_path, download, home, sha256_of, stored_hash
@@ -80,6 +83,18 @@ def cascade_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
 def cascade_path(weights: Path) -> Path:
     """Where the cascade for a file of weights is kept: ``best.cascade.safetensors``."""
     return weights.with_name(f"{weights.stem}{CASCADE}")
+
+
+def cascade_weights(cascade: Path) -> str | None:
+    """The SHA-256 of the weights that a cascade belongs to (:func:`ffn.zoo.state_sha256`).
+
+    None if the file is no cascade.
+    """
+    try:
+        with safe_open(cascade, framework="pt") as file:
+            return json.loads((file.metadata() or {})["cascade"])["weights_sha256"]
+    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return None
 
 
 def fetch_record(record: WeightRecord) -> Path:
@@ -186,8 +201,12 @@ def verify_weights(pattern: str = "*") -> Iterator[Verdict]:
     for name in fnmatch.filter(repositories, pattern):
         path = repositories[name]
         record_file = path.with_name(RECORD)
-        known = read_record(record_file).sha256 if record_file.is_file() else None
-        yield _verdict(name, path, known)
+        try:
+            known = read_record(record_file).sha256 if record_file.is_file() else None
+        except WeightsError as error:
+            yield Verdict(name, "differs", str(error))
+        else:
+            yield _verdict(name, path, known)
     others = {path.name: path for path in sorted((home() / "weights").glob("*"))}
     for name in fnmatch.filter(others, pattern):
         path = others[name]

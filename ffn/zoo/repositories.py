@@ -12,12 +12,14 @@ from typing import Any
 import torch
 from torch import nn
 
+from ffn.commands import command
 from ffn.files import write_text
 from ffn.zoo.hub import CASCADE, WEIGHTS, is_repository
 from ffn.zoo.load import load, load_with_record
-from ffn.zoo.local import cascade_beside
+from ffn.zoo.local import cascade_beside, cascade_weights
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.save import save_weights
+from ffn.zoo.state_digest import state_sha256
 
 CARD = "README.md"
 
@@ -49,12 +51,13 @@ def push_to_hub(
     """Publish weights in a repository of the Hugging Face Hub, with a model card.
 
     The repository is created if it does not exist. The card is written from the record. A cascade
-    that is kept with the weights (:func:`ffn.zoo.cascade_beside`) is published with them.
+    that is kept with the weights (:func:`ffn.zoo.cascade_beside`) is published with them. Without
+    `private`, a new repository is as visible as the settings of its owner say.
 
     Args:
         weights: name or path, as :func:`ffn.load` takes it.
         repo: "user/name".
-        private: create a private repository.
+        private: create a private repository; one that exists must be private.
         overwrite: replace weights that the repository already has; its history keeps them.
         message: of the commit.
 
@@ -62,9 +65,10 @@ def push_to_hub(
         The name by which ``ffn.load`` reads them, ``hf://user/name``.
 
     Raises:
-        ValueError: another form of name.
+        ValueError: another form of name, or the cascade belongs to other weights.
         FileExistsError: the repository has weights, and ``overwrite`` is false.
-        WeightsError: the weights cannot be read, or the Hub refuses them.
+        WeightsError: the weights cannot be read, the repository is public and `private` is true,
+            or the Hub refuses them.
     """
     import huggingface_hub
 
@@ -72,9 +76,20 @@ def push_to_hub(
     if not is_repository(name) or "@" in repo:
         raise ValueError(f"repo is {repo!r}; expected user/name without a version")
     model, record = load_with_record(weights)
+    cascade = cascade_beside(weights)
+    if cascade is not None and cascade_weights(cascade) != state_sha256(model.state_dict()):
+        raise ValueError(
+            f"{cascade} belongs to other weights than {weights}; delete it, or fit a cascade to "
+            f"these with {command('cascade')} fit"
+        )
     api = huggingface_hub.HfApi()
     try:
-        api.create_repo(repo, private=private, exist_ok=True)
+        api.create_repo(repo, private=private or None, exist_ok=True)
+        if private and not api.repo_info(repo).private:  # it existed
+            raise WeightsError(
+                f"{name} is public; choose another name, make it private in its settings on the "
+                "Hub, or publish without private=True, --private"
+            )
         if not overwrite and api.file_exists(repo, WEIGHTS):
             raise FileExistsError(
                 f"{name} has {WEIGHTS} already; choose another name, or replace it: "
@@ -83,7 +98,6 @@ def push_to_hub(
         with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
             meta = {k: v for k, v in record.to_dict().items() if k not in ("sha256", "size", "url")}
             saved = save_weights(model, Path(folder, WEIGHTS), meta | {"source_format": None})
-            cascade = cascade_beside(weights)
             if cascade is not None:
                 shutil.copyfile(cascade, Path(folder, CASCADE))
             write_text(Path(folder, CARD), model_card(saved, repo, cascade=cascade is not None))

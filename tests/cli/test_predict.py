@@ -9,11 +9,14 @@ import re
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from serve_files import save_network, write_video
 
+import ffn
 from ffn.cli.predict import main
 from ffn.serve import Predictor, merge_windows
+from ffn.zoo import save_weights
 
 
 @pytest.fixture(scope="module")
@@ -162,6 +165,8 @@ def strip_times(text: str) -> str:
         ("A --window 0", "argument --window: '0' is not a number above 0"),
         ("A --fps nan", "argument --fps: 'nan' is not a number above 0"),
         ("A --budget-ms -2", "argument --budget-ms: '-2' is not a number above 0"),
+        ("A --save A --overwrite", "a.mp4 is what the command reads; choose another --save"),
+        ("LIST --output LIST --overwrite", "list.txt is what the command reads; choose another"),
         ("A --fps 5", "--fps is 5; it is for --window and for --save *.mp4"),
         ("A --window 1 --step 0.0000001", "windows with a step of 1e-07 s; at most"),
         ("A --workers 1", "--workers is for lists of videos; add --output TABLE.csv"),
@@ -190,6 +195,20 @@ def test_wrong_options(capsys, weights, videos, tmp_path, monkeypatch, words, me
     assert (status, out) == (2, "")
     assert message in err
     assert not [path for path in tmp_path.iterdir() if path.name.startswith(("o.", "out"))]
+
+
+def test_weights_with_nan(capsys, weights, videos, tmp_path) -> None:
+    model = ffn.load(weights)
+    with torch.no_grad():
+        next(model.parameters()).view(-1)[0] = torch.nan
+    path = tmp_path / "nan.safetensors"
+    save_weights(model, path, ffn.load(weights).record.to_dict())
+    for words in ((videos[0],), (tmp_path / "list.txt", "--output", tmp_path / "o.csv")):
+        (tmp_path / "list.txt").write_text(videos[0])
+        status, out, err = predict(capsys, path, *words)
+        assert (status, out) == (2, "")
+        assert "NaN or infinite" in err
+        assert "Traceback" not in err
 
 
 def test_a_list(capsys, weights, videos, tmp_path) -> None:

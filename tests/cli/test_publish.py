@@ -103,6 +103,34 @@ def test_results_of_several_networks(
     assert "holds the networks other/best, another/best; expected" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("protocol", "recorded"),
+    [("1x1", None), ("10x3", "3 crops x 10 clips"), ("4x1", "1 crop x 4 clips")],
+)
+def test_the_protocol_of_the_results(
+    checkpoint: Path, tmp_path: Path, protocol: str, recorded: str | None
+) -> None:
+    row = Row(4, 4, 70.0, 90.0, 70.0, 1.0, 10, None, 8, 0)
+    sweep = Sweep("best", (2, 4), 10, (32, 32), (row,), failed=(), measured={}, protocol=protocol)
+    save_table([sweep], tmp_path)
+
+    options = ["--output", str(tmp_path), "--results", str(tmp_path / "results.json")]
+    assert main([str(checkpoint), NAME, *options]) == 0
+
+    assert load_with_record(tmp_path / f"{NAME}.safetensors")[1].protocol == recorded
+
+
+def test_the_cascade_of_replaced_weights_goes(checkpoint: Path, tmp_path: Path, capsys) -> None:
+    kept = tmp_path / f"{NAME}.cascade.safetensors"
+    kept.write_bytes(b"of other weights")
+
+    assert main([str(checkpoint), NAME, "--output", str(tmp_path)]) == 2
+    assert f"{kept.name} exists" in capsys.readouterr().err
+    assert main([str(checkpoint), NAME, "--output", str(tmp_path), "--overwrite"]) == 0
+
+    assert not kept.exists()
+
+
 def test_nothing_is_overwritten(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -274,6 +274,19 @@ def test_overwrite_replaces_only_folders_of_an_export(
         export_all(flexible, tmp_path / "mine", to="torch", size=32, overwrite=True)
     assert (tmp_path / "mine" / "thesis.txt").read_text() == "mine"
 
+    (tmp_path / "mine" / "index.json").write_text('{"my": "site"}')
+    with pytest.raises(FileExistsError, match="is not a folder of an export"):
+        export_all(flexible, tmp_path / "mine", to="torch", size=32, overwrite=True)
+    (tmp_path / "empty").mkdir()
+    for _ in range(2):
+        export_all(flexible, tmp_path / "empty", to="torch", size=32, overwrite=True)
+    (tmp_path / "empty" / "notes.txt").write_text("mine")
+    with pytest.raises(
+        FileExistsError, match=r"not a folder of an export alone, it has notes\.txt"
+    ):
+        export_all(flexible, tmp_path / "empty", to="torch", size=32, overwrite=True)
+    assert (tmp_path / "empty" / "notes.txt").read_text() == "mine"
+
 
 @torch.no_grad()
 def test_a_network_in_bf16(tmp_path: Path) -> None:

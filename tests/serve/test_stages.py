@@ -144,7 +144,9 @@ class Recorder:
     def __init__(self, pixels: np.ndarray, keyframes: int | None = None) -> None:
         self.pixels, self.decoded = torch.from_numpy(pixels), []
         if keyframes is not None:
-            self.timeline = SimpleNamespace(keyframe_times=np.arange(keyframes))
+            self.timeline = SimpleNamespace(
+                keyframe_times=np.arange(keyframes), seconds=np.arange(len(pixels)) / 10
+            )
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -190,6 +192,7 @@ def test_the_stages_of_a_file(tmp_path, plain) -> None:
         for count in (2, 6):
             expected = plain.reader(count).read(pixels)
             assert torch.equal(clips.read(count).pixels, expected.pixels)
+            assert clips.read(count).seconds == plain.reader(count).read(path).seconds == 1.0
     assert opened_ms > 0
 
 

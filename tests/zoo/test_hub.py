@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
+import safetensors.torch
 import torch
 import yaml
 from hub_server import COMMIT, save
@@ -26,6 +29,7 @@ from ffn.zoo import (
     verify_weights,
 )
 from ffn.zoo.repositories import model_card
+from ffn.zoo.state_digest import state_sha256
 
 NAME = "hf://me/net"
 
@@ -162,11 +166,15 @@ class Api:
 
     root: Path
 
-    def create_repo(self, repo_id: str, *, private: bool, exist_ok: bool) -> None:
+    def create_repo(self, repo_id: str, *, private: bool | None, exist_ok: bool) -> None:
         folder = self.root / repo_id
+        exists = folder.exists()
         folder.mkdir(parents=True, exist_ok=exist_ok)
-        if private:
+        if private and not exists:  # the Hub ignores it for one that exists
             (folder / "private").touch()
+
+    def repo_info(self, repo_id: str) -> SimpleNamespace:
+        return SimpleNamespace(private=(self.root / repo_id / "private").exists())
 
     def file_exists(self, repo_id: str, filename: str) -> bool:
         return (self.root / repo_id / filename).exists()
@@ -208,6 +216,9 @@ def test_what_is_published_can_be_loaded(hub, api, tmp_path) -> None:
     ffn.push_to_hub(path, "me/net", overwrite=True)
     ffn.push_to_hub(path, "me/hidden", private=True)
     assert (api.root / "me/hidden/private").exists()
+    ffn.push_to_hub(path, "me/hidden", private=True, overwrite=True)
+    with pytest.raises(WeightsError, match=r"hf://me/net is public; choose another name"):
+        ffn.push_to_hub(path, "me/net", private=True, overwrite=True)
     for wrong in ("net", "me/net@v1", "hf://me/net"):
         with pytest.raises(ValueError, match=r"expected (hf://)?user/name"):
             ffn.push_to_hub(path, wrong)
@@ -215,21 +226,31 @@ def test_what_is_published_can_be_loaded(hub, api, tmp_path) -> None:
 
 def test_a_cascade_is_published_with_its_weights(hub, api, tmp_path) -> None:
     path = tmp_path / "net.safetensors"
-    save(path)
+    model = save(path)
     ffn.push_to_hub(path, "me/net")
     hub.folder = api.root / "me/net"
     assert cascade_beside(NAME) is None
     assert "cascade" not in (hub.folder / "README.md").read_text()
 
-    cascade_path(path).write_bytes(b"a cascade")
+    content = json.dumps({"weights_sha256": state_sha256(model.state_dict())})
+    safetensors.torch.save_file({}, cascade_path(path), {"cascade": content})
     ffn.push_to_hub(path, "me/net", overwrite=True)
     found = cascade_beside(NAME)
     assert found.name == "model.cascade.safetensors"
-    assert found.read_bytes() == b"a cascade"
+    assert found.read_bytes() == cascade_path(path).read_bytes()
     assert 'predictor("video.mp4", frames="cascade")' in (hub.folder / "README.md").read_text()
 
     cascade_path(path).unlink()
     ffn.push_to_hub(path, "me/net", overwrite=True)
+    assert not (hub.folder / found.name).exists()
+
+    for other in (
+        b"no cascade",
+        safetensors.torch.save({}, {"cascade": '{"weights_sha256": "1"}'}),
+    ):
+        cascade_path(path).write_bytes(other)
+        with pytest.raises(ValueError, match=r"cascade\.safetensors belongs to other weights than"):
+            ffn.push_to_hub(path, "me/net", overwrite=True)
     assert not (hub.folder / found.name).exists()
 
 

@@ -10,7 +10,15 @@ import yaml
 from web_server import CONTENT, NEW, OTHER, SHA256, Server
 
 from ffn.data import Preprocessing
-from ffn.zoo import WeightsError, download, fetch_weights, local, records, verify_weights
+from ffn.zoo import (
+    WeightsError,
+    download,
+    fetch_weights,
+    home,
+    local,
+    records,
+    verify_weights,
+)
 
 SHIPPED = "tsm_tiny.motion_f4_8_16"
 
@@ -116,6 +124,20 @@ def test_a_file_without_its_hash_and_one_that_is_missing(zoo: Path, server: Serv
     assert found[SHIPPED].status == "missing"
     assert found[SHIPPED].detail == str(zoo / f"{SHIPPED}.safetensors")
     assert [v.is_problem for v in found.values()] == [True, True, False]
+
+
+def test_a_damaged_record_of_a_repository_is_a_verdict(zoo: Path, server: Server) -> None:
+    snapshot = home() / "hub/models--me--net/snapshots/abc"
+    snapshot.mkdir(parents=True)
+    (snapshot / "model.safetensors").write_bytes(CONTENT)
+    (snapshot / "model.yaml").write_text("x: [")
+    path = download(server.url, sha256=None)
+
+    found = {verdict.name: verdict for verdict in verify_weights()}
+
+    assert found[path.name].status == "ok"
+    (damaged,) = (verdict for verdict in found.values() if verdict.status == "differs")
+    assert "model.yaml is not a record of weights" in damaged.detail
 
 
 def test_another_file_at_the_address_is_found_later(zoo: Path, server: Server) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
@@ -166,7 +167,7 @@ def oracles(
     any_right, first = right.any(0), right.int().argmax(0)
     until = first.where(any_right, len(given) - 1)  # (N,), index of the last stage
     videos = len(predictions.label)
-    needed = min(int(any_right.sum()), -int(-target * videos / 100 // 1))
+    needed = min(int(any_right.sum()), math.ceil(target * videos / 100 - 1e-6))
     least = torch.zeros_like(first)
     least[: int(any_right.sum())] = first[any_right].sort().values  # the order does not matter
     least[needed:] = 0

@@ -42,7 +42,7 @@ class LivePredictor:
     predictor as a context, or call :meth:`close`.
 
     Args:
-        predictor: The network. It runs once per count at the start, to measure its times.
+        predictor: The network. It runs four times per count at the start, to measure its times.
         source: A camera, an address, a video file, an iterable of (time, frame), or a source with
             options; see :func:`ffn.serve.open_source`.
         window: Seconds of the stream that an answer is about.
@@ -84,9 +84,8 @@ class LivePredictor:
                 raise ValueError(f"{name} is {value!r}; expected a number above 0")
         if frames is not None:
             predictor.reader(frames)  # checks it
-        self._predictor, self._counts = predictor, handful(predictor.counts)
-        if frames is not None:
-            self._counts = [frames]
+        self._predictor = predictor
+        self._counts = handful(predictor.counts) if frames is None else [frames]
         self._why = "the largest count" if frames is None else ""
         self.source: Source = open_source(source)
         self._max_lag, self._on_event, self._clock = max_lag, on_event, clock or Clock()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import contextmanager
@@ -116,6 +117,12 @@ class Service:
             raise ValueError("there is no predictor; expected at least one")
         self.predictors, self.limits = dict(predictors), limits or Limits()
         for name, predictor in predictors.items():
+            if not predictor.knows_trained_frames:
+                raise ValueError(
+                    f"{name} is a plain network, and its record does not say how many frames it "
+                    "was trained with; a service needs this. Add the line `config: {task: {frames: "
+                    "[8]}}`, with your number, to the record, the .yaml next to the weights"
+                )
             if predictor.counts[-1] > self.limits.frames:
                 accepted = f"{self.limits.frames} frames are accepted at most"
                 raise ValueError(
@@ -190,7 +197,8 @@ class Service:
             raise Refusal(504, f"{error}; try a shorter or smaller video") from error
         futures = [self._batchers[model].submit(clip) for clip in clips]
         try:
-            found = [future.result(self.limits.timeout) for future in futures]
+            ends = time.monotonic() + self.limits.timeout
+            found = [future.result(max(0.0, ends - time.monotonic())) for future in futures]
         except FutureTimeoutError:
             for future in futures:
                 future.cancel()

@@ -174,6 +174,17 @@ def test_oracles_equal_an_exhaustive_search() -> None:
     assert stops["ms"] == pytest.approx(10 * sum(until) / 7)
 
 
+def test_a_target_in_percent_needs_no_video_more() -> None:
+    """100 * k / n * n / 100 may be above k."""
+    fit = fitted()
+    cascade = fit.cascade(next(p for p in fit.points if len(p.stages) == 3))
+    for videos in (7, 11, 23, 49):
+        few = select(OTHER, torch.arange(60) < videos)
+        for right in range(1, videos // 2):
+            best = oracles(cascade, few, {"gmacs": GMACS}, 100 * right / videos)["least_cost"]
+            assert best["accuracy"] == pytest.approx(100 * right / videos)
+
+
 def test_predictions_that_cannot_have_a_cascade_are_refused() -> None:
     several = replace(KEPT, label=torch.zeros(120, 3))
     with pytest.raises(ValueError, match="several labels; a cascade needs one label per video"):

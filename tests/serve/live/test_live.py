@@ -13,8 +13,10 @@ from live_network import Network, camera
 from serve_files import save_network, write_video
 from simulated_clock import SimulatedClock
 
-from ffn.data import VideoError
+import ffn
+from ffn.data import Preprocessing, VideoError
 from ffn.serve import LivePredictor, Predictor, Smoothing, open_source
+from ffn.zoo import save_weights
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +100,16 @@ def test_the_largest_count_is_used_while_it_fits(predictor, film) -> None:
     answers = list(LivePredictor(predictor, given_source(film, 10), 2.0, clock=SimulatedClock()))
     assert predictor.counts == list(range(2, 13))
     assert {(a.prediction.frames, a.prediction.why) for a in answers} == {(12, "the largest count")}
+
+
+def test_a_plain_network_of_unknown_trained_frames(film, tmp_path) -> None:
+    torch.manual_seed(0)
+    preprocessing = Preprocessing(crop=32, resize=32).to_dict()
+    meta = {"model": "tsm_tiny", "num_classes": 3, "preprocessing": preprocessing}
+    save_weights(ffn.create_model("tsm_tiny", num_classes=3), tmp_path / "a.safetensors", meta)
+    plain = Predictor(tmp_path / "a.safetensors")
+    live = LivePredictor(plain, given_source(film, 10), 2.0, frames=4, clock=SimulatedClock())
+    assert {answer.prediction.frames for answer in live} == {4}
 
 
 def test_half_an_hour_with_a_load_in_the_middle() -> None:

@@ -160,7 +160,8 @@ def test_times_ascend_after_a_burst() -> None:
             break
 
     times = [answer.time for answer in answers]
-    assert times[0] < 1 and times[-1] > 12
+    assert times[0] < 1
+    assert times[-1] > 12
     assert all(a < b for a, b in pairwise(times))
     assert all(0 <= p <= 1 for a in answers for p in a.smoothed.tolist())
 

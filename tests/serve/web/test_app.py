@@ -330,6 +330,14 @@ def test_the_client_needs_the_standard_library_only(address, videos) -> None:
     assert (done.stdout, done.stderr) == ("4 False\n", "")
 
 
+def test_a_client_with_another_protocol_than_the_service(address) -> None:
+    client = Client(address.replace("http:", "https:"), timeout=5)
+    assert not client.healthy()
+    with pytest.raises(ServiceError, match="does not answer: ") as caught:
+        client.models()
+    assert caught.value.status == 0
+
+
 def test_a_picture_of_the_page_is_written_once() -> None:
     """Another browser may be reading the picture of the same frame."""
     pixels = torch.randint(256, (3, 2, 40, 48), generator=torch.manual_seed(0)).byte()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import threading
 import time
@@ -16,9 +17,13 @@ import torch
 from serve_choices import Blocks, Ends
 from serve_files import save_network, write_video
 
+import ffn
+from ffn.data import Preprocessing
 from ffn.serve import Predictor, choose_frames
 from ffn.serve.web import Limits, Query, Refusal, Service
+from ffn.zoo import save_weights
 
+SETTINGS = Preprocessing(crop=32, resize=32).to_dict()
 LIMITS = Limits(mebibytes=0.5, seconds=3.0, frames=16, counts=4, timeout=8.0, requests=2)
 
 
@@ -156,6 +161,32 @@ def test_a_network_that_takes_too_long(predictor, upload, monkeypatch) -> None:
         status, message = refused(service, upload)
         assert (status, message.split(";")[0]) == (504, "the network took more than 2 s")
         go.set()
+
+
+def test_the_time_is_that_of_all_numbers_of_frames(predictor, upload, monkeypatch) -> None:
+    def slow(clips: list) -> list:
+        time.sleep(0.7)
+        return [None] * len(clips)
+
+    monkeypatch.setattr(predictor, "predict", slow)
+    with Service({"tiny": predictor}, limits=replace(LIMITS, timeout=1.5)) as service:
+        status, _ = refused(service, upload, Query(frames=(2, 3, 4, 5)))
+        assert status == 504
+
+
+def test_a_plain_network_of_unknown_frames_is_refused(tmp_path) -> None:
+    torch.manual_seed(0)
+    plain = ffn.create_model("tsm_tiny", num_classes=3)
+    path, record = tmp_path / "plain.safetensors", tmp_path / "plain.yaml"
+    meta = {"model": "tsm_tiny", "num_classes": 3, "preprocessing": SETTINGS}
+    save_weights(plain, path, meta)
+    with pytest.raises(ValueError, match=r"plain is a plain network, .*Add the line `config") as c:
+        Service({"plain": Predictor(path)}, limits=LIMITS)
+
+    line = re.search("`(.*)`", str(c.value)).group(1)
+    record.write_text(record.read_text().replace("config: null\n", "") + f"{line}\n")
+    with Service({"plain": Predictor(path)}, limits=LIMITS) as service:
+        assert service.models()[0]["trained_frames"] == [8]
 
 
 def test_requests_beyond_the_limit_are_refused(service) -> None:
