@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from ffn.cli.configs import config_names, find_config
 
 if TYPE_CHECKING:
     from ffn.data import Preprocessing, Record
+    from ffn.data.decoding import Video
     from ffn.export import Calibration
 
 CONFIGS = (".yaml", ".yml")
@@ -23,6 +24,7 @@ def read_calibration(
     *,
     classes: Sequence[str] | None,
     preprocessing: Preprocessing,
+    pattern: str | None,
     frames: int,
     as_frames: bool,
     clips: int,
@@ -37,6 +39,7 @@ def read_calibration(
             list, the held-out videos are others.
         classes: class names of the network.
         preprocessing: of the network.
+        pattern: of the names of frames in folders, for lists; a config has its own.
         frames: T.
         as_frames: inputs are uint8 frames (1, T, H, W, 3) instead of normalised clips.
         clips: calibration clips, at most.
@@ -50,7 +53,7 @@ def read_calibration(
     from ffn.export import Calibration
 
     generator = np.random.default_rng(seed)
-    train, val = _read_records(sources, classes)
+    train, val, open_record = _read_records(sources, classes, pattern)
     train = [train[i] for i in generator.permutation(len(train))]
     val = [val[i] for i in generator.permutation(len(val))] if val else train[clips:]
     if not train or not val:
@@ -58,8 +61,8 @@ def read_calibration(
             f"{' '.join(sources)}: {len(train)} videos are too few for {clips} calibration clips "
             "and held-out clips; lower --calibration-clips, or name a second list"
         )
-    chosen = Inputs(train[:clips], frames, preprocessing, as_frames)
-    others = Inputs(val[:held_out], frames, preprocessing, as_frames)
+    chosen = Inputs(train[:clips], open_record, frames, preprocessing, as_frames)
+    others = Inputs(val[:held_out], open_record, frames, preprocessing, as_frames)
     return Calibration(chosen, Labelled(others))
 
 
@@ -68,17 +71,24 @@ class Inputs(Sequence[Tensor]):
 
     Args:
         records: the videos.
+        open_record: opens one.
         frames: T.
         preprocessing: of the network.
         as_frames: return uint8 frames (1, T, H, W, 3) instead of normalised clips.
     """
 
     def __init__(
-        self, records: Sequence[Record], frames: int, preprocessing: Preprocessing, as_frames: bool
+        self,
+        records: Sequence[Record],
+        open_record: Callable[[Record], Video],
+        frames: int,
+        preprocessing: Preprocessing,
+        as_frames: bool,
     ) -> None:
         from ffn.data import EvalTransform, Normalise
 
         self.records, self.frames, self.preprocessing = records, frames, preprocessing
+        self._open = open_record
         self._transform, self._normalise = EvalTransform(preprocessing), Normalise(preprocessing)
         self._as_frames = as_frames
 
@@ -93,9 +103,9 @@ class Inputs(Sequence[Tensor]):
 
     def _read(self, record: Record) -> Tensor:
         """Frames (T, H, W, 3) of a video."""
-        from ffn.data import open_video, sample_views
+        from ffn.data import sample_views
 
-        video = open_video(record.path, frames=record.frames)
+        video = self._open(record)
         usable = range(len(video))
         if record.start is not None or record.end is not None:
             usable = video.between(record.start, record.end)
@@ -116,22 +126,26 @@ class Labelled:
 
 
 def _read_records(
-    sources: Sequence[str], classes: Sequence[str] | None
-) -> tuple[list[Record], list[Record]]:
-    """Videos for calibration, and held-out ones; these are empty for a single list."""
-    from ffn.data import read_annotations
+    sources: Sequence[str], classes: Sequence[str] | None, pattern: str | None
+) -> tuple[list[Record], list[Record], Callable[[Record], Video]]:
+    """Videos for calibration, held-out ones, and how to open them.
+
+    There are no held-out ones for a single list.
+    """
+    from ffn.data import open_video, read_annotations
 
     is_config = Path(sources[0]).suffix in CONFIGS or sources[0] in config_names()
     if not is_config or Path(sources[0]).is_dir():
         if len(sources) > 2:
             raise ValueError(f"--calibration has {len(sources)} lists; expected one or two")
         read = [read_annotations(source, classes=classes)[0] for source in sources]
-        return (*read, []) if len(read) == 1 else tuple(read)
+        train, val = (*read, []) if len(read) == 1 else read
+        named = {} if pattern is None else {"pattern": pattern}
+        return train, val, lambda record: open_video(record.path, frames=record.frames, **named)
 
-    from ffn.engine.build_data import read_config_splits
+    from ffn.engine.build_data import open_record_of, read_config_splits
     from ffn.engine.config import load_config
 
-    splits = read_config_splits(
-        load_config(find_config(sources[0]), sources[1:]).data, classes=classes
-    )
-    return splits.train, splits.val
+    options = load_config(find_config(sources[0]), sources[1:]).data
+    splits = read_config_splits(options, classes=classes)
+    return splits.train, splits.val, open_record_of(options)

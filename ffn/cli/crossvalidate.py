@@ -77,6 +77,7 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         if note:
             print(f"warning: {note}", file=sys.stderr)
         write_plan(folder, clips, fold_of, config, given)
+        frames = sorted({*frames, *folder.tested_frames()})  # earlier counts are kept
         runs = [(seed, fold) for seed in seeds for fold in range(given.folds)]
         options = {"shuffled": given.shuffled, "device": given.device}
         found = [(fold_job(folder, config, *run, frames, **options), *run) for run in runs]

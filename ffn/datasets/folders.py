@@ -20,12 +20,16 @@ _SPLITS = {
 def folder(videos: Inventory, lists: Inventory) -> Listing:
     """Read `SPLIT/CLASS/video`, or `CLASS/video` without splits; a video may be a frame folder.
 
+    A frame folder beside a video file of the same name is left out.
+
     Raises:
         PreparationError: if there is no such video, or two folders of one split.
     """
     if lists.root != videos.root:
         raise PreparationError("the data set folder has no lists; leave --annotations out")
-    paths = [*videos.videos, *videos.folders]
+    # A folder beside a video of its name holds the frames of that video.
+    beside = {str(PurePosixPath(path).with_suffix("")) for path in videos.videos}
+    paths = [*videos.videos, *(path for path in videos.folders if path not in beside)]
     splits = _split_folders(videos, paths)
     listing = Listing([], [split for split in _SPLITS if split in splits.values()])
     depth = 3 if splits else 2

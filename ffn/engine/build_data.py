@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ffn import data
+from ffn.data.decoding import Video
 from ffn.engine.class_weights import (
     balanced_weights,
     class_counts,
@@ -287,6 +288,19 @@ def _open_store(
             "size, lower data.resize, or use data.format=video"
         )
     return store
+
+
+def open_record_of(options: DataConfig) -> Callable[[data.Record], Video]:
+    """A function that opens a video as the training does: from the store, or with the decoder.
+
+    Raises:
+        ValueError: the store cannot be read.
+    """
+    store = _open_store(options, resize=0)
+    if store is not None:
+        return store.open_record
+    given = {"decoder": options.decoder.value, **_pattern(options)}
+    return lambda record: data.open_video(record.path, frames=record.frames, **given)
 
 
 def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str, Any]:

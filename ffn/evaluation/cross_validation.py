@@ -216,4 +216,4 @@ def _mean_class(found: CrossValidation, frames: int) -> float:
 
 
 def _percent(share: float) -> float:
-    return round(100 * float(share), 2)
+    return round(100 * float(share), 4)  # more digits than are shown: rounding twice may differ

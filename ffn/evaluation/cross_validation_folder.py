@@ -162,6 +162,16 @@ class CrossValidationFolder:
         _write(self.results, content)
         return self.results
 
+    def tested_frames(self) -> list[int]:
+        """The numbers of frames of results.json; none if there is no such file.
+
+        Raises:
+            ValueError: it is damaged.
+        """
+        if not self.results.is_file():
+            return []
+        return [row["frames"] for row in _read(self.results, ("rows",))["rows"]]
+
     def load_finished(self, name: str) -> CrossValidation:
         """Join the predictions that belong to results.json.
 

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import operator
 import platform
+import threading
 from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, fx, nn
 
 from ffn.export.kernels import OverFrames, OverTime
-from ffn.layers import ClipLength
 
 DTYPES = (torch.float32, torch.bfloat16)
 SUMS = (operator.add, operator.iadd, torch.add)
@@ -128,8 +128,8 @@ def _pack_with_readers(module: nn.Module) -> None:
         return
     if not any(_is_packable(child) for child in _called_directly(module)):
         return
-    if any(isinstance(value, ClipLength) for value in vars(module).values()):
-        return  # its trace would have the length of one clip
+    if any(isinstance(value, threading.local) for value in vars(module).values()):
+        return  # it reads the length of the present clip, which its trace would fix
     try:
         graph = _Children().trace(module)
     except Exception:  # torch.fx raises many kinds of errors where it cannot follow a forward

@@ -224,8 +224,9 @@ def test_tests_are_added_to_a_finished_one(root: Path, trainings: Trainings) -> 
     trainings.commands.clear()
 
     assert main([*arguments(root), "--frames", "2", "9"]) == 0
-    assert [row["frames"] for row in results(root)["rows"]] == [2, 9]
+    assert [row["frames"] for row in results(root)["rows"]] == [2, 3, 4, 9]
     assert main([*arguments(root), "--frames", "2", "9", "--shuffled"]) == 0
+    assert [row["frames"] for row in results(root)["rows"]] == [2, 3, 4, 9]
     tests = [command for command in trainings.commands if command[0] == "test"]
     assert ["--shuffle-frames" in test for test in tests] == [False, False, True, True]
 

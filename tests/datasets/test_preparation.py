@@ -205,6 +205,21 @@ def test_a_class_without_a_video(layouts: Layouts) -> None:
     assert summary.classes == NAMES
 
 
+def test_frames_beside_their_video_are_not_listed(layouts: Layouts) -> None:
+    """With a video of the same name in the same folder only."""
+    write_videos(layouts, {"train/run/a": 1, "train/jump/b": 1, "val/run/c": 1})
+    layouts.frames("train/run/a_0")
+    layouts.frames("train/jump/a_0")
+
+    prepare("folder", layouts.root)
+
+    assert labels(layouts.root, "train.csv") == {
+        "train/run/a_0.mp4": "run",
+        "train/jump/b_0.mp4": "jump",
+        "train/jump/a_0": "jump",
+    }
+
+
 def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
     """Cells of a csv lose their outer blanks, and Linux allows names that are not UTF-8."""
     write_videos(layouts, {"train/run/a": 1, "val/run/a": 1})

@@ -62,17 +62,17 @@ def test_a_clip_counts_once_per_seed() -> None:
     four, eight = summary["rows"]
     assert (four["frames"], eight["frames"]) == (4, 8)
     assert four["top1"]["mean"] == pytest.approx(100 * (4 + 3) / 12, abs=0.01)
-    assert four["top1"]["per_seed"] == [66.67, 50.0]
+    assert four["top1"]["per_seed"] == [66.6667, 50.0]
     assert four["top1"]["per_fold"] == [62.5, 50.0]  # (3 + 2) / 8 and (1 + 1) / 4
     # Per class 1, 0, 1, 0, 1 and 1/2, 0, 1, 1, 0.
     assert four["top1"]["mean_class"] == pytest.approx(100 * (3 / 5 + 2.5 / 5) / 2, abs=0.01)
-    assert eight["top1"]["mean"] == 66.67
+    assert eight["top1"]["mean"] == 66.6667
     values = np.array([1, 0.5, 0, 1, 0.5, 0.5])[:, None]
     (expected,) = bootstrap_means(values, list("aabbcc"))
     assert four["top1"]["interval"] == pytest.approx(
         [100 * expected.low, 100 * expected.high], abs=0.01
     )
-    assert summary["majority"] == 33.33
+    assert summary["majority"] == 33.3333
     assert summary["classes"] == dict(zip(CLASSES, [2, 1, 1, 1, 1], strict=True))
     assert (summary["clips"], summary["groups"], summary["fold_clips"]) == (6, 3, [4, 2])
     assert summary["bootstrap"] == {
@@ -134,7 +134,7 @@ def test_unreadable_clips_are_wrong_and_listed() -> None:
     summary = summarise_cross_validation(found)
 
     assert summary["rows"][0]["top1"]["mean"] == 50.0
-    assert summary["rows"][0]["class_groups"]["mean"] == 66.67
+    assert summary["rows"][0]["class_groups"]["mean"] == 66.6667
     assert summary["unreadable"] == ["0.mp4"]
 
 

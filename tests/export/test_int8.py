@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
 import ffn
+from ffn.cli.calibration import read_calibration
 from ffn.cli.export import main
+from ffn.data import Preprocessing, pack, read_annotations
 from ffn.datasets.synthetic import generate
 from ffn.export import Calibration, ExportError
 
@@ -58,6 +61,50 @@ def test_the_command_calibrates_with_training_clips(motion: Path, tmp_path: Path
     assert "int8 on 16 held-out clips" in capsys.readouterr().out  # the rest of the list
     assert main([*command, *frames, "--held-out-clips", "9", "--calibration", *lists]) == 0
     assert "int8 on 9 held-out clips" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("source", ["config", "list", "store"])
+def test_clips_are_read_as_in_training(motion: Path, tmp_path: Path, source: str) -> None:
+    """From folders of frames whose names have a pattern of their own, or from a store."""
+    shipped = ffn.load(SHIPPED).record
+    settings = Preprocessing.from_dict(shipped.preprocessing)
+    root, pattern, config = tmp_path / "frames", None, "quickstart/motion_plain_16"
+    options = [f"data.root={root}", "data.train=train.csv", "data.val=train.csv"]
+    if source == "store":
+        videos = read_annotations(motion / "train.csv", root=motion, classes=shipped.classes)[0]
+        pack(videos, tmp_path / "store", short_side=28, root=motion)
+        options = [f"data.root={motion}", "data.format=store", f"data.store={tmp_path / 'store'}"]
+        sources = [config, *options]
+    else:
+        for number in range(4):
+            (root / f"v{number}").mkdir(parents=True)
+            for n in range(8):
+                Image.new("RGB", (32, 32), (60 * number, n, 0)).save(
+                    root / f"v{number}/img_{n:05d}.png"
+                )
+        rows = [f"v{number},{shipped.classes[number]}\n" for number in range(4)]
+        (root / "train.csv").write_text("path,label\n" + "".join(rows))
+        sources = [config, *options, "data.frame_pattern=img_{:05d}.png"]
+    if source == "list":
+        sources, pattern = [str(root / "train.csv")], "img_{:05d}.png"
+
+    found = read_calibration(
+        sources,
+        classes=shipped.classes,
+        preprocessing=settings,
+        pattern=pattern,
+        frames=4,
+        as_frames=True,
+        clips=2,
+        held_out=1,
+        seed=0,
+    )
+
+    clips = list(found.clips)
+    assert len(clips) == 2
+    assert {clip.shape[:2] for clip in clips} == {(1, 4)}
+    if source != "store":
+        assert {int(clip[0, 0, 0, 0, 0]) % 60 for clip in clips} == {0}
 
 
 def test_convolutions_are_quantised_but_not_the_classifier(tmp_path: Path) -> None:
