@@ -138,6 +138,7 @@ def test_the_table_of_cascades() -> None:
     ("label", "network"),
     [
         ("`own_motions.yaml`", "any_count"),
+        ("the same at 4, 8 and 16 frames", "fixed_4_8_16"),
         ("16 frames alone", "plain_16"),
         ("8 frames alone", "plain_8"),
         ("4 frames alone", "plain_4"),
@@ -173,7 +174,15 @@ def test_what_pages_say_of_own_motions() -> None:
     assert f"it has {min(shuffled):.0f} to {max(shuffled):.0f} %" in tuning
     direction = f"{reps['class_groups']['mean']:.1f} %"
     assert f"({reps['top1']['mean']:.0f} % at 16 frames)" in tuning
+    fixed = found["reps6", "fixed_4_8_16"][16]["class_groups"]["mean"]
     assert f"{direction} (separate network: {alone['class_groups']['mean']:.1f} %" in tuning
+    assert f"trained at 4, 8 and 16 frames: {fixed:.1f} %" in tuning
+    other = found["motion6", "fixed_4_8_16"]
+    more = [
+        f"{abs(other[n]['top1']['mean'] - ours[n]['top1']['mean']):.1f}" for n in (4, 8, 16, 20)
+    ]
+    assert f"more accurate by {more[0]} and {more[1]} points at 4 and 8 frames" in tuning
+    assert f"less by {more[2]} and {more[3]} at 16 and 20" in tuning
     assert f"is {gain[4]} and {gain[2]} points above" in any_count
     at = {n: f"{ours[n]['top1']['mean']:.0f} %" for n in (4, 16)}
     assert f"{at[16]} on 345 real clips of six motions at 16 frames, {at[4]} at 4" in readme

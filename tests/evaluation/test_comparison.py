@@ -69,7 +69,7 @@ def test_a_constant_gain_has_no_width() -> None:
     none, third = np.zeros(GROUPS * SIZE, bool), np.arange(GROUPS * SIZE) % SIZE == 0
     found = compare([network("one", none), network("other", third)])
     difference = found["differences"]["top1"]["other"][0]
-    assert difference == {"frames": 4, "mean": 33.33, "interval": [33.33, 33.33]}
+    assert difference == {"frames": 4, "mean": 33.3333, "interval": [33.3333, 33.3333]}
 
 
 def test_the_table_has_a_line_per_network(right: np.ndarray) -> None:
