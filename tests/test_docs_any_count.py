@@ -34,6 +34,46 @@ def test_a_row_of_the_table(label) -> None:
         assert float(shown) == pytest.approx(mean(expected), abs=0.0501)
 
 
+FAMILIES = json.loads((ROOT / "model_zoo/results/motion_any_count_families.json").read_text())
+FAMILY_ROWS = {
+    "`tea_tiny`, any count": "tea_any_count",
+    "`tea_tiny`, at 4, 8 and 16": "tea_flexible",
+    "`uniformer_tiny`, any count": "uniformer_any_count",
+    "`uniformer_tiny`, at 4, 8 and 16": "uniformer_flexible",
+}
+
+
+@pytest.mark.parametrize("label", FAMILY_ROWS)
+def test_a_row_of_the_other_networks(label) -> None:
+    (line,) = (line for line in PAGE.splitlines() if line.startswith(f"| {label} |"))
+    *cells, shown = [
+        float(cell) for cell in line.removeprefix(f"| {label} |").strip("| ").split("|")
+    ]
+    rows = FAMILIES["runs"][FAMILY_ROWS[label]]["rows"]
+    measured = {row["frames"]: row["top1_mean"] for row in rows}
+    expected = [measured[count] for count in COUNTS]
+
+    assert cells == pytest.approx(expected, abs=0.0501)
+    assert shown == pytest.approx(mean(expected), abs=0.0501)
+
+
+def test_the_gains_of_the_other_networks() -> None:
+    def gain(family: str) -> float:
+        means = [
+            mean(
+                row["top1_mean"]
+                for row in FAMILIES["runs"][f"{family}_{form}"]["rows"]
+                if row["frames"] in COUNTS
+            )
+            for form in ("any_count", "flexible")
+        ]
+        return means[0] - means[1]
+
+    text = " ".join(PAGE.split())
+    gains = [f"{gain(family):.1f}" for family in ("tea", "uniformer")]
+    assert f"gains {gains[0]} points with `tea_tiny` and {gains[1]} with `uniformer_tiny`" in text
+
+
 def test_the_goals() -> None:
     """What the text below the table says of its differences."""
     ours, paper, separate = (
