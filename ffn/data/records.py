@@ -22,8 +22,8 @@ class Record:
     Attributes:
         path: Video file or folder of frames.
         label: Class index; in a list with several labels per video, their ascending indices.
-        frames: Number of frames of a folder, or None to count them. A
-            file that can be sought is always counted.
+        frames: Number of frames of a folder, or of a file that is not seekable, or None to count
+            them; a seekable file is always counted.
         start: Start of the part to use, in seconds, or None for the start of the video.
         end: End of the part to use, in seconds, or None for the end of the video.
     """

@@ -296,10 +296,9 @@ def open_record_of(options: DataConfig) -> Callable[[data.Record], Video]:
     Raises:
         ValueError: the store cannot be read.
     """
-    store = _open_store(options, resize=0)
-    if store is not None:
-        return store.open_record
-    given = {"decoder": options.decoder.value, **_pattern(options)}
+    given = _frame_source(options, _open_store(options, resize=0))
+    if "source" in given:
+        return given["source"]
     return lambda record: data.open_video(record.path, frames=record.frames, **given)
 
 

@@ -64,9 +64,9 @@ def export_all(
 ) -> FolderReport:
     """Export the sub-network of each trained count, with an index, to one folder.
 
-    ``index.json`` has the numbers of frames that each file answers for. Interpolated counts are not
-    exported; :func:`ffn.export` writes one. ONNX files share their
-    weights: tensors that are equal are stored once, in ``weights.bin``.
+    ``index.json`` has the numbers of frames that each file answers for. ONNX files share their
+    weights: tensors that are equal are stored once, in ``weights.bin``. Interpolated counts are
+    left out; :func:`ffn.export` writes one of them.
 
     Args:
         model: a frame-flexible network.

@@ -79,8 +79,8 @@ def push_to_hub(
     cascade = cascade_beside(weights)
     if cascade is not None and cascade_weights(cascade) != state_sha256(model.state_dict()):
         raise ValueError(
-            f"{cascade} belongs to other weights than {weights}; delete it, or fit a cascade to "
-            f"these with {command('cascade')} fit"
+            f"{cascade} is no cascade of {weights}; delete it, or fit one to these weights with "
+            f"{command('cascade')} fit"
         )
     api = huggingface_hub.HfApi()
     try:

@@ -103,6 +103,7 @@ def test_clips_are_read_as_in_training(motion: Path, tmp_path: Path, source: str
     clips = list(found.clips)
     assert len(clips) == 2
     assert {clip.shape[:2] for clip in clips} == {(1, 4)}
+    assert {clip.shape[2] for clip in clips} == {28 if source == "store" else 32}
     if source != "store":
         assert {int(clip[0, 0, 0, 0, 0]) % 60 for clip in clips} == {0}
 

@@ -167,6 +167,7 @@ def oracles(
     any_right, first = right.any(0), right.int().argmax(0)
     until = first.where(any_right, len(given) - 1)  # (N,), index of the last stage
     videos = len(predictions.label)
+    # 100 * k / N * N / 100 may be above k, by rounding.
     needed = min(int(any_right.sum()), math.ceil(target * videos / 100 - 1e-6))
     least = torch.zeros_like(first)
     least[: int(any_right.sum())] = first[any_right].sort().values  # the order does not matter
