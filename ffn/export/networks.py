@@ -153,7 +153,7 @@ class Networks:
         shape = "x".join(map(str, clip.shape))
         machine = f"{describe_device(clip.device)}, torch {torch.__version__}"
         kind = f"{type(network).__name__} of {_size(network)} parameters"
-        key = f"{kind}, {shape}{', packed' * can_pack()}, {machine}"
+        key = f"{kind}, {shape}{', packed for the shape' * can_pack()}, {machine}"
         known = read_measurements(path, lambda value: str(value) in PRECISIONS) if path else {}
         if key not in known:
             known[key] = "bf16" if _is_faster_in_bf16(network, clip) else "fp32"

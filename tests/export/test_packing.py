@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -14,7 +17,7 @@ from torch import Tensor, nn
 
 import ffn
 from ffn.export import can_pack, pack
-from ffn.export.packing import PackedConv2d, PackedLinear
+from ffn.export.packing import MAX_SHAPES, PackedConv2d, PackedLinear
 from ffn.layers import PerFrame
 from ffn.zoo import create_model
 
@@ -224,3 +227,69 @@ def test_threads_at_different_lengths(name: str) -> None:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+SHAPES = ((1, 256, 7, 7), (4, 256, 14, 14), (16, 256, 28, 28), (3, 256, 30, 17))
+
+
+@pytest.mark.parametrize("kernel", [1, 3])
+def test_layouts_of_weights(kernel: int) -> None:
+    """A weight has one tensor per layout, whatever the shapes, and none is left over."""
+    torch.manual_seed(0)
+    conv = nn.Conv2d(256, 512, kernel, padding=kernel // 2).eval()
+    packed = pack(nn.Sequential(copy.deepcopy(conv)))[0]
+    weight, _ = packed.weights
+    for shape in SHAPES * 2:
+        x = torch.randn(shape).to(memory_format=torch.channels_last)
+        with torch.inference_mode():
+            expected, found = conv(x), packed(x)
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+        assert torch.equal(weight.for_input(x.shape).to_dense(), conv.weight)
+    tensors = list(weight._of_shape.values())
+    layouts = {torch.ops.mkldnn._get_mkldnn_serialized_md(one).numpy().tobytes() for one in tensors}
+    assert set(weight._of_shape) == set(map(torch.Size, SHAPES))
+    assert len({id(one) for one in tensors}) == len(layouts)
+
+
+def test_number_of_remembered_shapes() -> None:
+    packed = pack(nn.Sequential(nn.Conv2d(4, 8, 1)).eval())[0]
+    weight, _ = packed.weights
+    for size in range(1, 3 * MAX_SHAPES):
+        weight.for_input(torch.Size((1, 4, size, size)))
+        assert len(weight._of_shape) <= MAX_SHAPES + 1
+
+
+REORDERS = """
+import torch
+from torch import nn
+import ffn
+from ffn.export import pack
+from ffn.zoo import create_model
+
+torch.manual_seed(0)
+model = ffn.convert(create_model("tsm_r50", num_classes=5), (4,)).eval()
+fused = ffn.fuse(model, frames=4).to({dtype})
+packed = pack(nn.Sequential(fused))
+clips = [torch.randn(batch, 3, 4, 64, 64).to({dtype}) for batch in (1, 2)]
+with torch.inference_mode():
+    for clip in clips:
+        packed(clip)
+    print("measured", flush=True)
+    for clip in clips:
+        packed(clip)
+"""
+
+
+@pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
+def test_no_weight_is_reordered_in_a_call(dtype: str) -> None:
+    """oneDNN lists what it runs: a weight in another layout costs more than its convolution."""
+    environment = {**os.environ, "ONEDNN_VERBOSE": "1"}
+    code = REORDERS.format(dtype=dtype)
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr
+    before, _, after = done.stdout.partition("measured\n")
+    assert "exec,cpu,reorder" in before
+    assert after.count("exec,cpu,convolution") == 2 * 53
+    assert "exec,cpu,reorder" not in after
