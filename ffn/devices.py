@@ -14,10 +14,18 @@ def describe_device(device: torch.device) -> str:
         return torch.cuda.get_device_name(device)
     if device.type != "cpu":
         return device.type
-    name = platform.processor() or platform.machine()
+    threads = torch.get_num_threads()
+    return f"{_describe_processor()}, {threads} thread{'s' * (threads > 1)}"
+
+
+def _describe_processor() -> str:
+    """Name of the processor, with its family and model: a virtual machine may shorten the name."""
+    entries: dict[str, str] = {}
     if os.path.exists("/proc/cpuinfo"):  # on Linux, platform returns the architecture
         with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            entries = (line.partition(":") for line in lines)
-            name = next((value.strip() for key, _, value in entries if "model name" in key), name)
-    threads = torch.get_num_threads()
-    return f"{name}, {threads} thread{'s' * (threads > 1)}"
+            for key, _, value in (line.partition(":") for line in lines):
+                entries.setdefault(key.strip(), value.strip())
+    name = entries.get("model name") or platform.processor() or platform.machine()
+    if "cpu family" in entries and "model" in entries:
+        name += f" (family {entries['cpu family']}, model {entries['model']})"
+    return name

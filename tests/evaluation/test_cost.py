@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -9,6 +10,7 @@ import torch
 from evaluation_toys import flexible, plain
 from torch import nn
 
+from ffn import devices
 from ffn.core import extract
 from ffn.evaluation import count_macs, count_parameters, describe_device, measure_latency
 from ffn.layers import PerFrame
@@ -162,3 +164,25 @@ def test_a_cpu_is_named_with_its_threads(
 
     assert name.endswith(f", {named}")
     assert not name.startswith(",")
+
+
+@pytest.mark.parametrize(
+    ("lines", "expected"),
+    [
+        (
+            "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
+            "\nprocessor\t: 1\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: other\n",
+            "AMD EPYC (family 25, model 17)",
+        ),
+        ("processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\n", "aarch64"),
+    ],
+)
+def test_processors_of_one_name_differ_by_family_and_model(
+    lines: str, expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Virtual machines shorten names: two generations were both called "AMD EPYC"."""
+    monkeypatch.setattr(devices.os.path, "exists", lambda path: path == "/proc/cpuinfo")
+    monkeypatch.setattr(devices, "open", lambda *_, **__: io.StringIO(lines), raising=False)
+    monkeypatch.setattr(devices.platform, "processor", lambda: "")
+    monkeypatch.setattr(devices.platform, "machine", lambda: "aarch64")
+    assert describe_device(torch.device("cpu")).rpartition(",")[0] == expected
