@@ -156,20 +156,19 @@ def _infer(given: argparse.Namespace, device: torch.device) -> Iterator[Comparis
     if given.onnx and device.type != "cpu":
         raise ValueError("--onnx runs on a CPU; add --device cpu")
     for model in given.model:
-        for batch_size in given.batch_size:
-            yield from compare_inference(
-                model,
-                given.trained_frames,
-                frames=given.frames,
-                batch_size=batch_size,
-                size=given.size,
-                num_classes=given.num_classes,
-                compiled=given.compile,
-                onnx=given.onnx,
-                rounds=given.rounds,
-                device=device,
-                skip=given.done,
-            )
+        yield from compare_inference(
+            model,
+            given.trained_frames,
+            frames=given.frames,
+            batch_sizes=given.batch_size,
+            size=given.size,
+            num_classes=given.num_classes,
+            compiled=given.compile,
+            onnx=given.onnx,
+            rounds=given.rounds,
+            device=device,
+            skip=given.done,
+        )
 
 
 def _layers(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
