@@ -82,8 +82,11 @@ class Folder:
             self.reasons[name] = "it runs several times, or does more than a batch norm"
             return
         scale, shift = _affine(norm)
-        before = self._layer(self.flow.producer(x))
-        if before and self.flow.readers(x) == [call]:
+        producer = self.flow.producer(x)
+        before = self._layer(producer)
+        # The norm is over dimension 1; of a linear layer's output (B, L, D), these are the tokens.
+        is_channel = before and x.ndim - _LAYERS[producer.name] - 1 == 1
+        if is_channel and self.flow.readers(x) == [call]:
             if _largest_mean(norm, before[1]) >= LARGEST_MEAN:
                 self.fp32.add(before[0])
             _scale_outputs(before[1], scale, shift)

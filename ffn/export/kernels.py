@@ -97,7 +97,9 @@ def choose_kernels(network: nn.Module) -> None:
 
 
 def _as_2d(layer: nn.Conv3d | nn.MaxPool3d) -> nn.Module | None:
-    """A 2-D form of a layer that spans time or space alone; None if it spans both."""
+    """A 2-D form of a layer that spans time or space alone; None if it spans both, or has hooks."""
+    if layer._forward_hooks or layer._forward_pre_hooks:
+        return None
     if type(layer) is nn.MaxPool3d:
         sizes = [
             _three(v) for v in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)

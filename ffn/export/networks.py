@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
 from ffn.devices import describe_device
-from ffn.export.fuse import fuse
+from ffn.export.fuse import TOLERANCE, fuse
 from ffn.export.packing import can_pack, pack
 from ffn.files import write_text
 
@@ -65,6 +65,7 @@ class Networks:
         self._networks: OrderedDict[int, nn.Module] = OrderedDict()
         self._dropped: set[int] = set()
         self._warned = False
+        self._packable = True  # until a network is not
         self._lock = threading.Lock()
 
     def __call__(self, clip: Tensor) -> Tensor:
@@ -132,19 +133,47 @@ class Networks:
             elif self.compiled and isinstance(network, FrameFlexible):
                 # torch.compile cannot switch to interpolated sub-networks.
                 network = extract(network, self.select(frames)).eval()
+            packed = self._packed(network, clip[:1])
             if self.precision == "auto":
-                self.precision = self._best_precision(network, clip)
-            if self.fused:
-                network = network.to(PRECISIONS[self.precision])
-                network = pack(network) if self._packs(clip.device) else network
+                self.precision = self._best_precision(network, packed, clip)
+            dtype = PRECISIONS[self.precision]
+            if packed is not None and dtype is torch.float32:
+                network = packed
+            elif self.fused:
+                network = network.to(dtype)
+                if packed is not None and can_pack(dtype):
+                    network = pack(network)
         return torch.compile(network) if self.compiled else network
 
     def _packs(self, device: torch.device) -> bool:
         """Whether networks are packed (:func:`ffn.export.pack`)."""
         on_cpu = device.type == "cpu" and not self.compiled
-        return self.fused and on_cpu and can_pack(PRECISIONS[self.precision])
+        return self.fused and on_cpu and self._packable and can_pack(torch.float32)
 
-    def _best_precision(self, network: nn.Module, clip: Tensor) -> str:
+    def _packed(self, network: nn.Module, clip: Tensor) -> nn.Module | None:
+        """A packed copy in fp32; None, with a warning, if its outputs are not those of the network.
+
+        Without rounding to bf16, any difference is a fault.
+        """
+        if not self._packs(clip.device):
+            return None
+        packed = pack(copy.deepcopy(network))
+        try:
+            expected = network(clip)
+            difference = (packed(clip) - expected).abs().max() / expected.abs().max()
+            if difference <= TOLERANCE:  # NaN is not
+                return packed
+            reason = f"it differs by {difference:.1e} of the largest output"
+        except Exception as error:  # any, of a network of anyone
+            reason = f"{type(error).__name__}: {error}"
+        _log.warning(
+            "%s cannot be packed (%s); it runs fused only, with the same answers, but slower",
+            *(type(self._model).__name__, reason.splitlines()[0]),
+        )
+        self._packable = False
+        return None
+
+    def _best_precision(self, network: nn.Module, packed: nn.Module | None, clip: Tensor) -> str:
         if clip.device.type == "cuda":
             return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
         if clip.device.type != "cpu" or not self.fused:
@@ -153,20 +182,20 @@ class Networks:
         shape = "x".join(map(str, clip.shape))
         machine = f"{describe_device(clip.device)}, torch {torch.__version__}"
         kind = f"{type(network).__name__} of {_size(network)} parameters"
-        key = f"{kind}, {shape}{', packed for the shape' * can_pack()}, {machine}"
+        key = f"{kind}, {shape}{', packed for the shape' * (packed is not None)}, {machine}"
         known = read_measurements(path, lambda value: str(value) in PRECISIONS) if path else {}
         if key not in known:
-            known[key] = "bf16" if _is_faster_in_bf16(network, clip) else "fp32"
+            known[key] = "bf16" if _is_faster_in_bf16(network, packed, clip) else "fp32"
             if path:
                 write_measurements(path, known, "precision")
         return known[key]
 
 
-def _is_faster_in_bf16(network: nn.Module, clip: Tensor) -> bool:
+def _is_faster_in_bf16(network: nn.Module, packed: nn.Module | None, clip: Tensor) -> bool:
     """Whether three forward passes each show that bf16 takes less than 0.9 of the time."""
-    half, whole = copy.deepcopy(network).bfloat16(), network
-    if can_pack():
-        half, whole = pack(half), pack(copy.deepcopy(network))
+    half, whole = copy.deepcopy(network).bfloat16(), network if packed is None else packed
+    if packed is not None and can_pack():
+        half = pack(half)
     seconds: dict[str, list[float]] = {"fp32": [], "bf16": []}
     for number in range(4):  # alternately; the first pass warms up
         for name, run, x in (("fp32", whole, clip), ("bf16", half, clip.bfloat16())):

@@ -7,18 +7,22 @@ operators for its compiler; here they run without compilation.
 
 from __future__ import annotations
 
+import inspect
 import operator
 import platform
 import threading
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ffn.export.kernels import OverFrames, OverTime
 
 DTYPES = (torch.float32, torch.bfloat16)
 SUMS = (operator.add, operator.iadd, torch.add)
+ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}  # by oneDNN's names
 MAX_SHAPES = 32  # of inputs, for which a convolution remembers its packed weight
 
 
@@ -42,7 +46,9 @@ def pack(network: nn.Module) -> nn.Module:
     An activation or a sum that is the only reader of a layer's output is computed with it. To find
     them, the forward of each module is traced, in which its children are calls; a module that
     cannot be traced keeps its operators, and so does one that reads a clip's length, which a trace
-    would fix. The network must not be changed or moved afterwards.
+    would fix. Layers with hooks stay. The network must not be changed or moved afterwards. A trace
+    cannot see everything that a forward may do: compare the outputs with those of a copy that is
+    not packed, as :class:`ffn.export.networks.Networks` does.
 
     Args:
         network: fused, in fp32 or bf16 on a CPU, in eval mode. Layers of other precisions stay.
@@ -71,13 +77,17 @@ class PackedWeight:
     """
 
     def __init__(self, weight: Tensor, options: tuple) -> None:
-        self.options = options
+        self.options, self.shape = options, weight.shape
         self._of_shape: dict[torch.Size | None, Tensor] = {None: self._reorder(weight, None)}
 
     def for_input(self, shape: torch.Size) -> Tensor:
         """The packed weight for inputs of a shape (N, C, H, W)."""
         found = self._of_shape.get(shape)
         return self._pack_for(shape) if found is None else found
+
+    def dense(self) -> Tensor:
+        """(C', C / groups, h, w), in the default layout."""
+        return next(iter(self._of_shape.values())).to_dense()
 
     def _pack_for(self, shape: torch.Size) -> Tensor:
         known = list(self._of_shape.values())  # threads may be here at the same time
@@ -115,6 +125,16 @@ class PackedConv2d(nn.Module):
         super().__init__()
         self.weights, self.activation, self.adds = weights, activation, adds
 
+    @property
+    def weight(self) -> Tensor:
+        """A copy, for networks that read it."""
+        return self.weights[0].dense()
+
+    @property
+    def bias(self) -> Tensor | None:
+        """For networks that read it."""
+        return self.weights[1]
+
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """(N, C, H, W) to (N, C', H', W'); ``other`` has the shape of the output."""
         weight, bias = self.weights
@@ -125,6 +145,48 @@ class PackedConv2d(nn.Module):
         after = None if self.activation == "none" else self.activation
         operator = torch.ops.mkldnn._convolution_pointwise.binary
         return operator(x, other, *weights, "add", 1, after, [], "none")
+
+
+class PackedSum(nn.Module):
+    """A packed convolution, a sum with another tensor, and an activation.
+
+    oneDNN adds tensors of the output's shape and precision only; others are added here.
+
+    Args:
+        conv: takes its input and what is added.
+        alone: the same convolution without sum and activation.
+        activation: "none", "relu" or "gelu".
+    """
+
+    def __init__(self, conv: nn.Module, alone: nn.Module, activation: str) -> None:
+        super().__init__()
+        self.conv, self.alone, self.activation = conv, alone, activation
+
+    def forward(self, x: Tensor, other: Tensor | float) -> Tensor:
+        """The input of the convolution, and what is added to its output."""
+        is_tensor = isinstance(other, Tensor) and other.dtype == x.dtype
+        if is_tensor and other.shape == _output_shape(self.alone, x.shape):
+            return self.conv(x, other)
+        return ACTIVATIONS[self.activation](self.alone(x) + other)
+
+
+def _output_shape(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
+    """The shape of the output of a packed convolution for the shape of its input."""
+    if isinstance(layer, AfterShift):
+        return _output_shape(layer.conv, shape)
+    if isinstance(layer, OverFrames):
+        b, c, t, h, w = shape
+        _, c, h, w = _output_shape(layer.layer, (b * t, c, h, w))
+        return b, c, t, h, w
+    if isinstance(layer, OverTime):
+        b, c, t, h, w = shape
+        _, c, t, _ = _output_shape(layer.layer, (b, c, t, h * w))
+        return b, c, t, h, w
+    padding, stride, dilation, _ = layer.weights[0].options
+    channels, _, *kernel = layer.weights[0].shape
+    options = zip(shape[2:], kernel, padding, stride, dilation, strict=True)
+    sizes = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, p, s, d in options)
+    return shape[0], channels, *sizes
 
 
 class PackedLinear(nn.Module):
@@ -139,6 +201,16 @@ class PackedLinear(nn.Module):
     def __init__(self, weights: tuple, activation: str, out_features: int) -> None:
         super().__init__()
         self.weights, self.activation, self.out_features = weights, activation, out_features
+
+    @property
+    def weight(self) -> Tensor:
+        """A copy, for networks that read it."""
+        return self.weights[0].to_dense()
+
+    @property
+    def bias(self) -> Tensor | None:
+        """For networks that read it."""
+        return self.weights[1]
 
     def forward(self, x: Tensor) -> Tensor:
         """(…, D) to (…, D')."""
@@ -163,11 +235,89 @@ class AfterShift(nn.Module):
         return self.conv(self.shift(x), *more)
 
 
-class _Children(fx.Tracer):
-    """Traces the forward of one module; calls of its children stay calls."""
+class _Tracer(fx.Tracer):
+    """Records calls of children and of functions.
 
-    def is_leaf_module(self, module: nn.Module, name: str) -> bool:
-        return True
+    ``fx.Tracer.trace`` replaces methods of ``nn.Module`` while it runs, for all threads of the
+    process. Here the forward of one module runs on a stand-in that has recorders as children.
+
+    Args:
+        module: whose forward is traced.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        super().__init__()
+        self.root, self.graph, self.tensor_attrs = module, fx.Graph(), {}
+
+    def create_arg(self, a: Any) -> Any:
+        own = (*self.root.parameters(recurse=False), *self.root.buffers(recurse=False))
+        if isinstance(a, Tensor) and all(a is not tensor for tensor in own):
+            raise fx.proxy.TraceError("a tensor that is neither parameter nor buffer")
+        return super().create_arg(a)
+
+    def run(self) -> int:
+        """Trace the forward; the number of its arguments, which are those without a default."""
+        forward = type(self.root).forward
+        names = []
+        for name, one in list(inspect.signature(forward).parameters.items())[1:]:
+            if one.default is one.empty and one.kind is one.POSITIONAL_OR_KEYWORD:
+                names.append(name)
+            elif one.default is one.empty and one.kind is not one.VAR_POSITIONAL:
+                raise fx.proxy.TraceError(f"the argument {name}")
+        given = [self.create_proxy("placeholder", name, (), {}) for name in names]
+        stand_in = self._stand_in(self.root, "")
+        before = _state(stand_in)
+        returned = forward(stand_in, *given)
+        after = _state(stand_in)
+        if before.keys() != after.keys() or any(before[k] is not after[k] for k in before):
+            raise fx.proxy.TraceError("the forward sets an attribute")
+        self.graph.output(self.create_arg(returned))
+        return len(names)
+
+    def _stand_in(self, module: nn.Module, prefix: str) -> nn.Module:
+        """A copy of a module, or of a list of modules, whose children are recorders."""
+        stand_in = object.__new__(type(module))
+        stand_in.__dict__.update(module.__dict__)
+        for kind in ("_parameters", "_buffers"):
+            stand_in.__dict__[kind] = dict(module.__dict__[kind])
+        stand_in.__dict__["_modules"] = {
+            name: self._stand_in(child, f"{prefix}{name}.")
+            if isinstance(child, (nn.ModuleList, nn.ModuleDict))
+            else child and _Recorder(child, f"{prefix}{name}", self)
+            for name, child in module._modules.items()
+        }
+        return stand_in
+
+
+class _Recorder:
+    """Stands for a child: its call is recorded, and its settings can be read."""
+
+    def __init__(self, module: nn.Module, name: str, tracer: _Tracer) -> None:
+        self.__dict__.update(_module=module, _name=name, _tracer=tracer)
+
+    @property
+    def __class__(self) -> type:  # for isinstance
+        return type(self._module)
+
+    def __call__(self, *given: Any, **more: Any) -> fx.Proxy:
+        return self._tracer.create_proxy("call_module", self._name, given, more)
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._module, name)
+        if value is not None and not isinstance(value, (bool, int, float, str)):
+            raise fx.proxy.TraceError(f"{self._name}.{name}")
+        return value
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        raise fx.proxy.TraceError(f"the forward sets {self._name}.{name}")
+
+
+def _state(module: nn.Module) -> dict[str, Any]:
+    """All attributes, parameters and buffers of a module, by name."""
+    state = dict(module.__dict__)
+    for kind in ("_parameters", "_buffers"):
+        state |= {f"{kind}.{name}": value for name, value in state[kind].items()}
+    return state
 
 
 def _pack_with_readers(module: nn.Module) -> None:
@@ -178,13 +328,17 @@ def _pack_with_readers(module: nn.Module) -> None:
         return
     if any(isinstance(value, threading.local) for value in vars(module).values()):
         return  # it reads the length of the present clip, which its trace would fix
+    if "forward" in vars(module):
+        return  # the forward of its class is not what runs
+    tracer = _Tracer(module)
     try:
-        graph = _Children().trace(module)
-    except Exception:  # torch.fx raises many kinds of errors where it cannot follow a forward
+        taken = tracer.run()
+    except Exception:  # a forward may fail in many ways without values
         return
+    graph = tracer.graph
     calls = [node for node in graph.nodes if node.op == "call_module"]
     layers = {node.target: module.get_submodule(node.target) for node in calls}
-    called = [node for node in calls if _is_packable(layers[node.target])]
+    called = [node for node in calls if _is_packable(layers[node.target]) and not node.kwargs]
     if len({node.target for node in called}) < len(called):
         return  # a layer that is called twice
     for node in called:
@@ -202,7 +356,12 @@ def _pack_with_readers(module: nn.Module) -> None:
             last = before
         graph.erase_node(node)
         module.set_submodule(node.target, _packed(layer, weights))  # for other methods
-    forward = fx.GraphModule(module, graph, type(module).__name__).forward
+    traced = fx.GraphModule(module, graph, type(module).__name__).forward
+    original = module.forward
+
+    def forward(*given: Any, **more: Any) -> Any:
+        return original(*given, **more) if more or len(given) != taken else traced(*given)
+
     object.__setattr__(module, "forward", forward)  # other methods stay
 
 
@@ -240,7 +399,8 @@ def _only_reader(node: fx.Node) -> fx.Node | None:
 def _after_identities(node: fx.Node, module: nn.Module) -> fx.Node:
     """The last of a chain of identities that start at a node."""
     while (reader := _only_reader(node)) is not None and reader.op == "call_module":
-        if type(module.get_submodule(reader.target)) is not nn.Identity:
+        identity = module.get_submodule(reader.target)
+        if type(identity) is not nn.Identity or _has_hooks(identity):
             break
         node = reader
     return node
@@ -263,6 +423,8 @@ def _changes(module: nn.Module) -> bool:
 
 def _activation(module: nn.Module) -> str:
     """oneDNN's name of an activation; "none" if it is none that is known."""
+    if _has_hooks(module):
+        return "none"
     if type(module) is nn.ReLU:
         return "relu"
     return "gelu" if type(module) is nn.GELU and module.approximate == "none" else "none"
@@ -273,7 +435,13 @@ def _shifts(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d) and hasattr(layer, "shift") and hasattr(layer, "site")
 
 
+def _has_hooks(module: nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def _is_packable(layer: nn.Module) -> bool:
+    if _has_hooks(layer):
+        return False
     if isinstance(layer, (OverFrames, OverTime)):
         return type(layer.layer) is nn.Conv2d and _is_packable(layer.layer)
     if _shifts(layer):
@@ -305,8 +473,10 @@ def _packed(
 ) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return PackedLinear(weights, activation, layer.out_features)
-    conv = PackedConv2d(weights, activation, adds=adds)
+    conv: nn.Module = PackedConv2d(weights, activation, adds=adds)
     if _shifts(layer):
         layer.weight = None  # packed; only its shift is used from here on
-        return AfterShift(layer.shift, conv)
-    return type(layer)(conv) if isinstance(layer, (OverFrames, OverTime)) else conv
+        conv = AfterShift(layer.shift, conv)
+    elif isinstance(layer, (OverFrames, OverTime)):
+        conv = type(layer)(conv)
+    return PackedSum(conv, _packed(layer, weights), activation) if adds else conv

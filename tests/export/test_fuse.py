@@ -165,6 +165,48 @@ def test_altered_3d_convolutions_of_a_foreign_network(kernel: tuple, mode: str) 
         assert "1" in fused.fusion.folded
 
 
+class CalledTwice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.conv = nn.Conv3d(3, 4, 1), nn.Conv3d(4, 4, (1, 3, 3), padding=(0, 1, 1))
+
+    def forward(self, clip):
+        return self.conv(self.conv(self.stem(clip)).relu()).mean((2, 3, 4))
+
+
+@torch.no_grad()
+def test_an_alteration_that_stays_on_a_3d_convolution() -> None:
+    """The convolution is called twice, and keeps its hook and its form."""
+    torch.manual_seed(0)
+    clip = torch.randn(1, 3, 4, 16, 16)
+    model = randomise(ffn.convert(CalledTwice(), (4, 8), private="none", alter=["conv"]))
+    fused = ffn.fuse(model, 4, example=clip)
+    assert_close(fused(clip), model(clip))
+    assert list(fused.fusion.kept) == ["conv.alteration"]
+
+
+@pytest.mark.parametrize("tokens", [12, 8])
+@torch.no_grad()
+def test_a_norm_over_the_tokens_of_a_linear_layer_stays(tokens: int) -> None:
+    """nn.BatchNorm1d of (B, L, D) is over L, also where L and D are equal."""
+
+    class Mixer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.fc, self.out = nn.Linear(3, 8), nn.Linear(8, 2)
+            self.bn = randomise(nn.BatchNorm1d(tokens))
+
+        def forward(self, clip):
+            x = clip.flatten(2)[..., :tokens].movedim(1, 2)  # (B, L, C)
+            return self.out(self.bn(self.fc(x)).mean(1))
+
+    torch.manual_seed(0)
+    net, clip = Mixer().eval(), torch.randn(2, 3, 2, 8, 8)
+    fused = ffn.fuse(net, example=clip)
+    assert_close(fused(clip), net(clip))
+    assert set(fused.fusion.kept) == {"bn"}
+
+
 class Twice(nn.Module):
     """A network in which a fold would be wrong."""
 

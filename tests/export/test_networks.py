@@ -11,7 +11,7 @@ from torch import multiprocessing as mp
 
 import ffn
 from ffn.devices import describe_device
-from ffn.export import Networks, networks
+from ffn.export import Networks, can_pack, networks
 
 
 @pytest.fixture(scope="module")
@@ -146,8 +146,8 @@ def test_the_measurement_compares_both(model) -> None:
             return torch.linalg.svd(torch.rand(150, 150)) if clip.dtype == self.dtype else clip
 
     clip = torch.zeros(1, 3, 2, 4, 4)
-    assert networks._is_faster_in_bf16(Waits(torch.float32), clip)
-    assert not networks._is_faster_in_bf16(Waits(torch.bfloat16), clip)
+    assert networks._is_faster_in_bf16(Waits(torch.float32), None, clip)
+    assert not networks._is_faster_in_bf16(Waits(torch.bfloat16), None, clip)
 
 
 def test_threads_build_one_network_per_count(model, tmp_path, monkeypatch) -> None:
@@ -168,6 +168,35 @@ def test_threads_build_one_network_per_count(model, tmp_path, monkeypatch) -> No
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
     assert sorted(built) == [1, 3]  # 1 and 2 frames have one sub-network, 3 is interpolated
+
+
+@pytest.mark.skipif(not can_pack(torch.float32), reason="needs oneDNN's operators")
+@pytest.mark.parametrize("fault", ["other outputs", "NaN", "an error"])
+@torch.inference_mode()
+def test_a_packed_network_with_a_fault_does_not_run(
+    model, tmp_path, monkeypatch, caplog, fault: str
+) -> None:
+    class Wrong(torch.nn.Module):
+        def __init__(self, network) -> None:
+            super().__init__()
+            self.network = network
+
+        def forward(self, clip):
+            if fault == "an error":
+                raise AttributeError("no attribute of that name\nand more")
+            return self.network(clip) * (1.001 if fault == "other outputs" else torch.nan)
+
+    monkeypatch.setattr(networks, "pack", Wrong)
+    run = make(model, tmp_path, precision="auto")
+    for frames in (2, 8):
+        clip = torch.randn(1, 3, frames, 32, 32)
+        error = (run(clip) - model(clip)).abs().max() / model(clip).abs().max()
+        assert error < 1e-4 if run.precision == "fp32" else 0.05
+    assert "packed" not in run.describe(torch.device("cpu"))
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "FrameFlexible cannot be packed (" in warning
+    expected = {"other outputs": "differs by 1.0e-03", "NaN": "differs by nan"}
+    assert expected.get(fault, "(AttributeError: no attribute of that name)") in warning
 
 
 def test_an_unknown_precision_is_an_error(model, tmp_path) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ffn
 from ffn.export import can_pack, pack
-from ffn.export.packing import MAX_SHAPES, PackedConv2d, PackedLinear
+from ffn.export.packing import MAX_SHAPES, PackedConv2d, PackedLinear, PackedSum
 from ffn.layers import PerFrame
 from ffn.zoo import create_model
 
@@ -293,3 +293,141 @@ def test_no_weight_is_reordered_in_a_call(dtype: str) -> None:
     assert "exec,cpu,reorder" in before
     assert after.count("exec,cpu,convolution") == 2 * 53
     assert "exec,cpu,reorder" not in after
+
+
+class OptionalArgument(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.act = nn.Conv2d(8, 8, 3, padding=1), nn.ReLU()
+
+    def forward(self, x: Tensor, skip: Tensor | None = None) -> Tensor:
+        x = self.conv(x)
+        return self.act(x if skip is None else x + skip)
+
+
+class Length(nn.Module):
+    """Reads a length that its parent sets."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.frames = nn.Conv2d(8, 8, 1), 1
+
+    def forward(self, x: Tensor) -> Tensor:
+        clips = x.view(-1, self.frames, *x.shape[1:])
+        return self.conv(clips.roll(1, 1).flatten(0, 1))
+
+
+class Net(nn.Module):
+    """One of several ways to use layers that a trace does not show."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.stem, self.gate, self.act = nn.Conv2d(3, 8, 1), nn.Conv2d(8, 8, 1), nn.ReLU()
+        self.first, self.second = OptionalArgument(), OptionalArgument()
+        self.length = Length()
+        self.hooked = nn.Conv2d(8, 8, 1)
+        if how == "hook":
+            self.hooked.register_forward_pre_hook(lambda _, given: (2 * given[0],))
+        self.fc = nn.Linear(8, 5)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        frames = clip.shape[2]
+        x = self.stem(clip.movedim(2, 1).flatten(0, 1))
+        x = self.block(x, frames)
+        return self.fc(x.mean((2, 3))).unflatten(0, (-1, frames)).mean(1)
+
+    def block(self, x: Tensor, frames: int) -> Tensor:
+        if self.how == "optional argument":
+            return self.second(self.first(x), x)
+        if self.how == "keyword":
+            return self.second(self.first(x=x), skip=x)
+        if self.how == "hook":
+            return self.hooked(x)
+        if self.how == "weight":
+            x = F.conv2d(x, self.hooked.weight, self.hooked.bias)
+            return x.to(self.fc.weight.dtype) * self.fc.weight.sum()
+        self.length.frames = frames
+        return self.length(x)
+
+
+class Gated(nn.Module):
+    """A sum with a tensor of another shape."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.gate, self.act = nn.Conv2d(8, 8, 3), nn.Conv2d(8, 8, 1), nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.conv(x) + self.gate(x.mean((2, 3), keepdim=True)))
+
+
+class GatedClips(nn.Module):
+    def __init__(self, kernel: tuple[int, int, int]) -> None:
+        super().__init__()
+        self.conv, self.gate = nn.Conv3d(3, 8, kernel), nn.Conv3d(3, 8, 1)
+        self.act = nn.ReLU()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.act(self.conv(x) + self.gate(x.mean((2, 3, 4), keepdim=True)))
+
+
+@pytest.mark.parametrize("how", ["optional argument", "keyword", "hook", "weight", "length"])
+def test_what_a_trace_does_not_show(how: str) -> None:
+    torch.manual_seed(0)
+    check(Net(how).eval(), torch.randn(2, 3, 4, 9, 11))
+
+
+def test_sums_with_other_shapes() -> None:
+    torch.manual_seed(0)
+    check(nn.Sequential(Gated()).eval(), torch.randn(2, 8, 9, 11))
+    for kernel in ((1, 3, 3), (3, 1, 1)):
+        fused = ffn.fuse(nn.Sequential(GatedClips(kernel)), example=torch.randn(2, 3, 4, 9, 11))
+        packed = check(fused, torch.randn(2, 3, 4, 9, 11))
+        assert any(isinstance(one, PackedSum) for one in packed.modules())
+
+
+def test_a_transformer_layer() -> None:
+    """Its fast path reads the weights of its linear layers."""
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(16, 2, 32, batch_first=True).eval().requires_grad_(False)
+    check(layer, torch.randn(2, 5, 16))
+
+
+def test_weights_can_be_read() -> None:
+    conv, linear = nn.Conv2d(6, 8, 3, groups=2, stride=2), nn.Linear(5, 7)
+    packed = pack(nn.ModuleList([copy.deepcopy(conv), copy.deepcopy(linear)]))
+    for before, after in zip((conv, linear), packed, strict=True):
+        assert torch.equal(before.weight, after.weight)
+        assert torch.equal(before.bias, after.bias)
+
+
+@pytest.mark.parametrize("name", ["tsm.dla46_c"])
+def test_blocks_with_optional_arguments_of_timm(name: str) -> None:
+    torch.manual_seed(0)
+    network = ffn.fuse(create_model(name, num_classes=5))
+    check(network, torch.randn(1, 3, 4, 64, 64))
+
+
+def test_packing_beside_running_threads() -> None:
+    """torch.fx would replace the calls of all modules of the process while it traces."""
+    torch.manual_seed(0)
+    fused = ffn.fuse(create_model("tsm_tiny", num_classes=5))
+    running = nn.Sequential(nn.Conv2d(3, 4, 1), nn.ReLU()).eval()
+    x, stop, failed = torch.randn(1, 3, 4, 4), threading.Event(), []
+    expected = running(x)
+
+    def run() -> None:
+        while not stop.is_set():
+            try:
+                failed.extend([] if torch.equal(running(x), expected) else ["wrong"])
+            except Exception as error:
+                failed.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    packed = [pack(copy.deepcopy(fused)) for _ in range(10)]
+    stop.set()
+    thread.join()
+    assert not failed
+    assert all(any(isinstance(m, PackedSum) for m in one.modules()) for one in packed)
