@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ffn.benchmarks.timing import Comparison, Variant, compare, interleave
+from ffn.export import can_pack
 
 NOW = Path(__file__).parents[2]
 MEMORY = "largest resident memory of the process"
@@ -75,13 +76,20 @@ def compare_versions(
             f"{model}, {STEP}, views {views}, {where}", jobs, [("now", "before")], rounds, worker
         )
     for count in sorted(set(frames)):
-        passes = {f"now, {form}": (NOW, job | {"form": form}) for form in FORMS}
+        passes = {f"now, {form}": (NOW, job | {"form": form}) for form in _forms(device)}
         jobs = {"before, as trained": (before, job | {"form": FORMS[0]}), **passes}
         jobs = {name: (tree, one | {"clip_frames": count}) for name, (tree, one) in jobs.items()}
         pairs = [(name, "before, as trained") for name in passes]
         yield _compare(
             f"{model}, forward pass, {count} frames, {where}", jobs, pairs, rounds, worker
         )
+
+
+def _forms(device: torch.device) -> list[str]:
+    """The forms that can run here."""
+    dtypes = {form: torch.bfloat16 if "bf16" in form else torch.float32 for form in FORMS}
+    on_cpu = device.type == "cpu"
+    return [form for form in FORMS if "packed" not in form or (on_cpu and can_pack(dtypes[form]))]
 
 
 def describe_tree(tree: Path) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -233,7 +233,7 @@ def _of_file(given: argparse.Namespace) -> tuple[dict, str, str | None]:
     how += f"{len(predictions.label):,} others"
     latencies, timing = None, None
     if given.results is not None:
-        _, latencies, timing = _costs(given.results, [*file.fit.gmacs])
+        _, latencies, timing = _costs(given.results, [*file.fit.gmacs], [predictions.name])
         if latencies is None:
             raise ValueError(f"{given.results} has no latencies; test without --no-latency")
     found = trial(file.fit, file.chosen, predictions, file.fit.gmacs, latencies=latencies)
@@ -241,17 +241,27 @@ def _of_file(given: argparse.Namespace) -> tuple[dict, str, str | None]:
 
 
 def _costs(
-    path: str, counts: Sequence[int]
+    path: str, counts: Sequence[int], names: Collection[str]
 ) -> tuple[dict[int, float], dict[int, float] | None, str | None]:
     """Cost of a results.json at each count: GMACs, milliseconds, and how these were measured.
 
+    Of a file with several networks, those of the first one that is in ``names``.
+
     Raises:
-        ValueError: it is no such file, or a count was not tested.
+        ValueError: it is no such file, has none of these networks, or a count was not tested.
     """
     from ffn.evaluation import load_table
     from ffn.evaluation.report import timing
 
-    sweep = load_table(path)[0]
+    sweeps = load_table(path)
+    found = [sweep for sweep in sweeps if sweep.name in names] if sweeps[1:] else sweeps
+    if not found:
+        has = ", ".join(sweep.name for sweep in sweeps)
+        raise ValueError(
+            f"{path} has the networks {has}, and the predictions are of {', '.join(names)}; give "
+            "the results of one of these"
+        )
+    sweep = found[0]
     gmacs = {row.frames: row.gmacs for row in sweep.rows}
     missing = [n for n in counts if n not in gmacs]
     if missing:
@@ -266,7 +276,9 @@ def _on_halves(given: argparse.Namespace) -> tuple[dict, str, str | None]:
     from ffn.evaluation.cascades.report import load_report
     from ffn.evaluation.cascades.trials import half_trials
 
-    gmacs, latencies, timing = _costs(given.results, given.frames)
+    loaded = [_load(path) for path in given.predictions]
+    names = [predictions.name for predictions in loaded]
+    gmacs, latencies, timing = _costs(given.results, given.frames, names)
     earlier, then = load_report(Path(given.earlier)) if given.earlier else ({}, timing)
     if then != timing:
         raise ValueError(
@@ -274,8 +286,7 @@ def _on_halves(given: argparse.Namespace) -> tuple[dict, str, str | None]:
             f"{timing or 'none'}. Give --results whose latencies were measured in the same way"
         )
     found: dict[str, list] = {name: [one] for name, one in earlier.items()}
-    for path in given.predictions:
-        predictions = _load(path)
+    for predictions in loaded:
         if predictions.name in found:
             where = "--earlier and --predictions have" if predictions.name in earlier else ""
             raise ValueError(

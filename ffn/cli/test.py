@@ -61,7 +61,14 @@ def _targets(given: argparse.Namespace) -> list[Path]:
     names = ["shuffled/" * given.shuffle_frames + name for name in names]
     names += ["ensemble"] * given.ensemble
     files = ["results.json", "results.csv", "results.png"]
-    for start in (name.replace("/", "_") for name in names):
+    starts = [name.replace("/", "_") for name in names]
+    twice = sorted({start for start in starts if starts.count(start) > 1})
+    if twice and (given.save_predictions or given.details):
+        raise ValueError(
+            f"two networks would write the files {given.output / twice[0]}.*; rename one of their "
+            "weights, or test them one by one"
+        )
+    for start in starts:
         kinds = PREDICTION_KINDS * given.save_predictions + DETAIL_KINDS * given.details
         files += [f"{start}.{kind}" for kind in kinds]
     return [given.output / file for file in files]

@@ -102,9 +102,11 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
     model = copy.deepcopy(model)
     model.activate(frames)
     private = [module for module in model.modules() if isinstance(module, PrivateModules)]
-    for module in private:  # the first copy becomes the extracted module
-        module[str(model.trained_frames[0])].load_state_dict(module.active_module().state_dict())
-    _replace(model.model, {id(m): m[str(model.trained_frames[0])] for m in private})
+    count = str(frames if frames in model.trained_frames else model.trained_frames[0])
+    if frames not in model.trained_frames:  # interpolated: the first copy takes the values
+        for module in private:
+            module[count].load_state_dict(module.active_module().state_dict())
+    _replace(model.model, {id(module): module[count] for module in private})
     return model.model
 
 

@@ -131,8 +131,9 @@ class FrameFlexible(nn.Module):
             plain = {k[len(name) :]: state_dict.pop(k) for k in [*state_dict] if k.startswith(name)}
             for count, copy in module.items():
                 has_none = isinstance(copy, WeightAlteration) and not plain
-                new = {"weight": copy.weight.detach().clone()} if has_none else plain
-                state_dict.update({f"{name}{count}.{key}": new[key] for key in new})
+                new = {"weight": copy.weight.detach()} if has_none else plain
+                # Clones: with assign=True, the entries become the parameters and buffers.
+                state_dict.update({f"{name}{count}.{key}": new[key].clone() for key in new})
 
 
 def nearest(frames: int, trained_frames: Iterable[int]) -> int:

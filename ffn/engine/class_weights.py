@@ -49,15 +49,16 @@ def positive_weights(counts: Tensor, videos: int, power: float = 1.0) -> Tensor:
     With power 1, the positive labels of a class have the same sum of weights as its negative ones.
 
     >>> positive_weights(torch.tensor([2.0, 5.0, 10.0, 0.0]), 10)
-    tensor([4., 1., 0., 1.])
+    tensor([4., 1., 1., 1.])
 
     Args:
-        counts: n_c (K,). Classes without videos get the weight 1, which is not used.
+        counts: n_c (K,). Classes of no video and of every video get the weight 1: there is nothing
+            to balance.
         videos: n.
         power: 1, or 0.5 for the square root, which balances less.
     """
     weights = ((videos - counts) / counts) ** power
-    return weights.where(counts > 0, 1.0).float()
+    return weights.where((counts > 0) & (counts < videos), 1.0).float()
 
 
 def with_mean_one(weights: Tensor, counts: Tensor) -> Tensor:

@@ -50,7 +50,8 @@ def train(run: Run) -> Path:
                 state.validation_pending = is_last or state.epoch % run.validate_epochs == 0
                 run.checkpointer.save(state, final=is_last)
             if state.validation_pending:
-                with stop.interrupting(), log.status("validating"):
+                kept = console.stopped(state.step, run.checkpointer.saved_step)
+                with stop.interrupting(kept), log.status("validating"):
                     validate(run, state, log)
                 state.validation_pending = False
                 run.checkpointer.save(state, final=is_finished(run, state))

@@ -26,6 +26,12 @@ def report_lines(result: RangeTest, suggestion: Suggestion | None, scale: float)
     rates = result.rates
     end = "; the loss has diverged" if result.diverged else ""
     lines = [f"{len(rates)} steps at learning rates from {rates[0]:.2g} to {rates[-1]:.2g}{end}"]
+    if not any(map(math.isfinite, result.losses)):
+        return [
+            *lines,
+            "no suggestion: no loss was finite, from the first step on. Check the start weights "
+            "and train.precision",
+        ]
     if suggestion is None:
         return [
             *lines,
@@ -102,9 +108,10 @@ def _save_figure(result: RangeTest, suggestion: Suggestion | None, path: Path) -
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")
     shown = [value for value in result.smoothed if math.isfinite(value)]
-    low, high = min(shown), max(shown)
-    margin = 0.25 * (high - low) or 0.1
-    axes.set_ylim(low - margin, high + margin)  # single losses may be far above
+    if shown:
+        low, high = min(shown), max(shown)
+        margin = 0.25 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)  # single losses may be far above
     tidy(axes)
     axes.legend(frameon=False)
     write_figure(figure, path)

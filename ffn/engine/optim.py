@@ -258,6 +258,17 @@ def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
             f"the model has weights in {', '.join(map(str, narrow))}, too coarse for an average; "
             "keep them in float32 and train under torch.autocast (train.precision)"
         )
-    average = ModelEmaV3(model, decay=decay, use_warmup=True)
+    average = _MovingAverage(model, decay=decay, use_warmup=True)
     average.module.requires_grad_(False)
     return average
+
+
+class _MovingAverage(ModelEmaV3):
+    """Copies buffers with infinities, such as masks of attention, whose average would be NaN."""
+
+    @torch.no_grad()
+    def update(self, model: nn.Module, step: int | None = None) -> None:
+        super().update(model, step)
+        for own, new in zip(self.module.buffers(), model.buffers(), strict=True):
+            if new.is_floating_point() and new.isinf().any():
+                own.copy_(new)

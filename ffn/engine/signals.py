@@ -12,7 +12,6 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-SAVED = "stopped and saved"
 EXIT_STOPPED = 75  # sysexits.h: EX_TEMPFAIL, "the user is invited to retry"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # torchrun forwards a signal that its process group has already received: both are one request.
@@ -44,7 +43,7 @@ class StopRequest:
         self.verbose = verbose
         self.requested = False
         self._since = 0.0
-        self._interrupts = False
+        self._interrupts: str | None = None  # the message of the error
         self._previous: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> StopRequest:
@@ -64,19 +63,22 @@ class StopRequest:
             signal.signal(number, handler)
 
     @contextmanager
-    def interrupting(self) -> Iterator[None]:
+    def interrupting(self, message: str) -> Iterator[None]:
         """Raise `StoppedError` at once on a signal; for code that has nothing to save.
+
+        Args:
+            message: of the error.
 
         Raises:
             StoppedError: a signal was received, inside or before.
         """
         if self.requested:
-            raise StoppedError(SAVED)
-        self._interrupts = True
+            raise StoppedError(message)
+        self._interrupts = message
         try:
             yield
         finally:
-            self._interrupts = False
+            self._interrupts = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         now = time.monotonic()
@@ -91,5 +93,5 @@ class StopRequest:
             name = signal.Signals(number).name
             text = f"\n{name}: the run stops after this step and saves; repeat to exit at once\n"
             os.write(2, text.encode())  # print may hold a lock when the signal is received
-        if self._interrupts:
-            raise StoppedError(SAVED)
+        if self._interrupts is not None:
+            raise StoppedError(self._interrupts)

@@ -109,6 +109,8 @@ class TrainStep:
         self.may_skip, self.advice, self.seed = may_skip, advice, seed
         self.sync_bn = any(isinstance(m, SYNCHRONISED) for m in self.model.modules())
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
+        # Makes the scale, also for a first step without videos, which scales no loss.
+        self.scaler.scale(torch.zeros((), device=world.device))
         self.ema = moving_average(self.model, ema_decay) if ema_decay else None
         self.bad_steps = self.consecutive_bad_steps = 0
         self._forward = self._wrap()
@@ -149,7 +151,7 @@ class TrainStep:
                 f"{self.grad_accum_steps}"
             )
         has_videos = self._average(outputs, by_ddp=complete and not self.sequential)
-        grad_norm = self._clip()
+        grad_norm = self._clip(has_videos=has_videos)
 
         losses = [output["loss"].detach() for output in outputs if "loss" in output]
         bad_here = ~torch.stack(losses).isfinite().all() if losses else False
@@ -162,7 +164,8 @@ class TrainStep:
             self._update(number)
         else:
             self._buffers.restore()
-        self.scaler.update()
+        if has_videos:
+            self.scaler.update()
         self.optimiser.zero_grad(set_to_none=True)
         warning = None
         if not has_videos:
@@ -217,9 +220,10 @@ class TrainStep:
         used = float(sum("loss" in output for output in outputs))
         if self.may_skip and self.world.size > 1:
             used = average(torch.tensor(used, device=self.world.device), self.world).item()
-        if used < every:  # a process without videos has no gradients
-            for parameter in parameters:
-                if parameter.requires_grad and parameter.grad is None:
+        if used < every and self.world.size > 1:  # a process without videos has no gradients
+            learns = any_of([parameter.grad is not None for parameter in parameters], self.world)
+            for parameter, one in zip(parameters, learns, strict=True):
+                if one and parameter.grad is None:
                     parameter.grad = torch.zeros_like(parameter)
         if not by_ddp and (self.sequential or self.world.size > 1):
             average_gradients(parameters, self.world)
@@ -250,9 +254,10 @@ class TrainStep:
             self.scaler.scale(outputs["loss"] * scale).backward()
         return {**outputs, **kept, "label": batch["label"]}
 
-    def _clip(self) -> Tensor:
+    def _clip(self, *, has_videos: bool) -> Tensor:
         """Clip the gradient norm, in the units of the loss in every precision; return it."""
-        self.scaler.unscale_(self.optimiser)
+        if has_videos:
+            self.scaler.unscale_(self.optimiser)
         largest = float("inf") if self.clip_grad_norm is None else self.clip_grad_norm
         return nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 

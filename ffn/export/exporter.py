@@ -128,7 +128,7 @@ def export(
         ValueError: no such format, ``frames`` or ``size`` is less than 1, ``preprocess`` without a
             record, or ``calibration`` for weights with several labels per video.
         ImportError: the format needs an extra that is not installed.
-        FileExistsError: the file exists and ``overwrite`` is false.
+        FileExistsError: the file or its ``.json`` exists and ``overwrite`` is false.
         ExportError: the format cannot express the network, the file does not run, or its logits
             differ from the network's.
     """
@@ -138,10 +138,11 @@ def export(
         frames = model.fusion.frames
     if frames is None:
         raise ValueError("frames is missing; give the number of frames of the clips")
-    if path.exists() and not overwrite:
+    described = Path(f"{path}.json")
+    if not overwrite and (existing := [one for one in (path, described) if one.exists()]):
         raise FileExistsError(
-            f"{path} exists; choose another name, or overwrite it: overwrite=True in Python, "
-            "--overwrite in a command"
+            f"{existing[0]} exists; choose another name, or overwrite it: overwrite=True in "
+            "Python, --overwrite in a command"
         )
     network = deploy(
         model,
@@ -162,7 +163,7 @@ def export(
         report = write_checked(network, path, write)
     else:
         report = _write_int8(network, path, write, calibration)
-    write_text(Path(f"{path}.json"), json.dumps(report.to_dict(), indent=1) + "\n")
+    write_text(described, json.dumps(report.to_dict(), indent=1) + "\n")
     return report
 
 
@@ -195,6 +196,8 @@ def deploy(
         network = fuse(model, frames, example=example, kernels=kernels)
     else:
         network = copy.deepcopy(model) if active is None else extract(model, active)
+    if active is None and hasattr(model, "fusion"):
+        active = model.fusion.active
     described = describe(
         record, frames=frames, any_frames=dynamic_frames, active=active, preprocess=preprocess
     )

@@ -16,6 +16,7 @@ from ffn.export.folding import Folder
 from ffn.export.formats import ExportError
 from ffn.export.kernels import InFloat32, choose_kernels
 
+HALVES = (torch.bfloat16, torch.float16)
 TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
 
 
@@ -34,6 +35,8 @@ class FusionReport:
         fp32: names of the layers that stay in fp32 when the network is converted to bf16 or fp16.
         difference: largest absolute difference of an output for the example clip.
         largest: largest absolute output.
+        active: the trained count, or the interpolated one, of the sub-network; None for a plain
+            network.
     """
 
     frames: int | None
@@ -42,6 +45,7 @@ class FusionReport:
     fp32: tuple[str, ...]
     difference: float
     largest: float
+    active: int | None = None
 
     def __str__(self) -> str:
         first = (
@@ -83,7 +87,7 @@ def fuse(
             (``ffn.export.kernels``); False for other runtimes, which choose their own.
 
     Raises:
-        ValueError: ``frames`` is missing or less than 1.
+        ValueError: ``frames`` is missing or less than 1, or the network is in half precision.
         FuseError: an output for the example is NaN or infinite, or differs by more than 1e-4 of
             the largest one.
     """
@@ -91,16 +95,24 @@ def fuse(
         if frames is None:
             counts = ", ".join(map(str, model.trained_frames))
             raise ValueError(f"frames is missing; the sub-networks are those of {counts} frames")
-        network = extract(model, model.select(frames))
+        active = model.select(frames)
+        network = extract(model, active)
     else:
+        active = model.fusion.active if hasattr(model, "fusion") else None
         network = copy.deepcopy(model)
     network = network.eval().requires_grad_(False)
+    if halves := [name for name, p in network.named_parameters() if p.dtype in HALVES]:
+        raise ValueError(
+            f"{halves[0]} is in {str(network.get_parameter(halves[0]).dtype)[6:]}; fusion needs "
+            "the weights in fp32. Convert the fused network: ffn.fuse(model, frames).bfloat16()"
+        )
     clip = _example(network, frames or 8) if example is None else example
     expected = _outputs(network, clip)
     if not expected.isfinite().all():
         raise FuseError(
-            f"the outputs of {type(network).__name__} are NaN or infinite for random frames, also "
-            "without fusion; its weights are damaged"
+            f"the outputs of {type(network).__name__} are NaN or infinite for "
+            f"{'random frames' if example is None else 'the example'}, also without fusion; its "
+            "weights are damaged"
         )
 
     for name, module in list(network.named_modules()):
@@ -128,7 +140,8 @@ def fuse(
     if kernels:
         for name in fp32:
             network.set_submodule(name, InFloat32(network.get_submodule(name)))
-    network.fusion = FusionReport(frames, folder.folded, folder.kept(), fp32, difference, largest)
+    report = FusionReport(frames, folder.folded, folder.kept(), fp32, difference, largest, active)
+    network.fusion = report
     if hasattr(model, "record"):  # of ffn.load, for ffn.export
         network.record = model.record
     return network

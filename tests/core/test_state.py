@@ -168,3 +168,41 @@ def test_weights_without_versions_may_lack_counters(outer) -> None:
     state = {k: v for k, v in network.state_dict().items() if not k.endswith("batches_tracked")}
 
     assert network.load_state_dict(state, strict=True).missing_keys == []
+
+
+def test_assigned_plain_weights_are_not_shared() -> None:
+    plain, flexible = TINY.build(), fresh()
+    flexible.load_state_dict(plain.state_dict(), assign=True)
+
+    tensors = [*flexible.parameters(), *flexible.named_buffers(remove_duplicate=False)]
+    storages = [(t[1] if isinstance(t, tuple) else t).data_ptr() for t in tensors]
+    assert len(set(storages)) == len(storages)
+    means = {n: b for n, b in flexible.named_buffers() if n.endswith("4.running_mean")}
+    before = {name: mean.clone() for name, mean in means.items()}
+    flexible.train()(torch.randn(2, 3, 2, 16, 16))
+    assert means
+    assert all(torch.equal(mean, before[name]) for name, mean in means.items())
+
+
+def test_statistics_outside_the_state_dict_are_extracted() -> None:
+    class Centred(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale, self.calls = nn.Parameter(torch.ones(3)), 0
+            self.register_buffer("mean", torch.zeros(3), persistent=False)
+
+        def forward(self, x):
+            if self.training:
+                self.calls += 1
+                self.mean.lerp_(x.detach().mean((0, 2, 3, 4)), 0.1)
+            return (x - self.mean.view(-1, 1, 1, 1)) * self.scale.view(-1, 1, 1, 1) * self.calls
+
+    net = nn.Sequential(Centred(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2))
+    own = {"private": lambda _, module: isinstance(module, Centred), "alter": "none"}
+    flexible = convert(net, (2, 4), **own).train()
+    for count in (2, 4, 4):
+        flexible(torch.randn(2, 3, count, 4, 4) + count)
+    clip = torch.randn(1, 3, 4, 4, 4)
+    for count in (2, 4):
+        expected = flexible.eval()(clip, active=count)
+        assert torch.equal(extract(flexible, count)(clip), expected)

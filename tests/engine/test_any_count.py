@@ -16,6 +16,7 @@ from engine_toys import (
     load_config,
     read_log,
     same_weights,
+    tiny,
     train,
     train_until,
     weights,
@@ -27,7 +28,7 @@ from ffn.core import PrivateModules
 from ffn.engine.build_network import build_model
 from ffn.engine.config import ConfigError
 from ffn.engine.tasks import FlexibleOptions, FlexibleTask
-from ffn.engine.train_step import to_device
+from ffn.engine.train_step import TrainStep, to_device
 
 RANGES = ("task.frames=[2,8]", "task.ranges=[[1,4],[5,12]]", "data.test_frames=[1,3,6,16]")
 
@@ -289,3 +290,37 @@ def test_a_plain_network_may_have_a_range(videos: Path, tmp_path: Path) -> None:
     assert {frames for step in found for frames in step.values()} <= set(range(2, 10))
     assert len({step[4] for step in found}) > 2
     assert FlexibleOptions(frames=[8, 2]).trained_frames == (2, 8)
+
+
+@pytest.mark.parametrize("second", [True, False], ids=["readable", "unreadable"])
+def test_sub_networks_that_are_not_drawn_do_not_change(second: bool) -> None:
+    """Also not by momentum, if a micro-batch of the step has no video."""
+    torch.manual_seed(0)
+    owners = {count: (count, count) for count in (2, 3, 4, 5)}
+    model = ffn.convert(tiny(), owners).train()
+    task = FlexibleTask(model, (3, 5), owners=owners)
+    group = {"params": list(model.parameters()), "lr_scale": 1.0}
+    step = TrainStep(
+        task,
+        torch.optim.SGD([group], lr=0.1, momentum=0.9, weight_decay=0.1),
+        CPU,
+        normalise=nn.Identity(),
+        batch_mix=lambda batch, **_: batch,
+        grad_accum_steps=2,
+        may_skip=True,
+    )
+
+    def drawn(small: int, large: int, *, videos: bool = True) -> dict[str, Any]:
+        index = torch.arange(2 if videos else 0)
+        clips = {3: torch.randn(2, 3, small, 16, 16), 5: torch.randn(2, 3, large, 16, 16)}
+        one = {"clips": clips if videos else {}, "label": index, "index": index}
+        return one | {"skipped": [] if videos else ["a.mp4: bad"]}
+
+    step.step([drawn(2, 4), drawn(2, 4)], number=0, lr=0.1)
+    before = {name: value.clone() for name, value in model.named_parameters()}
+    step.step([drawn(3, 5), drawn(3, 5, videos=second)], number=1, lr=0.1)
+    owned = {n: any(f".{k}." in n for k in (2, 4)) for n in before if "bn" in n or ".site." in n}
+    changed = {name: not torch.equal(before[name], dict(model.named_parameters())[name])
+               for name in owned}  # fmt: skip
+    assert not any(changed[name] for name, other in owned.items() if other)
+    assert all(changed[name] for name, other in owned.items() if not other and "bn" in name)

@@ -17,7 +17,7 @@ from ffn.core import FrameFlexible, convert, extract
 from ffn.engine import compile as compiling
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network, eager, has_compiler, with_changing_lengths
-from ffn.engine.tasks import FlexibleTask
+from ffn.engine.tasks import FlexibleTask, MixedSamplingTask
 from ffn.engine.train_step import backward_each_view
 
 COUNTS = (2, 4)
@@ -284,3 +284,27 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler for torch.compile"):
         compile_network(small((2, 4)))
+
+
+def test_mixed_clips_of_changing_lengths_have_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
+    compile_module = nn.Module.compile
+    monkeypatch.setattr(
+        nn.Module, "compile", lambda self, **more: compile_module(self, backend="eager", **more)
+    )
+    monkeypatch.setattr(compiling, "has_compiler", lambda: True)
+
+    class Small(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.fc = nn.Conv3d(3, 4, (3, 1, 1), padding=(1, 0, 0)), nn.Linear(4, 3)
+
+        def forward(self, x):
+            return self.fc(self.conv(x).mean((2, 3, 4)))
+
+    model = Small().train()
+    compile_network(model, lengths_change=True)
+    task = MixedSamplingTask(model, 20, 3, mix_probability=0.5)
+    prepare = with_changing_lengths(lambda batch: batch)
+    for length in range(4, 21):
+        clips = {20: torch.randn(2, 3, length, 4, 4), 3: torch.randn(2, 3, 3, 4, 4)}
+        task(prepare({"clips": clips, "label": torch.tensor([0, 1])}))["loss"].backward()

@@ -147,3 +147,17 @@ def test_average_is_on_the_device() -> None:
     average.update(model, 1)
 
     assert average.module.weight.is_cuda
+
+
+def test_masks_of_infinities_stay() -> None:
+    """Their average would be NaN: -inf - -inf."""
+    model = nn.Linear(2, 2)
+    mask = torch.full((3, 3), -math.inf).triu(1)
+    model.register_buffer("mask", mask.clone())
+    average = moving_average(model, DECAY)
+    for step in range(1, 4):
+        with torch.no_grad():
+            model.weight.add_(1)
+        average.update(model, step)
+    assert torch.equal(average.module.mask, mask)
+    assert not torch.equal(average.module.weight, model.weight)

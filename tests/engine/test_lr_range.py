@@ -102,7 +102,8 @@ def test_noise_gets_no_suggestion(seed: int) -> None:
 def test_loss_that_does_not_fall_gets_no_suggestion(losses: list[float]) -> None:
     result = RangeTest(learning_rates(1e-6, 1, 300)[: len(losses)], losses, diverged=False)
     assert suggest(result) is None
-    assert report_lines(result, None, 1)[1].startswith("no suggestion: the smoothed loss did not")
+    reason = "no loss was finite" if math.isnan(losses[0]) else "the smoothed loss did not fall"
+    assert report_lines(result, None, 1)[1].startswith(f"no suggestion: {reason}")
 
 
 def test_divergence() -> None:
@@ -231,3 +232,11 @@ def test_two_processes_measure_the_loss_of_one(videos: Path, tmp_path: Path, emp
         )
         found.append(json.loads((output / "find_lr/lr_range.json").read_text())["losses"])
     assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
+def test_a_first_loss_that_is_not_finite(tmp_path: Path) -> None:
+    result = RangeTest([1e-6], [math.nan], True)
+    (_, line) = report_lines(result, None, 1)
+    assert "no loss was finite, from the first step on. Check the start weights" in line
+    files = save_range_test(result, None, tmp_path, {})
+    assert all(Path(file).exists() for file in files)

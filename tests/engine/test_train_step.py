@@ -298,3 +298,11 @@ def test_without_clipping_the_norm_is_only_measured() -> None:
 
     assert results[0].grad_norm == results[1].grad_norm > 0
     assert same(one.model.state_dict(), other.model.state_dict())
+
+
+def test_a_first_step_in_fp16_without_videos() -> None:
+    step = make_step(flexible_task(COUNTS), precision="fp16", may_skip=True)
+    empty = {"clips": {}, "label": torch.arange(0), "index": torch.arange(0), "skipped": ["a: bad"]}
+    result = step.step([empty], number=0, lr=0.1)
+    assert result.warning
+    assert step.bad_steps == 1

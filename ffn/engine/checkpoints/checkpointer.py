@@ -90,6 +90,7 @@ class Checkpointer:
         self.saved_step: int | None = None
         self.notes: list[str] = []
         self.writers = world.size
+        self._infinite = infinite_buffers(train_step.model)
 
     @contextmanager
     def lock(self) -> Iterator[None]:
@@ -270,7 +271,7 @@ class Checkpointer:
         load_buffers(step.model, training["buffers"], self.world)
 
     def _check_finite(self, state: dict[str, Tensor], step: int) -> None:
-        wrong = not_finite(state)
+        wrong = [name for name in not_finite(state) if name not in self._infinite]
         if any_of([bool(wrong)], self.world)[0]:
             raise FloatingPointError(
                 f"weights or statistics are not finite at step {step} ({', '.join(wrong[:3])}); "
@@ -285,6 +286,17 @@ def _read_options(description: Path) -> dict[str, Any] | None:
     except (yaml.YAMLError, ValueError, RecursionError):
         return None
     return options if isinstance(options, dict) else None
+
+
+def infinite_buffers(model: nn.Module) -> set[str]:
+    """Names in the state dict of the buffers with infinities, such as a mask of an attention."""
+    state = model.state_dict(keep_vars=True)
+    floats = {k: v for k, v in state.items() if torch.is_tensor(v) and v.is_floating_point()}
+    return {
+        name
+        for name, value in floats.items()
+        if not isinstance(value, nn.Parameter) and value.isinf().any() and not value.isnan().any()
+    }
 
 
 def not_finite(state: dict[str, Any]) -> list[str]:

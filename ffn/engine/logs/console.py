@@ -36,7 +36,7 @@ def new_run(
 
 def finished(folder: Path, done: int, epochs: int) -> str:
     """Line about a run that has no epochs left, or has ended early."""
-    options = "train.epochs" if done == epochs else "train.patience or train.epochs"
+    options = "train.epochs" if done == epochs else "train.patience"
     return (
         f"{folder}: finished, {done} of {epochs} epochs are done. To train further, raise "
         f"{options}, or choose another log.output and model.weights={folder / 'best.pt'}"

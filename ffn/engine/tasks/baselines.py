@@ -112,7 +112,10 @@ class MixedSamplingTask(PlainTask):
     def clips(self, batch: dict[str, Any]) -> dict[int, Tensor]:
         """The larger view of a batch, mixed anew at each call."""
         large, small = batch["clips"][self.frames], batch["clips"][self.small]
-        return {self.frames: mix_frames(large, small, self.mix_probability)}
+        mixed = mix_frames(large, small, self.mix_probability)
+        if hasattr(large, "_dynamo_weak_dynamic_indices"):  # of maybe_mark_dynamic, which is lost
+            torch._dynamo.maybe_mark_dynamic(mixed, 2)
+        return {self.frames: mixed}
 
 
 def mix_frames(large: Tensor, small: Tensor, probability: float) -> Tensor:

@@ -27,7 +27,13 @@ from torch import nn
 
 import ffn
 from ffn.data import Normalise, Preprocessing, Record, Splits
-from ffn.engine.checkpoints.checkpointer import Checkpointer, RunState, gather_buffers, load_buffers
+from ffn.engine.checkpoints.checkpointer import (
+    Checkpointer,
+    RunState,
+    gather_buffers,
+    infinite_buffers,
+    load_buffers,
+)
 from ffn.engine.checkpoints.file import load_checkpoint, save_checkpoint
 from ffn.engine.checkpoints.folder import RunFolder
 from ffn.engine.checkpoints.lock import RunError
@@ -381,3 +387,24 @@ def test_buffers_of_another_number_of_processes_are_averaged() -> None:
     assert norm.running_mean.tolist() == [2, 2]
     assert norm.running_var.tolist() == [2, 2]
     assert int(norm.num_batches_tracked) == 0  # of the first process
+
+
+def test_a_mask_of_infinities_is_no_fault(tmp_path: Path) -> None:
+    checkpointer = make_checkpointer(tmp_path)
+    model = checkpointer.train_step.model
+    model.register_buffer("mask", torch.full((2, 2), -torch.inf).triu(1))
+    checkpointer._infinite = infinite_buffers(model)  # as at the start of the run
+    with checkpointer.lock():
+        checkpointer.save(RunState(step=3))
+        assert checkpointer.saved_step == 3
+        nn.init.constant_(next(model.parameters()), torch.inf)
+        with pytest.raises(FloatingPointError, match="not finite at step 4"):
+            checkpointer.save(RunState(step=4))
+
+
+def test_damaged_start_weights_are_a_fault() -> None:
+    norm = nn.BatchNorm1d(2)
+    nn.init.constant_(norm.weight, torch.inf)
+    norm.running_mean.fill_(torch.nan)
+    norm.running_var.fill_(torch.inf)
+    assert infinite_buffers(norm) == {"running_var"}
