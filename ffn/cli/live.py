@@ -136,7 +136,12 @@ def _check_files(given: argparse.Namespace) -> None:
     if given.figure is not None:
         from ffn.evaluation.plots import new_figure
 
-        new_figure(1, 1)  # matplotlib may be missing
+        known = new_figure(1, 1).canvas.get_supported_filetypes()
+        if given.figure.suffix[1:].lower() not in known:
+            raise ValueError(
+                f"--figure is {given.figure}; expected a file with one of the suffixes "
+                f"{', '.join(f'.{name}' for name in sorted(known))}"
+            )
 
 
 def _draw(given: argparse.Namespace) -> None:

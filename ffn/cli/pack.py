@@ -31,9 +31,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     address = store_location(options)
     try:
+        _refuse_idle_options(given)
         return _verify(address, options) if given.verify else _pack(address, options, given)
     except (ValueError, OSError) as error:
         return fail("pack", error)
+
+
+def _refuse_idle_options(given: argparse.Namespace) -> None:
+    """Raise ValueError for options of packing beside ``--verify``."""
+    defaults = vars(_parser().parse_args([given.config]))
+    names = ("format", "short_side", "quality", "shard_mib", "timeout", "append")
+    idle = [name for name in names if getattr(given, name) != defaults[name]]
+    if given.verify and idle:
+        option = f"--{idle[0].replace('_', '-')}"
+        raise ValueError(f"--verify does not pack, and {option} is an option of packing; drop one")
 
 
 def _pack(address: str, options: DataConfig, given: argparse.Namespace) -> int:

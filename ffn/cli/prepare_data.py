@@ -9,7 +9,6 @@ import shlex
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,6 +16,9 @@ from ffn.cli.arguments import add_imports_argument
 from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
+    from ffn.data import Record
+    from ffn.data.store.layout import Unreadable
+    from ffn.data.store.packing import PackReport
     from ffn.datasets import CopySettings, Summary
     from ffn.datasets.preparation import Packing, Progress
 
@@ -219,7 +221,34 @@ def _packing(given: argparse.Namespace) -> Packing | None:
     if given.pattern is not None and given.extract_frames is None:
         options["pattern"] = given.pattern
     root, folder = Path(given.root).absolute(), Path(given.pack).absolute()
-    return partial(pack, folder=folder, root=root, workers=given.workers, progress=True, **options)
+    options |= {"workers": given.workers, "append": given.overwrite, "progress": True}
+
+    def packed(records: Sequence[Record]) -> PackReport:
+        report = pack(records, folder, root=root, **options)
+        report.unreadable += _earlier_versions(records, folder, root)
+        return report
+
+    return packed
+
+
+def _earlier_versions(records: Sequence[Record], folder: Path, root: Path) -> list[Unreadable]:
+    """Videos whose file has another number of frames than the clip that a store has of it."""
+    from ffn.data import ClipStore, VideoError
+    from ffn.data.store.layout import Unreadable, key_of
+
+    store, found = ClipStore(folder), []
+    for record in records:
+        key = key_of(record.path, str(root))
+        if record.frames is None or (key, record.start, record.end) != (key, None, None):
+            continue
+        try:
+            stored = len(store.open(key))
+        except VideoError:  # it could not be packed, and is reported
+            continue
+        if stored != record.frames:
+            reason = f"{folder} has an earlier version of it, of {stored} frames; name a new folder"
+            found.append(Unreadable(key, None, None, reason))
+    return found
 
 
 @contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
@@ -80,7 +81,12 @@ def _publish(given: argparse.Namespace) -> None:
         kept.unlink(missing_ok=True)  # that of the weights which were replaced
     if given.hub:
         options = {"private": given.private, "overwrite": given.overwrite}
-        print(push_to_hub(path, given.hub, **options))
+        try:
+            print(push_to_hub(path, given.hub, **options))
+        except BaseException:
+            again = f"ffn.push_to_hub({str(path)!r}, {given.hub!r})"
+            print(f"{path} is written; to upload it later: {again}", file=sys.stderr)
+            raise
 
 
 def _meta(given: argparse.Namespace, record: WeightRecord) -> dict[str, Any]:

@@ -42,6 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with _folder_of_the_page():
             _check_installed()
             load_imports(given)
+            if given.no_page and given.samples is not None:
+                raise ValueError("--samples are for the page, and --no-page serves none; drop one")
             # Before the networks are prepared: a port that another program uses ends the command.
             with _listen(given.host, given.port) as listening:
                 predictors = _predictors(given)
@@ -117,6 +119,9 @@ def _samples(
     """The videos that the page offers; for networks of the generated films, some of these."""
     from ffn.datasets import synthetic
 
+    if given.no_page:
+        yield []
+        return
     if given.samples is not None:
         files = sorted(p for p in given.samples.iterdir() if p.suffix.lower() in SUFFIXES)
         if not files:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -97,6 +98,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_free = cache_bytes
+        self._too_large: set[int] = set()  # for what is left of the cache
         self._train_transform = transform
         self._eval_transform = EvalTransform(preprocessing, protocol.crops)
 
@@ -224,14 +226,22 @@ class VideoDataset(Dataset[dict[str, Any]]):
         usable = range(len(video))
         if record.start is not None or record.end is not None:
             usable = video.between(record.start, record.end)
-        if self._cache_free <= 0:
+        needed = len(usable) * self._frame_bytes(video, usable, index)
+        if needed > self._cache_free:
             return len(usable), lambda indices: video.read([usable[i] for i in indices])
 
-        frames = video.read(usable)
+        self._cache[index] = frames = video.read(usable)
         self._cache_free -= frames.nbytes
-        if self._cache_free >= 0:
-            self._cache[index] = frames
         return len(frames), frames.__getitem__
+
+    def _frame_bytes(self, video: Video, usable: range, index: int) -> float:
+        """Size of a decoded frame, of which one is read; infinite for a cache without room."""
+        if self._cache_free <= 0 or index in self._too_large:
+            return math.inf
+        size = video.read(usable[:1]).nbytes
+        if size * len(usable) > self._cache_free:
+            self._too_large.add(index)  # do not decode a frame each time
+        return size
 
     def _open_file(self, record: Record) -> Video:
         return open_video(

@@ -93,7 +93,7 @@ def _split_folder(where: str, line: str) -> Columns:
     """Split a line whose path has no video suffix: the label is its last word."""
     counted = re.fullmatch(r"(.*[^ \t])[ \t]+([0-9]+)[ \t]+([^ \t]+)", line)
     if counted:
-        if re.search(r"(^|[ \t])[0-9]+$", counted[1]):
+        if re.search(r"[ \t][0-9]+$", counted[1]):
             _refuse(where, line, "there are two numbers before the label")
         return counted.groups()
     found = re.fullmatch(r"(.*[^ \t])[ \t]+([^ \t]+)", line)

@@ -141,7 +141,7 @@ def _table(entries: Sequence[Entry], facts: Mapping[str, VideoFacts]) -> str:
     for entry in entries:
         one = facts[entry.path]
         cells = (one.frames, _number(one.fps), _number(one.duration), one.width, one.height)
-        times = (_number(entry.start), _number(entry.end)) if timed else ()
+        times = (_exact(entry.start), _exact(entry.end)) if timed else ()
         rows.append((entry.path, entry.label, *cells, *times))
     return csv_text(rows)
 
@@ -156,6 +156,11 @@ def csv_text(rows: Iterable[Sequence[Any]]) -> str:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n").writerows(rows)
     return text.getvalue().encode("utf-8", "backslashreplace").decode()
+
+
+def _exact(value: float | None) -> str:
+    """A time, by which a store finds the clip: all digits of it."""
+    return "" if value is None else repr(float(value)).removesuffix(".0")
 
 
 def _number(value: float | None) -> str:

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from ffn.core import frame_ranges
+from ffn.data.sampling import WINDOW
 from ffn.engine.option_fields import Range, numbers_in
 from ffn.engine.option_values import shown
 from ffn.engine.tasks import TASKS, TaskOptions
@@ -109,6 +110,20 @@ def _valid_ranges(task: TaskOptions) -> bool:
         return False
 
 
+def _dense_contradictions(config: Config) -> dict[str, bool]:
+    """Counts of frames that a dense clip cannot have."""
+    if config.data.sampling.value != "dense":
+        return {}
+    trained = [*numbers_in(config.task.frames), *numbers_in(getattr(config.task, "ranges", None))]
+    tested = numbers_in(config.data.test_frames)
+    found = {"task.frames": max(trained, default=0), "data.test_frames": max(tested, default=0)}
+    return {
+        f"data.sampling is dense, whose clips have at most {WINDOW} frames, and {option} has "
+        f"{largest}; use data.sampling=segment or fewer frames": largest > WINDOW
+        for option, largest in found.items()
+    }
+
+
 def _contradictions(config: Config) -> Iterator[str]:
     """Combinations of options that cannot be used."""
     train, data, model = config.train, config.data, config.model
@@ -145,6 +160,7 @@ def _contradictions(config: Config) -> Iterator[str]:
         f"data.resize is {data.resize}; it must be at least data.crop, {data.crop}": (
             data.resize < data.crop
         ),
+        **_dense_contradictions(config),
         "data.flip=swap needs data.flip_pairs": swaps and not data.flip_pairs,
         "data.flip_pairs needs data.flip=swap": not swaps and bool(data.flip_pairs),
         "log.tensorboard needs TensorBoard: pip install 'frame-flexible[tensorboard]'": (

@@ -5,6 +5,7 @@ The declared type decides what a text means: ``off`` is false for a flag, and a 
 
 from __future__ import annotations
 
+import os
 import re
 import reprlib
 import types
@@ -138,7 +139,8 @@ def convert(value: Any, kind: Any, *, inner: bool = False) -> Any:
 def _scalar(value: Any, kind: type) -> Any:
     if isinstance(value, str):
         if kind is str and "${" not in value:
-            return value
+            # A shell does not replace it after "key=".
+            return os.path.expanduser(value) if value.startswith("~/") else value
         if kind is bool and value.lower() in FLAGS:
             return FLAGS[value.lower()]
         if kind is int and INTEGER.fullmatch(value) and len(value) < 100:

@@ -101,7 +101,8 @@ def fuse(
         active = model.fusion.active if hasattr(model, "fusion") else None
         network = copy.deepcopy(model)
     network = network.eval().requires_grad_(False)
-    if halves := [name for name, p in network.named_parameters() if p.dtype in HALVES]:
+    halves = [name for name, p in network.named_parameters() if p.dtype in HALVES]
+    if halves and not hasattr(model, "fusion"):
         raise ValueError(
             f"{halves[0]} is in {str(network.get_parameter(halves[0]).dtype)[6:]}; fusion needs "
             "the weights in fp32. Convert the fused network: ffn.fuse(model, frames).bfloat16()"

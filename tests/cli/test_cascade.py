@@ -12,7 +12,7 @@ import torch
 from cascade_predictions import GMACS, predictions, save
 from serve_files import CLASSES, save_network
 
-from ffn.cli.cascade import main
+from ffn.cli.cascade import _costs, main
 from ffn.cli.publish import main as publish_main
 from ffn.evaluation import Row, Sweep, load_predictions, save_table
 from ffn.evaluation.cascades.file import CascadeFile
@@ -149,6 +149,11 @@ def test_a_report_on_seeds_fits_on_halves(
     how = {"precision": "fp32", "device": "a machine"}
     timed = save_table([replace(sweep, rows=rows, measured=how)], tmp_path / "timed")[1]
     given = ["report", "--predictions", *map(str, files), "--output", str(tmp_path / "seeds")]
+    several = [replace(sweep, name=name) for name in ("a", "b")]
+    others = save_table(several, tmp_path / "others")[1]
+    costly = tuple(replace(row, gmacs=99.0) for row in rows)
+    joined = save_table([replace(several[0], rows=costly), sweep], tmp_path / "both")[1]
+    assert _costs(str(joined), [2, 8], names)[0] == GMACS
     more = ["--results", str(results), "--frames", "2", "8"]
 
     assert main([*given, *more, "--budget-gmacs", "1.5"]) == 0
@@ -182,6 +187,7 @@ def test_a_report_on_seeds_fits_on_halves(
         ([*given, "--cascade", "x", "--frames", "2"], "--frames is for a report without --cascade"),
         ([*given, "--cascade", "x"], "--cascade belongs to one network; got 2 files"),
         ([*given, *more[:2], "--frames", "2", "9"], "has no cost at 9 frames"),
+        ([*given, "--results", str(others), *more[2:]], "has the networks a, b, and the predictio"),
     ):
         assert main([*arguments, "--overwrite"]) == 2
         assert message in capsys.readouterr().err

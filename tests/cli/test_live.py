@@ -110,14 +110,20 @@ def test_a_file_may_repeat_until_a_time(capsys, weights, video) -> None:
         (["{video}", "--attempts", "3"], 2, "attempts is 3; it is for a camera or an address"),
         (["rtsp://h/1", "--speed", "2"], 2, "speed is 2.0; it is for a video file"),
         (["{video}", "--figure", "a.png"], 2, "--figure is a.png; it needs --log, which it is"),
+        (
+            ["{video}", "--log", "{log}", "--figure", "{log}.xyz"],
+            2,
+            "jsonl.xyz; expected a file with one of the suf",
+        ),
+        (["{video}", "--log", "{log}", "--figure", "live"], 2, "--figure is live; expected a file"),
         (["{video}", "--every", "8", "--step", "1"], 2, "--step: not allowed with argument --ev"),
         (["{video}", "--input-option", "a"], 2, "'a' is not KEY=VALUE, as rtsp_transport=udp"),
         (["{video}", "--frames", "0"], 2, "'0' is not an integer of 1 or more, nor \"auto\""),
         (["{video}", "--smooth", "-1"], 2, "'-1' is not a number of 0 or more"),
     ],
 )
-def test_refused(capsys, weights, video, words, status, message) -> None:
-    words = [word.format(video=video) for word in words]
+def test_refused(capsys, tmp_path, weights, video, words, status, message) -> None:
+    words = [word.format(video=video, log=tmp_path / "log.jsonl") for word in words]
     try:
         found = main([*words, "--weights", weights, "--precision", "fp32"])
     except SystemExit as error:

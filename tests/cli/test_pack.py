@@ -184,6 +184,8 @@ def test_all_readable_is_status_0(root: Path) -> None:
         (["--quality", "0"], "quality is 0"),
         *((["--timeout", number], f"timeout is {number};") for number in ("0", "nan", "inf")),
         (["--verify"], "holds no clip store"),
+        (["--verify", "--append"], "--verify does not pack, and --append is an option of packing"),
+        (["--verify", "--short-side", "9"], "--verify does not pack, and --short-side is an"),
     ],
 )
 def test_errors_are_one_line(

@@ -212,3 +212,28 @@ def test_pack(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     records = [*videos.train, *videos.val]
     assert len(records) == len(store) == len(list(root.rglob("*.mp4"))) - 1
     assert {tuple(store.open_record(r).read([0]).shape) for r in records} == {(1, 16, 16, 3)}
+
+
+def test_a_store_grows_and_names_files_that_were_replaced(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / "set"
+    shutil.copytree(videos, root)
+    first, second, *_ = sorted(root.rglob("*.mp4"))
+    added = first.with_name("added.mp4")
+    command = ("folder", "--root", root, "--pack", root / "store", "--short-side", 16)
+    assert run(*command) == 0
+    clips = len(ClipStore(root / "store"))
+
+    shutil.copy(first, added)
+    generate(tmp_path / "longer", train_per_class=1, val_per_class=1, frames=60)
+    shutil.copy(next((tmp_path / "longer").rglob("*.mp4")), second)
+    assert run(*command, "--overwrite") == 1
+    shown = capsys.readouterr().out
+    store = ClipStore(root / "store")
+    assert len(store) == clips + 1
+    reason = f"{store.path} has an earlier version of it, of 40 frames; name a new folder"
+    assert f"{second.relative_to(root)}: {reason}" in shown
+    listed = (root / "index/train.csv").read_text() + (root / "index/val.csv").read_text()
+    assert str(added.relative_to(root)) in listed
+    assert str(second.relative_to(root)) not in listed

@@ -33,6 +33,7 @@ def test_refusals(tmp_path, capsys) -> None:
         f"--weights {weights} {weights}": "two of --weights have the name tiny; give one",
         f"--weights {weights} --samples {tmp_path}/empty": "has no video; expected files *.mp4",
         f"--weights {weights} --samples {tmp_path}/none": "none",
+        f"--weights {weights} --no-page --samples {tmp_path}": "--no-page serves none; drop one",
         f"--weights {weights} --max-frames 8": "8 frames are accepted at most; tiny needs up to 12",
     }
     for words, message in cases.items():

@@ -119,6 +119,18 @@ def test_networks_are_named_by_run_and_file(weights: list[str], names: list[str]
     assert list(_names(weights).values()) == names
 
 
+def test_networks_whose_files_would_have_one_name_are_refused(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The names `run/best` and `run_best` differ, those of their files do not."""
+    given = [str(root / "config.yaml"), "--output", str(tmp_path / "test"), "--weights"]
+    assert main([*given, "run/best.pt", "run_best.safetensors", "--details"]) == 2
+    assert "two networks would write the files" in capsys.readouterr().err
+    more = [str(root / "plain.safetensors"), "ensemble.safetensors", "--ensemble"]
+    assert main([*given, *more, "--save-predictions"]) == 2
+    assert "test/ensemble.*; rename one of" in capsys.readouterr().err
+
+
 def test_one_file_given_twice_is_refused(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from ffn.data import Record, read_annotations, read_classes
@@ -283,3 +285,10 @@ def test_folders_that_a_tool_wrote_are_no_classes(tmp_path):
     assert read_annotations(tmp_path)[1] == ["jump", "run"]
     files(tmp_path, "store 2/store.jpg", "store 2/c.mp4")  # a class
     assert read_annotations(tmp_path)[1] == ["jump", "run", "store 2"]
+
+
+def test_folders_that_are_numbers_with_frames_and_label(write):
+    """The lists of TSM's scripts for Something-Something: folder, frames, label."""
+    records, _ = read_annotations(write("100218 42 1\n7 30 0\n"))
+    rows = [(Path(r.path).name, r.frames, r.label) for r in records]
+    assert rows == [("100218", 42, 1), ("7", 30, 0)]

@@ -284,3 +284,30 @@ def test_frame_indices_count_from_the_start_of_the_time_range(records):
     dataset = VideoDataset([record], views=(5,), preprocessing=PLAIN)
 
     assert dataset.frame_indices(0) == (10, {5: [[1, 3, 5, 7, 9]]})
+
+
+def test_a_video_that_does_not_fit_into_the_cache_is_not_decoded_whole(records):
+    """One frame tells its size, once."""
+    asked = []
+
+    class Long:
+        def __len__(self):
+            return 5000
+
+        def read(self, indices):
+            asked.append(len(indices))
+            return torch.zeros(len(indices), 20, 20, 3, dtype=torch.uint8)
+
+    options = {"views": (4,), "preprocessing": PLAIN, "source": lambda record: Long()}
+    dataset = VideoDataset(records[:2], **options, cache_bytes=4999 * 1200)
+    for _ in range(2):
+        dataset[0, 0]
+    assert asked == [1, 4, 4]
+
+    asked.clear()
+    dataset = VideoDataset(records[:2], **options, cache_bytes=5000 * 1200)
+    for _ in range(2):
+        dataset[0, 0]
+    assert asked == [1, 5000]
+    dataset[0, 1]  # the cache is full
+    assert asked == [1, 5000, 4]

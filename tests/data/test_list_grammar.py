@@ -148,7 +148,7 @@ def blank_columns(line: str) -> list[str]:
         must(len(rest) == 1 or "/" not in "".join(rest))
         return [path, "".join(rest)]
     if len(words) >= 5 and is_digits(words[-3]):
-        must(not is_digits(words[-5]))
+        must(len(words) == 5 or not is_digits(words[-5]))
         return ["".join(words[:-4]), words[-3], words[-1]]
     must(len(words) == 3 or is_digits(words[-1]))
     return ["".join(words[:-2]), words[-1]]

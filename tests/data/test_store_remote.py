@@ -244,3 +244,21 @@ def test_eviction_under_many_processes(remote, folder, root, records, expected, 
         process.join()
     sums = [int(frames.sum()) for frames in expected] * 3
     assert sorted(found) == sorted(sums[n:] + sums[:n] for n in (0, 3, 6, 9))
+
+
+def test_a_download_that_ends_while_room_is_made(remote, root, tmp_path, monkeypatch):
+    """Its part is renamed between the listing of the cache and the look at its size."""
+    store = ClipStore(remote[0], root=root, cache=tmp_path / "cache", cache_gib=5.5 * SHARD / 2**30)
+    files = store._shards.files
+    files.cache.mkdir(parents=True, exist_ok=True)
+    part = files.cache / "shard-x.bin.part"
+    part.write_bytes(b"x")
+    listed = cache_module.Path.glob
+
+    def glob(path, pattern):
+        found = list(listed(path, pattern))
+        part.unlink(missing_ok=True)
+        return iter(found)
+
+    monkeypatch.setattr(cache_module.Path, "glob", glob)
+    files._evict_for(store.manifest.shards[0])

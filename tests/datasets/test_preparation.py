@@ -11,7 +11,9 @@ import pytest
 from preparation_layouts import NAMES, Layouts
 
 from ffn.data import read_annotations, read_classes
-from ffn.datasets import PreparationError, SplitSettings, prepare
+from ffn.datasets import Entry, PreparationError, SplitSettings, prepare
+from ffn.datasets.facts import VideoFacts
+from ffn.datasets.index import _table
 
 
 def rows(root: Path, name: str) -> list[dict[str, str]]:
@@ -390,3 +392,16 @@ def test_folder_refuses_a_pattern_that_fits_not_all(layouts: Layouts) -> None:
         SplitSettings(group_pattern="(")
     with pytest.raises(PreparationError, match="0 < fraction < 1"):
         SplitSettings(val_fraction=1.0)
+
+
+def test_times_keep_all_digits() -> None:
+    """A store finds a clip by its times: those of a list with frame / fps have many digits."""
+    facts = {"a.mp4": VideoFacts(40, 32, 24, 30.0, 4 / 3)}
+    entries = [
+        Entry("train", "a", "x", "list:1", path="a.mp4", start=start, end=end)
+        for start, end in ((1 / 3, 4 / 3), (10.0, 20.5), (None, 1e-7))
+    ]
+    rows = list(csv.DictReader(_table(entries, facts).splitlines()))
+    times = [tuple(float(row[k]) if row[k] else None for k in ("start", "end")) for row in rows]
+    assert times == [(entry.start, entry.end) for entry in entries]
+    assert (rows[1]["start"], rows[0]["fps"], rows[0]["duration"]) == ("10", "30", "1.333")

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from config_toys import every_option, problems
 
+from ffn.engine.config import load_config
 from ffn.engine.config_help import option_help
 
 
@@ -100,6 +101,8 @@ from ffn.engine.config_help import option_help
         (["train.class_weight_list=[1e308,1]"], "number must be above 0 and at most 1000000$"),
         (["data.randaugment=m7-n4"], "expected (timm's form|a policy of timm)"),
         (["data.flip=swap"], r"needs data\.flip_pairs"),
+        (["data.sampling=dense", "data.test_frames=[65]"], r"most 64 .*data\.test_frames has 65;"),
+        (["data.sampling=dense", "task.frames=[8,96]"], r"most 64 frames, .*task\.frames has 96;"),
         (["data.flip_pairs=[[a,b]]"], r"needs data\.flip=swap"),
         (["model.pretrained=true", "model.weights=x.pt"], "exclude each other"),
     ],
@@ -199,3 +202,12 @@ def test_every_number_has_a_range(key: str) -> None:
     for value in NOT_FINITE if kind is float else ("-" + "9" * 30, "9" * 30):
         (text,) = problems(f"{key}={given(key, value)}")
         assert re.match(rf"{key} is .*; (it|each number) must be ", text)
+
+
+def test_paths_below_the_home_folder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A shell does not replace ~ after `key=`."""
+    monkeypatch.setenv("HOME", "/home/someone")
+    config = load_config(None, ["data.root=~/clips", "log.output=~/runs/a", "data.train=~a.csv"])
+    assert config.data.root == "/home/someone/clips"
+    assert config.log.output == "/home/someone/runs/a"
+    assert config.data.train == "~a.csv"

@@ -113,6 +113,11 @@ def test_an_existing_file_is_kept_unless_told(flexible: ffn.FrameFlexible, tmp_p
     assert path.read_bytes() == b"mine"
     ffn.export(flexible, path, frames=4, size=32, overwrite=True)
     assert path.read_bytes() != b"mine"
+    described = tmp_path / "b.pt2.json"
+    described.write_text("mine")
+    with pytest.raises(FileExistsError, match=r"b\.pt2\.json exists"):
+        ffn.export(flexible, tmp_path / "b.pt2", frames=4, size=32)
+    assert described.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -261,6 +266,10 @@ def test_clips_of_any_length(name: str, least: int, tmp_path: Path) -> None:
 def test_a_fused_network_knows_its_frames(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
     report = ffn.export(ffn.fuse(flexible, 4), tmp_path / "a.onnx", size=32)
     assert report.clip == (3, 4, 32, 32)
+    described = json.loads((tmp_path / "a.onnx.json").read_text())
+    assert (described["frames"], described["sub_network"]) == (4, flexible.select(4))
+    longer = ffn.export(ffn.fuse(flexible, 2), tmp_path / "c.pt2", frames=8, size=32).metadata
+    assert (longer["frames"], longer["sub_network"]) == (8, flexible.select(2))
     with pytest.raises(ValueError, match="frames is missing"):
         ffn.export(flexible, tmp_path / "b.onnx", size=32)
 

@@ -424,3 +424,9 @@ def test_on_a_gpu(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> Non
         with torch.no_grad():
             found = Networks(network, precision=precision)(clip.cuda()).cpu()
         assert (found - expected).abs().max() <= error * expected.abs().max()
+
+
+def test_half_precision_is_refused_before_it_is_lossy() -> None:
+    network = ffn.create_model("tsm_tiny", num_classes=3).bfloat16()
+    with pytest.raises(ValueError, match=r"is in bfloat16; fusion needs the weights in fp32"):
+        ffn.fuse(network)

@@ -6,6 +6,7 @@ import fcntl
 import hashlib
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import BinaryIO
 
@@ -121,13 +122,16 @@ class RemoteFiles:
 
     def _evict_for(self, shard: File) -> None:
         """Delete unlocked shards, least recently used first, until a shard fits."""
-        held = [entry for entry in self.cache.glob("shard-*") if entry.suffix in (".bin", ".part")]
-        held.sort(key=lambda entry: entry.stat().st_mtime)
-        total = sum(entry.stat().st_size for entry in held)
-        for entry in held:
+        held = []
+        for entry in self.cache.glob("shard-*"):
+            if entry.suffix in (".bin", ".part"):
+                with suppress(FileNotFoundError):  # a download that ended renames its part
+                    status = entry.stat()
+                    held.append((status.st_mtime, status.st_size, entry))
+        total = sum(size for _, size, _ in held)
+        for _, size, entry in sorted(held):
             if total + shard.bytes <= self.cache_bytes and entry.suffix == ".bin":
                 continue  # an unlocked part was left by a killed process
-            size = entry.stat().st_size
             if _delete_unlocked(entry):
                 total -= size
         if total + shard.bytes > self.cache_bytes:
