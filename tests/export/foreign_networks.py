@@ -20,6 +20,7 @@ import torchvision
 from torch import Tensor, nn
 
 import ffn
+from ffn.export import Networks
 from ffn.layers import PerFrame
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/foreign_networks.md"
@@ -28,6 +29,7 @@ COLUMNS = (
     "clip",
     "private modules",
     "norms and alterations folded, kept",
+    "packed",
     "`.pt2`",
     "`.onnx`",
 )
@@ -162,7 +164,7 @@ def row(network: Foreign) -> tuple[str, ...]:
     try:
         model = ffn.convert(plain, (4, 8, 16), alter="none").eval()
     except ValueError as error:
-        return (*cells, _reason(error), "", "", "")
+        return (*cells, _reason(error), "", "", "", "")
     assert _differ(model(clip), plain(clip)) < 1e-5
     _perturb(model)
     cells.append(str(len(model.report.private)))
@@ -170,9 +172,9 @@ def row(network: Foreign) -> tuple[str, ...]:
     try:
         fused = ffn.fuse(model, network.frames, example=clip)
         assert _differ(fused(clip), model(clip)) < 1e-4
-        cells.append(f"{len(fused.fusion.folded)}, {len(fused.fusion.kept)}")
+        cells += [f"{len(fused.fusion.folded)}, {len(fused.fusion.kept)}", packed(model, clip)]
     except ffn.export.ExportError as error:
-        cells.append(_reason(error))
+        cells += [_reason(error), ""]
     for suffix in ("pt2", "onnx"):
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"net.{suffix}"
@@ -182,6 +184,14 @@ def row(network: Foreign) -> tuple[str, ...]:
             except Exception as error:  # of many kinds, of other packages too
                 cells.append(_reason(error))
     return tuple(cells)
+
+
+def packed(model: nn.Module, clip: Tensor) -> str:
+    """What ffn.Predictor runs: the largest difference, or that the network runs fused only."""
+    run = Networks(model, precision="fp32")
+    difference = _differ(run(clip), model(clip))
+    assert difference < 1e-4
+    return f"{difference:.0e}" if "packed" in run.describe(clip.device) else "fused only"
 
 
 def main() -> int:
