@@ -102,11 +102,10 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
     model = copy.deepcopy(model)
     model.activate(frames)
     private = [module for module in model.modules() if isinstance(module, PrivateModules)]
-    count = str(frames if frames in model.trained_frames else model.trained_frames[0])
-    if frames not in model.trained_frames:  # interpolated: the first copy takes the values
-        for module in private:
-            module[count].load_state_dict(module.active_module().state_dict())
-    _replace(model.model, {id(module): module[count] for module in private})
+    count = frames if frames in model.trained_frames else model.trained_frames[0]
+    for module in private if count != frames else ():  # the first copy takes interpolated values
+        module[str(count)].load_state_dict(module.active_module().state_dict())
+    _replace(model.model, {id(module): module[str(count)] for module in private})
     return model.model
 
 

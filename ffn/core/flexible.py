@@ -121,7 +121,7 @@ class FrameFlexible(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _spread_plain(self, state_dict: dict, prefix: str) -> None:
-        """Set every private copy from the entries of a plain network."""
+        """Set every private copy from clones of a plain network's entries; assign=True keeps them."""
         named = self.model.named_modules(prefix=prefix, remove_duplicate=False)
         private = {f"{name}.": m for name, m in named if isinstance(m, PrivateModules)}
         owned = tuple(f"{name}{count}." for name in private for count in self.trained_frames)
@@ -132,8 +132,7 @@ class FrameFlexible(nn.Module):
             for count, copy in module.items():
                 has_none = isinstance(copy, WeightAlteration) and not plain
                 new = {"weight": copy.weight.detach()} if has_none else plain
-                # Clones: with assign=True, the entries become the parameters and buffers.
-                state_dict.update({f"{name}{count}.{key}": new[key].clone() for key in new})
+                state_dict |= {f"{name}{count}.{key}": value.clone() for key, value in new.items()}
 
 
 def nearest(frames: int, trained_frames: Iterable[int]) -> int:

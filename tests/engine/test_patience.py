@@ -94,7 +94,7 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
     capsys.readouterr()
 
     loop.train(build(videos, tmp_path, *options))
-    assert "finished, 2 of 6 epochs are done. To train further, raise train.patience or " in (
+    assert "finished, 2 of 6 epochs are done. To train further, raise train.patience, or" in (
         capsys.readouterr().out
     )
     assert (tmp_path / "log.jsonl").read_text() == log

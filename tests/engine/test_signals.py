@@ -37,9 +37,9 @@ def signal_in_step(run: Run, number: int, signal_number: signal.Signals) -> None
     """Send a signal to this process in the middle of a step."""
     step, clip = run.train_step.step, run.train_step._clip
 
-    def interrupted() -> Any:
+    def interrupted(**more: Any) -> Any:
         os.kill(os.getpid(), signal_number)
-        return clip()
+        return clip(**more)
 
     def watched(*args: Any, **more: Any) -> Any:
         run.train_step._clip = interrupted if more["number"] == number else clip
