@@ -121,7 +121,7 @@ class FrameFlexible(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args)
 
     def _spread_plain(self, state_dict: dict, prefix: str) -> None:
-        """Set every private copy from clones of a plain network's entries; assign=True keeps them."""
+        """Set every private copy from clones of the entries of a plain network."""
         named = self.model.named_modules(prefix=prefix, remove_duplicate=False)
         private = {f"{name}.": m for name, m in named if isinstance(m, PrivateModules)}
         owned = tuple(f"{name}{count}." for name in private for count in self.trained_frames)
