@@ -281,12 +281,15 @@ class _Tracer(fx.Tracer):
         for kind in ("_parameters", "_buffers"):
             stand_in.__dict__[kind] = dict(module.__dict__[kind])
         stand_in.__dict__["_modules"] = {
-            name: self._stand_in(child, f"{prefix}{name}.")
-            if isinstance(child, (nn.ModuleList, nn.ModuleDict))
-            else child and _Recorder(child, f"{prefix}{name}", self)
+            name: self._recorder(child, f"{prefix}{name}")
             for name, child in module._modules.items()
         }
         return stand_in
+
+    def _recorder(self, child: nn.Module | None, name: str) -> nn.Module | _Recorder | None:
+        if isinstance(child, (nn.ModuleList, nn.ModuleDict)):
+            return self._stand_in(child, f"{name}.")
+        return None if child is None else _Recorder(child, name, self)
 
 
 class _Recorder:

@@ -280,6 +280,7 @@ with torch.inference_mode():
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["torch.float32", "torch.bfloat16"])
 def test_no_weight_is_reordered_in_a_call(dtype: str) -> None:
     """oneDNN lists what it runs: a weight in another layout costs more than its convolution."""
@@ -402,6 +403,7 @@ def test_weights_can_be_read() -> None:
         assert torch.equal(before.bias, after.bias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["tsm.dla46_c"])
 def test_blocks_with_optional_arguments_of_timm(name: str) -> None:
     torch.manual_seed(0)
