@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable, Mapping
@@ -15,11 +16,13 @@ from torch import nn
 
 from ffn.core import FrameFlexible, nearest
 from ffn.export.exporter import ExportReport, deploy, write_checked
-from ffn.export.formats import find_format, suffix_of
+from ffn.export.formats import ExportError, find_format, suffix_of
 from ffn.export.shared_weights import share_tensors
 from ffn.files import part_of, write_text
 
 INDEX, SHARED = "index.json", "weights.bin"
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -83,8 +86,8 @@ def export_all(
     part = part_of(folder)
     shares = to == "onnx"
     try:
-        reports = []
-        for count in model.trained_frames:
+
+        def write_file(count: int, *, any_frames: bool) -> ExportReport:
             path = part / f"frames_{count}{suffix_of(to)}"
             write = find_format(path, to)
             network = deploy(
@@ -94,12 +97,26 @@ def export_all(
                 size=size,
                 preprocess=preprocess,
                 probabilities=probabilities,
-                dynamic_frames=dynamic_frames,
+                dynamic_frames=any_frames,
                 record=record,
                 fused=not shares,  # folded weights differ between counts
             )
             network.fold_norms = not shares
-            reports.append(write_checked(network, path, write))
+            return write_checked(network, path, write)
+
+        reports = []
+        for count in model.trained_frames:
+            try:
+                reports.append(write_file(count, any_frames=dynamic_frames))
+            except ExportError:
+                if not dynamic_frames or count == model.trained_frames[-1]:
+                    raise
+                reports.append(write_file(count, any_frames=False))
+                _log.warning(
+                    "the file for %d frames takes no other number of frames: with so few, "
+                    "torch.export cannot trace this network for any T",
+                    count,
+                )
         separate = sum(report.path.stat().st_size for report in reports)
         if shares:
             share_tensors([report.path for report in reports], part / SHARED)
@@ -147,6 +164,12 @@ def _answered(model: FrameFlexible, dynamic_frames: bool) -> dict[int, tuple[int
     return {c: (owners.index(c) + 1, ends.get(c)) for c in trained}
 
 
+def _only(report: ExportReport) -> dict[str, int]:
+    """First and last number of frames of a file for one number."""
+    frames = report.metadata["frames"]
+    return {} if report.metadata["any_frames"] else {"first": frames, "last": frames}
+
+
 def _write_index(
     path: Path, reports: Iterable[ExportReport], answered: Mapping[int, tuple[int, int | None]]
 ) -> None:
@@ -154,6 +177,7 @@ def _write_index(
         {
             "first": max(answered[r.active][0], r.metadata.get("least_frames", 1)),
             "last": answered[r.active][1],
+            **_only(r),
             **r.to_dict(),
         }
         for r in reports

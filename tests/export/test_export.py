@@ -13,6 +13,7 @@ from random_norms import randomise
 from torch import nn
 
 import ffn
+from ffn.backbones.slowfast import SlowFast
 from ffn.cli.export import main
 from ffn.export import ExportError, export_all, formats, register_format
 
@@ -330,3 +331,21 @@ def test_files_of_a_folder_are_folded(tmp_path: Path) -> None:
         torch.testing.assert_close(
             program.module()(clip), network(clip), rtol=1e-4, atol=1e-4 * network(clip).abs().max()
         )
+
+
+@pytest.mark.slow
+def test_a_folder_of_any_frames_where_few_frames_cannot_vary(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """SlowFast needs more frames than alpha for a varying T; a file for fewer has one T."""
+    torch.manual_seed(0)
+    small = SlowFast(
+        5, (1, 1, 1, 1), alpha=4, beta_inverse=4, fusion_kernel=5, width=16, pool=False
+    )
+    model = ffn.convert(small, (4, 8)).eval()
+    export_all(model, tmp_path / "all", to="torch", size=32, dynamic_frames=True)
+    index = json.loads((tmp_path / "all" / "index.json").read_text())
+    assert [(one["first"], one["last"]) for one in index["files"]] == [(4, 4), (6, None)]
+    ours = [record.getMessage() for record in caplog.records if record.name.startswith("ffn.")]
+    (warning,) = ours
+    assert "the file for 4 frames takes no other number of frames" in warning
