@@ -95,7 +95,11 @@ def _parser(names: Sequence[str] = DATASETS) -> argparse.ArgumentParser:
     option("--output", help="folder of the index; default: ROOT/index")
     option("--annotations", help="folder of the official lists; default: found under ROOT")
     option("--videos", help="the only folder under ROOT to search for videos; default: ROOT")
-    option("--overwrite", action="store_true", help="replace an existing index")
+    option(
+        "--overwrite",
+        action="store_true",
+        help="replace an existing index; with --pack, append new videos to its store",
+    )
     cores = os.cpu_count() or 1
     option(
         "--workers",

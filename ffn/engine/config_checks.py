@@ -114,13 +114,16 @@ def _dense_contradictions(config: Config) -> dict[str, bool]:
     """Counts of frames that a dense clip cannot have."""
     if config.data.sampling.value != "dense":
         return {}
-    trained = [*numbers_in(config.task.frames), *numbers_in(getattr(config.task, "ranges", None))]
-    tested = numbers_in(config.data.test_frames)
-    found = {"task.frames": max(trained, default=0), "data.test_frames": max(tested, default=0)}
+    counts = {
+        "task.frames": config.task.frames,
+        "task.ranges": getattr(config.task, "ranges", None),
+        "data.test_frames": config.data.test_frames,
+    }
+    largest = {option: max(numbers_in(given), default=0) for option, given in counts.items()}
     return {
         f"data.sampling is dense, whose clips have at most {WINDOW} frames, and {option} has "
-        f"{largest}; use data.sampling=segment or fewer frames": largest > WINDOW
-        for option, largest in found.items()
+        f"{number}; use data.sampling=segment or fewer frames": number > WINDOW
+        for option, number in largest.items()
     }
 
 

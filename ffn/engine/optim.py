@@ -264,11 +264,18 @@ def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
 
 
 class _MovingAverage(ModelEmaV3):
-    """Copies buffers with infinities, such as masks of attention, whose average would be NaN."""
+    """Copies buffers that start with infinities, such as masks: their average would be NaN."""
+
+    def __init__(self, model: nn.Module, **options: Any) -> None:
+        super().__init__(model, **options)
+        self._infinite = [
+            name
+            for name, buffer in model.named_buffers()
+            if buffer.is_floating_point() and bool(buffer.isinf().any())
+        ]
 
     @torch.no_grad()
     def update(self, model: nn.Module, step: int | None = None) -> None:
         super().update(model, step)
-        for own, new in zip(self.module.buffers(), model.buffers(), strict=True):
-            if new.is_floating_point() and new.isinf().any():
-                own.copy_(new)
+        for name in self._infinite:
+            self.module.get_buffer(name).copy_(model.get_buffer(name))

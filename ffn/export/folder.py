@@ -85,25 +85,25 @@ def export_all(
     _check_folder(folder, overwrite)
     part = part_of(folder)
     shares = to == "onnx"
+
+    def write_file(count: int, *, any_frames: bool) -> ExportReport:
+        path = part / f"frames_{count}{suffix_of(to)}"
+        write = find_format(path, to)
+        network = deploy(
+            model,
+            count,
+            write,
+            size=size,
+            preprocess=preprocess,
+            probabilities=probabilities,
+            dynamic_frames=any_frames,
+            record=record,
+            fused=not shares,  # folded weights differ between counts
+        )
+        network.fold_norms = not shares
+        return write_checked(network, path, write)
+
     try:
-
-        def write_file(count: int, *, any_frames: bool) -> ExportReport:
-            path = part / f"frames_{count}{suffix_of(to)}"
-            write = find_format(path, to)
-            network = deploy(
-                model,
-                count,
-                write,
-                size=size,
-                preprocess=preprocess,
-                probabilities=probabilities,
-                dynamic_frames=any_frames,
-                record=record,
-                fused=not shares,  # folded weights differ between counts
-            )
-            network.fold_norms = not shares
-            return write_checked(network, path, write)
-
         reports = []
         for count in model.trained_frames:
             try:

@@ -79,6 +79,11 @@ class InFloat32(nn.Module):
         return super()._apply(convert, recurse)
 
 
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a call of the module runs more than its forward."""
+    return bool(module._forward_hooks or module._forward_pre_hooks)
+
+
 def choose_kernels(network: nn.Module) -> None:
     """Replace the convolutions and poolings of a network by faster equivalents, in place."""
     for name, module in list(network.named_modules()):
@@ -98,7 +103,7 @@ def choose_kernels(network: nn.Module) -> None:
 
 def _as_2d(layer: nn.Conv3d | nn.MaxPool3d) -> nn.Module | None:
     """A 2-D form of a layer that spans time or space alone; None if it spans both, or has hooks."""
-    if layer._forward_hooks or layer._forward_pre_hooks:
+    if has_hooks(layer):
         return None
     if type(layer) is nn.MaxPool3d:
         sizes = [

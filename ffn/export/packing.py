@@ -18,7 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
-from ffn.export.kernels import OverFrames, OverTime
+from ffn.export.kernels import OverFrames, OverTime, has_hooks
 
 DTYPES = (torch.float32, torch.bfloat16)
 SUMS = (operator.add, operator.iadd, torch.add)
@@ -403,7 +403,7 @@ def _after_identities(node: fx.Node, module: nn.Module) -> fx.Node:
     """The last of a chain of identities that start at a node."""
     while (reader := _only_reader(node)) is not None and reader.op == "call_module":
         identity = module.get_submodule(reader.target)
-        if type(identity) is not nn.Identity or _has_hooks(identity):
+        if type(identity) is not nn.Identity or has_hooks(identity):
             break
         node = reader
     return node
@@ -426,7 +426,7 @@ def _changes(module: nn.Module) -> bool:
 
 def _activation(module: nn.Module) -> str:
     """oneDNN's name of an activation; "none" if it is none that is known."""
-    if _has_hooks(module):
+    if has_hooks(module):
         return "none"
     if type(module) is nn.ReLU:
         return "relu"
@@ -438,12 +438,8 @@ def _shifts(layer: nn.Module) -> bool:
     return isinstance(layer, nn.Conv2d) and hasattr(layer, "shift") and hasattr(layer, "site")
 
 
-def _has_hooks(module: nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks)
-
-
 def _is_packable(layer: nn.Module) -> bool:
-    if _has_hooks(layer):
+    if has_hooks(layer):
         return False
     if isinstance(layer, (OverFrames, OverTime)):
         return type(layer.layer) is nn.Conv2d and _is_packable(layer.layer)
