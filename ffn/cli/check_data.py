@@ -58,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = {"total": len(records), "console": console, "disable": hidden}
         findings = list(track(checked, "decoding", transient=True, **options))
         root = given.root or (given.index if given.index.is_dir() else given.index.parent)
-        _write(output, root, records, classes, findings)
+        _write(output, given.index, root, records, classes, findings)
     except (ValueError, OSError) as error:
         return fail("check_data", error)
 
@@ -68,6 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _write(
     output: Path,
+    source: Path,
     root: Path,
     records: Sequence[Record],
     classes: Sequence[str],
@@ -75,6 +76,7 @@ def _write(
 ) -> None:
     """Write report.csv, exclude.txt, and index.csv with the usable videos and their frames."""
     from ffn.data import has_several_labels, label_text
+    from ffn.data.lists import further_columns, read_list
     from ffn.datasets.index import csv_text
     from ffn.files import write_text
 
@@ -95,16 +97,17 @@ def _write(
     write_text(output / "report.csv", csv_text([header, *report]))
     excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)
     write_text(output / "exclude.txt", excluded)
-    index = [
-        (path, label_text(record.label, classes), finding.frames, record.start, record.end)
-        for path, record, finding in pairs
-        if finding.usable
-    ]
+    names = () if source.is_dir() else further_columns(source)
+    cells = [row.extra for row in read_list(source, names)] if names else [()] * len(records)
     timed = any(record.start is not None or record.end is not None for record in records)
     label = "labels" if has_several_labels(records) else "label"
-    columns = ("path", label, "frames", "start", "end")
-    width = len(columns) if timed else 3
-    write_text(output / "index.csv", csv_text(row[:width] for row in [columns, *index]))
+    index = [("path", label, "frames", *(("start", "end") if timed else ()), *names)]
+    for (path, record, finding), further in zip(pairs, cells, strict=True):
+        times = (record.start, record.end) if timed else ()
+        if finding.usable:
+            text = label_text(record.label, classes)
+            index.append((path, text, finding.frames, *times, *further))
+    write_text(output / "index.csv", csv_text(index))
 
 
 def _beside(index: Path) -> Path:

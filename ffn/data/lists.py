@@ -125,6 +125,19 @@ def read_list(path: Path, columns: Sequence[str] = ()) -> list[AnnotationRow]:
     return rows
 
 
+def further_columns(path: Path) -> tuple[str, ...]:
+    """Names of the columns of a table but path, label, frames, start, end; () for a text list."""
+    lines = read_lines(path)
+    separator = _separator(path, *lines[0]) if lines else None
+    if separator is None:
+        return ()
+    where = f"{path}:{lines[0][0]}"
+    header = [cell.lower() for cell in _cells(where, lines[0][1], separator)]
+    fields = _find_columns(where, header, labelled=True)
+    used = {fields.get(field) for field in ("path", "label", "labels", "frames", "start", "end")}
+    return tuple(name for column, name in enumerate(header) if name and column not in used)
+
+
 def _separator(path: Path, number: int, line: str) -> str | None:
     """The character between the columns of a table; None if the line is no header."""
     for separator in _SEPARATORS:

@@ -7,7 +7,7 @@ import json
 import os
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
@@ -211,7 +211,11 @@ def verify_weights(pattern: str = "*") -> Iterator[Verdict]:
     for name in fnmatch.filter(others, pattern):
         path = others[name]
         if _DOWNLOAD.fullmatch(name) and path not in paths.values():
-            yield _verdict(name, path, stored_hash(path) or name.partition("-")[0])
+            verdict = _verdict(name, path, stored_hash(path) or name.partition("-")[0])
+            if verdict.is_problem and stored_hash(path) is None:  # the digits may be of an address
+                hint = f"; if its SHA-256 was unknown, {path.name}.sha256 is missing"
+                verdict = replace(verdict, detail=verdict.detail + hint)
+            yield verdict
 
 
 def _verdict(name: str, path: Path, expected: str | None) -> Verdict:

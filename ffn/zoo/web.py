@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ffn.files import write_text
+from ffn.files import explain, write_text
 from ffn.limits import DOWNLOAD_BYTES
 from ffn.zoo.records import WeightsError
 
@@ -90,7 +90,7 @@ class WebFile:
                 break
             time.sleep(max(PAUSE * 2 ** (failures - 1), _asked_pause(cause)))
         kept = f". {_size(part):,} bytes are kept in {part}; the next download resumes from there"
-        raise self._error(f"{cause}{kept if _size(part) else ''}.") from cause
+        raise self._error(f"{_reason(cause)}{kept if _size(part) else ''}.") from cause
 
     def _transfer(self, part: Path, report: Report) -> None:
         """One request for the missing bytes; an early end raises ConnectionError."""
@@ -205,6 +205,12 @@ def _validator(response: http.client.HTTPResponse) -> str | None:
 def _restart(part: Path, reason: str) -> ConnectionError:
     part.unlink(missing_ok=True)
     return ConnectionError(f"{reason}; the download starts again")
+
+
+def _reason(error: Exception) -> str:
+    """The text of an error; urllib puts that of a refused connection in brackets."""
+    cause = getattr(error, "reason", None)  # an HTTPError has a text there
+    return explain(cause if isinstance(cause, OSError) else error)
 
 
 def _asked_pause(error: Exception) -> float:

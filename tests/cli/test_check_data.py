@@ -50,6 +50,22 @@ def test_report_exclusions_and_corrected_index(videos: Path, capsys: pytest.Capt
     assert len(records) == 10
 
 
+def test_the_corrected_index_keeps_all_columns(videos: Path) -> None:
+    listed = rows(videos / "train.csv")
+    header = "scene\tpath\tLabel\tframes\tstart\tend\tgroup"
+    lines = [
+        f"s{n % 2}, left\t{r['path']}\t{r['label']}\t9\t0\t0.2\tg{n}" for n, r in enumerate(listed)
+    ]
+    table = videos / "scenes.tsv"
+    table.write_text("\n".join([header, *lines]))
+    main([str(table), "--workers", "1", "--frames", "2"])
+    index = rows(videos / "scenes.check" / "index.csv")
+    assert list(index[0]) == ["path", "label", "frames", "start", "end", "scene", "group"]
+    assert [row["scene"] for row in index] == [f"s{n % 2}, left" for n in range(len(listed))]
+    assert [row["group"] for row in index] == [f"g{n}" for n in range(len(listed))]
+    assert [row["path"] for row in index] == [row["path"] for row in listed]
+
+
 def test_clean_data_exit_with_0_and_a_report_is_not_overwritten(
     videos: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -200,7 +200,7 @@ def test_no_network(
     if cached:
         assert download(server.url, sha256=sha256) == expected
         return
-    message = "FFN_OFFLINE is set" if offline else "Connection refused"
+    message = "FFN_OFFLINE is set" if offline else ": Connection refused"
     with pytest.raises(WeightsError, match=message) as error:
         download(server.url, sha256=sha256)
     path = cache_path(server.url, sha256=sha256)

@@ -108,6 +108,8 @@ def test_verdicts_change_nothing(zoo: Path, server: Server, tmp_path: Path, cach
 
     assert contents(tmp_path) == before
     assert len(server.ranges) == asked
+    (of_name,) = verify_weights(named.name)
+    assert of_name.detail.endswith(f"; if its SHA-256 was unknown, {named.name}.sha256 is missing")
     details = {verdict.name: verdict.detail for verdict in verify_weights("*tiny*")}
     assert details["tsm_tiny.web"].endswith(f", expected {SHA256}")
     assert str(known) in details["tsm_tiny.web"]
