@@ -30,8 +30,8 @@ $(READY): setup.cfg constraints.txt
 
 quickstart: export OMP_NUM_THREADS = 1
 # Part 1 trains a plain network at 16 frames, part 2 the network for any frame count from it. The test takes the
-# last weights, not the best ones: test videos must not be used for a choice. The third network is the paper's,
-# which ships with ffn.
+# last weights, not the best ones: test videos must not be used for a choice. The third network has the paper's
+# training at 4, 8 and 16 frames, in an earlier recipe, and ships with ffn.
 quickstart: $(READY)
 	$(BIN)/python -m ffn.datasets.synthetic data/motion
 	$(TRAIN) configs/quickstart/motion_plain_16.yaml log.output=$(RUN)/plain_16 train.epochs=$(EPOCHS)

@@ -44,6 +44,7 @@ SHARED = {
     "conv3d",
     "devices",
     "files",
+    "frame_counts",
     "labels",
     "limits",
     "plain_yaml",

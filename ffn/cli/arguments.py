@@ -5,10 +5,11 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ffn.limits import CLIP_FRAMES
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -23,6 +24,14 @@ def positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
     return int(text)
+
+
+def frame_count(text: str) -> int:
+    """A number of frames of a clip, as ``type=`` of an argparse option; `CLIP_FRAMES` at most."""
+    frames = positive_int(text)
+    if refusal := CLIP_FRAMES.refusal(frames):
+        raise argparse.ArgumentTypeError(refusal)
+    return frames
 
 
 def non_negative_int(text: str) -> int:
@@ -57,7 +66,7 @@ def non_negative_number(text: str) -> float:
 def frames_or_auto(text: str) -> int | str:
     """A number of frames of 1 or more, or "auto", as ``type=`` of an argparse option."""
     try:
-        return text if text == "auto" else positive_int(text)
+        return text if text == "auto" else frame_count(text)
     except argparse.ArgumentTypeError as error:
         raise argparse.ArgumentTypeError(f'{error}, nor "auto"') from None
 
@@ -169,3 +178,34 @@ def load_imports(given: argparse.Namespace) -> None:
         ffn.registry.ExtensionError: a package cannot be imported.
     """
     import_extensions(given.imports)
+
+
+def names_of(weights: Sequence[str]) -> dict[str, str]:
+    """Return a name for each of the weights, in their order; names differ.
+
+    A checkpoint is named by its run and file, e.g. "run/best", a safetensors file by its file
+    name; where two names would be equal, they start with the folders above too.
+
+    Raises:
+        ValueError: the same weights twice.
+    """
+    if len(set(weights)) < len(weights):
+        twice = next(one for one in weights if weights.count(one) > 1)
+        raise ValueError(f"--weights has {twice} twice; give each network once")
+    names, depth = {one: _name(one, 0) for one in weights}, 0
+    while len(set(names.values())) < len(names):
+        equal = [one for one in names if list(names.values()).count(names[one]) > 1]
+        depth += 1
+        longer = {one: _name(one, depth) for one in equal}
+        if all(longer[one] == names[one] for one in equal):
+            raise ValueError(f"--weights has one file several times: {', '.join(equal)}")
+        names |= longer
+    return names
+
+
+def _name(weights: str, depth: int) -> str:
+    """Name of one network with ``depth`` more folders than its shortest name has."""
+    if not weights.endswith((".pt", ".safetensors")):
+        return weights
+    path = Path(weights).resolve().with_suffix("")
+    return "/".join(path.parts[1:][-(depth + 1 + weights.endswith(".pt")) :])

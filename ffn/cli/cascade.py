@@ -52,7 +52,7 @@ def _fit(given: argparse.Namespace) -> None:
     output = _output(given)
     if output.suffix != ".safetensors":
         raise ValueError(f"--output {output}; expected a name that ends with .safetensors")
-    refuse_existing(output, given.overwrite)
+    refuse_existing(output, given.overwrite, inputs=(given.weights, *given.predictions))
     make_writable(output.parent)
     load_imports(given)
     predictor = Predictor(given.weights, precision="fp32")
@@ -189,8 +189,9 @@ def _report(given: argparse.Namespace) -> None:
     from ffn.evaluation.cascades.trials import mean_trial
 
     stem = Path(given.output)
+    inputs = [*given.predictions, *filter(None, (given.cascade, given.results, given.earlier))]
     for suffix in SUFFIXES:
-        refuse_existing(stem.with_name(stem.name + suffix), given.overwrite)
+        refuse_existing(stem.with_name(stem.name + suffix), given.overwrite, inputs=inputs)
     _refuse(given)
     make_writable(stem.parent)
     networks, how, timing = _of_file(given) if given.cascade else _on_halves(given)

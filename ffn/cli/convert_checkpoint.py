@@ -21,6 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         load_imports(given)
+        _check_kind(given.input)
         classes = read_classes(given.classes) if given.classes else None
         converted = from_foreign(
             read_foreign(given.input),
@@ -60,6 +61,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"preprocessing: {shown} (change it with --preprocessing)")
     print(f"written: {given.output} ({record.size:,} bytes) and its record, sha256 {record.sha256}")
     return 0
+
+
+def _check_kind(path: Path) -> None:
+    if path.suffix == ".safetensors" and path.is_file():
+        raise ValueError(
+            f"{path} is a .safetensors file; expected a torch file (.pth, .pth.tar, .pyth, .pt, "
+            ".ckpt, .bin) or a Caffe2 file (.pkl). ffn.load reads a file that ffn wrote. Save the "
+            "tensors of another one as a torch file: torch.save(safetensors.torch.load_file("
+            f"{path.name!r}), {path.stem + '.pth'!r})"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

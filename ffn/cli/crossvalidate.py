@@ -14,6 +14,7 @@ from ffn.cli.arguments import (
     add_device_argument,
     add_overrides_argument,
     find_device,
+    frame_count,
     non_negative_int,
     positive_int,
 )
@@ -55,6 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _cross_validate(given: argparse.Namespace, config: Config) -> None:
     from ffn.cli.cross_validation_plan import check_start, fold_job, write_plan
+    from ffn.core import all_trained_frames
     from ffn.datasets.folds import assign_folds
     from ffn.engine.checkpoints.file import versions
     from ffn.engine.checkpoints.lock import lock_folder
@@ -68,7 +70,6 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
     clips = _read_clips(given, config)
     class_groups = parse_class_groups(given.class_groups, clips.classes)
     frames = sorted({*(given.frames or [*config.task.frames, *config.data.test_frames])})
-    seeds = list(dict.fromkeys(given.seeds))
     fold_of = assign_folds(
         clips.labels, clips.groups, given.folds, seed=given.fold_seed, classes=clips.classes
     )
@@ -77,9 +78,13 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         if note:
             print(f"warning: {note}", file=sys.stderr)
         write_plan(folder, clips, fold_of, config, given)
-        frames = sorted({*frames, *folder.tested_frames()})  # earlier counts are kept
+        earlier = folder.reported()  # all of it is kept
+        frames = sorted({*frames, *earlier.frames})
+        seeds = list(dict.fromkeys([*given.seeds, *earlier.seeds]))
+        shuffled = given.shuffled or earlier.shuffled
+        groups = [[clips.classes[c] for c in group] for group in class_groups]
         runs = [(seed, fold) for seed in seeds for fold in range(given.folds)]
-        options = {"shuffled": given.shuffled, "device": given.device}
+        options = {"shuffled": shuffled, "device": given.device}
         found = [(fold_job(folder, config, *run, frames, **options), *run) for run in runs]
         jobs = {job.name: (job, *run) for job, *run in found if job is not None}
         if given.start_from and jobs:
@@ -99,11 +104,11 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
 
         found = folder.load(
             folder.path.resolve().name,
-            trained_frames=sorted(config.task.frames),
+            trained_frames=all_trained_frames(config.task.trained_frames),
             seeds=seeds,
             frames=frames,
-            shuffled=given.shuffled,
-            class_groups=[[clips.classes[c] for c in group] for group in class_groups],
+            shuffled=shuffled,
+            class_groups=groups or earlier.class_groups,
         )
         summary = summarise_cross_validation(found)
         about = {"config": config_to_dict(config), "versions": versions()}
@@ -253,7 +258,7 @@ def _add_measures(parser: argparse.ArgumentParser) -> None:
     option(
         "--frames",
         nargs="+",
-        type=positive_int,
+        type=frame_count,
         metavar="T",
         help="frames of a test clip; default: task.frames and data.test_frames",
     )

@@ -8,12 +8,21 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.cli.arguments import WEIGHTS_HELP, add_imports_argument, load_imports, positive_int
+from ffn.cli.arguments import (
+    WEIGHTS_HELP,
+    add_imports_argument,
+    frame_count,
+    load_imports,
+    positive_int,
+)
 from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
     from ffn.export import Calibration
     from ffn.zoo import WeightRecord
+
+CALIBRATION_CLIPS = 256
+HELD_OUT_CLIPS = 512
 
 
 @program("export", "the same command starts again")
@@ -58,6 +67,19 @@ def _check_arguments(given: argparse.Namespace) -> None:
         raise ValueError("give --output FILE, or the format with --to torch|onnx|aotinductor")
     if given.int8 != bool(given.calibration):
         raise ValueError("--int8 and --calibration belong together: name a config or a list")
+    unused = {
+        "--calibration-clips": given.calibration_clips,
+        "--held-out-clips": given.held_out_clips,
+        "--seed": given.seed,
+    }
+    named = [name for name, value in unused.items() if value is not None]
+    if named and not given.int8:
+        raise ValueError(f"{', '.join(named)}: of --int8 only; add it, or leave them out")
+    if given.all_frames and given.output and not given.to and Path(given.output).suffix:
+        raise ValueError(
+            f"--all-frames writes a folder, and --output {given.output} has the suffix of a file; "
+            "name the format of the files with --to"
+        )
     if given.int8 and (given.all_frames or given.size):
         raise ValueError("--int8 takes neither --all-frames nor --size; export one file")
 
@@ -73,9 +95,9 @@ def _calibration(given: argparse.Namespace, record: WeightRecord) -> Calibration
         pattern=(record.config or {}).get("data", {}).get("frame_pattern"),
         frames=given.frames,
         as_frames=given.preprocess,
-        clips=given.calibration_clips,
-        held_out=given.held_out_clips,
-        seed=given.seed,
+        clips=given.calibration_clips or CALIBRATION_CLIPS,
+        held_out=given.held_out_clips or HELD_OUT_CLIPS,
+        seed=given.seed or 0,
     )
 
 
@@ -106,7 +128,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     option = parser.add_argument
     option("--weights", required=True, help=WEIGHTS_HELP)
-    option("--frames", type=positive_int, metavar="T", help="frames of a clip")
+    option("--frames", type=frame_count, metavar="T", help="frames of a clip")
     option(
         "--all-frames",
         action="store_true",
@@ -116,7 +138,7 @@ def _parser() -> argparse.ArgumentParser:
         "--to",
         metavar="FORMAT",
         help="torch (torch.export, .pt2), onnx, or aotinductor (.aoti.pt2); default: by the suffix "
-        "of the output",
+        "of the output, of a folder onnx",
     )
     option("--output", metavar="FILE", help="default: the name of the weights, with --to")
     option(
@@ -156,15 +178,13 @@ def _add_int8_arguments(parser: argparse.ArgumentParser) -> None:
     option(
         "--calibration-clips",
         type=positive_int,
-        default=256,
         metavar="N",
-        help="clips that set the int8 ranges; default: 256",
+        help=f"clips that set the int8 ranges; default: {CALIBRATION_CLIPS}",
     )
     option(
         "--held-out-clips",
         type=positive_int,
-        default=512,
         metavar="N",
-        help="other clips, to compare int8 with fp32; default: 512",
+        help=f"other clips, to compare int8 with fp32; default: {HELD_OUT_CLIPS}",
     )
-    option("--seed", type=int, default=0, help="of the choice of clips; default: 0")
+    option("--seed", type=int, help="of the choice of clips; default: 0")

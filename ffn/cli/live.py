@@ -47,11 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _check_files(given)
         load_imports(given)
-        try:
-            _predict(given)
-        finally:
-            if given.figure is not None and given.log.exists():
-                _draw(given)
+        _predict(given)
     except VideoError as error:
         print(f"{prefix('live')}: {error}", file=sys.stderr)
         return 1
@@ -61,7 +57,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _predict(given: argparse.Namespace) -> None:
-    """Report the answers until the stream, or the duration, ends."""
+    """Report the answers until the stream, or the duration, ends; then draw the log."""
     from ffn.serve.live.report import LIVE_FORMATS, LiveJson, Totals
 
     reports: list[LiveReport] = [LIVE_FORMATS[given.format](sys.stdout, given.top)]
@@ -71,10 +67,12 @@ def _predict(given: argparse.Namespace) -> None:
         for report in reports:
             report.add_event(event)
 
-    with ExitStack() as stack:
+    with ExitStack() as after, ExitStack() as stack:
         live = stack.enter_context(_live(given, add_event))
         if given.log is not None:
             reports.append(LiveJson(stack.enter_context(given.log.open("w")), given.top))
+            if given.figure is not None:
+                after.callback(_draw, given)  # also after Ctrl-C, once the log is closed
         stack.callback(_print_totals, totals)
         for report in reports:
             stack.callback(report.close)
@@ -129,9 +127,12 @@ def _check_files(given: argparse.Namespace) -> None:
     """Raise for files that exist or cannot be written, before the stream begins."""
     if given.figure is not None and given.log is None:
         raise ValueError(f"--figure is {given.figure}; it needs --log, which it is drawn from")
+    if given.figure is not None and given.figure.resolve() == given.log.resolve():
+        raise ValueError(f"--log and --figure are both {given.log}; name two files")
     for option, path in (("--log", given.log), ("--figure", given.figure)):
         if path is not None:
-            refuse_existing(path, given.overwrite, option)
+            inputs = (given.source, given.weights)
+            refuse_existing(path, given.overwrite, option, inputs=inputs)
             make_writable(path.parent)
     if given.figure is not None:
         from ffn.evaluation.plots import new_figure

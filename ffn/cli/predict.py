@@ -219,7 +219,7 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
         "--frames",
         type=frames_auto_or_cascade,
         metavar="n",
-        help="frames of a clip; or auto: at most 8 per second and none twice; or cascade: more "
+        help="frames of a clip; or auto: 8 per second, rounded up, none twice; or cascade: more "
         "only if few are not enough, by the cascade that is kept with the weights; default: the "
         "largest trained count",
     )

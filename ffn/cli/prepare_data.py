@@ -225,6 +225,7 @@ def _packing(given: argparse.Namespace) -> Packing | None:
     if given.pattern is not None and given.extract_frames is None:
         options["pattern"] = given.pattern
     root, folder = Path(given.root).absolute(), Path(given.pack).absolute()
+    _check_store(folder)
     options |= {"workers": given.workers, "append": given.overwrite, "progress": True}
 
     def packed(records: Sequence[Record]) -> PackReport:
@@ -233,6 +234,20 @@ def _packing(given: argparse.Namespace) -> Packing | None:
         return report
 
     return packed
+
+
+def _check_store(folder: Path) -> None:
+    """Refuse a folder with other files before the videos are read and a lock file is written."""
+    from ffn.data.store.layout import MANIFEST
+    from ffn.data.store.writer import JOURNAL, LOCK, TRANSFER
+
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [n for n in names if n not in (LOCK, TRANSFER) and not n.endswith(".part")]
+    if others and not {MANIFEST, JOURNAL} & set(others):
+        raise FileExistsError(
+            f"{folder} holds {others[0]}, which is not part of a store; name a new folder with "
+            "--pack"
+        )
 
 
 def _earlier_versions(records: Sequence[Record], folder: Path, root: Path) -> list[Unreadable]:

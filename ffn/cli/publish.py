@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
-from ffn.cli.arguments import add_imports_argument, load_imports, refuse_existing
+from ffn.cli.arguments import add_imports_argument, load_imports, names_of, refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
 from ffn.commands import command
-from ffn.files import atomic_write
+from ffn.files import atomic_write, make_writable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -53,8 +53,9 @@ def _parser() -> Parser:
         "--results",
         help=f"results.json of {command('test')} for this checkpoint, alone or with others",
     )
-    parser.add_argument("--source", default="", help="origin of the weights, in a sentence")
-    parser.add_argument("--licence", default="", help="SPDX name, e.g. Apache-2.0")
+    kept = "; default: that of the record"
+    parser.add_argument("--source", default="", help=f"origin of the weights, in a sentence{kept}")
+    parser.add_argument("--licence", default="", help=f"SPDX name, e.g. Apache-2.0{kept}")
     parser.add_argument(
         "--hub", metavar="USER/REPO", help="also publish on the Hugging Face Hub, with a model card"
     )
@@ -71,7 +72,9 @@ def _publish(given: argparse.Namespace) -> None:
     path = Path(given.output) / f"{given.name}.safetensors"
     cascade, kept = _cascade_of(given.checkpoint, model), cascade_path(path)
     refuse_existing(kept, given.overwrite)
-    written = save_weights(model, path, _meta(given, record), overwrite=given.overwrite)
+    meta = _meta(given, model, record)
+    make_writable(path.parent)
+    written = save_weights(model, path, meta, overwrite=given.overwrite)
     print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
     if cascade is not None:
         with atomic_write(kept) as file:
@@ -89,14 +92,16 @@ def _publish(given: argparse.Namespace) -> None:
             raise
 
 
-def _meta(given: argparse.Namespace, record: WeightRecord) -> dict[str, Any]:
+def _meta(given: argparse.Namespace, model: nn.Module, record: WeightRecord) -> dict[str, Any]:
     """The record to write: that of the checkpoint, with what the command gives."""
     from ffn.data import Protocol
     from ffn.evaluation import load_table
 
-    metrics, protocol = record.metrics, record.protocol
+    metrics, protocol, origin = record.metrics, record.protocol, record.origin or "measured"
     if given.results:
         sweep = _sweep_of(given.checkpoint, given.results, load_table(given.results))
+        _check_network(sweep, model, given)
+        origin = "measured"
         metrics = {
             row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
             for row in sweep.rows
@@ -106,9 +111,9 @@ def _meta(given: argparse.Namespace, record: WeightRecord) -> dict[str, Any]:
         "name": given.name,
         "metrics": metrics,
         "protocol": protocol,
-        "origin": "measured" if metrics else None,
-        "source": given.source,
-        "licence": given.licence,
+        "origin": origin if metrics else None,
+        "source": given.source or record.source,
+        "licence": given.licence or record.licence,
         "config": without_places(record.config),
     }
 
@@ -136,16 +141,43 @@ def _cascade_of(checkpoint: str, model: nn.Module) -> Path | None:
 
 
 def _sweep_of(checkpoint: str, results: str, sweeps: Sequence[Sweep]) -> Sweep:
-    """The results of a checkpoint: the only ones, or those with the end of its path as name."""
+    """The results with the name that :func:`names_of` gives a checkpoint, alone or with others."""
+    shortest = names_of([checkpoint])[checkpoint]
     path = Path(checkpoint).resolve().with_suffix("").as_posix()
-    found = [s for s in sweeps if f"{path}/".endswith(f"/{s.name}/")] if sweeps[1:] else sweeps
+    found = [
+        sweep
+        for sweep in sweeps
+        if sweep.name == shortest
+        or (len(sweep.name) > len(shortest) and f"{path}/".endswith(f"/{sweep.name}/"))
+    ]
     if len(found) != 1:
         names = ", ".join(sweep.name for sweep in sweeps)
         raise ValueError(
-            f"{results} holds the networks {names}; expected one that has the name of "
-            f"{checkpoint}. Test it with {command('test')} --weights {checkpoint} --output FOLDER"
+            f"{results} has results of {names}; expected those of {checkpoint}, with the name "
+            f"{shortest}. {_test_it(checkpoint)}"
         )
     return found[0]
+
+
+def _check_network(sweep: Sweep, model: nn.Module, given: argparse.Namespace) -> None:
+    """Raise ValueError for results of another network with the name of the checkpoint."""
+    from ffn.core import FrameFlexible, all_trained_frames
+    from ffn.evaluation.cost import count_parameters
+
+    values = {"parameters": (sweep.params, count_parameters(model))}
+    if isinstance(model, FrameFlexible):
+        values["trained counts"] = (sweep.trained_frames, all_trained_frames(model.ranges))
+    for what, (tested, own) in values.items():
+        if tested != own:
+            raise ValueError(
+                f"{given.results} has results of another network with the name {sweep.name}: its "
+                f"{what} are {tested}, those of {given.checkpoint} {own}. "
+                f"{_test_it(given.checkpoint)}"
+            )
+
+
+def _test_it(checkpoint: str) -> str:
+    return f"Test it with {command('test')} --weights {checkpoint} --output FOLDER"
 
 
 def without_places(config: dict[str, Any] | None) -> dict[str, Any] | None:

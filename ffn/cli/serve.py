@@ -20,6 +20,7 @@ from ffn.cli.arguments import (
     add_precision_argument,
     find_device,
     load_imports,
+    names_of,
     positive_int,
     positive_number,
 )
@@ -103,13 +104,15 @@ def _listen(host: str, port: int) -> socket.socket:
 def _predictors(given: argparse.Namespace) -> dict[str, Predictor]:
     from ffn.serve import Predictor
 
-    device, found = find_device(given.device), {}
-    for weights in given.weights:
-        predictor = Predictor(weights, device=device, precision=given.precision)
-        if predictor.record.name in found:
-            raise ValueError(f"two of --weights have the name {predictor.record.name}; give one")
-        found[predictor.record.name] = predictor
-    return found
+    device, paths = find_device(given.device), names_of(given.weights)
+    predictors = {
+        weights: Predictor(weights, device=device, precision=given.precision) for weights in paths
+    }
+    names = [one.record.name for one in predictors.values()]
+    return {
+        paths[weights] if names.count(one.record.name) > 1 else one.record.name: one
+        for weights, one in predictors.items()
+    }
 
 
 @contextmanager
@@ -179,7 +182,8 @@ def _serve(
 
 
 def _greeting(given: argparse.Namespace, predictors: dict[str, Predictor]) -> str:
-    address = f"http://{given.host}:{given.port}"
+    host = f"[{given.host}]" if ":" in given.host else given.host  # of IPv6
+    address = f"http://{host}:{given.port}"
     networks = ", ".join(f"{name} ({one.network})" for name, one in predictors.items())
     page = [] if given.no_page else [f"page      {address}/"]
     return "\n".join(

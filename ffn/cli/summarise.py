@@ -62,7 +62,7 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
     stem = Path(given.output)
     files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".png")]
     for file in files:
-        refuse_existing(file, given.overwrite)
+        refuse_existing(file, given.overwrite, inputs=given.results)
     stem.parent.mkdir(parents=True, exist_ok=True)
     content = {"format": FORMAT, "title": given.title or TITLES[measure], "runs": summary}
     write_text(files[0], json.dumps(content, indent=1) + "\n")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ffn.cli.arguments import (
     add_device_argument,
     add_overrides_argument,
-    positive_int,
+    frame_count,
+    names_of,
     refuse_existing,
 )
 from ffn.cli.configs import read_run
@@ -55,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _targets(given: argparse.Namespace) -> list[Path]:
     """The files that the test writes; more than it writes if a name may get a prefix."""
-    names = list(_names(given.weights).values())
+    names = list(names_of(given.weights).values())
     if given.interpolate is not None:  # the networks are not loaded yet
         names += [f"{_way(given)}/{name}" for name in names]
     names = ["shuffled/" * given.shuffle_frames + name for name in names]
@@ -93,7 +94,7 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
     if given.ensemble:
         _check_ensemble(given.weights, config)
     tested = []
-    for weights, name in _names(given.weights).items():
+    for weights, name in names_of(given.weights).items():
         tested.append(_sweep(weights, name, given, config, world))
         if given.save_predictions and world.is_main:
             _save_predictions(tested[-1], given.output)
@@ -219,7 +220,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--frames",
         nargs="+",
-        type=positive_int,
+        type=frame_count,
         metavar="T",
         help="frames of a clip; default: data.test_frames",
     )
@@ -280,37 +281,6 @@ def _add_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--output", help="folder for the results; default: test/ in log.output")
     parser.add_argument("--overwrite", action="store_true", help="replace existing results")
     add_device_argument(parser)
-
-
-def _names(weights: Sequence[str]) -> dict[str, str]:
-    """Return a name for each of the weights, in their order; names differ.
-
-    A checkpoint is named by its run and file, e.g. "run/best", a safetensors file by its file
-    name; where two names would be equal, they start with the folders above too.
-
-    Raises:
-        ValueError: the same weights twice.
-    """
-    if len(set(weights)) < len(weights):
-        twice = next(one for one in weights if weights.count(one) > 1)
-        raise ValueError(f"--weights has {twice} twice; give each network once")
-    names, depth = {one: _name(one, 0) for one in weights}, 0
-    while len(set(names.values())) < len(names):
-        equal = [one for one in names if list(names.values()).count(names[one]) > 1]
-        depth += 1
-        longer = {one: _name(one, depth) for one in equal}
-        if all(longer[one] == names[one] for one in equal):
-            raise ValueError(f"--weights has one file several times: {', '.join(equal)}")
-        names |= longer
-    return names
-
-
-def _name(weights: str, depth: int) -> str:
-    """Name of one network with ``depth`` more folders than its shortest name has."""
-    if not weights.endswith((".pt", ".safetensors")):
-        return weights
-    path = Path(weights).resolve().with_suffix("")
-    return "/".join(path.parts[1:][-(depth + 1 + weights.endswith(".pt")) :])
 
 
 def _trained_frames(config: dict[str, Any] | None) -> Iterable[int] | None:

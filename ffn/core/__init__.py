@@ -5,8 +5,9 @@ other weights are shared. This package needs torch only. The losses are in ``ffn
 """
 
 from ffn.core.convert import NORMS, ConversionReport, convert, extract
-from ffn.core.flexible import FrameFlexible, frame_ranges, nearest
+from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
+from ffn.frame_counts import all_trained_frames, frame_ranges, nearest
 
 __all__ = [
     "NORMS",
@@ -14,6 +15,7 @@ __all__ = [
     "FrameFlexible",
     "PrivateModules",
     "WeightAlteration",
+    "all_trained_frames",
     "convert",
     "extract",
     "frame_ranges",

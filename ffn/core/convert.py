@@ -13,8 +13,9 @@ from typing import Any
 from torch import Tensor, nn
 
 from ffn.conv3d import use_right_conv3d
-from ffn.core.flexible import FrameFlexible, frame_ranges
+from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
+from ffn.frame_counts import frame_ranges
 
 # _NormBase: BatchNorm, SyncBatchNorm and InstanceNorm of every rank.
 NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -65,11 +66,13 @@ def convert(
             with parameters: nothing is shared), or a function of a module's name and the module.
         alter: "sites" (those of the backbone), "all" (also its optional sites), "none"; or glob
             patterns as ``["layer*.conv1"]``: inputs of matching convolutions and linear layers.
-        interpolate: in eval mode, counts between two trained ones have their own sub-networks,
-            with private parameters and statistics interpolated linearly in the count (not "all").
+        interpolate: in eval mode, counts between two trained ones, or between their ranges, have
+            their own sub-networks: private parameters and statistics are interpolated linearly in
+            the count (not "all").
         frame_dim: the dimension of T in a clip, 2 in (B, C, T, H, W).
         example: a clip to run once, in eval mode; warns of private modules and alterations that do
-            not run, as those of a norm called through a Python list: they would not learn.
+            not run, as those of a norm called through a Python list: they would not learn, unless
+            training runs them, as it does an auxiliary head.
 
     Raises ValueError if the model is converted already, or a selection matches nothing usable.
     """
@@ -86,7 +89,8 @@ def convert(
     flexible = FrameFlexible(model, ranges, **options).train(model.training)
     if example is not None and (idle := _idle(flexible, example)):
         flexible.report = replace(report, idle=idle)
-        shown = f"did not run with the example clip and would not learn: {', '.join(idle[:5])}"
+        shown = "did not run with the example clip, and would not learn unless training runs them: "
+        shown += ", ".join(idle[:5])
         warnings.warn(f"{len(idle)} private modules {shown}{', …' * bool(idle[5:])}", stacklevel=2)
     return flexible
 
@@ -180,8 +184,13 @@ def _idle(flexible: FrameFlexible, example: Tensor) -> tuple[str, ...]:
     """Names of private sets that a forward in eval mode does not run."""
     flexible, ran = copy.deepcopy(flexible).eval(), set()
     sets = {n: m for n, m in flexible.model.named_modules() if isinstance(m, PrivateModules)}
-    for name, module in sets.items():
-        module.register_forward_hook(lambda *_, name=name: ran.add(name))
+    for name, module in sets.items():  # to run it, or to read its attributes
+
+        def active_module(name: str = name, found: Callable = module.active_module) -> nn.Module:
+            ran.add(name)
+            return found()
+
+        module.active_module = active_module
     flexible(example)
     return tuple(name for name in sets if name not in ran)
 

@@ -12,6 +12,7 @@ from torch import Tensor, compiler, fx, jit, nn
 
 from ffn.clips import check_clip_of
 from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
+from ffn.frame_counts import frame_ranges, nearest
 
 
 class FrameFlexible(nn.Module):
@@ -38,6 +39,8 @@ class FrameFlexible(nn.Module):
         self.model = model
         self.ranges = frame_ranges(trained_frames)
         self.trained_frames = tuple(self.ranges)
+        # Between each two ranges, the first count and the one after the last.
+        self._gaps = [(a[1] + 1, b[0]) for a, b in pairwise(self.ranges.values())]
         self.interpolate, self.frame_dim, self.report = interpolate, frame_dim, report
         self.selected = ActiveCount(self.trained_frames[-1])
         for private in [m for m in model.modules() if isinstance(m, PrivateModules)]:
@@ -54,7 +57,7 @@ class FrameFlexible(nn.Module):
         exporting = getattr(compiler, "is_exporting", jit.is_tracing)()  # new in torch 2.7
         any_frames = exporting and not fx.experimental.symbolic_shapes.has_static_value(frames)
         if any_frames or jit.is_tracing():
-            remedy = "trace or export ffn.extract(model, T), or use ffn.export"
+            remedy = "use ffn.export, or torch.export of ffn.extract(model, T)"
             raise RuntimeError(f"a graph for all numbers of frames has one sub-network; {remedy}")
         closest = nearest(frames, self.ranges) if self.training else self.select(frames)
         active = closest if active is None else active
@@ -81,15 +84,29 @@ class FrameFlexible(nn.Module):
     active = property(attrgetter("selected.count"), doc="This thread's count; first the largest.")
 
     @property
+    def interpolate(self) -> bool:
+        """Whether counts between two ranges have interpolated sub-networks in eval mode."""
+        return self._interpolate
+
+    @interpolate.setter
+    def interpolate(self, value: bool) -> None:
+        private = [m for m in self.model.modules() if isinstance(m, PrivateModules)]
+        own = {p for module in private for p in module.parameters()}
+        if value and own and own.issuperset(self.model.parameters()):
+            raise ValueError(f"interpolate is {value}, but all modules are private; use False")
+        self._interpolate = bool(value)
+
+    @property
     def counts(self) -> Sequence[int]:
-        """The trained counts, or all between the smallest and the largest if interpolated."""
-        first, last = self.trained_frames[0], self.trained_frames[-1]
-        return range(first, last + 1) if self.interpolate else self.trained_frames
+        """Counts with sub-networks: the trained ones and, if interpolated, those between ranges."""
+        gaps = self._gaps if self.interpolate else ()
+        return sorted({*self.trained_frames, *(n for gap in gaps for n in range(*gap))})
 
     def select(self, frames: int) -> int:
         """The count of the sub-network for a number of frames in eval mode."""
-        own = self.counts if self.interpolate else ()
-        return frames if frames in own else nearest(frames, self.ranges)
+        if self.interpolate and any(first <= frames < end for first, end in self._gaps):
+            return frames
+        return nearest(frames, self.ranges)
 
     def activate(self, count: int) -> None:
         """Activate the sub-network of a count in this thread; raise ValueError if it has none."""
@@ -106,7 +123,13 @@ class FrameFlexible(nn.Module):
         """Load a state dict of this network, or of the plain one; see the class."""
         metadata = getattr(state_dict, "_metadata", None) or {}  # versions of layers, by name
         state_dict = OrderedDict(state_dict)
-        state_dict._metadata = {f"model.{key}".strip("."): v for key, v in metadata.items()}
+        versions = {f"model.{key}".strip("."): v for key, v in metadata.items()}
+        for name, module in self.named_modules(remove_duplicate=False):
+            if isinstance(module, PrivateModules):  # copies have the versions of the plain layers
+                inside = [k for k in versions if k == name or k.startswith(f"{name}.")]
+                copies = {f"{name}.{n}{k[len(name) :]}": k for k in inside for n in module}
+                versions = {new: versions[key] for new, key in copies.items()} | versions
+        state_dict._metadata = versions
         return super().load_state_dict(state_dict, *args, **kwargs)
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
@@ -133,37 +156,3 @@ class FrameFlexible(nn.Module):
                 has_none = isinstance(copy, WeightAlteration) and not plain
                 new = {"weight": copy.weight.detach()} if has_none else plain
                 state_dict |= {f"{name}{count}.{key}": value.clone() for key, value in new.items()}
-
-
-def nearest(frames: int, trained_frames: Iterable[int]) -> int:
-    """Return the trained frame count nearest to ``frames``; of two equally near ones, the larger.
-
-    For (4, 8, 16): 5 frames give 4, 6 give 8, 12 give 16 and 40 give 16. A count with a range is as
-    near as its range: for {4: (2, 5), 8: (6, 9), 16: (10, 20)}, 10 frames give 16.
-
-    Raises ValueError if ``frames`` is less than 1, or ``trained_frames`` is not valid.
-    """
-    if frames < 1:
-        raise ValueError(f"the clip has {frames} frames; at least 1 is needed")
-    ranges = frame_ranges(trained_frames)
-    for count, following in pairwise(ranges):  # comparisons only, for torch.compile
-        if 2 * frames < ranges[count][1] + ranges[following][0]:
-            return count
-    return max(ranges)
-
-
-def frame_ranges(trained_frames: Iterable[int]) -> dict[int, tuple[int, int]]:
-    """Return each trained count with its range, ascending; (4, 8) gives {4: (4, 4), 8: (8, 8)}.
-
-    Raises ValueError unless they are different positive integers, in ranges that do not overlap.
-    """
-    counts = trained_frames if isinstance(trained_frames, Mapping) else tuple(trained_frames)
-    ranges = {n: tuple(counts[n]) if isinstance(counts, Mapping) else (n, n) for n in counts}
-    whole = all(type(m) is int and m > 0 for n, ends in ranges.items() for m in (n, *ends))
-    if whole and 0 < len(ranges) == len(counts) and {*map(len, ranges.values())} == {2}:
-        ranges = dict(sorted(ranges.items()))
-        apart = all(left[1] < right[0] for left, right in pairwise(ranges.values()))
-        if apart and all(low <= n <= high for n, (low, high) in ranges.items()):
-            return ranges
-    allowed = "positive integers, e.g. (4, 8, 16), or separate ranges, e.g. {4: (2, 5), 8: (6, 11)}"
-    raise ValueError(f"trained_frames is {counts}; expected different {allowed}")

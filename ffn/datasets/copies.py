@@ -9,8 +9,9 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import count
 from pathlib import Path
 
 from ffn.data.decoding import VideoError, open_video
@@ -147,7 +148,7 @@ def copy_all(
 
 
 def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:
-    """File or folder of the copy of each part, named after the original."""
+    """File or folder of the copy of each part, named after the original; all differ."""
     targets: dict[Part, Path] = {}
     taken: set[Path] = set()
     suffix = ".mp4" if settings.format == "mp4" else ""
@@ -156,14 +157,32 @@ def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> di
         if key in targets:
             continue
         name = os.path.splitext(entry.path)[0] if (root / entry.path).is_file() else entry.path
-        if entry.start is not None:
-            name += f"_{entry.start:06.0f}_{entry.end:06.0f}"
-        target = settings.folder / f"{name}{suffix}"
-        if target in taken:  # for example clip.avi and clip.webm
-            target = settings.folder / f"{entry.path}{suffix}"
+        target = next(
+            path
+            for name in _names(name, entry)
+            if (path := settings.folder / f"{name}{suffix}") not in taken
+        )
         targets[key] = target
         taken.add(target)
     return targets
+
+
+def _names(name: str, entry: Entry) -> Iterator[str]:
+    """Names for the copy of a part: with the times, then with the suffix, then numbered."""
+    times = ""
+    if (entry.start, entry.end) != (None, None):
+        times = f"_{_time(entry.start)}_{_time(entry.end)}"
+    yield f"{name}{times}"
+    yield f"{entry.path}{times}"  # for example clip.avi and clip.webm
+    for number in count(2):
+        yield f"{entry.path}{times}-{number}"
+
+
+def _time(seconds: float | None) -> str:
+    """A time in a name: whole seconds with six digits, else all digits, so that names differ."""
+    if seconds is None:
+        return ""
+    return f"{seconds:06.0f}" if float(seconds).is_integer() else repr(float(seconds))
 
 
 def _copy_or_cause(job: _Job) -> VideoFacts | str:
@@ -181,7 +200,7 @@ def _copy(job: _Job) -> VideoFacts:
     """Make one copy unless it is complete already; return the facts of the copy."""
     target = Path(job.target)
     chosen = range(job.frames)
-    if job.start is not None:
+    if (job.start, job.end) != (None, None):
         chosen = open_video(job.source, pattern=job.pattern).between(job.start, job.end)
     found = _existing(job, target, len(chosen))
     if found is not None:

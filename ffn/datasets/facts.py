@@ -119,6 +119,25 @@ class Journal:
             os.truncate(self.path, len(whole))
 
 
+def is_journal(path: Path) -> bool:
+    """Whether a file is a `Journal`: it has a line of one, or was cut off before its first line."""
+    if not path.is_file():
+        return False
+    with path.open("rb") as file:
+        first = file.readline()
+        if not first.endswith(b"\n"):
+            start = b'{"path": '
+            return first[: len(start)] == start[: len(first)]
+        return _is_line(first) or any(map(_is_line, file))
+
+
+def _is_line(line: bytes) -> bool:
+    try:
+        return {"path", "key", "verified"} <= json.loads(line).keys()
+    except (ValueError, AttributeError):
+        return False
+
+
 def read_all(
     journal: Journal,
     paths: Iterable[str],

@@ -13,7 +13,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ffn.data.tool_files import INDEX_JOURNAL
-from ffn.datasets.facts import VideoFacts
+from ffn.datasets.facts import VideoFacts, is_journal
 from ffn.datasets.listing import Entry, Listing, Problem
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
 from ffn.files import write_text
@@ -25,16 +25,24 @@ DESCRIPTION = "dataset.json"
 def claim_index(output: Path, splits: Iterable[str], overwrite: bool) -> None:
     """Refuse to overwrite an existing index or other files of a user.
 
-    A journal without `dataset.json` was left by an interrupted preparation, which is resumed.
+    A journal without `dataset.json` was left by an interrupted preparation, which is resumed. With
+    `overwrite`, another file of the name of the journal is deleted, because a journal is appended.
 
     Raises:
         FileExistsError: if a file of the index exists.
     """
-    interrupted = (output / INDEX_JOURNAL).exists() and not (output / DESCRIPTION).exists()
-    if overwrite or interrupted:
+    journal = output / INDEX_JOURNAL
+    foreign = journal.exists() and not is_journal(journal)
+    if overwrite:
+        if foreign:
+            journal.unlink()
         return
-    names = [f"{split}.csv" for split in splits] + ["classes.txt", "flip_pairs.yaml", DESCRIPTION]
+    if journal.exists() and not foreign and not (output / DESCRIPTION).exists():
+        return
+    names = [f"{split}.csv" for split in splits]
+    names += ["classes.txt", "flip_pairs.yaml", "problems.csv", DESCRIPTION]
     existing = [name for name in names if (output / name).exists()]
+    existing += [INDEX_JOURNAL] if foreign else []
     if existing:
         raise FileExistsError(
             f"{output} holds an index already ({', '.join(existing)}). Replace it with "

@@ -129,7 +129,7 @@ def _rows(path: Path) -> Iterator[Row]:
         one = dict(zip(header, row, strict=True))
         try:
             start, end = (int(float(one[name])) for name in ("time_start", "time_end"))
-        except ValueError:
+        except (ValueError, OverflowError):
             raise PreparationError(
                 f"{where}: times {one['time_start']!r} … {one['time_end']!r} are not numbers"
             ) from None

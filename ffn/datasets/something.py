@@ -178,7 +178,7 @@ def _json_classes(path: Path) -> list[str]:
     table = _json(path)
     try:
         order = sorted((int(index), name) for name, index in table.items())
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, TypeError, ValueError, OverflowError):
         raise PreparationError(f"{path}: expected {{class name: index}}") from None
     if [index for index, _ in order] != list(range(len(order))):
         raise PreparationError(f"{path}: the indices are not 0 … {len(order) - 1}, each once")
@@ -188,10 +188,20 @@ def _json_classes(path: Path) -> list[str]:
 def _template_rows(path: Path) -> Rows:
     """Rows of `[{"id": …, "template": "Pushing [something] …"}, …]`; test lists have only ids."""
     table = _json(path)
+    if not isinstance(table, list):
+        raise PreparationError(
+            f"{path} starts with {json.dumps(table)[:40]}; expected a JSON list of "
+            "{id, template, …}. Download it again"
+        )
     for number, row in enumerate(table, 1):
         where = f"{path.name}, entry {number}"
         if not isinstance(row, dict) or "id" not in row:
             raise PreparationError(f"{where}: {row!r} has no id; expected {{id, template, …}}")
         template = row.get("template")
+        if not isinstance(template, str | None):
+            raise PreparationError(
+                f"{where}: the template is {template!r}; expected a text such as 'Pushing "
+                "[something]', or none in a test list. Download the list again"
+            )
         label = None if template is None else template.replace("[", "").replace("]", "")
         yield str(row["id"]), label, where

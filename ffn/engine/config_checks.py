@@ -13,6 +13,7 @@ from ffn.data.sampling import WINDOW
 from ffn.engine.option_fields import Range, numbers_in
 from ffn.engine.option_values import shown
 from ffn.engine.tasks import TASKS, TaskOptions
+from ffn.limits import CLIP_FRAMES
 
 if TYPE_CHECKING:
     from ffn.engine.options import Config, DataConfig, TrainConfig
@@ -99,6 +100,9 @@ def _frame_problems(config: Config) -> Iterator[str]:
             "give the first and the last count of a range around each of them, without overlap, "
             "e.g. [[2, 5], [6, 11], [12, 20]] for [4, 8, 16]"
         )
+    most = max([*numbers_in(frames), *numbers_in(config.data.test_frames)], default=0)
+    if refusal := CLIP_FRAMES.refusal(most):
+        yield f"task.frames or data.test_frames has {refusal}"
     if not config.data.test_frames:
         yield "data.test_frames is []; give one count or more, e.g. [4, 8, 16]"
 

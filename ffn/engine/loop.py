@@ -120,9 +120,8 @@ def is_logged(step: int, interval: int, steps_per_epoch: int) -> bool:
 
 def validate(run: Run, state: RunState, log: RunLog) -> None:
     """Measure the accuracy per frame count; save the network if it is the best so far."""
-    skipped = run.validator.update_statistics(state.epoch)
-    if skipped:
-        log.print(f"exact BatchNorm statistics: {len(skipped)} unreadable videos skipped")
+    for message in run.validator.update_statistics(state.epoch):
+        log.print(f"exact BatchNorm statistics: {message}")
     state.metrics, failed = run.validator.evaluate()
     log.unreadable(f"{len(failed)} unreadable validation videos", failed)
     score = run.validator.score(state.metrics)

@@ -8,6 +8,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ffn.core import FrameFlexible
 from ffn.engine.compile import eager
 from ffn.engine.distributed import World, gather
 from ffn.engine.precise_bn import update_precise_bn
@@ -75,12 +76,18 @@ class Validator:
         The network runs on the clips that its task trains on, without mixup.
 
         Returns:
-            Reasons of the unreadable videos, over all processes.
+            What a person should know: unreadable videos, over all processes, and sub-networks that
+            keep their running statistics, because no clip was drawn for them.
         """
         if not self.precise_bn:
             return []
         step = self.train_step
         skipped: list[str] = []
+        updated: set[int] = set()
+
+        def sub_network(view: int, frames: int) -> int:
+            updated.add(active := step.task.sub_network(view, frames))
+            return active
 
         def batches() -> Iterator[dict[str, Any]]:
             self.train_loader.sampler.set_epoch(epoch)
@@ -93,5 +100,14 @@ class Validator:
 
         seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random
         with step.autocast(), eager():
-            update_precise_bn(step.network, batches(), self.world, step.task.sub_network)
-        return [text for texts in gather(skipped, self.world) for text in texts]
+            update_precise_bn(step.network, batches(), self.world, sub_network)
+        videos = sum(len(reasons) for reasons in gather(skipped, self.world))
+        messages = [f"{videos} unreadable videos skipped"] if videos else []
+        if isinstance(step.network, FrameFlexible):
+            left = [str(n) for n in step.network.trained_frames if n not in updated]
+            if left:
+                messages.append(
+                    f"no clip was drawn for the sub-networks of {', '.join(left)} frames, which "
+                    "keep running statistics; raise train.precise_bn"
+                )
+        return messages

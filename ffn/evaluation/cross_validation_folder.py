@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,25 @@ from ffn.evaluation.results import Predictions
 from ffn.files import write_text
 
 FORMAT = 1  # of plan.json and results.json
+
+
+@dataclass(frozen=True)
+class Reported:
+    """What the numbers of a cross-validation are of; see `CrossValidationFolder.load`.
+
+    Attributes:
+        trained_frames: frame counts of the training.
+        seeds: of the trainings.
+        frames: frame counts of the tests.
+        shuffled: whether clips with shuffled frames were tested too.
+        class_groups: names of the classes of each group.
+    """
+
+    trained_frames: Sequence[int] = ()
+    seeds: Sequence[int] = ()
+    frames: Sequence[int] = ()
+    shuffled: bool = False
+    class_groups: Sequence[Sequence[str]] = ()
 
 
 class CrossValidationFolder:
@@ -162,15 +182,22 @@ class CrossValidationFolder:
         _write(self.results, content)
         return self.results
 
-    def tested_frames(self) -> list[int]:
-        """The numbers of frames of results.json; none if there is no such file.
+    def reported(self) -> Reported:
+        """What results.json reports; nothing if there is no such file.
 
         Raises:
             ValueError: it is damaged.
         """
         if not self.results.is_file():
-            return []
-        return [row["frames"] for row in _read(self.results, ("rows",))["rows"]]
+            return Reported()
+        content = _read(self.results, ("trained_frames", "seeds", "rows"))
+        return Reported(
+            trained_frames=content["trained_frames"],
+            seeds=content["seeds"],
+            frames=[row["frames"] for row in content["rows"]],
+            shuffled="top1_shuffled" in content["rows"][0],
+            class_groups=content.get("class_groups", {"groups": []})["groups"],
+        )
 
     def load_finished(self, name: str) -> CrossValidation:
         """Join the predictions that belong to results.json.
@@ -184,15 +211,7 @@ class CrossValidationFolder:
                 f"{self.path} has no results.json; run {command('crossvalidate')} with this "
                 "--output to its end"
             )
-        content = _read(self.results, ("trained_frames", "seeds", "rows"))
-        return self.load(
-            name,
-            trained_frames=content["trained_frames"],
-            seeds=content["seeds"],
-            frames=[row["frames"] for row in content["rows"]],
-            shuffled="top1_shuffled" in content["rows"][0],
-            class_groups=content.get("class_groups", {"groups": []})["groups"],
-        )
+        return self.load(name, **vars(self.reported()))
 
     def _clips(self, fold: int) -> list[int]:
         return [i for i, own in enumerate(self.plan["fold"]) if own == fold]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import logging
 from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from itertools import chain
@@ -24,6 +25,7 @@ from ffn.files import atomic_write, write_csv, write_text
 from ffn.labels import SEPARATOR
 
 FORMAT = 1  # of the JSON file
+_log = logging.getLogger(__name__)
 
 
 def print_table(sweeps: Sequence[Sweep], console: Console | None = None) -> None:
@@ -55,10 +57,7 @@ def save_table(sweeps: Sequence[Sweep], folder: str | Path, stem: str = "results
         stem: name of the files without suffix.
 
     Returns:
-        The three files.
-
-    Raises:
-        ImportError: matplotlib is not installed; the CSV and the JSON file are complete.
+        The three files; without the figure, and with a warning, if matplotlib is not installed.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,7 +68,11 @@ def save_table(sweeps: Sequence[Sweep], folder: str | Path, stem: str = "results
         del network["predictions"]
     text = json.dumps({"format": FORMAT, "networks": networks}, indent=2, ensure_ascii=False)
     write_text(files[1], text + "\n")
-    save_figure(sweeps, files[2])
+    try:
+        save_figure(sweeps, files[2])
+    except ImportError as error:
+        _log.warning("%s; %s is not drawn", error, files[2])
+        return files[:2]
     return files
 
 

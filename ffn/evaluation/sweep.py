@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from ffn.core import FrameFlexible, frame_ranges
+from ffn.core import FrameFlexible, all_trained_frames
 from ffn.devices import describe_device
 from ffn.evaluation.collect import Outputs, collect, gather, is_first, process_count
 from ffn.evaluation.cost import (
@@ -129,8 +129,7 @@ def sweep(
     if isinstance(model, FrameFlexible):
         trained_frames = model.ranges
     if trained_frames is not None:
-        ranges = frame_ranges(trained_frames).values()
-        trained_frames = tuple(n for low, high in ranges for n in range(low, high + 1))
+        trained_frames = all_trained_frames(trained_frames)
     run = Networks(model, precision=precision, fused=fused, compiled=compiled)
     outputs = collect(model, loader, run, batch_size, keep_logits=keep_logits, progress=progress)
     cost = None

@@ -104,7 +104,7 @@ class DeployedNetwork(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Classify clips, or frames (B, T, H, W, 3) if there is a transform."""
         if self.transform is not None:
-            x = self.transform(x)
+            x = self.transform(x).to(self.dtype)
         logits = self.network(x)
         return self._labels.probabilities(logits) if self.probabilities else logits
 

@@ -109,7 +109,8 @@ def export(
         path: the suffix selects the format: ``.pt2`` (torch.export), ``.onnx``, ``.aoti.pt2``
             (AOTInductor), or one added with :func:`~ffn.export.register_format`.
         frames: T; default: that of :func:`ffn.fuse`, of a network from it.
-        to: the format, whatever the suffix is: "torch", "onnx", "aotinductor", or a suffix.
+        to: the format, for a path without the suffix of one: "torch", "onnx", "aotinductor", or a
+            suffix.
         size: H and W of the clip in pixels, as one number or two; default: the crop of the record,
             or 224.
         preprocess: the file takes uint8 RGB frames (B, T, H, W, 3) of any size; it resizes, crops
@@ -119,16 +120,18 @@ def export(
         calibration: clips for static int8 quantisation; ONNX only.
         record: of the weights, as ``WeightRecord.to_dict`` returns it; default: that of a network
             from :func:`ffn.load`.
-        overwrite: replace an existing file.
+        overwrite: replace an existing file, unless it is that of the weights.
 
     Returns:
         The report, printable.
 
     Raises:
-        ValueError: no such format, ``frames`` or ``size`` is less than 1, ``preprocess`` without a
-            record, or ``calibration`` for weights with several labels per video.
+        ValueError: no such format, or ``path`` has the suffix of another one; ``frames`` or
+            ``size`` is less than 1, ``preprocess`` without a record, or ``calibration`` for weights
+            with several labels per video.
         ImportError: the format needs an extra that is not installed.
-        FileExistsError: the file or its ``.json`` exists and ``overwrite`` is false.
+        FileExistsError: the file or its ``.json`` exists and ``overwrite`` is false; or the file
+            has the hash of the record.
         ExportError: the format cannot express the network, the file does not run, or its logits
             differ from the network's.
     """
@@ -144,6 +147,7 @@ def export(
             f"{existing[0]} exists; choose another name, or overwrite it: overwrite=True in "
             "Python, --overwrite in a command"
         )
+    _keep_weights(path, _record_of(model) if record is None else record)
     network = deploy(
         model,
         frames,
@@ -250,6 +254,13 @@ def _record_of(model: nn.Module) -> Mapping[str, Any]:
     """The record that ``ffn.load`` put on a network; empty without one."""
     record = getattr(model, "record", None)
     return {} if record is None else record.to_dict()
+
+
+def _keep_weights(path: Path, record: Mapping[str, Any]) -> None:
+    """Raise FileExistsError for the file of the weights that are exported."""
+    digest = record.get("sha256")
+    if digest and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
+        raise FileExistsError(f"{path} has the weights that are exported; choose another name")
 
 
 def _clip_size(

@@ -4,8 +4,8 @@ With eval statistics, a batch norm is s x + t per channel, s = γ / sqrt(σ² + 
 After a layer W x + b, it gives s W x + (s b + t). Before a layer, W (s x + t) + b = (W s) x +
 (b + W t), if that does not pad with zeros. A weight alteration is the case t = 0.
 
-A fold is made where the calls of a forward pass prove it: the layer's weight is a parameter that
-is used once, and nothing else reads the tensor between the two.
+A fold is made where the calls of forward passes, of clips of several lengths, prove it: the layer's
+weight is a parameter that is used once, and nothing else reads the tensor between the two.
 
 A channel whose mean is many standard deviations from 0 makes the weights and the bias large, which
 then cancel. In bf16 and fp16 that leaves their rounding errors: such layers need fp32.
@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import inspect
 from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -22,6 +24,7 @@ from torch.nn import functional as F
 from ffn.core import NORMS, WeightAlteration
 from ffn.core.convert import alter_input
 from ffn.export.dataflow import Call, Dataflow
+from ffn.export.kernels import has_hooks
 
 _LAYERS = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "linear": 0}  # dimensions after the channels
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -29,6 +32,21 @@ _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm
 # ImageNet weights of MobileNetV2, one layer has 1556, the others have up to 7.4.
 LARGEST_MEAN = 32.0
 Layer = tuple[str, nn.Module]
+
+
+@dataclass(frozen=True)
+class Fold:
+    """A norm or weight alteration, and the layers that can contain it.
+
+    Attributes:
+        name: of the norm or alteration.
+        is_before: the layer is before it; otherwise the layers are after it.
+        layers: their names.
+    """
+
+    name: str
+    is_before: bool
+    layers: tuple[str, ...]
 
 
 class Folder:
@@ -46,20 +64,47 @@ class Folder:
         self.reasons: dict[str, str] = {}
         self.fp32: set[str] = set()
 
-    def fold(self, flow: Dataflow) -> bool:
-        """Fold all that a recorded forward pass allows; return whether there was any."""
-        self.flow = flow
+    def fold(self, flows: Sequence[Dataflow]) -> bool:
+        """Fold what all recorded forward passes allow; return whether there was anything."""
         self.owners: dict[int, list[Layer]] = defaultdict(list)
         for name, module in self.network.named_modules():
             for part in (module, *module._parameters.values(), *module._buffers.values()):
                 self.owners[id(part)].append((name, module))
-        before = len(self.folded)
+        *others, first = [self._plan(flow) for flow in reversed(flows)]
+        agreed = [fold for fold in first if all(fold in plan for plan in others)]
+        for fold in first:
+            if fold not in agreed:
+                self.reasons[fold.name] = "clips of other lengths run through it in another way"
+        for fold in agreed:
+            self._apply(fold)
+        return bool(agreed)
+
+    def _plan(self, flow: Dataflow) -> list[Fold]:
+        """The folds that a forward pass allows."""
+        self.flow = flow
+        found = []
         for call in flow.calls:
             if call.name == "batch_norm":
-                self._fold_norm(call)
+                found.append(self._plan_norm(call))
             elif isinstance(call.target, WeightAlteration):
-                self._fold_alteration(call)
-        return len(self.folded) > before
+                found.append(self._plan_alteration(call))
+        return [fold for fold in found if fold is not None]
+
+    def _apply(self, fold: Fold) -> None:
+        module = self.network.get_submodule(fold.name)
+        layers = [self.network.get_submodule(name) for name in fold.layers]
+        if isinstance(module, WeightAlteration):
+            rest, scale, shift = nn.Identity(), 1 + module.weight.double(), None
+        else:
+            rest, (scale, shift) = _without_norm(module), _affine(module)
+        if fold.is_before:
+            if _largest_mean(module, layers[0]) >= LARGEST_MEAN:
+                self.fp32.add(fold.layers[0])
+            _scale_outputs(layers[0], scale, shift)
+        else:
+            for layer in layers:
+                _scale_inputs(layer, scale, shift)
+        self._replace(fold, rest)
 
     def kept(self) -> dict[str, str]:
         """Names of the norms and weight alterations that the network has, with the reason."""
@@ -69,36 +114,32 @@ class Folder:
             name: self.reasons.get(name, "its statistics are those of the input") for name in names
         }
 
-    def _fold_norm(self, call: Call) -> None:
+    def _plan_norm(self, call: Call) -> Fold | None:
         given = inspect.signature(F.batch_norm).bind(*call.args, **call.kwargs)
         given.apply_defaults()
         x, mean, training = (given.arguments[k] for k in ("input", "running_mean", "training"))
         owners = self.owners[id(mean)]
         if training or len(owners) != 1:
-            return
+            return None
         name, norm = owners[0]
-        rest = _without_norm(norm)
-        if rest is None or len(self.flow.readers(mean)) != 1:
+        if _without_norm(norm) is None or len(self.flow.readers(mean)) != 1:
             self.reasons[name] = "it runs several times, or does more than a batch norm"
-            return
-        scale, shift = _affine(norm)
+            return None
+        if has_hooks(norm):
+            self.reasons[name] = "it has hooks"
+            return None
         producer = self.flow.producer(x)
         before = self._layer(producer)
         # The norm is over dimension 1; of a linear layer's output (B, L, D), these are the tokens.
         is_channel = before and x.ndim - _LAYERS[producer.name] - 1 == 1
         if is_channel and self.flow.readers(x) == [call]:
-            if _largest_mean(norm, before[1]) >= LARGEST_MEAN:
-                self.fp32.add(before[0])
-            _scale_outputs(before[1], scale, shift)
-            self._replace(name, rest, [before])
-        elif after := self._layers_after(call, 1, is_shifted=True):
-            for _, layer in after:
-                _scale_inputs(layer, scale, shift)
-            self._replace(name, rest, after)
-        else:
-            self.reasons[name] = "no layer that could contain it is before or after it"
+            return Fold(name, True, (before[0],))
+        if after := self._layers_after(call, 1, is_shifted=True):
+            return Fold(name, False, tuple(layer_name for layer_name, _ in after))
+        self.reasons[name] = "no layer that could contain it is before or after it"
+        return None
 
-    def _fold_alteration(self, call: Call) -> None:
+    def _plan_alteration(self, call: Call) -> Fold | None:
         owners = self.owners[id(call.target)]
         runs = [other for other in self.flow.calls if other.target is call.target]
         name, alteration = owners[0]
@@ -107,10 +148,8 @@ class Folder:
         )
         if not after or len(owners) + len(runs) != 2:
             self.reasons[name] = "other operations read what it returns"
-            return
-        for _, layer in after:
-            _scale_inputs(layer, 1 + alteration.weight.double(), None)
-        self._replace(name, nn.Identity(), after)
+            return None
+        return Fold(name, False, tuple(layer_name for layer_name, _ in after))
 
     def _altered_weight(self, call: Call) -> list[Layer]:
         """The layer of a weight that an alteration scales; nothing else may read it."""
@@ -148,9 +187,9 @@ class Folder:
             layers.append(layer)
         return layers
 
-    def _replace(self, name: str, rest: nn.Module, layers: list[Layer]) -> None:
+    def _replace(self, fold: Fold, rest: nn.Module) -> None:
         """Replace a folded module by what remains of it."""
-        self.folded[name] = tuple(layer_name for layer_name, _ in layers)
+        name, self.folded[fold.name] = fold.name, fold.layers
         parent = self.network.get_submodule(name.rpartition(".")[0])
         hooks = [key for key, hook in parent._forward_pre_hooks.items() if hook is alter_input]
         if not hooks:

@@ -57,15 +57,21 @@ def find_format(path: Path, name: str | None = None) -> Format:
     """The format of a name, or else of a file: the one with the longest matching suffix.
 
     Raises:
-        ValueError: no format has this name or suffix.
+        ValueError: no format has this name or suffix, or the file has the suffix of another one.
     """
-    if name is None:
-        endings = [path.name.split(".", n)[n] for n in range(1, path.name.count(".") + 1)]
-        name = next((e for e in endings if e in _formats), path.suffix.removeprefix("."))
+    endings = [path.name.split(".", n)[n] for n in range(1, path.name.count(".") + 1)]
+    ending = next((e for e in endings if e in _formats), None)
+    suffix = (ending or path.suffix.removeprefix(".")) if name is None else NAMES.get(name, name)
     try:
-        return _formats[NAMES.get(name, name)]
+        found = _formats[suffix]
     except KeyError as error:
         raise ValueError(f"{path}: {error.args[0]}") from None
+    if ending not in (None, suffix):
+        raise ValueError(
+            f"{path} has the suffix .{ending}, and the format is {name}, whose files end in "
+            f".{suffix}; name the file *.{suffix}, or leave the format out (--to)"
+        )
+    return found
 
 
 def suffix_of(name: str) -> str:

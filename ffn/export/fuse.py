@@ -37,6 +37,7 @@ class FusionReport:
         largest: largest absolute output.
         active: the trained count, or the interpolated one, of the sub-network; None for a plain
             network.
+        slow: why layers keep their operators (``ffn.export.kernels``); empty if they do not.
     """
 
     frames: int | None
@@ -46,6 +47,7 @@ class FusionReport:
     difference: float
     largest: float
     active: int | None = None
+    slow: str = ""
 
     def __str__(self) -> str:
         first = (
@@ -61,6 +63,8 @@ class FusionReport:
         ]
         if self.fp32:
             rows.append(f"  in fp32 in every precision: {', '.join(self.fp32)}")
+        if self.slow:
+            rows.append(f"  all layers keep their operators: {self.slow}")
         return "\n".join([first, *rows])
 
 
@@ -74,10 +78,11 @@ def fuse(
     """Return a plain network that computes the same outputs in eval mode, faster.
 
     Of a frame-flexible network, the sub-network for ``frames`` is extracted. Batch norms and
-    weight alterations are folded into convolutions and linear layers, and dropout and stochastic
-    depth are removed. The result is a copy in eval mode, for inference only; its attribute
-    ``fusion`` is the :class:`FusionReport`. ``.bfloat16()`` of it is a network in bf16, except
-    layers whose weights would lose too much (``fusion.fp32``).
+    weight alterations are folded into convolutions and linear layers, where clips of this and of
+    other lengths prove that it is exact; dropout and stochastic depth are removed. The result is a
+    copy in eval mode, for inference only; its attribute ``fusion`` is the :class:`FusionReport`.
+    ``.bfloat16()`` of it is a network in bf16, except layers whose weights would lose too much
+    (``fusion.fp32``).
 
     Args:
         model: a frame-flexible network, or a plain one.
@@ -87,10 +92,13 @@ def fuse(
             (``ffn.export.kernels``); False for other runtimes, which choose their own.
 
     Raises:
-        ValueError: ``frames`` is missing or less than 1, or the network is in half precision.
+        ValueError: ``frames`` is missing or less than 1, the network is in half precision, or its
+            output is no tensor.
         FuseError: an output for the example is NaN or infinite, or differs by more than 1e-4 of
-            the largest one.
+            the largest one, also for clips of 1 and 2 frames.
     """
+    if frames is not None and (not isinstance(frames, int) or frames < 1):
+        raise ValueError(f"frames is {frames!r}; expected an integer of 1 or more")
     if isinstance(model, FrameFlexible):
         if frames is None:
             counts = ", ".join(map(str, model.trained_frames))
@@ -107,7 +115,8 @@ def fuse(
             f"{halves[0]} is in {str(network.get_parameter(halves[0]).dtype)[6:]}; fusion needs "
             "the weights in fp32. Convert the fused network: ffn.fuse(model, frames).bfloat16()"
         )
-    clip = _example(network, frames or 8) if example is None else example
+    time = model.frame_dim if isinstance(model, FrameFlexible) else 2
+    clip = _example(network, frames or 8, time) if example is None else example
     expected = _outputs(network, clip)
     if not expected.isfinite().all():
         raise FuseError(
@@ -115,34 +124,46 @@ def fuse(
             f"{'random frames' if example is None else 'the example'}, also without fusion; its "
             "weights are damaged"
         )
+    cases = [(clip, expected), *_of_other_lengths(network, clip, time)]
 
     for name, module in list(network.named_modules()):
         if hasattr(module, "for_inference"):  # a layer of ffn that is one of torch at inference
             network.set_submodule(name, module.for_inference())
     folder = Folder(network)
-    while folder.fold(record(network, clip, WeightAlteration)):
+    while folder.fold([record(network, x, WeightAlteration) for x, _ in cases]):
         pass  # a fold may allow another
     for name, module in list(network.named_modules()):
         if _does_nothing(module):
             network.set_submodule(name, nn.Identity())
+    slow = ""
     if kernels:
-        choose_kernels(network)
+        faster = copy.deepcopy(network)
+        choose_kernels(faster)
+        try:
+            _outputs(faster, clip)
+            network = folder.network = faster
+        except Exception as error:  # any, of a network that reads attributes of its layers
+            slow = f"{type(error).__name__}: {error}".splitlines()[0]
 
-    difference = (_outputs(network, clip) - expected).abs().max().item()
-    largest = expected.abs().max().item()
-    if not difference <= TOLERANCE * largest:  # also of NaN
-        raise FuseError(
-            f"the fused {type(network).__name__} differs by up to {difference:.1e} from the "
-            f"original, where the largest output is {largest:.3g} and {TOLERANCE:g} of it is "
-            f"accepted; run it unfused: ffn.extract, or --no-fuse of {command('predict')} and "
-            f"{command('test')}"
-        )
+    errors = [(_outputs(network, x) - y).abs().max().item() for x, y in cases]
+    for (x, y), error in zip(cases, errors, strict=True):
+        largest = y.abs().max().item()
+        if not error <= TOLERANCE * largest:  # also of NaN
+            raise FuseError(
+                f"the fused {type(network).__name__} differs by up to {error:.1e} from the "
+                f"original for {x.shape[time]} frames, where the largest output is {largest:.3g} "
+                f"and {TOLERANCE:g} of it is accepted; run it unfused: ffn.extract, or --no-fuse "
+                f"of {command('predict')} and {command('test')}"
+            )
     fp32 = tuple(name for name, _ in network.named_modules() if name in folder.fp32)
     if kernels:
         for name in fp32:
             network.set_submodule(name, InFloat32(network.get_submodule(name)))
-    report = FusionReport(frames, folder.folded, folder.kept(), fp32, difference, largest, active)
-    network.fusion = report
+    largest = expected.abs().max().item()
+    kept = folder.kept()
+    network.fusion = FusionReport(
+        frames, folder.folded, kept, fp32, errors[0], largest, active, slow
+    )
     if hasattr(model, "record"):  # of ffn.load, for ffn.export
         network.record = model.record
     return network
@@ -151,11 +172,30 @@ def fuse(
 def _outputs(network: nn.Module, clip: Tensor) -> Tensor:
     """Outputs for a clip; on a GPU in float64, where fp32 may be TF32."""
     with torch.no_grad():
-        if not clip.is_cuda:
-            return network(clip)
-        output = network.double()(clip.double())
-        network.to(clip.dtype)  # the weights are those of before: float64 holds them exactly
-        return output
+        output = network.double()(clip.double()) if clip.is_cuda else network(clip)
+        if clip.is_cuda:
+            network.to(clip.dtype)  # the weights are those of before: float64 holds them exactly
+    if not isinstance(output, Tensor):
+        name, kind = type(network).__name__, type(output).__name__
+        raise ValueError(f"{name} returns a {kind}; fusion needs a network that returns a tensor")
+    return output
+
+
+def _of_other_lengths(network: nn.Module, clip: Tensor, time: int) -> list[tuple[Tensor, Tensor]]:
+    """Clips of 1 and 2 frames with their outputs, as far as the network accepts them.
+
+    A network may have other branches for them, and then runs some layers in one of both only.
+    """
+    cases = []
+    for frames in (1, 2):
+        order = torch.arange(frames, device=clip.device) % clip.shape[time]
+        short = clip[:1].index_select(time, order)
+        if frames != clip.shape[time]:
+            try:
+                cases.append((short, _outputs(network, short)))
+            except Exception:  # any, of a network for longer clips, or for clips of one length
+                continue
+    return [(short, output) for short, output in cases if output.isfinite().all()]
 
 
 def _does_nothing(module: nn.Module) -> bool:
@@ -167,7 +207,8 @@ def _does_nothing(module: nn.Module) -> bool:
     )
 
 
-def _example(network: nn.Module, frames: int) -> Tensor:
+def _example(network: nn.Module, frames: int, time: int) -> Tensor:
     first = next(network.parameters())
     generator = torch.Generator().manual_seed(0)
-    return torch.randn(2, 3, frames, 64, 64, generator=generator).to(first)
+    clip = torch.randn(2, 3, frames, 64, 64, generator=generator).to(first)
+    return clip if time == 2 else clip.movedim(2, time).contiguous()

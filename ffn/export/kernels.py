@@ -26,10 +26,10 @@ class OverFrames(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+    def forward(self, input: Tensor, *more: Tensor) -> Tensor:
         """(B, C, T, H, W) to (B, C', T, H', W'); a layer may take more tensors."""
-        frames = self.layer(*map(self._frames, (x, *more)))
-        return _as_clips(frames, x.shape[0], frames.shape[2:])
+        frames = self.layer(*map(self._frames, (input, *more)))
+        return _as_clips(frames, input.shape[0], frames.shape[2:])
 
     @staticmethod
     def _frames(x: Tensor) -> Tensor:
@@ -47,9 +47,10 @@ class OverTime(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
+    def forward(self, input: Tensor, *more: Tensor) -> Tensor:
         """(B, C, T, H, W) to (B, C', T', H, W); a layer may take more tensors."""
-        return _as_clips(self.layer(*map(self._pixels, (x, *more))), x.shape[0], x.shape[3:])
+        pixels = self.layer(*map(self._pixels, (input, *more)))
+        return _as_clips(pixels, input.shape[0], input.shape[3:])
 
     @staticmethod
     def _pixels(x: Tensor) -> Tensor:
@@ -67,9 +68,9 @@ class InFloat32(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, input: Tensor) -> Tensor:
         """The output of the layer, in the precision of the input."""
-        return self.layer(x.float()).to(x.dtype)
+        return self.layer(input.float()).to(input.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module:
         def convert(t: Tensor) -> Tensor:

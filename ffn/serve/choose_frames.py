@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ffn.core import FrameFlexible
+from ffn.core import FrameFlexible, all_trained_frames
 from ffn.evaluation import count_macs, measure_latency
 from ffn.export.networks import read_measurements, write_measurements
 from ffn.limits import CLIP_FRAMES
@@ -33,8 +33,7 @@ def counts_of(model: nn.Module, trained: Sequence[int]) -> list[int]:
     """
     if not isinstance(model, FrameFlexible):
         return sorted(trained)
-    counts = {n for low, high in model.ranges.values() for n in range(low, high + 1)}
-    return sorted(counts | {*model.counts})
+    return sorted({*all_trained_frames(model.ranges), *model.counts})
 
 
 def check_choice(
@@ -93,8 +92,8 @@ class Always:
 class ByDuration:
     """Chooses the count for ``frames="auto"``.
 
-    It is the largest count that does not repeat frames and takes at most `AUTO_FRAMES_PER_SECOND`;
-    for shorter videos, the smallest count.
+    It is the largest count that does not repeat frames and takes at most `AUTO_FRAMES_PER_SECOND`
+    times the seconds, rounded up; for shorter videos, the smallest count.
 
     Attributes:
         counts: allowed counts, ascending.

@@ -50,7 +50,13 @@ class Prediction:
     end: float | None = None
 
     def top(self, k: int = 5) -> list[tuple[str, float]]:
-        """The k most probable labels with their probabilities, in descending order."""
+        """The k most probable labels with their probabilities, in descending order.
+
+        Raises:
+            ValueError: k is less than 1.
+        """
+        if k < 1:
+            raise ValueError(f"k is {k}; expected the number of labels, 1 or more")
         values, indices = self.probabilities.topk(min(k, len(self.classes)))
         pairs = zip(indices.tolist(), values.tolist(), strict=True)
         return [(self.classes[i], probability) for i, probability in pairs]

@@ -169,8 +169,8 @@ class Predictor:
                 a video of a clip store, from :meth:`ffn.data.ClipStore.open`; or a list of these.
             frames: Number of input frames, at least 1; default :attr:`default_frames`. "auto": the
                 largest of :attr:`counts` that does not repeat frames of the video and takes at most
-                8 per second, or else the smallest. "cascade": the stages of the cascade, until one
-                is confident.
+                8 per second, rounded up, or else the smallest. "cascade": the stages of the
+                cascade, until one is confident.
             budget_ms: In place of `frames`: the largest of :attr:`counts` whose forward pass takes
                 at most this time for a single clip. The times are measured once per device,
                 network and precision; a file in ``FFN_HOME`` keeps them. Decoding is not included.

@@ -42,6 +42,7 @@ def load(name_or_path: str | os.PathLike[str], *, device: str | torch.device = "
         FileNotFoundError: no such file, or no record next to it.
         WeightsError: the file is damaged, foreign, has another hash, or does not fit its network;
             or the package that registers its model is not imported.
+        TypeError: `name_or_path` is neither a name nor a path.
     """
     return load_with_record(name_or_path, device=device)[0]
 
@@ -50,6 +51,7 @@ def load_with_record(
     name_or_path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
 ) -> tuple[nn.Module, WeightRecord]:
     """Like :func:`load`; also returns the record: classes, preprocessing, metrics."""
+    _check_type(name_or_path)
     record, state = read_weights(name_or_path)
     model = model_from_record(record)
     match_state(state, model.state_dict()).require(str(name_or_path))
@@ -80,7 +82,9 @@ def load_start_weights(
 
     Raises:
         WeightsError: anything but the classifier does not match.
+        TypeError: `name_or_path` is neither a name nor a path.
     """
+    _check_type(name_or_path)
     record, state = read_weights(name_or_path)
     own, note = model.state_dict(), ""
     is_flexible = isinstance(model, FrameFlexible)
@@ -127,6 +131,14 @@ def model_from_record(record: WeightRecord) -> nn.Module:
         alter=record.alter,
         interpolate=record.interpolate,
     )
+
+
+def _check_type(name_or_path: object) -> None:
+    if not isinstance(name_or_path, str | os.PathLike):
+        raise TypeError(
+            f"name_or_path is a {type(name_or_path).__name__}; expected a name of the zoo "
+            "(ffn.list_weights()), the path of a .pt or .safetensors file, or hf://user/name"
+        )
 
 
 def _plain_state(model: FrameFlexible, count: int) -> dict[str, Tensor]:

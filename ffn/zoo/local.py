@@ -207,7 +207,7 @@ def verify_weights(pattern: str = "*") -> Iterator[Verdict]:
             yield Verdict(name, "differs", str(error))
         else:
             yield _verdict(name, path, known)
-    others = {path.name: path for path in sorted((home() / "weights").glob("*"))}
+    others = {path.name: path for path in sorted((home() / "weights").glob("*")) if path.is_file()}
     for name in fnmatch.filter(others, pattern):
         path = others[name]
         if _DOWNLOAD.fullmatch(name) and path not in paths.values():

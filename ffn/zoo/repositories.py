@@ -132,6 +132,8 @@ def model_card(record: WeightRecord, repo: str, *, cascade: bool = False) -> str
     lines += [f"license: {record.licence.lower()}"] * bool(record.licence)
     lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {repo.partition('/')[2]}", ""]
     counts = record.trained_frames
+    # A plain network has the counts of its training in its config.
+    trained = counts or (record.config or {}).get("task", {}).get("frames") or (8,)
     if counts is None:
         lines.append(f"`{record.model}`, a network for video recognition.")
     else:
@@ -144,7 +146,7 @@ def model_card(record: WeightRecord, repo: str, *, cascade: bool = False) -> str
     lines += [
         *("", "## Use", "", "```bash", "pip install frame-flexible", "```", "", "```python"),
         *("import ffn", "", f'predictor = ffn.Predictor("hf://{repo}")'),
-        f'print(predictor("video.mp4", frames={max(counts or (8,))}).top(5))',
+        f'print(predictor("video.mp4", frames={max(trained)}).top(5))',
         *["# More frames only if few are not enough:"] * cascade,
         *['print(predictor("video.mp4", frames="cascade").top(5))'] * cascade,
         *("```", ""),

@@ -103,6 +103,27 @@ def test_fit_and_report(
     assert "120 of 120 videos are among the 120" in capsys.readouterr().err
 
 
+def test_what_is_read_is_never_overwritten(
+    tmp_path: Path, weights: Path, seen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fit = ["fit", "--weights", str(weights), "--predictions", str(seen), "--overwrite", "--output"]
+    results, earlier = tmp_path / "results.json", tmp_path / "earlier.json"
+    report = ["report", "--predictions", str(seen), "--frames", "2", "8", "--overwrite"]
+    report += ["--results", str(results), "--earlier", str(earlier), "--output"]
+    for path in (results, earlier):
+        path.write_text("read")
+    for path, given in (
+        (weights, [*fit, str(weights)]),
+        (seen, [*fit, str(seen)]),
+        (results, [*report, str(results.with_suffix(""))]),
+        (earlier, [*report, str(earlier.with_suffix(""))]),
+    ):
+        before = path.read_bytes()
+        assert main(given) == 2
+        assert f"{path} is what the command reads; choose another" in capsys.readouterr().err
+        assert path.read_bytes() == before
+
+
 def test_predictions_of_other_weights_are_refused(
     tmp_path: Path, weights: Path, digest: str, seen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -231,6 +231,25 @@ def test_tests_are_added_to_a_finished_one(root: Path, trainings: Trainings) -> 
     assert ["--shuffle-frames" in test for test in tests] == [False, False, True, True]
 
 
+def test_later_seeds_keep_earlier_ones_and_their_measures(root: Path, trainings: Trainings) -> None:
+    more = ["--shuffled", "--class-groups", ",".join(CLASSES[:2])]
+    assert main([*arguments(root), "--frames", "2", "4", *more]) == 0
+    assert main([*arguments(root), "--seeds", "7", "--frames", "2"]) == 0
+
+    found = results(root)
+    assert found["seeds"] == [7, 0]
+    assert [row["frames"] for row in found["rows"]] == [2, 4]
+    assert all({"top1", "top1_shuffled", "class_groups"} <= {*row} for row in found["rows"])
+    assert all(len(row["top1_shuffled"]["per_seed"]) == 2 for row in found["rows"])
+    assert found["class_groups"]["groups"] == [[*CLASSES[:2]]]
+
+
+def test_all_counts_of_ranges_are_trained_ones(root: Path, trainings: Trainings) -> None:
+    ranges = ["task.frames=[2,4]", "task.ranges=[[1,2],[4,6]]"]
+    assert main([*arguments(root, *ranges), "--frames", "1", "2", "3", "4", "5"]) == 0
+    assert results(root)["trained_frames"] == [1, 2, 4, 5, 6]
+
+
 def test_a_stopped_one_continues(
     root: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
 ) -> None:

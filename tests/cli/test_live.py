@@ -7,6 +7,7 @@ import json
 import os
 import pty
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -120,10 +121,17 @@ def test_a_file_may_repeat_until_a_time(capsys, weights, video) -> None:
         (["{video}", "--input-option", "a"], 2, "'a' is not KEY=VALUE, as rtsp_transport=udp"),
         (["{video}", "--frames", "0"], 2, "'0' is not an integer of 1 or more, nor \"auto\""),
         (["{video}", "--smooth", "-1"], 2, "'-1' is not a number of 0 or more"),
+        (["{video}", "--window", "1e-9"], 2, "window is 1e-09 s; expected 0.001 s or more"),
+        (
+            ["{video}", "--log", "{log}", "--figure", "{folder}/../{name}/log.jsonl"],
+            2,
+            "log.jsonl; name two files",
+        ),
     ],
 )
 def test_refused(capsys, tmp_path, weights, video, words, status, message) -> None:
-    words = [word.format(video=video, log=tmp_path / "log.jsonl") for word in words]
+    places = {"log": tmp_path / "log.jsonl", "folder": tmp_path, "name": tmp_path.name}
+    words = [word.format(video=video, **places) for word in words]
     try:
         found = main([*words, "--weights", weights, "--precision", "fp32"])
     except SystemExit as error:
@@ -131,6 +139,32 @@ def test_refused(capsys, tmp_path, weights, video, words, status, message) -> No
     out, err = capsys.readouterr()
     assert (found, out) == (status, "")
     assert message in err
+
+
+def test_what_is_read_is_never_overwritten(capsys, weights, video, tmp_path) -> None:
+    source = tmp_path / "a.mp4"
+    shutil.copy(video, source)
+    before = source.read_bytes(), Path(weights).read_bytes()
+    for path in (source, weights):
+        status, _, err = live(capsys, weights, source, "--log", path, "--overwrite")
+        assert status == 2
+        assert f"{path} is what the command reads; choose another --log" in err
+    assert (source.read_bytes(), Path(weights).read_bytes()) == before
+
+
+def test_a_log_of_another_call_is_not_drawn(capsys, video, tmp_path) -> None:
+    """Wrong weights are reported, and the files that would be replaced are kept."""
+    answer = {"time": 1.0, "frames": 4, "latency_ms": 5.0, "interval_ms": None, "skipped": 0}
+    answer |= {"dropped": 0, "kept_bytes": 0, "memory_mib": 800.0}
+    for content in ("notes\n", json.dumps(answer) + "\n"):
+        log, figure = tmp_path / "notes.txt", tmp_path / "f.png"
+        log.write_text(content)
+        words = (video, "--log", log, "--figure", figure, "--overwrite")
+        status, _, err = live(capsys, "typo_name", *words)
+        assert status == 2
+        assert "typo_name" in err
+        assert log.read_text() == content
+        assert not figure.exists()
 
 
 def test_the_figure_of_a_few_answers_without_a_miss(tmp_path, monkeypatch) -> None:

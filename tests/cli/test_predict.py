@@ -226,6 +226,10 @@ def test_a_list(capsys, weights, videos, tmp_path) -> None:
     assert rows[2]["label"] == expected.top(1)[0][0]
     assert rows[1]["error"] == "no such file or folder"
 
+    status, _, err = predict(capsys, weights, videos[1], "--output", tmp_path / "one.csv")
+    assert status == 2
+    assert "b.mp4 is a video; with --output, the file is a list of videos" in err
+
     status, _, err = predict(capsys, weights, *words, "--output", tmp_path / "o.csv")
     assert status == 2
     assert "o.csv exists; choose another --output, or add --overwrite" in err

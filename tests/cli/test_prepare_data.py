@@ -214,6 +214,24 @@ def test_pack(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert {tuple(store.open_record(r).read([0]).shape) for r in records} == {(1, 16, 16, 3)}
 
 
+def test_a_store_beside_other_files_is_refused(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing is written, also if an earlier version left a lock file."""
+    root = tmp_path / "set"
+    shutil.copytree(videos, root)
+    for left in ([], ["pack.lock"]):
+        for name in left:
+            (root / name).touch()
+        before = sorted(root.rglob("*"))
+
+        assert run("folder", "--root", root, "--pack", root, "--workers", 0) == 2
+
+        error = capsys.readouterr().err
+        assert f"{root} holds orbit_clockwise, which is not part of a store; name a" in error
+        assert sorted(root.rglob("*")) == before
+
+
 def test_a_store_grows_and_names_files_that_were_replaced(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

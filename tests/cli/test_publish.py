@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +16,7 @@ from ffn.cli.publish import main
 from ffn.data import Preprocessing
 from ffn.engine.checkpoints.file import save_checkpoint
 from ffn.evaluation import Row, Sweep, save_table
-from ffn.zoo import load_with_record
+from ffn.zoo import WeightRecord, load_with_record, save_weights
 
 ROOT = Path(__file__).parents[2]
 NAME = "tsm_tiny.test_f2_4"
@@ -70,37 +72,115 @@ def test_a_published_network_is_the_checkpoint(checkpoint: Path, tmp_path: Path)
     }
 
 
-def test_results_of_several_networks(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def results_of(checkpoint: Path, *names: str, **changes: object) -> Path:
+    """A results.json; the networks of these names have a top-1 of 60, 61, …."""
+    params = sum(p.numel() for p in ffn.load(checkpoint).parameters())
+    sweeps = [
+        Sweep(
+            name,
+            (2, 4),
+            params,
+            (32, 32),
+            (Row(4, 4, top1, 90.0, top1, 1.0, 10, None, 8, 0),),
+            failed=(),
+            measured={},
+        )
+        for top1, name in enumerate(names, 60)
+    ]
+    save_table([replace(sweep, **changes) for sweep in sweeps], checkpoint.parent)
+    return checkpoint.parent / "results.json"
+
+
+@pytest.fixture
+def publish(checkpoint: Path, tmp_path: Path) -> Callable[[Path], int]:
+    """Publishes the checkpoint with the results of a file."""
+    options = [str(checkpoint), NAME, "--output", str(tmp_path), "--overwrite", "--results"]
+    return lambda results: main([*options, str(results)])
+
+
+@pytest.mark.parametrize(
+    ("names", "top1"),
+    [
+        (["{run}/best"], 60),
+        (["other/best", "{run}/best"], 61),
+        (["other/{run}/best", "{above}/{run}/best"], 61),
+    ],
+)
+def test_results_with_the_name_of_the_checkpoint(
+    names: list[str], top1: int, checkpoint: Path, publish: Callable, tmp_path: Path
 ) -> None:
-    """Those of the checkpoint have the end of its path as name, as tools/test.py names them."""
+    """As tools/test.py names it: with as many folders as differ."""
+    places = {"run": tmp_path.name, "above": tmp_path.parent.name}
+    assert publish(results_of(checkpoint, *(name.format(**places) for name in names))) == 0
+    record = load_with_record(tmp_path / f"{NAME}.safetensors")[1]
+    assert record.metrics[4]["top1"] == top1
 
-    def publish(**networks: float) -> int:
-        sweeps = [
-            Sweep(
-                name.replace("_", "/"),
-                (2, 4),
-                10,
-                (32, 32),
-                (Row(4, 4, top1, 90.0, top1, 1.0, 10, None, 8, 0),),
-                failed=(),
-                measured={},
-            )
-            for name, top1 in networks.items()
-        ]
-        save_table(sweeps, tmp_path)
-        options = ["--output", str(tmp_path), "--overwrite"]
-        return main([str(checkpoint), NAME, *options, "--results", str(tmp_path / "results.json")])
 
-    def published() -> float:
-        return load_with_record(tmp_path / f"{NAME}.safetensors")[1].metrics[4]["top1"]
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["other/best"],
+        ["best"],  # best.safetensors
+        ["other/best", "another/best"],
+        ["shuffled/{run}/best"],
+        ["interpolated/{run}/best"],
+        ["ensemble"],
+    ],
+)
+def test_results_of_other_networks_are_refused(
+    names: list[str], checkpoint: Path, publish: Callable, tmp_path: Path, capsys
+) -> None:
+    names = [name.format(run=tmp_path.name) for name in names]
+    assert publish(results_of(checkpoint, *names)) == 2
+    assert (
+        f"has results of {', '.join(names)}; expected those of {checkpoint}, with the name "
+        f"{tmp_path.name}/best. Test it with" in capsys.readouterr().err
+    )
+    assert not (tmp_path / f"{NAME}.safetensors").exists()
 
-    assert publish(other_best=50.0, best=70.0) == 0
-    assert published() == 70
-    assert publish(anything=60.0) == 0
-    assert published() == 60
-    assert publish(other_best=50.0, another_best=60.0) == 2
-    assert "holds the networks other/best, another/best; expected" in capsys.readouterr().err
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"params": 7}, "its parameters are 7, those of "),
+        ({"trained_frames": (2, 8)}, "its trained counts are (2, 8), those of "),
+    ],
+)
+def test_results_of_another_network_with_the_same_name(
+    changes: dict, message: str, checkpoint: Path, publish: Callable, tmp_path: Path, capsys
+) -> None:
+    assert publish(results_of(checkpoint, f"{tmp_path.name}/best", **changes)) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_published_weights_are_published_again(
+    checkpoint: Path, publish: Callable, tmp_path: Path
+) -> None:
+    """Source, licence and the origin of the metrics stay, unless others are given."""
+    first, again = tmp_path / "first", str(tmp_path / "again")
+    model = load_with_record(checkpoint)[0]
+    meta = load_with_record(checkpoint)[1].to_dict() | {"name": NAME, "origin": "reported"}
+    path = first / f"{NAME}.safetensors"
+    save_weights(model, path, meta | {"source": "a test", "licence": "MIT"})
+
+    def published(*more: str) -> WeightRecord:
+        assert main([str(path), NAME, "--output", again, "--overwrite", *more]) == 0
+        return load_with_record(Path(again) / f"{NAME}.safetensors")[1]
+
+    record = published()
+    assert (record.source, record.licence, record.origin) == ("a test", "MIT", "reported")
+    record = published("--source", "another", "--results", str(results_of(checkpoint, NAME)))
+    assert (record.source, record.licence, record.origin) == ("another", "MIT", "measured")
+    assert record.metrics[4]["top1"] == 60
+
+
+def test_a_file_in_place_of_the_folder(checkpoint: Path, tmp_path: Path, capsys) -> None:
+    file = tmp_path / "file"
+    file.write_text("mine")
+    assert main([str(checkpoint), NAME, "--output", str(file)]) == 2
+    error = capsys.readouterr().err
+    assert f"{file}: Not a directory; a part of this path is a file; name another folder" in error
+    assert file.read_text() == "mine"
 
 
 @pytest.mark.parametrize(
@@ -108,15 +188,9 @@ def test_results_of_several_networks(
     [("1x1", None), ("10x3", "3 crops x 10 clips"), ("4x1", "1 crop x 4 clips")],
 )
 def test_the_protocol_of_the_results(
-    checkpoint: Path, tmp_path: Path, protocol: str, recorded: str | None
+    checkpoint: Path, publish: Callable, tmp_path: Path, protocol: str, recorded: str | None
 ) -> None:
-    row = Row(4, 4, 70.0, 90.0, 70.0, 1.0, 10, None, 8, 0)
-    sweep = Sweep("best", (2, 4), 10, (32, 32), (row,), failed=(), measured={}, protocol=protocol)
-    save_table([sweep], tmp_path)
-
-    options = ["--output", str(tmp_path), "--results", str(tmp_path / "results.json")]
-    assert main([str(checkpoint), NAME, *options]) == 0
-
+    assert publish(results_of(checkpoint, f"{tmp_path.name}/best", protocol=protocol)) == 0
     assert load_with_record(tmp_path / f"{NAME}.safetensors")[1].protocol == recorded
 
 

@@ -13,12 +13,13 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from serve_files import save_network, write_video
 
-from ffn.cli.serve import main
+from ffn.cli.serve import _predictors, main
 from ffn.serve import Client, Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -30,7 +31,7 @@ def test_refusals(tmp_path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     cases = {
         "--weights missing.pt": "missing.pt",
-        f"--weights {weights} {weights}": "two of --weights have the name tiny; give one",
+        f"--weights {weights} {weights}": " twice; give each network once",
         f"--weights {weights} --samples {tmp_path}/empty": "has no video; expected files *.mp4",
         f"--weights {weights} --samples {tmp_path}/none": "none",
         f"--weights {weights} --no-page --samples {tmp_path}": "--no-page serves none; drop one",
@@ -39,6 +40,18 @@ def test_refusals(tmp_path, capsys) -> None:
     for words, message in cases.items():
         assert main(words.split()) == 2
         assert message in capsys.readouterr().err
+
+
+def test_two_checkpoints_of_one_name_are_served_by_their_runs(tmp_path) -> None:
+    """All checkpoints of a run are best.pt or last.pt."""
+    paths = []
+    for run in ("first", "second"):
+        (tmp_path / run).mkdir()
+        paths.append(save_network(tmp_path / run / "tiny.safetensors"))
+    given = SimpleNamespace(device="cpu", precision="fp32", weights=[*map(str, paths)])
+    assert list(_predictors(given)) == ["first/tiny", "second/tiny"]
+    given.weights.pop()
+    assert list(_predictors(given)) == ["tiny"]
 
 
 def test_a_port_that_is_used(tmp_path, capsys) -> None:

@@ -90,6 +90,15 @@ def test_a_seed_of_an_earlier_summary_is_not_counted_twice(
     assert "seed 1 of plain occurs twice" in capsys.readouterr().err
 
 
+def test_what_is_read_is_never_overwritten(tmp_path: Path, capsys) -> None:
+    save_table([sweep("plain.s0/last", {4: 50.0})], tmp_path, "seeds")
+    path = tmp_path / "seeds.json"
+    before = path.read_bytes()
+    assert main([str(path), "--output", str(tmp_path / "seeds"), "--overwrite"]) == 2
+    assert f"{path} is what the command reads; choose another" in capsys.readouterr().err
+    assert path.read_bytes() == before
+
+
 @pytest.mark.parametrize(
     "content", ['{"format": 7, "runs": {}}', '{"format": 1, "runs": {"a": 1}}']
 )

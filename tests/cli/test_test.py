@@ -19,8 +19,9 @@ from pictures import enlarged, places, read_picture
 from PIL import Image
 
 import ffn
+from ffn.cli.arguments import names_of
 from ffn.cli.pack import main as pack
-from ffn.cli.test import _names, main
+from ffn.cli.test import main
 from ffn.core import convert
 from ffn.data import Preprocessing, decode, read_classes
 from ffn.datasets.synthetic import generate
@@ -116,7 +117,7 @@ def test_equal_file_names_are_told_apart_by_their_folders(root: Path, tmp_path: 
     ],
 )
 def test_networks_are_named_by_run_and_file(weights: list[str], names: list[str]) -> None:
-    assert list(_names(weights).values()) == names
+    assert list(names_of(weights).values()) == names
 
 
 def test_networks_whose_files_would_have_one_name_are_refused(
@@ -349,7 +350,8 @@ def test_the_most_confident_mistakes_are_drawn(
 PARALLEL = """
 import os, sys
 import torch, torch.distributed as dist
-from ffn.cli.test import _names, main
+from ffn.cli.arguments import names_of
+from ffn.cli.test import main
 
 torch.set_num_threads(1)
 torch.cuda.is_available = lambda: False
@@ -500,12 +502,23 @@ def test_zero_frames_are_refused(root: Path, capsys: pytest.CaptureFixture[str])
     assert "is not an integer of 1 or more" in capsys.readouterr().err
 
 
+def test_more_frames_than_memory_holds_are_refused(
+    root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([str(root / "config.yaml"), "--weights", "w", "--frames", "4", "999999"])
+
+    message = "999,999 frames per clip; at most 4,096 are accepted (raise the limit with"
+    assert message in " ".join(capsys.readouterr().err.split())
+
+
 # Two gloo processes test a network; rank 1 fails in the sweep, and rank 0 waits for its results.
 SCRIPT = """
 import json, os, signal, sys, tempfile, time
 import torch, torch.distributed as dist
 import ffn.evaluation
-from ffn.cli.test import _names, main
+from ffn.cli.arguments import names_of
+from ffn.cli.test import main
 
 arguments = sys.argv[1:]
 torch.set_num_threads(1)

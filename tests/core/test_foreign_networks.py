@@ -135,7 +135,9 @@ class Hidden(nn.Module):
 
 def test_example_finds_what_does_not_run() -> None:
     plain, clip = Hidden(), torch.randn(2, 3, 4, 8, 8)
-    with pytest.warns(UserWarning, match=r"2 private .* would not learn: hidden, qkv\.alteration"):
+    with pytest.warns(
+        UserWarning, match=r"2 private .* would not learn unless .*: hidden, qkv\.alt"
+    ):
         model = ffn.convert(plain, (2, 4), alter=["qkv"], example=clip)
 
     assert model.report.idle == ("hidden", "qkv.alteration")
@@ -143,6 +145,28 @@ def test_example_finds_what_does_not_run() -> None:
     assert all(module.training for module in model.modules())
     for norm in model.model.seen.values():  # the example did not change statistics
         assert int(norm.num_batches_tracked) == 0
+
+
+class ReadsItsNorm(nn.Module):
+    """Calls a function with the parameters of a layer, as some implementations do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.head = nn.LayerNorm(3), nn.Linear(3, 2)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        x = clip.mean((2, 3, 4))
+        return self.head(F.layer_norm(x, (3,), self.norm.weight, self.norm.bias, self.norm.eps))
+
+
+def test_a_norm_whose_parameters_are_read_is_not_idle() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        clip = torch.randn(2, 3, 4, 8, 8)
+        model = ffn.convert(ReadsItsNorm(), (2, 4), alter="none", example=clip)
+    model.train()(clip).sum().backward()
+    assert model.report.idle == ()
+    assert model.model.norm["4"].weight.grad is not None
 
 
 @pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
@@ -159,6 +183,6 @@ def test_example_finds_nothing_in_our_networks(name: str) -> None:
 def test_trace_is_refused() -> None:
     model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)).eval()
     with pytest.raises(
-        RuntimeError, match=r"one sub-network; trace or export ffn\.extract\(model, T\)"
+        RuntimeError, match=r"one sub-network; use ffn\.export, or torch\.export of ffn\.extract"
     ):
         torch.jit.trace(model, torch.randn(1, 3, 4, 32, 32))

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffn.core import PrivateModules, WeightAlteration, extract
+from ffn.core import PrivateModules, WeightAlteration, convert, extract
 from tests.core.core_models import CASES, TINY, Case, private_of
 
 COUNTS = (2, 4, 8)
@@ -120,13 +120,26 @@ def test_interpolation_is_turned_on_and_off() -> None:
 
 
 @torch.no_grad()
-def test_ranges_are_trained_and_the_counts_are_the_ends_of_interpolation() -> None:
-    ranges = {4: (2, 5), 8: (6, 11)}
-    model = TINY.flexible(ranges, interpolate=True)
+def test_the_owner_of_a_range_answers_and_gaps_between_ranges_are_interpolated() -> None:
+    """A range was trained at all its counts; only those of no range are between sub-networks."""
+    model = TINY.flexible({2: (2, 3), 4: (4, 5), 8: (8, 11)}, interpolate=True)
 
-    assert [model.select(n) for n in (1, 2, 4, 5, 6, 8, 9, 11, 12)] == [4, 4, 4, 5, 6, 8, 8, 8, 8]
-    clip = TINY.clip(6)
-    assert torch.equal(model(clip), TINY.flexible((4, 8), interpolate=True)(clip))
+    assert [model.select(n) for n in range(1, 14)] == [2, 2, 2, 4, 4, 6, 7, 8, 8, 8, 8, 8, 8]
+    assert model.counts == [2, 4, 6, 7, 8]
+    for frames, active in ((3, 2), (6, 6)):
+        clip = TINY.clip(frames)
+        fixed = TINY.flexible((2, 4, 8), interpolate=True)
+        assert torch.equal(model(clip), fixed(clip, active=active))
+
+
+def test_networks_without_shared_weights_are_not_interpolated() -> None:
+    plain = TINY.plain()
+    with pytest.raises(ValueError, match="interpolate is True, but all modules are private"):
+        convert(plain, COUNTS, private="all", interpolate=True)
+    model = convert(plain, COUNTS, private="all")
+    with pytest.raises(ValueError, match="all modules are private; use False"):
+        model.interpolate = True
+    assert model.interpolate is False
 
 
 def test_training_uses_the_trained_counts_only() -> None:

@@ -161,6 +161,18 @@ def test_a_missing_counter() -> None:
         fresh().load_state_dict(state, strict=True)
 
 
+def test_a_missing_counter_of_the_plain_network() -> None:
+    state = TINY.build().state_dict()
+    flexible = convert(TINY.build(), COUNTS, alter="none")
+    assert flexible.load_state_dict(state, strict=True).missing_keys == []
+    del state["net.bn1.num_batches_tracked"]
+
+    missing = [f"model.net.bn1.{count}.num_batches_tracked" for count in COUNTS]
+    assert flexible.load_state_dict(state, strict=False).missing_keys == missing
+    with pytest.raises(RuntimeError, match=r"Missing key.*net\.bn1\.4\.num_batches_tracked"):
+        flexible.load_state_dict(state, strict=True)
+
+
 @pytest.mark.parametrize("outer", [wrap, lambda network: network])
 def test_weights_without_versions_may_lack_counters(outer) -> None:
     """As those of old files, which torch accepts: the counters of the network stay."""

@@ -60,6 +60,16 @@ def test_a_graph_per_sub_network(training: bool) -> None:
     assert graphs_of(flexible(Small()).train(training), 4) == 5
 
 
+def test_a_network_that_interpolates_compiles_at_its_trained_counts() -> None:
+    torch.manual_seed(0)
+    model = flexible(Small()).eval()
+    model.interpolate = True
+    eager, compiled = copy.deepcopy(model), torch.compile(model, backend="eager", fullgraph=True)
+    for frames in (8, 4, 16, 2, 20, 8):
+        clip = torch.randn(2, 3, frames, 4, 4)
+        torch.testing.assert_close(compiled(clip), eager(clip), rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
@@ -118,7 +128,7 @@ def test_export_of_all_sub_networks_is_refused(dim: object, strict: bool) -> Non
     """Also for lengths of one sub-network: the extracted one accepts them."""
     model = flexible(Small()).eval()
     clip, dims = torch.randn(2, 3, 8, 4, 4), ({2: dim},)
-    with pytest.raises(RuntimeError, match=r"ffn\.extract\(model, T\), or use ffn\.export"):
+    with pytest.raises(RuntimeError, match=r"use ffn\.export, or torch\.export of ffn\.extract"):
         torch.export.export(model, (clip,), dynamic_shapes=dims, strict=strict)
 
     small = extract(model, 8)
@@ -130,7 +140,7 @@ def test_onnx_export_of_all_sub_networks_is_refused() -> None:
     """torch.onnx ignores violated ranges, and wrote one sub-network for all lengths."""
     pytest.importorskip("onnxscript")
     dims = ({2: DYNAMIC[0]},)
-    with pytest.raises(Exception, match=r"ffn\.extract\(model, T\), or use ffn\.export"):
+    with pytest.raises(Exception, match=r"use ffn\.export, or torch\.export of ffn\.extract"):
         torch.onnx.export(
             flexible(Small()).eval(),
             (torch.randn(2, 3, 8, 4, 4),),

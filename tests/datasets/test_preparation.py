@@ -127,6 +127,34 @@ def test_jester_with_a_header_and_a_folder_per_split(layouts: Layouts) -> None:
     assert not (layouts.root / "index/test.csv").exists()
 
 
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("null", r"v2-train\.json starts with null; expected a JSON list of \{id"),
+        ('{"id": "1"}', r'v2-train\.json starts with \{"id": "1"\}; expected a JSON list'),
+        ("[null]", r"v2-train\.json, entry 1: None has no id"),
+        ('[{"id": 1, "template": "a"}, {"id": 2, "template": 5}]', r"entry 2: the template is 5; "),
+        ('[{"id": 1, "template": ["a"]}]', r"v2-train\.json, entry 1: the template is \['a'\]"),
+    ],
+)
+def test_a_list_of_something_v2_in_another_form(
+    layouts: Layouts, content: str, message: str
+) -> None:
+    layouts.sthv2()
+    (layouts.root / "something-something-v2-train.json").write_text(content)
+
+    with pytest.raises(PreparationError, match=message):
+        prepare("sthv2", layouts.root)
+
+
+def test_classes_of_something_v2_with_an_infinite_index(layouts: Layouts) -> None:
+    layouts.sthv2()
+    (layouts.root / "something-something-v2-labels.json").write_text('{"a": Infinity}')
+
+    with pytest.raises(PreparationError, match=r"v2-labels\.json: expected {class name: index}"):
+        prepare("sthv2", layouts.root)
+
+
 @pytest.mark.parametrize("splits", ["testTrainMulti_7030_splits", "test_train_splits/deeper"])
 def test_hmdb51_has_three_folds(layouts: Layouts, splits: str) -> None:
     names = layouts.hmdb51(splits)
@@ -166,6 +194,9 @@ def test_ucf101_names_a_class_number_that_contradicts_the_folder(layouts: Layout
     summary = prepare("ucf101", layouts.root)
 
     assert problems(summary) == {("label", "split1/train", "Archery/v_Archery_g02_c01.avi")}
+    assert "class 2, but Archery is 1; the folder counts" in summary.problems[0].detail
+    written = labels(layouts.root, "split1/train.csv")
+    assert written["UCF-101/Archery/v_Archery_g02_c01.avi"] == "Archery"
 
 
 def test_problems_of_a_list(layouts: Layouts) -> None:

@@ -13,7 +13,8 @@ from PIL import Image
 from preparation_layouts import Layouts, index, write_videos
 
 from ffn.data import open_video
-from ffn.datasets import CopySettings, PreparationError, prepare
+from ffn.datasets import DATASETS, CopySettings, Entry, Listing, PreparationError, prepare
+from ffn.datasets.copies import _targets
 from ffn.datasets.media import smaller
 
 
@@ -128,6 +129,81 @@ def test_parts_of_a_video_become_files_of_their_own(layouts: Layouts, numbers) -
     ]
     video = open_video(layouts.root / written[1]["path"])
     assert numbers(video.read(range(len(video)))) == list(range(10, 20))
+
+
+Times = tuple[float | None, float | None]
+
+
+def prepare_parts(
+    layouts: Layouts, monkeypatch: pytest.MonkeyPatch, times: list[Times], format: str = "mp4"
+) -> list[str]:
+    """Copy parts of `src.mp4`; returns the paths of the copies, in the order of the times."""
+
+    def parts(videos, lists) -> Listing:
+        listing = Listing(["run"], ["train"])
+        for n, (start, end) in enumerate(times):
+            where = f"list:{n}"
+            entry = Entry("train", f"part{n}", "run", where, "src.mp4", start=start, end=end)
+            listing.entries.append(entry)
+        return listing
+
+    monkeypatch.setitem(DATASETS._entries, "parts", parts)
+    copies = CopySettings(layouts.root / "x", format)
+    prepare("parts", layouts.root, copies=copies, overwrite=True)
+    return [row["path"] for row in index(layouts.root)]
+
+
+@pytest.mark.parametrize("format", ["mp4", "frames"])
+def test_parts_within_a_second_have_copies_of_their_own(
+    layouts: Layouts, numbers, monkeypatch: pytest.MonkeyPatch, format: str
+) -> None:
+    """The video has 25 frames per second: frame n is shown from n / 25 s."""
+    layouts.video("src.mp4", 58)
+    times = [(1.1, 1.2), (1.2, 1.3), (1.3, 1.4), (1.4, 1.45), (None, 0.1), (2.2, None), (1, 2)]
+
+    paths = prepare_parts(layouts, monkeypatch, times, format)
+
+    stems = ["src_1.1_1.2", "src_1.2_1.3", "src_1.3_1.4", "src_1.4_1.45", "src__0.1", "src_2.2_"]
+    suffix = ".mp4" if format == "mp4" else ""
+    assert paths == [f"x/{stem}{suffix}" for stem in (*stems, "src_000001_000002")]
+    original = open_video(layouts.root / "src.mp4")
+    for path, part in zip(paths, times, strict=True):
+        video = open_video(layouts.root / path)
+        expected = original.read(original.between(*part))
+        assert numbers(video.read(range(len(video)))) == numbers(expected)
+
+
+def test_a_part_whose_times_changed_within_a_second_is_copied_again(
+    layouts: Layouts, numbers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    layouts.video("src.mp4", 50)
+    prepare_parts(layouts, monkeypatch, [(0.72, 1.12)])
+
+    (path,) = prepare_parts(layouts, monkeypatch, [(0.8, 1.2)])
+
+    assert numbers(open_video(layouts.root / path).read(range(10))) == list(range(20, 30))
+
+
+def test_names_of_copies_are_unique(tmp_path: Path) -> None:
+    """A part of clip.avi has the name of a file, and the next names are taken as well."""
+    paths = ["clip_000001_000002.avi", "clip.avi_000001_000002.webm", "clip.avi", "clip.webm"]
+    for path in paths:
+        (tmp_path / path).touch()
+    entries = [Entry("train", path, "run", path, path) for path in paths]
+    entries += [
+        Entry("train", p, "run", p, p, start=1.0, end=2.0) for p in ("clip.avi", "clip.webm")
+    ]
+
+    targets = _targets(CopySettings(tmp_path / "x", "mp4"), entries, tmp_path)
+
+    assert [path.name for path in targets.values()] == [
+        "clip_000001_000002.mp4",
+        "clip.avi_000001_000002.mp4",
+        "clip.mp4",
+        "clip.webm.mp4",
+        "clip.avi_000001_000002-2.mp4",
+        "clip.webm_000001_000002.mp4",
+    ]
 
 
 def test_copies_of_files_that_differ_in_suffix_alone(layouts: Layouts) -> None:

@@ -108,6 +108,46 @@ def test_a_users_own_list_is_not_overwritten(layouts: Layouts) -> None:
     assert sorted(p.name for p in (layouts.root / "index").iterdir()) == ["train.csv"]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("problems.csv", "mine,1\n"),
+        ("journal.jsonl", '{"day": 1}\n[2]\n'),
+        ("journal.jsonl", '{"path": "a.mp4", "label": 1}\n'),
+        ("journal.jsonl", "a diary"),
+    ],
+)
+def test_files_of_the_names_of_an_index_are_not_changed(
+    layouts: Layouts, name: str, text: str
+) -> None:
+    write_videos(layouts, 1)
+    output = layouts.root.parent / "mine"
+    output.mkdir()
+    (output / name).write_text(text)
+
+    with pytest.raises(FileExistsError, match=rf"holds an index already \({name}\)"):
+        prepare("folder", layouts.root, output=output)
+
+    assert {p.name: p.read_text() for p in output.iterdir()} == {name: text}
+    prepare("folder", layouts.root, output=output, overwrite=True)
+    assert text not in (output / name).read_text()
+    prepare("folder", layouts.root, output=output, overwrite=True)
+
+
+@pytest.mark.parametrize("left", [0, 5, 40, None])
+def test_a_journal_cut_off_anywhere_is_resumed(layouts: Layouts, left: int | None) -> None:
+    write_videos(layouts, 1)
+    prepare("folder", layouts.root)
+    (layouts.root / "index/dataset.json").unlink()
+    journal = layouts.root / "index/journal.jsonl"
+    whole = journal.read_text()
+    journal.write_text(whole[:left])
+
+    prepare("folder", layouts.root)
+
+    assert journal.read_text() == whole
+
+
 def test_a_smaller_data_set_leaves_no_old_list(layouts: Layouts) -> None:
     write_videos(layouts)
     layouts.video("test/run/a.mp4")

@@ -168,6 +168,11 @@ def test_broken_rows(layouts: Layouts) -> None:
     with pytest.raises(PreparationError, match=r"train\.csv:2: times 'ten' … '20' are not numbers"):
         prepare("k400", layouts.root)
 
+    for time in ("inf", "nan"):
+        layouts.kinetics_csv("train.csv", [("abseiling", A, time, 20, "train", 0)], COLUMNS)
+        with pytest.raises(PreparationError, match=rf"train\.csv:2: times '{time}' … '20' are not"):
+            prepare("k400", layouts.root)
+
     layouts.text("train.csv", [COLUMNS, f"abseiling,{A},10"])
     with pytest.raises(PreparationError, match=r"train\.csv:2: 3 cells under 6 columns"):
         prepare("k400", layouts.root)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -105,6 +106,25 @@ def test_nested_views(videos: Path, tmp_path: Path) -> None:
             assert {frame.numpy().tobytes() for frame in clip.unbind(1)} <= frames
 
 
+def test_sub_networks_without_exact_statistics_are_named(videos: Path, tmp_path: Path) -> None:
+    """One micro-batch has a clip of each of two views; the third sub-network has none."""
+    run = build(videos, tmp_path / "run", *DRAWS, "train.precise_bn=1")
+    before = {k: v.clone() for k, v in run.train_step.network.state_dict().items()}
+
+    (message,) = run.validator.update_statistics(0)
+
+    after = run.train_step.network.state_dict()
+    means = [key for key in after if key.endswith("running_mean")]
+    same = {
+        n
+        for n in (1, 3, 8)
+        if any(torch.equal(before[k], after[k]) for k in means if f".{n}." in k)
+    }
+    left = re.search(r"sub-networks of (.+) frames, which keep running statistics", message)[1]
+    assert same == {int(n) for n in left.split(", ")}
+    assert len(same) == 1
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
@@ -113,10 +133,12 @@ def test_nested_views(videos: Path, tmp_path: Path) -> None:
         DRAWS,
         (*DRAWS, "train.views=sequential"),
         (*DRAWS, "train.batch_size=4", "train.grad_accum_steps=2"),
+        (*DRAWS, "train.sync_bn=true", "train.freeze_bn=false"),
     ],
 )
 def test_two_processes_train_as_one(videos: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
-    more = (*more, "train.freeze_bn=true", "model.dropout=0")
+    """With frozen norms, or with learning ones whose statistics are those of both processes."""
+    more = ("train.freeze_bn=true", "model.dropout=0", *more)
     process = launch(videos, tmp_path / "two", *more, processes=2)
     one = train(videos, tmp_path / "one", *more)
     finish(process)
@@ -243,7 +265,7 @@ def test_views_are_the_draws(videos: Path, tmp_path: Path) -> None:
 def test_exact_statistics_are_those_of_the_owners(videos: Path, tmp_path: Path) -> None:
     """The first norm of an owner has the mean of its inputs, over the clips of its counts."""
     run = build(videos, tmp_path / "run", *DRAWS, "train.precise_bn=6", "train.batch_size=4")
-    run.validator.update_statistics(0)
+    assert run.validator.update_statistics(0) == []
     model = run.train_step.network.eval()  # keeps the statistics
     found = (m for m in model.modules() if isinstance(m, PrivateModules))
     first = next(m for m in found if isinstance(m["8"], nn.BatchNorm2d))

@@ -62,6 +62,10 @@ from ffn.engine.config_help import option_help
             ["optim.base_batch_size=0"],
             r"optim\.base_batch_size is 0; it must be at least 1, or null",
         ),
+        (
+            ["data.test_frames=[4,5000]"],
+            r"data\.test_frames has 5,000 frames per clip; at most 4,096 are accepted",
+        ),
         (["optim.lr=inf"], r"optim\.lr is inf; it must be finite, above 0"),
         (["data.std=[1,nan,1]"], r"data\.std is \[1\.0, nan, 1\.0\]; each number must be finite"),
         (["optim.momentum=2"], r"optim\.momentum is 2.*from 0 to below 1"),

@@ -5,6 +5,7 @@ import importlib
 import io
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -367,6 +368,16 @@ def test_a_failed_write_leaves_the_old_files(
             write()
 
     assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
+
+
+def test_tables_are_written_without_matplotlib(
+    swept: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    files = save_table([swept], tmp_path)
+    assert [file.name for file in files] == ["results.csv", "results.json"]
+    assert "the figure needs matplotlib" in caplog.text
+    assert "results.png is not drawn" in caplog.text
 
 
 def test_a_figure_needs_a_suffix(swept: Sweep, tmp_path: Path) -> None:

@@ -15,7 +15,10 @@ from torch import nn
 import ffn
 from ffn.backbones.slowfast import SlowFast
 from ffn.cli.export import main
+from ffn.data import Preprocessing
+from ffn.engine.checkpoints.file import save_checkpoint
 from ffn.export import ExportError, export_all, formats, register_format
+from ffn.zoo import save_weights
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = "tsm_tiny.motion_f4_8_16"
@@ -121,6 +124,29 @@ def test_an_existing_file_is_kept_unless_told(flexible: ffn.FrameFlexible, tmp_p
     assert described.read_text() == "mine"
 
 
+@pytest.mark.parametrize("suffix", [".safetensors", ".pt"])
+def test_the_weights_are_never_overwritten(
+    suffix: str, flexible: ffn.FrameFlexible, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"ex{suffix}"
+    meta = {"model": "tsm_tiny", "num_classes": 3, "trained_frames": [2, 4]}
+    meta |= {"model_args": {"width": 8}, "preprocessing": Preprocessing(crop=32).to_dict()}
+    if suffix == ".pt":
+        save_checkpoint(path, {"model": flexible.state_dict(), "meta": meta})
+    else:
+        save_weights(flexible, path, meta)
+    before = path.read_bytes()
+    command = ["--weights", str(path), "--frames", "4", "--to", "torch", "--overwrite"]
+
+    assert main([*command, "--output", str(path)]) == 2
+
+    assert f"{path} has the weights that are exported" in capsys.readouterr().err
+    assert path.read_bytes() == before
+    other = tmp_path / "other"
+    other.write_bytes(b"another file")
+    assert main([*command, "--output", str(other)]) == 0
+
+
 @pytest.mark.parametrize(
     "logits",
     [
@@ -148,6 +174,9 @@ def test_wrong_logits_are_an_error_and_nothing_is_written(
         ("a", {}, 'no export format ""'),
         ("a.pt2", {"frames": 0}, "frames is 0, size 32; expected at least 1"),
         ("a.pt2", {"size": (32, 0)}, r"size \(32, 0\)"),
+        ("a.onnx", {"to": "torch"}, r"a\.onnx has the suffix \.onnx, and the format is torch, who"),
+        ("a.aoti.pt2", {"to": "pt2"}, r"suffix \.aoti\.pt2, .* name the file \*\.pt2, or leave"),
+        ("a.pt2", {"to": "aotinductor"}, r"name the file \*\.aoti\.pt2"),
     ],
 )
 def test_what_cannot_be_exported(
@@ -189,6 +218,24 @@ def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--frames", "4", "--seed", "3", "--to", "onnx"], "--seed: of --int8 only"),
+        (
+            ["--frames", "4", "--to", "onnx", "--calibration-clips", "5", "--held-out-clips", "2"],
+            "--calibration-clips, --held-out-clips: of --int8 only",
+        ),
+        (["--all-frames", "--output", "net.pt2"], "has the suffix of a file; name the format"),
+    ],
+)
+def test_options_without_effect_are_refused(
+    more: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["--weights", "tsm_tiny.motion_f4_8_16", *more]) == 2
+    assert message in capsys.readouterr().err
+
+
 def test_a_format_of_another_package_by_the_command(tmp_path: Path) -> None:
     """A package in the current folder registers the suffix ``program``."""
     (tmp_path / "my_formats.py").write_text(

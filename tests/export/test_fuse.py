@@ -430,3 +430,108 @@ def test_half_precision_is_refused_before_it_is_lossy() -> None:
     network = ffn.create_model("tsm_tiny", num_classes=3).bfloat16()
     with pytest.raises(ValueError, match=r"is in bfloat16; fusion needs the weights in fp32"):
         ffn.fuse(network)
+
+
+class Clips(nn.Module):
+    """A convolution and a norm over clips, called by keyword."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.norm, self.head = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4), nn.Linear(4, 5)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        return self.head(self.norm(self.conv(input=clip)).mean((2, 3, 4)))
+
+
+class BranchOnTime(Clips):
+    """Reads the input of the norm in clips of several frames only."""
+
+    def forward(self, clip: Tensor) -> Tensor:
+        y = self.conv(clip)
+        z = self.norm(y)
+        if clip.shape[2] > 1:
+            z = z + torch.diff(y, dim=2, append=y[:, :, -1:])
+        return self.head(z.amax((2, 3, 4)))
+
+
+class ReadsItsLayer(Clips):
+    """Reads settings of a layer, which the 2-D form does not have."""
+
+    def forward(self, clip: Tensor) -> Tensor:
+        padded = F.pad(clip, (0, 0, 0, 0, self.conv.kernel_size[0] - 1, 0))
+        return self.head(self.norm(self.conv(padded)).amax((2, 3, 4)))
+
+
+@pytest.mark.parametrize("order", [(1, 8, 2), (8, 1, 4)])
+@pytest.mark.parametrize("convert", [False, True])
+@torch.no_grad()
+def test_other_lengths_may_run_other_branches(order: tuple[int, ...], convert: bool) -> None:
+    """A fold that the first clip would allow must be right for the lengths of later ones."""
+    torch.manual_seed(0)
+    model = randomise(BranchOnTime()).eval()
+    if convert:
+        model = randomise(ffn.convert(model, (4, 8), alter="none")).eval()
+    run = Networks(model, precision="fp32")
+    for frames in order:
+        clip = torch.randn(2, 3, frames, 8, 8)
+        assert_close(run(clip), model(clip))
+    fused = fuse(model, order[0])
+    (reason,) = fused.fusion.kept.values()
+    assert reason == "clips of other lengths run through it in another way" or order[0] > 1
+
+
+@torch.no_grad()
+def test_layers_that_are_called_by_keyword() -> None:
+    torch.manual_seed(0)
+    model, clip = randomise(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
+    fused = fuse(model, 4)
+    assert_close(fused(clip), model(clip))
+    assert isinstance(fused.conv, OverFrames)
+    assert fused.fusion.folded == {"norm": ("conv",)}
+
+
+@torch.no_grad()
+def test_layers_whose_settings_are_read_keep_their_operators() -> None:
+    torch.manual_seed(0)
+    model, clip = randomise(ReadsItsLayer()).eval(), torch.randn(2, 3, 4, 8, 8)
+    fused = fuse(model, 4)
+    assert_close(fused(clip), model(clip))
+    assert isinstance(fused.conv, nn.Conv3d)
+    assert "all layers keep their operators: AttributeError" in str(fused.fusion)
+    assert_close(Networks(model, precision="fp32")(clip), model(clip))
+
+
+@torch.no_grad()
+def test_a_norm_with_a_hook_stays() -> None:
+    torch.manual_seed(0)
+    model, clip = randomise(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
+    model.norm.register_forward_hook(lambda module, args, output: 2 * output)
+    fused = fuse(model, 4)
+    assert_close(fused(clip), model(clip))
+    assert fused.fusion.kept == {"norm": "it has hooks"}
+
+
+@pytest.mark.parametrize("frames", [0, -1, 8.0, "8"])
+def test_frames_that_are_no_count(frames: object) -> None:
+    with pytest.raises(ValueError, match="expected an integer of 1 or more"):
+        fuse(ffn.create_model("tsm_tiny", num_classes=3), frames)
+
+
+def test_outputs_that_are_no_tensor() -> None:
+    class Two(Clips):
+        def forward(self, clip: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(clip), clip
+
+    with pytest.raises(ValueError, match="Two returns a tuple; fusion needs"):
+        fuse(Two(), 4)
+
+
+@torch.no_grad()
+def test_clips_with_another_order_of_dimensions() -> None:
+    class FramesFirst(Clips):
+        def forward(self, clip: Tensor) -> Tensor:
+            return super().forward(clip.transpose(1, 2))
+
+    model = ffn.convert(FramesFirst(), (2, 4), alter="none", frame_dim=1).eval()
+    clip = torch.randn(2, 4, 3, 8, 8)
+    assert_close(fuse(model, 4)(clip), model(clip))

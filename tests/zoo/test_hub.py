@@ -19,6 +19,7 @@ import ffn
 from ffn.cli.publish import main as publish
 from ffn.cli.zoo import main as zoo
 from ffn.zoo import (
+    WeightRecord,
     WeightsError,
     cascade_beside,
     cascade_path,
@@ -278,6 +279,28 @@ def test_the_model_card(tmp_path) -> None:
     )
     assert record.sha256 in text
     assert "up, down, still" in text
+
+
+@pytest.mark.parametrize(
+    ("trained", "config", "frames"),
+    [
+        (None, {"task": {"frames": [16]}}, 16),
+        (None, {"task": {"frames": [4, 12]}}, 12),
+        (None, {"data": {"crop": 32}}, 8),
+        (None, None, 8),
+        ((2, 4), {"task": {"frames": [2, 4]}}, 4),
+    ],
+)
+def test_the_example_of_a_model_card_has_a_trained_count(trained, config, frames) -> None:
+    record = WeightRecord(
+        name="net",
+        model="tsm_tiny",
+        num_classes=3,
+        preprocessing={},
+        trained_frames=trained,
+        config=config,
+    )
+    assert f'predictor("video.mp4", frames={frames})' in model_card(record, "me/net")
 
 
 def test_the_hub_refuses(api, tmp_path, monkeypatch) -> None:

@@ -284,6 +284,15 @@ def test_paths_that_lead_nowhere(tmp_path):
         load(tmp_path / "m.pth")
 
 
+@pytest.mark.parametrize("given", [None, 5, b"m.pt", torch.nn.Identity()])
+def test_what_is_neither_a_name_nor_a_path_is_refused(given, plain):
+    message = rf"name_or_path is a {type(given).__name__}; expected a name of the zoo"
+    with pytest.raises(TypeError, match=message):
+        load(given)
+    with pytest.raises(TypeError, match=message):
+        load_start_weights(plain, given)
+
+
 # The zoo.
 
 

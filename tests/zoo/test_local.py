@@ -142,6 +142,13 @@ def test_a_damaged_record_of_a_repository_is_a_verdict(zoo: Path, server: Server
     assert "model.yaml is not a record of weights" in damaged.detail
 
 
+def test_a_folder_named_like_a_download_is_passed_over(zoo: Path, server: Server) -> None:
+    path = download(server.url, sha256=None)
+    (path.parent / "0123456789abcdef-folder.safetensors").mkdir()
+
+    assert verdicts("*-*") == {path.name: "ok"}
+
+
 def test_another_file_at_the_address_is_found_later(zoo: Path, server: Server) -> None:
     """The stored hash is that of the first download, whatever the server has now."""
     path = download(server.url, sha256=None)

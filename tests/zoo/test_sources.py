@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import parity
 import pytest
+import safetensors.torch
 import timm
 import torch
 import torchvision
@@ -427,3 +428,47 @@ def test_a_backbone_without_a_classifier_converts_with_a_number_of_classes(
     assert torch.equal(model.net.conv_stem.weight, state["features.0.0.weight"])
     again = from_foreign(state, model="tsm_mobilenetv2", num_classes=6).model.state_dict()
     assert torch.equal(again["net.classifier.weight"], model.net.classifier.weight)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--num-classes", "0"], "num_classes is 0; expected 1 or more"),
+        (["--num-classes", "-3"], "num_classes is -3; expected 1 or more"),
+        *(
+            (["--partial", share], f"--partial) is {share}; expected a share of the parameters")
+            for share in ("2", "-1", "0", "nan", "1.01", "inf")
+        ),
+    ],
+)
+def test_numbers_out_of_range_are_refused(
+    options: list[str], message: str, tmp_path: Path, capsys
+) -> None:
+    torch.save(jester_state(27), tmp_path / "jester.pth")
+    out = tmp_path / "out.safetensors"
+
+    assert main([str(tmp_path / "jester.pth"), str(out), *MOBILE, *options]) == 2
+
+    assert message in capsys.readouterr().err
+    assert not out.exists()
+
+
+def test_a_share_of_one_is_accepted() -> None:
+    found = from_foreign(jester_state(27), model="tsm_mobilenetv2", min_match=1.0)
+    assert found.match.share == 1
+
+
+def test_a_safetensors_file_is_refused_with_what_to_do(
+    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    safetensors.torch.save_file(jester_state(27), "jester.safetensors")
+
+    assert main(["jester.safetensors", "out.safetensors", *MOBILE]) == 2
+
+    error = capsys.readouterr().err
+    assert "expected a torch file (.pth, .pth.tar, .pyth, .pt, .ckpt, .bin) or a Caffe2" in error
+    exec(re.search(r"torch\.save\(.*\)", error)[0])
+    assert main(["jester.pth", "out.safetensors", *MOBILE]) == 0
+    assert main(["none.safetensors", "o.safetensors", *MOBILE]) == 2
+    assert "no file none.safetensors" in capsys.readouterr().err

@@ -46,7 +46,7 @@ class FlexibleOptions(TaskOptions):
         least=1,
     )
     interpolate: bool = option(
-        False, "in tests, interpolate private norms and alterations between two of task.frames"
+        False, "in tests, interpolate private norms and alterations between counts or ranges"
     )
     small_views: SmallViews = option(
         SmallViews.distill, "target of smaller views: KL to the largest, the label, or the mean"

@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffn.data.annotation_rows import is_video
 from ffn.data.annotations import to_record
 from ffn.data.lists import read_paths
 from ffn.data.records import Record
@@ -110,6 +111,11 @@ class Listed:
             FileNotFoundError: there is no such file.
             ValueError: it has no video, or a line is invalid.
         """
+        if is_video(path.name):
+            raise ValueError(
+                f"{path} is a video; with --output, the file is a list of videos, a path per line "
+                "or a table with the column path. Leave --output out for single videos"
+            )
         rows = read_paths(path)
         base = path.parent if root is None else Path(root)
         # An address stays as it is; as part of a path it would begin with "./".

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 TOLERANCE = 1e-6  # seconds, or frames: rounding of times
+SHORTEST = 1e-3  # seconds of a window; no camera has a shorter interval
 
 
 @dataclass(frozen=True)
@@ -40,9 +41,17 @@ class Ring:
     Args:
         seconds: length of the window.
         max_bytes: of all pixels; the newest frame is kept in any case.
+
+    Raises:
+        ValueError: the window is shorter than `SHORTEST`.
     """
 
     def __init__(self, seconds: float, max_bytes: int) -> None:
+        if seconds < SHORTEST:
+            raise ValueError(
+                f"window is {seconds:g} s; expected {SHORTEST:g} s or more. Give a window of "
+                "several frames of the stream"
+            )
         self.seconds, self.max_bytes = seconds, max_bytes
         self.bytes = 0
         self._frames: deque[Frame] = deque()
@@ -94,9 +103,17 @@ class Schedule:
     Args:
         every: frames from one answer to the next; or
         step: seconds of the stream from one answer to the next.
+
+    Raises:
+        ValueError: the step is shorter than `TOLERANCE`.
     """
 
     def __init__(self, every: int | None, step: float | None) -> None:
+        if step is not None and step < TOLERANCE:
+            raise ValueError(
+                f"step is {step:g} s; expected {TOLERANCE:g} s or more. For an answer with each "
+                "frame, give every=1 (--every 1)"
+            )
         self._every, self._step = every, step
         self._size = every if step is None else step
         self.reset()

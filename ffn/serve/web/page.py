@@ -19,7 +19,7 @@ from PIL import Image
 from ffn.serve.clips import Clip
 from ffn.serve.heat_maps import HeatMap
 from ffn.serve.web.metrics import Metrics
-from ffn.serve.web.service import Answer, Query, Refusal, Service
+from ffn.serve.web.service import Answer, Limits, Query, Refusal, Service
 
 PATH = "/"
 LABELS = 5
@@ -70,14 +70,14 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
     """The page, as a gradio application; see :func:`mount_page`."""
     models = service.models()
     first = models[0]
-    most = service.limits.frames
+    limits = service.limits
     with gr.Blocks(
         title="ffn", analytics_enabled=False, delete_cache=(KEPT_SECONDS // 6, KEPT_SECONDS)
     ) as page:
         gr.Markdown("# Label a video with any number of frames")
         with gr.Row():
             with gr.Column():
-                inputs = _inputs(models, most)
+                inputs = _inputs(models, limits)
             with gr.Column():
                 message = gr.Markdown(_start_text(service, first["name"]), elem_id="message")
                 labels = gr.Label(label="Labels", num_top_classes=LABELS, elem_id="labels")
@@ -97,7 +97,7 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
         seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
         _, model, frames, others, _ = inputs
         model.change(
-            _counts_function(models, most), model, [frames, others], api_visibility="private"
+            _counts_function(models, limits), model, [frames, others], api_visibility="private"
         )
         gr.on(
             [component.change for component in inputs],
@@ -105,14 +105,14 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
             inputs,
             [message, labels, table, seen],
             trigger_mode="always_last",
-            concurrency_limit=service.limits.requests,
+            concurrency_limit=limits.requests,
             show_progress_on=[labels],
             api_visibility="private",
         )
     return page
 
 
-def _inputs(models: Sequence[dict[str, Any]], most: int) -> list[Any]:
+def _inputs(models: Sequence[dict[str, Any]], limits: Limits) -> list[Any]:
     """What a user chooses: video, network, frames, other numbers of frames, and heat map."""
     first = models[0]
     video = gr.Video(label="Video", sources=["upload"], height=280, buttons=[])
@@ -125,11 +125,11 @@ def _inputs(models: Sequence[dict[str, Any]], most: int) -> list[Any]:
         elem_id="model",
     )
     frames = gr.Slider(
-        1, most, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
+        1, limits.frames, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
     )
     others = gr.CheckboxGroup(
-        _compared(first, most),
-        value=first["trained_frames"],
+        _compared(first, limits.frames),
+        value=_ticked(first, limits.counts),
         label="Compare with",
         elem_id="others",
     )
@@ -146,14 +146,29 @@ def _compared(model: dict[str, Any], most: int) -> list[int]:
     return sorted({n for n in COMPARED if n <= most} | {*model["trained_frames"]})
 
 
-def _counts_function(models: Sequence[dict[str, Any]], most: int) -> Callable[..., tuple[Any, ...]]:
+def _ticked(model: dict[str, Any], counts: int) -> list[int]:
+    """Trained numbers of frames to compare with at first, evenly spread from first to last.
+
+    With any chosen number, they are at most `counts`.
+    """
+    trained, most = model["trained_frames"], counts - 1
+    if len(trained) <= most:
+        return list(trained)
+    if most < 2:
+        return list(trained[-1:]) * most
+    return [trained[i * (len(trained) - 1) // (most - 1)] for i in range(most)]
+
+
+def _counts_function(
+    models: Sequence[dict[str, Any]], limits: Limits
+) -> Callable[..., tuple[Any, ...]]:
     """A function that sets the numbers of frames when another network is chosen."""
     by_name = {one["name"]: one for one in models}
 
     def counts(name: str) -> tuple[Any, ...]:
         one = by_name[name]
-        others = gr.update(choices=_compared(one, most), value=one["trained_frames"])
-        return gr.update(value=one["default_frames"]), others
+        choices, ticked = _compared(one, limits.frames), _ticked(one, limits.counts)
+        return gr.update(value=one["default_frames"]), gr.update(choices=choices, value=ticked)
 
     return counts
 

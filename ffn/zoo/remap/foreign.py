@@ -154,20 +154,22 @@ def from_foreign(
         num_classes: of the network; by default the checkpoint's. With another number, or for a
             checkpoint without a classifier, the classifier is new.
         min_match: None: every entry of both sides must match, except for a new classifier. A
-            share, 0 to 1: so much of the network's parameters must match. Entries that the
-            checkpoint lacks are initialised, entries that the network lacks are dropped, and
-            ``match`` lists both.
+            share, more than 0 and at most 1: so much of the network's parameters must match.
+            Entries that the checkpoint lacks are initialised, entries that the network lacks are
+            dropped, and ``match`` lists both.
 
     Raises:
-        ValueError: unknown source or model, or no counts for a flexible checkpoint.
+        ValueError: unknown source or model, no counts for a flexible checkpoint, or a number out of
+            range.
         WeightsError: the checkpoint does not fit the model, or it has no classifier and no
             ``num_classes`` is given.
     """
+    _check_numbers(num_classes, min_match)
     source = source or detect_source(state)
     if trained_frames is not None:
         trained_frames = tuple(frame_ranges(trained_frames))
     ours = rename(state, source, trained_frames)
-    num_classes = num_classes or _classes(ours, source)
+    num_classes = _classes(ours, source) if num_classes is None else num_classes
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)  # entries that the checkpoint lacks get the same values each time
@@ -187,6 +189,19 @@ def from_foreign(
             network = convert(network, trained_frames)
     known = preprocessing_of(source, state)
     return Converted(network, source, num_classes, trained_frames, match, known)
+
+
+def _check_numbers(num_classes: int | None, min_match: float | None) -> None:
+    if num_classes is not None and num_classes < 1:
+        raise ValueError(
+            f"num_classes is {num_classes}; expected 1 or more. Leave it out (--num-classes) for "
+            "the number of classes of the checkpoint"
+        )
+    if min_match is not None and not 0 < min_match <= 1:  # also refuses NaN
+        raise ValueError(
+            f"min_match (--partial) is {min_match:g}; expected a share of the parameters, more "
+            "than 0 and at most 1, e.g. 0.95"
+        )
 
 
 def _classes(state: Mapping[str, Tensor], source: str) -> int:

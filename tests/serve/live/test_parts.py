@@ -50,6 +50,18 @@ def test_the_ring_is_bounded_in_bytes() -> None:
     assert (ring.bytes, ring.newest, ring.full) == (0, None, False)
 
 
+def test_windows_and_steps_that_are_too_short() -> None:
+    with pytest.raises(ValueError, match=r"window is 1e-09 s; expected 0\.001 s or more"):
+        Ring(1e-9, 100)
+    with pytest.raises(ValueError, match=r"step is 1e-09 s; expected 1e-06 s or more"):
+        Schedule(None, 1e-9)
+    ring = Ring(1e-3, 100)  # shorter than a frame: it holds the newest one
+    for number in range(3):
+        ring.add(frame(number, number / 10))
+        assert [f.number for f in ring.frames()] == [number]
+    assert ring.full
+
+
 def due(schedule: Schedule, numbers, rate: float, first: int) -> list[int]:
     return [n for n in numbers if schedule.is_due(frame(n, n / rate), n >= first)]
 

@@ -26,7 +26,7 @@ from ffn.serve import Client, Predictor, ServiceError
 from ffn.serve.client import __file__ as client_file
 from ffn.serve.clips import Clip
 from ffn.serve.web import Limits, Metrics, Service, create_app, mount_page
-from ffn.serve.web.page import frame_pictures
+from ffn.serve.web.page import build_page, frame_pictures
 
 LIMITS = Limits(mebibytes=1.0, frames=16, timeout=8.0, requests=4)
 COUNTS = (2, 3, 4, 7, 8, 12)
@@ -354,3 +354,38 @@ def test_a_picture_of_the_page_is_written_once() -> None:
     assert {Path(path).read_bytes() for path, _ in first} == {b"as it was"}
     for path, _ in first:
         Path(path).unlink()
+
+
+@pytest.mark.parametrize(
+    ("counts", "ticked"),
+    [
+        (9, [1, 2, 3, 4, 5, 6, 8, 16]),
+        (8, [1, 2, 3, 4, 5, 6, 16]),
+        (5, [1, 3, 5, 16]),
+        (3, [1, 16]),
+        (2, [16]),
+        (1, []),
+    ],
+)
+def test_the_page_ticks_what_is_answered(
+    predictors, videos, monkeypatch, counts: int, ticked: list[int]
+) -> None:
+    """With any chosen number of frames, also if a network was trained with more than the limit."""
+    trained = [1, 2, 3, 4, 5, 6, 8, 16]
+    with Service(predictors, limits=Limits(frames=16, counts=counts), workers=1) as service:
+        models = [one | {"trained_frames": trained} for one in service.models()]
+        monkeypatch.setattr(service, "models", lambda: models)
+        page = build_page(service, Metrics())
+        model, frames, others = (
+            next(b for b in page.blocks.values() if getattr(b, "elem_id", None) == name)
+            for name in ("model", "frames", "others")
+        )
+        assert others.value == ticked
+        change, answer = (
+            next(f.fn for f in page.fns.values() if f.fn.__name__ == name)
+            for name in ("counts", "answer")
+        )
+        assert change(model.value)[1]["value"] == ticked
+        for chosen in (frames.value, 7):
+            message, labels, *_ = answer(str(videos[0]), model.value, chosen, ticked, False)
+            assert labels, message
