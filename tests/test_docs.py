@@ -154,6 +154,33 @@ def test_the_table_of_own_motions(label: str, network: str) -> None:
     assert shown == pytest.approx([rows[n] for n in (2, 4, 6, 8, 12, 16, 20)], abs=0.0501)
 
 
+@pytest.mark.parametrize(
+    ("label", "network"),
+    [
+        ("`own_clips.yaml`, at 4, 8 and 16 frames", "fixed_4_8_16"),
+        ("the same at any count from 2 to 20", "any_count"),
+        ("plain at 16 frames", "plain_16"),
+        ("plain at 8 frames", "plain_8"),
+        ("plain at 4 frames", "plain_4"),
+    ],
+)
+def test_the_table_of_own_clips(label: str, network: str) -> None:
+    text = (ROOT / "docs/fine_tuning.md").read_text()
+    (line,) = (line for line in text.splitlines() if line.startswith(f"| {label} |"))
+    content = json.loads((ROOT / "model_zoo/results/own_clips_reps6.json").read_text())
+    rows = {row["frames"]: row for row in content["networks"][network]["rows"]}
+    expected = [rows[n][key]["mean"] for n in (2, 4, 8, 16) for key in ("top1", "class_groups")]
+
+    shown = [float(number) for number in re.findall(r"\d+\.\d", line.partition(f"{label} |")[2])]
+    assert shown == pytest.approx(expected, abs=0.0501)
+    for count in (4, 8, 16):  # the text says that these differences are within their intervals
+        rows = content["differences"]["top1"].get(f"plain_{count}", [])
+        (difference,) = (row for row in rows if row["frames"] == count)
+        low, high = difference["interval"]
+        assert low < 0 < high
+        assert high - low > 19
+
+
 def test_what_pages_say_of_own_motions() -> None:
     found = {}
     for stem in ("motion6", "reps6"):
