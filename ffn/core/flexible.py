@@ -92,7 +92,7 @@ class FrameFlexible(nn.Module):
     def interpolate(self, value: bool) -> None:
         private = [m for m in self.model.modules() if isinstance(m, PrivateModules)]
         own = {p for module in private for p in module.parameters()}
-        if value and own and own.issuperset(self.model.parameters()):
+        if value and own.issuperset(self.model.parameters()) and any(p.ndim > 1 for p in own):
             raise ValueError(f"interpolate is {value}, but all modules are private; use False")
         self._interpolate = bool(value)
 
