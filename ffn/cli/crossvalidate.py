@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ffn.datasets.folds import GroupedClips
     from ffn.engine.jobs import Job
     from ffn.engine.options import Config
-    from ffn.evaluation.cross_validation_folder import CrossValidationFolder
+    from ffn.evaluation.cross_validation_folder import CrossValidationFolder, Reported
 
 
 @program("crossvalidate", "the same command continues")
@@ -56,7 +56,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _cross_validate(given: argparse.Namespace, config: Config) -> None:
     from ffn.cli.cross_validation_plan import check_start, fold_job, write_plan
-    from ffn.core import all_trained_frames
     from ffn.datasets.folds import assign_folds
     from ffn.engine.checkpoints.file import versions
     from ffn.engine.checkpoints.lock import lock_folder
@@ -68,8 +67,8 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
     from ffn.evaluation.cross_validation_table import print_cross_validation
 
     clips = _read_clips(given, config)
-    class_groups = parse_class_groups(given.class_groups, clips.classes)
-    frames = sorted({*(given.frames or [*config.task.frames, *config.data.test_frames])})
+    groups = parse_class_groups(given.class_groups, clips.classes)
+    class_groups = [[clips.classes[c] for c in group] for group in groups]
     fold_of = assign_folds(
         clips.labels, clips.groups, given.folds, seed=given.fold_seed, classes=clips.classes
     )
@@ -78,13 +77,10 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         if note:
             print(f"warning: {note}", file=sys.stderr)
         write_plan(folder, clips, fold_of, config, given)
-        earlier = folder.reported()  # all of it is kept
-        frames = sorted({*frames, *earlier.frames})
-        seeds = list(dict.fromkeys([*given.seeds, *earlier.seeds]))
-        shuffled = given.shuffled or earlier.shuffled
-        groups = [[clips.classes[c] for c in group] for group in class_groups]
-        runs = [(seed, fold) for seed in seeds for fold in range(given.folds)]
-        options = {"shuffled": shuffled, "device": given.device}
+        asked = _with_earlier(folder.reported(), given, config, class_groups)
+        frames = asked.frames
+        runs = [(seed, fold) for seed in asked.seeds for fold in range(given.folds)]
+        options = {"shuffled": asked.shuffled, "device": given.device}
         found = [(fold_job(folder, config, *run, frames, **options), *run) for run in runs]
         jobs = {job.name: (job, *run) for job, *run in found if job is not None}
         if given.start_from and jobs:
@@ -102,14 +98,7 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         todo = [job for job, _, _ in jobs.values()]
         run_jobs(todo, parallel=given.jobs, stop=stop, on_end=on_end)
 
-        found = folder.load(
-            folder.path.resolve().name,
-            trained_frames=all_trained_frames(config.task.trained_frames),
-            seeds=seeds,
-            frames=frames,
-            shuffled=shuffled,
-            class_groups=groups or earlier.class_groups,
-        )
+        found = folder.load(folder.path.resolve().name, **vars(asked))
         summary = summarise_cross_validation(found)
         about = {"config": config_to_dict(config), "versions": versions()}
         plan = {k: folder.plan.get(k) for k in PLAN_KEYS}
@@ -117,6 +106,26 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         path = folder.write_results({**plan, **summary, **about})
     print_cross_validation(found.name, summary)
     print(path)
+
+
+def _with_earlier(
+    earlier: Reported,
+    given: argparse.Namespace,
+    config: Config,
+    class_groups: Sequence[Sequence[str]],
+) -> Reported:
+    """What is tested and reported: what the command asks for, and all that was reported before."""
+    from ffn.core import all_trained_frames
+    from ffn.evaluation.cross_validation_folder import Reported
+
+    frames = given.frames or [*config.task.frames, *config.data.test_frames]
+    return Reported(
+        trained_frames=all_trained_frames(config.task.trained_frames),
+        seeds=list(dict.fromkeys([*given.seeds, *earlier.seeds])),
+        frames=sorted({*frames, *earlier.frames}),
+        shuffled=given.shuffled or earlier.shuffled,
+        class_groups=class_groups or earlier.class_groups,
+    )
 
 
 def _read_clips(given: argparse.Namespace, config: Config) -> GroupedClips:

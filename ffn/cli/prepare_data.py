@@ -218,6 +218,7 @@ def _packing(given: argparse.Namespace) -> Packing | None:
     if given.pack is None:
         return None
     from ffn.data import pack
+    from ffn.data.store.writer import check_folder
 
     options = _given(given, "short_side", "quality", "timeout")
     if given.short_side == 0:
@@ -225,7 +226,7 @@ def _packing(given: argparse.Namespace) -> Packing | None:
     if given.pattern is not None and given.extract_frames is None:
         options["pattern"] = given.pattern
     root, folder = Path(given.root).absolute(), Path(given.pack).absolute()
-    _check_store(folder)
+    check_folder(folder)  # before the videos are read
     options |= {"workers": given.workers, "append": given.overwrite, "progress": True}
 
     def packed(records: Sequence[Record]) -> PackReport:
@@ -234,20 +235,6 @@ def _packing(given: argparse.Namespace) -> Packing | None:
         return report
 
     return packed
-
-
-def _check_store(folder: Path) -> None:
-    """Refuse a folder with other files before the videos are read and a lock file is written."""
-    from ffn.data.store.layout import MANIFEST
-    from ffn.data.store.writer import JOURNAL, LOCK, TRANSFER
-
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    others = [n for n in names if n not in (LOCK, TRANSFER) and not n.endswith(".part")]
-    if others and not {MANIFEST, JOURNAL} & set(others):
-        raise FileExistsError(
-            f"{folder} holds {others[0]}, which is not part of a store; name a new folder with "
-            "--pack"
-        )
 
 
 def _earlier_versions(records: Sequence[Record], folder: Path, root: Path) -> list[Unreadable]:

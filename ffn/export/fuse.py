@@ -33,7 +33,8 @@ class FusionReport:
         folded: names of folded norms and weight alterations, with the layers that they are now in.
         kept: names of norms and weight alterations that remain, with the reason.
         fp32: names of the layers that stay in fp32 when the network is converted to bf16 or fp16.
-        difference: largest absolute difference of an output for the example clip.
+        difference: largest absolute difference of an output, for the example clip and its first
+            one and two frames.
         largest: largest absolute output.
         active: the trained count, or the interpolated one, of the sub-network; None for a plain
             network.
@@ -135,46 +136,56 @@ def fuse(
     for name, module in list(network.named_modules()):
         if _does_nothing(module):
             network.set_submodule(name, nn.Identity())
-    slow = ""
-    if kernels:
-        faster = copy.deepcopy(network)
-        choose_kernels(faster)
-        try:
-            _outputs(faster, clip)
-            network = folder.network = faster
-        except Exception as error:  # any, of a network that reads attributes of its layers
-            slow = f"{type(error).__name__}: {error}".splitlines()[0]
+    network, slow = _with_kernels(network, clip) if kernels else (network, "")
+    folder.network = network
 
-    errors = [(_outputs(network, x) - y).abs().max().item() for x, y in cases]
-    for (x, y), error in zip(cases, errors, strict=True):
-        largest = y.abs().max().item()
-        if not error <= TOLERANCE * largest:  # also of NaN
-            raise FuseError(
-                f"the fused {type(network).__name__} differs by up to {error:.1e} from the "
-                f"original for {x.shape[time]} frames, where the largest output is {largest:.3g} "
-                f"and {TOLERANCE:g} of it is accepted; run it unfused: ffn.extract, or --no-fuse "
-                f"of {command('predict')} and {command('test')}"
-            )
+    difference = max(_difference(network, x, y, x.shape[time]) for x, y in cases)
     fp32 = tuple(name for name, _ in network.named_modules() if name in folder.fp32)
     if kernels:
         for name in fp32:
             network.set_submodule(name, InFloat32(network.get_submodule(name)))
-    largest = expected.abs().max().item()
-    kept = folder.kept()
+    largest, kept = expected.abs().max().item(), folder.kept()
     network.fusion = FusionReport(
-        frames, folder.folded, kept, fp32, errors[0], largest, active, slow
+        frames, folder.folded, kept, fp32, difference, largest, active, slow
     )
     if hasattr(model, "record"):  # of ffn.load, for ffn.export
         network.record = model.record
     return network
 
 
+def _with_kernels(network: nn.Module, clip: Tensor) -> tuple[nn.Module, str]:
+    """The network with faster operators and ""; or itself, and why it cannot have them."""
+    faster = copy.deepcopy(network)
+    choose_kernels(faster)
+    try:
+        _outputs(faster, clip)
+    except Exception as error:  # any, of a network that reads attributes of its layers
+        return network, f"{type(error).__name__}: {error}".splitlines()[0]
+    return faster, ""
+
+
+def _difference(network: nn.Module, clip: Tensor, expected: Tensor, frames: int) -> float:
+    """The largest difference of an output; raises FuseError for more than `TOLERANCE`."""
+    largest = expected.abs().max().item()
+    difference = (_outputs(network, clip) - expected).abs().max().item()
+    if difference <= TOLERANCE * largest:  # NaN is not
+        return difference
+    raise FuseError(
+        f"the fused {type(network).__name__} differs by up to {difference:.1e} from the original "
+        f"for {frames} frames, where the largest output is {largest:.3g} and {TOLERANCE:g} of it "
+        f"is accepted; run it unfused: ffn.extract, or --no-fuse of {command('predict')} and "
+        f"{command('test')}"
+    )
+
+
 def _outputs(network: nn.Module, clip: Tensor) -> Tensor:
     """Outputs for a clip; on a GPU in float64, where fp32 may be TF32."""
     with torch.no_grad():
-        output = network.double()(clip.double()) if clip.is_cuda else network(clip)
-        if clip.is_cuda:
-            network.to(clip.dtype)  # the weights are those of before: float64 holds them exactly
+        try:
+            output = network.double()(clip.double()) if clip.is_cuda else network(clip)
+        finally:  # also if the network refuses the clip
+            if clip.is_cuda:
+                network.to(clip.dtype)  # the weights of before: float64 holds them exactly
     if not isinstance(output, Tensor):
         name, kind = type(network).__name__, type(output).__name__
         raise ValueError(f"{name} returns a {kind}; fusion needs a network that returns a tensor")

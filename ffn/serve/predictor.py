@@ -68,12 +68,6 @@ class Predictor:
     ) -> None:
         import av  # noqa: F401  not in the first call, whose time is measured
 
-        if not isinstance(name_or_path, (str, os.PathLike)):
-            raise TypeError(
-                f"name_or_path is a {type(name_or_path).__name__}; expected a name of the zoo "
-                "(ffn.list_weights()), the path of a .pt or .safetensors file, or hf://user/name. "
-                "Save a network with ffn.zoo.save_weights"
-            )
         self.device = torch.device(device)
         self.model, self.record = load_with_record(name_or_path, device=self.device)
         self.preprocessing = Preprocessing.from_dict(self.record.preprocessing)

@@ -137,7 +137,8 @@ def _check_type(name_or_path: object) -> None:
     if not isinstance(name_or_path, str | os.PathLike):
         raise TypeError(
             f"name_or_path is a {type(name_or_path).__name__}; expected a name of the zoo "
-            "(ffn.list_weights()), the path of a .pt or .safetensors file, or hf://user/name"
+            "(ffn.list_weights()), the path of a .pt or .safetensors file, or hf://user/name. "
+            "Save a network with ffn.zoo.save_weights"
         )
 
 

@@ -228,7 +228,7 @@ def test_a_store_beside_other_files_is_refused(
         assert run("folder", "--root", root, "--pack", root, "--workers", 0) == 2
 
         error = capsys.readouterr().err
-        assert f"{root} holds orbit_clockwise, which is not part of a store; name a" in error
+        assert f"{root} holds orbit_clockwise, which is not part of a store; move it" in error
         assert sorted(root.rglob("*")) == before
 
 

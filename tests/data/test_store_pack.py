@@ -267,7 +267,7 @@ def test_folder_of_other_things_is_not_touched(root, records, tmp_path):
     (tmp_path / "holiday.jpg").write_text("mine")
     with pytest.raises(FileExistsError, match=r"holds holiday\.jpg"):
         packed(root, records, tmp_path)
-    assert sorted(p.name for p in tmp_path.iterdir()) == ["holiday.jpg", "pack.lock"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["holiday.jpg"]
 
 
 def test_shards_that_no_store_names_are_not_overwritten(root, records, tmp_path):

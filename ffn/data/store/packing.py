@@ -19,7 +19,7 @@ from ffn.data.decoding import PATTERN, VideoError
 from ffn.data.records import has_several_labels
 from ffn.data.store.clip import EncodedClip, encode_clip
 from ffn.data.store.layout import FORMATS, SEVERAL, StoreError, Unreadable, key_of
-from ffn.data.store.writer import LOCK, TRANSFER, StoreWriter
+from ffn.data.store.writer import LOCK, TRANSFER, StoreWriter, check_folder
 from ffn.data.workers import TIMEOUT, check_timeout, map_in_processes
 from ffn.files import naming
 
@@ -115,6 +115,7 @@ def pack(
     root = None if root is None else os.fspath(root)
     requested = {(key_of(r.path, root), r.start, r.end): r for r in reversed(records)}
     requested = dict(reversed(requested.items()))  # the first of several duplicates
+    check_folder(folder)  # before it gets a lock file
     try:
         with (
             FileLock(folder / LOCK, timeout=LOCK_TIMEOUT),

@@ -41,6 +41,17 @@ JOURNAL, LOCK, TRANSFER = "pack.journal", "pack.lock", "pack.tmp"
 _COLUMNS = ("crc", "frames", "width", "height", "fps", "timed")  # of the index, from EncodedClip
 
 
+def check_folder(folder: Path) -> None:
+    """Raise FileExistsError for a folder that has files, but no store and no unfinished pack."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [n for n in names if n not in (LOCK, TRANSFER) and not n.endswith(".part")]
+    if others and not {MANIFEST, JOURNAL} & set(others):
+        raise FileExistsError(
+            f"{folder} holds {others[0]}, which is not part of a store; move it away, or name a "
+            "new folder"
+        )
+
+
 class StoreWriter:
     """Add clips to a new, an unfinished or a finished store.
 
