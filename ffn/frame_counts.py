@@ -1,4 +1,4 @@
-"""Trained frame counts and their ranges: which one answers for a number of frames."""
+"""Trained frame counts, their ranges, and the count whose sub-network runs a clip."""
 
 from __future__ import annotations
 
