@@ -83,7 +83,7 @@ def test_packages_of_all_counts(tmp_path: Path) -> None:
 def test_a_missing_compiler(tmp_path: Path) -> None:
     code = (
         "import ffn\n"
-        f"try: ffn.export(ffn.load({SHIPPED!r}), 'net.pt2', frames=4, to='aotinductor')\n"
+        f"try: ffn.export(ffn.load({SHIPPED!r}), 'net.aoti.pt2', frames=4, to='aotinductor')\n"
         "except RuntimeError as error: print(type(error).__name__, error)"
     )
     done = subprocess.run(
