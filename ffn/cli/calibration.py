@@ -1,4 +1,4 @@
-"""The clips with which ``tools/export.py --int8`` calibrates, and compares int8 with fp32."""
+"""The clips that set the ranges of int8, and those that compare int8 with fp32."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ffn.export import Calibration
 
 CONFIGS = (".yaml", ".yml")
+CLIPS = 256  # that set the ranges, unless a command says otherwise
 
 
 def read_calibration(
@@ -26,10 +27,11 @@ def read_calibration(
     preprocessing: Preprocessing,
     pattern: str | None,
     frames: int,
-    as_frames: bool,
-    clips: int,
     held_out: int,
-    seed: int,
+    clips: int | None = None,
+    as_frames: bool = False,
+    training_only: bool = False,
+    seed: int = 0,
 ) -> Calibration:
     """Draw calibration and held-out videos.
 
@@ -41,9 +43,10 @@ def read_calibration(
         preprocessing: of the network.
         pattern: of the names of frames in folders, for lists; a config has its own.
         frames: T.
-        as_frames: inputs are uint8 frames (1, T, H, W, 3) instead of normalised clips.
-        clips: calibration clips, at most.
         held_out: held-out clips, at most.
+        clips: calibration clips, at most; default: 256, or half of the videos of the only list.
+        as_frames: inputs are uint8 frames (1, T, H, W, 3) instead of normalised clips.
+        training_only: of a config, take the held-out clips from the training list as well.
         seed: of the draw.
 
     Raises:
@@ -53,7 +56,9 @@ def read_calibration(
     from ffn.export import Calibration
 
     generator = np.random.default_rng(seed)
-    train, val, open_record = _read_records(sources, classes, pattern)
+    train, val, open_record = _read_records(sources, classes, pattern, training_only)
+    if clips is None:
+        clips = CLIPS if val else min(CLIPS, len(train) // 2)
     train = [train[i] for i in generator.permutation(len(train))]
     val = [val[i] for i in generator.permutation(len(val))] if val else train[clips:]
     if not train or not val:
@@ -126,11 +131,14 @@ class Labelled:
 
 
 def _read_records(
-    sources: Sequence[str], classes: Sequence[str] | None, pattern: str | None
+    sources: Sequence[str],
+    classes: Sequence[str] | None,
+    pattern: str | None,
+    training_only: bool,
 ) -> tuple[list[Record], list[Record], Callable[[Record], Video]]:
     """Videos for calibration, held-out ones, and how to open them.
 
-    There are no held-out ones for a single list.
+    There are no held-out ones for a single list, nor for a config with ``training_only``.
     """
     from ffn.data import open_video, read_annotations
 
@@ -148,4 +156,4 @@ def _read_records(
 
     options = load_config(find_config(sources[0]), sources[1:]).data
     splits = read_config_splits(options, classes=classes)
-    return splits.train, splits.val, open_record_of(options)
+    return splits.train, [] if training_only else splits.val, open_record_of(options)

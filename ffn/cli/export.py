@@ -15,13 +15,13 @@ from ffn.cli.arguments import (
     load_imports,
     positive_int,
 )
+from ffn.cli.calibration import CLIPS, read_calibration
 from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
     from ffn.export import Calibration
     from ffn.zoo import WeightRecord
 
-CALIBRATION_CLIPS = 256
 HELD_OUT_CLIPS = 512
 
 
@@ -85,7 +85,6 @@ def _check_arguments(given: argparse.Namespace) -> None:
 
 
 def _calibration(given: argparse.Namespace, record: WeightRecord) -> Calibration:
-    from ffn.cli.calibration import read_calibration
     from ffn.data import Preprocessing
 
     return read_calibration(
@@ -95,7 +94,7 @@ def _calibration(given: argparse.Namespace, record: WeightRecord) -> Calibration
         pattern=(record.config or {}).get("data", {}).get("frame_pattern"),
         frames=given.frames,
         as_frames=given.preprocess,
-        clips=given.calibration_clips or CALIBRATION_CLIPS,
+        clips=given.calibration_clips,
         held_out=given.held_out_clips or HELD_OUT_CLIPS,
         seed=given.seed or 0,
     )
@@ -179,7 +178,7 @@ def _add_int8_arguments(parser: argparse.ArgumentParser) -> None:
         "--calibration-clips",
         type=positive_int,
         metavar="N",
-        help=f"clips that set the int8 ranges; default: {CALIBRATION_CLIPS}",
+        help=f"clips that set the int8 ranges; default: {CLIPS}, or half of a single list",
     )
     option(
         "--held-out-clips",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterable, Sequence
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,8 +25,10 @@ if TYPE_CHECKING:
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
     from ffn.evaluation import Sweep
+    from ffn.export import Calibration
     from ffn.zoo import WeightRecord
 
+HELD_OUT_CLIPS = 256  # other training clips, which decide how much of a network stays in fp32
 # What the files per network end in.
 PREDICTION_KINDS = ("predictions.csv", "predictions.safetensors")
 DETAIL_KINDS = ("classes.csv", "classes.png", "confusion.csv", "confusion.png", "mistakes.png")
@@ -41,6 +44,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     try:
         config, device = read_run(given)
+        _check_precisions(given)
         given.output = Path(given.output or Path(config.log.output) / "test")
         for path in _targets(given):
             refuse_existing(path, given.overwrite)
@@ -54,12 +58,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return run_command(prefix("test"), run, data_timeout=config.data.timeout, device=device)
 
 
+def _check_precisions(given: argparse.Namespace) -> None:
+    """Raise ValueError for options that contradict the precisions."""
+    precisions = given.precision
+    if len({*precisions}) < len(precisions):
+        raise ValueError(f"--precision {' '.join(precisions)} has one of them twice")
+    if given.ensemble and len(precisions) > 1:
+        raise ValueError("--ensemble is of networks in one precision; name one --precision")
+    if "int8" in precisions and (given.no_fuse or given.compile):
+        raise ValueError(
+            "int8 networks are fused and run in ONNX Runtime: neither --no-fuse nor "
+            "--compile; test int8 in a run of its own"
+        )
+    if given.calibration and "int8" not in precisions:
+        raise ValueError("--calibration: of --precision int8 only; add it, or leave this out")
+
+
 def _targets(given: argparse.Namespace) -> list[Path]:
     """The files that the test writes; more than it writes if a name may get a prefix."""
     names = list(names_of(given.weights).values())
     if given.interpolate is not None:  # the networks are not loaded yet
         names += [f"{_way(given)}/{name}" for name in names]
-    names = ["shuffled/" * given.shuffle_frames + name for name in names]
+    names = [_full_name(name, p, given) for name in names for p in given.precision]
     names += ["ensemble"] * given.ensemble
     files = ["results.json", "results.csv", "results.png"]
     starts = [name.replace("/", "_") for name in names]
@@ -79,6 +99,12 @@ def _way(given: argparse.Namespace) -> str:
     return "interpolated" if given.interpolate else "nearest"
 
 
+def _full_name(name: str, precision: str, given: argparse.Namespace) -> str:
+    """The name of a network in the results, with what distinguishes it from its other tests."""
+    named = f"{precision}/" * (len(given.precision) > 1)
+    return f"{'shuffled/' * given.shuffle_frames}{named}{name}"
+
+
 class _Tested(NamedTuple):
     """A network's results, and the videos that it was tested on."""
 
@@ -94,8 +120,9 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
     if given.ensemble:
         _check_ensemble(given.weights, config)
     tested = []
-    for weights, name in names_of(given.weights).items():
-        tested.append(_sweep(weights, name, given, config, world))
+    networks = product(names_of(given.weights).items(), given.precision)
+    for (weights, name), precision in networks:
+        tested.append(_sweep(weights, name, precision, given, config, world))
         if given.save_predictions and world.is_main:
             _save_predictions(tested[-1], given.output)
     if not world.is_main:
@@ -115,9 +142,14 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
 
 
 def _sweep(
-    weights: str, name: str, given: argparse.Namespace, config: Config, world: World
+    weights: str,
+    name: str,
+    precision: str,
+    given: argparse.Namespace,
+    config: Config,
+    world: World,
 ) -> _Tested:
-    """Test one network at all frame counts; every process calls this."""
+    """Test one network in one precision at all frame counts; every process calls this."""
     from ffn.core import FrameFlexible
     from ffn.data import Preprocessing
     from ffn.engine.build_data import build_test_loader, clips_per_forward, read_config_splits
@@ -126,7 +158,8 @@ def _sweep(
     from ffn.zoo import load_with_record, state_sha256
 
     model, record = load_with_record(weights, device=world.device)
-    digest = None if given.shuffle_frames else state_sha256(model.state_dict())
+    as_stored = not given.shuffle_frames and precision != "int8"
+    digest = state_sha256(model.state_dict()) if as_stored else None
     if given.interpolate is not None and isinstance(model, FrameFlexible):
         if given.interpolate and record.private == "all":
             raise ValueError(f"{weights} shares no weights (private: all); drop --interpolate")
@@ -151,17 +184,36 @@ def _sweep(
         result = sweep(
             model,
             loader,
-            name="shuffled/" * given.shuffle_frames + name,
+            name=_full_name(name, precision, given),
             trained_frames=_trained_frames(record.config),
-            precision=given.precision,
+            precision=precision,
             fused=not given.no_fuse,
             compiled=given.compile,
+            calibrate=partial(_calibration, given, config, record),
             latency=not given.no_latency,
             keep_logits=given.save_predictions or given.ensemble or given.details,
             batch_size=batch_size,
             progress=True,
         )
     return _Tested(result, loader.dataset, splits.classes, digest)
+
+
+def _calibration(
+    given: argparse.Namespace, config: Config, record: WeightRecord, frames: int
+) -> Calibration:
+    """Clips for int8: of ``--calibration``, or of the training list; never test videos."""
+    from ffn.cli.calibration import read_calibration
+    from ffn.data import Preprocessing
+
+    return read_calibration(
+        given.calibration or [given.config, *given.options],
+        classes=record.classes,
+        preprocessing=Preprocessing.from_dict(record.preprocessing),
+        pattern=config.data.frame_pattern,
+        frames=frames,
+        held_out=HELD_OUT_CLIPS,
+        training_only=True,
+    )
 
 
 def _check_labels(weights: str, record: WeightRecord, config: Config) -> None:
@@ -244,10 +296,19 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--precision",
-        default="fp32",
-        choices=["fp32", "bf16", "fp16", "auto"],
-        help="precision of the forward pass; auto: the fastest one on this device, as predict "
-        "chooses it, in one process; default: fp32",
+        nargs="+",
+        default=["fp32"],
+        choices=["fp32", "bf16", "fp16", "auto", "int8"],
+        help="precision of the forward pass; of several, each is tested. auto: the fastest one on "
+        "this device, as predict chooses it, in one process; int8: as `export --int8`, in ONNX "
+        "Runtime, in one process on a CPU; default: fp32",
+    )
+    parser.add_argument(
+        "--calibration",
+        nargs="+",
+        metavar="SOURCE",
+        help="videos that set the ranges of int8: CONFIG [key=value ...], of which the training "
+        "list is used, or LIST; default: the training list of the config",
     )
     parser.add_argument(
         "--no-fuse", action="store_true", help="run the network as it was trained, not fused"

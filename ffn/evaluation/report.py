@@ -251,7 +251,7 @@ def _comparison(sweeps: Sequence[Sweep]) -> Table:
     """The console table of the accuracies of several networks."""
     table = Table(title=f"{sweeps[0].rows[0].long_title} (%)")
     for column in ("frames", *(escape(sweep.name) for sweep in sweeps)):
-        table.add_column(column, justify="right")
+        table.add_column(column, justify="right", overflow="fold")
     found = [{row.frames: row.score for row in sweep.rows} for sweep in sweeps]
     for frames in sorted({*chain(*found)}):
         cells = []
@@ -266,6 +266,8 @@ def _comparison(sweeps: Sequence[Sweep]) -> Table:
 def timing(sweep: Sweep) -> str:
     """How latencies were measured, e.g. "fused, bf16, on NVIDIA H200"."""
     how = [word for word in ("fused", "compiled") if sweep.measured.get(word)]
+    if "int8" in sweep.measured:
+        how.append("ONNX Runtime")
     return f"{', '.join([*how, sweep.measured['precision']])}, on {sweep.measured['device']}"
 
 

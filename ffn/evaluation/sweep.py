@@ -9,7 +9,8 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -25,7 +26,7 @@ from ffn.evaluation.cost import (
     measure_latency,
 )
 from ffn.evaluation.results import Predictions, Row, Sweep
-from ffn.export import Networks
+from ffn.export import Calibration, Int8Networks, Networks
 
 
 def evaluate(
@@ -95,6 +96,7 @@ def sweep(
     precision: str = "fp32",
     fused: bool = False,
     compiled: bool = False,
+    calibrate: Callable[[int], Calibration] | None = None,
     latency: bool = True,
     keep_logits: bool = False,
     batch_size: int | None = None,
@@ -111,9 +113,11 @@ def sweep(
         name: of the network or its weights.
         trained_frames: frame counts that a plain network was trained at, or their ranges, for the
             figure; a frame-flexible network has its own.
-        precision: "fp32", "bf16" or "fp16"; or "auto", in one process: the fastest on this device.
+        precision: "fp32", "bf16" or "fp16"; or, in one process, "auto": the fastest on this device,
+            or "int8": quantised sub-networks in ONNX Runtime, on a CPU.
         fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
         compiled: compile them with ``torch.compile``.
+        calibrate: clips for a number of frames, which set the ranges of int8.
         latency: also measure the latency of one clip.
         keep_logits: keep all logits on rank 0, for :func:`~ffn.evaluation.save_predictions`.
         batch_size: see :func:`evaluate`.
@@ -121,20 +125,26 @@ def sweep(
 
     Raises:
         FloatingPointError, RuntimeError: see :func:`evaluate`.
-        ValueError: "auto" in several processes, which could choose differently; or as
-            :func:`evaluate`.
+        ValueError: "auto" in several processes, which could choose differently; "int8" in several
+            processes, unfused, compiled, or without ``calibrate``; or as :func:`evaluate`.
+        ImportError, ExportError: a network cannot be quantised, see :func:`ffn.export`.
     """
-    if precision == "auto" and process_count() > 1:
-        raise ValueError('precision is "auto" in several processes; choose "fp32" or "bf16"')
+    if precision in ("auto", "int8") and process_count() > 1:
+        raise ValueError(
+            f'precision is "{precision}" in several processes; choose "fp32" or "bf16"'
+        )
     if isinstance(model, FrameFlexible):
         trained_frames = model.ranges
     if trained_frames is not None:
         trained_frames = all_trained_frames(trained_frames)
-    run = Networks(model, precision=precision, fused=fused, compiled=compiled)
+    if precision == "int8":
+        run = _int8_networks(model, fused, compiled, calibrate)
+    else:
+        run = Networks(model, precision=precision, fused=fused, compiled=compiled)
     outputs = collect(model, loader, run, batch_size, keep_logits=keep_logits, progress=progress)
     cost = None
     if is_first():
-        measured = _measured(model, run.precision) | {"fused": fused, "compiled": compiled}
+        measured = _measured(model, run) | {"fused": fused, "compiled": compiled}
         cost = _rows(model, outputs, run if latency else None), measured
     rows, measured = gather(cost)[0]
 
@@ -155,7 +165,25 @@ def sweep(
     )
 
 
-def _rows(model: nn.Module, outputs: Outputs, run: Networks | None) -> tuple[Row, ...]:
+def _int8_networks(
+    model: nn.Module,
+    fused: bool,
+    compiled: bool,
+    calibrate: Callable[[int], Calibration] | None,
+) -> Int8Networks:
+    device = next(model.parameters()).device
+    if calibrate is None:
+        raise ValueError('precision is "int8", which needs calibration clips: pass calibrate')
+    if compiled or not fused:
+        raise ValueError('precision is "int8", of fused networks, not compiled ones; pass fused')
+    if device.type != "cpu":
+        raise ValueError(f'precision is "int8", which runs on a CPU; the network is on {device}')
+    return Int8Networks(model, calibrate)
+
+
+def _rows(
+    model: nn.Module, outputs: Outputs, run: Networks | Int8Networks | None
+) -> tuple[Row, ...]:
     """Accuracy and cost per frame count; the latency is that of ``run``."""
     device, rows = next(model.parameters()).device, []
     for frames, column in outputs.columns.items():
@@ -175,10 +203,15 @@ def _rows(model: nn.Module, outputs: Outputs, run: Networks | None) -> tuple[Row
     return tuple(rows)
 
 
-def _measured(model: nn.Module, precision: str) -> dict[str, Any]:
-    """Date, device, precision and library versions."""
+def _measured(model: nn.Module, run: Networks | Int8Networks) -> dict[str, Any]:
+    """Date, device, precision and library versions; of int8, how each count was quantised."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    for package in ("frame-flexible", "timm"):
+    int8 = {}
+    packages = ["frame-flexible", "timm"]
+    if isinstance(run, Int8Networks):
+        packages.append("onnxruntime")
+        int8 = {"int8": {str(frames): asdict(report) for frames, report in run.reports.items()}}
+    for package in packages:
         try:
             versions[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
@@ -186,6 +219,7 @@ def _measured(model: nn.Module, precision: str) -> dict[str, Any]:
     return {
         "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "device": describe_device(next(model.parameters()).device),
-        "precision": precision,
+        "precision": run.precision,
         "versions": versions,
+        **int8,
     }

@@ -6,6 +6,7 @@ from ffn.export.folder import FolderReport, export_all
 from ffn.export.formats import ExportError, register_format
 from ffn.export.fuse import FuseError, FusionReport, fuse
 from ffn.export.int8 import Calibration, Int8Report
+from ffn.export.int8_networks import Int8Networks
 from ffn.export.networks import Networks
 from ffn.export.packing import can_pack, pack
 
@@ -16,6 +17,7 @@ __all__ = [
     "FolderReport",
     "FuseError",
     "FusionReport",
+    "Int8Networks",
     "Int8Report",
     "Networks",
     "can_pack",

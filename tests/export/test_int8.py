@@ -12,15 +12,17 @@ from PIL import Image
 from torch import Tensor
 
 import ffn
-from ffn.cli.calibration import read_calibration
+from ffn.cli.calibration import Inputs, Labelled, read_calibration
 from ffn.cli.export import main
-from ffn.data import Preprocessing, pack, read_annotations
+from ffn.cli.test import main as run_test
+from ffn.data import Preprocessing, open_video, pack, read_annotations
 from ffn.datasets.synthetic import generate
+from ffn.evaluation import load_predictions, load_table
 from ffn.export import Calibration, ExportError
 
 onnx = pytest.importorskip("onnx")
 numpy_helper = pytest.importorskip("onnx.numpy_helper")
-pytest.importorskip("onnxruntime")
+onnxruntime = pytest.importorskip("onnxruntime")
 SHIPPED = "tsm_tiny.motion_f4_8_16"
 
 
@@ -106,6 +108,89 @@ def test_clips_are_read_as_in_training(motion: Path, tmp_path: Path, source: str
     assert {clip.shape[2] for clip in clips} == {28 if source == "store" else 32}
     if source != "store":
         assert {int(clip[0, 0, 0, 0, 0]) % 60 for clip in clips} == {0}
+
+
+def test_networks_are_tested_in_several_precisions(
+    motion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """int8 gives the logits of the file that ``ffn.export`` writes for the same clips."""
+    lists = [f"data.train={motion / 'train.csv'}", f"data.val={motion / 'val.csv'}"]
+    config = ["quickstart/motion_flexible", f"data.root={motion}", *lists]
+    output = ["--output", str(tmp_path / "test"), "--save-predictions", "--no-latency"]
+    given = ["--weights", SHIPPED, "--frames", "4", "8", "--precision", "fp32", "int8", *output]
+
+    assert run_test([*config, *given]) == 0
+
+    whole, int8 = load_table(tmp_path / "test" / "results.json")
+    assert (whole.name, int8.name) == (f"fp32/{SHIPPED}", f"int8/{SHIPPED}")
+    assert (whole.measured["precision"], int8.measured["precision"]) == ("fp32", "int8")
+    assert int8.measured["int8"].keys() == {"4", "8"}
+    assert int8.measured["int8"]["4"]["clips"] == 24  # half of the training clips
+    assert [(row.frames, row.subnet) for row in int8.rows] == [(4, 4), (8, 8)]
+    kept = load_predictions(tmp_path / "test" / f"int8_{SHIPPED}.predictions.safetensors")
+    assert kept.weights_sha256 is None  # an early exit fitted on them is not one of fp32
+    model = ffn.load(SHIPPED)
+    settings = Preprocessing.from_dict(model.record.preprocessing)
+    sources = {"training_only": True, "classes": model.record.classes, "pattern": None}
+    clips = read_calibration(config, **sources, preprocessing=settings, frames=8, held_out=256)
+    path = tmp_path / "net.onnx"
+    ffn.export(model, path, frames=8, calibration=clips)
+    session = onnxruntime.InferenceSession(path)
+    test = Labelled(
+        Inputs(
+            read_annotations(motion / "val.csv", classes=model.record.classes)[0],
+            lambda record: open_video(record.path),
+            8,
+            settings,
+            as_frames=False,
+        )
+    )
+    expected = torch.cat(
+        [torch.from_numpy(session.run(None, {"clip": x.numpy()})[0]) for x, _ in test]
+    )
+    torch.testing.assert_close(kept.logits[8], expected)
+    right = expected.argmax(1) == kept.label
+    assert int8.rows[1].top1 == pytest.approx(100 * right.double().mean().item())
+    assert "fused, ONNX Runtime, int8" not in capsys.readouterr().out  # no latency
+
+
+def test_clips_of_a_test_are_no_test_videos(motion: Path) -> None:
+    classes = ffn.load(SHIPPED).record.classes
+    settings = Preprocessing.from_dict(ffn.load(SHIPPED).record.preprocessing)
+    config = ["quickstart/motion_flexible", f"data.root={motion}"]
+    found = read_calibration(
+        config,
+        training_only=True,
+        classes=classes,
+        preprocessing=settings,
+        pattern=None,
+        frames=4,
+        held_out=256,
+    )
+    used = [{str(r.path) for r in part.records} for part in (found.clips, found.held_out.inputs)]
+    assert [len(part) for part in used] == [24, 24]
+    train = {str(r.path) for r in read_annotations(motion / "train.csv", classes=classes)[0]}
+    assert used[0] | used[1] == train
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--precision", "int8", "int8"], "int8 int8 has one of them twice"),
+        (["--precision", "fp32", "bf16", "--ensemble"], "name one --precision"),
+        (["--precision", "int8", "--compile"], "neither --no-fuse nor"),
+        (["--precision", "int8", "--no-fuse"], "neither --no-fuse nor"),
+        (["--calibration", "train.csv"], "of --precision int8 only"),
+    ],
+)
+def test_options_that_contradict_the_precision(
+    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "test"
+    given = ["quickstart/motion_flexible", "--weights", SHIPPED, "--output", str(output)]
+    assert run_test([*given, *options]) == 2
+    assert message in capsys.readouterr().err
+    assert not output.exists()
 
 
 def test_convolutions_are_quantised_but_not_the_classifier(tmp_path: Path) -> None:
