@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import copy
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -24,6 +27,7 @@ from ffn.export import Calibration, can_pack, export, fuse, pack
 from ffn.zoo import create_model
 
 UNFUSED = "as trained"
+ONNX, INT8 = RUNTIME = ("ONNX Runtime", "ONNX Runtime, int8")
 PACKED = {"fused, packed": "fused", "fused, bf16, packed": "fused, bf16"}  # and their origin
 
 
@@ -66,15 +70,16 @@ def compare_inference(
             continue
         clips = torch.randn(max(titles.values()), 3, count, size, size, device=device)
         networks = _networks(plain, flexible, clips[:1], compiled)
-        sessions = _onnx_sessions(flexible, clips[:1]) if onnx else {}
-        for title, batch in titles.items():
-            yield _compare(title, networks, sessions, clips[:batch], rounds)
+        with tempfile.TemporaryDirectory() as folder:
+            files = _onnx_files(flexible, clips[:1], Path(folder)) if onnx else {}
+            for title, batch in titles.items():
+                yield _compare(title, networks, files, clips[:batch], rounds)
 
 
 def _compare(
     title: str,
     networks: Mapping[str, tuple[nn.Module, torch.dtype]],
-    sessions: Mapping[str, Callable[[Tensor], object]],
+    files: Mapping[str, Path],
     clips: Tensor,
     rounds: int,
 ) -> Comparison:
@@ -91,11 +96,23 @@ def _compare(
             name: sizes[name] + tensor_bytes([x]) + peak_memory(calls[name], clips.device)
             for name, x in inputs.items()
         }
+        peaks |= {name: onnx_memory(path, clips) for name, path in files.items()}
+        sessions = {name: _open(path) for name, path in files.items()}
         calls |= {name: lambda run=run: run(clips) for name, run in sessions.items()}
         seconds = interleave(calls, rounds=rounds, device=clips.device)
     variants = [Variant(name, len(clips), seconds[name], peaks.get(name)) for name in calls]
     pairs = [(name, UNFUSED) for name in calls if name != UNFUSED]
-    return compare(title, variants, [*pairs, ("fused", "plain, fused")])
+    pairs += [("fused", "plain, fused"), *([(INT8, ONNX)] if files else [])]
+    return _without_mixed_memory(compare(title, variants, pairs))
+
+
+def _without_mixed_memory(comparison: Comparison) -> Comparison:
+    """Without ratios of a process's memory to that of torch's allocator."""
+    ratios = (
+        replace(r, memory=None) if (r.name in RUNTIME) != (r.over in RUNTIME) else r
+        for r in comparison.ratios
+    )
+    return replace(comparison, ratios=tuple(ratios))
 
 
 def _networks(
@@ -120,17 +137,42 @@ def _networks(
     return networks
 
 
-def _onnx_sessions(flexible: nn.Module, clip: Tensor) -> dict[str, Callable[[Tensor], object]]:
-    """ONNX Runtime in fp32 and int8; calibrated with a random clip, which the time ignores."""
+def _onnx_files(flexible: nn.Module, clip: Tensor, folder: Path) -> dict[str, Path]:
+    """Files in fp32 and int8; calibrated with a random clip, which the time ignores."""
+    frames, size = clip.shape[2], clip.shape[-1]
+    calibration = Calibration([clip], [(clip, 0)], max_difference=float("inf"))
+    files = {}
+    for name, given in ((ONNX, None), (INT8, calibration)):
+        files[name] = folder / f"{len(files)}.onnx"
+        export(flexible, files[name], frames=frames, size=size, calibration=given)
+    return files
+
+
+def _open(path: Path) -> Callable[[Tensor], object]:
     from ffn.export.formats import require
     from ffn.export.onnx_format import open_session
 
-    frames, size = clip.shape[2], clip.shape[-1]
-    calibration = Calibration([clip], [(clip, 0)], max_difference=float("inf"))
-    sessions: dict[str, Callable[[Tensor], object]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, given in (("ONNX Runtime", None), ("ONNX Runtime, int8", calibration)):
-            path = Path(folder) / f"{len(sessions)}.onnx"
-            export(flexible, path, frames=frames, size=size, calibration=given)
-            sessions[name] = open_session(require("onnx").load(path))
-    return sessions
+    return open_session(require("onnx").load(path))
+
+
+def onnx_memory(path: Path, clips: Tensor) -> int:
+    """Memory of a forward pass in ONNX Runtime with the weights, in bytes.
+
+    The growth of the largest resident memory of a process that opens the file and runs it once,
+    and the input.
+
+    Args:
+        path: an ONNX file.
+        clips: (B, C, T, H, W); their values do not matter.
+
+    Raises:
+        RuntimeError: the process failed.
+    """
+    worker = Path(__file__).with_name("onnx_worker.py")
+    given = [path, torch.get_num_threads(), *clips.shape]
+    done = subprocess.run(
+        [sys.executable, str(worker), *map(str, given)], capture_output=True, text=True
+    )
+    if done.returncode:
+        raise RuntimeError(f"ONNX Runtime cannot run {path.name}: {done.stderr.strip()}")
+    return int(done.stdout) + tensor_bytes([clips])

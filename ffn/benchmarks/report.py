@@ -26,6 +26,7 @@ MEMORY = {
     "cpu": "peak of torch's CPU allocator, from torch.profiler; without oneDNN's own buffers",
     "cuda": "peak of torch's CUDA allocator, torch.cuda.max_memory_allocated",
 }
+ONNX_MEMORY = "growth of the resident memory of a process, with ONNX Runtime's own buffers"
 
 
 def describe_run(device: torch.device) -> dict[str, Any]:

@@ -80,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     """The device, and what the file says about machine and measurement."""
-    from ffn.benchmarks.report import MEMORY, describe_run
+    from ffn.benchmarks.report import MEMORY, ONNX_MEMORY, describe_run
 
     if given.benchmark in ("data", "store"):
         device = torch.device("cpu")
@@ -96,6 +96,7 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     measured |= {"memory": MEMORY[device.type]}
     if given.benchmark == "infer":
         given.frames = given.frames or given.trained_frames
+        measured |= {"memory_onnx": ONNX_MEMORY} if given.onnx else {}
     elif given.benchmark == "train":
         given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
         measured |= {"precision": given.precision}
