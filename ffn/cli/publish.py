@@ -67,7 +67,10 @@ def _parser() -> Parser:
 
 def _publish(given: argparse.Namespace) -> None:
     from ffn.zoo import cascade_path, load_with_record, push_to_hub, save_weights
+    from ffn.zoo.repositories import check_repository
 
+    if given.hub:
+        check_repository(given.hub)
     model, record = load_with_record(given.checkpoint)
     path = Path(given.output) / f"{given.name}.safetensors"
     cascade, kept = _cascade_of(given.checkpoint, model), cascade_path(path)

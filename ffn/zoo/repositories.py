@@ -40,6 +40,12 @@ def from_pretrained(repo: str, *, device: str | torch.device = "cpu") -> nn.Modu
     return load(name, device=device)
 
 
+def check_repository(repo: str) -> None:
+    """Raise ValueError for a name that is not of the form user/name."""
+    if not is_repository(f"hf://{repo}") or "@" in repo:
+        raise ValueError(f"repo is {repo!r}; expected user/name without a version")
+
+
 def push_to_hub(
     weights: str | os.PathLike[str],
     repo: str,
@@ -72,9 +78,8 @@ def push_to_hub(
     """
     import huggingface_hub
 
+    check_repository(repo)
     name = f"hf://{repo}"
-    if not is_repository(name) or "@" in repo:
-        raise ValueError(f"repo is {repo!r}; expected user/name without a version")
     model, record = load_with_record(weights)
     cascade = cascade_beside(weights)
     if cascade is not None and cascade_weights(cascade) != state_sha256(model.state_dict()):

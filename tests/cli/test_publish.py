@@ -52,6 +52,17 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
+def test_a_wrong_repository_name_is_found_before_files_are_written(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = sorted(tmp_path.iterdir())
+    for wrong in ("net", "me/net@v1", "me/net/more"):
+        assert main([str(checkpoint), NAME, "--output", str(tmp_path), "--hub", wrong]) == 2
+        assert "expected" in (error := capsys.readouterr().err), error
+        assert "user/name" in error
+    assert sorted(tmp_path.iterdir()) == before
+
+
 def test_a_published_network_is_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     options = ["--output", str(tmp_path), "--licence", "Apache-2.0", "--source", "a test"]
 
