@@ -37,6 +37,7 @@ def slow_frames(
         >>> slow_frames(16, 4, spread=False)
         tensor([ 0,  4,  8, 12])
     """
+    frames = int(frames) if isinstance(frames, Tensor) else frames  # torch.jit.trace gives a tensor
     last = (frames - 1) // alpha  # written as the length after a strided convolution
     index = torch.arange(last + 1, device=device)
     return index * (frames - 1) // torch.sym_max(1, last) if spread else index * alpha

@@ -111,7 +111,8 @@ def _joined(paths: Sequence[str], weights: str, digest: str) -> Predictions:
         if [*part.logits] != [*first.logits] or part.label.ndim != first.label.ndim:
             raise ValueError(f"{path} and {paths[0]} have different frame counts or kinds of label")
     videos = tuple(video for part in parts for video in part.paths)
-    if len({*videos}) < len(videos):
+    per_file = [{*part.paths} for part in parts]  # the clips of a video have its path
+    if len({*videos}) < sum(map(len, per_file)):
         raise ValueError("the files of --predictions have videos in common; give each video once")
     return replace(
         first,
@@ -246,7 +247,8 @@ def _costs(
 ) -> tuple[dict[int, float], dict[int, float] | None, str | None]:
     """Cost of a results.json at each count: GMACs, milliseconds, and how these were measured.
 
-    Of a file with several networks, those of the first one that is in ``names``.
+    Of a file with several networks, those of the first one that is in ``names``. A note tells if a
+    single one has another name.
 
     Raises:
         ValueError: it is no such file, has none of these networks, or a count was not tested.
@@ -263,6 +265,13 @@ def _costs(
             "the results of one of these"
         )
     sweep = found[0]
+    known = [name for name in names if name is not None]
+    if known and sweep.name not in known:
+        print(
+            f"{prefix('cascade')}: {path} has the cost of {sweep.name}, and the predictions are of "
+            f"{', '.join(known)}; it is taken for the cost of these",
+            file=sys.stderr,
+        )
     gmacs = {row.frames: row.gmacs for row in sweep.rows}
     missing = [n for n in counts if n not in gmacs]
     if missing:

@@ -44,8 +44,9 @@ def _compare(given: argparse.Namespace) -> tuple[str, list[Path]]:
         return text, []
     stem = Path(given.output)
     files = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md", ".png")]
+    read = [path / name for path in folders.values() for name in ("results.json", "plan.json")]
     for file in files:
-        refuse_existing(file, given.overwrite)
+        refuse_existing(file, given.overwrite, inputs=read)
     stem.parent.mkdir(parents=True, exist_ok=True)
     write_text(files[0], json.dumps({"format": FORMAT, **comparison}, indent=1) + "\n")
     write_text(files[1], text)

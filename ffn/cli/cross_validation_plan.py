@@ -14,7 +14,7 @@ import yaml
 
 from ffn.commands import command
 from ffn.datasets.folds import GroupedClips, write_fold_lists
-from ffn.engine.config import changed_options, config_to_dict
+from ffn.engine.config import ConfigError, config_to_dict, different_options
 from ffn.engine.jobs import Job
 from ffn.engine.options import Config
 from ffn.evaluation.cross_validation_folder import CrossValidationFolder
@@ -29,6 +29,20 @@ PROGRAM = (
 )
 
 
+def check_config(config: Config) -> None:
+    """Check that the test clips do not influence the trainings.
+
+    Raises:
+        ConfigError: they would decide when a training stops.
+    """
+    if config.train.patience:
+        raise ConfigError(
+            f"train.patience is {config.train.patience}; it must be 0 in a cross-validation. A "
+            "training validates on the test clips of its fold; if they decided when it stops, the "
+            "accuracy would be too high. Choose train.epochs before, and set train.patience=0"
+        )
+
+
 def write_plan(
     folder: CrossValidationFolder,
     clips: GroupedClips,
@@ -38,11 +52,12 @@ def write_plan(
 ) -> None:
     """Write the plan and the lists of the folds, or check those in the folder.
 
-    Before the first training has started, the plan may change.
+    Before the first training has started, the plan may change. It is written first: all other
+    files in a folder with a plan are those of the cross-validation.
 
     Raises:
-        ValueError: the folder belongs to another cross-validation.
-        FileExistsError: the folder has other files.
+        ValueError: the folder belongs to another cross-validation, or has another plan.json.
+        FileExistsError: the folder has files and no plan.
     """
     plan = {
         "config": config_to_dict(config),
@@ -59,23 +74,26 @@ def write_plan(
         "group": clips.groups,
         "fold": list(fold_of),
     }
-    if folder.has_plan and any(path.is_dir() for path in folder.path.glob("seed_*/fold_*")):
-        _check_plan(folder, plan, config)
+    before = folder.plan if folder.has_plan else None
+    if before and any(path.is_dir() for path in folder.path.glob("seed_*/fold_*")):
+        _check_plan(folder, before, plan, config)
         return
-    others = {path for path in folder.path.iterdir() if not path.name.startswith(".")}
-    if not folder.has_plan and others - {folder.lists, folder.classes}:
+    others = sorted(path.name for path in folder.path.iterdir() if path.name[0] != ".")
+    if not before and others:
         raise FileExistsError(
-            f"{folder.path} has files and is no cross-validation; use another --output"
+            f"{folder.path} has files, such as {others[0]}, and is no cross-validation; use "
+            "another --output, or remove them"
         )
+    folder.write_plan(plan)
     shutil.rmtree(folder.lists, ignore_errors=True)
     write_fold_lists(clips, fold_of, folder.lists)
     write_text(folder.classes, "".join(f"{name}\n" for name in clips.classes))
-    folder.write_plan(plan)
 
 
-def _check_plan(folder: CrossValidationFolder, plan: dict[str, Any], config: Config) -> None:
-    before = folder.plan
-    changed = changed_options(before["config"], config)
+def _check_plan(
+    folder: CrossValidationFolder, before: dict[str, Any], plan: dict[str, Any], config: Config
+) -> None:
+    changed = different_options(before["config"], config)
     changed += [
         f"{key} {before.get(key)} -> {plan[key]}"
         for key in ("group_column", "folds", "fold_seed", "start_from")

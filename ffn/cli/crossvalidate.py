@@ -55,17 +55,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _cross_validate(given: argparse.Namespace, config: Config) -> None:
-    from ffn.cli.cross_validation_plan import check_start, fold_job, write_plan
+    from ffn.cli.cross_validation_plan import check_config, check_start, fold_job, write_plan
     from ffn.datasets.folds import assign_folds
     from ffn.engine.checkpoints.file import versions
     from ffn.engine.checkpoints.lock import lock_folder
-    from ffn.engine.config import config_to_dict
     from ffn.engine.jobs import run_jobs
     from ffn.engine.signals import StopRequest
     from ffn.evaluation.cross_validation import parse_class_groups, summarise_cross_validation
     from ffn.evaluation.cross_validation_folder import CrossValidationFolder
     from ffn.evaluation.cross_validation_table import print_cross_validation
 
+    check_config(config)
     clips = _read_clips(given, config)
     groups = parse_class_groups(given.class_groups, clips.classes)
     class_groups = [[clips.classes[c] for c in group] for group in groups]
@@ -100,9 +100,9 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
 
         found = folder.load(folder.path.resolve().name, **vars(asked))
         summary = summarise_cross_validation(found)
-        about = {"config": config_to_dict(config), "versions": versions()}
-        plan = {k: folder.plan.get(k) for k in PLAN_KEYS}
+        plan = {key: folder.plan.get(key) for key in PLAN_KEYS}
         folder.write_predictions(found)
+        about = {"config": folder.plan["config"], "versions": versions()}
         path = folder.write_results({**plan, **summary, **about})
     print_cross_validation(found.name, summary)
     print(path)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import product
 from pathlib import Path
@@ -115,16 +116,23 @@ class _Tested(NamedTuple):
 
 
 def _test(given: argparse.Namespace, config: Config, world: World) -> None:
-    from ffn.evaluation import ensemble, print_table, save_details, save_table
+    from ffn.evaluation import ensemble
 
     if given.ensemble:
         _check_ensemble(given.weights, config)
+    if "int8" in given.precision:
+        _check_int8(given, config, world)
     tested = []
     networks = product(names_of(given.weights).items(), given.precision)
-    for (weights, name), precision in networks:
-        tested.append(_sweep(weights, name, precision, given, config, world))
-        if given.save_predictions and world.is_main:
-            _save_predictions(tested[-1], given.output)
+    try:
+        for (weights, name), precision in networks:
+            tested.append(_sweep(weights, name, precision, given, config, world))
+            if given.save_predictions and world.is_main:
+                _save_predictions(tested[-1], given.output)
+    except Exception:
+        if tested and world.is_main:
+            _write(tested, given)  # what took long is not lost
+        raise
     if not world.is_main:
         return
     if given.ensemble:
@@ -132,6 +140,13 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
         tested.append(tested[0]._replace(sweep=joined, weights_sha256=None))
         if given.save_predictions:
             _save_predictions(tested[-1], given.output)
+    _write(tested, given)
+
+
+def _write(tested: Sequence[_Tested], given: argparse.Namespace) -> None:
+    """Print and write the tables of all networks."""
+    from ffn.evaluation import print_table, save_details, save_table
+
     sweeps = [one.sweep for one in tested]
     print_table(sweeps)
     for file in save_table(sweeps, given.output):
@@ -199,7 +214,11 @@ def _sweep(
 
 
 def _calibration(
-    given: argparse.Namespace, config: Config, record: WeightRecord, frames: int
+    given: argparse.Namespace,
+    config: Config,
+    record: WeightRecord,
+    frames: int,
+    size: tuple[int, int],
 ) -> Calibration:
     """Clips for int8: of ``--calibration``, or of the training list; never test videos."""
     from ffn.cli.calibration import read_calibration
@@ -208,7 +227,8 @@ def _calibration(
     return read_calibration(
         given.calibration or [given.config, *given.options],
         classes=record.classes,
-        preprocessing=Preprocessing.from_dict(record.preprocessing),
+        # Views of a protocol may be larger than the trained crop.
+        preprocessing=replace(Preprocessing.from_dict(record.preprocessing), crop=size[0]),
         pattern=config.data.frame_pattern,
         frames=frames,
         held_out=HELD_OUT_CLIPS,
@@ -240,6 +260,27 @@ def _check_ensemble(names: Sequence[str], config: Config) -> None:
         splits = read_config_splits(config.data, with_train=False, classes=record.classes)
         members[name] = splits.classes, Preprocessing.from_dict(record.preprocessing)
     check_members(members)
+
+
+def _check_int8(given: argparse.Namespace, config: Config, world: World) -> None:
+    """Raise an error for what int8 cannot run with, before the first test."""
+    from ffn.data import Preprocessing
+    from ffn.zoo import read_weights
+
+    if world.size > 1 or world.device.type != "cpu":
+        raise ValueError(
+            f"--precision int8 in {world.size} processes on {world.device}; it runs in one process "
+            "on a CPU: add --device cpu"
+        )
+    for name in given.weights:
+        record, _ = read_weights(name)
+        if record.multi_label:
+            raise ValueError(
+                f"{name} has several labels per video, but int8 is compared with fp32 by top-1; "
+                "leave int8 out of --precision"
+            )
+        crop = Preprocessing.from_dict(record.preprocessing).crop
+        _calibration(given, config, record, 1, (crop, crop))  # reads the lists
 
 
 def _save_predictions(tested: _Tested, output: Path) -> None:

@@ -117,8 +117,8 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
     """Modules to make private, by name; none is inside another."""
     if private == "none":
         return {}
-    if isinstance(private, str) and private not in ("norms", "all"):
-        raise ValueError(f'private is "{private}"; allowed: "norms", "none", "all", or a function')
+    if not callable(private) and private not in ("norms", "all"):
+        raise ValueError(f'private is {private!r}; allowed: "norms", "none", "all", or a function')
     types = nn.Module if private == "all" else NORMS
     rule = private if callable(private) else lambda _, m: isinstance(m, types) and m._parameters
     chosen: dict[str, nn.Module] = {}

@@ -204,7 +204,8 @@ def _steps_per_epoch(config: Config, loader: DataLoader, videos: int) -> int:
     if config.train.precise_bn > len(loader):
         raise ConfigError(
             f"train.precise_bn is {config.train.precise_bn}; an epoch has {len(loader)} "
-            "micro-batches. Use that or less"
+            f"micro-batches with train.grad_accum_steps {config.train.grad_accum_steps}. Use that "
+            "or less; to resume a run, use its train.grad_accum_steps"
         )
     return steps
 

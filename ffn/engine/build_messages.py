@@ -129,6 +129,7 @@ def _warnings(
         train.batch_size,
         fine_tuning=config.model.weights is not None,
     )
+    yield from recipe.warmup_warnings(config.optim.warmup_epochs, train.epochs)
     if world.device.type == "cpu":
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
         yield from recipe.thread_warnings(torch.get_num_threads(), processes, usable_cores())
@@ -141,6 +142,7 @@ def _warnings(
             freeze_modules=bool(train.freeze_modules),
         )
     clips = build_data.clips_per_forward(config, world)
+    yield from recipe.mix_warnings(clips, mixup=train.mixup, cutmix=train.cutmix)
     yield from recipe.batch_norm_warnings(
         model,
         clips=clips * (world.size if train.sync_bn else 1),

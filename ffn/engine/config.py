@@ -78,6 +78,20 @@ RESUMABLE = (
     "train.max_bad_steps",
 )
 
+# Options that change no result, in whatever run: where its files are, how they are loaded and kept.
+# Not among them: data.decoder, as decoders round pixels in different ways, and train.views,
+# train.activation_checkpointing and train.compile, which change the order of sums.
+WITHOUT_EFFECT = (
+    "log",
+    "data.root",
+    "data.store",
+    "data.workers",
+    "data.timeout",
+    "data.cache_gib",
+    "train.save_steps",
+    "train.keep_checkpoints",
+)
+
 
 COMMAND = "command line"  # where an override comes from
 
@@ -186,14 +200,26 @@ def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
         before: the config of the run, as :func:`config_to_dict` returned it.
         now: the config given.
     """
+    longer = config_from_dict(before).train.epochs < now.train.epochs
+    return different_options(before, now, (*RESUMABLE, *(["train.epochs"] if longer else [])))
+
+
+def different_options(
+    before: Mapping[str, Any], now: Config, ignored: tuple[str, ...] = WITHOUT_EFFECT
+) -> list[str]:
+    """Options, with both values, that differ between two configs.
+
+    Args:
+        before: the one config, as :func:`config_to_dict` returned it.
+        now: the other one.
+        ignored: options, or sections, that may differ; by default those that change no result.
+    """
     old = dict(_leaves(config_to_dict(config_from_dict(before))))
     new = dict(_leaves(config_to_dict(now)))
-    if old["train.epochs"] < new["train.epochs"]:
-        del old["train.epochs"], new["train.epochs"]
     return [
         f"{key} {old.get(key)} -> {new.get(key)}"
         for key in sorted({*old, *new})
-        if old.get(key) != new.get(key) and not key.startswith(RESUMABLE)
+        if old.get(key) != new.get(key) and not key.startswith(ignored)
     ]
 
 

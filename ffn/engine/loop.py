@@ -35,6 +35,8 @@ def train(run: Run) -> Path:
         )
         stack.enter_context(run.checkpointer.lock())
         state = run.checkpointer.restore()
+        if not is_finished(run, state):
+            run.checkpointer.update_options()
         log = stack.enter_context(run.open_log(state.step, is_finished(run, state)))
         for line in start_lines(run, state):
             log.print(line)

@@ -22,6 +22,10 @@ from ffn.engine.freezing import is_frozen
 from ffn.engine.sync_bn import channel_moments, combine
 
 
+class NoBatchError(ValueError):
+    """No process has a batch to take statistics from."""
+
+
 @torch.no_grad()
 def update_precise_bn(
     model: nn.Module,
@@ -54,7 +58,7 @@ def update_precise_bn(
         uses keeps its statistics, as frozen norms do.
 
     Raises:
-        ValueError: there is no batch.
+        NoBatchError: there is no batch; all statistics stay.
     """
     tracked = [m for m in model.modules() if isinstance(m, _BatchNorm) and not is_frozen(m)]
     norms = [norm for norm in tracked if norm.running_mean is not None]
@@ -79,7 +83,7 @@ def update_precise_bn(
 
     seen = _over_processes(torch.cat(list(rows.values())), sizes, world)
     if not any(row[0] > 0 for row in seen):
-        raise ValueError("batches is empty; give one or more (an iterator can be used only once)")
+        raise NoBatchError("batches is empty; give one or more (an iterator can be used only once)")
     most = [max(counts) for counts in zip(*gather(list(passes.values()), world), strict=True)]
     for norm, row, batches_seen in zip(norms, seen, most, strict=True):
         if row[0] > 0:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from torch import nn
 
+from ffn.engine.freezing import is_frozen
 from ffn.engine.optim import scaled_lr
 
 FEW_CLIPS = 8  # batches below this have poor statistics (Wu and He 2018, figure 1)
@@ -92,10 +93,13 @@ def batch_norm_warnings(
         sync_bn: ``train.sync_bn``.
         precise_bn: ``train.precise_bn``.
     """
-    if not any(isinstance(m, nn.modules.batchnorm._BatchNorm) for m in model.modules()):
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if not norms:
         for name, value in (("sync_bn", sync_bn), ("precise_bn", precise_bn)):
             if value:
                 yield f"train.{name} has no effect: the model has no BatchNorm"
+    elif precise_bn and all(map(is_frozen, norms)):
+        yield "train.precise_bn has no effect: all BatchNorms are frozen"
     elif clips < FEW_CLIPS and not freeze_bn:
         yield (
             f"BatchNorm takes its statistics over {clips} clips; below {FEW_CLIPS} they are poor. "
@@ -133,6 +137,34 @@ def patience_warnings(patience: int, *, epochs: int, validate_epochs: int) -> It
         yield (
             f"train.patience={patience} cannot end this run early: it has {validations} "
             f"validation(s), one every {validate_epochs} epoch(s)"
+        )
+
+
+def warmup_warnings(warmup_epochs: float, epochs: int) -> Iterator[str]:
+    """A warm-up that does not end before the run does.
+
+    Args:
+        warmup_epochs: epochs of the warm-up.
+        epochs: of the run.
+    """
+    if warmup_epochs >= epochs:
+        yield (
+            f"optim.warmup_epochs is {warmup_epochs:g} and train.epochs is {epochs}: the whole run "
+            "is warm-up and never reaches optim.lr. Lower optim.warmup_epochs"
+        )
+
+
+def mix_warnings(clips: int, **alphas: float) -> Iterator[str]:
+    """Options that mix the videos of a micro-batch of one video.
+
+    Args:
+        clips: videos of a micro-batch of one process.
+        alphas: options of ``train`` by name, and their values; 0: off.
+    """
+    for name in (name for name, alpha in alphas.items() if alpha and clips == 1):
+        yield (
+            f"train.{name} has no effect: it mixes the videos of a micro-batch, and each has one. "
+            "Raise train.batch_size, or lower train.grad_accum_steps"
         )
 
 

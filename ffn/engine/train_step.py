@@ -281,7 +281,7 @@ class TrainStep:
         if self._count_one():
             raise FloatingPointError(
                 f"{text}, the last of {self.consecutive_bad_steps} such steps in a row. {listed}"
-                f"{self.advice}. The checkpoints precede these steps"
+                f"{self.advice}. Checkpoints, if there are any, precede these steps"
             )
         return self._skipped(text)
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from ffn.commands import command
 from ffn.core import FrameFlexible
 from ffn.engine.compile import eager
 from ffn.engine.distributed import World, gather
-from ffn.engine.precise_bn import update_precise_bn
+from ffn.engine.precise_bn import NoBatchError, update_precise_bn
 from ffn.engine.train_step import TrainStep, seed_step, to_device
 from ffn.evaluation import measure
 
@@ -76,8 +78,8 @@ class Validator:
         The network runs on the clips that its task trains on, without mixup.
 
         Returns:
-            What a person should know: unreadable videos, over all processes, and sub-networks that
-            keep their running statistics, because no clip was drawn for them.
+            What a person should know: unreadable videos, over all processes, and networks or
+            sub-networks that keep their running statistics, because there was no clip for them.
         """
         if not self.precise_bn:
             return []
@@ -99,12 +101,19 @@ class Validator:
                 yield {"clips": step.task.clips(batch)}
 
         seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random
-        with step.autocast(), eager():
-            update_precise_bn(step.network, batches(), self.world, sub_network)
+        norms: int | None = None
+        with step.autocast(), eager(), suppress(NoBatchError):
+            norms = update_precise_bn(step.network, batches(), self.world, sub_network)
         videos = sum(len(reasons) for reasons in gather(skipped, self.world))
         messages = [f"{videos} unreadable videos skipped"] if videos else []
-        if isinstance(step.network, FrameFlexible):
-            left = [str(n) for n in step.network.trained_frames if n not in updated]
+        if norms is None:
+            messages.append(
+                f"none of the first {self.precise_bn} micro-batches has readable videos; running "
+                f"statistics are kept. Check the videos with {command('check_data')}"
+            )
+        elif norms and isinstance(step.network, FrameFlexible):
+            drawn = {count for counts in gather(updated, self.world) for count in counts}
+            left = [str(n) for n in step.network.trained_frames if n not in drawn]
             if left:
                 messages.append(
                     f"no clip was drawn for the sub-networks of {', '.join(left)} frames, which "

@@ -20,6 +20,7 @@ from ffn.evaluation.report import load_table
 from ffn.evaluation.results import MultiLabelRow, Row, Sweep
 
 FORMAT = 1  # of the JSON file of a summary
+DECIMALS = 4  # of its percentages, of which tables show one; earlier files have two
 SEPARATE = "separate networks"
 ROWS = {kind.main: kind for kind in (Row, MultiLabelRow)}
 Summary = dict[str, Any]  # of one run; see :func:`summarise`
@@ -57,7 +58,7 @@ def _sweeps(name: str, run: Summary) -> Iterator[Sweep]:
     kind = ROWS[run["measure"]]
     unknown = dict.fromkeys(kind.measures.values(), math.nan) | {"latency_ms": None, "failed": 0}
     same = ("frames", "subnet", "gmacs", "params", "videos")
-    trained = run["trained_frames"]
+    trained, file = run["trained_frames"], run.get("weights") or ""
     for place, seed in enumerate(run.get("seed_numbers", range(run["seeds"]))):
         rows = tuple(
             kind(
@@ -66,7 +67,7 @@ def _sweeps(name: str, run: Summary) -> Iterator[Sweep]:
             for row in run["rows"]
         )
         yield Sweep(
-            f"{name}.s{seed}",
+            f"{name}.s{seed}{file and f'/{file}'}",
             tuple(trained) if trained else None,
             run["params"],
             (0, 0),
@@ -87,8 +88,8 @@ def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
     """Group sweeps by the name of their run without its seed, in order of appearance.
 
     Raises:
-        ValueError: a name has no seed, a seed occurs twice, or the seeds of a run differ in frame
-            counts, protocol, trained counts or number of videos.
+        ValueError: a name has no seed, a seed occurs twice, or the seeds of a run differ in file of
+            the weights, frame counts, protocol, trained counts or number of videos.
     """
     runs: dict[str, dict[int, Sweep]] = {}
     for sweep in sweeps:
@@ -103,6 +104,7 @@ def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
             )
         seeds[seed] = sweep
     for run, seeds in runs.items():
+        _check_weights(run, seeds)
         for what, values in {
             "kinds of labels": {type(row) for sweep in seeds.values() for row in sweep.rows},
             "frame counts": {tuple(row.frames for row in sweep.rows) for sweep in seeds.values()},
@@ -113,6 +115,17 @@ def group_by_run(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
             if len(values) > 1:
                 raise ValueError(f"the seeds of {run} have different {what}; use the same for all")
     return {run: list(seeds.values()) for run, seeds in runs.items()}
+
+
+def _check_weights(run: str, seeds: Mapping[int, Sweep]) -> None:
+    """Check that the names of all seeds end alike, e.g. with /best. Earlier summaries lack it."""
+    ends = {NAME.fullmatch(sweep.name)[3]: sweep.name for sweep in seeds.values()}
+    ends.pop(None, None)
+    if len(ends) > 1:
+        raise ValueError(
+            f"the seeds of {run} have different weights, {' and '.join(ends.values())}; give the "
+            "results of the same file, such as best.pt, of each seed"
+        )
 
 
 def separate_networks(runs: Mapping[str, Sequence[Sweep]], pattern: str) -> list[Sweep]:
@@ -164,10 +177,12 @@ def summarise(seeds: Sequence[Sweep]) -> Summary:
     rows = [_summary_row(same) for same in zip(*(sweep.rows for sweep in seeds), strict=True)]
     first = seeds[0]
     trained = list(first.trained_frames) if first.trained_frames else None
-    numbers = [int(match[2]) for sweep in seeds if (match := NAME.fullmatch(sweep.name))]
+    names = list(filter(None, (NAME.fullmatch(sweep.name) for sweep in seeds)))
+    numbers = [int(match[2]) for match in names]
     return {
         "seeds": len(seeds),
         "seed_numbers": numbers or [*range(len(seeds))],
+        "weights": next((match[3][1:] for match in names if match[3]), None),
         "trained_frames": trained,
         "params": first.params,
         "measure": first.rows[0].main,
@@ -244,9 +259,9 @@ def _summary_row(same: Sequence[Row]) -> dict[str, Any]:
     return {
         "frames": same[0].frames,
         "subnet": same[0].subnet,
-        f"{name}_mean": round(statistics.mean(scores), 2),
-        f"{name}_std": round(statistics.stdev(scores), 2) if len(scores) > 1 else None,
-        name: [round(value, 2) for value in scores],
+        f"{name}_mean": round(statistics.mean(scores), DECIMALS),
+        f"{name}_std": round(statistics.stdev(scores), DECIMALS) if len(scores) > 1 else None,
+        name: [round(value, DECIMALS) for value in scores],
         "gmacs": same[0].gmacs,
         "params": same[0].params,
         "videos": same[0].videos,

@@ -96,7 +96,7 @@ def sweep(
     precision: str = "fp32",
     fused: bool = False,
     compiled: bool = False,
-    calibrate: Callable[[int], Calibration] | None = None,
+    calibrate: Callable[[int, tuple[int, int]], Calibration] | None = None,
     latency: bool = True,
     keep_logits: bool = False,
     batch_size: int | None = None,
@@ -117,7 +117,8 @@ def sweep(
             or "int8": quantised sub-networks in ONNX Runtime, on a CPU.
         fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
         compiled: compile them with ``torch.compile``.
-        calibrate: clips for a number of frames, which set the ranges of int8.
+        calibrate: clips of T frames of H x W pixels, for T and (H, W), which set the ranges of
+            int8.
         latency: also measure the latency of one clip.
         keep_logits: keep all logits on rank 0, for :func:`~ffn.evaluation.save_predictions`.
         batch_size: see :func:`evaluate`.
@@ -169,7 +170,7 @@ def _int8_networks(
     model: nn.Module,
     fused: bool,
     compiled: bool,
-    calibrate: Callable[[int], Calibration] | None,
+    calibrate: Callable[[int, tuple[int, int]], Calibration] | None,
 ) -> Int8Networks:
     device = next(model.parameters()).device
     if calibrate is None:

@@ -141,6 +141,8 @@ def export(
         frames = model.fusion.frames
     if frames is None:
         raise ValueError("frames is missing; give the number of frames of the clips")
+    if not isinstance(frames, int):
+        raise ValueError(f"frames is {frames!r}; expected an integer of 1 or more")
     described = Path(f"{path}.json")
     if not overwrite and (existing := [one for one in (path, described) if one.exists()]):
         raise FileExistsError(
@@ -191,7 +193,14 @@ def deploy(
     """
     record = _record_of(model) if record is None else record
     shape = (3, frames, *_clip_size(frames, size, record, preprocess))
-    active = model.select(frames) if isinstance(model, FrameFlexible) else None
+    is_flexible = isinstance(model, FrameFlexible)
+    if is_flexible and model.frame_dim != 2:
+        raise ExportError(
+            f"the frames are dimension {model.frame_dim} of the clips of this network; files take "
+            "clips (B, C, T, H, W). Export a module that permutes them: ffn.export of "
+            "ffn.extract(model, frames) within it"
+        )
+    active = model.select(frames) if is_flexible else None
     if fused:
         first = next(model.parameters(), torch.empty(0))
         example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(first)

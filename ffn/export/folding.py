@@ -17,6 +17,8 @@ import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -72,7 +74,7 @@ class Folder:
                 self.owners[id(part)].append((name, module))
         *others, first = [self._plan(flow) for flow in reversed(flows)]
         agreed = [fold for fold in first if all(fold in plan for plan in others)]
-        for fold in first:
+        for fold in (*first, *chain(*others)):
             if fold not in agreed:
                 self.reasons[fold.name] = "clips of other lengths run through it in another way"
         for fold in agreed:
@@ -109,10 +111,8 @@ class Folder:
     def kept(self) -> dict[str, str]:
         """Names of the norms and weight alterations that the network has, with the reason."""
         kinds = (*NORMS, WeightAlteration)
-        names = [name for name, m in self.network.named_modules() if isinstance(m, kinds)]
-        return {
-            name: self.reasons.get(name, "its statistics are those of the input") for name in names
-        }
+        modules = [(n, m) for n, m in self.network.named_modules() if isinstance(m, kinds)]
+        return {name: self.reasons.get(name, _reason(module)) for name, module in modules}
 
     def _plan_norm(self, call: Call) -> Fold | None:
         given = inspect.signature(F.batch_norm).bind(*call.args, **call.kwargs)
@@ -156,17 +156,23 @@ class Folder:
         weight, readers = call.args[0], self.flow.readers(call.output)
         owners = self.owners[id(weight)]
         is_only = self.flow.readers(weight) == [call] and len(readers) == len(owners) == 1
-        return owners if is_only and readers[0].name in _LAYERS else []
+        if not is_only or readers[0].name not in _LAYERS:
+            return []
+        return owners if _runs_with(owners[0][1], readers[0], weight) else []
 
     def _layer(self, call: Call | None) -> Layer | None:
         """The convolution or linear layer of a call, if its weight is used in no other call."""
         if call is None or call.name not in _LAYERS:
             return None
-        _, weight, bias = _layer_arguments(call)
+        given = _layer_arguments(call)
+        weight, bias = given["weight"], given["bias"]
         owners = self.owners[id(weight)]
-        if len(owners) != 1 or self.flow.readers(weight) != [call] or owners[0][1].bias is not bias:
+        if len(owners) != 1 or self.flow.readers(weight) != [call]:
             return None
-        return owners[0]
+        if bias is not None and self.flow.readers(bias) != [call]:
+            return None
+        is_layer = _runs_with(owners[0][1], call, weight) and owners[0][1].bias is bias
+        return owners[0] if is_layer else None
 
     def _layers_after(self, call: Call, dim: int, *, is_shifted: bool) -> list[Layer]:
         """The layers that read the output of a call, if all that reads it are layers.
@@ -176,11 +182,12 @@ class Folder:
         layers = []
         for reader in self.flow.readers(call.output):
             layer = self._layer(reader)
-            if layer is None or _layer_arguments(reader)[0] is not call.output:
+            given = _layer_arguments(reader)
+            if layer is None or given["input"] is not call.output:
                 return []
             spatial = _LAYERS[reader.name]
-            padding = getattr(layer[1], "padding", 0)
-            is_padded = padding not in (0, "valid") and any(padding)
+            padding = given.get("padding", 0)
+            is_padded = padding == "same" or (padding != "valid" and _any(padding))
             is_channel = dim % call.output.ndim == call.output.ndim - spatial - 1
             if not is_channel or (is_shifted and is_padded):
                 return []
@@ -200,11 +207,30 @@ class Folder:
             del parent._forward_pre_hooks[key], parent._forward_pre_hooks_with_kwargs[key]
 
 
-def _layer_arguments(call: Call) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Input, weight and bias of a call of a convolution or linear function."""
-    names = ("input", "weight", "bias")
-    given = dict(zip(names, call.args, strict=False)) | call.kwargs
-    return given["input"], given["weight"], given.get("bias")
+def _layer_arguments(call: Call) -> dict[str, Any]:
+    """Input, weight, bias, and of a convolution its options, of a call of a layer's function."""
+    names = ("input", "weight", "bias", "stride", "padding", "dilation", "groups")
+    return {"bias": None} | dict(zip(names, call.args, strict=False)) | call.kwargs
+
+
+def _runs_with(layer: nn.Module, call: Call, weight: Tensor) -> bool:
+    """Whether a call is that of a layer of torch, whose weight and bias a fold may change.
+
+    Other modules may call a function with a weight of their own, and with any bias or groups.
+    """
+    is_known = isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) and layer.weight is weight
+    return is_known and getattr(layer, "groups", 1) == _layer_arguments(call).get("groups", 1)
+
+
+def _any(padding: int | Sequence[int]) -> bool:
+    return padding > 0 if isinstance(padding, int) else any(padding)
+
+
+def _reason(module: nn.Module) -> str:
+    """Why a norm or weight alteration stays of which no call was seen in eval mode."""
+    if getattr(module, "running_mean", None) is None and not isinstance(module, WeightAlteration):
+        return "its statistics are those of the input"
+    return "no call of it was seen: it is not used, or what runs is no module of the network"
 
 
 def _without_norm(norm: nn.Module) -> nn.Module | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections import defaultdict
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -33,8 +34,8 @@ class FusionReport:
         folded: names of folded norms and weight alterations, with the layers that they are now in.
         kept: names of norms and weight alterations that remain, with the reason.
         fp32: names of the layers that stay in fp32 when the network is converted to bf16 or fp16.
-        difference: largest absolute difference of an output, for the example clip and its first
-            one and two frames.
+        difference: largest absolute difference of an output, for the example clip and
+            clips of 1 and 2 frames and of the ends of the range.
         largest: largest absolute output.
         active: the trained count, or the interpolated one, of the sub-network; None for a plain
             network.
@@ -96,7 +97,7 @@ def fuse(
         ValueError: ``frames`` is missing or less than 1, the network is in half precision, or its
             output is no tensor.
         FuseError: an output for the example is NaN or infinite, or differs by more than 1e-4 of
-            the largest one, also for clips of 1 and 2 frames.
+            the largest one, also for clips of 1 and 2 frames and of the ends of the range.
     """
     if frames is not None and (not isinstance(frames, int) or frames < 1):
         raise ValueError(f"frames is {frames!r}; expected an integer of 1 or more")
@@ -117,25 +118,27 @@ def fuse(
             "the weights in fp32. Convert the fused network: ffn.fuse(model, frames).bfloat16()"
         )
     time = model.frame_dim if isinstance(model, FrameFlexible) else 2
+    if next(network.parameters(), None) is None:
+        raise ValueError(f"{type(network).__name__} has no parameters; there is nothing to fuse")
     clip = _example(network, frames or 8, time) if example is None else example
-    expected = _outputs(network, clip)
+    expected = _first_outputs(network, clip, is_default=example is None)
     if not expected.isfinite().all():
         raise FuseError(
             f"the outputs of {type(network).__name__} are NaN or infinite for "
             f"{'random frames' if example is None else 'the example'}, also without fusion; its "
             "weights are damaged"
         )
-    cases = [(clip, expected), *_of_other_lengths(network, clip, time)]
+    counts = {1, 2, *(model.ranges[active] if active in getattr(model, "ranges", {}) else ())}
+    cases = [(clip, expected), *_of_other_lengths(network, clip, time, sorted(counts))]
 
     for name, module in list(network.named_modules()):
         if hasattr(module, "for_inference"):  # a layer of ffn that is one of torch at inference
             network.set_submodule(name, module.for_inference())
+    _remove(network, _is_dropout)  # one between a layer and its norm would separate them
     folder = Folder(network)
     while folder.fold([record(network, x, WeightAlteration) for x, _ in cases]):
         pass  # a fold may allow another
-    for name, module in list(network.named_modules()):
-        if _does_nothing(module):
-            network.set_submodule(name, nn.Identity())
+    _remove(network, lambda module: getattr(module, "is_alteration_site", False))
     network, slow = _with_kernels(network, clip) if kernels else (network, "")
     folder.network = network
 
@@ -192,13 +195,31 @@ def _outputs(network: nn.Module, clip: Tensor) -> Tensor:
     return output
 
 
-def _of_other_lengths(network: nn.Module, clip: Tensor, time: int) -> list[tuple[Tensor, Tensor]]:
-    """Clips of 1 and 2 frames with their outputs, as far as the network accepts them.
+def _first_outputs(network: nn.Module, clip: Tensor, *, is_default: bool) -> Tensor:
+    """Outputs for a clip that the network may refuse."""
+    try:
+        return _outputs(network, clip)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:
+        name, shape = type(network).__name__, tuple(clip.shape)
+        what = (
+            f"random frames {shape}; pass a clip that it takes: example="
+            if is_default
+            else (f"the example {shape}")
+        )
+        raise ValueError(f"{name} does not take {what}. It reports: {error}") from error
+
+
+def _of_other_lengths(
+    network: nn.Module, clip: Tensor, time: int, counts: Sequence[int]
+) -> list[tuple[Tensor, Tensor]]:
+    """Clips of other numbers of frames with their outputs, as far as the network accepts them.
 
     A network may have other branches for them, and then runs some layers in one of both only.
     """
     cases = []
-    for frames in (1, 2):
+    for frames in counts:
         order = torch.arange(frames, device=clip.device) % clip.shape[time]
         short = clip[:1].index_select(time, order)
         if frames != clip.shape[time]:
@@ -209,13 +230,16 @@ def _of_other_lengths(network: nn.Module, clip: Tensor, time: int) -> list[tuple
     return [(short, output) for short, output in cases if output.isfinite().all()]
 
 
-def _does_nothing(module: nn.Module) -> bool:
-    """Whether a module is an identity in eval mode: dropout, stochastic depth, alteration sites."""
-    return (
-        isinstance(module, nn.modules.dropout._DropoutNd)
-        or type(module).__name__ in ("DropPath", "StochasticDepth")  # of timm, of torchvision
-        or getattr(module, "is_alteration_site", False)
-    )
+def _remove(network: nn.Module, is_unused: Callable[[nn.Module], bool]) -> None:
+    for name, module in list(network.named_modules()):
+        if name and is_unused(module):
+            network.set_submodule(name, nn.Identity())
+
+
+def _is_dropout(module: nn.Module) -> bool:
+    """Whether a module is dropout or stochastic depth, of torch, timm or torchvision."""
+    is_dropout = isinstance(module, nn.modules.dropout._DropoutNd)
+    return is_dropout or type(module).__name__ in ("DropPath", "StochasticDepth")
 
 
 def _example(network: nn.Module, frames: int, time: int) -> Tensor:

@@ -14,6 +14,8 @@ from ffn.export.formats import Run, require
 from ffn.export.int8 import Calibration, Int8Report
 from ffn.export.onnx_format import open_session
 
+Calibrate = Callable[[int, tuple[int, int]], Calibration]
+
 
 class Int8Networks:
     """Runs the sub-network for the T of a clip as ``ffn.export`` quantises it, on the CPU.
@@ -23,7 +25,7 @@ class Int8Networks:
 
     Args:
         model: in eval mode, on the CPU.
-        calibrate: calibration clips for a number of frames T.
+        calibrate: calibration clips of T frames of H x W pixels, for T and (H, W).
 
     Attributes:
         precision: "int8".
@@ -32,7 +34,7 @@ class Int8Networks:
 
     precision = "int8"
 
-    def __init__(self, model: nn.Module, calibrate: Callable[[int], Calibration]) -> None:
+    def __init__(self, model: nn.Module, calibrate: Calibrate) -> None:
         require("onnxruntime")
         self.reports: dict[int, Int8Report] = {}
         self._model, self._calibrate = model, calibrate
@@ -57,7 +59,7 @@ class Int8Networks:
                 Path(folder) / "int8.onnx",
                 frames=frames,
                 size=size,
-                calibration=self._calibrate(frames),
+                calibration=self._calibrate(frames, size),
             )
             run = open_session(require("onnx").load(report.path))
         self.reports[frames] = report.int8

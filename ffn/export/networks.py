@@ -26,6 +26,9 @@ PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float
 # so that a limit below 20 would build each of them again for every batch.
 KEPT_BYTES = 2**31
 KEPT = 8  # of larger networks
+# Largest difference of an output in bf16, fp16 and TF32, relative to the largest: rounding moves
+# those of networks with random weights by up to 0.06.
+HALF_TOLERANCE = 0.25
 
 _log = logging.getLogger(__name__)
 
@@ -33,8 +36,11 @@ _log = logging.getLogger(__name__)
 class Networks:
     """Runs the network for the T of a clip, fused and in the chosen precision.
 
-    Several threads may call it. ``precision="auto"`` is resolved by the first call: on a CPU by
-    a measurement, which a file keeps for later processes; on CUDA, bf16 or else fp16.
+    Several threads may call it. The first clip of each T also runs through the network as trained,
+    in fp32. Where the answers differ by more than rounding, which networks of others may do that
+    depend on T, the network as trained runs, with a warning. ``precision="auto"`` is resolved by
+    the first call: on a CPU by a measurement, which a file keeps for later processes; on CUDA,
+    bf16 or else fp16.
 
     Args:
         model: in eval mode.
@@ -64,6 +70,8 @@ class Networks:
         self._model, self._cache = model, cache
         self._networks: OrderedDict[int, nn.Module] = OrderedDict()
         self._dropped: set[int] = set()
+        self._differs: dict[int, bool] = {}  # per T, whether the network as trained runs
+        self._time = model.frame_dim if isinstance(model, FrameFlexible) else 2
         self._warned = False
         self._packable = True  # until a network is not
         self._lock = threading.Lock()
@@ -71,6 +79,8 @@ class Networks:
     def __call__(self, clip: Tensor) -> Tensor:
         """Logits (B, K) in fp32 of clips (B, C, T, H, W)."""
         network = self._network(clip)
+        if self._differs.get(clip.shape[self._time]):
+            return self._model(clip).float()
         dtype = PRECISIONS[self.precision]
         if self.fused:
             return network(clip.to(dtype)).float()
@@ -98,7 +108,7 @@ class Networks:
 
     def _network(self, clip: Tensor) -> nn.Module:
         """The network for a clip; built by the first thread that needs it."""
-        frames = clip.shape[2]
+        frames = clip.shape[self._time]
         count = self.select(frames) or 0
         with self._lock:
             if count not in self._networks:
@@ -107,7 +117,29 @@ class Networks:
                 while len(self._networks) > self._most():
                     self._dropped.add(self._networks.popitem(last=False)[0])
             self._networks.move_to_end(count)
-            return self._networks[count]
+            network = self._networks[count]
+            if self.fused and frames not in self._differs:
+                self._differs[frames] = self._is_other(network, clip[:1])
+            return network
+
+    def _is_other(self, network: nn.Module, clip: Tensor) -> bool:
+        """Whether a network differs from the one as trained for this length; if so, warn."""
+        dtype = PRECISIONS[self.precision]
+        with torch.inference_mode(False), torch.no_grad():
+            clip = clip.clone()
+            expected, found = self._model(clip), network(clip.to(dtype)).float()
+        largest = expected.abs().max()
+        difference = (found - expected).abs().max()
+        is_exact = dtype is torch.float32 and not clip.is_cuda  # there, fp32 may be TF32
+        tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
+        if not difference.isfinite() or difference <= tolerance * largest:
+            return False  # infinite in fp16, or of damaged weights: the caller reports them
+        _log.warning(
+            "the %s %s differs by %.1e of the largest output from the network as trained for %d "
+            "frames; that one runs for clips of this length, slower",
+            *(self, type(self._model).__name__, difference / largest, clip.shape[self._time]),
+        )
+        return True
 
     def _most(self) -> int:
         """How many networks are kept."""

@@ -30,7 +30,8 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
         A new tensor of x's shape.
     """
     fold = x.shape[1] // divisor
-    if torch.compiler.is_compiling():  # without a condition on T or writes to slices, for exports
+    # Without a condition on T or writes to slices, for exports and traces.
+    if torch.compiler.is_compiling() or torch.jit.is_tracing():
         x = x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
         later, earlier, rest = x.split([fold, fold, x.shape[2] - 2 * fold], 2)
         later = F.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]
@@ -46,8 +47,7 @@ class _Shift(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, frames: int, fold: int, is_reverse: bool) -> Tensor:
-        ctx.options = frames, fold, not is_reverse
+    def forward(x: Tensor, frames: int, fold: int, is_reverse: bool) -> Tensor:
         out = torch.empty_like(x)
         clips, shifted = x.unflatten(0, (-1, frames)), out.unflatten(0, (-1, frames))
         following, previous = slice(0, fold), slice(fold, 2 * fold)
@@ -61,6 +61,11 @@ class _Shift(torch.autograd.Function):
         shifted[:, :, 2 * fold :] = clips[:, :, 2 * fold :]
 
         return out
+
+    @staticmethod  # apart from forward, so that torch.func can differentiate it
+    def setup_context(ctx: Any, inputs: tuple[Tensor, int, int, bool], _: Tensor) -> None:
+        frames, fold, is_reverse = inputs[1:]
+        ctx.options = frames, fold, not is_reverse
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:

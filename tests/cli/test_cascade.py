@@ -92,11 +92,15 @@ def test_fit_and_report(
     without = save_table([Sweep("net.s0", None, 1000, (8, 8), untimed, (), how)], tmp_path / "u")[1]
     more = ["--overwrite", "--predictions", str(new), "--results"]
     assert main([*report, *more, str(timed)]) == 0
-    shown = capsys.readouterr().out
+    shown, note = capsys.readouterr()
+    assert not note
     assert "| less than the largest count | ms |" in shown
     content = json.loads((tmp_path / "out/report.json").read_text())
     assert content["timing"] == "fused, bf16, on a machine"
     assert content["mean"]["fixed"]["8"]["ms"] == 18.0
+    other = save_table([Sweep("b.s1", None, 1000, (8, 8), rows, (), how)], tmp_path / "other")[1]
+    assert main([*report, *more, str(other)]) == 0
+    assert "has the cost of b.s1, and the predictions are of net.s0" in capsys.readouterr().err
     assert main([*report, *more, str(without)]) == 2
     assert "has no latencies; test without --no-latency" in capsys.readouterr().err
     assert main([*report, "--overwrite", "--predictions", str(seen)]) == 2
@@ -143,6 +147,10 @@ def test_predictions_of_other_weights_are_refused(
     assert fit(seen, unknown).startswith("0 ")
     assert CascadeFile.load(tmp_path / "c.safetensors").fit.videos == 240
     assert "have videos in common" in fit(seen, seen)
+    clips = tuple(f"{n // 2}.mp4" for n in range(120))  # two clips of each file
+    clips = save(tmp_path / "clips.safetensors", predictions(seed=2, paths=clips), digest)
+    assert fit(clips, seen) == "0 "
+    assert "have videos in common" in fit(clips, clips)
     views = save(tmp_path / "views.safetensors", predictions(protocol="2x3"), digest)
     assert "was tested with 2x3 views per video" in fit(views)
     classes = save(tmp_path / "classes.safetensors", predictions(classes=4), digest)

@@ -280,6 +280,8 @@ def test_damaged_predictions_are_tested_again(root: Path, trainings: Trainings) 
     ("more", "message"),
     [
         (["optim.lr=0.5"], "optim.lr 0.01 -> 0.5"),
+        (["train.epochs=3"], "train.epochs 1 -> 3"),
+        (["train.grad_accum_steps=2"], "train.grad_accum_steps 1 -> 2"),
         (["--folds", "3"], "folds 2 -> 3"),
         (["--fold-seed", "9"], "fold_seed 0 -> 9"),
         (["--where", "set=a"], "clips, labels or groups of the annotations, 24 -> 12 clips"),
@@ -295,7 +297,7 @@ def test_other_options_or_clips_are_refused(
     assert main(arguments(root)) == 0
     before = results(root)
 
-    positional = [text for text in more if text.startswith("optim")]
+    positional = [text for text in more if text.startswith(("optim", "train"))]
     options = [text for text in more if text not in positional]
     assert main([*arguments(root, *positional), *options]) == 2
 
@@ -313,6 +315,7 @@ def test_options_that_change_no_result_may_change(root: Path, trainings: Trainin
     trainings.jobs.clear()
     assert main([*arguments(root, "data.workers=1"), "--jobs", "2"]) == 0
     assert not trainings.jobs
+    assert results(root)["config"]["data"]["workers"] == 0  # of the trainings
 
 
 def test_before_the_first_training_everything_may_change(
@@ -331,10 +334,38 @@ def test_before_the_first_training_everything_may_change(
 def test_a_folder_with_other_files_is_refused(
     root: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    (root.parent / "cv").mkdir()
-    (root.parent / "cv/last.pt").touch()
+    folder = root.parent / "cv"
+    for name in ("last.pt", "folds/mine.csv", "classes.txt"):
+        (folder / name).parent.mkdir(parents=True)
+        (folder / name).write_text("mine")
+        assert main(arguments(root)) == 2
+        error = capsys.readouterr().err
+        assert f"has files, such as {name.split('/')[0]}, and is no cross-validation; use" in error
+        assert (folder / name).read_text() == "mine"
+        shutil.rmtree(folder)
+
+
+def test_another_plan_is_no_cross_validation(
+    root: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root.parent / "cv/folds").mkdir(parents=True)
+    (root.parent / "cv/plan.json").write_text('{"mine": 1}')
     assert main(arguments(root)) == 2
-    assert "has files and is no cross-validation; use another --output" in capsys.readouterr().err
+    assert "plan.json is not a file of a cross-validation" in capsys.readouterr().err
+    assert (root.parent / "cv/folds").exists()
+    assert (root.parent / "cv/plan.json").read_text() == '{"mine": 1}'
+
+
+def test_an_interrupted_first_start_continues(
+    root: Path, trainings: Trainings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("disk full")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ffn.cli.cross_validation_plan.write_fold_lists", fail)
+        assert main(arguments(root)) == 2
+    assert main(arguments(root)) == 0
 
 
 @pytest.mark.parametrize(
@@ -430,6 +461,15 @@ def test_a_failed_training_is_an_error(
     assert capsys.readouterr().err == "crossvalidate.py: seed 0, fold 0 ended with status 2\n"
 
 
+def test_the_test_clips_do_not_stop_a_training(
+    root: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(root, "train.patience=2", "train.epochs=9")) == 2
+    error = capsys.readouterr().err
+    assert "train.patience is 2; it must be 0 in a cross-validation" in error
+    assert not (root.parent / "cv").exists()
+
+
 def test_torchrun_is_refused(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -477,6 +517,13 @@ def test_networks_are_compared_on_the_same_folds(
     table = (stem.parent / "v0.2.md").read_text()
     assert table in capsys.readouterr().out
     assert "| flexible | 1 | **50.0 [" in table
+
+    before = results(root, "plain")
+    for name in ("results", "plan"):
+        inside = ["--output", str(root.parent / "plain" / name), "--overwrite"]
+        assert compare.main([*folders[:2], *inside]) == 2
+        assert f"{name}.json is what the command reads" in capsys.readouterr().err
+    assert results(root, "plain") == before
 
     assert compare.main(folders) == 2
     assert "flexible and other have different folds" in capsys.readouterr().err

@@ -80,6 +80,51 @@ def test_an_earlier_summary_adds_its_seeds(tmp_path: Path) -> None:
     assert Path(f"{output['joined']}.md").read_text() == Path(f"{output['all']}.md").read_text()
 
 
+def test_a_mean_is_rounded_once(tmp_path: Path) -> None:
+    """57.9475 is 57.95 with two decimals, which one decimal would show as 58.0."""
+    rows = [replace(sweep(f"a.s{i}/last", {4: top1})) for i, top1 in enumerate((57.9, 57.995))]
+    rows = [replace(one, rows=(replace(one.rows[0], videos=10**6),)) for one in rows]
+    save_table(rows, tmp_path)
+    assert main([str(tmp_path / "results.json"), "--output", str(tmp_path / "mean")]) == 0
+    (row,) = json.loads((tmp_path / "mean.json").read_text())["runs"]["a"]["rows"]
+    assert (row["top1_mean"], row["top1"]) == (57.9475, [57.9, 57.995])
+    assert "| a | 2 | **57.9 ± 0.1** |" in (tmp_path / "mean.md").read_text()
+
+
+def test_a_summary_of_version_0_2_is_joined(tmp_path: Path) -> None:
+    """It has two decimals, and no file of the weights."""
+    save_table([sweep("a.s0/last", {4: 50.0})], tmp_path)
+    old, results = tmp_path / "old.json", str(tmp_path / "results.json")
+    assert main([results, "--output", str(tmp_path / "old")]) == 0
+    content = json.loads(old.read_text())
+    del content["runs"]["a"]["weights"]
+    old.write_text(json.dumps(content))
+    save_table([sweep("a.s1/best", {4: 54.0})], tmp_path)
+
+    assert main([results, str(old), "--output", str(tmp_path / "both")]) == 0
+    run = json.loads((tmp_path / "both.json").read_text())["runs"]["a"]
+    assert (run["rows"][0]["top1_mean"], run["seed_numbers"], run["weights"]) == (
+        52,
+        [1, 0],
+        "best",
+    )
+
+
+@pytest.mark.parametrize("by_summary", [False, True])
+def test_best_and_last_weights_are_not_averaged(
+    by_summary: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / name / "results.json" for name in ("one", "two")]
+    for seed, (path, end) in enumerate(zip(files, ("best", "last"), strict=True)):
+        save_table([sweep(f"a.s{seed}/{end}", {4: 50.0})], path.parent)
+    if by_summary:
+        assert main([str(files[0]), "--output", str(tmp_path / "sum")]) == 0
+        files[0] = tmp_path / "sum.json"
+    assert main([*map(str, files), "--output", str(tmp_path / "mean")]) == 2
+    error = capsys.readouterr().err
+    assert "the seeds of a have different weights, a.s0/best and a.s1/last; give the" in error
+
+
 def test_a_seed_of_an_earlier_summary_is_not_counted_twice(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -398,7 +398,9 @@ def linear_net() -> nn.Module:
     [
         ({"private": "norms", "alter": "none"}, "'norms' selects no module of PerFrame"),
         ({"private": lambda name, module: False, "alter": "none"}, "selects no module"),
-        ({"private": "bn"}, 'private is "bn"; allowed: "norms", "none", "all"'),
+        ({"private": "bn"}, 'private is \'bn\'; allowed: "norms", "none", "all"'),
+        ({"private": ["bn1"]}, r"private is \['bn1'\]; allowed"),
+        ({"private": None}, "private is None; allowed"),
         ({"private": "none", "alter": "site"}, 'alter is "site"; allowed: "sites", "all", "none"'),
         ({"private": "none", "alter": "sites"}, "marks no site"),
         ({"private": "none", "alter": ["net.fc"]}, r"matches none of net, net\.0"),

@@ -83,6 +83,16 @@ def test_start_lines_have_model_data_and_warnings(
     assert "2 of 3 differ, the first is class 0, 'right' here and 'left' there" in warned[2]
 
 
+def test_settings_without_effect_are_reported(videos: Path, tmp_path: Path) -> None:
+    more = ("train.batch_size=2", "train.grad_accum_steps=2", "train.mixup=0.5")
+    run = build(videos, tmp_path / "run", *more, "optim.warmup_epochs=2", "train.freeze_bn=true")
+
+    warned = [line for line in run.settings if line.startswith("warning: ")]
+    assert len(warned) == 2
+    assert "optim.warmup_epochs is 2 and train.epochs is 2" in warned[0]
+    assert "train.mixup has no effect: it mixes the videos of a micro-batch" in warned[1]
+
+
 def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> None:
     options = config(videos, tmp_path, "train.freeze_bn=true", "train.views=sequential")
     run = build(videos, tmp_path / "run")
@@ -171,7 +181,11 @@ def test_lists_that_cannot_be_trained_on(videos: Path, tmp_path: Path) -> None:
             ["train.batch_size=25"],
             r"batch_size is 25 .*25 videos per step\); there are 24 training videos",
         ),
-        (["train.precise_bn=5"], r"precise_bn is 5; an epoch has 4 micro-batches"),
+        (
+            ["train.precise_bn=9", "train.grad_accum_steps=2"],
+            r"precise_bn is 9; an epoch has 8 micro-batches with train\.grad_accum_steps 2\. Use "
+            r"that or less; to resume a run, use its train\.grad_accum_steps",
+        ),
     ],
     ids=str,
 )

@@ -21,6 +21,7 @@ from ffn.engine.config import (
     changed_options,
     config_from_dict,
     config_to_dict,
+    different_options,
     import_packages,
     load_config,
 )
@@ -484,6 +485,18 @@ def test_changed_options() -> None:
         "task.small_views distill -> None",
     ]
     assert changed_options(VERSION_0_1, config_from_dict(VERSION_0_1)) == []
+
+
+def test_options_that_change_a_result() -> None:
+    before = config_to_dict(load_config(None, []))
+    now = ["log.interval=7", "data.root=y", "data.workers=0", "train.save_steps=5"]
+    assert different_options(before, load_config(None, now)) == []
+    now = ["train.epochs=60", "train.grad_accum_steps=2", "data.decoder=pyav"]
+    assert different_options(before, load_config(None, now)) == [
+        "data.decoder auto -> pyav",
+        "train.epochs 50 -> 60",
+        "train.grad_accum_steps 1 -> 2",
+    ]
 
 
 def test_resumable_options_exist() -> None:

@@ -11,6 +11,7 @@ from torch import nn
 from ffn.engine import recipe
 from ffn.engine.build_network import scaled_learning_rate
 from ffn.engine.config import load_config
+from ffn.engine.freezing import freeze
 from ffn.engine.options import Config, Flip
 
 NORMS = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3))
@@ -104,6 +105,27 @@ def test_batch_norm_option_without_effect(name: str, value: int) -> None:
     (text,) = recipe.batch_norm_warnings(nn.LayerNorm(3), **given)
     assert text == f"train.{name} has no effect: the model has no BatchNorm"
     assert list(recipe.batch_norm_warnings(NORMS, **given)) == []
+
+
+def test_exact_statistics_of_frozen_norms() -> None:
+    model = nn.Sequential(nn.Conv2d(3, 3, 1), nn.BatchNorm2d(3), nn.BatchNorm2d(3))
+    freeze(model, ["1"])
+    assert list(recipe.batch_norm_warnings(model, clips=8, precise_bn=2)) == []
+    freeze(model, ["2"])
+    (text,) = recipe.batch_norm_warnings(model, clips=8, precise_bn=2)
+    assert text == "train.precise_bn has no effect: all BatchNorms are frozen"
+
+
+def test_warm_up_that_does_not_end() -> None:
+    assert list(recipe.warmup_warnings(2, 3)) == []
+    (text,) = recipe.warmup_warnings(2, 2)
+    assert text.startswith("optim.warmup_epochs is 2 and train.epochs is 2: the whole run")
+
+
+def test_mixing_a_single_video() -> None:
+    assert list(recipe.mix_warnings(2, mixup=0.8, cutmix=1.0)) == []
+    (text,) = recipe.mix_warnings(1, mixup=0.0, cutmix=1.0)
+    assert text.startswith("train.cutmix has no effect")
 
 
 def test_start_weights() -> None:

@@ -85,6 +85,24 @@ def test_score_is_the_mean_over_the_trained_counts(videos: Path, tmp_path: Path)
     assert failed == ()
 
 
+def test_without_readable_videos_statistics_are_kept(videos: Path, tmp_path: Path) -> None:
+    run = build(videos, tmp_path / "run", "train.precise_bn=2", "data.on_error=skip")
+    before = {key: value.clone() for key, value in run.train_step.network.state_dict().items()}
+    run.train_step.usable = lambda batch, *, complete: False
+
+    (message,) = run.validator.update_statistics(0)
+
+    assert message.startswith("none of the first 2 micro-batches has readable videos; running stat")
+    for key, value in run.train_step.network.state_dict().items():
+        assert torch.equal(value, before[key])
+
+
+def test_frozen_norms_need_no_clips(videos: Path, tmp_path: Path) -> None:
+    frozen = "train.freeze_modules=[net.conv1, net.bn1, net.layer*]"
+    run = build(videos, tmp_path / "run", frozen, "train.precise_bn=1")
+    assert run.validator.update_statistics(0) == []
+
+
 @pytest.mark.parametrize("mode", [True, False])
 def test_validation_leaves_the_mode_of_every_module(
     videos: Path, tmp_path: Path, mode: bool

@@ -210,7 +210,7 @@ def test_seeds_are_summarised() -> None:
     summary = {"net": summarise(seeds), "other": summarise(seeds[:1])}
 
     row = summary["net"]["rows"][0]
-    assert row["map"] == [round(one.rows[0].map, 2) for one in seeds]
+    assert row["map"] == [round(one.rows[0].map, 4) for one in seeds]
     assert row["map_mean"] == pytest.approx(np.mean([one.rows[0].map for one in seeds]), abs=0.01)
     assert f"{row['map_mean']:.1f} ± {row['map_std']:.1f}" in markdown_table("mAP", summary)
     assert "| other |" in differences(summary, "net")

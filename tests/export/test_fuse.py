@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
+import warnings
 
 import pytest
 import timm
@@ -535,3 +536,99 @@ def test_clips_with_another_order_of_dimensions() -> None:
     model = ffn.convert(FramesFirst(), (2, 4), alter="none", frame_dim=1).eval()
     clip = torch.randn(2, 4, 3, 8, 8)
     assert_close(fuse(model, 4)(clip), model(clip))
+
+
+class OwnWeight(nn.Module):
+    """A norm, then a function with a weight of the module's own; ``bias`` is another's."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.norm, self.name = nn.BatchNorm1d(4), name
+        self.register_parameter(name, nn.Parameter(torch.randn(5, 4)))
+        if name != "weight":
+            self.weight = nn.Parameter(torch.randn(8))
+
+    def forward(self, clip: Tensor) -> Tensor:
+        x = clip.mean((2, 3, 4))[:, :1].expand(-1, 4)
+        scaled = F.linear(self.norm(x), self._parameters[self.name])
+        return scaled * self.weight.sum()
+
+
+class Borrowed(nn.Module):
+    """Layers whose weights run with another padding, or whose bias is read elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.after = nn.BatchNorm3d(3), nn.BatchNorm3d(4)
+        self.wide, self.point = nn.Conv3d(3, 4, 3), nn.Conv3d(4, 4, 1)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        x = F.conv3d(self.before(clip), self.wide.weight, self.wide.bias, padding=1)
+        return (self.after(self.point(x)) + self.point.bias.sum()).mean((2, 3, 4))
+
+
+@pytest.mark.parametrize("network", [OwnWeight("weight"), OwnWeight("kernel"), Borrowed()])
+@torch.no_grad()
+def test_weights_that_run_outside_of_their_layer_stay(network: nn.Module) -> None:
+    model = randomise(network.eval())
+    fused = ffn.fuse(model, 4)
+    clip = torch.randn(2, 3, 5, 8, 8)
+    assert_close(fused(clip), model(clip))
+    assert fused.fusion.folded == {}
+
+
+@torch.no_grad()
+def test_a_norm_after_dropout_is_folded() -> None:
+    model = randomise(
+        nn.Sequential(nn.Conv3d(3, 4, 1), nn.Dropout3d(), nn.BatchNorm3d(4), nn.Flatten(2)).eval()
+    )
+    fused = ffn.fuse(model, 4)
+    assert fused.fusion.folded == {"2": ("0",)}
+    clip = torch.randn(2, 3, 4, 8, 8)
+    assert_close(fused(clip), model(clip))
+
+
+class ByLength(nn.Module):
+    """Another norm for clips of more than 8 frames."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv, self.head = nn.Conv3d(3, 4, 3, padding=1), nn.Linear(4, 5)
+        self.short, self.long = nn.BatchNorm3d(4), nn.BatchNorm3d(4)
+
+    def forward(self, clip: Tensor) -> Tensor:
+        x = self.conv(clip)
+        x = self.short(x) if clip.shape[2] <= 8 else self.long(x)
+        return self.head(x.relu().mean((2, 3, 4)))
+
+
+@pytest.mark.parametrize("frames", [8, 12])
+@torch.no_grad()
+def test_folds_are_proven_at_the_ends_of_the_range(frames: int) -> None:
+    model = randomise(ffn.convert(ByLength(), {8: (4, 11), 16: (12, 20)}, alter="none"))
+    fused = ffn.fuse(model, frames)
+    for count in (4, 9, 11) if frames == 8 else (12, 20):
+        clip = torch.randn(1, 3, count, 8, 8)
+        assert_close(fused(clip), model(clip))
+    assert fused.fusion.folded == {}  # the ends, or clips of 1 and 2 frames, run through the other
+
+
+def test_networks_without_parameters_and_for_other_clips_are_refused() -> None:
+    with pytest.raises(ValueError, match="no parameters"):
+        ffn.fuse(nn.Flatten(), 4)
+    with pytest.raises(ValueError, match=r"random frames \(2, 3, 4, 64, 64\); pass a clip"):
+        ffn.fuse(nn.Conv3d(2, 4, 1), 4)
+    with pytest.raises(ValueError, match=r"does not take the example \(1, 3, 4, 8, 8\)"):
+        ffn.fuse(nn.Conv3d(2, 4, 1), 4, example=torch.randn(1, 3, 4, 8, 8))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@torch.no_grad()
+def test_sub_networks_can_be_traced_by_torch_jit(name: str) -> None:
+    model = ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)).eval()
+    clip, other = torch.randn(2, 3, 8, 32, 32), torch.randn(3, 3, 8, 32, 32)
+    for network in (ffn.extract(model, 8), ffn.fuse(model, 8)):
+        with warnings.catch_warnings():  # of what a trace fixes, and of its deprecation
+            warnings.simplefilter("ignore")
+            traced = torch.jit.trace(network, clip)
+        assert_close(traced(other), network(other))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -152,6 +153,40 @@ def test_networks_are_tested_in_several_precisions(
     right = expected.argmax(1) == kept.label
     assert int8.rows[1].top1 == pytest.approx(100 * right.double().mean().item())
     assert "fused, ONNX Runtime, int8" not in capsys.readouterr().out  # no latency
+
+
+def test_int8_is_calibrated_at_the_size_of_the_views(motion: Path, tmp_path: Path) -> None:
+    config = ["quickstart/motion_flexible", f"data.root={motion}", "--protocol", "1x3"]
+    given = ["--weights", SHIPPED, "--frames", "4", "--precision", "fp32", "int8", "--no-latency"]
+    assert run_test([*config, *given, "--output", str(tmp_path)]) == 0
+    whole, int8 = load_table(tmp_path / "results.json")
+    assert int8.crop == whole.crop == (28, 28)
+    assert int8.rows[0].top1 == pytest.approx(whole.rows[0].top1, abs=10)
+
+
+def test_a_failure_of_int8_keeps_the_finished_results(
+    motion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise ExportError("int8 changes the outputs too much")
+
+    module = importlib.import_module("ffn.export.int8_networks")  # ffn.export is the function
+    monkeypatch.setattr(module, "export", fail)
+    config = ["quickstart/motion_flexible", f"data.root={motion}", "--output", str(tmp_path)]
+    given = ["--weights", SHIPPED, "--frames", "4", "--precision", "fp32", "int8", "--no-latency"]
+    assert run_test([*config, *given]) == 2
+    assert "int8 changes the outputs too much" in capsys.readouterr().err
+    assert [one.name for one in load_table(tmp_path / "results.json")] == [f"fp32/{SHIPPED}"]
+
+
+def test_lists_for_int8_are_read_before_the_first_test(
+    motion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ["quickstart/motion_flexible", f"data.root={motion}", "--output", str(tmp_path / "x")]
+    given = ["--weights", SHIPPED, "--precision", "fp32", "int8", "--calibration", "none.csv"]
+    assert run_test([*config, *given]) == 2
+    assert "none.csv" in capsys.readouterr().err
+    assert not (tmp_path / "x" / "results.json").exists()
 
 
 def test_clips_of_a_test_are_no_test_videos(motion: Path) -> None:

@@ -191,12 +191,72 @@ def test_a_packed_network_with_a_fault_does_not_run(
     for frames in (2, 8):
         clip = torch.randn(1, 3, frames, 32, 32)
         error = (run(clip) - model(clip)).abs().max() / model(clip).abs().max()
-        assert error < 1e-4 if run.precision == "fp32" else 0.05
+        assert error < (1e-4 if run.precision == "fp32" else 0.05)
     assert "packed" not in run.describe(torch.device("cpu"))
     (warning,) = [record.getMessage() for record in caplog.records]
     assert "FrameFlexible cannot be packed (" in warning
     expected = {"other outputs": "differs by 1.0e-03", "NaN": "differs by nan"}
     assert expected.get(fault, "(AttributeError: no attribute of that name)") in warning
+
+
+class OneLength(torch.nn.Module):
+    """Another norm for 6 frames, or a number of frames that the parent sets, as in some TSMs."""
+
+    def __init__(self, case: str) -> None:
+        super().__init__()
+        self.case, self.frames = case, 0
+        self.conv, self.head = torch.nn.Conv3d(3, 4, 3, padding=1), torch.nn.Linear(4, 5)
+        self.usual, self.other = torch.nn.BatchNorm3d(4), torch.nn.BatchNorm3d(4)
+
+    def forward(self, clip):
+        self.frames = clip.shape[2]
+        if self.frames < 3:
+            raise ValueError("at least 3 frames")
+        norm = self.other if self.case == "branch" and self.frames == 6 else self.usual
+        x = self.head(norm(self.conv(clip)).relu().mean((2, 3, 4)))
+        return x * self.frames if self.case == "attribute" else x
+
+
+@pytest.mark.parametrize("case", ["branch", "attribute"])
+def test_networks_that_depend_on_the_number_of_frames(case: str, caplog) -> None:
+    """What a fold or a trace of one length cannot see is found with the first clip of another."""
+    torch.manual_seed(0)
+    model = ffn.convert(OneLength(case), {8: (4, 11), 16: (12, 20)}, alter="none").eval()
+    for norm in model.modules():
+        if isinstance(norm, torch.nn.BatchNorm3d):
+            torch.nn.init.uniform_(norm.running_mean, -1, 1)
+    run = Networks(model, precision="fp32")
+    with torch.inference_mode():
+        for frames in (8, 6, 9, 16, 6):
+            clip = torch.randn(2, 3, frames, 8, 8)
+            torch.testing.assert_close(run(clip), model(clip), rtol=1e-4, atol=1e-5)
+    assert len(caplog.records) == len({record.getMessage() for record in caplog.records})
+    if case == "branch":
+        assert "for 6 frames; that one runs for clips of this length" in caplog.text
+
+
+def test_clips_with_another_order_of_dimensions() -> None:
+    torch.manual_seed(0)
+    net = torch.nn.Sequential(
+        torch.nn.Flatten(0, 1), torch.nn.Conv2d(3, 4, 1), torch.nn.BatchNorm2d(4)
+    )
+
+    class Frames(torch.nn.Module):  # (B, T, C, H, W)
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net
+
+        def forward(self, clip):
+            return self.net(clip).mean((2, 3)).unflatten(0, clip.shape[:2]).mean(1)
+
+    model = ffn.convert(Frames(), (4, 16), alter="none", frame_dim=1).eval()
+    for number, norm in enumerate(m for m in model.modules() if hasattr(m, "running_mean")):
+        torch.nn.init.constant_(norm.running_mean, float(number))
+    run = Networks(model, precision="fp32")
+    with torch.no_grad():
+        for frames in (3, 16):
+            clip = torch.randn(1, frames, 3, 8, 8)
+            torch.testing.assert_close(run(clip), model(clip), rtol=1e-4, atol=1e-5)
 
 
 def test_an_unknown_precision_is_an_error(model, tmp_path) -> None:

@@ -101,3 +101,15 @@ def test_the_flop_counter_of_torch(mode: type) -> None:
     with mode(), FlopCounterMode(display=False) as counter:
         conv(torch.randn(4, 8, 3, 3))
     assert counter.get_total_flops() == 2 * 4 * 9 * 8 * 4
+
+
+def test_gradients_of_torch_func_and_of_gradients() -> None:
+    x = torch.randn(8, 16, 3, 3, dtype=torch.float64, requires_grad=True)
+    factor = torch.randn_like(x)
+
+    def loss(x: Tensor) -> Tensor:
+        return (temporal_shift(x, 4) ** 2 * factor).sum()
+
+    (expected,) = torch.autograd.grad(loss(x), x)
+    assert torch.equal(torch.func.grad(loss)(x.detach()), expected)
+    assert torch.autograd.gradgradcheck(loss, (x,))

@@ -180,11 +180,33 @@ class Checkpointer:
                 self._keep_damaged(description)
             else:
                 self._check_options(options, description)
+        elif description.exists() and not self._began_here(description):
+            raise RunError(
+                f"{description} is not of a run of ffn; a new run would replace it. Choose another "
+                "log.output, such as a folder that does not exist, or rename the file"
+            )
+        self._videos.write(replace=True)  # first: the config of a run lies next to its videos
         self._write_options(description)
-        self._videos.write(replace=True)
+
+    def _began_here(self, description: Path) -> bool:
+        """Whether a start of a run, which was interrupted, wrote ``config.yaml``."""
+        others = (self._videos.path, description.with_name("log.jsonl"))
+        if any(path.exists() for path in others):
+            return True
+        return description.is_file() and description.read_bytes() == self._options_text().encode()
+
+    def update_options(self) -> None:
+        """Write the options of a run that goes on into ``config.yaml``, if it has others."""
+        description = self.folder.path / "config.yaml"
+
+        def update() -> None:
+            if description.is_file() and _read_options(description) != self.metadata["config"]:
+                self._write_options(description)
+
+        on_main(update, self.world)
 
     def _repair_options(self) -> None:
-        """Write ``config.yaml`` anew if it does not have the options of the resumed run."""
+        """Write ``config.yaml`` anew if it is damaged, or has the options of another run."""
         description = self.folder.path / "config.yaml"
         if not description.is_file():
             return
@@ -206,8 +228,10 @@ class Checkpointer:
         self.notes.append(f"{description} {problem} and is written anew; it was kept as {copy}")
 
     def _write_options(self, description: Path) -> None:
-        text = yaml.safe_dump(self.metadata["config"], sort_keys=False, allow_unicode=True)
-        write_text(description, text)
+        write_text(description, self._options_text())
+
+    def _options_text(self) -> str:
+        return yaml.safe_dump(self.metadata["config"], sort_keys=False, allow_unicode=True)
 
     def _restore(self, content: dict[str, Any], path: Path) -> RunState:
         """Load a checkpoint into the parts of the run."""

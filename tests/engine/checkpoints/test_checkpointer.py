@@ -109,6 +109,48 @@ def test_folder_with_steps_of_a_run_without_a_checkpoint(videos: Path, tmp_path:
     train_until(2, videos, tmp_path / "run")  # the same options
 
 
+def test_a_config_of_the_user_in_a_new_folder_stays(videos: Path, tmp_path: Path) -> None:
+    """The config that a run is started with may lie in the folder that it names as its output."""
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.yaml").write_text("# mine\ntrain: {epochs: 2}\n")
+    before = folder_content(run)
+
+    with pytest.raises(
+        RunError, match=r"config\.yaml is not of a run of ffn; .*another log\.output"
+    ):
+        train(videos, run)
+
+    after = folder_content(run)
+    assert after.pop(".lock", (b"",))[0] == b""
+    assert after == before
+
+
+@pytest.mark.parametrize("kept", ["config.yaml", "videos.csv.gz"])
+def test_an_interrupted_start_continues(videos: Path, tmp_path: Path, kept: str) -> None:
+    """With its config alone, or with its videos and another config, e.g. a smaller batch."""
+    train_until(0, videos, tmp_path / "run")
+    (tmp_path / "run/log.jsonl").unlink()
+    more = []
+    if kept == "config.yaml":
+        (tmp_path / "run/videos.csv.gz").unlink()
+    else:
+        more = ["train.batch_size=3"]
+    train_until(0, videos, tmp_path / "run", *more)
+    assert (tmp_path / "run/videos.csv.gz").exists()
+
+
+def test_options_of_a_longer_run(videos: Path, finished: Path, tmp_path: Path) -> None:
+    """A run that goes on with other options writes them into its config."""
+    shutil.copytree(finished, tmp_path / "run")
+    more = (f"log.output={tmp_path / 'run'}", "train.epochs=3", "data.workers=1")
+    train(videos, tmp_path / "run", *more)
+
+    saved = yaml.safe_load((tmp_path / "run/config.yaml").read_text())
+    assert saved == config_to_dict(config(videos, tmp_path / "run", *more))
+    assert not list((tmp_path / "run").glob("*.damaged"))
+
+
 def test_folder_of_a_run_on_other_videos(videos: Path, finished: Path, tmp_path: Path) -> None:
     moved = load_checkpoint(finished / "last.pt")
     moved["meta"]["data"] = moved["meta"]["data"] | {"train_videos": 23}
