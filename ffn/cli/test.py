@@ -225,7 +225,7 @@ def _calibration(
     from ffn.data import Preprocessing
 
     return read_calibration(
-        given.calibration or [given.config, *given.options],
+        [given.calibration] if given.calibration else [given.config, *given.options],
         classes=record.classes,
         # Views of a protocol may be larger than the trained crop.
         preprocessing=replace(Preprocessing.from_dict(record.preprocessing), crop=size[0]),
@@ -346,10 +346,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--calibration",
-        nargs="+",
-        metavar="SOURCE",
-        help="videos that set the ranges of int8: CONFIG [key=value ...], of which the training "
-        "list is used, or LIST; default: the training list of the config",
+        metavar="LIST",
+        help="annotation list of videos that set the ranges of int8, or a config with a training "
+        "list; default: the training list of CONFIG",
     )
     parser.add_argument(
         "--no-fuse", action="store_true", help="run the network as it was trained, not fused"

@@ -120,7 +120,7 @@ def test_networks_are_tested_in_several_precisions(
     output = ["--output", str(tmp_path / "test"), "--save-predictions", "--no-latency"]
     given = ["--weights", SHIPPED, "--frames", "4", "8", "--precision", "fp32", "int8", *output]
 
-    assert run_test([*config, *given]) == 0
+    assert run_test([*config, *given, "--calibration", str(motion / "train.csv")]) == 0
 
     whole, int8 = load_table(tmp_path / "test" / "results.json")
     assert (whole.name, int8.name) == (f"fp32/{SHIPPED}", f"int8/{SHIPPED}")
