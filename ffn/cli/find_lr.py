@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -60,7 +61,7 @@ def _find(given: argparse.Namespace, config: Config, world: World) -> None:
     step, loader = build_range_test(config, world)
     rates = learning_rates(given.low, given.high, given.steps)
     shown = track(rates, "learning rates", transient=True, disable=not world.is_main)
-    with explain_failures(world, loader, batch_size=loader.batch_size):
+    with closing(shown), explain_failures(world, loader, batch_size=loader.batch_size):
         result = range_test(step, endless(loader), shown, steps=given.steps)
     if not world.is_main:
         return

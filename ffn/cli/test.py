@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -170,6 +171,7 @@ def _sweep(
     from ffn.engine.build_data import build_test_loader, clips_per_forward, read_config_splits
     from ffn.engine.failures import explain_failures
     from ffn.evaluation import sweep
+    from ffn.export import ExportError
     from ffn.zoo import load_with_record, state_sha256
 
     model, record = load_with_record(weights, device=world.device)
@@ -195,7 +197,10 @@ def _sweep(
     )
     batch_size = clips_per_forward(config, world)
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
-    with explain_failures(world, loader, batch_size=batch_size, remedy=remedy):
+    with (
+        _reported(ExportError),
+        explain_failures(world, loader, batch_size=batch_size, remedy=remedy),
+    ):
         result = sweep(
             model,
             loader,
@@ -211,6 +216,15 @@ def _sweep(
             progress=True,
         )
     return _Tested(result, loader.dataset, splits.classes, digest)
+
+
+@contextmanager
+def _reported(kind: type[Exception]) -> Iterator[None]:
+    """Raise errors of a kind as a ValueError, whose message is printed without a traceback."""
+    try:
+        yield
+    except kind as error:
+        raise ValueError(str(error)) from error
 
 
 def _calibration(

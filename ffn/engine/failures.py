@@ -17,7 +17,6 @@ from ffn.data import LoaderError, VideoError, watching
 from ffn.engine.distributed import ReplicaError, World, processes
 from ffn.engine.host_memory import keep_freed_memory
 from ffn.engine.signals import EXIT_STOPPED, StoppedError
-from ffn.export import ExportError
 from ffn.files import explain
 from ffn.registry import is_raised_in_extension
 from ffn.zoo import WeightsError
@@ -45,7 +44,6 @@ REPORTED: tuple[type[Exception], ...] = (
     FloatingPointError,
     ImportError,  # of an extra that is not installed
     dist.DistError,  # at the rendezvous
-    ExportError,
     LoaderError,
     LostProcessError,
     OutOfMemoryError,

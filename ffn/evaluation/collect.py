@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import ChainMap
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import torch
@@ -111,7 +112,8 @@ def _run(
     normalise = Normalise(loader.dataset.preprocessing)
     shard = _Shard()
     bar = track(loader, "testing", total=len(loader), transient=True, disable=not progress)
-    with evaluating(model), torch.inference_mode():
+    # A bar that is left open by an error may be collected by its own thread, which then hangs.
+    with closing(bar), evaluating(model), torch.inference_mode():
         for batch in bar:
             columns = {key: batch[key] for key in ("index", "label", "ok")}
             shard.errors |= zip(
