@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -69,8 +68,8 @@ def _check_precisions(given: argparse.Namespace) -> None:
         raise ValueError("--ensemble is of networks in one precision; name one --precision")
     if "int8" in precisions and (given.no_fuse or given.compile):
         raise ValueError(
-            "int8 networks are fused and run in ONNX Runtime: neither --no-fuse nor "
-            "--compile; test int8 in a run of its own"
+            "--precision int8 takes neither --no-fuse nor --compile, since its networks are fused "
+            "and run in ONNX Runtime; test int8 in a command of its own"
         )
     if given.calibration and "int8" not in precisions:
         raise ValueError("--calibration: of --precision int8 only; add it, or leave this out")
@@ -118,6 +117,7 @@ class _Tested(NamedTuple):
 
 def _test(given: argparse.Namespace, config: Config, world: World) -> None:
     from ffn.evaluation import ensemble
+    from ffn.export import ExportError
 
     if given.ensemble:
         _check_ensemble(given.weights, config)
@@ -130,9 +130,11 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
             tested.append(_sweep(weights, name, precision, given, config, world))
             if given.save_predictions and world.is_main:
                 _save_predictions(tested[-1], given.output)
-    except Exception:
+    except Exception as error:
         if tested and world.is_main:
             _write(tested, given)  # what took long is not lost
+        if isinstance(error, ExportError):  # its message needs no traceback
+            raise ValueError(str(error)) from error
         raise
     if not world.is_main:
         return
@@ -171,7 +173,6 @@ def _sweep(
     from ffn.engine.build_data import build_test_loader, clips_per_forward, read_config_splits
     from ffn.engine.failures import explain_failures
     from ffn.evaluation import sweep
-    from ffn.export import ExportError
     from ffn.zoo import load_with_record, state_sha256
 
     model, record = load_with_record(weights, device=world.device)
@@ -197,10 +198,7 @@ def _sweep(
     )
     batch_size = clips_per_forward(config, world)
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
-    with (
-        _reported(ExportError),
-        explain_failures(world, loader, batch_size=batch_size, remedy=remedy),
-    ):
+    with explain_failures(world, loader, batch_size=batch_size, remedy=remedy):
         result = sweep(
             model,
             loader,
@@ -216,15 +214,6 @@ def _sweep(
             progress=True,
         )
     return _Tested(result, loader.dataset, splits.classes, digest)
-
-
-@contextmanager
-def _reported(kind: type[Exception]) -> Iterator[None]:
-    """Raise errors of a kind as a ValueError, whose message is printed without a traceback."""
-    try:
-        yield
-    except kind as error:
-        raise ValueError(str(error)) from error
 
 
 def _calibration(
@@ -283,8 +272,8 @@ def _check_int8(given: argparse.Namespace, config: Config, world: World) -> None
 
     if world.size > 1 or world.device.type != "cpu":
         raise ValueError(
-            f"--precision int8 in {world.size} processes on {world.device}; it runs in one process "
-            "on a CPU: add --device cpu"
+            "--precision int8 runs in one process on a CPU; start the command without torchrun and "
+            "with --device cpu"
         )
     for name in given.weights:
         record, _ = read_weights(name)
@@ -349,6 +338,13 @@ def _parser() -> argparse.ArgumentParser:
         "two trained ones, or use the nearest sub-network; default: as stored with the weights. If "
         "this changes a network, its name in the results starts with interpolated/ or nearest/",
     )
+    _add_precision(parser)
+    _add_output(parser)
+    return parser
+
+
+def _add_precision(parser: argparse.ArgumentParser) -> None:
+    """Options about how the networks run."""
     parser.add_argument(
         "--precision",
         nargs="+",
@@ -370,8 +366,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--compile", action="store_true", help="compile the network; slow for the first clips"
     )
-    _add_output(parser)
-    return parser
 
 
 def _add_output(parser: argparse.ArgumentParser) -> None:

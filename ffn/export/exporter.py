@@ -196,9 +196,9 @@ def deploy(
     is_flexible = isinstance(model, FrameFlexible)
     if is_flexible and model.frame_dim != 2:
         raise ExportError(
-            f"the frames are dimension {model.frame_dim} of the clips of this network; files take "
-            "clips (B, C, T, H, W). Export a module that permutes them: ffn.export of "
-            "ffn.extract(model, frames) within it"
+            f"files take clips (B, C, T, H, W), and this network has its frames in dimension "
+            f"{model.frame_dim}. Put ffn.extract(model, frames) into a module that permutes the "
+            "clip, and export that module"
         )
     active = model.select(frames) if is_flexible else None
     if fused:

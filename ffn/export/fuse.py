@@ -118,8 +118,6 @@ def fuse(
             "the weights in fp32. Convert the fused network: ffn.fuse(model, frames).bfloat16()"
         )
     time = model.frame_dim if isinstance(model, FrameFlexible) else 2
-    if next(network.parameters(), None) is None:
-        raise ValueError(f"{type(network).__name__} has no parameters; there is nothing to fuse")
     clip = _example(network, frames or 8, time) if example is None else example
     expected = _first_outputs(network, clip, is_default=example is None)
     if not expected.isfinite().all():
@@ -203,12 +201,11 @@ def _first_outputs(network: nn.Module, clip: Tensor, *, is_default: bool) -> Ten
         raise
     except RuntimeError as error:
         name, shape = type(network).__name__, tuple(clip.shape)
-        what = (
-            f"random frames {shape}; pass a clip that it takes: example="
-            if is_default
-            else (f"the example {shape}")
-        )
-        raise ValueError(f"{name} does not take {what}. It reports: {error}") from error
+        what = "random frames" if is_default else "the example"
+        remedy = "; pass a clip that it takes: example=" if is_default else ""
+        raise ValueError(
+            f"{name} does not take {what} {shape}{remedy}. It reports: {error}"
+        ) from error
 
 
 def _of_other_lengths(
@@ -243,7 +240,7 @@ def _is_dropout(module: nn.Module) -> bool:
 
 
 def _example(network: nn.Module, frames: int, time: int) -> Tensor:
-    first = next(network.parameters())
+    first = next(network.parameters(), torch.empty(0))
     generator = torch.Generator().manual_seed(0)
     clip = torch.randn(2, 3, frames, 64, 64, generator=generator).to(first)
     return clip if time == 2 else clip.movedim(2, time).contiguous()

@@ -11,7 +11,7 @@ from torch import multiprocessing as mp
 
 import ffn
 from ffn.devices import describe_device
-from ffn.export import Networks, can_pack, networks
+from ffn.export import ExportError, Networks, can_pack, networks
 
 
 @pytest.fixture(scope="module")
@@ -252,6 +252,8 @@ def test_clips_with_another_order_of_dimensions() -> None:
     model = ffn.convert(Frames(), (4, 16), alter="none", frame_dim=1).eval()
     for number, norm in enumerate(m for m in model.modules() if hasattr(m, "running_mean")):
         torch.nn.init.constant_(norm.running_mean, float(number))
+    with pytest.raises(ExportError, match="frames in dimension 1"):
+        ffn.export(model, "net.pt2", frames=4)
     run = Networks(model, precision="fp32")
     with torch.no_grad():
         for frames in (3, 16):
