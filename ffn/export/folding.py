@@ -230,7 +230,7 @@ def _reason(module: nn.Module) -> str:
     """Why a norm or weight alteration stays of which no call was seen in eval mode."""
     if getattr(module, "running_mean", None) is None and not isinstance(module, WeightAlteration):
         return "its statistics are those of the input"
-    return "no call of it was seen: it is not used, or what runs is no module of the network"
+    return "it did not run, or it runs outside of the modules of the network"
 
 
 def _without_norm(norm: nn.Module) -> nn.Module | None:

@@ -37,10 +37,10 @@ class Networks:
     """Runs the network for the T of a clip, fused and in the chosen precision.
 
     Several threads may call it. The first clip of each T also runs through the network as trained,
-    in fp32. Where the answers differ by more than rounding, which networks of others may do that
-    depend on T, the network as trained runs, with a warning. ``precision="auto"`` is resolved by
-    the first call: on a CPU by a measurement, which a file keeps for later processes; on CUDA,
-    bf16 or else fp16.
+    in fp32, since a network of others may do something else for this T. If the answers differ by
+    more than rounding, a warning says so, and the network as trained runs for all clips of this T.
+    ``precision="auto"`` is resolved by the first call: on a CPU by a measurement, which a file
+    keeps for later processes; on CUDA, bf16 or else fp16.
 
     Args:
         model: in eval mode.
@@ -135,9 +135,9 @@ class Networks:
         if not difference.isfinite() or difference <= tolerance * largest:
             return False  # infinite in fp16, or of damaged weights: the caller reports them
         _log.warning(
-            "the %s %s differs by %.1e of the largest output from the network as trained for %d "
-            "frames; that one runs for clips of this length, slower",
-            *(self, type(self._model).__name__, difference / largest, clip.shape[self._time]),
+            "for %d frames, the %s %s differs from the network as trained by %.1e of the largest "
+            "output; clips of this length run through the network as trained, which is slower",
+            *(clip.shape[self._time], self, type(self._model).__name__, difference / largest),
         )
         return True
 
