@@ -1,4 +1,4 @@
-"""Names of the hardware."""
+"""Names and abilities of the hardware."""
 
 from __future__ import annotations
 
@@ -6,6 +6,11 @@ import os
 import platform
 
 import torch
+
+SLOW_BF16 = (  # unless has_bf16()
+    "torch has no fast bf16 operators for this processor, and takes several times as long in bf16 "
+    "as in fp32"
+)
 
 
 def describe_device(device: torch.device) -> str:
@@ -16,6 +21,16 @@ def describe_device(device: torch.device) -> str:
         return device.type
     threads = torch.get_num_threads()
     return f"{_describe_processor()}, {threads} thread{'s' * (threads > 1)}"
+
+
+def has_bf16() -> bool:
+    """Whether torch has fast bf16 operators for this CPU.
+
+    oneDNN has them for AVX-512, AMX and bf16 instructions of ARM. On other processors, torch takes
+    several times as long in bf16 as in fp32.
+    """
+    known = hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
+    return known and torch.ops.mkldnn._is_mkldnn_bf16_supported()
 
 
 def _describe_processor() -> str:

@@ -23,6 +23,8 @@ from ffn.benchmarks.timing import (
     tensor_bytes,
 )
 from ffn.core import convert
+from ffn.devices import has_bf16
+from ffn.evaluation import count_macs
 from ffn.export import Calibration, can_pack, export, fuse, pack
 from ffn.zoo import create_model
 
@@ -54,7 +56,7 @@ def compare_inference(
         batch_sizes: clips per forward pass; one comparison each.
         size: height and width of the clips, pixels.
         num_classes: K.
-        compiled: also the fused bf16 network compiled by ``torch.compile``.
+        compiled: also the fused network compiled by ``torch.compile``, in bf16 where that is fast.
         onnx: also files for ONNX Runtime, in fp32 and int8; on a CPU.
         rounds: timed forward passes of each form.
         device: CPU or CUDA.
@@ -70,10 +72,12 @@ def compare_inference(
             continue
         clips = torch.randn(max(titles.values()), 3, count, size, size, device=device)
         networks = _networks(plain, flexible, clips[:1], compiled)
+        macs = sum(count_macs(flexible, clips[:1]).values())
         with tempfile.TemporaryDirectory() as folder:
             files = _onnx_files(flexible, clips[:1], Path(folder)) if onnx else {}
             for title, batch in titles.items():
-                yield _compare(title, networks, files, clips[:batch], rounds)
+                compared = _compare(title, networks, files, clips[:batch], rounds)
+                yield replace(compared, macs=batch * macs)
 
 
 def _compare(
@@ -118,22 +122,28 @@ def _without_mixed_memory(comparison: Comparison) -> Comparison:
 def _networks(
     plain: nn.Module, flexible: nn.Module, clip: Tensor, compiled: bool
 ) -> dict[str, tuple[nn.Module, torch.dtype]]:
-    """The forms that run in torch, each with the precision of its input."""
+    """The forms that run in torch, each with the precision of its input.
+
+    Those in bf16 are left out on a CPU for which torch has no fast operators.
+    """
     frames, whole = clip.shape[2], torch.float32
-    half = fuse(flexible, frames, example=clip).bfloat16()
     networks = {
         UNFUSED: (flexible, whole),
         "plain": (plain, whole),
         "fused": (fuse(flexible, frames, example=clip), whole),
         "plain, fused": (fuse(plain, example=clip), whole),
-        "fused, bf16": (half, torch.bfloat16),
     }
+    if clip.is_cuda or has_bf16():
+        half = fuse(flexible, frames, example=clip).bfloat16()
+        networks["fused, bf16"] = half, torch.bfloat16
     for name, origin in PACKED.items():
-        network, dtype = networks[origin]
-        if can_pack(dtype) and not clip.is_cuda:
+        network, dtype = networks.get(origin, (None, None))
+        if network is not None and can_pack(dtype) and not clip.is_cuda:
             networks[name] = pack(copy.deepcopy(network)), dtype
     if compiled:
-        networks["fused, bf16, compiled"] = torch.compile(half), torch.bfloat16
+        name = "fused, bf16" if "fused, bf16" in networks else "fused"
+        network, dtype = networks[name]
+        networks[f"{name}, compiled"] = torch.compile(network), dtype
     return networks
 
 

@@ -22,6 +22,7 @@ from ffn.files import write_text
 
 FORMAT = 1  # of the JSON file
 LISTED = ("model", "frames", "batch_size")  # options that may differ when a benchmark is resumed
+TIMED = ("date", "product_gflops")  # what differs in every run
 MEMORY = {
     "cpu": "peak of torch's CPU allocator, from torch.profiler; without oneDNN's own buffers",
     "cuda": "peak of torch's CUDA allocator, torch.cuda.max_memory_allocated",
@@ -85,7 +86,8 @@ def load_comparisons(
 
     Args:
         path: a file of `save_comparisons`.
-        measured: see :func:`describe_run`; equal to that of the file, except for the date.
+        measured: see :func:`describe_run`; equal to that of the file, except for the date and
+            measured speeds.
         options: of the command; equal to those of the file, except for the models, frame counts and
             batch sizes.
 
@@ -103,7 +105,7 @@ def load_comparisons(
         grown = {key: [*before[1][key], *options[key]] for key in LISTED}
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of this benchmark ({error})") from error
-    for old, new, free in zip(before, (measured, options), (("date",), LISTED), strict=True):
+    for old, new, free in zip(before, (measured, options), (TIMED, LISTED), strict=True):
         for key in sorted((old.keys() | new.keys()) - {*free}):
             if old.get(key) != new.get(key):
                 raise ValueError(
@@ -116,13 +118,14 @@ def load_comparisons(
 def _read_comparison(entry: dict[str, Any]) -> Comparison:
     variants = (Variant(**v | {"seconds": tuple(v["seconds"])}) for v in entry["variants"])
     ratios = (Ratio(**ratio) for ratio in entry["ratios"])
-    return Comparison(entry["title"], tuple(variants), tuple(ratios))
+    return Comparison(entry["title"], tuple(variants), tuple(ratios), entry.get("macs"))
 
 
 def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any]) -> str:
     """A Markdown table: the time of the first variant, and that of the others relative to it.
 
-    The rows are in the order of their titles, "8 frames" before "16 frames".
+    The rows are in the order of their titles, "8 frames" before "16 frames". If the operations are
+    counted, the first variant has its GFLOP/s too.
 
     Args:
         comparisons: the results; their first variant is the reference.
@@ -140,9 +143,14 @@ def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any
         relative = {r.name: 1 / r.speed for r in comparison.ratios if r.over == first}
         cells = [f"{relative[name]:.2f}" if name in relative else "" for name in names]
         time = f"{slowest * 1e3:.0f} ms" if slowest < 10 else f"{slowest:.1f} s"
+        if comparison.macs:
+            time += f", {2 * comparison.macs / slowest / 1e9:.0f} GFLOP/s"
         lines.append(f"| {comparison.title} | {time} | {' | '.join(cells)} |")
     where = f"{measured['device']}, torch {measured['torch']}, {measured['date'][:10]}"
     text = f"Time of a forward pass with random weights, relative to the network {first}; {where}."
+    if speeds := measured.get("product_gflops"):
+        shown = " and ".join(f"{speed:.0f} GFLOP/s in {name}" for name, speed in speeds.items())
+        text += f" A product of two matrices of 2048 x 2048 has {shown} there."
     return "\n".join([text, "", *lines]) + "\n"
 
 

@@ -70,11 +70,13 @@ class Comparison:
         title: what the variants have in common, e.g. "4 frames".
         variants: in the order in which they ran.
         ratios: of the compared pairs.
+        macs: multiply-accumulates of a call, the same for all variants; None if not counted.
     """
 
     title: str
     variants: tuple[Variant, ...]
     ratios: tuple[Ratio, ...]
+    macs: int | None = None
 
 
 def interleave(
@@ -148,6 +150,21 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
         held += event["args"]["Bytes"]  # negative when freed
         peak = max(peak, held)
     return peak
+
+
+def product_speed(dtype: torch.dtype, device: torch.device, *, size: int = 2048) -> float:
+    """Floating-point operations per second of a product of two square matrices.
+
+    A bound for networks: few of their layers reach it. The best of five products counts.
+
+    Args:
+        dtype: of the matrices.
+        device: that multiplies.
+        size: rows and columns.
+    """
+    a, b = torch.randn(2, size, size, device=device).to(dtype)
+    (seconds,) = interleave({"product": lambda: a @ b}, rounds=5, device=device).values()
+    return 2 * size**3 / min(seconds)
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

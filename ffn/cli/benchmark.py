@@ -81,6 +81,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     """The device, and what the file says about machine and measurement."""
     from ffn.benchmarks.report import MEMORY, ONNX_MEMORY, describe_run
+    from ffn.benchmarks.timing import product_speed
+    from ffn.devices import has_bf16
 
     if given.benchmark in ("data", "store"):
         device = torch.device("cpu")
@@ -97,6 +99,12 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     if given.benchmark == "infer":
         given.frames = given.frames or given.trained_frames
         measured |= {"memory_onnx": ONNX_MEMORY} if given.onnx else {}
+        dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
+        if device.type == "cpu" and not has_bf16():
+            del dtypes["bf16"]
+            measured |= {"bf16": "left out: torch has no fast operators for this processor"}
+        speeds = {name: product_speed(dtype, device) / 1e9 for name, dtype in dtypes.items()}
+        measured |= {"product_gflops": {name: round(speed, 1) for name, speed in speeds.items()}}
     elif given.benchmark == "train":
         given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
         measured |= {"precision": given.precision}

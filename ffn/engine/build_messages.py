@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.data import Splits, split_warnings
+from ffn.devices import SLOW_BF16, has_bf16
 from ffn.engine import build_data, build_network, recipe
 from ffn.engine.build_network import Start
 from ffn.engine.config import config_from_dict
@@ -17,7 +18,7 @@ from ffn.engine.distributed import World
 from ffn.engine.freezing import frozen_parts
 from ffn.engine.jobs import usable_cores
 from ffn.engine.logs import console
-from ffn.engine.options import Config, Flip
+from ffn.engine.options import Config, Flip, Precision
 from ffn.engine.tasks import TASKS
 
 
@@ -133,6 +134,8 @@ def _warnings(
     if world.device.type == "cpu":
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
         yield from recipe.thread_warnings(torch.get_num_threads(), processes, usable_cores())
+        if train.precision is Precision.bf16 and not has_bf16():
+            yield f"{SLOW_BF16}; train.precision=fp32 is faster here"
     if config.data.flip is Flip.random:
         yield from recipe.flip_warnings(splits.classes)
     if config.model.weights is None and not config.model.pretrained:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
-from ffn.devices import describe_device
+from ffn.devices import SLOW_BF16, describe_device, has_bf16
 from ffn.export.fuse import TOLERANCE, fuse
 from ffn.export.packing import can_pack, pack
 from ffn.files import write_text
@@ -39,8 +39,9 @@ class Networks:
     Several threads may call it. The first clip of each T also runs through the network as trained,
     in fp32, since a network of others may do something else for this T. If the answers differ by
     more than rounding, a warning says so, and the network as trained runs for all clips of this T.
-    ``precision="auto"`` is resolved by the first call: on a CPU by a measurement, which a file
-    keeps for later processes; on CUDA, bf16 or else fp16.
+    ``precision="auto"`` is resolved by the first call: on a CPU with fast bf16 operators by a
+    measurement, which a file keeps for later processes, on other CPUs fp32; on CUDA, bf16 or else
+    fp16.
 
     Args:
         model: in eval mode.
@@ -168,6 +169,8 @@ class Networks:
             packed = self._packed(network, clip[:1])
             if self.precision == "auto":
                 self.precision = self._best_precision(network, packed, clip)
+            if self.precision == "bf16" and not self._networks and clip.device.type == "cpu":
+                _warn_of_slow_bf16()
             dtype = PRECISIONS[self.precision]
             if packed is not None and dtype is torch.float32:
                 network = packed
@@ -208,7 +211,7 @@ class Networks:
     def _best_precision(self, network: nn.Module, packed: nn.Module | None, clip: Tensor) -> str:
         if clip.device.type == "cuda":
             return "bf16" if torch.cuda.is_bf16_supported(including_emulation=False) else "fp16"
-        if clip.device.type != "cpu" or not self.fused:
+        if clip.device.type != "cpu" or not self.fused or not has_bf16():
             return "fp32"
         path = self._cache / "precision.json" if self._cache else None
         shape = "x".join(map(str, clip.shape))
@@ -221,6 +224,11 @@ class Networks:
             if path:
                 write_measurements(path, known, "precision")
         return known[key]
+
+
+def _warn_of_slow_bf16() -> None:
+    if not has_bf16():
+        _log.warning("%s; choose fp32, which is more exact too", SLOW_BF16)
 
 
 def _is_faster_in_bf16(network: nn.Module, packed: nn.Module | None, clip: Tensor) -> bool:

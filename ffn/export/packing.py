@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
+from ffn.devices import has_bf16
 from ffn.export.kernels import OverFrames, OverTime, has_hooks
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -28,16 +29,13 @@ MAX_SHAPES = 32  # of inputs, for which a convolution remembers its packed weigh
 
 def can_pack(dtype: torch.dtype = torch.bfloat16) -> bool:
     """Whether torch and this processor have the operators, in fp32 or bf16."""
-    operators = ("_convolution_pointwise", "_linear_pointwise", "_is_mkldnn_bf16_supported")
-    reorders = ("_reorder_convolution_weight", "_reorder_linear_weight")
-    operators += (*reorders, "_get_mkldnn_serialized_md")
+    operators = ("_convolution_pointwise", "_linear_pointwise", "_get_mkldnn_serialized_md")
+    operators += ("_reorder_convolution_weight", "_reorder_linear_weight")
     if not torch.backends.mkldnn.is_available() or platform.machine() not in ("x86_64", "AMD64"):
         return False
     if not all(hasattr(torch.ops.mkldnn, name) for name in operators):
         return False
-    return dtype is torch.float32 or (
-        dtype is torch.bfloat16 and torch.ops.mkldnn._is_mkldnn_bf16_supported()
-    )
+    return dtype is torch.float32 or (dtype is torch.bfloat16 and has_bf16())
 
 
 def pack(network: nn.Module) -> nn.Module:

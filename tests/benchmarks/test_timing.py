@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from ffn.benchmarks.timing import (
     in_sequence,
     interleave,
     peak_memory,
+    product_speed,
 )
 
 CPU = torch.device("cpu")
@@ -29,6 +31,15 @@ def test_calls_are_interleaved_and_warm_up_does_not_count() -> None:
 
     assert "".join(order) == "abc" * 4
     assert [len(seconds[name]) for name in "abc"] == [3, 3, 3]
+
+
+def test_speed_of_a_product_is_that_of_the_best_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    def timed(calls: dict[str, Any], **_: Any) -> dict[str, tuple[float, ...]]:
+        assert calls["product"]().shape == (100, 100)
+        return {"product": (0.5, 0.25, 1.0)}
+
+    monkeypatch.setattr("ffn.benchmarks.timing.interleave", timed)
+    assert product_speed(torch.float32, CPU, size=100) == 2 * 100**3 / 0.25
 
 
 def test_rounds_below_one_are_refused() -> None:

@@ -93,6 +93,18 @@ def test_settings_without_effect_are_reported(videos: Path, tmp_path: Path) -> N
     assert "train.mixup has no effect: it mixes the videos of a micro-batch" in warned[1]
 
 
+@pytest.mark.parametrize(("precision", "fast"), [("bf16", False), ("bf16", True), ("fp32", False)])
+def test_slow_bf16_is_reported(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, fast: bool
+) -> None:
+    monkeypatch.setattr("ffn.engine.build_messages.has_bf16", lambda: fast)
+    run = build(videos, tmp_path / "run", f"train.precision={precision}")
+
+    found = [line for line in run.settings if "no fast bf16 operators" in line]
+    assert len(found) == (precision == "bf16" and not fast)
+    assert all(line.endswith("train.precision=fp32 is faster here") for line in found)
+
+
 def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> None:
     options = config(videos, tmp_path, "train.freeze_bn=true", "train.views=sequential")
     run = build(videos, tmp_path / "run")

@@ -235,6 +235,7 @@ def test_mixed_precision_gives_similar_logits(swept: Sweep, precision: str) -> N
 
 def test_auto_is_resolved_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     networks = importlib.import_module("ffn.export.networks")  # ffn.export is the function
+    monkeypatch.setattr(networks, "has_bf16", lambda: True)
     monkeypatch.setattr(networks, "_is_faster_in_bf16", lambda *_: True)
     result = sweep(flexible(), loader(ToyVideos(5)), precision="auto", fused=True)
     assert result.measured["precision"] == "bf16"

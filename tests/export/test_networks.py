@@ -113,6 +113,7 @@ def outputs(network: torch.nn.Module, clip: torch.Tensor) -> torch.Tensor:
 @torch.inference_mode()
 def test_auto_measures_once_and_keeps_the_result(model, tmp_path, monkeypatch, faster) -> None:
     calls = []
+    monkeypatch.setattr(networks, "has_bf16", lambda: True)
     monkeypatch.setattr(networks, "_is_faster_in_bf16", lambda *_: calls.append(1) or faster)
     chosen = "bf16" if faster else "fp32"
     for _ in range(2):
@@ -131,6 +132,23 @@ def test_auto_measures_once_and_keeps_the_result(model, tmp_path, monkeypatch, f
     path.write_text("damaged")
     make(model, tmp_path / "home", precision="auto")(torch.randn(1, 3, 8, 32, 32))
     assert len(calls) == 2
+
+
+@torch.inference_mode()
+def test_a_processor_without_fast_bf16(model, tmp_path, monkeypatch, caplog) -> None:
+    """fp32 without a measurement, whose passes in bf16 would take minutes in large networks."""
+    monkeypatch.setattr(networks, "has_bf16", lambda: False)
+    run = make(model, tmp_path, precision="auto")
+    run(torch.randn(1, 3, 8, 32, 32))
+    assert str(run) == "fused, fp32"
+    assert not (tmp_path / "precision.json").exists()
+    assert not caplog.records
+
+    run = make(model, tmp_path, precision="bf16")
+    for frames in (8, 2):
+        run(torch.randn(1, 3, frames, 32, 32))
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "no fast bf16 operators for this processor" in warning
 
 
 @torch.inference_mode()
