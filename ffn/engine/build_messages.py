@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import fields
 from typing import Any
 
 import torch
@@ -131,6 +132,14 @@ def _warnings(
         fine_tuning=config.model.weights is not None,
     )
     yield from recipe.warmup_warnings(config.optim.warmup_epochs, train.epochs)
+    yield from recipe.optimiser_warnings(
+        _changed(config.optim),
+        name=config.optim.name.value,
+        schedule=config.optim.schedule.value,
+        milestones=config.optim.milestones,
+        epochs=train.epochs,
+        linear_probe=train.linear_probe,
+    )
     if world.device.type == "cpu":
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
         yield from recipe.thread_warnings(torch.get_num_threads(), processes, usable_cores())
@@ -162,3 +171,10 @@ def _warnings(
             start_classes=None if match.classes is not None else record.classes,
             classes=splits.classes,
         )
+
+
+def _changed(options: Any) -> set[str]:
+    """Names of options that do not have their default values."""
+    defaults = type(options)()
+    names = (field.name for field in fields(options))
+    return {name for name in names if getattr(options, name) != getattr(defaults, name)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 
 from torch import nn
@@ -151,6 +151,41 @@ def warmup_warnings(warmup_epochs: float, epochs: int) -> Iterator[str]:
         yield (
             f"optim.warmup_epochs is {warmup_epochs:g} and train.epochs is {epochs}: the whole run "
             "is warm-up and never reaches optim.lr. Lower optim.warmup_epochs"
+        )
+
+
+def optimiser_warnings(
+    changed: Set[str],
+    *,
+    name: str,
+    schedule: str,
+    milestones: Sequence[float],
+    epochs: int,
+    linear_probe: bool = False,
+) -> Iterator[str]:
+    """Options of the optimiser that do nothing, and a step schedule without a step.
+
+    Args:
+        changed: options under ``optim`` that do not have their default values.
+        name: ``optim.name``.
+        schedule: ``optim.schedule``.
+        milestones: ``optim.milestones``.
+        epochs: of the run.
+        linear_probe: ``train.linear_probe``.
+    """
+    steps = schedule == "step"
+    idle = {
+        f"optim.schedule={schedule}": ["final_lr"] if steps else ["milestones", "gamma"],
+        f"optim.name={name}": [] if name == "sgd" else ["momentum"],
+        "train.linear_probe, which trains one layer": ["layer_decay"] if linear_probe else [],
+    }
+    for reason, options in idle.items():
+        for option in changed & set(options):
+            yield f"optim.{option} has no effect with {reason}"
+    if steps and min(milestones, default=epochs) >= epochs:
+        yield (
+            f"optim.milestones is {milestones} and train.epochs is {epochs}: the learning rate is "
+            "never lowered. Choose epochs below train.epochs, or optim.schedule=cosine"
         )
 
 

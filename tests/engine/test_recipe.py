@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from engine_toys import ROOT
+from engine_toys import ROOT, build
 from torch import nn
 
 from ffn.engine import recipe
@@ -170,3 +170,34 @@ def test_more_threads_than_cores(
     assert len(found) == (advice is not None)
     if advice:
         assert found[0].endswith(f"start with OMP_NUM_THREADS={advice}")
+
+
+@pytest.mark.parametrize(
+    ("given", "warned"),
+    [
+        ((), []),
+        (["schedule=cosine", "final_lr=1e-5"], []),
+        (["schedule=cosine", "milestones=[3]"], ["optim.milestones has no effect with optim.sch"]),
+        (["schedule=cosine", "gamma=0.5"], ["optim.gamma has no effect with optim.schedule=cosi"]),
+        (["final_lr=1e-5"], ["optim.final_lr has no effect with optim.schedule=step"]),
+        (["name=adamw", "momentum=0.5"], ["optim.momentum has no effect with optim.name=adamw"]),
+        (["layer_decay=0.5"], []),
+        (["milestones=[50,60]"], ["optim.milestones is [50.0, 60.0] and train.epochs is 50"]),
+        (["milestones=[]"], ["optim.milestones is [] and train.epochs is 50"]),
+    ],
+)
+def test_options_of_the_optimiser_without_effect(
+    videos: Path, tmp_path: Path, given: list[str], warned: list[str]
+) -> None:
+    defaults = ["schedule=step", "milestones=[20,40]", "final_lr=0", "name=sgd", "momentum=0.9"]
+    options = [f"optim.{option}" for option in (*defaults, *given)]
+    for more in ([], ["train.linear_probe=true"]):
+        run = build(videos, tmp_path / f"run{len(more)}", *options, "train.epochs=50", *more)
+        lines = [line for line in run.settings if line.startswith("warning: optim.")]
+        expected = [
+            *warned,
+            *["optim.layer_decay has no"] * ("layer_decay=0.5" in given and bool(more)),
+        ]
+        assert len(lines) == len(expected)
+        for line, start in zip(lines, expected, strict=True):
+            assert line.startswith(f"warning: {start}")
