@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ffn.benchmarks.timing import Comparison, Variant, compare, interleave
+from ffn.devices import has_bf16
 from ffn.export import can_pack
 
 NOW = Path(__file__).parents[2]
@@ -86,10 +87,11 @@ def compare_versions(
 
 
 def _forms(device: torch.device) -> list[str]:
-    """The forms that can run here."""
+    """The forms that can run here; those in bf16 not on a CPU without fast operators."""
     dtypes = {form: torch.bfloat16 if "bf16" in form else torch.float32 for form in FORMS}
     on_cpu = device.type == "cpu"
-    return [form for form in FORMS if "packed" not in form or (on_cpu and can_pack(dtypes[form]))]
+    forms = [form for form in FORMS if "bf16" not in form or not on_cpu or has_bf16()]
+    return [form for form in forms if "packed" not in form or (on_cpu and can_pack(dtypes[form]))]
 
 
 def describe_tree(tree: Path) -> str:
