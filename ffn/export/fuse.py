@@ -16,6 +16,7 @@ from ffn.export.dataflow import record
 from ffn.export.folding import Folder
 from ffn.export.formats import ExportError
 from ffn.export.kernels import InFloat32, choose_kernels
+from ffn.export.packing import is_packed
 
 HALVES = (torch.bfloat16, torch.float16)
 TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
@@ -94,13 +95,18 @@ def fuse(
             (``ffn.export.kernels``); False for other runtimes, which choose their own.
 
     Raises:
-        ValueError: ``frames`` is missing or less than 1, the network is in half precision, or its
-            output is no tensor.
+        ValueError: ``frames`` is missing or less than 1, the network is in half precision or
+            packed, or its output is no tensor.
         FuseError: an output for the example is NaN or infinite, or differs by more than 1e-4 of
             the largest one, also for clips of 1 and 2 frames and of the ends of the range.
     """
     if frames is not None and (not isinstance(frames, int) or frames < 1):
         raise ValueError(f"frames is {frames!r}; expected an integer of 1 or more")
+    if is_packed(model):
+        raise ValueError(
+            f"{type(model).__name__} has packed layers (ffn.export.pack), whose weights other "
+            "formats cannot read; fuse or export the network from before, and pack a copy of it"
+        )
     if isinstance(model, FrameFlexible):
         if frames is None:
             counts = ", ".join(map(str, model.trained_frames))

@@ -62,6 +62,11 @@ def pack(network: nn.Module) -> nn.Module:
     return network
 
 
+def is_packed(network: nn.Module) -> bool:
+    """Whether a network has packed layers, whose weights cannot be copied to other formats."""
+    return any(isinstance(module, (PackedConv2d, PackedLinear)) for module in network.modules())
+
+
 class PackedWeight:
     """The weight of a convolution in the layout that oneDNN wants for the shape of the input.
 

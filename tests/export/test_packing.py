@@ -408,6 +408,15 @@ def test_weights_can_be_read() -> None:
         assert torch.equal(before.bias, after.bias)
 
 
+def test_packed_networks_are_neither_fused_nor_exported(tmp_path) -> None:
+    packed = pack(ffn.fuse(create_model("tsm_tiny", num_classes=5), frames=4))
+    with pytest.raises(ValueError, match=r"TSM has packed layers .* pack a copy of it"):
+        ffn.fuse(packed)
+    with pytest.raises(ValueError, match="has packed layers"):
+        ffn.export(packed, tmp_path / "net.pt2", size=32)
+    assert not any(tmp_path.iterdir())
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["tsm.dla46_c"])
 def test_blocks_with_optional_arguments_of_timm(name: str) -> None:
