@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,8 @@ from ffn.evaluation.plots import COLOURS, GREY, new_figure, tidy, write_figure
 from ffn.files import write_text
 
 FORMAT = 1  # of the JSON file
+
+_log = logging.getLogger(__name__)
 
 
 def report_lines(result: RangeTest, suggestion: Suggestion | None, scale: float) -> list[str]:
@@ -65,8 +68,8 @@ def save_range_test(
         folder: created if it is missing.
         config: options of the test, as plain values.
 
-    Raises:
-        ImportError: matplotlib is not installed; the JSON file is complete.
+    Returns:
+        The two files; without the figure, and with a warning, if matplotlib is not installed.
     """
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"lr_range.{suffix}" for suffix in ("json", "png")]
@@ -81,7 +84,11 @@ def save_range_test(
         "config": config,
     }
     write_text(files[0], json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
-    _save_figure(result, suggestion, files[1])
+    try:
+        _save_figure(result, suggestion, files[1])
+    except ImportError as error:
+        _log.warning("%s; %s is not drawn", error, files[1])
+        return files[:1]
     return files
 
 

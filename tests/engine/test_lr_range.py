@@ -133,6 +133,16 @@ def test_report_scales_to_the_base_batch_size(tmp_path: Path) -> None:
     assert figure.read_bytes().startswith(b"\x89PNG")
 
 
+def test_without_matplotlib_only_the_figure_is_missing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    files = save_range_test(RangeTest([1e-6], [1.0], False), None, tmp_path, {})
+    assert files == [tmp_path / "lr_range.json"] == list(tmp_path.iterdir())
+    assert "pip install 'frame-flexible[plot]'" in caplog.text
+    assert "lr_range.png is not drawn" in caplog.text
+
+
 # --- with a network -----------------------------------------------------------------------------
 
 
