@@ -12,6 +12,8 @@ SLOW_BF16 = (  # unless has_bf16()
     "as in fp32"
 )
 
+NO_COMPILER = "no C++ compiler for torch.compile: looked for $CXX, else g++, or clang++ on macOS"
+
 
 def describe_device(device: torch.device) -> str:
     """Name of the hardware: "NVIDIA H200", or a CPU with its number of threads."""
@@ -31,6 +33,18 @@ def has_bf16() -> bool:
     """
     known = hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
     return known and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+
+
+def has_compiler() -> bool:
+    """Whether torch finds the C++ compiler that it needs to compile graphs for a CPU."""
+    from torch._inductor.cpp_builder import get_cpp_compiler
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        get_cpp_compiler()
+    except InvalidCxxCompiler:
+        return False
+    return True
 
 
 def _describe_processor() -> str:

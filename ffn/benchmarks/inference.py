@@ -26,6 +26,7 @@ from ffn.core import convert
 from ffn.devices import has_bf16
 from ffn.evaluation import count_macs
 from ffn.export import Calibration, can_pack, export, fuse, pack
+from ffn.export.compiled import Compiled
 from ffn.zoo import create_model
 
 UNFUSED = "as trained"
@@ -143,7 +144,7 @@ def _networks(
     if compiled:
         name = "fused, bf16" if "fused, bf16" in networks else "fused"
         network, dtype = networks[name]
-        networks[f"{name}, compiled"] = torch.compile(network), dtype
+        networks[f"{name}, compiled"] = Compiled(network), dtype
     return networks
 
 

@@ -8,8 +8,6 @@ need a graph for each clip length and mode.
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -18,8 +16,7 @@ import torch
 from torch import nn
 
 from ffn.core import FrameFlexible
-
-COMPILERS = ("g++", "clang++")
+from ffn.devices import NO_COMPILER, has_compiler
 
 
 def compile_network(model: nn.Module, *, lengths_change: bool = False) -> None:
@@ -40,10 +37,7 @@ def compile_network(model: nn.Module, *, lengths_change: bool = False) -> None:
     """
     device = next((p.device.type for p in model.parameters()), "cpu")
     if device == "cpu" and not has_compiler():
-        raise RuntimeError(
-            f"no C++ compiler for torch.compile: looked for $CXX, {', '.join(COMPILERS)}. Install "
-            "one, or set train.compile=false"
-        )
+        raise RuntimeError(f"{NO_COMPILER}. Install one, or set train.compile=false")
     flexible = isinstance(model, FrameFlexible)
     graphs = 3 if lengths_change else 1  # of 1, 2, and more frames
     _allow_graphs(graphs * (len(model.trained_frames) if flexible else 1))
@@ -62,11 +56,6 @@ def with_changing_lengths(
         return batch
 
     return call
-
-
-def has_compiler() -> bool:
-    """Return whether there is a C++ compiler, which graphs on a CPU need."""
-    return any(shutil.which(name) for name in (os.environ.get("CXX", ""), *COMPILERS))
 
 
 def eager() -> AbstractContextManager[None]:

@@ -9,6 +9,7 @@ from typing import IO
 
 from torch import Tensor
 
+from ffn.devices import NO_COMPILER, has_compiler
 from ffn.export.deployed import DeployedNetwork
 from ffn.export.formats import ExportError, Run, register_format, trace
 
@@ -18,7 +19,8 @@ def aotinductor(network: DeployedNetwork, clip: Tensor, file: IO[bytes]) -> Run:
     """A package for ``torch._inductor.aoti_load_package``; its metadata values are JSON."""
     from torch._inductor import aoti_compile_and_package, aoti_load_package
 
-    _check_compiler()
+    if not has_compiler():  # found before the minutes that a trace may take
+        raise ExportError(f"{NO_COMPILER}, which AOTInductor needs too; install one")
     program = trace(network, clip)
     metadata = {key: json.dumps(value) for key, value in network.metadata.items()}
     with tempfile.TemporaryDirectory() as folder:
@@ -28,16 +30,3 @@ def aotinductor(network: DeployedNetwork, clip: Tensor, file: IO[bytes]) -> Run:
         )
         file.write(Path(path).read_bytes())
         return aoti_load_package(path)
-
-
-def _check_compiler() -> None:
-    """Find the C++ compiler before the minutes that a trace may take."""
-    from torch._inductor.cpp_builder import get_cpp_compiler
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        get_cpp_compiler()
-    except InvalidCxxCompiler as error:
-        raise ExportError(
-            f"AOTInductor needs a C++ compiler; install g++, or set CXX: {error}"
-        ) from error

@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
-from ffn.devices import SLOW_BF16, describe_device, has_bf16
+from ffn.devices import NO_COMPILER, SLOW_BF16, describe_device, has_bf16, has_compiler
+from ffn.export.compiled import Compiled
 from ffn.export.fuse import TOLERANCE, fuse
 from ffn.export.packing import can_pack, pack
 from ffn.files import write_text
@@ -52,7 +53,7 @@ class Networks:
         cache: folder of the file with measurements; None: every process measures.
 
     Raises:
-        ValueError: an unknown precision.
+        ValueError: an unknown precision, or no C++ compiler to compile with.
     """
 
     def __init__(
@@ -67,6 +68,9 @@ class Networks:
         if precision not in ("auto", *PRECISIONS):
             allowed = ", ".join(["auto", *PRECISIONS])
             raise ValueError(f'precision is "{precision}"; allowed: {allowed}')
+        on_cpu = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
+        if compiled and on_cpu and not has_compiler():
+            raise ValueError(f"{NO_COMPILER}. Install one, or do not compile the network")
         self.precision, self.fused, self.compiled = precision, fused, compiled
         self._model, self._cache = model, cache
         self._networks: OrderedDict[int, nn.Module] = OrderedDict()
@@ -178,7 +182,7 @@ class Networks:
                 network = network.to(dtype)
                 if packed is not None and can_pack(dtype):
                     network = pack(network)
-        return torch.compile(network) if self.compiled else network
+        return Compiled(network) if self.compiled else network
 
     def _packs(self, device: torch.device) -> bool:
         """Whether networks are packed (:func:`ffn.export.pack`)."""

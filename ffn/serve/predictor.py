@@ -41,7 +41,7 @@ class Predictor:
             shows that it is faster. The measurement takes a few forward passes; a file in
             ``FFN_HOME`` keeps it for later processes. On CUDA, "auto" is bf16 or else fp16.
         fuse: Run fused networks; False for the network as it was trained.
-        compile: Use ``torch.compile``; the first video of every length takes long.
+        compile: Use ``torch.compile``; the first video of a length may take a minute.
         pattern: File names in a folder of frames, e.g. ``img_{:05d}.jpg``. Default: that of the
             training (``data.frame_pattern`` in the record), or else ``{:05d}.jpg``.
         cascade: File of ``ffn cascade fit`` for these weights, for ``frames="cascade"``; default:
@@ -49,7 +49,8 @@ class Predictor:
 
     Raises:
         ValueError: if the name or the precision is unknown, the record has no valid preprocessing,
-            or the cascade is damaged or belongs to other weights.
+            there is no C++ compiler for ``compile=True`` on a CPU, or the cascade is damaged or
+            belongs to other weights.
         FileNotFoundError: if the file, or that of the cascade, does not exist.
         WeightsError: if the weights cannot be loaded.
         TypeError: if `name_or_path` is neither a name nor a path.

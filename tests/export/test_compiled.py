@@ -1,0 +1,109 @@
+"""Networks that torch.compile compiles for inference."""
+
+from __future__ import annotations
+
+import threading
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.profiler import ProfilerActivity, profile
+
+import ffn
+from ffn.devices import has_compiler
+from ffn.export import can_pack
+from ffn.export import networks as networks_module
+from ffn.export.compiled import Compiled
+from ffn.export.networks import Networks
+
+SHAPES = [(1, 3, 8, 8), (2, 3, 8, 8), (2, 3, 12, 8)]
+
+
+class Backend:
+    """A compiler that counts the graphs and runs them as they are."""
+
+    def __init__(self) -> None:
+        self.graphs = 0
+
+    def __call__(self, graph: torch.fx.GraphModule, inputs: list[Tensor]):
+        self.graphs += 1
+        return graph.forward
+
+
+@pytest.fixture
+def backend(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    backend = Backend()
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=backend))
+    return backend
+
+
+def network() -> nn.Module:
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
+
+
+def test_twelve_networks_of_a_class_keep_their_graphs(backend: Backend) -> None:
+    """torch has one limit, of eight graphs, for all networks of a class."""
+    plain = [network() for _ in range(12)]
+    compiled = [Compiled(one) for one in plain]
+    for one, fast in zip(plain, compiled, strict=True):
+        for shape in SHAPES:
+            clip = torch.randn(shape)
+            assert torch.equal(fast(clip), one(clip))
+    graphs = backend.graphs
+    assert graphs >= 2 * len(plain)
+
+    with torch.compiler.set_stance("fail_on_recompile"):
+        for one, fast in zip(plain, compiled, strict=True):
+            for shape in SHAPES:
+                clip = torch.randn(shape)
+                assert torch.equal(fast(clip), one(clip))
+    assert backend.graphs == graphs
+
+
+def test_inference_tensors_and_others_have_the_same_graph(backend: Backend) -> None:
+    fast, clip = Compiled(network()), torch.randn(SHAPES[0])
+    logits = fast(clip)
+    assert not logits.requires_grad
+    with torch.inference_mode():
+        assert torch.equal(fast(clip + 0), logits)
+    with torch.no_grad():
+        assert torch.equal(fast(clip), logits)
+    assert backend.graphs == 1
+
+
+def test_options_of_the_process_are_as_before(backend: Backend) -> None:
+    """First calls of several threads overlap; each sets the option, and one resets it last."""
+    from torch._inductor import config
+
+    compiled = [Compiled(network()) for _ in range(6)]
+    with config.patch(freezing=False):
+        threads = [
+            threading.Thread(target=fast, args=(torch.randn(1, 3, 8, 8),)) for fast in compiled
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert config.freezing is False
+    assert backend.graphs == len(compiled)
+
+
+@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+@pytest.mark.skipif(not can_pack(torch.float32), reason="needs the operators of oneDNN")
+def test_weights_are_packed() -> None:
+    plain, clip = network(), torch.randn(1, 3, 16, 16)
+    fast = Compiled(plain)
+    torch.testing.assert_close(fast(clip), plain(clip), rtol=1e-5, atol=1e-6)
+    with profile(activities=[ProfilerActivity.CPU]) as profiled:
+        fast(clip)
+    names = [event.key for event in profiled.key_averages()]
+    assert any("mkldnn::_convolution_pointwise" in name for name in names), names
+
+
+def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(networks_module, "has_compiler", lambda: False)
+    model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), [4, 8]).eval()
+    Networks(model)
+    with pytest.raises(ValueError, match=r"no C\+\+ compiler .* looked for \$CXX.* do not compile"):
+        Networks(model, compiled=True)
