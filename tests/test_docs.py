@@ -225,3 +225,45 @@ def test_what_the_page_says_of_cascades_in_time() -> None:
         row = mean["fixed"][str(single)]
         assert sentence.format(cascade=f"{mean['cascade']['ms']:.2f}") in text
         assert f"{row['raw']:.1f} % in {row['ms']:.2f} ms" in text
+
+
+@pytest.mark.parametrize(
+    ("stem", "counts", "digits"),
+    [("motion_precisions", (4, 8, 16), 2), ("own_motions_precisions", (2, 4, 8, 16), 1)],
+)
+def test_the_tables_of_precisions(stem: str, counts: tuple[int, ...], digits: int) -> None:
+    text = (ROOT / "docs/inference.md").read_text()
+    runs = json.loads((ROOT / f"model_zoo/results/{stem}.json").read_text())["runs"]
+    for network in {name.partition("/")[2] for name in runs}:
+        rows = [
+            {row["frames"]: row["top1_mean"] for row in runs[f"{kind}/{network}"]["rows"]}
+            for kind in ("fp32", "bf16", "int8")
+        ]
+        for count in counts:
+            shown = " | ".join(f"{row[count]:.{digits}f}" for row in rows)
+            assert f"| {count} | {shown} |" in text, network
+
+
+def test_what_the_page_says_of_forms() -> None:
+    text = " ".join((ROOT / "docs/any_count.md").read_text().split())
+    content = json.loads((ROOT / "model_zoo/results/motion_any_count_forms.json").read_text())
+    top1 = {
+        name: {row["frames"]: row["top1_mean"] for row in run["rows"]}
+        for name, run in content["runs"].items()
+    }
+    counts = (2, *range(4, 21, 2))
+    mean = {n: sum(of[t] for t in counts) / 10 for n, of in top1.items() if {*counts} <= {*of}}
+    teacher, ours = top1["any_count_teacher_20"], top1["any_count"]
+
+    less, more = ours[6] - teacher[6], teacher[24] - ours[24]
+    expected = f"has {mean['any_count_teacher_20']:.1f} with the same number of frames per video"
+    assert f"{expected}, in place of {mean['any_count']:.1f}: {less:.1f} less at 6" in text
+    assert f"and {more:.1f} more at 24 frames" in text
+    assert f"more often have {mean['any_count_centre']:.1f} (`any_count_centre`)" in text
+    assert f"by one count have {mean['any_count_overlap']:.1f} (`any_count_overlap`)" in text
+    rates = [mean[f"any_count_lr_{rate}"] for rate in ("4e-3", "1e-3")]
+    assert f"Twice the rate of the config has {rates[0]:.1f}, half of it {rates[1]:.1f}" in text
+    assert (
+        f"Training in one part, without the plain network, has {mean['views3_sets7_one_part']:.1f}"
+        in text
+    )
