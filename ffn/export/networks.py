@@ -124,7 +124,8 @@ class Networks:
             self._networks.move_to_end(count)
             network = self._networks[count]
             if self.fused and frames not in self._differs:
-                self._differs[frames] = self._is_other(network, clip[:1])
+                given = clip if self.compiled else clip[:1]  # one shape to compile
+                self._differs[frames] = self._is_other(network, given)
             return network
 
     def _is_other(self, network: nn.Module, clip: Tensor) -> bool:

@@ -14,7 +14,7 @@ import ffn
 from ffn.devices import has_compiler
 from ffn.export import can_pack
 from ffn.export import networks as networks_module
-from ffn.export.compiled import Compiled
+from ffn.export.compiled import GRAPHS, Compiled
 from ffn.export.networks import Networks
 
 SHAPES = [(1, 3, 8, 8), (2, 3, 8, 8), (2, 3, 12, 8)]
@@ -42,6 +42,11 @@ def network() -> nn.Module:
     return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 2, 1)).eval()
 
 
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    """Messages of ffn; torch logs traces of its own."""
+    return [record.message for record in caplog.records if record.name.startswith("ffn")]
+
+
 def test_twelve_networks_of_a_class_keep_their_graphs(backend: Backend) -> None:
     """torch has one limit, of eight graphs, for all networks of a class."""
     plain = [network() for _ in range(12)]
@@ -51,7 +56,7 @@ def test_twelve_networks_of_a_class_keep_their_graphs(backend: Backend) -> None:
             clip = torch.randn(shape)
             assert torch.equal(fast(clip), one(clip))
     graphs = backend.graphs
-    assert graphs >= 2 * len(plain)
+    assert graphs == len(SHAPES) * len(plain)
 
     with torch.compiler.set_stance("fail_on_recompile"):
         for one, fast in zip(plain, compiled, strict=True):
@@ -70,6 +75,38 @@ def test_inference_tensors_and_others_have_the_same_graph(backend: Backend) -> N
     with torch.no_grad():
         assert torch.equal(fast(clip), logits)
     assert backend.graphs == 1
+
+
+def test_more_shapes_than_graphs(backend: Backend, caplog: pytest.LogCaptureFixture) -> None:
+    plain = network()
+    fast = Compiled(plain)
+    for size in (*range(4, 16), 4, 15):
+        clip = torch.randn(1, 3, 8, size)
+        assert torch.equal(fast(clip), plain(clip))
+    assert backend.graphs == GRAPHS
+    (warning,) = warnings(caplog)
+    assert f"for clips of shape (1, 3, 8, {4 + GRAPHS}): it has graphs for 8 other" in warning
+
+
+def test_a_shape_for_which_torch_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail_for_wide(graph: torch.fx.GraphModule, inputs: list[Tensor]):
+        widths = [x.shape[-1] for x in inputs if x.dim() == 4]
+        if 12 in widths:
+            raise RuntimeError("cannot be compiled\nmore lines")
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend=fail_for_wide))
+    plain = network()
+    fast = Compiled(plain)
+    for size in (8, 12, 8, 12):
+        clip = torch.randn(1, 3, 8, size)
+        assert torch.equal(fast(clip), plain(clip))
+    (warning,) = warnings(caplog)
+    assert "Sequential is not compiled for clips of shape (1, 3, 8, 12): torch.compile" in warning
+    assert "cannot be compiled" in warning
+    assert "\n" not in warning
 
 
 def test_options_of_the_process_are_as_before(backend: Backend) -> None:
@@ -99,6 +136,20 @@ def test_weights_are_packed() -> None:
         fast(clip)
     names = [event.key for event in profiled.key_averages()]
     assert any("mkldnn::_convolution_pointwise" in name for name in names), names
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
+@pytest.mark.parametrize("family", ["tsm", "slowfast", "tea", "uniformer"])
+def test_the_families_at_several_shapes(family: str, caplog: pytest.LogCaptureFixture) -> None:
+    """One graph for several numbers of frames fails for TEA."""
+    model = ffn.convert(ffn.create_model(f"{family}_tiny", num_classes=5), [4, 8]).eval()
+    fused = ffn.fuse(model, 8)
+    fast = Compiled(fused)
+    for shape in [(1, 3, 8, 32, 32), (1, 3, 9, 32, 32), (2, 3, 8, 32, 32)]:
+        clip = torch.randn(shape)
+        torch.testing.assert_close(fast(clip), fused(clip), rtol=1e-4, atol=1e-5)
+    assert not warnings(caplog)
 
 
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
