@@ -137,8 +137,8 @@ def test_the_table_of_cascades() -> None:
 @pytest.mark.parametrize(
     ("label", "network"),
     [
-        ("`own_motions.yaml`", "any_count"),
-        ("the same at 4, 8 and 16 frames", "fixed_4_8_16"),
+        ("`own_motions.yaml`", "fixed_4_8_16"),
+        ("the same, at any count from 2 to 20", "any_count"),
         ("16 frames alone", "plain_16"),
         ("8 frames alone", "plain_8"),
         ("4 frames alone", "plain_4"),
@@ -181,38 +181,68 @@ def test_the_table_of_own_clips(label: str, network: str) -> None:
         assert high - low > 19
 
 
+def own_motions(stem: str) -> dict[str, dict[int, Any]]:
+    """Rows of model_zoo/results/own_motions_<stem>.json, by network and number of frames."""
+    content = json.loads((ROOT / f"model_zoo/results/own_motions_{stem}.json").read_text())
+    return {
+        name: {row["frames"]: row for row in network["rows"]}
+        for name, network in content["networks"].items()
+    }
+
+
+def top1(rows: dict[int, Any], *counts: int) -> float:
+    """The mean over numbers of frames."""
+    return sum(rows[count]["top1"]["mean"] for count in counts) / len(counts)
+
+
 def test_what_pages_say_of_own_motions() -> None:
-    found = {}
-    for stem in ("motion6", "reps6"):
-        content = json.loads((ROOT / f"model_zoo/results/own_motions_{stem}.json").read_text())
-        for name, network in content["networks"].items():
-            found[stem, name] = {row["frames"]: row for row in network["rows"]}
-    ours, plain = found["motion6", "any_count"], found["motion6", "plain_16"]
-    gain = {n: f"{ours[n]['top1']['mean'] - plain[n]['top1']['mean']:.0f}" for n in (2, 4)}
-    shuffled = [row["top1_shuffled"]["mean"] for n, row in ours.items() if n > 1]
-    reps, alone = (found["reps6", name][16] for name in ("any_count", "plain_16"))
+    first, second = own_motions("motion6"), own_motions("motion6_seed_1")
+    ours, plain = first["fixed_4_8_16"], first["plain_16"]
     tuning, any_count, readme = (
         " ".join((ROOT / name).read_text().split())
         for name in ("docs/fine_tuning.md", "docs/any_count.md", "README.md")
     )
-
+    alone = [top1(ours, n) - top1(first[f"plain_{n}"], n) for n in (4, 8, 16)]
+    assert "by {:+.1f}, {:.1f} and {:+.1f} points; the 95 %".format(*alone) in tuning
+    gain = {n: f"{top1(ours, n) - top1(plain, n):.0f}" for n in (2, 4)}
     assert f"is {gain[4]} points above the network at 16 frames" in tuning
     assert f"and {gain[2]} if they see 2" in tuning
+    shuffled = [row["top1_shuffled"]["mean"] for n, row in ours.items() if n > 1]
     assert f"it has {min(shuffled):.0f} to {max(shuffled):.0f} %" in tuning
-    direction = f"{reps['class_groups']['mean']:.1f} %"
-    assert f"({reps['top1']['mean']:.0f} % at 16 frames)" in tuning
-    fixed = found["reps6", "fixed_4_8_16"][16]["class_groups"]["mean"]
-    assert f"{direction} (separate network: {alone['class_groups']['mean']:.1f} %" in tuning
-    assert f"trained at 4, 8 and 16 frames: {fixed:.1f} %" in tuning
-    other = found["motion6", "fixed_4_8_16"]
-    more = [
-        f"{abs(other[n]['top1']['mean'] - ours[n]['top1']['mean']):.1f}" for n in (4, 8, 16, 20)
-    ]
-    assert f"more accurate by {more[0]} and {more[1]} points at 4 and 8 frames" in tuning
-    assert f"less by {more[2]} and {more[3]} at 16 and 20" in tuning
+    assert f"{top1(ours, 16):.0f} % on 345 real clips of six motions at 16 frames" in readme
+    assert f"at 16 frames, {top1(ours, 4):.0f} % at 4" in readme
+
+    gain = {n: f"{top1(first['any_count'], n) - top1(plain, n):.0f}" for n in (2, 4)}
     assert f"is {gain[4]} and {gain[2]} points above" in any_count
-    at = {n: f"{ours[n]['top1']['mean']:.0f} %" for n in (4, 16)}
-    assert f"{at[16]} on 345 real clips of six motions at 16 frames, {at[4]} at 4" in readme
+    most = [top1(of["fixed_4_8_16"], *range(3, 21)) for of in (first, second)]
+    most_any = [top1(of["any_count"], *range(3, 21)) for of in (first, second)]
+    more = [f"{ours - other:.1f}" for ours, other in zip(most, most_any, strict=True)]
+    less = [
+        f"{top1(of['any_count'], 2) - top1(of['fixed_4_8_16'], 2):.1f}" for of in (first, second)
+    ]
+    assert f"has {more[0]} points more in the mean with seed 0, and {more[1]} with" in tuning
+    assert f"at 2 frames {less[0]} and {less[1]} points less" in tuning
+    assert f"from 3 frames on, by {more[0]} and {more[1]} points in two seeds" in any_count
+    fourth = second["fixed_2_4_8_16"]
+    at_2 = top1(fourth, 2) - top1(second["any_count"], 2)
+    others = most_any[1] - top1(fourth, *range(3, 21))
+    assert f"it has {at_2:.1f} points more than any count at 2, and {others:.1f} less" in tuning
+
+
+def test_what_the_page_says_of_the_direction_of_exercises() -> None:
+    text = " ".join((ROOT / "docs/fine_tuning.md").read_text().split())
+    first, second = (
+        {
+            name: (rows[16]["top1"]["mean"], rows[16]["class_groups"]["mean"])
+            for name, rows in of.items()
+        }
+        for of in (own_motions("reps6"), own_motions("reps6_seed_1"))
+    )
+    ours, others = first["fixed_4_8_16"], second["any_count"]
+    assert f"({ours[0]:.0f} % at 16 frames)" in text
+    assert f"right in {ours[1]:.1f} % (separate network: {first['plain_16'][1]:.1f} %" in text
+    assert f"Trained at any count, it is right in {first['any_count'][1]:.1f} %" in text
+    assert f"in {others[1]:.1f} % in place of {second['fixed_4_8_16'][1]:.1f} %" in text
 
 
 def test_what_the_page_says_of_cascades_in_time() -> None:
@@ -247,13 +277,13 @@ def test_the_tables_of_precisions(stem: str, counts: tuple[int, ...], digits: in
 def test_what_the_page_says_of_forms() -> None:
     text = " ".join((ROOT / "docs/any_count.md").read_text().split())
     content = json.loads((ROOT / "model_zoo/results/motion_any_count_forms.json").read_text())
-    top1 = {
+    found = {
         name: {row["frames"]: row["top1_mean"] for row in run["rows"]}
         for name, run in content["runs"].items()
     }
     counts = (2, *range(4, 21, 2))
-    mean = {n: sum(of[t] for t in counts) / 10 for n, of in top1.items() if {*counts} <= {*of}}
-    teacher, ours = top1["any_count_teacher_20"], top1["any_count"]
+    mean = {n: sum(of[t] for t in counts) / 10 for n, of in found.items() if {*counts} <= {*of}}
+    teacher, ours = found["any_count_teacher_20"], found["any_count"]
 
     less, more = ours[6] - teacher[6], teacher[24] - ours[24]
     expected = f"has {mean['any_count_teacher_20']:.1f} with the same number of frames per video"
