@@ -26,12 +26,13 @@ from ffn.core import convert
 from ffn.devices import has_bf16
 from ffn.evaluation import count_macs
 from ffn.export import Calibration, can_pack, export, fuse, pack
-from ffn.export.compiled import Compiled
+from ffn.export.graphs import Compiled, CudaGraphs
 from ffn.zoo import create_model
 
 UNFUSED = "as trained"
 ONNX, INT8 = RUNTIME = ("ONNX Runtime", "ONNX Runtime, int8")
 PACKED = {"fused, packed": "fused", "fused, bf16, packed": "fused, bf16"}  # and their origin
+CUDA_GRAPH = ", CUDA graph"
 
 
 def compare_inference(
@@ -58,6 +59,7 @@ def compare_inference(
         size: height and width of the clips, pixels.
         num_classes: K.
         compiled: also the fused network compiled by ``torch.compile``, in bf16 where that is fast.
+            On CUDA, networks in bf16 also run as CUDA graphs.
         onnx: also files for ONNX Runtime, in fp32 and int8; on a CPU.
         rounds: timed forward passes of each form.
         device: CPU or CUDA.
@@ -100,6 +102,7 @@ def _compare(
         peaks = {
             name: sizes[name] + tensor_bytes([x]) + peak_memory(calls[name], clips.device)
             for name, x in inputs.items()
+            if not name.endswith(CUDA_GRAPH)  # graphs share memory, which they keep
         }
         peaks |= {name: onnx_memory(path, clips) for name, path in files.items()}
         sessions = {name: _open(path) for name, path in files.items()}
@@ -145,6 +148,10 @@ def _networks(
         name = "fused, bf16" if "fused, bf16" in networks else "fused"
         network, dtype = networks[name]
         networks[f"{name}, compiled"] = Compiled(network), dtype
+    if clip.is_cuda:
+        for name in [name for name in networks if "bf16" in name]:
+            network, dtype = networks[name]
+            networks[name + CUDA_GRAPH] = CudaGraphs(network), dtype
     return networks
 
 

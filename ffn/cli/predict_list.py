@@ -144,6 +144,7 @@ def build_predictor(
         precision=precision,
         fuse=not given.no_fuse,
         compile=given.compile,
+        cuda_graphs=given.cuda_graphs,
         cascade=cascade,
     )
 

@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
 from ffn.devices import NO_COMPILER, SLOW_BF16, describe_device, has_bf16, has_compiler
-from ffn.export.compiled import Compiled
 from ffn.export.fuse import TOLERANCE, fuse
+from ffn.export.graphs import Compiled, CudaGraphs
 from ffn.export.packing import can_pack, pack
 from ffn.files import write_text
 
@@ -50,10 +50,13 @@ class Networks:
         fused: fold norms and choose operators, see :func:`ffn.fuse`. Otherwise the model itself
             runs, under autocast for a precision other than fp32.
         compiled: compile with ``torch.compile``; the first clip of every length takes long.
+        cuda_graphs: launch the kernels of a forward pass together, see
+            :class:`ffn.export.graphs.CudaGraphs`; for fused networks on CUDA.
         cache: folder of the file with measurements; None: every process measures.
 
     Raises:
-        ValueError: an unknown precision, or no C++ compiler to compile with.
+        ValueError: an unknown precision; no C++ compiler to compile with; or CUDA graphs without
+            a CUDA device or fusion.
     """
 
     def __init__(
@@ -63,15 +66,23 @@ class Networks:
         precision: str = "auto",
         fused: bool = True,
         compiled: bool = False,
+        cuda_graphs: bool = False,
         cache: Path | None = None,
     ) -> None:
         if precision not in ("auto", *PRECISIONS):
             allowed = ", ".join(["auto", *PRECISIONS])
             raise ValueError(f'precision is "{precision}"; allowed: {allowed}')
-        on_cpu = next((p.device.type for p in model.parameters()), "cpu") == "cpu"
-        if compiled and on_cpu and not has_compiler():
+        device = next((p.device.type for p in model.parameters()), "cpu")
+        if compiled and device == "cpu" and not has_compiler():
             raise ValueError(f"{NO_COMPILER}. Install one, or do not compile the network")
+        if cuda_graphs and (device != "cuda" or not fused):
+            state = "fused" if fused else "not fused"
+            raise ValueError(
+                "CUDA graphs are for fused networks on a CUDA device; this one is on device "
+                f"{device} and {state}"
+            )
         self.precision, self.fused, self.compiled = precision, fused, compiled
+        self.cuda_graphs = cuda_graphs
         self._model, self._cache = model, cache
         self._networks: OrderedDict[int, nn.Module] = OrderedDict()
         self._dropped: set[int] = set()
@@ -98,7 +109,7 @@ class Networks:
 
     def __str__(self) -> str:
         words = ["fused"] * self.fused + [self.precision] + ["compiled"] * self.compiled
-        return ", ".join(words)
+        return ", ".join(words + ["CUDA graphs"] * self.cuda_graphs)
 
     def describe(self, device: torch.device) -> str:
         """How the network runs where, for files of measurements; after the first call."""
@@ -124,7 +135,7 @@ class Networks:
             self._networks.move_to_end(count)
             network = self._networks[count]
             if self.fused and frames not in self._differs:
-                given = clip if self.compiled else clip[:1]  # one shape to compile
+                given = clip if self.compiled or self.cuda_graphs else clip[:1]  # one graph
                 self._differs[frames] = self._is_other(network, given)
             return network
 
@@ -183,7 +194,8 @@ class Networks:
                 network = network.to(dtype)
                 if packed is not None and can_pack(dtype):
                     network = pack(network)
-        return Compiled(network) if self.compiled else network
+        network = Compiled(network) if self.compiled else network
+        return CudaGraphs(network) if self.cuda_graphs else network
 
     def _packs(self, device: torch.device) -> bool:
         """Whether networks are packed (:func:`ffn.export.pack`)."""

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._inductor.cpp_builder import cpp_compiler_search
 
 from ffn import backbones
 from ffn.core import FrameFlexible, convert, extract
@@ -281,6 +282,8 @@ def test_copies_and_extracted_networks_are_not_compiled(backend: None) -> None:
 def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
+    # torch keeps the compiler that it found for another test.
+    cpp_compiler_search.cache_clear()
 
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler for torch.compile"):
         compile_network(small((2, 4)))
