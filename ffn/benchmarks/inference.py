@@ -142,12 +142,13 @@ def _networks(
         networks["fused, bf16"] = half, torch.bfloat16
     for name, origin in PACKED.items():
         network, dtype = networks.get(origin, (None, None))
-        if network is not None and can_pack(dtype) and not clip.is_cuda:
+        if network is not None and can_pack(dtype, clip.device.type):
             networks[name] = pack(copy.deepcopy(network)), dtype
     if compiled:
         name = "fused, bf16" if "fused, bf16" in networks else "fused"
-        network, dtype = networks[name]
-        networks[f"{name}, compiled"] = Compiled(network), dtype
+        for name in [name, f"{name}, packed"] if clip.is_cuda else [name]:
+            network, dtype = networks[name]
+            networks[f"{name}, compiled"] = Compiled(network), dtype
     if clip.is_cuda:
         for name in [name for name in networks if "bf16" in name]:
             network, dtype = networks[name]

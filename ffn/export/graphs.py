@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import threading
@@ -144,7 +145,7 @@ class CudaGraphs(Graphs):
                 ):
                     answer = self.network(static)
             except Exception:
-                _end_capture(clip.device)
+                shared.give_up(clip.device)
                 raise
 
         def run(clip: Tensor) -> Tensor:
@@ -169,6 +170,14 @@ class _OnDevice:
             self.pool = torch.cuda.graph_pool_handle()  # of memory
             self.done = torch.cuda.Event()  # the last graph has run
 
+    def give_up(self, device: torch.device) -> None:
+        """Let others record graphs, and draw random numbers, after a failed recording."""
+        with contextlib.suppress(RuntimeError):  # torch has not ended it
+            torch._C._cuda_endAllocateToPool(device.index, self.pool)
+        self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+        generator = torch.cuda.default_generators[device.index]
+        generator.graphsafe_set_state(generator.clone_state())
+
 
 class _OnOneDevice(TorchDispatchMode):
     """Raises for operators that read values of tensors or move them between devices.
@@ -189,16 +198,13 @@ class _OnOneDevice(TorchDispatchMode):
             raise RuntimeError(f"{func} reads values of a tensor")
         result = func(*args, **(kwargs or {}))
         tensors += [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        # Numbers on the CPU are constants of a graph.
+        moves = func in (torch.ops.aten.copy_.default, torch.ops.aten._to_copy.default)
+        tensors = [one for one in tensors if moves or one.dim() or one.device.type != "cpu"]
         devices = {tensor.device.type for tensor in tensors}
         if len(devices) > 1:
             raise RuntimeError(f"{func} uses tensors on {' and '.join(sorted(devices))}")
         return result
-
-
-def _end_capture(device: torch.device) -> None:
-    """Let random numbers be drawn again after a failed recording."""
-    generator = torch.cuda.default_generators[device.index]
-    generator.graphsafe_set_state(generator.clone_state())
 
 
 @functools.cache

@@ -182,10 +182,11 @@ class Networks:
             elif self.compiled and isinstance(network, FrameFlexible):
                 # torch.compile cannot switch to interpolated sub-networks.
                 network = extract(network, self.select(frames)).eval()
-            packed = self._packed(network, clip[:1])
+            on_cpu = clip.device.type == "cpu"
+            packed = self._packed(network, clip[:1]) if on_cpu else None
             if self.precision == "auto":
                 self.precision = self._best_precision(network, packed, clip)
-            if self.precision == "bf16" and not self._networks and clip.device.type == "cpu":
+            if self.precision == "bf16" and not self._networks and on_cpu:
                 _warn_of_slow_bf16()
             dtype = PRECISIONS[self.precision]
             if packed is not None and dtype is torch.float32:
@@ -194,26 +195,32 @@ class Networks:
                 network = network.to(dtype)
                 if packed is not None and can_pack(dtype):
                     network = pack(network)
+                elif not on_cpu:
+                    network = self._packed(network, clip[:1].to(dtype)) or network
         network = Compiled(network) if self.compiled else network
         return CudaGraphs(network) if self.cuda_graphs else network
 
     def _packs(self, device: torch.device) -> bool:
-        """Whether networks are packed (:func:`ffn.export.pack`)."""
-        on_cpu = device.type == "cpu" and not self.compiled
-        return self.fused and on_cpu and self._packable and can_pack(torch.float32)
+        """Whether networks are packed (:func:`ffn.export.pack`), once the precision is known."""
+        if not self.fused or not self._packable:
+            return False
+        if device.type == "cpu":
+            return not self.compiled and can_pack(torch.float32)
+        return can_pack(PRECISIONS[self.precision], device.type)
 
     def _packed(self, network: nn.Module, clip: Tensor) -> nn.Module | None:
-        """A packed copy in fp32; None, with a warning, if its outputs are not those of the network.
+        """A packed copy; None, with a warning, if its outputs are not those of the network.
 
-        Without rounding to bf16, any difference is a fault.
+        On a CPU it is in fp32: without rounding to bf16, any difference is a fault.
         """
         if not self._packs(clip.device):
             return None
+        tolerance = TOLERANCE if clip.dtype is torch.float32 else HALF_TOLERANCE
         packed = pack(copy.deepcopy(network))
         try:
             expected = network(clip)
             difference = (packed(clip) - expected).abs().max() / expected.abs().max()
-            if difference <= TOLERANCE:  # NaN is not
+            if difference <= tolerance:  # NaN is not
                 return packed
             reason = f"it differs by {difference:.1e} of the largest output"
         except Exception as error:  # any, of a network of anyone

@@ -1,8 +1,8 @@
-"""Run a network on a CPU with oneDNN's fused operators.
+"""Run a network with the fused operators of oneDNN, on a CPU, or of cuDNN.
 
-torch's convolutions reorder their weights in each call, and activations and sums of shortcuts are
-passes over the features of their own. oneDNN computes them with the convolution. torch has these
-operators for its compiler; here they run without compilation.
+On a CPU, torch's convolutions reorder their weights in each call. On all devices, activations and
+sums of shortcuts are passes over the features of their own, which these libraries compute with the
+convolution.
 """
 
 from __future__ import annotations
@@ -11,24 +11,39 @@ import inspect
 import operator
 import platform
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, fx, nn
 
 from ffn.devices import has_bf16
 from ffn.export.kernels import OverFrames, OverTime, has_hooks
+from ffn.export.packed_layers import (
+    AfterShift,
+    CudnnConv2d,
+    PackedConv2d,
+    PackedLinear,
+    PackedSum,
+    PackedWeight,
+)
 
-DTYPES = (torch.float32, torch.bfloat16)
+DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
 SUMS = (operator.add, operator.iadd, torch.add)
-ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}  # by oneDNN's names
-MAX_SHAPES = 32  # of inputs, for which a convolution remembers its packed weight
 
 
-def can_pack(dtype: torch.dtype = torch.bfloat16) -> bool:
-    """Whether torch and this processor have the operators, in fp32 or bf16."""
+def can_pack(dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> bool:
+    """Whether torch and a device have the operators.
+
+    Args:
+        dtype: of the network: fp32 or bf16 on a CPU, bf16 or fp16 on CUDA.
+        device: "cpu", "cuda" or another type.
+    """
+    if device != "cpu":
+        known = (
+            device == "cuda" and torch.version.hip is None and torch.backends.cudnn.is_available()
+        )
+        return known and dtype in DTYPES["cuda"]
     operators = ("_convolution_pointwise", "_linear_pointwise", "_get_mkldnn_serialized_md")
     operators += ("_reorder_convolution_weight", "_reorder_linear_weight")
     if not torch.backends.mkldnn.is_available() or platform.machine() not in ("x86_64", "AMD64"):
@@ -49,7 +64,8 @@ def pack(network: nn.Module) -> nn.Module:
     not packed, as :class:`ffn.export.networks.Networks` does.
 
     Args:
-        network: fused, in fp32 or bf16 on a CPU, in eval mode. Layers of other precisions stay.
+        network: fused, in fp32 or bf16 on a CPU, or in bf16 or fp16 on CUDA, in eval mode. Layers
+            of other precisions stay, and on CUDA linear layers.
 
     Returns:
         The network.
@@ -64,178 +80,8 @@ def pack(network: nn.Module) -> nn.Module:
 
 def is_packed(network: nn.Module) -> bool:
     """Whether a network has packed layers, whose weights cannot be copied to other formats."""
-    return any(isinstance(module, (PackedConv2d, PackedLinear)) for module in network.modules())
-
-
-class PackedWeight:
-    """The weight of a convolution in the layout that oneDNN wants for the shape of the input.
-
-    The layout depends on this shape. A weight in another layout is reordered in each call, by a
-    slow general routine: fused ``tsm_r50`` in bf16 took 1.8 times as long on an AMD EPYC. Shapes
-    with the same layout share one tensor.
-
-    Args:
-        weight: (C', C / groups, h, w), fp32 or bf16, on a CPU.
-        options: padding, stride, dilation, groups.
-    """
-
-    def __init__(self, weight: Tensor, options: tuple) -> None:
-        self.options, self.shape = options, weight.shape
-        self._of_shape: dict[torch.Size | None, Tensor] = {None: self._reorder(weight, None)}
-
-    def for_input(self, shape: torch.Size) -> Tensor:
-        """The packed weight for inputs of a shape (N, C, H, W)."""
-        found = self._of_shape.get(shape)
-        return self._pack_for(shape) if found is None else found
-
-    def dense(self) -> Tensor:
-        """(C', C / groups, h, w), in the default layout."""
-        return next(iter(self._of_shape.values())).to_dense()
-
-    def _pack_for(self, shape: torch.Size) -> Tensor:
-        known = list(self._of_shape.values())  # threads may be here at the same time
-        packed = self._reorder(known[0], shape)
-        packed = next((one for one in known if _layout(one) == _layout(packed)), packed)
-        kept = {} if len(known) > MAX_SHAPES else dict(self._of_shape)
-        kept.pop(None, None)  # packed without an input
-        self._of_shape = {**kept, shape: packed}
-        return packed
-
-    def _reorder(self, weight: Tensor, shape: torch.Size | None) -> Tensor:
-        size = None if shape is None else list(shape)
-        # Tensors that are made under torch.inference_mode could not be used outside of it.
-        with torch.inference_mode(False), torch.no_grad():
-            weight = weight.to_dense() if weight.is_mkldnn else weight
-            return torch.ops.mkldnn._reorder_convolution_weight(weight, *self.options, size)
-
-
-def _layout(packed: Tensor) -> bytes:
-    return torch.ops.mkldnn._get_mkldnn_serialized_md(packed).numpy().tobytes()
-
-
-class PackedConv2d(nn.Module):
-    """A convolution with packed weights, an activation, and a sum before it.
-
-    Args:
-        weights: packed weight, bias.
-        activation: "none", "relu" or "gelu".
-        adds: the forward also takes what is added before the activation.
-    """
-
-    def __init__(
-        self, weights: tuple[PackedWeight, Tensor | None], activation: str, *, adds: bool
-    ) -> None:
-        super().__init__()
-        self.weights, self.activation, self.adds = weights, activation, adds
-
-    @property
-    def weight(self) -> Tensor:
-        """A copy, for networks that read it."""
-        return self.weights[0].dense()
-
-    @property
-    def bias(self) -> Tensor | None:
-        """For networks that read it."""
-        return self.weights[1]
-
-    def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """(N, C, H, W) to (N, C', H', W'); ``other`` has the shape of the output."""
-        weight, bias = self.weights
-        weights = weight.for_input(x.shape), bias, *weight.options
-        if not self.adds:
-            operator = torch.ops.mkldnn._convolution_pointwise
-            return operator(x, *weights, self.activation, [], "none")
-        after = None if self.activation == "none" else self.activation
-        operator = torch.ops.mkldnn._convolution_pointwise.binary
-        return operator(x, other, *weights, "add", 1, after, [], "none")
-
-
-class PackedSum(nn.Module):
-    """A packed convolution, a sum with another tensor, and an activation.
-
-    oneDNN adds tensors of the output's shape and precision only; others are added here.
-
-    Args:
-        conv: takes its input and what is added.
-        alone: the same convolution without sum and activation.
-        activation: "none", "relu" or "gelu".
-    """
-
-    def __init__(self, conv: nn.Module, alone: nn.Module, activation: str) -> None:
-        super().__init__()
-        self.conv, self.alone, self.activation = conv, alone, activation
-
-    def forward(self, x: Tensor, other: Tensor | float) -> Tensor:
-        """The input of the convolution, and what is added to its output."""
-        is_tensor = isinstance(other, Tensor) and other.dtype == x.dtype
-        if is_tensor and other.shape == _output_shape(self.alone, x.shape):
-            return self.conv(x, other)
-        return ACTIVATIONS[self.activation](self.alone(x) + other)
-
-
-def _output_shape(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape of the output of a packed convolution for the shape of its input."""
-    if isinstance(layer, AfterShift):
-        return _output_shape(layer.conv, shape)
-    if isinstance(layer, OverFrames):
-        b, c, t, h, w = shape
-        _, c, h, w = _output_shape(layer.layer, (b * t, c, h, w))
-        return b, c, t, h, w
-    if isinstance(layer, OverTime):
-        b, c, t, h, w = shape
-        _, c, t, _ = _output_shape(layer.layer, (b, c, t, h * w))
-        return b, c, t, h, w
-    padding, stride, dilation, _ = layer.weights[0].options
-    channels, _, *kernel = layer.weights[0].shape
-    options = zip(shape[2:], kernel, padding, stride, dilation, strict=True)
-    sizes = ((size + 2 * p - d * (k - 1) - 1) // s + 1 for size, k, p, s, d in options)
-    return shape[0], channels, *sizes
-
-
-class PackedLinear(nn.Module):
-    """A linear layer with packed weights and an activation.
-
-    Args:
-        weights: packed weight, bias.
-        activation: "none", "relu" or "gelu".
-        out_features: D'.
-    """
-
-    def __init__(self, weights: tuple, activation: str, out_features: int) -> None:
-        super().__init__()
-        self.weights, self.activation, self.out_features = weights, activation, out_features
-
-    @property
-    def weight(self) -> Tensor:
-        """A copy, for networks that read it."""
-        return self.weights[0].to_dense()
-
-    @property
-    def bias(self) -> Tensor | None:
-        """For networks that read it."""
-        return self.weights[1]
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(…, D) to (…, D')."""
-        operator = torch.ops.mkldnn._linear_pointwise
-        return operator(x, *self.weights, self.activation, [], "none")
-
-
-class AfterShift(nn.Module):
-    """A packed convolution of a shifted tensor.
-
-    Args:
-        shift: the temporal shift.
-        conv: the convolution.
-    """
-
-    def __init__(self, shift: Callable[[Tensor], Tensor], conv: PackedConv2d) -> None:
-        super().__init__()
-        self.shift, self.conv = shift, conv
-
-    def forward(self, x: Tensor, *more: Tensor) -> Tensor:
-        """(N, C, H, W) to (N, C', H', W')."""
-        return self.conv(self.shift(x), *more)
+    packed = (PackedConv2d, PackedLinear, CudnnConv2d)
+    return any(isinstance(module, packed) for module in network.modules())
 
 
 class _Tracer(fx.Tracer):
@@ -450,11 +296,20 @@ def _is_packable(layer: nn.Module) -> bool:
         right = type(layer.site) is nn.Identity
     else:
         right = type(layer) in (nn.Conv2d, nn.Linear)
-    if not right or layer.weight.dtype not in DTYPES or layer.weight.device.type != "cpu":
+    if not right:
+        return False
+    device = _device(layer)
+    if layer.weight.dtype not in DTYPES.get(device, ()):
         return False
     if isinstance(layer, nn.Linear):
-        return True
+        return device == "cpu"
+    if device == "cuda" and layer.groups > 1:
+        return False
     return layer.padding_mode == "zeros" and not isinstance(layer.padding, str)
+
+
+def _device(layer: nn.Module) -> str:
+    return layer.weight.device.type
 
 
 def _pack_weights(layer: nn.Module) -> tuple:
@@ -467,6 +322,9 @@ def _pack_weights(layer: nn.Module) -> tuple:
         # Dilation of a kernel of one pixel is for torch's own choice of kernels.
         dilation = (1, 1) if layer.kernel_size == (1, 1) else layer.dilation
         options = list(layer.padding), list(layer.stride), list(dilation), layer.groups
+        if _device(layer) == "cuda":
+            weight = layer.weight.detach().contiguous(memory_format=torch.channels_last)
+            return weight, layer.bias, options
         return PackedWeight(layer.weight.detach(), options), layer.bias
 
 
@@ -475,7 +333,12 @@ def _packed(
 ) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return PackedLinear(weights, activation, layer.out_features)
-    conv: nn.Module = PackedConv2d(weights, activation, adds=adds)
+    is_packed = isinstance(weights[0], PackedWeight)
+    conv: nn.Module = (
+        PackedConv2d(weights, activation, adds=adds)
+        if is_packed
+        else CudnnConv2d(*weights, activation, adds=adds)
+    )
     if _shifts(layer):
         layer.weight = None  # packed; only its shift is used from here on
         conv = AfterShift(layer.shift, conv)

@@ -208,8 +208,16 @@ def test_operators_that_read_values_are_found(does: str, reason: str) -> None:
 
 
 def test_operators_of_two_devices_are_found() -> None:
-    with _OnOneDevice(), pytest.raises(RuntimeError, match="uses tensors on cpu and meta"):
-        torch.ones(2, device="meta").copy_(torch.ones(2))
+    x = torch.ones(2, device="meta")
+    with _OnOneDevice():
+        x.mul_(torch.tensor(2.0))[0] = 1
+        for move in (
+            lambda: x.copy_(torch.ones(2)),
+            lambda: torch.tensor(2.0).to("meta"),
+            lambda: torch.ones(2).to("meta"),
+        ):
+            with pytest.raises(RuntimeError, match="uses tensors on cpu and meta"):
+                move()
 
 
 @pytest.fixture

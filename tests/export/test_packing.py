@@ -16,8 +16,15 @@ import torchvision
 from torch import Tensor, nn
 
 import ffn
-from ffn.export import can_pack, pack
-from ffn.export.packing import MAX_SHAPES, PackedConv2d, PackedLinear, PackedSum
+from ffn.export import can_pack, pack, packing
+from ffn.export.graphs import Compiled, CudaGraphs
+from ffn.export.packed_layers import (
+    MAX_SHAPES,
+    CudnnConv2d,
+    PackedConv2d,
+    PackedLinear,
+    PackedSum,
+)
 from ffn.layers import PerFrame
 from ffn.zoo import create_model
 
@@ -442,8 +449,71 @@ def test_packing_beside_running_threads() -> None:
 
     thread = threading.Thread(target=run)
     thread.start()
-    packed = [pack(copy.deepcopy(fused)) for _ in range(10)]
-    stop.set()
-    thread.join()
+    try:
+        packed = [pack(copy.deepcopy(fused)) for _ in range(10)]
+    finally:
+        stop.set()
+        thread.join()
     assert not failed
     assert all(any(isinstance(m, PackedSum) for m in one.modules()) for one in packed)
+
+
+@pytest.mark.parametrize("name", [*FAMILIES, "tsm_mobilenetv2"])
+def test_layers_for_cuda(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which convolutions have a ReLU and a sum; on a CPU, the layers compute them one by one."""
+    monkeypatch.setattr(packing, "_device", lambda layer: "cuda")
+    monkeypatch.setitem(packing.DTYPES, "cuda", (torch.float32,))
+    torch.manual_seed(0)
+    model = ffn.convert(create_model(name, num_classes=5), (2, 4)).eval()
+    fused = ffn.fuse(model, frames=4)
+    packed, clip = pack(copy.deepcopy(fused)), torch.randn(2, 3, 4, 32, 32)
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(clip), fused(clip), rtol=1e-4, atol=1e-5)
+    convs = [layer for layer in packed.modules() if isinstance(layer, CudnnConv2d)]
+    activations = [(layer.activation, layer.adds) for layer in convs]
+    assert not any(layer.options[-1] > 1 for layer in convs)  # groups
+    assert not any(isinstance(layer, PackedLinear) for layer in packed.modules())
+    if name in ("tsm_tiny", "slowfast_tiny", "tea_tiny"):
+        assert {("relu", False), ("relu", True), ("none", False)} <= {*activations}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_packed_on_cuda(name: str, dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(create_model(name, num_classes=5), (2, 4)).eval()
+    fused, clip = ffn.fuse(model, frames=4), torch.randn(2, 3, 4, 64, 64)
+    with torch.inference_mode():
+        expected = fused(clip)
+        largest = expected.abs().max()
+        half = copy.deepcopy(fused).cuda().to(dtype)
+        packed = pack(copy.deepcopy(half))
+        clip = clip.cuda().to(dtype)
+        plain = (half(clip).float().cpu() - expected).abs().max() / largest
+        found = (packed(clip).float().cpu() - expected).abs().max() / largest
+        graph = (CudaGraphs(packed)(clip).float().cpu() - expected).abs().max() / largest
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            packed(clip)
+    assert found <= 1.5 * plain + 0.005
+    assert graph <= 1.5 * plain + 0.005
+    called = {event.key: event.count for event in profile.key_averages()}
+    convs = [layer for layer in packed.modules() if isinstance(layer, CudnnConv2d)]
+    if name != "uniformer_tiny":  # it has no ReLU
+        assert called["aten::cudnn_convolution_relu"] >= 4
+        assert called["aten::cudnn_convolution_add_relu"] >= 4
+    assert convs
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ["tsm_tiny", "slowfast_tiny"])
+def test_packed_networks_are_compiled_on_cuda(name: str, caplog: pytest.LogCaptureFixture) -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(create_model(name, num_classes=5), (2, 4)).eval()
+    half = ffn.fuse(model, frames=4).cuda().bfloat16()
+    packed, clip = pack(copy.deepcopy(half)), torch.randn(2, 3, 4, 64, 64).cuda().bfloat16()
+    with torch.inference_mode():
+        expected = packed(clip).float()
+        found = Compiled(packed)(clip).float()
+    assert (found - expected).abs().max() <= 0.03 * expected.abs().max()
+    assert not [record for record in caplog.records if record.name.startswith("ffn")]

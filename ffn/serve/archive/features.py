@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.hooks import RemovableHandle
 
-from ffn.export.packing import PackedLinear
+from ffn.export.packed_layers import PackedLinear
 from ffn.labels import label_kind
 from ffn.serve.prediction import Prediction
 
