@@ -146,9 +146,8 @@ def _networks(
             networks[name] = pack(copy.deepcopy(network)), dtype
     if compiled:
         name = "fused, bf16" if "fused, bf16" in networks else "fused"
-        for name in [name, f"{name}, packed"] if clip.is_cuda else [name]:
-            network, dtype = networks[name]
-            networks[f"{name}, compiled"] = Compiled(network), dtype
+        network, dtype = networks[name]
+        networks[f"{name}, compiled"] = Compiled(network), dtype
     if clip.is_cuda:
         for name in [name for name in networks if "bf16" in name]:
             network, dtype = networks[name]

@@ -202,11 +202,10 @@ class Networks:
 
     def _packs(self, device: torch.device) -> bool:
         """Whether networks are packed (:func:`ffn.export.pack`), once the precision is known."""
-        if not self.fused or not self._packable:
+        if not self.fused or self.compiled or not self._packable:
             return False
-        if device.type == "cpu":
-            return not self.compiled and can_pack(torch.float32)
-        return can_pack(PRECISIONS[self.precision], device.type)
+        on_cpu = device.type == "cpu"
+        return can_pack(torch.float32 if on_cpu else PRECISIONS[self.precision], device.type)
 
     def _packed(self, network: nn.Module, clip: Tensor) -> nn.Module | None:
         """A packed copy; None, with a warning, if its outputs are not those of the network.

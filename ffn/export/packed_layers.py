@@ -136,53 +136,13 @@ class CudnnConv2d(nn.Module):
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
         """(N, C, H, W) to (N, C', H', W'); ``other`` has the shape of the output."""
         padding, stride, dilation, groups = self.options
-        if self.activation == "relu" and x.is_cuda:
-            run = torch.ops.ffn.convolution_relu if torch.compiler.is_compiling() else _conv_relu
-            return run(x, self.weight, self.bias, other, *self.options)
-        x = F.conv2d(x, self.weight, self.bias, stride, padding, dilation, groups)
-        return ACTIVATIONS[self.activation](x if other is None else x + other)
-
-
-def _conv_relu(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    padding: list[int],
-    stride: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    """relu(convolution + other), by cuDNN."""
-    options = stride, padding, dilation, groups
-    if other is None:
-        return torch.cudnn_convolution_relu(x, weight, bias, *options)
-    return torch.cudnn_convolution_add_relu(x, weight, other, 1.0, bias, *options)
-
-
-# For torch.compile, which knows nothing of cuDNN's operators.
-torch.library.define(
-    "ffn::convolution_relu",
-    "(Tensor x, Tensor weight, Tensor? bias, Tensor? other, int[] padding, int[] stride, "
-    "int[] dilation, int groups) -> Tensor",
-    tags=torch.Tag.needs_fixed_stride_order,
-)
-torch.library.impl("ffn::convolution_relu", "CUDA", _conv_relu)
-
-
-@torch.library.register_fake("ffn::convolution_relu")
-def _conv_relu_of_shapes(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    other: Tensor | None,
-    padding: list[int],
-    stride: list[int],
-    dilation: list[int],
-    groups: int,
-) -> Tensor:
-    result = F.conv2d(x, weight, None, stride, padding, dilation, groups)
-    return torch.empty_like(result, memory_format=torch.channels_last)
+        options = self.bias, stride, padding, dilation, groups
+        if self.activation != "relu" or not x.is_cuda:
+            x = F.conv2d(x, self.weight, *options)
+            return ACTIVATIONS[self.activation](x if other is None else x + other)
+        if other is None:
+            return torch.cudnn_convolution_relu(x, self.weight, *options)
+        return torch.cudnn_convolution_add_relu(x, self.weight, other, 1.0, *options)
 
 
 class PackedSum(nn.Module):

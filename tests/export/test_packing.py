@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 import ffn
 from ffn.export import can_pack, pack, packing
-from ffn.export.graphs import Compiled, CudaGraphs
+from ffn.export.graphs import CudaGraphs
 from ffn.export.packed_layers import (
     MAX_SHAPES,
     CudnnConv2d,
@@ -503,17 +503,3 @@ def test_packed_on_cuda(name: str, dtype: torch.dtype) -> None:
         assert called["aten::cudnn_convolution_relu"] >= 4
         assert called["aten::cudnn_convolution_add_relu"] >= 4
     assert convs
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", ["tsm_tiny", "slowfast_tiny"])
-def test_packed_networks_are_compiled_on_cuda(name: str, caplog: pytest.LogCaptureFixture) -> None:
-    torch.manual_seed(0)
-    model = ffn.convert(create_model(name, num_classes=5), (2, 4)).eval()
-    half = ffn.fuse(model, frames=4).cuda().bfloat16()
-    packed, clip = pack(copy.deepcopy(half)), torch.randn(2, 3, 4, 64, 64).cuda().bfloat16()
-    with torch.inference_mode():
-        expected = packed(clip).float()
-        found = Compiled(packed)(clip).float()
-    assert (found - expected).abs().max() <= 0.03 * expected.abs().max()
-    assert not [record for record in caplog.records if record.name.startswith("ffn")]
