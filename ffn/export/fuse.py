@@ -26,6 +26,10 @@ class FuseError(ExportError, ValueError):
     """The fused network does not compute the outputs of the original one."""
 
 
+class DifferenceError(FuseError):
+    """The outputs of the fused network are others; those of the original one are finite."""
+
+
 @dataclass(frozen=True)
 class FusionReport:
     """What :func:`fuse` did.
@@ -172,12 +176,12 @@ def _with_kernels(network: nn.Module, clip: Tensor) -> tuple[nn.Module, str]:
 
 
 def _difference(network: nn.Module, clip: Tensor, expected: Tensor, frames: int) -> float:
-    """The largest difference of an output; raises FuseError for more than `TOLERANCE`."""
+    """The largest difference of an output; raises DifferenceError for more than `TOLERANCE`."""
     largest = expected.abs().max().item()
     difference = (_outputs(network, clip) - expected).abs().max().item()
     if difference <= TOLERANCE * largest:  # NaN is not
         return difference
-    raise FuseError(
+    raise DifferenceError(
         f"the fused {type(network).__name__} differs by up to {difference:.1e} from the original "
         f"for {frames} frames, where the largest output is {largest:.3g} and {TOLERANCE:g} of it "
         f"is accepted; run it unfused: ffn.extract, or --no-fuse of {command('predict')} and "

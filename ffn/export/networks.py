@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
 from ffn.devices import NO_COMPILER, SLOW_BF16, describe_device, has_bf16, has_compiler
-from ffn.export.fuse import TOLERANCE, fuse
+from ffn.export.fuse import TOLERANCE, DifferenceError, fuse
 from ffn.export.graphs import Compiled, CudaGraphs
 from ffn.export.packing import can_pack, pack
 from ffn.files import write_text
@@ -40,6 +40,7 @@ class Networks:
     Several threads may call it. The first clip of each T also runs through the network as trained,
     in fp32, since a network of others may do something else for this T. If the answers differ by
     more than rounding, a warning says so, and the network as trained runs for all clips of this T.
+    So it does for all clips of a sub-network whose fused form differs.
     ``precision="auto"`` is resolved by the first call: on a CPU with fast bf16 operators by a
     measurement, which a file keeps for later processes, on other CPUs fp32; on CUDA, bf16 or else
     fp16.
@@ -86,6 +87,7 @@ class Networks:
         self._model, self._cache = model, cache
         self._networks: OrderedDict[int, nn.Module] = OrderedDict()
         self._dropped: set[int] = set()
+        self._unfused: set[int] = set()  # counts of sub-networks that cannot be fused
         self._differs: dict[int, bool] = {}  # per T, whether the network as trained runs
         self._time = model.frame_dim if isinstance(model, FrameFlexible) else 2
         self._warned = False
@@ -129,15 +131,29 @@ class Networks:
         with self._lock:
             if count not in self._networks:
                 self._warn_of_repetition(count)
-                self._networks[count] = self._build(frames, clip)
+                self._networks[count] = self._build_or_warn(count, clip)
                 while len(self._networks) > self._most():
                     self._dropped.add(self._networks.popitem(last=False)[0])
             self._networks.move_to_end(count)
             network = self._networks[count]
             if self.fused and frames not in self._differs:
                 given = clip if self.compiled or self.cuda_graphs else clip[:1]  # one graph
-                self._differs[frames] = self._is_other(network, given)
+                self._differs[frames] = count in self._unfused or self._is_other(network, given)
             return network
+
+    def _build_or_warn(self, count: int, clip: Tensor) -> nn.Module:
+        """The network of a sub-network; the network as trained if its fused form differs."""
+        try:
+            return self._build(clip.shape[self._time], clip)
+        except DifferenceError as error:
+            self._unfused.add(count)
+            if self.precision == "auto":
+                self.precision = "fp32"
+            _log.warning(
+                "for %d frames, the network runs as trained, which is slower: %s",
+                *(clip.shape[self._time], error),
+            )
+            return self._model
 
     def _is_other(self, network: nn.Module, clip: Tensor) -> bool:
         """Whether a network differs from the one as trained for this length; if so, warn."""

@@ -12,6 +12,7 @@ from torch import multiprocessing as mp
 import ffn
 from ffn.devices import describe_device
 from ffn.export import ExportError, Networks, can_pack, networks
+from ffn.export.fuse import DifferenceError
 
 
 @pytest.fixture(scope="module")
@@ -215,6 +216,31 @@ def test_a_packed_network_with_a_fault_does_not_run(
     assert "FrameFlexible cannot be packed (" in warning
     expected = {"other outputs": "differs by 1.0e-03", "NaN": "differs by nan"}
     assert expected.get(fault, "(AttributeError: no attribute of that name)") in warning
+
+
+@pytest.mark.parametrize("counts", [{2}, {2, 8}])
+@torch.inference_mode()
+def test_sub_networks_that_cannot_be_fused(model, tmp_path, monkeypatch, caplog, counts) -> None:
+    """As those of uniformer_s on CUDA (torch 2.11)."""
+    fuse = networks.fuse
+
+    def fail_for_some(network, frames, **more):
+        if model.select(frames) in counts:
+            raise DifferenceError("the fused FrameFlexible differs by up to 1")
+        return fuse(network, frames, **more)
+
+    monkeypatch.setattr(networks, "fuse", fail_for_some)
+    run = make(model, tmp_path, precision="auto")
+    for frames in (1, 2, 8, 9, 1, 8):
+        clip = torch.randn(2, 3, frames, 32, 32)
+        expected = model(clip)
+        if model.select(frames) in counts:
+            assert torch.equal(run(clip), expected)
+        else:
+            torch.testing.assert_close(run(clip), expected, rtol=1e-4, atol=1e-5)
+    assert run.precision == "fp32"
+    assert len(caplog.records) == len(counts)
+    assert "for 1 frames, the network runs as trained, which is slower: the fused" in caplog.text
 
 
 class OneLength(torch.nn.Module):
