@@ -142,7 +142,7 @@ def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any
         slowest = statistics.median(variants[first].seconds)
         relative = {r.name: 1 / r.speed for r in comparison.ratios if r.over == first}
         cells = [f"{relative[name]:.2f}" if name in relative else "" for name in names]
-        time = f"{slowest * 1e3:.0f} ms" if slowest < 10 else f"{slowest:.1f} s"
+        time = f"{slowest * 1e3:.{int(slowest < 0.01)}f} ms" if slowest < 10 else f"{slowest:.1f} s"
         if comparison.macs:
             time += f", {2 * comparison.macs / slowest / 1e9:.0f} GFLOP/s"
         lines.append(f"| {comparison.title} | {time} | {' | '.join(cells)} |")
@@ -150,7 +150,8 @@ def markdown_table(comparisons: Sequence[Comparison], measured: Mapping[str, Any
     text = f"Time of a forward pass with random weights, relative to the network {first}; {where}."
     if speeds := measured.get("product_gflops"):
         shown = " and ".join(f"{speed:.0f} GFLOP/s in {name}" for name, speed in speeds.items())
-        text += f" A product of two matrices of 2048 x 2048 has {shown} there."
+        size = measured.get("product_size", 2048)
+        text += f" A product of two matrices of {size} x {size} has {shown} there."
     return "\n".join([text, "", *lines]) + "\n"
 
 

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+PRODUCT_SIZES = {"cpu": 2048, "cuda": 8192}  # rows and columns of matrices that fill the device
+
 
 @dataclass(frozen=True)
 class Variant:
@@ -159,10 +161,10 @@ def product_speed(dtype: torch.dtype, device: torch.device, *, size: int | None 
 
     Args:
         dtype: of the matrices.
-        device: that multiplies.
-        size: rows and columns; default: 2048 on a CPU, 8192 on CUDA.
+        device: that multiplies, CPU or CUDA.
+        size: rows and columns; default: `PRODUCT_SIZES`.
     """
-    size = size or (8192 if device.type == "cuda" else 2048)
+    size = size or PRODUCT_SIZES[device.type]
     a, b = torch.randn(2, size, size, device=device).to(dtype)
     (seconds,) = interleave({"product": lambda: a @ b}, rounds=5, device=device).values()
     return 2 * size**3 / min(seconds)

@@ -81,7 +81,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     """The device, and what the file says about machine and measurement."""
     from ffn.benchmarks.report import MEMORY, ONNX_MEMORY, describe_run
-    from ffn.benchmarks.timing import product_speed
+    from ffn.benchmarks.timing import PRODUCT_SIZES, product_speed
     from ffn.devices import has_bf16
 
     if given.benchmark in ("data", "store"):
@@ -105,6 +105,7 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
             measured |= {"bf16": "left out: torch has no fast operators for this processor"}
         speeds = {name: product_speed(dtype, device) / 1e9 for name, dtype in dtypes.items()}
         measured |= {"product_gflops": {name: round(speed, 1) for name, speed in speeds.items()}}
+        measured |= {"product_size": PRODUCT_SIZES[device.type]}
     elif given.benchmark == "train":
         given.batch_size = given.batch_size or (8 if device.type == "cuda" else 2)
         measured |= {"precision": given.precision}
