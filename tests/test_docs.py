@@ -384,3 +384,15 @@ def test_what_the_page_says_of_training_on_cuda() -> None:
     assert f"moves {moved / 1e6:.0f} MB" in text
     limit = found["measured"]["copy_tb_per_s"] * 1e12 / moved
     assert f"would allow {thousands(limit, 2)} frames/s" in text
+
+
+def test_what_the_page_says_of_int8_on_tiny_networks() -> None:
+    text = " ".join((ROOT / "docs/export.md").read_text().split())
+    found = times_on("inference_tiny_intel_xeon")
+    sentences = []
+    for model, frames, digits in (("tsm_tiny", 8, 2), ("slowfast_tiny", 16, 1)):
+        row = found[title(model, frames, 1).replace("224", "24")]
+        sentences.append([f"{row[f'ONNX Runtime{kind}']:.{digits}f}" for kind in (", int8", "")])
+    (tsm_int8, tsm), (slowfast_int8, slowfast) = sentences
+    assert f"takes {tsm_int8} ms in int8 and {tsm} ms in fp32 with `tsm_tiny` (8 frames)" in text
+    assert f"but {slowfast_int8} and {slowfast} ms with `slowfast_tiny` (16 frames" in text
