@@ -45,6 +45,7 @@ SHARED = {
     "devices",
     "files",
     "frame_counts",
+    "host_memory",
     "labels",
     "limits",
     "plain_yaml",

@@ -15,9 +15,9 @@ from torch.utils.data import DataLoader
 
 from ffn.data import LoaderError, VideoError, watching
 from ffn.engine.distributed import ReplicaError, World, processes
-from ffn.engine.host_memory import keep_freed_memory
 from ffn.engine.signals import EXIT_STOPPED, StoppedError
 from ffn.files import explain
+from ffn.host_memory import keep_freed_memory
 from ffn.registry import is_raised_in_extension
 from ffn.zoo import WeightsError
 

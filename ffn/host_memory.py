@@ -1,4 +1,4 @@
-"""The memory allocator of a process that trains on a CPU."""
+"""The memory allocator of a process that runs networks on a CPU."""
 
 from __future__ import annotations
 
@@ -12,11 +12,12 @@ VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES
 
 
 def keep_freed_memory() -> bool:
-    """Let glibc keep freed blocks of up to 1 GB for the next step.
+    """Let glibc keep freed blocks of up to 1 GB, of the whole process, for the next pass.
 
-    By default, glibc returns the activations of each step to the system, which then has to provide
-    and clear the same pages again. A training step of ``tsm_mobilenetv2`` (16 frames, 96 px, batch
-    8, one thread) takes 0.72 of the CPU time without that, at 1.03 to 1.13 of the peak memory.
+    By default, glibc returns large activations to the system, which then has to provide and clear
+    the same pages again. A training step of ``tsm_mobilenetv2`` (16 frames, 96 px, batch 8, one
+    thread) takes 0.72 of the CPU time without that, at 1.03 to 1.13 of the peak memory. The
+    programs of ffn call this on a CPU; your own may call it once, at their start.
 
     Returns:
         Whether it was set: not with another C library, and not if the environment has settings of

@@ -12,7 +12,7 @@ import pytest
 # Pages that the system provides for ten blocks of 8 MB, allocated and freed in turn.
 PAGES = """
 import resource, torch
-from ffn.engine.host_memory import keep_freed_memory
+from ffn.host_memory import keep_freed_memory
 
 def pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
