@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import statistics
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
-
-from ffn.zoo import create_model
 
 ROOT = Path(__file__).parents[1]
 
@@ -301,98 +297,3 @@ def test_what_the_page_says_of_forms() -> None:
         f"Training in one part, without the plain network, has {mean['views3_sets7_one_part']:.1f}"
         in text
     )
-
-
-def times_on(stem: str) -> dict[str, dict[str, float]]:
-    """Milliseconds of a forward pass: title of the comparison -> form -> median."""
-    content = json.loads((ROOT / f"model_zoo/results/{stem}.json").read_text())
-    return {
-        comparison["title"]: {
-            form["name"]: 1e3 * statistics.median(form["seconds"])
-            for form in comparison["variants"]
-        }
-        for comparison in content["comparisons"]
-    }
-
-
-def thousands(number: float, zeros: int) -> str:
-    """A rounded number: 23,716 with two zeros is 23,700."""
-    return f"{round(number, -zeros):,.0f}"
-
-
-def title(model: str, frames: int, batch: int) -> str:
-    """Of a comparison at 224 px of networks that are trained at 4, 8 and 16 frames."""
-    return f"{model}, {frames} frames on sub-network {frames}, batches of {batch} at 224 px"
-
-
-def test_what_the_page_says_of_times_on_cuda() -> None:
-    page = (ROOT / "docs/inference.md").read_text()
-    text, graph = " ".join(page.split()), ", CUDA graph"
-    found = times_on("inference_nvidia_h200_compiled")
-    rows = [found[title("tsm_r50", 8, batch)] for batch in (1, 8, 64)]
-    for name in ("as trained", "fused, bf16", "fused, bf16, compiled"):
-        for form in (name, name + graph):
-            if form not in rows[0]:
-                continue
-            digits = [2, 2, 1] if "graph" in form or "compiled" in form else [1, 1, 1]
-            cells = [f"{row[form]:.{n}f}" for row, n in zip(rows, digits, strict=True)]
-            shown = f"{form}, fp32" if form == "as trained" else form
-            assert f"| {shown} | {' | '.join(cells)} |" in page
-    rate = 64 * 8 / rows[2]["fused, bf16, compiled" + graph]  # frames in a millisecond
-    assert f"The last is {thousands(1e3 * rate, 2)} frames/s" in text
-
-    found = times_on("inference_nvidia_h200") | times_on("inference_nvidia_h200_batches_of_64")
-    for batch, digits, sentence in (
-        (1, 2, "take {new} in place of {old} ms (1 clip"),
-        (8, 2, "{new} in place of {old} ms (8 clips)"),
-        (64, 1, "and {new} in place of {old} ms (64 clips"),
-    ):
-        row = found[title("tsm_r50", 16, batch)]
-        forms = {"new": "fused, bf16, packed" + graph, "old": "fused, bf16" + graph}
-        assert sentence.format(**{k: f"{row[v]:.{digits}f}" for k, v in forms.items()}) in text
-    for model, frames in (("slowfast_r50", 16), ("tea_r50", 4)):
-        row = found[title(model, frames, 1)]
-        assert f"{row['fused, bf16, packed' + graph]:.2f} ms with `{model}`" in text
-    row = found[title("tea_r50", 4, 1)]
-    assert f"takes {row['fused'] / row['as trained']:.1f} times as long in fp32" in text
-
-
-def test_what_the_page_says_of_training_on_cuda() -> None:
-    text = " ".join((ROOT / "docs/training_memory.md").read_text().split())
-    name = "model_zoo/results/training_throughput_nvidia_h200.json"
-    found = json.loads((ROOT / name).read_text())
-    eager, compiled = found["steps"][0], found["steps"][2]
-    kernels = found["kernels_ms"]["together, compiled"]
-    for step in (eager, compiled):
-        rate = 1e3 * found["frames_per_step"] / step["ms"]
-        assert rate == pytest.approx(step["frames_per_s"], rel=1e-3)
-    assert f"runs at {thousands(eager['frames_per_s'], 1)} frames/s" in text
-    assert f"compiled at {thousands(compiled['frames_per_s'], 1)}" in text
-    assert f"take {kernels['all']:.0f} of its {compiled['ms']:.0f} ms" in text
-    rate = 1e3 * found["frames_per_step"] / kernels["all"]
-    assert f"which is {thousands(rate, 1)} frames/s" in text
-    assert f"Convolutions take {kernels['convolutions']:.0f} of these" in text
-    network, outputs = create_model("tsm_r50", num_classes=174).eval(), []
-    for layer in network.modules():
-        if isinstance(layer, torch.nn.Conv2d):
-            layer.register_forward_hook(lambda *given: outputs.append(given[2].numel()))
-    with torch.inference_mode():
-        network(torch.zeros(1, 3, 1, 224, 224))
-    assert len(outputs) == 53
-    assert f"have {sum(outputs) / 1e6:.1f} million outputs" in text
-    moved = 14 * 2 * sum(outputs)
-    assert f"moves {moved / 1e6:.0f} MB" in text
-    limit = found["measured"]["copy_tb_per_s"] * 1e12 / moved
-    assert f"would allow {thousands(limit, 2)} frames/s" in text
-
-
-def test_what_the_page_says_of_int8_on_tiny_networks() -> None:
-    text = " ".join((ROOT / "docs/export.md").read_text().split())
-    found = times_on("inference_tiny_intel_xeon")
-    sentences = []
-    for model, frames, digits in (("tsm_tiny", 8, 2), ("slowfast_tiny", 16, 1)):
-        row = found[title(model, frames, 1).replace("224", "24")]
-        sentences.append([f"{row[f'ONNX Runtime{kind}']:.{digits}f}" for kind in (", int8", "")])
-    (tsm_int8, tsm), (slowfast_int8, slowfast) = sentences
-    assert f"takes {tsm_int8} ms in int8 and {tsm} ms in fp32 with `tsm_tiny` (8 frames)" in text
-    assert f"but {slowfast_int8} and {slowfast} ms with `slowfast_tiny` (16 frames" in text
