@@ -68,6 +68,13 @@ def _refuse(given: argparse.Namespace) -> None:
         if getattr(given, option):
             name = option.replace("_", "-")
             raise ValueError(f"--{name} is not for lists of videos; leave out --output")
+    for option in ("compile", "cuda_graphs"):
+        if given.features and getattr(given, option):
+            name = option.replace("_", "-")
+            raise ValueError(
+                f"--{name} runs no Python in the network, from which --features takes the input of "
+                f"the classifier; leave out --{name}"
+            )
     if given.format != "text":
         raise ValueError(
             f"--format {given.format} is not for lists of videos; the ending of --output, .csv or "

@@ -172,7 +172,7 @@ class _OnDevice:
 
     def give_up(self, device: torch.device) -> None:
         """Let others record graphs, and draw random numbers, after a failed recording."""
-        with contextlib.suppress(RuntimeError):  # torch has not ended it
+        with contextlib.suppress(RuntimeError, AttributeError):  # torch (2.11) has not ended it
             torch._C._cuda_endAllocateToPool(device.index, self.pool)
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         generator = torch.cuda.default_generators[device.index]
