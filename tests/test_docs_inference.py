@@ -191,3 +191,69 @@ def test_the_goals_of_inference(model: str, kind: str, goal: float) -> None:
         late = [t for t, ratio in zip(counts, found, strict=True) if round(ratio, 2) > goal]
         words = f" missed for {late[0]} and {late[1]} frames" if len(late) == 2 else " missed"
         assert missed == ("" if not late else words)
+
+
+FORMS = (
+    "fused",
+    "fused, packed",
+    "fused, bf16, packed",
+    "fused, bf16, compiled",
+    "ONNX Runtime",
+    "ONNX Runtime, int8",
+)
+
+
+def span(ratios: list[float]) -> str:
+    """The least and the most: "0.51 to 0.54", or one number if both are shown as the same."""
+    low, high = f"{min(ratios):.2f}", f"{max(ratios):.2f}"
+    return low if low == high else f"{low} to {high}"
+
+
+@pytest.mark.parametrize("model", ["tsm_r50", "slowfast_r50", "tea_r50", "uniformer_s"])
+@pytest.mark.parametrize("batch", [1, 8])
+def test_the_table_of_the_xeon(model: str, batch: int) -> None:
+    found = relative("inference_intel_xeon")
+    titles = [title(model, frames, batch) for frames in (4, 8, 16)]
+    of = [found[one] for one in titles if one in found]
+    row = " | ".join(span([each[form] for each in of]) for form in FORMS)
+    assert f"| `{model}`, {batch} clip{'s' * (batch > 1)} | {row} |" in PAGE
+
+
+def test_what_the_page_says_of_the_xeon() -> None:
+    text = " ".join(PAGE.split())
+    content = json.loads((ROOT / "model_zoo/results/inference_intel_xeon.json").read_text())
+    found = {comparison["title"]: comparison for comparison in content["comparisons"]}
+    batch = found[title("tsm_r50", 16, 8)]["variants"]
+    memory = {form["name"]: f"{form['peak_bytes'] / 2**20:,.0f}" for form in batch}
+    assert f"is {memory['as trained']} MiB as trained, {memory['fused, bf16, packed']}" in text
+    assert f"{memory['fused, bf16, compiled']} compiled in bf16" in text
+    assert f"{memory['ONNX Runtime']} in fp32 and {memory['ONNX Runtime, int8']} in int8" in text
+    one = found[title("tsm_r50", 8, 1)]
+    speeds = {
+        form["name"]: 2 * one["macs"] / statistics.median(form["seconds"]) / 1e9
+        for form in one["variants"]
+    }
+    product = content["measured"]["product_gflops"]
+    trained, packed = speeds["as trained"], speeds["fused, packed"]
+    assert f"reaches {product['fp32']:.0f} GFLOP/s on one core, `tsm_r50` as trained" in text
+    assert f"as trained {trained:.0f} and packed {packed:.0f} (8 frames)" in text
+    assert f"0.60 of the time would be {trained / 0.6:.0f}" in text
+    half = speeds["fused, bf16, packed"]
+    assert f"reaches {product['bf16']:,.0f} GFLOP/s, and packed `tsm_r50` {half:.0f}" in text
+    plain = relative("inference_intel_xeon", "plain, fused")
+    one, eight = (
+        span([each["fused"] for name, each in plain.items() if f"batches of {batch} at" in name])
+        for batch in (1, 8)
+    )
+    assert f"in the table of the Xeon, {one} for single clips and {eight} for batches" in text
+
+
+def test_what_the_page_says_of_spatial_convolutions() -> None:
+    text = " ".join(PAGE.split())
+    found = {}
+    for frames, stem in ((8, "layers_intel_xeon"), (4, "layers_4_frames_intel_xeon")):
+        for name, ratios in relative(stem, "nn.Conv3d").items():
+            if name.startswith(f"spatial (1, 3, 3) convolution of a clip, {frames} frames"):
+                (found[frames],) = ratios.values()
+    assert f"takes {found[8]:.2f} of the time of `nn.Conv3d` for 8 frames" in text
+    assert f"because it takes {found[4]:.2f} for 4" in text
