@@ -72,8 +72,8 @@ def _refuse(given: argparse.Namespace) -> None:
         if given.features and getattr(given, option):
             name = option.replace("_", "-")
             raise ValueError(
-                f"--{name} runs no Python in the network, from which --features takes the input of "
-                f"the classifier; leave out --{name}"
+                f"--features does not work with --{name}, which runs the layers of the network "
+                f"without Python; leave out --{name}"
             )
     if given.format != "text":
         raise ValueError(

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from typing import Any
 
 import torch
@@ -31,6 +30,9 @@ class Graphs(nn.Module, ABC):
     Args:
         network: in eval mode. Its weights must not change after the first call.
     """
+
+    maker: str  # what builds a graph, for messages
+    lacking: str  # that a network has none
 
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
@@ -172,7 +174,7 @@ class _OnDevice:
 
     def give_up(self, device: torch.device) -> None:
         """Let others record graphs, and draw random numbers, after a failed recording."""
-        with contextlib.suppress(RuntimeError, AttributeError):  # torch (2.11) has not ended it
+        with suppress(RuntimeError, AttributeError):  # torch (2.11) has not ended it
             torch._C._cuda_endAllocateToPool(device.index, self.pool)
         self.pool, self.stream = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
         generator = torch.cuda.default_generators[device.index]

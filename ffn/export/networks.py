@@ -80,7 +80,7 @@ class Networks:
             state = "fused" if fused else "not fused"
             raise ValueError(
                 "CUDA graphs are for fused networks on a CUDA device; this one is on device "
-                f"{device} and {state}"
+                f"{device} and {state}. Choose a CUDA device and fusion, or leave out CUDA graphs"
             )
         self.precision, self.fused, self.compiled = precision, fused, compiled
         self.cuda_graphs = cuda_graphs

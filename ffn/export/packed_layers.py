@@ -121,20 +121,19 @@ class CudnnConv2d(nn.Module):
         bias: (C',).
         options: padding, stride, dilation, groups.
         activation: "none", "relu" or "gelu".
-        adds: the forward also takes what is added before the activation.
     """
 
     def __init__(
-        self, weight: Tensor, bias: Tensor | None, options: tuple, activation: str, *, adds: bool
+        self, weight: Tensor, bias: Tensor | None, options: tuple, activation: str
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(weight, requires_grad=False)
         self.bias = None if bias is None else nn.Parameter(bias, requires_grad=False)
         self.options, self.shape = options, weight.shape
-        self.activation, self.adds = activation, adds
+        self.activation = activation
 
     def forward(self, x: Tensor, other: Tensor | None = None) -> Tensor:
-        """(N, C, H, W) to (N, C', H', W'); ``other`` has the shape of the output."""
+        """(N, C, H, W) to (N, C', H', W'); ``other``, of the output's shape, is added before."""
         padding, stride, dilation, groups = self.options
         options = self.bias, stride, padding, dilation, groups
         if self.activation != "relu" or not x.is_cuda:
@@ -224,7 +223,7 @@ class AfterShift(nn.Module):
         conv: the convolution.
     """
 
-    def __init__(self, shift: Callable[[Tensor], Tensor], conv: PackedConv2d) -> None:
+    def __init__(self, shift: Callable[[Tensor], Tensor], conv: PackedConv2d | CudnnConv2d) -> None:
         super().__init__()
         self.shift, self.conv = shift, conv
 

@@ -337,7 +337,7 @@ def _packed(
     conv: nn.Module = (
         PackedConv2d(weights, activation, adds=adds)
         if is_packed
-        else CudnnConv2d(*weights, activation, adds=adds)
+        else CudnnConv2d(*weights, activation)
     )
     if _shifts(layer):
         layer.weight = None  # packed; only its shift is used from here on
