@@ -66,6 +66,18 @@ def test_a_file_computes_the_logits_of_the_sub_network(name: str, tmp_path: Path
     assert "clips (B, 3, 3, 48, 32), sub-network of 4 frames; largest difference" in str(report)
 
 
+def test_a_file_has_no_example_clips(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
+    """Two of 8 frames of 256 px would have 12.6 MB."""
+    path = tmp_path / "net.pt2"
+    ffn.export(flexible, path, frames=8, size=256)
+    weights = sum(p.nbytes for p in ffn.fuse(flexible, 8).parameters())
+    assert path.stat().st_size < weights + 1_000_000
+    loaded = torch.export.load(path).module()
+    for shape in ((2, 3, 8, 255, 256), (2, 3, 7, 256, 256)):
+        with pytest.raises((AssertionError, RuntimeError), match=r"Guard failed|Expected input"):
+            loaded(torch.randn(shape))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("frames", [1, 4, 7, 16])
 @pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
