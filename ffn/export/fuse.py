@@ -75,6 +75,8 @@ class FusionReport:
         return "\n".join([first, *rows])
 
 
+@torch.inference_mode(False)  # in inference mode, the operators are others
+@torch.no_grad()
 def fuse(
     model: nn.Module,
     frames: int | None = None,
@@ -128,7 +130,7 @@ def fuse(
             "the weights in fp32. Convert the fused network: ffn.fuse(model, frames).bfloat16()"
         )
     time = model.frame_dim if isinstance(model, FrameFlexible) else 2
-    clip = _example(network, frames or 8, time) if example is None else example
+    clip = _example(network, frames or 8, time) if example is None else example.clone()
     expected = _first_outputs(network, clip, is_default=example is None)
     if not expected.isfinite().all():
         raise FuseError(
@@ -191,12 +193,11 @@ def _difference(network: nn.Module, clip: Tensor, expected: Tensor, frames: int)
 
 def _outputs(network: nn.Module, clip: Tensor) -> Tensor:
     """Outputs for a clip; on a GPU in float64, where fp32 may be TF32."""
-    with torch.no_grad():
-        try:
-            output = network.double()(clip.double()) if clip.is_cuda else network(clip)
-        finally:  # also if the network refuses the clip
-            if clip.is_cuda:
-                network.to(clip.dtype)  # the weights of before: float64 holds them exactly
+    try:
+        output = network.double()(clip.double()) if clip.is_cuda else network(clip)
+    finally:  # also if the network refuses the clip
+        if clip.is_cuda:
+            network.to(clip.dtype)  # the weights of before: float64 holds them exactly
     if not isinstance(output, Tensor):
         name, kind = type(network).__name__, type(output).__name__
         raise ValueError(f"{name} returns a {kind}; fusion needs a network that returns a tensor")

@@ -11,7 +11,8 @@ import inspect
 import operator
 import platform
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,6 +30,7 @@ from ffn.export.packed_layers import (
 )
 
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
+PACKED = (PackedConv2d, PackedLinear, CudnnConv2d, PackedSum, AfterShift)
 SUMS = (operator.add, operator.iadd, torch.add)
 
 
@@ -53,15 +55,18 @@ def can_pack(dtype: torch.dtype = torch.bfloat16, device: str = "cpu") -> bool:
     return dtype is torch.float32 or (dtype is torch.bfloat16 and has_bf16())
 
 
+@torch.inference_mode(False)  # tensors of inference mode could not be used outside of it
+@torch.no_grad()
 def pack(network: nn.Module) -> nn.Module:
     """Replace the convolutions and linear layers of a network by packed ones, in place.
 
-    An activation or a sum that is the only reader of a layer's output is computed with it. To find
-    them, the forward of each module is traced, in which its children are calls; a module that
-    cannot be traced keeps its operators, and so does one that reads a clip's length, which a trace
-    would fix. Layers with hooks stay. The network must not be changed or moved afterwards. A trace
-    cannot see everything that a forward may do: compare the outputs with those of a copy that is
-    not packed, as :class:`ffn.export.networks.Networks` does.
+    An activation or a sum that is the only reader of a layer's output is computed with it, and a
+    sum may be written over a shortcut that nothing reads any more. To find them, the forward of
+    each module is traced, in which its children are calls; a module that cannot be traced keeps
+    its operators, and so does one that reads a clip's length, which a trace would fix. Layers with
+    hooks stay. The network must not be changed or moved afterwards. A trace cannot see everything
+    that a forward may do: compare the outputs with those of a copy that is not packed, as
+    :class:`ffn.export.networks.Networks` does.
 
     Args:
         network: fused, in fp32 or bf16 on a CPU, or in bf16 or fp16 on CUDA, in eval mode. Layers
@@ -70,18 +75,21 @@ def pack(network: nn.Module) -> nn.Module:
     Returns:
         The network.
     """
-    for module in list(network.modules()):
-        _pack_with_readers(module)
+    traced = {module: _pack_with_readers(module) for module in list(network.modules())}
+    blocks = {module: block for module, block in traced.items() if block is not None}
     for name, module in list(network.named_modules()):
         if _is_packable(module):
             network.set_submodule(name, _packed(module, _pack_weights(module)))
+    for module in network.modules():
+        if type(module).forward is nn.Sequential.forward and "forward" not in vars(module):
+            _reuse_inputs(module, blocks)
     return network
 
 
 def is_packed(network: nn.Module) -> bool:
     """Whether a network has packed layers, whose weights cannot be copied to other formats."""
-    packed = (PackedConv2d, PackedLinear, CudnnConv2d)
-    return any(isinstance(module, packed) for module in network.modules())
+    layers = (PackedConv2d, PackedLinear, CudnnConv2d)
+    return any(isinstance(module, layers) for module in network.modules())
 
 
 class _Tracer(fx.Tracer):
@@ -172,27 +180,32 @@ def _state(module: nn.Module) -> dict[str, Any]:
     return state
 
 
-def _pack_with_readers(module: nn.Module) -> None:
+@dataclass(frozen=True)
+class _Block:
+    """A module whose forward was traced.
+
+    Attributes:
+        returns_new: its output is a tensor that nothing else holds.
+        over: its forward for an input that nothing else holds, over which it writes its output;
+            None if its output is no sum with its input.
+    """
+
+    returns_new: bool
+    over: Callable[[Tensor], Tensor] | None
+
+
+def _pack_with_readers(module: nn.Module) -> _Block | None:
     """Pack the children of a module, and give it a forward in which they do the work of readers."""
-    if isinstance(module, (OverFrames, OverTime, nn.ModuleList, nn.ModuleDict)):
-        return
-    if not any(_is_packable(child) for child in _called_directly(module)):
-        return
-    if any(isinstance(value, threading.local) for value in vars(module).values()):
-        return  # it reads the length of the present clip, which its trace would fix
-    if "forward" in vars(module):
-        return  # the forward of its class is not what runs
-    tracer = _Tracer(module)
-    try:
-        taken = tracer.run()
-    except Exception:  # a forward may fail in many ways without values
-        return
-    graph = tracer.graph
+    traced = _trace(module)
+    if traced is None:
+        return None
+    graph, taken = traced
     calls = [node for node in graph.nodes if node.op == "call_module"]
     layers = {node.target: module.get_submodule(node.target) for node in calls}
     called = [node for node in calls if _is_packable(layers[node.target]) and not node.kwargs]
     if len({node.target for node in called}) < len(called):
-        return  # a layer that is called twice
+        return None  # a layer that is called twice
+    sums = {}
     for node in called:
         layer = layers[node.target]
         weights = _pack_weights(layer)
@@ -208,13 +221,140 @@ def _pack_with_readers(module: nn.Module) -> None:
             last = before
         graph.erase_node(node)
         module.set_submodule(node.target, _packed(layer, weights))  # for other methods
-    traced = fx.GraphModule(module, graph, type(module).__name__).forward
+        if other is not None and isinstance(weights[0], PackedWeight):
+            sums[new] = layer, weights, activation
+    over_input = _overwrite(module, graph, sums)
+    _set_forward(module, fx.GraphModule(module, graph, type(module).__name__).forward, taken)
+    returned = next(iter(reversed(graph.nodes))).args[0]
+    is_new = isinstance(returned, fx.Node) and _returns_new(returned, module)
+    return _Block(is_new, over_input if taken == 1 else None)
+
+
+def _trace(module: nn.Module) -> tuple[fx.Graph, int] | None:
+    """The graph of a forward that calls packable layers, and the number of its arguments."""
+    if isinstance(module, (OverFrames, OverTime, nn.ModuleList, nn.ModuleDict)):
+        return None
+    if not any(_is_packable(child) for child in _called_directly(module)):
+        return None
+    if any(isinstance(value, threading.local) for value in vars(module).values()):
+        return None  # it reads the length of the present clip, which its trace would fix
+    if "forward" in vars(module):
+        return None  # the forward of its class is not what runs
+    tracer = _Tracer(module)
+    try:
+        taken = tracer.run()
+    except Exception:  # a forward may fail in many ways without values
+        return None
+    return tracer.graph, taken
+
+
+def _set_forward(module: nn.Module, traced: Callable[..., Any], taken: int) -> None:
+    """Let a module run a traced forward where it is called as it was traced."""
     original = module.forward
 
     def forward(*given: Any, **more: Any) -> Any:
         return original(*given, **more) if more or len(given) != taken else traced(*given)
 
     object.__setattr__(module, "forward", forward)  # other methods stay
+
+
+def _overwrite(
+    module: nn.Module, graph: fx.Graph, sums: dict[fx.Node, tuple]
+) -> Callable[[Tensor], Tensor] | None:
+    """Write sums over tensors that nothing reads afterwards.
+
+    Args:
+        module: whose forward the graph is.
+        graph: changed.
+        sums: calls of packed layers that add, with the arguments of `_packed`.
+
+    Returns:
+        A forward that also writes over the input, which must be for it alone; None if it cannot.
+    """
+    names = {}  # of the layers that write over the input, by the sums that are there without them
+    for node, given in sums.items():
+        source = _source(node.args[1], module)
+        is_input = source.op == "placeholder"
+        if (is_input or _returns_new(source, module)) and _is_last_reader(node, source, module):
+            name = f"{node.target}_over"
+            module.add_module(name, _packed(*given, adds=True, overwrites=True))
+            if is_input:
+                names[node] = name
+            else:
+                node.target = name
+    if not names:
+        return None
+    over = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    over.output(over.graph_copy(graph, copies))
+    for node, name in names.items():
+        copies[node].target = name
+    return fx.GraphModule(module, over, type(module).__name__).forward
+
+
+def _is_last_reader(node: fx.Node, source: fx.Node, module: nn.Module) -> bool:
+    """Whether a sum is the last that reads a tensor, and does so for its second summand only."""
+    order = {each: number for number, each in enumerate(node.graph.nodes)}
+    others = [reader for reader in _all_readers(source, module) if reader is not node]
+    # Readers that return views would be other names of the tensor.
+    are_before = all(_returns_new(one, module) and order[one] < order[node] for one in others)
+    return are_before and _source(node.args[0], module) is not source
+
+
+def _source(node: fx.Node, module: nn.Module) -> fx.Node:
+    """What a chain of identities starts with."""
+    while _is_identity(node, module):
+        node = node.args[0]
+    return node
+
+
+def _all_readers(node: fx.Node, module: nn.Module) -> Iterator[fx.Node]:
+    """The readers of a tensor, also through identities."""
+    for reader in node.users:
+        yield from _all_readers(reader, module) if _is_identity(reader, module) else [reader]
+
+
+def _is_identity(node: fx.Node, module: nn.Module) -> bool:
+    if node.op != "call_module":
+        return False
+    called = module.get_submodule(node.target)
+    return type(called) is nn.Identity and not has_hooks(called)
+
+
+def _reuse_inputs(chain: nn.Sequential, blocks: dict[nn.Module, _Block]) -> None:
+    """Let blocks of a chain write over the outputs of the blocks before them."""
+    children = list(chain.children())
+    steps = []
+    for before, child in zip([None, *children[:-1]], children, strict=True):
+        is_new = before in blocks and blocks[before].returns_new
+        steps.append((before, child, blocks[child].over if is_new and child in blocks else None))
+    if all(over is None for _, _, over in steps):
+        return
+
+    def forward(input: Tensor) -> Tensor:
+        for before, child, over in steps:
+            is_over = over is not None and not has_hooks(before) and not has_hooks(child)
+            input = over(input) if is_over else child(input)
+        return input
+
+    object.__setattr__(chain, "forward", forward)
+
+
+def _returns_new(node: fx.Node, module: nn.Module) -> bool:
+    """Whether the output of a call is a tensor that nothing else holds."""
+    return node.op == "call_module" and _is_convolution(module.get_submodule(node.target))
+
+
+def _is_convolution(module: nn.Module) -> bool:
+    """Whether a module is a convolution or linear layer, or a chain that ends with one."""
+    if has_hooks(module):
+        return False
+    if type(module).forward is nn.Sequential.forward:
+        layers = [child for child in module if type(child) is not nn.Identity or has_hooks(child)]
+        return bool(layers) and _is_convolution(layers[-1])
+    if isinstance(module, (OverFrames, OverTime)):
+        module = module.layer
+    return _is_packable(module) or isinstance(module, (*PACKED, nn.Conv3d))
 
 
 def _called_directly(module: nn.Module) -> Iterator[nn.Module]:
@@ -250,10 +390,7 @@ def _only_reader(node: fx.Node) -> fx.Node | None:
 
 def _after_identities(node: fx.Node, module: nn.Module) -> fx.Node:
     """The last of a chain of identities that start at a node."""
-    while (reader := _only_reader(node)) is not None and reader.op == "call_module":
-        identity = module.get_submodule(reader.target)
-        if type(identity) is not nn.Identity or has_hooks(identity):
-            break
+    while (reader := _only_reader(node)) is not None and _is_identity(reader, module):
         node = reader
     return node
 
@@ -329,13 +466,18 @@ def _pack_weights(layer: nn.Module) -> tuple:
 
 
 def _packed(
-    layer: nn.Module, weights: tuple, activation: str = "none", *, adds: bool = False
+    layer: nn.Module,
+    weights: tuple,
+    activation: str = "none",
+    *,
+    adds: bool = False,
+    overwrites: bool = False,
 ) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return PackedLinear(weights, activation, layer.out_features)
     is_packed = isinstance(weights[0], PackedWeight)
     conv: nn.Module = (
-        PackedConv2d(weights, activation, adds=adds)
+        PackedConv2d(weights, activation, adds=adds, overwrites=overwrites)
         if is_packed
         else CudnnConv2d(*weights, activation)
     )

@@ -37,7 +37,8 @@ def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:
         later = F.pad(later, (0, 0, 0, 0, 0, 0, 0, 1))[:, 1:]
         earlier = F.pad(earlier, (0, 0, 0, 0, 0, 0, 1, 0))[:, :-1]
         return torch.cat([later, earlier, rest], 2).flatten(0, 1)
-    return _Shift.apply(x, frames, fold, False)
+    needs_gradient = torch.is_grad_enabled() and x.requires_grad
+    return (_Shift.apply if needs_gradient else _shift)(x, frames, fold, False)
 
 
 class _Shift(torch.autograd.Function):
@@ -48,19 +49,7 @@ class _Shift(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, frames: int, fold: int, is_reverse: bool) -> Tensor:
-        out = torch.empty_like(x)
-        clips, shifted = x.unflatten(0, (-1, frames)), out.unflatten(0, (-1, frames))
-        following, previous = slice(0, fold), slice(fold, 2 * fold)
-        if is_reverse:
-            following, previous = previous, following
-
-        shifted[:, :-1, following] = clips[:, 1:, following]
-        shifted[:, -1, following] = 0
-        shifted[:, 1:, previous] = clips[:, :-1, previous]
-        shifted[:, 0, previous] = 0
-        shifted[:, :, 2 * fold :] = clips[:, :, 2 * fold :]
-
-        return out
+        return _shift(x, frames, fold, is_reverse)
 
     @staticmethod  # apart from forward, so that torch.func can differentiate it
     def setup_context(ctx: Any, inputs: tuple[Tensor, int, int, bool], _: Tensor) -> None:
@@ -70,6 +59,32 @@ class _Shift(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None, None, None]:
         return _Shift.apply(gradient, *ctx.options), None, None, None
+
+
+def _shift(x: Tensor, frames: int, fold: int, is_reverse: bool) -> Tensor:
+    out = torch.empty_like(x)
+    n, c, h, w = x.shape
+    if x.is_contiguous(memory_format=torch.channels_last):
+        # As (B, T, H * W, C), of which torch copies slices in longer runs.
+        shape, channels = (n // frames, frames, h * w, c), 3
+        clips, shifted = x.permute(0, 2, 3, 1).view(shape), out.permute(0, 2, 3, 1).view(shape)
+    else:
+        channels = 2
+        clips, shifted = x.unflatten(0, (-1, frames)), out.unflatten(0, (-1, frames))
+    following, previous = (0, fold), (fold, fold)
+    if is_reverse:
+        following, previous = previous, following
+
+    given, taken = clips.narrow(channels, *following), shifted.narrow(channels, *following)
+    taken[:, :-1] = given[:, 1:]
+    taken[:, -1] = 0
+    given, taken = clips.narrow(channels, *previous), shifted.narrow(channels, *previous)
+    taken[:, 1:] = given[:, :-1]
+    taken[:, 0] = 0
+    rest = 2 * fold, c - 2 * fold
+    shifted.narrow(channels, *rest).copy_(clips.narrow(channels, *rest))
+
+    return out
 
 
 class ShiftConv2d(nn.Conv2d):

@@ -88,9 +88,10 @@ def test_activations_and_sums_are_part_of_the_convolutions() -> None:
     assert before["aten::add_"] == 4
     assert after.get("aten::add_", 0) == 0
     assert after.get("aten::relu_", 0) <= 3  # of the stem, which is no traced module
-    assert after["mkldnn::_convolution_pointwise"] == sum(
-        isinstance(layer, nn.Conv2d) for layer in half.modules()
-    )
+    convolutions = sum(isinstance(layer, nn.Conv2d) for layer in half.modules())
+    # Three sums are written over convolved shortcuts; the first block adds what the stem returns.
+    assert after["mkldnn::_convolution_pointwise_"] == 3
+    assert after["mkldnn::_convolution_pointwise"] == convolutions - 3
 
 
 class Block(nn.Module):
@@ -383,6 +384,104 @@ class GatedClips(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.act(self.conv(x) + self.gate(x.mean((2, 3, 4), keepdim=True)))
+
+
+class Residual(nn.Module):
+    """A block that adds its input, in one of several ways; those from the third on read it again.
+
+    All but the first two must leave the input as it is.
+    """
+
+    WAYS = ("plain", "identities", "gated", "own input", "view", "pooled", "returned", "hooked")
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.how = how
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.relu, self.site, self.downsample = nn.ReLU(), nn.Identity(), nn.Identity()
+        self.seen: list[Tensor] = []
+        if how == "hooked":
+            self.site.register_forward_hook(lambda *given: self.seen.append(given[2]))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "own input":
+            return self.relu(self.first(x) + x)
+        y = self.relu(self.first(self.site(x)))
+        if self.how == "gated":
+            z = self.relu(self.second(y) + x)
+            return self.first(z * x)
+        if self.how == "view":
+            rows = x.flatten(2)
+            z = self.relu(self.second(y) + x)
+            return self.first(z + rows.unflatten(2, x.shape[2:]))
+        if self.how == "pooled":
+            top = F.max_pool2d(x, 1)
+            return self.first(self.relu(self.second(y) + x) + top)
+        z = self.relu(self.second(y) + self.downsample(x))
+        return self.relu(z - x) if self.how == "returned" else z
+
+
+def overwritten(network: nn.Module, clip: Tensor) -> int:
+    """How many sums a forward pass writes over a summand."""
+    with torch.inference_mode():
+        return operators(network, clip).get("mkldnn::_convolution_pointwise_", 0)
+
+
+@pytest.mark.parametrize("how", Residual.WAYS)
+def test_sums_are_written_over_inputs_that_nothing_else_reads(how: str) -> None:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(*(Residual(how) for _ in range(3)))
+    network = nn.Sequential(nn.Sequential(nn.Conv2d(3, 8, 1)), blocks).eval()
+    packed = check(network, torch.randn(2, 3, 9, 11))
+    clip = torch.randn(2, 3, 9, 11, dtype=HALF).to(memory_format=torch.channels_last)
+    # The first block does not know what else holds its input.
+    assert overwritten(packed, clip) == (2 if how in Residual.WAYS[:2] else 0)
+
+
+def test_inputs_and_outputs_of_chains_are_left_alone() -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(*(Residual("plain") for _ in range(3))).eval()
+    packed = pack(copy.deepcopy(network))
+    x = torch.randn(2, 8, 9, 11).to(memory_format=torch.channels_last)
+    before, outputs = x.clone(), []
+    with torch.inference_mode():
+        assert overwritten(packed, x) == 2
+        assert torch.equal(x, before)
+        for one in packed:  # as networks do that return the features of several blocks
+            outputs.append(one(outputs[-1] if outputs else x))
+        expected = [network[: n + 1](x) for n in range(3)]
+    for one, other in zip(outputs, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
+
+    seen: list[Tensor] = []
+    packed[0].register_forward_hook(lambda *given: seen.append(given[2]))
+    with torch.inference_mode():
+        torch.testing.assert_close(packed(x), expected[2], rtol=1e-5, atol=1e-5)
+        assert overwritten(packed, x) == 1
+    torch.testing.assert_close(seen[0], expected[0], rtol=1e-5, atol=1e-5)
+
+
+def test_blocks_of_the_families_write_over_their_inputs() -> None:
+    """All but the first of each stage, which adds a convolved shortcut and writes over that."""
+    for name, sums in (("tsm_r50", 16), ("slowfast_r50", 32), ("tea_r50", 16), ("uniformer_s", 7)):
+        model = ffn.convert(create_model(name, num_classes=5), (4,)).eval()
+        fused = ffn.fuse(model, frames=4)
+        clip = torch.randn(1, 3, 4, 32, 32)
+        packed = check(fused, clip)
+        assert overwritten(packed, clip.to(HALF)) == sums
+
+
+def test_made_in_inference_mode() -> None:
+    """There, the operators of a forward pass are others, and tensors are of another kind."""
+    torch.manual_seed(0)
+    with torch.inference_mode():
+        model = ffn.convert(create_model("tsm_tiny", num_classes=5), (4,)).eval()
+        clip = torch.randn(1, 3, 4, 32, 32)
+        fused = ffn.fuse(model, frames=4, example=clip)
+        packed = pack(copy.deepcopy(fused))
+        expected = model(clip)
+    assert not fused.fusion.kept
+    torch.testing.assert_close(packed(clip.clone()), expected, rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize("how", ["optional argument", "keyword", "hook", "weight", "length"])

@@ -24,13 +24,25 @@ def shift_by_hand(x: Tensor, clips: int, frames: int, fold: int) -> Tensor:
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize(("channels", "divisor"), [(16, 8), (19, 8), (6, 8), (8, 4), (5, 2)])
-def test_equals_the_loop(frames: int, channels: int, divisor: int) -> None:
-    x = torch.randn(2 * frames, channels, 3, 2)
+@pytest.mark.parametrize(("channels", "divisor"), [(16, 8), (19, 8), (6, 8), (8, 4), (1, 8)])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+@pytest.mark.parametrize("size", [(3, 2), (1, 1)])
+def test_equals_the_loop(
+    frames: int, channels: int, divisor: int, layout: torch.memory_format, size: tuple[int, int]
+) -> None:
+    x = torch.randn(2 * frames, channels, *size).to(memory_format=layout)
+    expected = shift_by_hand(x, 2, frames, channels // divisor)
 
-    shifted = temporal_shift(x, frames, divisor)
+    with_gradient = temporal_shift(x.clone().requires_grad_(), frames, divisor)
+    for shifted in (temporal_shift(x, frames, divisor), with_gradient):
+        assert torch.equal(shifted, expected)
+        assert shifted.is_contiguous(memory_format=layout)
 
-    assert torch.equal(shifted, shift_by_hand(x, 2, frames, channels // divisor))
+
+def test_slices_of_features() -> None:
+    whole = torch.randn(6, 20, 3, 4).to(memory_format=torch.channels_last)
+    for x in (whole[:, 2:18], whole[:, :, :, 1:], whole[::2]):
+        assert torch.equal(temporal_shift(x, 3), shift_by_hand(x, len(x) // 3, 3, x.shape[1] // 8))
 
 
 def test_leaves_its_input_alone() -> None:
@@ -43,9 +55,11 @@ def test_leaves_its_input_alone() -> None:
 
 
 def test_gradient_is_the_transposed_shift() -> None:
-    x = torch.randn(6, 8, 1, 1, dtype=torch.float64, requires_grad=True)
-
-    assert torch.autograd.gradcheck(lambda x: temporal_shift(x, 3), x)
+    for size in ((1, 1), (2, 3)):
+        x = torch.randn(6, 8, *size, dtype=torch.float64, requires_grad=True)
+        assert torch.autograd.gradcheck(lambda x: temporal_shift(x, 3), x)
+        x = x.detach().to(memory_format=torch.channels_last).requires_grad_()
+        assert torch.autograd.gradcheck(lambda x: temporal_shift(x, 3), x)
 
 
 CONVS = {
