@@ -20,12 +20,12 @@ _LAZY = {
     "create_model": "ffn.zoo",
     "freeze": "ffn.engine.freezing",
     "from_pretrained": "ffn.zoo",
-    "keep_freed_memory": "ffn.host_memory",
     "list_models": "ffn.zoo",
     "list_weights": "ffn.zoo",
     "load": "ffn.zoo",
     "push_to_hub": "ffn.zoo",
     "summary": "ffn.evaluation",
+    "tune_allocator": "ffn.host_memory",
     "unfreeze": "ffn.engine.freezing",
 }
 
@@ -40,13 +40,13 @@ __all__ = [
     "freeze",
     "from_pretrained",
     "fuse",
-    "keep_freed_memory",
     "list_models",
     "list_weights",
     "load",
     "nearest",
     "push_to_hub",
     "summary",
+    "tune_allocator",
     "unfreeze",
 ]
 

@@ -1,4 +1,4 @@
-"""Memory that a step frees is kept for the next one."""
+"""Memory that a step frees is kept for the next one, in huge pages, for all threads."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ import sys
 
 import pytest
 
+from ffn.host_memory import HUGE_PAGES, OVERCOMMIT
+
 # Pages that the system provides for ten blocks of 8 MB, allocated and freed in turn.
 PAGES = """
 import resource, torch
-from ffn.host_memory import keep_freed_memory
+from ffn.host_memory import tune_allocator
 
 def pages():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -21,18 +23,49 @@ def pages():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 default = pages()
-done = keep_freed_memory()
+done = tune_allocator()
 pages()
 print(done, default, pages())
 """
 
 
+# Page faults of ten blocks in a thread that has allocated before; kB in huge pages; of addresses.
+THREAD = """
+import re, resource, sys, threading, torch
+from ffn.host_memory import tune_allocator
+
+if len(sys.argv) > 1:
+    resource.setrlimit(resource.RLIMIT_AS, (1 << 45, 1 << 45))
+tune_allocator()
+tune_allocator()
+faults = []
+
+def run():
+    for _ in range(3):
+        before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        for _ in range(10):
+            torch.ones(20, 1 << 20) + 1
+        faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+
+thread = threading.Thread(target=run)
+thread.start()
+thread.join()
+kept = torch.ones(32, 1 << 20)
+huge = re.search(r"AnonHugePages: +([0-9]+)", open("/proc/self/smaps_rollup").read())[1]
+size = re.search(r"VmSize:.([0-9 ]+)", open("/proc/self/status").read())[1]
+print(faults[-1], huge, size)
+"""
+
+
+def run(code: str, *given: str, **variables: str) -> list[str]:
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
+    command = [sys.executable, "-c", code, *given]
+    return subprocess.check_output(command, text=True, env={**clean, **variables}).split()
+
+
 def measure(**variables: str) -> tuple[bool, int, int]:
     """Whether it was set; page faults before, and after."""
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
-    command = [sys.executable, "-c", PAGES]
-    out = subprocess.check_output(command, text=True, env={**clean, **variables})
-    done, before, after = out.split()
+    done, before, after = run(PAGES, **variables)
     return done == "True", int(before), int(after)
 
 
@@ -47,3 +80,15 @@ def test_freed_memory_is_kept() -> None:
 def test_settings_of_the_user_stay() -> None:
     done, _, _ = measure(MALLOC_TRIM_THRESHOLD_="131072")
     assert not done
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+def test_threads_keep_memory_in_huge_pages() -> None:
+    faults, huge, addresses = map(int, run(THREAD))
+    limited_faults, _, limited = map(int, run(THREAD, "limited"))
+    assert max(faults, limited_faults) < 100  # 400,000 of 4 KiB, or 400 of 2 MiB, by default
+    is_asked_for = HUGE_PAGES.exists() and "[madvise]" in HUGE_PAGES.read_text()
+    if is_asked_for and OVERCOMMIT.read_text().strip() != "2":
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        assert huge > 64_000  # most of the 128 MiB
+        assert addresses - limited > memory / 1024 / 4  # none are reserved where they are limited

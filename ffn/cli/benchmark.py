@@ -83,7 +83,7 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     from ffn.benchmarks.report import MEMORY, ONNX_MEMORY, describe_run
     from ffn.benchmarks.timing import PRODUCT_SIZES, product_speed
     from ffn.devices import has_bf16
-    from ffn.host_memory import keep_freed_memory
+    from ffn.host_memory import tune_allocator
 
     if given.benchmark in ("data", "store"):
         device = torch.device("cpu")
@@ -99,8 +99,8 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     measured |= {"memory": MEMORY[device.type]}
     if given.benchmark == "infer":
         given.frames = given.frames or given.trained_frames
-        if device.type == "cpu" and keep_freed_memory():  # as tools/predict.py and tools/test.py
-            measured |= {"allocator": "glibc keeps freed memory (ffn.keep_freed_memory)"}
+        if device.type == "cpu" and tune_allocator():  # as tools/predict.py and tools/test.py
+            measured |= {"allocator": "of glibc, tuned (ffn.tune_allocator)"}
         measured |= {"memory_onnx": ONNX_MEMORY} if given.onnx else {}
         dtypes = {"fp32": torch.float32, "bf16": torch.bfloat16}
         if device.type == "cpu" and not has_bf16():

@@ -142,11 +142,11 @@ def build_predictor(
     Raises:
         ValueError, OSError, ffn.zoo.WeightsError: the weights or options are invalid.
     """
-    from ffn.host_memory import keep_freed_memory
+    from ffn.host_memory import tune_allocator
     from ffn.serve import Predictor
 
     if device.type == "cpu":
-        keep_freed_memory()
+        tune_allocator()
     return Predictor(
         given.weights,
         device=device,

@@ -102,12 +102,12 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _predictors(given: argparse.Namespace) -> dict[str, Predictor]:
-    from ffn.host_memory import keep_freed_memory
+    from ffn.host_memory import tune_allocator
     from ffn.serve import Predictor
 
     device, paths = find_device(given.device), names_of(given.weights)
     if device.type == "cpu":
-        keep_freed_memory()
+        tune_allocator()
     predictors = {
         weights: Predictor(weights, device=device, precision=given.precision) for weights in paths
     }

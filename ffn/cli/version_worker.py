@@ -70,6 +70,15 @@ def forward_pass(job: dict[str, Any]) -> Callable[[], object]:
     return run
 
 
+def tune_allocator() -> None:
+    """As the commands of the version do, if they do."""
+    try:
+        from ffn import host_memory
+    except ImportError:  # an earlier version
+        return
+    host_memory.tune_allocator()
+
+
 def peak_memory() -> int:
     """The largest resident memory of this process so far, in bytes."""
     status = Path("/proc/self/status")
@@ -84,6 +93,8 @@ def main() -> None:
     """Build the job, then run it once for each line."""
     job = json.loads(sys.stdin.readline())
     torch.manual_seed(0)
+    if job["device"] == "cpu":
+        tune_allocator()
     call = training_step(job) if job["form"] == "training step" else forward_pass(job)
     from ffn import core
 

@@ -17,7 +17,7 @@ from ffn.data import LoaderError, VideoError, watching
 from ffn.engine.distributed import ReplicaError, World, processes
 from ffn.engine.signals import EXIT_STOPPED, StoppedError
 from ffn.files import explain
-from ffn.host_memory import keep_freed_memory
+from ffn.host_memory import tune_allocator
 from ffn.registry import is_raised_in_extension
 from ffn.zoo import WeightsError
 
@@ -119,7 +119,7 @@ def run_command(
     try:
         with processes(2 * data_timeout or UNLIMITED, device) as world:
             if world.device.type == "cpu":
-                keep_freed_memory()
+                tune_allocator()
             try:
                 _call(function, world)
             except BaseException as error:
