@@ -70,13 +70,13 @@ def forward_pass(job: dict[str, Any]) -> Callable[[], object]:
     return run
 
 
-def tune_allocator() -> None:
-    """As the commands of the version do, if they do."""
+def tune_like_the_commands() -> None:
+    """Tune the allocator, if the commands of the version do."""
     try:
-        from ffn import host_memory
+        from ffn.host_memory import tune_allocator
     except ImportError:  # an earlier version
         return
-    host_memory.tune_allocator()
+    tune_allocator()
 
 
 def peak_memory() -> int:
@@ -94,7 +94,7 @@ def main() -> None:
     job = json.loads(sys.stdin.readline())
     torch.manual_seed(0)
     if job["device"] == "cpu":
-        tune_allocator()
+        tune_like_the_commands()
     call = training_step(job) if job["form"] == "training step" else forward_pass(job)
     from ffn import core
 

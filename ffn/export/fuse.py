@@ -149,10 +149,9 @@ def fuse(
     while folder.fold([record(network, x, WeightAlteration) for x, _ in cases]):
         pass  # a fold may allow another
     _remove(network, lambda module: getattr(module, "is_alteration_site", False))
-    network, slow = _with_kernels(network, clip) if kernels else (network, "")
+    network, difference, slow = _checked(network, cases, time, kernels=kernels)
     folder.network = network
 
-    difference = max(_difference(network, x, y, x.shape[time]) for x, y in cases)
     fp32 = tuple(name for name, _ in network.named_modules() if name in folder.fp32)
     if kernels:
         for name in fp32:
@@ -166,15 +165,29 @@ def fuse(
     return network
 
 
-def _with_kernels(network: nn.Module, clip: Tensor) -> tuple[nn.Module, str]:
-    """The network with faster operators and ""; or itself, and why it cannot have them."""
-    faster = copy.deepcopy(network)
-    choose_kernels(faster)
-    try:
-        _outputs(faster, clip)
-    except Exception as error:  # any, of a network that reads attributes of its layers
-        return network, f"{type(error).__name__}: {error}".splitlines()[0]
-    return faster, ""
+def _checked(
+    network: nn.Module, cases: Sequence[tuple[Tensor, Tensor]], time: int, *, kernels: bool
+) -> tuple[nn.Module, float, str]:
+    """The network with faster operators, its largest difference, and "".
+
+    Or the given network, and why it keeps its operators: it reads attributes of its layers, or
+    kernels of the device are wrong for the other memory layout.
+    """
+    reason = ""
+    if kernels:
+        faster = copy.deepcopy(network)
+        choose_kernels(faster)
+        try:
+            return faster, _largest_difference(faster, cases, time), ""
+        except Exception as error:  # any, of a network of anyone
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+    return network, _largest_difference(network, cases, time), reason
+
+
+def _largest_difference(
+    network: nn.Module, cases: Sequence[tuple[Tensor, Tensor]], time: int
+) -> float:
+    return max(_difference(network, clip, expected, clip.shape[time]) for clip, expected in cases)
 
 
 def _difference(network: nn.Module, clip: Tensor, expected: Tensor, frames: int) -> float:

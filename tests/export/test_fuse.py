@@ -47,6 +47,7 @@ def test_families(name: str, frames: int) -> None:
     if name != "uniformer_tiny":
         assert not any(isinstance(m, (BATCH_NORM, WeightAlteration)) for m in fused.modules())
         assert fused.fusion.kept == {}
+    assert not fused.fusion.slow
     assert not fused.training
     assert not any(p.requires_grad for p in fused.parameters())
 
@@ -500,6 +501,25 @@ def test_layers_whose_settings_are_read_keep_their_operators() -> None:
     assert isinstance(fused.conv, nn.Conv3d)
     assert "all layers keep their operators: AttributeError" in str(fused.fusion)
     assert_close(Networks(model, precision="fp32")(clip), model(clip))
+
+
+class WrongForALayout(nn.Conv2d):
+    """As if the kernel of a device were wrong for the channels-last layout."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        is_last = self.weight.is_contiguous(memory_format=torch.channels_last)
+        return super().forward(x) + float(is_last)
+
+
+@torch.no_grad()
+def test_a_layout_for_which_a_kernel_is_wrong_is_not_chosen() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(WrongForALayout(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
+    clip = torch.randn(2, 3, 9, 9)
+    fused = fuse(model, example=clip)
+    assert_close(fused(clip), model(clip))
+    assert "all layers keep their operators: DifferenceError: the fused" in str(fused.fusion)
+    assert fused.fusion.difference < 1e-5
 
 
 @torch.no_grad()
