@@ -244,6 +244,7 @@ def test_archives_are_measured_with_each_model(tmp_path: Path) -> None:
     assert "memory" not in written["measured"]
 
 
+@pytest.mark.slow
 def test_an_interrupted_benchmark_keeps_what_it_has_measured_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -225,6 +225,7 @@ def read(path: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_details_agree_with_the_table(root: Path, tmp_path: Path) -> None:
     weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
     given = [str(root / "config.yaml"), "--weights", *weights, "--ensemble", "--details"]

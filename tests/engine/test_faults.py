@@ -166,6 +166,7 @@ def test_two_processes_killed(
     figure("kills of one of two processes, same SHA-256", len(places))
 
 
+@pytest.mark.slow
 def test_process_killed_while_a_run_starts(forks: Forks, videos: Path, tmp_path: Path) -> None:
     """The other process ends with a message; before it has joined, its launcher ends it."""
     output, statuses = tmp_path / "output", Counter()
@@ -218,6 +219,7 @@ def test_torchrun_starts_killed_processes_again(
     figure("s until it trains again, at most", f"{slowest:.0f}")
 
 
+@pytest.mark.slow
 def test_video_that_hangs_ends_the_run_and_is_named(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -248,6 +248,7 @@ def test_options_without_effect_are_refused(
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_format_of_another_package_by_the_command(tmp_path: Path) -> None:
     """A package in the current folder registers the suffix ``program``."""
     (tmp_path / "my_formats.py").write_text(

@@ -112,6 +112,7 @@ def test_clips_are_read_as_in_training(motion: Path, tmp_path: Path, source: str
         assert {int(clip[0, 0, 0, 0, 0]) % 60 for clip in clips} == {0}
 
 
+@pytest.mark.slow
 def test_networks_are_tested_in_several_precisions(motion: Path, tmp_path: Path) -> None:
     """int8 gives the logits of the file that ``ffn.export`` writes for the same clips."""
     lists = [f"data.train={motion / 'train.csv'}", f"data.val={motion / 'val.csv'}"]

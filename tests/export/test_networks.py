@@ -45,6 +45,7 @@ def test_every_count_has_its_own_fused_network(model, tmp_path, monkeypatch) -> 
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_counts_in_turn_build_each_network_once(model, tmp_path, monkeypatch, caplog) -> None:
     """As a test at many counts does, batch after batch."""

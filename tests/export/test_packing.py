@@ -461,6 +461,7 @@ def test_inputs_and_outputs_of_chains_are_left_alone() -> None:
     torch.testing.assert_close(seen[0], expected[0], rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_blocks_of_the_families_write_over_their_inputs() -> None:
     """All but the first of each stage, which adds a convolved shortcut and writes over that."""
     for name, sums in (("tsm_r50", 16), ("slowfast_r50", 32), ("tea_r50", 16), ("uniformer_s", 7)):

@@ -143,6 +143,7 @@ def test_subclasses_of_torchvision() -> None:
     assert type(plain.layer1[0].conv1[0]) is Conv3DSimple
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_copies_and_files_of_networks_with_subclasses(tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -135,6 +135,7 @@ def test_memory_on_cuda_is_what_tensors_took(monkeypatch: pytest.MonkeyPatch) ->
     assert memory_mib(torch.device("cuda")) == 3
 
 
+@pytest.mark.slow
 def test_the_memory_of_the_parent_does_not_count() -> None:
     held = bytearray(b"x" * 2**30)  # written, so resident
     code = "import torch; from ffn.engine.logs.meter import memory_mib as peak; "

@@ -221,6 +221,7 @@ def test_lines_that_are_no_chunk_do_not_count(tmp_path) -> None:
     assert list(parts.places()) == [1]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "cause"), [("ends", "exited unexpectedly"), ("hangs", "timed out")]
 )

@@ -130,6 +130,7 @@ def test_a_video_that_is_too_long(service, upload) -> None:
     assert refused(service, upload) == (413, message)
 
 
+@pytest.mark.slow
 def test_a_video_that_ends_or_blocks_its_worker(predictor, upload, monkeypatch) -> None:
     limits = replace(LIMITS, timeout=3.0)
     with Service({"tiny": predictor}, limits=limits, workers=1) as service:
@@ -154,6 +155,7 @@ def test_a_video_that_ends_or_blocks_its_worker(predictor, upload, monkeypatch) 
     assert not service.healthy
 
 
+@pytest.mark.slow
 def test_a_network_that_takes_too_long(predictor, upload, monkeypatch) -> None:
     go = threading.Event()
     monkeypatch.setattr(predictor, "predict", lambda clips: go.wait(60) and [None])
@@ -163,6 +165,7 @@ def test_a_network_that_takes_too_long(predictor, upload, monkeypatch) -> None:
         go.set()
 
 
+@pytest.mark.slow
 def test_the_time_is_that_of_all_numbers_of_frames(predictor, upload, monkeypatch) -> None:
     def slow(clips: list) -> list:
         time.sleep(0.7)
