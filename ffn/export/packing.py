@@ -13,6 +13,7 @@ import platform
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -323,15 +324,16 @@ def _is_identity(node: fx.Node, module: nn.Module) -> bool:
 
 def _reuse_inputs(chain: nn.Sequential, blocks: dict[nn.Module, _Block]) -> None:
     """Let blocks of a chain write over the outputs of the blocks before them."""
-    children = list(chain.children())
+    children = list(chain)  # chain.children() has each module once
     steps = []
-    for before, child in zip([None, *children[:-1]], children, strict=True):
+    for before, child in pairwise(children):
         is_new = before in blocks and blocks[before].returns_new
         steps.append((before, child, blocks[child].over if is_new and child in blocks else None))
     if all(over is None for _, _, over in steps):
         return
 
     def forward(input: Tensor) -> Tensor:
+        input = children[0](input)
         for before, child, over in steps:
             is_over = over is not None and not has_hooks(before) and not has_hooks(child)
             input = over(input) if is_over else child(input)

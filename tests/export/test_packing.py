@@ -438,6 +438,19 @@ def test_sums_are_written_over_inputs_that_nothing_else_reads(how: str) -> None:
     assert overwritten(packed, clip) == (2 if how in Residual.WAYS[:2] else 0)
 
 
+def test_empty_and_short_chains() -> None:
+    torch.manual_seed(0)
+    blocks = nn.Sequential(nn.Sequential(), nn.Sequential(Residual("plain")), nn.Sequential())
+    check(blocks.eval(), torch.randn(2, 8, 9, 11))
+
+
+def test_a_block_that_is_called_twice() -> None:
+    torch.manual_seed(0)
+    block = Residual("plain")
+    packed = check(nn.Sequential(block, block, Residual("plain")).eval(), torch.randn(2, 8, 9, 11))
+    assert overwritten(packed, torch.randn(2, 8, 9, 11, dtype=HALF)) >= 1
+
+
 def test_inputs_and_outputs_of_chains_are_left_alone() -> None:
     torch.manual_seed(0)
     network = nn.Sequential(*(Residual("plain") for _ in range(3))).eval()
