@@ -14,23 +14,24 @@ VARIABLES = ("MALLOC_TRIM_THRESHOLD_", "MALLOC_MMAP_THRESHOLD_", "GLIBC_TUNABLES
 MADV_HUGEPAGE = 14  # of madvise(2)
 HUGE_PAGES = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 OVERCOMMIT = Path("/proc/sys/vm/overcommit_memory")
-STRICT = "2"  # the system counts addresses as memory
+STRICT = "2"  # the system counts virtual memory as used
 
 _is_reserved = False
 
 
 def tune_allocator() -> bool:
-    """Let glibc keep freed memory, of the whole process, for the next pass, in huge pages.
+    """Let glibc keep freed memory for the next forward pass or step, and use huge pages.
 
-    By default, glibc returns large activations to the system, which then has to provide and clear
-    the same pages again, and uses pages of 4 KiB, of which a processor finds only few without
-    reading tables in memory. Here, all threads share one heap, whose memory stays with the process,
-    and Linux is asked for pages of 2 MiB (transparent huge pages) for it. The programs of ffn call
-    this on a CPU; your own may call it once, at their start.
+    By default, glibc returns large activations to the system, which has to provide and clear pages
+    for them again in the next step. Its pages have 4 KiB, and large tensors have more of them than
+    the processor's cache of page addresses (TLB) holds. After this call, all threads of the process
+    share one heap, which keeps its memory until the process ends, and Linux is asked for pages of
+    2 MiB (transparent huge pages) for it. The commands of ffn call this on a CPU; your own program
+    may call it once, at its start.
 
-    For huge pages, the process reserves addresses as large as the memory of the machine, which
-    counts as virtual memory only. It does not if addresses are limited (``ulimit -v``, ``-d``,
-    strict accounting), or if the system has all memory in huge pages, or none.
+    For huge pages, the process reserves 0.9 of the machine's memory as virtual memory, without
+    using it. It does not where virtual memory is limited (``ulimit -v``, ``-d``, strict
+    accounting), or where the setting of the system for huge pages is other than "madvise".
 
     Returns:
         Whether it was set: not with another C library, and not if the environment has settings of
@@ -48,7 +49,7 @@ def tune_allocator() -> bool:
 
 
 def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
-    """Grow the heap once, by addresses that are to have huge pages when they are used."""
+    """Grow the heap once, by virtual memory that gets huge pages when it is used."""
     global _is_reserved
     if _is_reserved or not _can_reserve():
         return
@@ -69,7 +70,7 @@ def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
 
 
 def _can_reserve() -> bool:
-    """Whether huge pages are to be asked for, and addresses cost nothing."""
+    """Whether the system gives huge pages on request, and virtual memory is not limited."""
     import resource  # not on all systems
 
     limits = (resource.getrlimit(kind)[0] for kind in (resource.RLIMIT_AS, resource.RLIMIT_DATA))

@@ -132,7 +132,8 @@ def require(name: str) -> ModuleType:
 def pt2(network: DeployedNetwork, clip: Tensor, file: IO[bytes]) -> Run:
     """An ``ExportedProgram``; read it with ``torch.export.load(path).module()``."""
     program = trace(network, clip)  # completes the metadata
-    # It is stored too. Its values are not used; one of them does for all, in place of 10 MB.
+    # torch.export.save stores the example clips, which a program does not use: one zero, expanded
+    # to their shape, takes the place of 10 MB.
     program.example_inputs = (clip.new_zeros(()).expand(clip.shape),), {}
     metadata = json.dumps(network.metadata)
     with warnings.catch_warnings():  # of weights in the channels-last layout; the file is compared

@@ -71,7 +71,7 @@ class PackedConv2d(nn.Module):
         activation: "none", "relu" or "gelu".
         adds: the forward also takes what is added before the activation.
         overwrites: the output is written over what is added, if it is in the channels-last layout.
-            This saves a pass over memory: 0.8 to 0.95 of the time in fp32, 0.7 to 0.9 in bf16.
+            This saves memory traffic: no tensor is allocated and filled for the output.
     """
 
     def __init__(

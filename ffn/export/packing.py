@@ -224,11 +224,11 @@ def _pack_with_readers(module: nn.Module) -> _Block | None:
         module.set_submodule(node.target, _packed(layer, weights))  # for other methods
         if other is not None and isinstance(weights[0], PackedWeight):
             sums[new] = layer, weights, activation
-    over_input = _overwrite(module, graph, sums)
+    over = _overwrite(module, graph, sums)
     _set_forward(module, fx.GraphModule(module, graph, type(module).__name__).forward, taken)
     returned = next(iter(reversed(graph.nodes))).args[0]
     is_new = isinstance(returned, fx.Node) and _returns_new(returned, module)
-    return _Block(is_new, over_input if taken == 1 else None)
+    return _Block(is_new, over if taken == 1 else None)
 
 
 def _trace(module: nn.Module) -> tuple[fx.Graph, int] | None:
@@ -344,16 +344,16 @@ def _reuse_inputs(chain: nn.Sequential, blocks: dict[nn.Module, _Block]) -> None
 
 def _returns_new(node: fx.Node, module: nn.Module) -> bool:
     """Whether the output of a call is a tensor that nothing else holds."""
-    return node.op == "call_module" and _is_convolution(module.get_submodule(node.target))
+    return node.op == "call_module" and _makes_tensor(module.get_submodule(node.target))
 
 
-def _is_convolution(module: nn.Module) -> bool:
+def _makes_tensor(module: nn.Module) -> bool:
     """Whether a module is a convolution or linear layer, or a chain that ends with one."""
     if has_hooks(module):
         return False
     if type(module).forward is nn.Sequential.forward:
         layers = [child for child in module if type(child) is not nn.Identity or has_hooks(child)]
-        return bool(layers) and _is_convolution(layers[-1])
+        return bool(layers) and _makes_tensor(layers[-1])
     if isinstance(module, (OverFrames, OverTime)):
         module = module.layer
     return _is_packable(module) or isinstance(module, (*PACKED, nn.Conv3d))
