@@ -270,6 +270,30 @@ def test_what_the_page_says_of_the_xeon() -> None:
     assert f"in the table of the Xeon, {one} for single clips and {eight} for batches" in text
 
 
+LAYERS = {  # first words of the rows of the page: first words of the titles, and the other form
+    "temporal shift": ("temporal shift", "writes to slices"),
+    "weight alteration": ("shift, weight alteration", "of the features"),
+    "temporal convolution of TEA": ("temporal convolution of TEA", "nn.Conv1d over pixels"),
+    "AdamW": ("AdamW", "for loop"),
+    "convolution (3, 1, 1)": ("temporal (3, 1, 1) convolution", "nn.Conv3d"),
+    "pointwise": ("pointwise", "nn.Conv3d"),
+    "position embedding": ("position embedding", "two operations"),
+    "convolution, BatchNorm": ("1 x 1 convolution, BatchNorm", "three layers"),
+    "three packed": ("three packed", "sums in new tensors"),
+}
+
+
+@pytest.mark.parametrize("row", LAYERS)
+def test_the_table_of_layers(row: str) -> None:
+    start, other = LAYERS[row]
+    lines = (ROOT / "model_zoo/results/layers_intel_xeon.md").read_text().splitlines()
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    (found,) = [each for each in cells if each[0].startswith(start) and each[1] == other]
+    (shown,) = [line for line in PAGE.splitlines() if line.startswith(f"| {row}")]
+    ours = [cell.strip() for cell in shown.strip("|").split("|")]
+    assert ours[-2:] == [found[2], found[4]]
+
+
 def test_what_the_page_says_of_spatial_convolutions() -> None:
     text = " ".join(PAGE.split())
     found = {}
