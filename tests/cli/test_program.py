@@ -173,7 +173,9 @@ def test_ctrl_c_ends_in_one_line(
     assert line == f"{command}.py: interrupted; {message}"
 
 
-@pytest.mark.parametrize("command", ["configs", "zoo", "predict", "train"])
+@pytest.mark.parametrize(
+    "command", ["configs", pytest.param("zoo", marks=pytest.mark.slow), "predict", "train"]
+)
 def test_a_closed_pipe_gives_no_traceback(folder: Path, command: str) -> None:
     videos = sorted(map(str, (folder / "data/motion/videos").glob("*.mp4")))[:2]
     arguments = {

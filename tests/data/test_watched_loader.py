@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import time
@@ -32,6 +33,15 @@ class FaultyDataset(VideoDataset):
         if "dies" in record.path:
             os.kill(os.getpid(), signal.SIGKILL)
         return super()._open(record, index)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_waits():
+    """torch waits for each worker that hangs, 5 s by default, before it ends the worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+        yield
+        gc.collect()  # ends the loaders of failed tests
 
 
 @pytest.fixture(scope="module")

@@ -79,8 +79,8 @@ def test_resumed_run_equals_an_uninterrupted_one(
     ("counts", "option"),
     [
         (RANGES, "train.views=sequential"),
-        (RANGES, "data.cache_gib=1"),
-        (DRAWS, "train.views=sequential"),
+        pytest.param(RANGES, "data.cache_gib=1", marks=pytest.mark.slow),
+        pytest.param(DRAWS, "train.views=sequential", marks=pytest.mark.slow),
     ],
 )
 def test_same_training_in_other_modes(

@@ -178,6 +178,7 @@ def test_average_that_is_not_finite_is_not_saved(videos: Path, tmp_path: Path) -
     assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == 2
 
 
+@pytest.mark.slow
 def test_overflow_under_the_loss_scale_of_fp16_is_not_a_bad_step(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

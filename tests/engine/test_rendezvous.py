@@ -43,6 +43,7 @@ def test_all_ranks_agree_and_each_attempt_is_new(store: dist.Store, ranks: list[
     assert len({found[0] for found in attempts}) == 5
 
 
+@pytest.mark.slow
 def test_keys_of_a_previous_attempt_are_not_taken_for_new_ones(store: dist.Store) -> None:
     """The processes of the previous attempt ended after their requests; rank 1 starts late."""
     store.set("request/1", "old")

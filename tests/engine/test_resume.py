@@ -63,6 +63,7 @@ AUGMENTED = (
 )
 
 
+@pytest.mark.slow
 def test_every_augmentation(videos: Path, tmp_path: Path) -> None:
     whole = train(videos, tmp_path / "whole", *AUGMENTED, "data.workers=1")
     steps = [entry["step"] for entry in read_log(whole)]

@@ -259,6 +259,7 @@ def test_a_video_that_ends_or_blocks_its_worker_is_a_row(
             )
 
 
+@pytest.mark.slow
 def test_videos_are_read_while_the_network_runs(weights, folder, tmp_path, monkeypatch) -> None:
     """The network waits for the last video of the second batch."""
     read, predict = archive_loader._read, Predictor.predict

@@ -360,10 +360,10 @@ def test_a_picture_of_the_page_is_written_once() -> None:
     ("counts", "ticked"),
     [
         (9, [1, 2, 3, 4, 5, 6, 8, 16]),
-        (8, [1, 2, 3, 4, 5, 6, 16]),
-        (5, [1, 3, 5, 16]),
-        (3, [1, 16]),
-        (2, [16]),
+        pytest.param(8, [1, 2, 3, 4, 5, 6, 16], marks=pytest.mark.slow),
+        pytest.param(5, [1, 3, 5, 16], marks=pytest.mark.slow),
+        pytest.param(3, [1, 16], marks=pytest.mark.slow),
+        pytest.param(2, [16], marks=pytest.mark.slow),
         (1, []),
     ],
 )

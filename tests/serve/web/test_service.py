@@ -213,6 +213,7 @@ def test_fewer_frames_than_a_network_needs(predictor) -> None:
         Service({"tiny": predictor}, limits=replace(LIMITS, frames=11))
 
 
+@pytest.mark.slow
 def test_latencies_are_measured_once_and_before_requests(tmp_path, upload, monkeypatch) -> None:
     monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
     measured = []
