@@ -109,7 +109,9 @@ def plans(rng: random.Random, number: int, *, world: int = 1) -> list[dict[str, 
     return found
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family", [FAMILIES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES[1:])]
+)
 def test_killed_in_every_place(forks: Forks, videos: Path, tmp_path: Path, family: str) -> None:
     more = (*SMALL_STEPS, *FAMILIES[family], "train.epochs=2")
     whole = train(videos, tmp_path / "whole", *more)

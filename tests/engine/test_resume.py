@@ -78,7 +78,7 @@ def test_every_augmentation(videos: Path, tmp_path: Path) -> None:
     assert load_checkpoint(whole / "last.pt")["meta"]["preprocessing"]["colour"] == "bgr"
 
 
-@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+@pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])
 def test_half_precision(videos: Path, tmp_path: Path, precision: str) -> None:
     """The loss scale of fp16, and the number of steps since its last change, are restored."""
     more = (f"train.precision={precision}", SAVE)
