@@ -110,7 +110,11 @@ def plans(rng: random.Random, number: int, *, world: int = 1) -> list[dict[str, 
 
 
 @pytest.mark.parametrize(
-    "family", [FAMILIES[0], *(pytest.param(one, marks=pytest.mark.slow) for one in FAMILIES[1:])]
+    "family",
+    [
+        pytest.param(family, marks=() if family == "tsm" else pytest.mark.slow)
+        for family in FAMILIES
+    ],
 )
 def test_killed_in_every_place(forks: Forks, videos: Path, tmp_path: Path, family: str) -> None:
     more = (*SMALL_STEPS, *FAMILIES[family], "train.epochs=2")
