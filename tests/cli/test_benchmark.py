@@ -185,7 +185,8 @@ def test_layers_are_compared_with_equal_forms(tmp_path: Path) -> None:
     for comparison in written["comparisons"]:
         assert "ffn" in names(comparison)
         assert {ratio["name"] for ratio in comparison["ratios"]} == {"ffn"}
-    assert len(written["comparisons"]) == 12
+    stored = json.loads((RESULTS / "layers_intel_xeon.json").read_text())
+    assert len(written["comparisons"]) == len(stored["comparisons"])  # measure anew after a change of the layers
     table = (tmp_path / "layers.md").read_text()
     assert table.count("\n| ") == 1 + sum(len(c["ratios"]) for c in written["comparisons"])
 
