@@ -14,6 +14,9 @@ SLOW_BF16 = (  # unless has_bf16()
 
 NO_COMPILER = "no C++ compiler for torch.compile: looked for $CXX, else g++, or clang++ on macOS"
 
+# A constant, since torch.compile cannot call the function inside a graph. torch 2.6 has it.
+HAS_AMX: bool = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+
 
 def describe_device(device: torch.device) -> str:
     """Name of the hardware: "NVIDIA H200", or a CPU with its number of threads."""

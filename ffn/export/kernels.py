@@ -29,11 +29,11 @@ class OverFrames(nn.Module):
     def forward(self, input: Tensor, *more: Tensor) -> Tensor:
         """(B, C, T, H, W) to (B, C', T, H', W'); a layer may take more tensors."""
         frames = self.layer(*map(self._frames, (input, *more)))
-        return _as_clips(frames, input.shape[0], frames.shape[2:])
+        return as_clips(frames, input.shape[0], frames.shape[2:])
 
     @staticmethod
     def _frames(x: Tensor) -> Tensor:
-        return x.movedim(1, -1).flatten(0, 1).movedim(-1, 1)  # (N, C, H, W), channels last
+        return x.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (N, C, H, W)
 
 
 class OverTime(nn.Module):
@@ -50,11 +50,11 @@ class OverTime(nn.Module):
     def forward(self, input: Tensor, *more: Tensor) -> Tensor:
         """(B, C, T, H, W) to (B, C', T', H, W); a layer may take more tensors."""
         pixels = self.layer(*map(self._pixels, (input, *more)))
-        return _as_clips(pixels, input.shape[0], input.shape[3:])
+        return as_clips(pixels, input.shape[0], input.shape[3:])
 
     @staticmethod
     def _pixels(x: Tensor) -> Tensor:
-        return x.movedim(1, -1).flatten(2, 3).movedim(-1, 1)  # (B, C, T, P), channels last
+        return x.permute(0, 2, 3, 4, 1).flatten(2, 3).permute(0, 3, 1, 2)  # (B, C, T, P)
 
 
 class InFloat32(nn.Module):
@@ -143,12 +143,13 @@ def _conv2d(conv: nn.Conv3d, kept: slice) -> nn.Conv2d:
     return flat
 
 
-def _as_clips(x: Tensor, batch: int, area: torch.Size) -> Tensor:
+def as_clips(x: Tensor, batch: int, area: torch.Size) -> Tensor:
     """View the channels-last output of a 2-D layer as clips (B, C, T, H, W)."""
     # Through one dimension: for batches of 1, torch returns a stride by which torch.cat does not
     # recognise the layout.
     channels = x.shape[1]
-    return x.movedim(1, -1).flatten().view(batch, -1, *area, channels).movedim(-1, 1)
+    flat = x.permute(0, 2, 3, 1).flatten()
+    return flat.view(batch, -1, *area, channels).permute(0, 4, 1, 2, 3)
 
 
 def _three(size: int | tuple[int, int, int]) -> tuple[int, int, int]:

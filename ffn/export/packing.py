@@ -29,9 +29,10 @@ from ffn.export.packed_layers import (
     PackedSum,
     PackedWeight,
 )
+from ffn.export.windows import ConvOverWindows, WindowWeights, fits_windows
 
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
-PACKED = (PackedConv2d, PackedLinear, CudnnConv2d, PackedSum, AfterShift)
+PACKED = (PackedConv2d, PackedLinear, CudnnConv2d, PackedSum, AfterShift, ConvOverWindows)
 SUMS = (operator.add, operator.iadd, torch.add)
 
 
@@ -89,7 +90,7 @@ def pack(network: nn.Module) -> nn.Module:
 
 def is_packed(network: nn.Module) -> bool:
     """Whether a network has packed layers, whose weights cannot be copied to other formats."""
-    layers = (PackedConv2d, PackedLinear, CudnnConv2d)
+    layers = (PackedConv2d, PackedLinear, CudnnConv2d, ConvOverWindows)
     return any(isinstance(module, layers) for module in network.modules())
 
 
@@ -211,8 +212,12 @@ def _pack_with_readers(module: nn.Module) -> _Block | None:
         layer = layers[node.target]
         weights = _pack_weights(layer)
         last, other, activation = _readers(node, module)
+        pool = None
+        if isinstance(layer, nn.Conv3d):
+            last, pool = _pooling(last, module)
         name = f"packed_{node.target.replace('.', '_')}"
-        module.add_module(name, _packed(layer, weights, activation, adds=other is not None))
+        packed = _packed(layer, weights, activation, adds=other is not None, pool=pool)
+        module.add_module(name, packed)
         with graph.inserting_after(last):
             new = graph.call_module(name, (*node.args, *([] if other is None else [other])))
         last.replace_all_uses_with(new)
@@ -369,7 +374,7 @@ def _readers(layer: fx.Node, module: nn.Module) -> tuple[fx.Node, fx.Node | None
     """The last call that a packed layer can compute, what it adds, and its activation."""
     last, other = _after_identities(layer, module), None
     reader = _only_reader(last)
-    can_add = not isinstance(module.get_submodule(layer.target), nn.Linear)
+    can_add = not isinstance(module.get_submodule(layer.target), (nn.Linear, nn.Conv3d))
     if can_add and reader is not None and reader.target in SUMS and not reader.kwargs:
         first, second = reader.args
         candidate = second if first is last else first
@@ -384,6 +389,18 @@ def _readers(layer: fx.Node, module: nn.Module) -> tuple[fx.Node, fx.Node | None
     if _is_changed(layer, last, module):
         return layer, None, "none"
     return last, other, activation
+
+
+def _pooling(node: fx.Node, module: nn.Module) -> tuple[fx.Node, nn.MaxPool2d | None]:
+    """The pooling of each frame that reads a tensor alone, as its layer; else the tensor."""
+    reader = _only_reader(_after_identities(node, module))
+    if reader is None or reader.op != "call_module":
+        return node, None
+    pool = module.get_submodule(reader.target)
+    fits = isinstance(pool, OverFrames) and type(pool.layer) is nn.MaxPool2d
+    if not fits or has_hooks(pool) or has_hooks(pool.layer):
+        return node, None
+    return reader, pool.layer
 
 
 def _only_reader(node: fx.Node) -> fx.Node | None:
@@ -431,6 +448,8 @@ def _is_packable(layer: nn.Module) -> bool:
         return False
     if isinstance(layer, (OverFrames, OverTime)):
         return type(layer.layer) is nn.Conv2d and _is_packable(layer.layer)
+    if fits_windows(layer):  # in fp32, they are as fast in 3-D
+        return layer.weight.dtype is torch.bfloat16 and _device(layer) == "cpu"
     if _shifts(layer):
         right = type(layer.site) is nn.Identity
     else:
@@ -458,6 +477,8 @@ def _pack_weights(layer: nn.Module) -> tuple:
     with torch.no_grad():
         if isinstance(layer, nn.Linear):
             return torch.ops.mkldnn._reorder_linear_weight(layer.weight.detach()), layer.bias
+        if isinstance(layer, nn.Conv3d):
+            return (WindowWeights(layer),)
         # Dilation of a kernel of one pixel is for torch's own choice of kernels.
         dilation = (1, 1) if layer.kernel_size == (1, 1) else layer.dilation
         options = list(layer.padding), list(layer.stride), list(dilation), layer.groups
@@ -474,9 +495,12 @@ def _packed(
     *,
     adds: bool = False,
     overwrites: bool = False,
+    pool: nn.MaxPool2d | None = None,
 ) -> nn.Module:
     if isinstance(layer, nn.Linear):
         return PackedLinear(weights, activation, layer.out_features)
+    if isinstance(layer, nn.Conv3d):
+        return ConvOverWindows(*weights, activation, pool)
     is_packed = isinstance(weights[0], PackedWeight)
     conv: nn.Module = (
         PackedConv2d(weights, activation, adds=adds, overwrites=overwrites)

@@ -257,8 +257,8 @@ def test_layouts_of_weights(kernel: int) -> None:
         with torch.inference_mode():
             expected, found = conv(x), packed(x)
         assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
-        assert torch.equal(weight.for_input(x.shape).to_dense(), conv.weight)
-    tensors = list(weight._of_shape.values())
+        assert torch.equal(weight.for_input(x.shape).weight.to_dense(), conv.weight)
+    tensors = [one.weight for one in weight._of_shape.values()]
     layouts = {torch.ops.mkldnn._get_mkldnn_serialized_md(one).numpy().tobytes() for one in tensors}
     assert set(weight._of_shape) == set(map(torch.Size, SHAPES))
     assert len({id(one) for one in tensors}) == len(layouts)
