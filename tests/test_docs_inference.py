@@ -279,6 +279,8 @@ LAYERS = {  # first words of the rows of the page: first words of the titles, an
     "pointwise": ("pointwise", "nn.Conv3d"),
     "position embedding": ("position embedding", "two operations"),
     "convolution, BatchNorm": ("1 x 1 convolution, BatchNorm", "three layers"),
+    "stem of 5 x 7 x 7": ("stem of 5 x 7 x 7", "nn.Conv3d"),
+    "attention of UniFormer, bf16": ("attention of UniFormer in bf16", "softmax of scores"),
     "three packed": ("three packed", "sums in new tensors"),
 }
 

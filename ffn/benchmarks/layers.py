@@ -11,7 +11,9 @@ from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ffn.backbones.slowfast import Stem
 from ffn.backbones.tea import TemporalConv
+from ffn.backbones.uniformer import attention
 from ffn.benchmarks.timing import Comparison, Variant, compare, interleave, peak_memory
 from ffn.conv3d import Conv3d
 from ffn.core import WeightAlteration
@@ -22,6 +24,7 @@ from ffn.zoo import create_model
 
 OURS = "ffn"
 TOLERANCE = 1e-4  # accepted difference from the first form, of its largest value
+TOLERANCE_OF_BF16 = 0.02  # each form rounds at other places
 
 Form = Callable[[Tensor], Tensor]
 
@@ -31,7 +34,7 @@ class Layer:
     """A layer in several forms.
 
     Attributes:
-        title: the layer, with its input.
+        title: the layer, with its input; its precision, unless it is fp32.
         forms: by name; the first is the reference, `OURS` the one that networks of ffn run.
         x: the input; with ``trains``, the forms are timed with their backward pass.
         trains: the form is used in training.
@@ -160,6 +163,9 @@ def _inference_layers(frames: int, device: torch.device) -> Iterator[Layer]:
 
     if device.type == "cpu" and can_pack(torch.float32):
         yield _residual_layer(images, place)
+    if device.type == "cpu" and can_pack(torch.bfloat16):
+        yield _stem_layer(frames)
+        yield _attention_layer(frames)
 
     clip = torch.randn(1, 64, frames, 56, 56, device=device)
     clip = clip.to(memory_format=torch.channels_last_3d)
@@ -202,6 +208,32 @@ def _residual_layer(x: Tensor, place: str) -> Layer:
     return Layer(f"three packed ResNet-50 blocks, {place}", forms, x, trains=False)
 
 
+def _stem_layer(frames: int) -> Layer:
+    """The stem of SlowFast's fast pathway, of which each frame has 8 channels."""
+    stem = fuse(Stem(8, kernel=5, pool=True).eval()).bfloat16()
+    clip = torch.randn(1, 3, frames, 224, 224).bfloat16()
+    return Layer(
+        f"stem of 5 x 7 x 7 with pooling in bf16, {frames} frames of 3 x 224 x 224",
+        {"nn.Conv3d": stem, OURS: pack(copy.deepcopy(stem))},
+        clip,
+        trains=False,
+    )
+
+
+def _attention_layer(frames: int) -> Layer:
+    """The attention of UniFormer's third stage, with half of the frames."""
+    tokens = 196 * frames // 2
+    return Layer(
+        f"attention of UniFormer in bf16, {tokens} tokens, 5 heads",
+        {
+            "softmax of scores": lambda x: (x[0] * 64**-0.5 @ x[1].mT).softmax(-1) @ x[2],
+            OURS: lambda x: attention(*x),
+        },
+        torch.randn(3, 1, 5, tokens, 64).bfloat16(),
+        trains=False,
+    )
+
+
 def _compare(layer: Layer, rounds: int, device: torch.device) -> Comparison:
     _check_equal(layer)
     calls = {name: _call(form, layer) for name, form in layer.forms.items()}
@@ -235,11 +267,12 @@ def _check_equal(layer: Layer) -> None:
             weights = torch.linspace(-1, 1, out.numel(), device=out.device).view(out.shape)
             (out * weights).sum().backward()
         found[name] = [out.detach(), *([x.grad] if layer.trains else [])]
+    tolerance = TOLERANCE_OF_BF16 if layer.x.dtype is torch.bfloat16 else TOLERANCE
     first, *others = found
     for name in others:
         for one, other in zip(found[first], found[name], strict=True):
             difference = (one - other).abs().max() / one.abs().max()
-            if not difference <= TOLERANCE:
+            if not difference <= tolerance:
                 raise RuntimeError(
                     f"{layer.title}: {name} differs from {first} by {difference:.1e} of the "
                     "largest value; a comparison of their times would mean nothing"

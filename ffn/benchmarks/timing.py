@@ -87,6 +87,7 @@ def interleave(
     rounds: int,
     device: torch.device,
     warmup: int = 2,
+    untimed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
     """Time functions alternately.
@@ -96,6 +97,8 @@ def interleave(
         rounds: timed calls of each function.
         device: the device that the functions use; a CUDA device is synchronised around each call.
         warmup: rounds before the timed ones.
+        untimed: calls of a function before each timed one. The caches then hold its data, as when
+            it runs alone, and not those of the function before.
         clock: current time in seconds; ``time.process_time`` counts the CPU time of this process.
 
     Returns:
@@ -109,6 +112,8 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(warmup + rounds):
         for name, call in calls.items():
+            for _ in range(untimed):
+                call()
             _synchronise(device)
             start = clock()
             call()

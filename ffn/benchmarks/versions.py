@@ -42,8 +42,10 @@ def compare_versions(
     """Compare this version with an earlier one: a training step, or forward passes.
 
     Each variant runs in a process of its own, which imports the ffn of its tree; the processes
-    take turns. Packages that only the earlier version needs must be installed. Peak memory is the
-    largest resident memory of the process on a CPU, and that of torch's allocator on CUDA.
+    take turns. A turn of a forward pass has an untimed pass before the timed one, so that the
+    caches hold its weights. Packages that only the earlier version needs must be installed. Peak
+    memory is the largest resident memory of the process on a CPU, and that of torch's allocator on
+    CUDA.
 
     Args:
         before: the source tree of the earlier version, e.g. of ``git worktree add``.
@@ -116,7 +118,9 @@ def _compare(
             for name, (tree, job) in jobs.items()
         }
         calls = {name: process.run for name, process in workers.items()}
-        seconds = interleave(calls, rounds=rounds, device=torch.device("cpu"))
+        cpu = torch.device("cpu")  # where this process waits
+        untimed = 0 if any(job["form"] == STEP for _, job in jobs.values()) else 1
+        seconds = interleave(calls, rounds=rounds, device=cpu, untimed=untimed)
     variants = [
         Variant(name, jobs[name][1]["batch_size"], seconds[name], process.peak)
         for name, process in workers.items()

@@ -33,6 +33,21 @@ def test_calls_are_interleaved_and_warm_up_does_not_count() -> None:
     assert [len(seconds[name]) for name in "abc"] == [3, 3, 3]
 
 
+def test_untimed_calls_come_before_each_timed_one() -> None:
+    order: list[str] = []
+    calls = {name: lambda name=name: order.append(name) for name in "ab"}
+    times = iter(range(100))
+
+    def clock() -> float:
+        order.append("|")
+        return next(times)
+
+    seconds = interleave(calls, rounds=1, warmup=1, untimed=2, device=CPU, clock=clock)
+
+    assert "".join(order) == "aa|abb|b" + "aa|a|bb|b|"
+    assert seconds == {"a": (1,), "b": (1,)}
+
+
 def test_speed_of_a_product_is_that_of_the_best_round(monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(calls: dict[str, Any], **_: Any) -> dict[str, tuple[float, ...]]:
         assert calls["product"]().shape == (100, 100)
