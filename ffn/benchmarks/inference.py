@@ -107,7 +107,7 @@ def _compare(
         peaks |= {name: onnx_memory(path, clips) for name, path in files.items()}
         sessions = {name: _open(path) for name, path in files.items()}
         calls |= {name: lambda run=run: run(clips) for name, run in sessions.items()}
-        seconds = interleave(calls, rounds=rounds, device=clips.device)
+        seconds = interleave(calls, rounds=rounds, device=clips.device, warmup=1, untimed=1)
     variants = [Variant(name, len(clips), seconds[name], peaks.get(name)) for name in calls]
     pairs = [(name, UNFUSED) for name in calls if name != UNFUSED]
     pairs += [("fused", "plain, fused"), *([(INT8, ONNX)] if files else [])]
