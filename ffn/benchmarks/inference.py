@@ -61,7 +61,7 @@ def compare_inference(
         compiled: also the fused network compiled by ``torch.compile``, in bf16 where that is fast.
             On CUDA, networks in bf16 also run as CUDA graphs.
         onnx: also files for ONNX Runtime, in fp32 and int8; on a CPU.
-        rounds: timed forward passes of each form.
+        rounds: timed forward passes of each form; an untimed one comes before each.
         device: CPU or CUDA.
         skip: titles of comparisons that are not made again.
     """
