@@ -56,6 +56,25 @@ size = re.search(r"VmSize:.([0-9 ]+)", open("/proc/self/status").read())[1]
 print(faults[-1], huge, size)
 """
 
+# Page faults of a block before and after what protobuf does to the heap; kB in huge pages.
+TRIMMED = """
+import ctypes, re, resource, torch
+from ffn.host_memory import tune_allocator
+
+def faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    torch.ones(64, 1 << 20)
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+tune_allocator()
+first = faults()
+ctypes.CDLL(None).malloc_trim(0)
+second = faults()
+kept = torch.ones(64, 1 << 20), [torch.ones(64, 1 << 20) for _ in range(2)]
+huge = re.search(r"AnonHugePages: +([0-9]+)", open("/proc/self/smaps_rollup").read())[1]
+print(first, second, huge)
+"""
+
 
 def run(code: str, *given: str, **variables: str) -> list[str]:
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("MALLOC_", "GLIBC_"))}
@@ -82,13 +101,27 @@ def test_settings_of_the_user_stay() -> None:
     assert not done
 
 
+def reserves() -> bool:
+    """Whether the system gives huge pages to a heap that asks for them."""
+    is_asked_for = HUGE_PAGES.exists() and "[madvise]" in HUGE_PAGES.read_text()
+    return is_asked_for and OVERCOMMIT.read_text().strip() != "2"
+
+
+@pytest.mark.skipif(not reserves(), reason="needs huge pages on request")
+def test_malloc_trim_does_not_take_the_heap() -> None:
+    """protobuf calls it: ONNX files, and logs of wandb, would end the effect."""
+    first, second, huge = map(int, run(TRIMMED))
+    assert first > 100  # 128 of 2 MiB
+    assert second < 10
+    assert huge > 700_000  # of 768 MiB
+
+
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
 def test_threads_keep_memory_in_huge_pages() -> None:
     faults, huge, addresses = map(int, run(THREAD))
     limited_faults, _, limited = map(int, run(THREAD, "limited"))
     assert max(faults, limited_faults) < 100  # 400,000 of 4 KiB, or 400 of 2 MiB, by default
-    is_asked_for = HUGE_PAGES.exists() and "[madvise]" in HUGE_PAGES.read_text()
-    if is_asked_for and OVERCOMMIT.read_text().strip() != "2":
+    if reserves():
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
         assert huge > 64_000  # most of the 128 MiB
         assert addresses - limited > memory / 1024 / 4  # none are reserved where they are limited
