@@ -67,8 +67,9 @@ def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
     if end > start:  # not where the heap could not grow
         libc.madvise(start, end - start, MADV_HUGEPAGE)
     libc.free(block)
-    # protobuf, which ONNX and wandb use, sometimes calls malloc_trim(3), which would give the heap
-    # back to the system. It does not do so if the heap ends with memory of another owner.
+    # protobuf, which ONNX and wandb use, sometimes calls malloc_trim(3). It would shorten the heap,
+    # which would then grow by pages of 4 KiB; it cannot if the heap ends with memory of another
+    # owner.
     libc.sbrk(page)
 
 

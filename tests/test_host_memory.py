@@ -111,9 +111,9 @@ def reserves() -> bool:
 def test_malloc_trim_does_not_take_the_heap() -> None:
     """protobuf calls it: ONNX files, and logs of wandb, would end the effect."""
     first, second, huge = map(int, run(TRIMMED))
-    assert first > 100  # 128 of 2 MiB
-    assert second < 10
-    assert huge > 700_000  # of 768 MiB
+    assert 100 < first < 1000  # 128 of 2 MiB, where 4 KiB would be 65,536
+    assert second < 1000
+    assert huge > 400_000  # of 786,432; by pages of 4 KiB, it would be those of before
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
