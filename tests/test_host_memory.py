@@ -113,7 +113,7 @@ def test_malloc_trim_does_not_take_the_heap() -> None:
     first, second, huge = map(int, run(TRIMMED))
     assert 100 < first < 1000  # 128 of 2 MiB, where 4 KiB would be 65,536
     assert second < 1000
-    assert huge > 400_000  # of 786,432; by pages of 4 KiB, it would be those of before
+    assert huge > 400_000  # kB, of 786,432
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
