@@ -67,9 +67,9 @@ def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
     if end > start:  # not where the heap could not grow
         libc.madvise(start, end - start, MADV_HUGEPAGE)
     libc.free(block)
-    # protobuf, which ONNX, TensorBoard and wandb use, calls malloc_trim(3) for every 10,000 messages
-    # (7.36). It would shorten the heap, which would then grow by pages of 4 KiB; it cannot if the
-    # heap ends with memory of another owner.
+    # protobuf, which ONNX, TensorBoard and wandb use, calls malloc_trim(3) once in 10,000 messages.
+    # That would shorten the heap, which would then grow by pages of 4 KiB; it cannot if the heap
+    # ends with memory of another owner.
     libc.sbrk(page)
 
 
