@@ -64,12 +64,13 @@ def _reserve_huge_pages(libc: ctypes.CDLL) -> None:
     block = libc.malloc(size * 9 // 10) or libc.malloc(size // 2)
     end, page = libc.sbrk(0), os.sysconf("SC_PAGE_SIZE")
     start = -(-start // page) * page
-    if end > start:  # not where the heap could not grow
-        libc.madvise(start, end - start, MADV_HUGEPAGE)
     libc.free(block)
+    if end <= start:  # the heap could not grow
+        return
+    libc.madvise(start, end - start, MADV_HUGEPAGE)
     # protobuf, which ONNX, TensorBoard and wandb use, calls malloc_trim(3) once in 10,000 messages.
-    # That would shorten the heap, which would then grow by pages of 4 KiB; it cannot if the heap
-    # ends with memory of another owner.
+    # It would shorten the heap, which would grow again by pages of 4 KiB. glibc leaves a heap as it
+    # is if memory of another owner follows, such as this page.
     libc.sbrk(page)
 
 

@@ -109,7 +109,7 @@ def reserves() -> bool:
 
 @pytest.mark.skipif(not reserves(), reason="needs huge pages on request")
 def test_malloc_trim_does_not_take_the_heap() -> None:
-    """protobuf calls it: ONNX files, and logs of wandb, would end the effect."""
+    """protobuf calls it, also while ONNX files and logs of wandb are written."""
     first, second, huge = map(int, run(TRIMMED))
     assert 100 < first < 1000  # 128 of 2 MiB, where 4 KiB would be 65,536
     assert second < 1000

@@ -211,10 +211,7 @@ def _pack_with_readers(module: nn.Module) -> _Block | None:
     for node in called:
         layer = layers[node.target]
         weights = _pack_weights(layer)
-        last, other, activation = _readers(node, module)
-        pool = None
-        if isinstance(layer, nn.Conv3d):
-            last, pool = _pooling(last, module)
+        last, other, activation, pool = _readers(node, module)
         name = f"packed_{node.target.replace('.', '_')}"
         packed = _packed(layer, weights, activation, adds=other is not None, pool=pool)
         module.add_module(name, packed)
@@ -370,11 +367,14 @@ def _called_directly(module: nn.Module) -> Iterator[nn.Module]:
         yield from child if isinstance(child, nn.ModuleList) else (child,)
 
 
-def _readers(layer: fx.Node, module: nn.Module) -> tuple[fx.Node, fx.Node | None, str]:
-    """The last call that a packed layer can compute, what it adds, and its activation."""
+def _readers(
+    layer: fx.Node, module: nn.Module
+) -> tuple[fx.Node, fx.Node | None, str, nn.MaxPool2d | None]:
+    """The last call that a packed layer can compute, what it adds, its activation and pooling."""
+    kind = type(module.get_submodule(layer.target))
     last, other = _after_identities(layer, module), None
     reader = _only_reader(last)
-    can_add = not isinstance(module.get_submodule(layer.target), (nn.Linear, nn.Conv3d))
+    can_add = not issubclass(kind, (nn.Linear, nn.Conv3d))
     if can_add and reader is not None and reader.target in SUMS and not reader.kwargs:
         first, second = reader.args
         candidate = second if first is last else first
@@ -386,9 +386,12 @@ def _readers(layer: fx.Node, module: nn.Module) -> tuple[fx.Node, fx.Node | None
         activation = _activation(module.get_submodule(reader.target))
         if activation != "none":
             last = reader
+    pool = None
+    if issubclass(kind, nn.Conv3d):
+        last, pool = _pooling(last, module)
     if _is_changed(layer, last, module):
-        return layer, None, "none"
-    return last, other, activation
+        return layer, None, "none", None
+    return last, other, activation, pool
 
 
 def _pooling(node: fx.Node, module: nn.Module) -> tuple[fx.Node, nn.MaxPool2d | None]:
