@@ -21,6 +21,7 @@ from ffn.export.fuse import TOLERANCE, DifferenceError, fuse
 from ffn.export.graphs import Compiled, CudaGraphs
 from ffn.export.packing import can_pack, pack
 from ffn.files import write_text
+from ffn.version import __version__
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Fused networks in memory: interpolated counts have one each. A test at 20 counts uses all in turn,
@@ -254,7 +255,8 @@ class Networks:
             return "fp32"
         path = self._cache / "precision.json" if self._cache else None
         shape = "x".join(map(str, clip.shape))
-        machine = f"{describe_device(clip.device)}, torch {torch.__version__}"
+        device = describe_device(clip.device)
+        machine = f"{device}, torch {torch.__version__}, ffn {__version__}"
         kind = f"{type(network).__name__} of {_size(network)} parameters"
         key = f"{kind}, {shape}{', packed for the shape' * (packed is not None)}, {machine}"
         known = read_measurements(path, lambda value: str(value) in PRECISIONS) if path else {}
