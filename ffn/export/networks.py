@@ -116,10 +116,9 @@ class Networks:
 
     def describe(self, device: torch.device) -> str:
         """How the network runs where, for files of measurements; after the first call."""
-        machine = f"{describe_device(device)}, torch {torch.__version__}"
         packed = ", packed" * self._packs(device)
         size = f"{type(self._model).__name__} of {_size(self._model)} parameters"
-        return f"{size}, {self}{packed}, {machine}"
+        return f"{size}, {self}{packed}, {_machine(device)}"
 
     def select(self, frames: int) -> int | None:
         """The count of the sub-network for a number of frames; None for a plain network."""
@@ -255,10 +254,9 @@ class Networks:
             return "fp32"
         path = self._cache / "precision.json" if self._cache else None
         shape = "x".join(map(str, clip.shape))
-        device = describe_device(clip.device)
-        machine = f"{device}, torch {torch.__version__}, ffn {__version__}"
         kind = f"{type(network).__name__} of {_size(network)} parameters"
-        key = f"{kind}, {shape}{', packed for the shape' * (packed is not None)}, {machine}"
+        form = f"{shape}{', packed for the shape' * (packed is not None)}"
+        key = f"{kind}, {form}, {_machine(clip.device)}"
         known = read_measurements(path, lambda value: str(value) in PRECISIONS) if path else {}
         if key not in known:
             known[key] = "bf16" if _is_faster_in_bf16(network, packed, clip) else "fp32"
@@ -285,6 +283,11 @@ def _is_faster_in_bf16(network: nn.Module, packed: nn.Module | None, clip: Tenso
             if number:
                 seconds[name].append(time.perf_counter() - start)
     return min(seconds["bf16"]) < 0.9 * min(seconds["fp32"])
+
+
+def _machine(device: torch.device) -> str:
+    """What a measured time depends on beside the network: the device and the software."""
+    return f"{describe_device(device)}, torch {torch.__version__}, ffn {__version__}"
 
 
 def _size(network: nn.Module) -> int:

@@ -194,6 +194,7 @@ def test_a_budget_of_time_reads_a_table_that_is_measured_once(
     assert len(calls) == 8  # another precision is measured
     (first, second) = json.loads((home / "latencies.json").read_text())
     assert "fused, fp32" in first
+    assert f"ffn {ffn.__version__}" in first  # another version may be faster
     assert "fused, bf16" in second
 
     for damaged in ("[", "{}", json.dumps({first: {"2": "fast"}}), json.dumps({first: [1]})):
