@@ -7,6 +7,7 @@ reported together: unknown options, wrong types, values out of range, contradict
 from __future__ import annotations
 
 import difflib
+import functools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
@@ -223,6 +224,9 @@ def different_options(
     ]
 
 
+_kinds = functools.cache(get_type_hints)  # it evaluates the annotations of a class in every call
+
+
 def _defaults(task: Any, problems: list[str]) -> Config:
     """The default config; the section ``task`` is that of the named task."""
     config = Config()
@@ -235,7 +239,7 @@ def _defaults(task: Any, problems: list[str]) -> Config:
             f"task.name: no task {shown(task)}; {hint} A custom task needs imports=[PACKAGE]"
         )
         return config
-    for key, kind in get_type_hints(TASKS[task].Options).items():
+    for key, kind in _kinds(TASKS[task].Options).items():
         if expected(kind) is None:
             problems.append(
                 f"task.name: option {key} of task {task} has a type that a config cannot "
@@ -257,7 +261,7 @@ def _set(config: Config, key: str, value: Any) -> str | None:
     if key not in option_keys(config):
         return f"unknown option {_shown_key(key)}; {_hint(key, config)}"
     owner = getattr(config, section) if section else config
-    kind, default = get_type_hints(type(owner))[name], getattr(owner, name)
+    kind, default = _kinds(type(owner))[name], getattr(owner, name)
     if key == "imports" and value is None:
         value = []
     try:

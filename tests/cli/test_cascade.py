@@ -128,6 +128,7 @@ def test_what_is_read_is_never_overwritten(
         assert path.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_predictions_of_other_weights_are_refused(
     tmp_path: Path, weights: Path, digest: str, seen: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

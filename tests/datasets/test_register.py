@@ -55,6 +55,7 @@ def command(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str
     )
 
 
+@pytest.mark.slow
 def test_package_of_the_docs_is_prepared_by_the_command_line(
     layouts: Layouts, package: Path
 ) -> None:

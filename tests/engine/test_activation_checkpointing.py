@@ -391,6 +391,7 @@ def test_gradients_of_ddp(options: dict[str, bool], tmp_path: Path) -> None:
         dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("views", ["together", "sequential"])
 def test_two_processes_with_synchronised_norms(two_ranks: Ranks, views: str) -> None:
     """Norms synchronise in the second forward, too."""

@@ -60,7 +60,10 @@ def test_every_step_has_its_own_lengths(videos: Path, tmp_path: Path) -> None:
     assert accumulated[::2] == accumulated[1::2] == found[:6]
 
 
-@pytest.mark.parametrize("counts", [RANGES, DRAWS], ids=["ranges", "draws"])
+@pytest.mark.parametrize(
+    "counts",
+    [pytest.param(RANGES, id="ranges"), pytest.param(DRAWS, id="draws", marks=pytest.mark.slow)],
+)
 def test_resumed_run_equals_an_uninterrupted_one(
     videos: Path, tmp_path: Path, counts: tuple[str, ...]
 ) -> None:

@@ -250,6 +250,7 @@ def test_video_that_hangs_ends_the_run_and_is_named(
     assert digest(train(videos, tmp_path / "run", *more)) == digest(whole)
 
 
+@pytest.mark.slow
 def test_worker_killed_ten_times(forks: Forks, videos: Path, tmp_path: Path) -> None:
     more = (*SMALL_STEPS, "data.workers=2")
     rng, output = random.Random(1), tmp_path / "output"

@@ -103,7 +103,13 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
     assert [entry["epoch"] for entry in read_log(tmp_path, "val")] == [1, 2, 3, 4, 5]
 
 
-@pytest.mark.parametrize("step", [1, STEPS, STEPS + 1, 2 * STEPS, 3 * STEPS - 1])
+@pytest.mark.parametrize(
+    "step",
+    [
+        STEPS + 1,
+        *(pytest.param(s, marks=pytest.mark.slow) for s in (1, STEPS, 2 * STEPS, 3 * STEPS - 1)),
+    ],
+)
 def test_a_killed_run_ends_at_the_same_step(videos: Path, tmp_path: Path, step: int) -> None:
     more = (*STILL, "train.patience=2", "train.save_steps=1")
     train_until(step, videos, tmp_path / "killed", *more)

@@ -29,7 +29,8 @@ def losses(folder: Path) -> list[dict[str, float]]:
     ]
 
 
-@pytest.mark.parametrize("views", ["together", pytest.param("sequential", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("views", ["together", "sequential"])
 def test_two_processes_train_as_one(videos: Path, start: str, tmp_path: Path, views: str) -> None:
     # A large step lets the loss rise to 20, which amplifies rounding.
     options = ("train.freeze_bn=true", "model.dropout=0", "optim.lr=1e-4")
@@ -64,6 +65,7 @@ def test_two_processes_train_as_one(videos: Path, start: str, tmp_path: Path, vi
 SMALL_STEPS = ("train.batch_size=2", "train.save_steps=1")  # 12 steps per epoch
 
 
+@pytest.mark.slow
 def test_killed_run_continues_to_the_same_weights(videos: Path, tmp_path: Path) -> None:
     process = launch(videos, tmp_path / "run", *SMALL_STEPS)
     whole = train(videos, tmp_path / "whole", *SMALL_STEPS)

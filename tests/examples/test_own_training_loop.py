@@ -24,6 +24,7 @@ def test_it_fits_a_screen() -> None:
     assert len(EXAMPLE.read_text().splitlines()) <= 65
 
 
+@pytest.mark.slow
 def test_it_equals_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:

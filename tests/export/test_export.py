@@ -47,7 +47,15 @@ def toy_format():
         del formats._formats._entries[suffix]
 
 
-@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tsm_tiny",
+        pytest.param("tea_tiny", marks=pytest.mark.slow),
+        pytest.param("slowfast_tiny", marks=pytest.mark.slow),
+        pytest.param("uniformer_tiny", marks=pytest.mark.slow),
+    ],
+)
 @torch.no_grad()
 def test_a_file_computes_the_logits_of_the_sub_network(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)

@@ -155,6 +155,7 @@ def test_networks_are_tested_in_several_precisions(motion: Path, tmp_path: Path)
     assert timing(int8).startswith("fused, ONNX Runtime, int8, on ")
 
 
+@pytest.mark.slow
 def test_int8_is_calibrated_at_the_size_of_the_views(motion: Path, tmp_path: Path) -> None:
     config = ["quickstart/motion_flexible", f"data.root={motion}", "--protocol", "1x3"]
     given = ["--weights", SHIPPED, "--frames", "4", "--precision", "fp32", "int8", "--no-latency"]
