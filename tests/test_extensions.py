@@ -67,6 +67,7 @@ def test_the_page_has_a_file_per_door() -> None:
     }
 
 
+@pytest.mark.slow
 def test_help_lists_the_options_of_the_task(folder: Path) -> None:
     shown = run(folder, command("train.py --help"))
 

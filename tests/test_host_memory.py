@@ -107,6 +107,7 @@ def reserves() -> bool:
     return is_asked_for and OVERCOMMIT.read_text().strip() != "2"
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not reserves(), reason="needs huge pages on request")
 def test_malloc_trim_does_not_take_the_heap() -> None:
     """protobuf calls it, also while ONNX files and logs of wandb are written."""

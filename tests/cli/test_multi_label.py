@@ -134,6 +134,7 @@ def test_predictions_are_independent_probabilities(
     assert all(name in shown for name in CLASSES)
 
 
+@pytest.mark.slow
 def test_publish_and_export_keep_the_kind(root: Path, best: str, tmp_path: Path) -> None:
     assert run_test([str(root / "c.yaml"), "--weights", best, "--no-latency"]) == 0
     results = str(root / "run/test/results.json")

@@ -69,7 +69,7 @@ def test_workers_and_order_of_finishing_change_nothing(whole, root, records, tmp
     assert [len(data) for name, data in content(whole).items() if "shard" in name] == sizes
 
 
-@pytest.mark.parametrize("clips_before_kill", [1, 5])
+@pytest.mark.parametrize("clips_before_kill", [1, pytest.param(5, marks=pytest.mark.slow)])
 def test_killed_pack_is_continued(clips_before_kill, whole, root, records, tmp_path):
     folder = tmp_path / "s"
     process = subprocess.Popen(
@@ -102,6 +102,7 @@ def children(process):
     return [int(number) for number in path.read_text().split()] if path.exists() else []
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_pack(root, records, tmp_path):
     process = subprocess.Popen(
         [sys.executable, "-c", SLOW_PACK, str(root), str(tmp_path / "s"), str(len(records)), "2"],

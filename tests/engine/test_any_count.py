@@ -78,12 +78,13 @@ def test_resumed_run_equals_an_uninterrupted_one(
     assert same_weights(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("counts", "option"),
     [
         (RANGES, "train.views=sequential"),
-        pytest.param(RANGES, "data.cache_gib=1", marks=pytest.mark.slow),
-        pytest.param(DRAWS, "train.views=sequential", marks=pytest.mark.slow),
+        (RANGES, "data.cache_gib=1"),
+        (DRAWS, "train.views=sequential"),
     ],
 )
 def test_same_training_in_other_modes(

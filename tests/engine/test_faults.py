@@ -109,13 +109,8 @@ def plans(rng: random.Random, number: int, *, world: int = 1) -> list[dict[str, 
     return found
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        pytest.param(family, marks=() if family == "tsm" else pytest.mark.slow)
-        for family in FAMILIES
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_killed_in_every_place(forks: Forks, videos: Path, tmp_path: Path, family: str) -> None:
     more = (*SMALL_STEPS, *FAMILIES[family], "train.epochs=2")
     whole = train(videos, tmp_path / "whole", *more)

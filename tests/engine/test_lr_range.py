@@ -180,6 +180,7 @@ def files(folder: Path) -> dict[str, bytes]:
     }
 
 
+@pytest.mark.slow
 def test_command_leaves_a_run_alone(
     videos: Path, tmp_path: Path, empty: str, capsys: pytest.CaptureFixture
 ) -> None:

@@ -53,6 +53,7 @@ def test_keys_of_a_previous_attempt_are_not_taken_for_new_ones(store: dist.Store
     assert store.check(["answer/old"])
 
 
+@pytest.mark.slow
 def test_fewer_processes_than_before(store: dist.Store) -> None:
     join(store, [0, 1, 2, 3], 4)
     assert len(set(join(store, [1, 0], 2))) == 1

@@ -195,6 +195,7 @@ def test_names_written_out(source: str, theirs: str) -> None:
     assert LITERAL[source, theirs] in rename(state, source)
 
 
+@pytest.mark.slow
 def test_a_caffe2_checkpoint_becomes_a_frame_flexible_network(tmp_path: Path, capsys) -> None:
     ours = numbered("slowfast_r50", num_classes=7)
     blobs = {caffe2_name(k): v.numpy() for k, v in ours.items() if caffe2_name(k)}
