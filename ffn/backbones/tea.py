@@ -50,7 +50,7 @@ class MotionExcitation(nn.Module):
         motion = F.pad(motion, (0, 0, 0, 1))[:, 1:].flatten(0, 1)[:, :, None, None]
 
         gate = torch.sigmoid(self.bn3(self.conv3(motion))) - 0.5  # (N, C, 1, 1)
-        return x + x * gate
+        return torch.addcmul(x, x, gate)  # x + x * gate, rounded once
 
     def _by_clip(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, self.length.frames))  # (B, T, C, H, W)
