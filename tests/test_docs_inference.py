@@ -286,6 +286,7 @@ LAYERS = {  # first words of the rows of the page: first words of the titles, an
     "convolution, BatchNorm": ("1 x 1 convolution, BatchNorm", "three layers"),
     "stem of 5 x 7 x 7": ("stem of 5 x 7 x 7", "nn.Conv3d"),
     "attention of UniFormer, bf16": ("attention of UniFormer in bf16", "softmax of scores"),
+    "motion excitation": ("motion excitation of TEA", "product and sum"),
     "three packed": ("three packed", "sums in new tensors"),
 }
 

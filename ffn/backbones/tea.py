@@ -41,7 +41,14 @@ class MotionExcitation(nn.Module):
         self.bn3 = nn.BatchNorm2d(channels)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(N, C, H, W) to the same shape; the last frame of a clip has no motion."""
+        """(N, C, H, W) to the same shape."""
+        gate = self.gate(x)
+        if x.requires_grad:  # the backward pass of one operation would need more memory
+            return x + x * gate
+        return torch.addcmul(x, x, gate)
+
+    def gate(self, x: Tensor) -> Tensor:
+        """Change of the scale, -0.5 to 0.5: (N, C, 1, 1); without motion in the last frame."""
         squeezed = self.bn1(self.conv1(x))
         following = self.conv2(squeezed)
 
@@ -49,8 +56,7 @@ class MotionExcitation(nn.Module):
         motion = motion.mean((3, 4))  # (B, T, C'), without meaning in the first frame
         motion = F.pad(motion, (0, 0, 0, 1))[:, 1:].flatten(0, 1)[:, :, None, None]
 
-        gate = torch.sigmoid(self.bn3(self.conv3(motion))) - 0.5  # (N, C, 1, 1)
-        return torch.addcmul(x, x, gate)  # x + x * gate, rounded once
+        return torch.sigmoid(self.bn3(self.conv3(motion))) - 0.5
 
     def _by_clip(self, x: Tensor) -> Tensor:
         return x.unflatten(0, (-1, self.length.frames))  # (B, T, C, H, W)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.backbones.slowfast import Stem
-from ffn.backbones.tea import TemporalConv
+from ffn.backbones.tea import MotionExcitation, TemporalConv
 from ffn.backbones.uniformer import attention
 from ffn.benchmarks.timing import Comparison, Variant, compare, interleave, peak_memory
 from ffn.conv3d import Conv3d
@@ -167,6 +167,8 @@ def _inference_layers(frames: int, device: torch.device) -> Iterator[Layer]:
         yield _stem_layer(frames)
         yield _attention_layer(frames)
 
+    yield _motion_layer(images[:, :104].contiguous(memory_format=torch.channels_last), frames)
+
     clip = torch.randn(1, 64, frames, 56, 56, device=device)
     clip = clip.to(memory_format=torch.channels_last_3d)
     place = f"{frames} frames of 64 x 56 x 56"
@@ -216,6 +218,20 @@ def _stem_layer(frames: int) -> Layer:
         f"stem of 5 x 7 x 7 with pooling in bf16, {frames} frames of 3 x 224 x 224",
         {"nn.Conv3d": stem, OURS: pack(copy.deepcopy(stem))},
         clip,
+        trains=False,
+    )
+
+
+def _motion_layer(x: Tensor, frames: int) -> Layer:
+    """The motion excitation of TEA's first stage."""
+    length = ClipLength()
+    length.frames = frames
+    motion = MotionExcitation(x.shape[1], length).eval().requires_grad_(False)
+    motion = motion.to(x.device, memory_format=torch.channels_last)
+    return Layer(
+        f"motion excitation of TEA, {frames} frames of {x.shape[1]} x 56 x 56",
+        {"product and sum": lambda x: x + x * motion.gate(x), OURS: motion},
+        x,
         trains=False,
     )
 
