@@ -6,7 +6,7 @@ torch has such operators of oneDNN, for its compiler, and of cuDNN.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 import torch.nn.functional as F
@@ -124,7 +124,23 @@ def convolve(x: Tensor, weights: tuple[PackedWeight, Tensor | None], activation:
     return operator(x, packed.weight, bias, *packed.options, activation, [], "none")
 
 
-class PackedConv2d(nn.Module):
+class PackedLayer(nn.Module):
+    """A layer whose weights have a layout of a library.
+
+    On a CPU they are no parameters: ``.to()`` would not change them, and ``state_dict()`` would
+    leave them out. Both, loading, copying and pickling raise RuntimeError.
+    """
+
+    def _refuse(self, *given: Any, **more: Any) -> NoReturn:
+        raise RuntimeError(
+            "a packed network cannot be moved, converted, loaded, copied or saved: its weights "
+            "have a layout of oneDNN or cuDNN. Do this with the fused network before it is packed"
+        )
+
+    _apply = _save_to_state_dict = _load_from_state_dict = __reduce_ex__ = _refuse
+
+
+class PackedConv2d(PackedLayer):
     """A convolution with packed weights, an activation, and a sum before it.
 
     Args:
@@ -182,7 +198,7 @@ class PackedConv2d(nn.Module):
         return operator(x, other, *weights, "add", 1, after, [], "none")
 
 
-class CudnnConv2d(nn.Module):
+class CudnnConv2d(PackedLayer):
     """A convolution on CUDA with a ReLU, and a sum before it.
 
     cuDNN computes them with the convolution; torch's convolution adds even the bias in a pass of
@@ -258,7 +274,7 @@ def output_shape(layer: nn.Module, shape: tuple[int, ...]) -> tuple[int, ...]:
     return shape[0], channels, *sizes
 
 
-class PackedLinear(nn.Module):
+class PackedLinear(PackedLayer):
     """A linear layer with packed weights and an activation.
 
     Args:

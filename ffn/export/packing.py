@@ -25,6 +25,7 @@ from ffn.export.packed_layers import (
     AfterShift,
     CudnnConv2d,
     PackedConv2d,
+    PackedLayer,
     PackedLinear,
     PackedSum,
     PackedWeight,
@@ -32,7 +33,7 @@ from ffn.export.packed_layers import (
 from ffn.export.windows import ConvOverWindows, WindowWeights, fits_windows
 
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
-PACKED = (PackedConv2d, PackedLinear, CudnnConv2d, PackedSum, AfterShift, ConvOverWindows)
+PACKED = (PackedLayer, PackedSum, AfterShift)
 SUMS = (operator.add, operator.iadd, torch.add)
 
 
@@ -90,8 +91,7 @@ def pack(network: nn.Module) -> nn.Module:
 
 def is_packed(network: nn.Module) -> bool:
     """Whether a network has packed layers, whose weights cannot be copied to other formats."""
-    layers = (PackedConv2d, PackedLinear, CudnnConv2d, ConvOverWindows)
-    return any(isinstance(module, layers) for module in network.modules())
+    return any(isinstance(module, PackedLayer) for module in network.modules())
 
 
 class _Tracer(fx.Tracer):

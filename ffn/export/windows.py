@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from ffn.conv3d import Conv3d
 from ffn.export.kernels import as_clips
-from ffn.export.packed_layers import PackedWeight, convolve
+from ffn.export.packed_layers import PackedLayer, PackedWeight, convolve
 
 CHANNELS = 32  # of the output for one window, at which oneDNN's matrix products in bf16 are fast
 
@@ -103,7 +103,7 @@ class WindowWeights:
         return packed
 
 
-class ConvOverWindows(nn.Module):
+class ConvOverWindows(PackedLayer):
     """A 3-D convolution as a 2-D one over windows of frames, an activation and a pooling.
 
     A window is a few frames, or all of a short clip; its frames are channels. The zeros in its

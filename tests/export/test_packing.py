@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import os
 import subprocess
 import sys
@@ -535,6 +536,33 @@ def test_packed_networks_are_neither_fused_nor_exported(tmp_path) -> None:
     with pytest.raises(ValueError, match="has packed layers"):
         ffn.export(packed, tmp_path / "net.pt2", size=32)
     assert not any(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "network",
+    [
+        nn.Sequential(nn.Linear(3, 2)),
+        nn.Sequential(nn.Conv2d(3, 2, 1)),
+        nn.Sequential(nn.Conv3d(3, 8, (5, 7, 7), padding=(2, 3, 3)).bfloat16()),
+    ],
+    ids=["linear", "conv", "windows"],
+)
+def test_packed_networks_are_not_moved_or_copied(network: nn.Module) -> None:
+    """Without an error, a file of their state would be empty."""
+    if not can_pack(next(network.parameters()).dtype):
+        pytest.skip("needs oneDNN's operators")
+    state = network.state_dict()
+    packed = pack(network)
+    uses = {
+        "to": lambda: packed.to(torch.float64),
+        "state": packed.state_dict,
+        "load": lambda: packed.load_state_dict(state),
+        "copy": lambda: copy.deepcopy(packed),
+        "save": lambda: torch.save(packed, io.BytesIO()),
+    }
+    for use in uses.values():
+        with pytest.raises(RuntimeError, match="a packed network cannot be moved, converted"):
+            use()
 
 
 @pytest.mark.slow
