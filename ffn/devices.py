@@ -28,6 +28,29 @@ def describe_device(device: torch.device) -> str:
     return f"{_describe_processor()}, {threads} thread{'s' * (threads > 1)}"
 
 
+def check_device(given: str | torch.device, name: str = "device") -> torch.device:
+    """A device that torch finds.
+
+    Args:
+        given: such as "cuda:1".
+        name: of the option, for the error.
+
+    Raises:
+        ValueError: there is no such device.
+    """
+    try:
+        device = torch.device(given)
+    except RuntimeError:
+        raise ValueError(f"{name} is {given!r}; allowed: cpu, cuda, cuda:1, …") from None
+    found = {"cuda": torch.cuda.device_count, "mps": torch.mps.device_count}.get(device.type)
+    if found is not None and (device.index or 0) >= found():
+        raise ValueError(
+            f"{name} is {str(given)!r}; torch finds {found()} {device.type.upper()} devices. "
+            "Use cpu, or leave it out"
+        )
+    return device
+
+
 def has_bf16() -> bool:
     """Whether torch has fast bf16 operators for this CPU.
 

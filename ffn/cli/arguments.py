@@ -101,22 +101,13 @@ def find_device(name: str | None) -> torch.device:
     """
     import torch
 
+    from ffn.devices import check_device
+
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"--device is {name!r}; allowed: auto, cpu, cuda, cuda:1, …")
-    found = torch.cuda.device_count() if device.type == "cuda" else 1
-    if device.type == "mps":
-        found = int(torch.backends.mps.is_available())
-    if (device.index or 0) >= found:
-        raise ValueError(
-            f"--device is {name!r}; torch finds {found} {device.type.upper()} devices. "
-            "Use --device cpu, or leave it out"
-        )
+    device = check_device(name, "--device")
+    if device.type not in ("cpu", "cuda", "mps"):
+        raise ValueError(f"--device is {name!r}; allowed: cpu, cuda, cuda:1, …")
     return device
 
 

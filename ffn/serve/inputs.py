@@ -49,8 +49,13 @@ class FramesInMemory:
                 "a clip that is normalised already, run predictor.model"
             )
         if len(shape) != 4 or 3 not in (shape[1], shape[3]) or 0 in shape:
+            hint = (
+                ". A list is a list of videos; make one array of the frames of a video"
+                if len(shape) == 3
+                else ""
+            )
             raise ValueError(
-                f"the frames have shape {shape}; expected (T, H, W, 3) or (T, 3, H, W)"
+                f"the frames have shape {shape}; expected (T, H, W, 3) or (T, 3, H, W){hint}"
             )
         if isinstance(frames, np.ndarray):
             frames = torch.from_numpy(np.array(frames))  # a copy: the array may be read-only

@@ -15,6 +15,7 @@ from torch import Tensor
 from ffn.commands import command
 from ffn.data import Normalise, Preprocessing
 from ffn.data.decoding import PATTERN, check_pattern
+from ffn.devices import check_device
 from ffn.evaluation.cascades.cascade import Cascade
 from ffn.evaluation.cascades.file import CascadeFile
 from ffn.export import Networks
@@ -50,9 +51,10 @@ class Predictor:
             the one that is kept with the weights.
 
     Raises:
-        ValueError: if the name or the precision is unknown, the record has no valid preprocessing,
-            there is no C++ compiler for ``compile=True`` on a CPU, ``cuda_graphs=True`` is not for
-            a fused network on CUDA, or the cascade is damaged or belongs to other weights.
+        ValueError: if the name, the device or the precision is unknown, the record has no valid
+            preprocessing, there is no C++ compiler for ``compile=True`` on a CPU,
+            ``cuda_graphs=True`` is not for a fused network on CUDA, or the cascade is damaged or
+            belongs to other weights.
         FileNotFoundError: if the file, or that of the cascade, does not exist.
         WeightsError: if the weights cannot be loaded.
         TypeError: if `name_or_path` is neither a name nor a path.
@@ -72,7 +74,7 @@ class Predictor:
     ) -> None:
         import av  # noqa: F401  not in the first call, whose time is measured
 
-        self.device = torch.device(device)
+        self.device = check_device(device)
         self.model, self.record = load_with_record(name_or_path, device=self.device)
         self.preprocessing = Preprocessing.from_dict(self.record.preprocessing)
         data = (self.record.config or {}).get("data", {})

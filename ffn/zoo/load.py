@@ -19,6 +19,7 @@ from ffn.core import (
     extract,
     nearest,
 )
+from ffn.devices import check_device
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.state_match import Match, match_state
@@ -38,7 +39,7 @@ def load(name_or_path: str | os.PathLike[str], *, device: str | torch.device = "
         ``record`` has the classes, preprocessing and metrics.
 
     Raises:
-        ValueError: no such name in the zoo.
+        ValueError: no such name in the zoo, or no such device.
         FileNotFoundError: no such file, or no record next to it.
         WeightsError: the file is damaged, foreign, has another hash, or does not fit its network;
             or the package that registers its model is not imported.
@@ -52,6 +53,7 @@ def load_with_record(
 ) -> tuple[nn.Module, WeightRecord]:
     """Like :func:`load`; also returns the record: classes, preprocessing, metrics."""
     _check_type(name_or_path)
+    device = check_device(device)
     record, state = read_weights(name_or_path)
     model = model_from_record(record)
     match_state(state, model.state_dict()).require(str(name_or_path))

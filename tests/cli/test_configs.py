@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+import ffn
 from ffn.cli import configs
 from ffn.cli.arguments import find_device
 from ffn.engine.distributed import processes
@@ -53,10 +54,16 @@ def test_configs_are_listed_and_found_by_name(
 def test_devices() -> None:
     assert find_device("cpu").type == "cpu"
     assert find_device(None) == find_device("auto")
-    with pytest.raises(ValueError, match=r"'cuda:99'; torch finds \d+ CUDA devices\. Use --device"):
+    with pytest.raises(ValueError, match=r"'cuda:99'; torch finds \d+ CUDA devices\. Use cpu,"):
         find_device("cuda:99")
-    with pytest.raises(ValueError, match="'gpu'; allowed: auto, cpu, cuda"):
+    with pytest.raises(ValueError, match="--device is 'gpu'; allowed: cpu, cuda"):
         find_device("gpu")
+    with pytest.raises(ValueError, match="--device is 'meta'; allowed: cpu, cuda"):
+        find_device("meta")
+    with pytest.raises(ValueError, match="device is 'cuda:99'; torch finds"):
+        ffn.load(WEIGHTS, device="cuda:99")
+    with pytest.raises(ValueError, match="device is 'gpu'; allowed: cpu, cuda"):
+        ffn.Predictor(WEIGHTS, device="gpu")
 
 
 @pytest.mark.parametrize(

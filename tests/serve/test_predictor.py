@@ -218,6 +218,8 @@ def test_misuse_says_what_is_allowed(weights, video):
         predictor(torch.zeros(8, 3, 32, 32))
     with pytest.raises(ValueError, match=r"the frames have shape \(8, 4, 32, 32\); expected"):
         predictor(np.zeros((8, 4, 32, 32), np.uint8))
+    with pytest.raises(ValueError, match=r"shape \(32, 32, 3\); .* A list is a list of videos"):
+        predictor([np.zeros((32, 32, 3), np.uint8)] * 8)
     with pytest.raises(TypeError, match=r"the video is a dict; expected the path of a video file"):
         predictor({})
     with pytest.raises(ValueError, match=r"got frames=4 and budget_ms=3; give one of"):
