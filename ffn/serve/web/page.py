@@ -33,6 +33,7 @@ FONT, MONO = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
 # high as they are.
 CSS = """
 #table * { font-size: 0.75rem !important; }
+#labels h2 { overflow-wrap: anywhere; }
 #seen .grid-wrap { min-height: 4rem; max-height: none; height: auto; }
 #seen .grid-container {
   padding-top: 2rem;
