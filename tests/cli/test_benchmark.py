@@ -307,7 +307,7 @@ def test_an_existing_file_is_replaced_with_overwrite_alone(
     [
         (["train", "--model", "tsm_tinny"], 'no model "tsm_tinny"; did you mean tsm_tiny'),
         (["train", *TINY, "--frames", "8"], "--frames is 8; give two or more frame counts"),
-        (["infer", *TINY, "--device", "tpu"], "--device is 'tpu'; allowed: auto, cpu, cuda"),
+        (["infer", *TINY, "--device", "tpu"], "--device is 'tpu'; allowed: cpu, cuda"),
         (["infer", *TINY, "--device", "cuda:99"], "--device is 'cuda:99'; torch finds"),
         (["data", "--root", "videos"], "--root videos needs --annotations"),
         (

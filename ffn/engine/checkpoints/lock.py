@@ -61,8 +61,7 @@ def _acquire(lock: BaseFileLock, folder: Path, owner: Path, option: str) -> str 
         folder.mkdir(parents=True, exist_ok=True)
         lock.acquire()
     except Timeout:
-        soft = isinstance(lock, SoftFileLock)
-        raise FolderInUse(_in_use(folder, owner, option, soft=soft)) from None
+        raise FolderInUse(_in_use(folder, owner, option, soft=_is_soft(lock))) from None
     except OSError as error:
         if error.errno not in _NO_LOCKS:
             raise RunError(
@@ -70,12 +69,20 @@ def _acquire(lock: BaseFileLock, folder: Path, owner: Path, option: str) -> str 
                 f"choose another {option}"
             ) from error
     else:
-        if not isinstance(lock, SoftFileLock):  # filelock's fallback without flock
+        if not _is_soft(lock):
             return None
     return (
         f"{folder} is on a file system without locks: a second run in this folder cannot be "
         "detected. Do not start one"
     )
+
+
+def _is_soft(lock: BaseFileLock) -> bool:
+    """Whether the existence of the file is the lock: filelock's fallback without flock.
+
+    The lock then changes its class, or, from filelock 4.3 on, knows the process that has it.
+    """
+    return isinstance(lock, SoftFileLock) or hasattr(lock, "pid")
 
 
 def _in_use(folder: Path, owner: Path, option: str, *, soft: bool) -> str:

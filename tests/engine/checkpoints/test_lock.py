@@ -111,8 +111,8 @@ def test_file_system_without_locks_gives_a_warning(
 def test_lock_that_remains_after_its_owner_gives_a_remedy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Without flock, filelock 4 uses the existence of a file as a lock."""
-    pytest.importorskip("filelock", minversion="4")
+    """Without flock, filelock uses the existence of a file as a lock."""
+    pytest.importorskip("filelock", minversion="4.1")
 
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
