@@ -1,7 +1,8 @@
-"""Check the shape of a clip."""
+"""Check the shape of a clip, and whether a graph lets it vary."""
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -54,3 +55,20 @@ def check_clip_of(network: nn.Module, clip: Tensor, frame_dim: int = 2) -> None:
         first = next(layers, None)
         if first is not None and first.in_channels == 3:
             check_clip(clip, 3)
+
+
+def is_exporting() -> bool:
+    """Whether ``torch.export`` records this forward pass; of torch 2.6, without ``strict``."""
+    if hasattr(torch.compiler, "is_exporting"):
+        return torch.compiler.is_exporting()
+    return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()
+
+
+def varies(size: int | torch.SymInt) -> bool:
+    """Whether a size may vary in the graph that ``torch.export`` or a trace records."""
+    if not is_exporting():
+        return torch.jit.is_tracing()
+    symbolic = torch.fx.experimental.symbolic_shapes
+    if hasattr(symbolic, "has_static_value"):  # from torch 2.8 on
+        return not symbolic.has_static_value(size)
+    return isinstance(size, torch.SymInt)

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.backbones.registry import register
+from ffn.clips import is_exporting
 from ffn.devices import HAS_AMX
 from ffn.layers import AlterationSite, Conv3d, PooledClassifier, ShortcutConv3d, check_clip
 
@@ -145,7 +146,7 @@ class GlobalBlock(nn.Module):
         x = self.attend(x.flatten(2).transpose(1, 2), frames)
         x = x + self.drop_path(self.mlp(self.norm2(x)))
 
-        if _is_exporting():
+        if is_exporting():
             # Through one dimension, so that torch.export need not prove that a T that may vary
             # divides the number of tokens.
             x = x.flatten().view(-1, math.prod(size) * channels)  # (B * T, H * W * C)
@@ -283,10 +284,6 @@ class UniFormer(PooledClassifier):
                 f"clip is {height} x {width} px; a UniFormer with patches of {self.patch} takes "
                 f"multiples of {unit} from {2 * unit} up, e.g. {fitting[0]} x {fitting[1]}"
             )
-
-
-def _is_exporting() -> bool:
-    return getattr(torch.compiler, "is_exporting", torch.jit.is_tracing)()  # new in torch 2.7
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:

@@ -8,9 +8,9 @@ from itertools import pairwise
 from operator import attrgetter
 from typing import Any
 
-from torch import Tensor, compiler, fx, jit, nn
+from torch import Tensor, compiler, nn
 
-from ffn.clips import check_clip_of
+from ffn.clips import check_clip_of, varies
 from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
 from ffn.frame_counts import frame_ranges, nearest
 
@@ -54,9 +54,7 @@ class FrameFlexible(nn.Module):
         """
         check_clip_of(self.model, clip, self.frame_dim)
         frames = clip.shape[self.frame_dim]
-        exporting = getattr(compiler, "is_exporting", jit.is_tracing)()  # new in torch 2.7
-        any_frames = exporting and not fx.experimental.symbolic_shapes.has_static_value(frames)
-        if any_frames or jit.is_tracing():
+        if varies(frames):
             remedy = "use ffn.export, or torch.export of ffn.extract(model, T)"
             raise RuntimeError(f"a graph for all numbers of frames has one sub-network; {remedy}")
         closest = nearest(frames, self.ranges) if self.training else self.select(frames)

@@ -109,7 +109,8 @@ def test_export_with_dynamic_frames(name: str, shortest: int) -> None:
     """SlowFast needs two slow frames: alpha is 2."""
     torch.manual_seed(0)
     net = backbones.build(name, num_classes=3, width=8).eval()
-    dims = {0: torch.export.Dim("batch", min=1), 2: torch.export.Dim("t", min=shortest, max=64)}
+    batch, t = torch.export.Dim("batch", min=1, max=64), torch.export.Dim("t", min=shortest, max=64)
+    dims = {0: batch, 2: t}
     clip = torch.randn(2, 3, 8, 32, 32)
 
     program = torch.export.export(net, (clip,), dynamic_shapes=(dims,), strict=False).module()
@@ -126,6 +127,8 @@ DYNAMIC = [torch.export.Dim("t", min=1, max=64), torch.export.Dim("t", min=6, ma
 @pytest.mark.parametrize("dim", [*DYNAMIC, torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO])
 def test_export_of_all_sub_networks_is_refused(dim: object, strict: bool) -> None:
     """Also for lengths of one sub-network: the extracted one accepts them."""
+    if strict and not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("torch 2.6 does not tell: it specialises for the range, or its error stands")
     model = flexible(Small()).eval()
     clip, dims = torch.randn(2, 3, 8, 4, 4), ({2: dim},)
     with pytest.raises(RuntimeError, match=r"use ffn\.export, or torch\.export of ffn\.extract"):
@@ -139,6 +142,8 @@ def test_export_of_all_sub_networks_is_refused(dim: object, strict: bool) -> Non
 def test_onnx_export_of_all_sub_networks_is_refused() -> None:
     """torch.onnx ignores violated ranges, and wrote one sub-network for all lengths."""
     pytest.importorskip("onnxscript")
+    if not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("torch 2.6 cannot convert the norms of this network")
     dims = ({2: DYNAMIC[0]},)
     with pytest.raises(Exception, match=r"use ffn\.export, or torch\.export of ffn\.extract"):
         torch.onnx.export(

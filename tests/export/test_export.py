@@ -314,6 +314,8 @@ def test_a_file_that_fails_on_another_batch_size_is_an_error(
 )
 @torch.no_grad()
 def test_clips_of_any_length(name: str, least: int, tmp_path: Path) -> None:
+    if name == "uniformer_tiny" and not hasattr(torch.compiler, "is_exporting"):
+        pytest.skip("torch 2.6 cannot trace it")
     torch.manual_seed(0)
     model = ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)).eval()
     path = tmp_path / "net.pt2"
