@@ -77,11 +77,13 @@ def new_figure(width: float, height: float) -> Figure:
 
 def add_legend(figure: Figure, lines: Sequence[Any], names: Sequence[str]) -> None:
     """A legend above the axes, in as many columns, up to four, as fit into the figure."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()  # drawing the figure takes a second
     for columns in range(min(4, len(names)), 0, -1):
         place = {"loc": "outside upper center", "ncols": columns, "frameon": False}
         legend = figure.legend(lines, names, **place)
-        figure.draw_without_rendering()  # its size is known then
-        if columns == 1 or legend.get_window_extent().width <= figure.bbox.width:
+        if columns == 1 or legend.get_window_extent(renderer).width <= figure.bbox.width:
             return
         legend.remove()
 

@@ -187,7 +187,9 @@ def test_a_closed_pipe_gives_no_traceback(folder: Path, command: str) -> None:
     _check_closed_pipe(ROOT / f"tools/{command}.py", *arguments, folder=folder)
 
 
-@pytest.mark.parametrize("arguments", [[], ["--version"], ["help"]])
+@pytest.mark.parametrize(
+    "arguments", [[], *(pytest.param([a], marks=pytest.mark.slow) for a in ("--version", "help"))]
+)
 def test_a_closed_pipe_gives_no_traceback_of_the_installed_command(
     tmp_path: Path, arguments: list[str]
 ) -> None:

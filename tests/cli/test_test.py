@@ -301,7 +301,10 @@ def test_every_file_is_kept_without_overwrite(
         path.unlink()
 
 
-@pytest.fixture(params=["video", "folder", "store"])
+SOURCES = ["video", *(pytest.param(s, marks=pytest.mark.slow) for s in ("folder", "store"))]
+
+
+@pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> list[str]:
     """Options that read the same pixels from the videos, folders of frames or a clip store."""
     if request.param == "video":

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
 import torch
 import torchvision
 from torch import Tensor, nn
@@ -77,6 +78,17 @@ CASES = {
         options={"alter": ["layer*.conv1.0", "fc"]},
     ),
 }
+
+
+LARGE = {"tsm.mobilenetv3_small_050", "tsm.regnety_002", "torchvision resnet18 per frame"}
+
+every_case = pytest.mark.parametrize(
+    "case",
+    [
+        pytest.param(case, id=name, marks=[pytest.mark.slow] if name in LARGE else [])
+        for name, case in CASES.items()
+    ],
+)
 
 
 def randomise(model: nn.Module) -> nn.Module:

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from core_models import CASES, TINY, Case, private_of, randomise, zero_alterations
+from core_models import CASES, TINY, Case, every_case, private_of, randomise, zero_alterations
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
@@ -19,8 +19,6 @@ from ffn.core import FrameFlexible, PrivateModules, WeightAlteration, convert, e
 from ffn.layers import AlterationSite, PerFrame
 
 COUNTS = (2, 4, 8)
-
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def everything(module: nn.Module) -> list[torch.Tensor]:

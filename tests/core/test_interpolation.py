@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ffn.core import PrivateModules, WeightAlteration, convert, extract
-from tests.core.core_models import CASES, TINY, Case, private_of
+from tests.core.core_models import TINY, Case, every_case, private_of
 
 COUNTS = (2, 4, 8)
 
@@ -60,7 +60,7 @@ def test_layer_norm_and_alteration_by_hand() -> None:
     torch.testing.assert_close(results[1], x * scale)
 
 
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES.keys())
+@every_case
 @torch.no_grad()
 def test_a_count_between_two_is_a_network_of_its_own(case: Case) -> None:
     nearest, interpolated = case.flexible(COUNTS), case.flexible(COUNTS, interpolate=True)

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_models import CASES, TINY, Case, randomise
+from core_models import TINY, Case, every_case, randomise
 from torch import nn
 
 from ffn.core import FrameFlexible, WeightAlteration, convert, extract
 
 COUNTS = (2, 4, 8)
-
-every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def fresh(case: Case = TINY) -> FrameFlexible:

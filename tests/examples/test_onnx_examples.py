@@ -55,13 +55,14 @@ def test_python_without_torch_and_ffn(network: Path, videos: list[Path]) -> None
         assert_predicted(done.stdout, video)
 
 
-def test_javascript(network: Path, videos: list[Path]) -> None:
+def test_javascript(request: pytest.FixtureRequest, videos: list[Path]) -> None:
     node = shutil.which("node")
     if node is None:
         pytest.skip("needs Node.js")
     found = subprocess.run([node, "-e", "require('onnxruntime-node')"], cwd=EXAMPLES)
     if found.returncode:
         pytest.skip("needs onnxruntime-node: npm install it, and set NODE_PATH to its node_modules")
+    network = request.getfixturevalue("network")
     for video in videos:
         with av.open(str(video)) as container:
             frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
