@@ -5,6 +5,7 @@
 # make lint         ruff: lint and format check
 # make format       ruff: fix and format
 #
+# PYTHON=python3    creates the environment; 3.11 or newer
 # EPOCHS=40         epochs of each of the two trainings of the quickstart
 # TORCH_INDEX=URL   package index for torch and torchvision, as one with CPU builds
 
@@ -20,9 +21,13 @@ TRAIN := $(BIN)/torchrun --standalone --nproc_per_node=2 tools/train.py
 READY := $(VENV)/.ready
 READY_FOR_DOCS := $(VENV)/.ready_for_docs
 
+CHECK_PYTHON := 'import sys; sys.version_info >= (3, 11) or sys.exit("The versions in constraints.txt need Python \
+	3.11 or newer; $(PYTHON) is " + sys.version.split()[0] + ". Name another one: make PYTHON=python3.12")'
+
 .PHONY: quickstart test test-slow docs lint format clean
 
 $(READY): setup.cfg constraints.txt
+	@test -d $(VENV) || $(PYTHON) -c $(CHECK_PYTHON)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch torchvision
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
