@@ -48,7 +48,8 @@ SAVE = "train.save_steps=1"
 
 
 def folder_content(folder: Path) -> dict[str, tuple[bytes, int]]:
-    files = [path for path in folder.rglob("*") if path.is_file()]
+    """Bytes and time of change of each file; filelock 4.1 writes to the lock when it is taken."""
+    files = [path for path in folder.rglob("*") if path.is_file() and path.name != ".lock"]
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
@@ -122,7 +123,6 @@ def test_a_config_of_the_user_in_a_new_folder_stays(videos: Path, tmp_path: Path
         train(videos, run)
 
     after = folder_content(run)
-    assert after.pop(".lock", (b"",))[0] == b""
     assert after == before
 
 
