@@ -59,13 +59,19 @@ def test_training_command_has_a_valid_config(command: list[str]) -> None:
     ids=lambda c: c[1],
 )
 def test_command_runs_on_the_weights_that_ship(
-    command: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+    command: list[str],
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(folder)
     (folder / "configs").is_symlink() or (folder / "configs").symlink_to(ROOT / "configs")
     main = importlib.import_module(f"ffn.cli.{Path(command[1]).stem}").main
     assert command[0] == "python"
     assert main(command[2:]) == 0
+    if command[1] == "tools/predict.py":  # the first answer that a newcomer sees is right
+        label = Path(command[2]).stem.removeprefix("val_").rpartition("_")[0]
+        assert capsys.readouterr().out.splitlines()[1].endswith(f"%  {label}")
 
 
 def first_steps() -> list[str]:
