@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Collection
 
 import torch
 
@@ -28,20 +29,25 @@ def describe_device(device: torch.device) -> str:
     return f"{_describe_processor()}, {threads} thread{'s' * (threads > 1)}"
 
 
-def check_device(given: str | torch.device, name: str = "device") -> torch.device:
+def check_device(
+    given: str | torch.device, name: str = "device", kinds: Collection[str] | None = None
+) -> torch.device:
     """A device that torch finds.
 
     Args:
         given: such as "cuda:1".
         name: of the option, for the error.
+        kinds: that are allowed, such as "cpu"; None allows all that torch has.
 
     Raises:
-        ValueError: there is no such device.
+        ValueError: there is no such device, or it is of another kind.
     """
     try:
         device = torch.device(given)
     except RuntimeError:
-        raise ValueError(f"{name} is {given!r}; allowed: cpu, cuda, cuda:1, …") from None
+        device = None
+    if device is None or (kinds is not None and device.type not in kinds):
+        raise ValueError(f"{name} is {str(given)!r}; allowed: cpu, cuda, cuda:1, …")
     found = {"cuda": torch.cuda.device_count, "mps": torch.mps.device_count}.get(device.type)
     if found is not None and (device.index or 0) >= found():
         raise ValueError(

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ffn.datasets.synthetic import generate
 from ffn.engine.config import load_config
@@ -148,6 +149,10 @@ def top1(stem: str, run: str, frames: int) -> float:
 
 def test_sentences_about_results_say_what_was_measured() -> None:
     text = " ".join(README.split())
+    record = (ROOT / "model_zoo/weights/tsm_tiny.motion_f4_8_16.yaml").read_text()
+    shipped = yaml.safe_load(record)
+    assert "About one film in four gets a wrong label" in text
+    assert shipped["metrics"][16]["top1"] == pytest.approx(75, abs=2.5)
     counts = (4, 8, 16)
     ours, separate = (
         [top1("motion_any_count", run, t) for t in counts]

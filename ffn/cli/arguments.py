@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -93,8 +93,12 @@ def add_device_argument(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def find_device(name: str | None) -> torch.device:
+def find_device(name: str | None, kinds: Collection[str] = ("cpu", "cuda", "mps")) -> torch.device:
     """The device of ``--device``.
+
+    Args:
+        name: None and "auto" are CUDA if there is one, else the CPU.
+        kinds: that the command can use.
 
     Raises:
         ValueError: there is no such device.
@@ -105,10 +109,7 @@ def find_device(name: str | None) -> torch.device:
 
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = check_device(name, "--device")
-    if device.type not in ("cpu", "cuda", "mps"):
-        raise ValueError(f"--device is {name!r}; allowed: cpu, cuda, cuda:1, …")
-    return device
+    return check_device(name, "--device", kinds)
 
 
 def add_precision_argument(parser: argparse.ArgumentParser) -> None:

@@ -88,9 +88,7 @@ def _describe(given: argparse.Namespace) -> tuple[torch.device, dict[str, Any]]:
     if given.benchmark in ("data", "store"):
         device = torch.device("cpu")
         return device, describe_run(device)
-    device = find_device(given.device)
-    if device.type not in MEMORY:
-        raise ValueError(f"--device is {given.device!r}; allowed: cpu, cuda, cuda:1, …")
+    device = find_device(given.device, MEMORY)
     measured = describe_run(device)
     if given.benchmark == "archive":
         from ffn.engine.jobs import usable_cores
