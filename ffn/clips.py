@@ -58,7 +58,7 @@ def check_clip_of(network: nn.Module, clip: Tensor, frame_dim: int = 2) -> None:
 
 
 def is_exporting() -> bool:
-    """Whether ``torch.export`` records this forward pass; of torch 2.6, without ``strict``."""
+    """Whether ``torch.export`` records this forward pass; in torch 2.6, only with strict=False."""
     if hasattr(torch.compiler, "is_exporting"):
         return torch.compiler.is_exporting()
     return torch.compiler.is_compiling() and not torch.compiler.is_dynamo_compiling()

@@ -40,7 +40,7 @@ def slow_frames(
     frames = int(frames) if isinstance(frames, Tensor) else frames  # torch.jit.trace gives a tensor
     last = (frames - 1) // alpha  # written as the length after a strided convolution
     index = torch.arange(last + 1, device=device)
-    steps = last + 1 // (last + 1)  # at least 1; torch 2.6 does not compile sym_max
+    steps = last + 1 // (last + 1)  # max(last, 1); torch 2.6 does not compile sym_max
     return index * (frames - 1) // steps if spread else index * alpha
 
 

@@ -79,7 +79,8 @@ def add_legend(figure: Figure, lines: Sequence[Any], names: Sequence[str]) -> No
     """A legend above the axes, in as many columns, up to four, as fit into the figure."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    renderer = FigureCanvasAgg(figure).get_renderer()  # drawing the figure takes a second
+    # The renderer knows the size of a legend. Drawing the figure for it takes a second.
+    renderer = FigureCanvasAgg(figure).get_renderer()
     for columns in range(min(4, len(names)), 0, -1):
         place = {"loc": "outside upper center", "ncols": columns, "frameon": False}
         legend = figure.legend(lines, names, **place)

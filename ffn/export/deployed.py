@@ -49,8 +49,8 @@ class FrameTransform(nn.Module):
     def forward(self, frames: Tensor) -> Tensor:
         """uint8 RGB frames (B, T, H, W, 3) to the clip (B, 3, T, crop, crop)."""
         batch, count, height, width = frames.shape[:4]
-        # torch.export of torch 2.6 would replace the smaller of two sides by one of them.
-        is_wide = 1 - 1 // (1 + width // height)
+        # Arithmetic in place of a minimum: with torch 2.6, torch.export would fix which side it is.
+        is_wide = 1 - 1 // (1 + width // height)  # 1 if width >= height, else 0
         short = height * is_wide + width * (1 - is_wide)
         new_height, new_width = self.resize * height // short, self.resize * width // short
 
