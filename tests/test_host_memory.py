@@ -117,7 +117,8 @@ def reserves() -> bool:
 def test_malloc_trim_does_not_take_the_heap() -> None:
     """protobuf calls it, also while ONNX files and logs of wandb are written."""
     (advised,) = map(int, run(TRIMMED))
-    assert advised >= 3 * 64 * 4096
+    # The first block may begin in the part of the heap that was free before it asked for them.
+    assert advised > 0.98 * 3 * 64 * 4096
 
 
 @pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
