@@ -6,7 +6,7 @@ import difflib
 import importlib
 import sys
 
-from ffn.cli.program import ends_at_closed_pipe
+from ffn.cli.program import prints_safely
 from ffn.version import __version__
 
 COMMANDS = {
@@ -34,7 +34,7 @@ COMMANDS = {
 }
 
 
-@ends_at_closed_pipe
+@prints_safely
 def main() -> int:
     """Run the command in the first argument; returns the exit status."""
     name, *arguments = sys.argv[1:] or ["--help"]

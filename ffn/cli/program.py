@@ -47,11 +47,17 @@ def fail_once(command: str, error: Exception) -> int:
     return fail(command, error) if int(os.environ.get("LOCAL_RANK", 0)) == 0 else EXIT_FAILED
 
 
-def ends_at_closed_pipe(main: Callable[..., int]) -> Callable[..., int]:
-    """Decorator of a main: a pipe that its reader has closed ends it without a traceback."""
+def prints_safely(main: Callable[..., int]) -> Callable[..., int]:
+    """Decorator of a main: what it prints never ends it with a traceback.
+
+    A pipe that its reader has closed ends it with `EXIT_PIPE`. A character that the encoding of the
+    console lacks is printed as ``\\u2026``.
+    """
 
     @functools.wraps(main)
     def run(*arguments: Any) -> int:
+        if getattr(sys.stdout, "errors", None) == "strict":  # as stderr does by itself
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             try:
                 return main(*arguments)
@@ -78,7 +84,7 @@ def program(command: str, interrupted: str) -> Callable[[Main], Main]:
         @functools.wraps(main)
         def run(arguments: Sequence[str] | None = None) -> int:
             try:
-                return ends_at_closed_pipe(main)(arguments)
+                return prints_safely(main)(arguments)
             except KeyboardInterrupt:
                 print(f"\n{prefix(command)}: interrupted; {interrupted}", file=sys.stderr)
                 return EXIT_INTERRUPTED

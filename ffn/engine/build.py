@@ -29,6 +29,7 @@ from ffn.engine.options import Config, OnError, Precision, Views
 from ffn.engine.run import Run
 from ffn.engine.train_step import TrainStep
 from ffn.engine.validation import Validator
+from ffn.zoo import WeightRecord
 
 
 def build_run(config: Config, world: World) -> Run:
@@ -211,7 +212,11 @@ def _steps_per_epoch(config: Config, loader: DataLoader, videos: int) -> int:
 
 
 def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
-    """Description of the network and the run for checkpoints: plain values."""
+    """Description of the network and the run for checkpoints: plain values.
+
+    Raises:
+        ConfigError: a checkpoint with it could not be loaded.
+    """
     network = {"trained_frames": None, "private": "none", "alter": "none"}
     conversion = build_network.conversion_of(config)
     if conversion is not None:  # a record has the defaults of ffn.convert
@@ -222,7 +227,7 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
             "trained_frames": list(ranges),
             "ranges": [list(ends) for ends in ranges.values()] if isinstance(frames, dict) else [],
         }
-    return {
+    meta = {
         "model": config.model.name,
         "num_classes": len(splits.classes),
         **network,
@@ -233,6 +238,11 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
         "config": config_to_dict(config),
         "versions": versions(),
     }
+    try:
+        WeightRecord.from_checkpoint(meta, "best")
+    except ValueError as error:
+        raise ConfigError(f"the checkpoints of this run could not be loaded: {error}") from error
+    return meta
 
 
 def _open_log(

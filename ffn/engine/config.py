@@ -355,9 +355,14 @@ def _read_file(path: Path) -> list[tuple[str, str, Any]]:
             "train.epochs"
         )
     lines = key_lines(text)
+    sections = {key.partition(".")[0] for key in option_keys() if "." in key}
+    given = {  # a section whose lines are all comments is null
+        key: {} if value is None and key in sections else value
+        for key, value in (loaded or {}).items()
+    }
     return [
         (f"{path}: line {lines.get(key) or lines.get(key.partition('.')[0], 1)}", key, value)
-        for key, value in _leaves(loaded or {})
+        for key, value in _leaves(given)
     ]
 
 

@@ -67,6 +67,7 @@ def processes(timeout: float = 0.0, device: torch.device | None = None) -> Itera
 
     Raises:
         torch.distributed.DistError: the processes did not connect.
+        ValueError: this machine has more processes than devices.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
     store = None
@@ -74,6 +75,12 @@ def processes(timeout: float = 0.0, device: torch.device | None = None) -> Itera
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if device.type == "cuda":
         number = int(os.environ.get("LOCAL_RANK", 0)) if device.index is None else device.index
+        found = torch.cuda.device_count()
+        if number >= found:
+            raise ValueError(
+                f"no CUDA device for process {number}, counted from 0: torch finds {found} on this "
+                f"machine. Use torchrun --nproc_per_node={found}"
+            )
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
     started_here = size > 1 and not dist.is_initialized()

@@ -80,6 +80,7 @@ class TrainStep:
         sync_bn: norms are synchronised between processes.
         bad_steps: bad steps of the run.
         consecutive_bad_steps: bad steps since the last good one.
+        non_finite_steps: those of them with a loss or gradients that are not finite.
     """
 
     def __init__(
@@ -112,7 +113,7 @@ class TrainStep:
         # Makes the scale, also for a first step without videos, which scales no loss.
         self.scaler.scale(torch.zeros((), device=world.device))
         self.ema = moving_average(self.model, ema_decay) if ema_decay else None
-        self.bad_steps = self.consecutive_bad_steps = 0
+        self.bad_steps = self.consecutive_bad_steps = self.non_finite_steps = 0
         self._forward = self._wrap()
         self._buffers = _BufferCopies(self.model)
 
@@ -199,7 +200,11 @@ class TrainStep:
 
     def state_dict(self) -> dict[str, Any]:
         """State other than the network's: optimiser, loss scale, counts of bad steps."""
-        counts = {"total": self.bad_steps, "in_a_row": self.consecutive_bad_steps}
+        counts = {
+            "total": self.bad_steps,
+            "in_a_row": self.consecutive_bad_steps,
+            "not_finite": self.non_finite_steps,
+        }
         return {
             "optimiser": self.optimiser.state_dict(),
             "scaler": self.scaler.state_dict(),
@@ -212,6 +217,7 @@ class TrainStep:
         self.scaler.load_state_dict(state["scaler"])
         counts = state.get("guard", {"total": 0, "in_a_row": 0})  # not in files of format 1
         self.bad_steps, self.consecutive_bad_steps = counts["total"], counts["in_a_row"]
+        self.non_finite_steps = counts.get("not_finite", 0)  # not in files of version 0.2
 
     def _average(self, outputs: list[dict[str, Any]], *, by_ddp: bool) -> bool:
         """Average gradients over all micro-batches with videos; return whether there are any."""
@@ -267,11 +273,12 @@ class TrainStep:
         self.scaler.step(self.optimiser)
         if self.ema is not None:
             self.ema.update(self.model, number + 1)
-        self.consecutive_bad_steps = 0
+        self.consecutive_bad_steps = self.non_finite_steps = 0
 
     def _count_bad_step(self, number: int, outputs: list[dict[str, Any]], bad_loss: bool) -> str:
         """Count a bad step and list its videos; all processes call it."""
         text = f"the {'loss' if bad_loss else 'gradient'} is not finite at step {number}"
+        self.non_finite_steps += 1
         listed = ""
         if self.bad_batches is not None:
             losses = [output["loss"].item() for output in outputs if "loss" in output]
@@ -286,10 +293,16 @@ class TrainStep:
         return self._skipped(text)
 
     def _count_empty_step(self, number: int, outputs: list[dict[str, Any]]) -> str:
-        """Count a step without readable videos as a bad one; all processes call it."""
+        """Count a step without usable videos as a bad one; all processes call it."""
         own = [reason for output in outputs for reason in output["skipped"]]
         reasons = [reason for texts in gather(own, self.world) for reason in texts]
         text = f"no video of step {number} is readable ({reasons[0]})"
+        unused = [len(output["index"]) > 0 for output in outputs]
+        if any_of([any(unused)], self.world)[0]:
+            text = (
+                f"a process has no readable video in step {number} ({reasons[0]}), and "
+                "train.sync_bn needs videos of all processes"
+            )
         if self._count_one():
             raise VideoError(
                 f"{text}, the last of {self.consecutive_bad_steps} bad steps in a row. Check the "

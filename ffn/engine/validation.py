@@ -104,7 +104,7 @@ class Validator:
         norms: int | None = None
         with step.autocast(), eager(), suppress(NoBatchError):
             norms = update_precise_bn(step.network, batches(), self.world, sub_network)
-        videos = sum(len(reasons) for reasons in gather(skipped, self.world))
+        videos = len({text for texts in gather(skipped, self.world) for text in texts})
         messages = [f"{videos} unreadable videos skipped"] if videos else []
         if norms is None:
             messages.append(

@@ -6,7 +6,6 @@ Nothing in a file is executed: ``.pt`` files are read with torch's ``weights_onl
 from __future__ import annotations
 
 import os
-from dataclasses import fields
 from pathlib import Path
 
 import safetensors
@@ -64,10 +63,8 @@ def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
             f"{path} has checkpoint format {content['format']}; this version reads "
             f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn."
         )
-    known = {f.name for f in fields(WeightRecord)}
     try:
-        meta = {key: value for key, value in content["meta"].items() if key in known}
-        record = WeightRecord.from_dict({"name": path.stem, **meta})
+        record = WeightRecord.from_checkpoint(content["meta"], path.stem)
     except (ValueError, TypeError, AttributeError) as error:
         raise WeightsError(f"the meta data of {path} is not valid: {error}") from error
     return record, content["model"]

@@ -180,6 +180,20 @@ class WeightRecord:
             raise ValueError(f"no {', '.join(missing)}")
         return cls(**values)
 
+    @classmethod
+    def from_checkpoint(cls, meta: Mapping[str, Any], name: str) -> WeightRecord:
+        """Build the record of the network in a training checkpoint.
+
+        Args:
+            meta: the meta data of the checkpoint; keys that no record has are left out.
+            name: of the record.
+
+        Raises:
+            ValueError: a missing key, an invalid value, or a network that exceeds a limit.
+        """
+        known = {f.name for f in fields(cls)}
+        return cls.from_dict({"name": name, **{k: v for k, v in meta.items() if k in known}})
+
 
 def _check_plain(value: Any, where: str) -> None:
     """Raise ValueError unless a value consists of finite numbers, texts, lists and mappings.

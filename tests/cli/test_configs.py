@@ -90,9 +90,15 @@ def test_a_process_uses_the_device_of_its_local_rank(monkeypatch: pytest.MonkeyP
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
     monkeypatch.setenv("LOCAL_RANK", "3")
     expected = {None: "cuda:3", "cuda": "cuda:3", "cuda:1": "cuda:1", "cpu": "cpu"}
     for name, device in expected.items():
         with processes(device=None if name is None else torch.device(name)) as world:
             assert world.device == torch.device(device)
     assert chosen == [torch.device(name) for name in ("cuda:3", "cuda:3", "cuda:1")]
+
+    monkeypatch.setenv("LOCAL_RANK", "4")
+    message = "no CUDA device for process 4, counted from 0: torch finds 4 .*--nproc_per_node=4"
+    with pytest.raises(ValueError, match=message), processes():
+        pass

@@ -52,6 +52,19 @@ def test_overrides_in_any_position(arguments: str) -> None:
     assert given.where in (None, "a=b")
 
 
+@pytest.mark.parametrize("encoding", ["latin-1", "ascii", "utf-8"])
+def test_characters_that_a_console_lacks(encoding: str) -> None:
+    code = (
+        "from ffn.cli.program import program; "
+        "program('x', '')(lambda _: print('caf\\u00e9 \\u2026 \\u0434 \\udcff') or 0)()"
+    )
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True)
+    expected = {"latin-1": "caf\u00e9 \\u2026 \\u0434", "ascii": r"caf\xe9 \u2026 \u0434"}
+    shown = expected.get(encoding, "caf\u00e9 \u2026 \u0434") + r" \udcff"
+    assert done.stdout.decode(encoding).strip() == shown, done.stderr
+
+
 def test_values_with_an_equals_sign_are_not_overrides(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -249,7 +262,7 @@ def test_messages_name_options_and_tools_that_exist(monkeypatch: pytest.MonkeyPa
     known = {name for one in parsers for name in one._option_string_actions}
     known |= {"--version", "--logdir", "--clips-per-class"}  # of ffn, tensorboard, the generator
     known |= {"--epochs", "--test_crops", "--full_res", "--twice_sample"}  # named as not ours
-    known |= {"--always", "--dirty", "--data-binary"}  # of git, curl
+    known |= {"--always", "--dirty", "--data-binary", "--nproc_per_node"}  # of git, curl, torchrun
     for path in (ROOT / "ffn").rglob("*.py"):
         text = path.read_text()
         named = set(re.findall(r"(?<![\w-])--[a-z][a-z0-9_-]+", text))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from ffn.engine.checkpoints.checkpointer import not_finite
 from ffn.engine.checkpoints.file import load_checkpoint
 from ffn.engine.logs.run_log import BadBatches
 from ffn.engine.mixup import BatchMix
+from ffn.engine.signals import StoppedError
 from ffn.engine.tasks import PlainTask
 from ffn.engine.train_step import TrainStep
 
@@ -119,6 +121,21 @@ def test_too_many_in_a_row_end_the_run_and_name_the_videos(
     assert not not_finite(last["model"])
     whole = train(videos, tmp_path / "whole", *more)
     assert len(read_log(train(videos, tmp_path / "run", *more))) == len(read_log(whole))
+
+
+def test_a_run_stopped_after_bad_steps_only_resumes(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its first checkpoint is written; else ``best.pt`` alone would refuse the same command."""
+    poison(monkeypatch, set(range(1, 100)))
+    more = ("train.max_bad_steps=100", "train.epochs=2")
+    run = build(videos, tmp_path / "run", *more)
+    ends = run.steps_per_epoch
+    after_each_step(run, lambda number: number == ends and signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(StoppedError, match="the last checkpoint is of step"):
+        loop.train(run)
+    assert (tmp_path / "run/best.pt").is_file()
+    train(videos, tmp_path / "run", *more)
 
 
 def test_loss_that_diverges_ends_the_run_with_advice(videos: Path, tmp_path: Path) -> None:

@@ -253,6 +253,15 @@ def test_conversion_that_no_checkpoint_can_describe(
         build(videos, tmp_path / "run", "task.name=odd")
 
 
+def test_a_network_that_could_not_be_loaded_is_refused(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FFN_MAX_TRAINED_COUNTS", "1")
+    message = "checkpoints of this run could not be loaded: 2 trained frame counts; at most 1"
+    with pytest.raises(ConfigError, match=message):
+        build(videos, tmp_path / "run")
+
+
 class LearnedTask(FlexibleTask):
     """A loss with a parameter and a buffer of its own."""
 

@@ -193,8 +193,12 @@ def test_empty_mapping_in_place_of_a_value_is_refused(key: str) -> None:
 
 def test_section_without_options_is_accepted(tmp_path: Path) -> None:
     path = tmp_path / "mine.yaml"
-    path.write_text("model: {}\n")
-    assert load_config(path) == load_config(None)
+    for text in ("model: {}\n", "train:\n  # epochs: 3\ndata:\nimports:\n"):
+        path.write_text(text)
+        assert load_config(path) == load_config(None)
+    path.write_text("train:\nsections:\n")
+    with pytest.raises(ConfigError, match="line 2: unknown option sections"):
+        load_config(path)
 
 
 def test_task_is_checked_with_a_malformed_override_too() -> None:

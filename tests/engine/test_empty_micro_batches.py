@@ -15,6 +15,7 @@ from torch import Tensor
 from ffn.data import VideoError
 from ffn.engine import loop
 from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints.folder import RunFolder
 from ffn.engine.run import Run
 
 # Per step and rank, whether each micro-batch has videos.
@@ -79,6 +80,15 @@ def test_synchronised_norms_leave_the_micro_batch_out(two_ranks: Ranks, plan: st
     check(found[0]["weights"], expected[0]["weights"])
 
 
+def test_a_step_without_usable_videos_names_the_cause(two_ranks: Ranks) -> None:
+    """Readable videos are not called unreadable."""
+    plan = [[[0, 1], [1, 0]], [[0, 0], [0, 0]]]
+    for own in two_ranks.run(skipping_steps, plan, "together", True):
+        unused, unreadable = own["warnings"]
+        assert "a process has no readable video in step 1 (a.mp4: bad), and train.sync_bn" in unused
+        assert "no video of step 2 is readable (a.mp4: bad): step skipped (2 in a row" in unreadable
+
+
 # --- runs ----------------------------------------------------------------------------------------
 
 
@@ -115,6 +125,18 @@ def test_a_broken_video_alone_in_its_batch_does_not_end_the_run(
     assert "train_3.mp4" in shown
     assert sum(entry["bad_steps"] for entry in read_log(tmp_path / "run")) == 2
     assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == 12
+
+
+def test_unreadable_videos_do_not_prevent_checkpoints(
+    broken: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only steps that are not finite do: weights are as good as before such a step."""
+    for number in range(1, 6):
+        (broken / f"train_{number}.mp4").write_bytes(b"no video")
+    saved: list[int] = []
+    monkeypatch.setattr(RunFolder, "save", lambda self, content, step: saved.append(step))
+    train(broken, tmp_path / "run", *SINGLE, "train.max_bad_steps=50")
+    assert {*saved} == {*range(1, 13)}
 
 
 def test_several_such_steps_in_a_row_end_the_run(broken: Path, tmp_path: Path) -> None:

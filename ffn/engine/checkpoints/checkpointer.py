@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -107,15 +108,17 @@ class Checkpointer:
     def save(self, state: RunState, *, final: bool = False) -> None:
         """Write a checkpoint to resume from.
 
-        After several bad steps in a row the weights may be useless although they are finite. In
-        that case only the final checkpoint is written.
+        After several steps in a row whose loss or gradient is not finite, the weights may be
+        useless although they are finite. In that case only the first checkpoint and the final one
+        are written: a run without a checkpoint could not be resumed.
 
         Raises:
             FloatingPointError: weights or statistics are not finite.
             CheckpointError: the file cannot be written; the previous checkpoint stays.
             ReplicaError: the processes have different weights.
         """
-        if self.train_step.consecutive_bad_steps > 1 and not final:
+        is_needed = final or self.saved_step is None
+        if self.train_step.non_finite_steps > 1 and not is_needed:
             return
         check_replicas(self.train_step.model, self.world)
         content = self._content(state)
@@ -237,6 +240,7 @@ class Checkpointer:
         """Load a checkpoint into the parts of the run."""
         training, meta = content["training"], content["meta"]
         self._check_options(meta["config"], path)
+        self._check_classes(meta, path)
         if self._videos.differ_from(meta["data"]):
             changes = on_main(self._videos.changes, self.world)
             raise RunError(
@@ -270,6 +274,20 @@ class Checkpointer:
                 f"{path} belongs to a run with other options ({'; '.join(changed[:5])}). Choose "
                 "another log.output, or use the options of that run"
             )
+
+    def _check_classes(self, meta: dict[str, Any], path: Path) -> None:
+        """Refuse lists with other classes: the labels of all videos would differ."""
+        before, now = meta.get("classes"), self.metadata.get("classes")
+        if before == now or before is None or now is None:
+            return
+        pairs = zip_longest(before, now)
+        number, (old, new) = next((i, pair) for i, pair in enumerate(pairs) if pair[0] != pair[1])
+        raise RunError(
+            f"{path} was trained on {len(before)} classes, and the lists have {len(now)} now: "
+            f"class {number} was {old!r} and is {new!r}. Restore the lists, which need a video of "
+            "each class, or choose another log.output; a new run with data.classes=FILE has "
+            "classes without videos, too"
+        )
 
     def _content(self, state: RunState) -> dict[str, Any]:
         network = self.train_step.network.state_dict()

@@ -232,18 +232,16 @@ def unreadable(title: str, reasons: Sequence[str], file: Path) -> str:
     return "\n  ".join([title, *listed])
 
 
-def stopped(step: int, saved_step: int | None) -> str:
+def stopped(step: int, saved_step: int) -> str:
     """Line about a run that a signal stopped.
 
     Args:
         step: optimiser steps done.
-        saved_step: step of the last checkpoint; None without one.
+        saved_step: step of the last checkpoint.
     """
     if saved_step == step:
         return f"stopped and saved at step {step}"
-    kept = (
-        "there is no checkpoint"
-        if saved_step is None
-        else f"the last checkpoint is of step {saved_step}"
+    return (
+        f"stopped at step {step} after non-finite steps: the last checkpoint is of step "
+        f"{saved_step}"
     )
-    return f"stopped at step {step} after non-finite steps: {kept}"

@@ -92,9 +92,12 @@ class Meter:
         return (time.perf_counter() - self._started) / max(1, self._steps)
 
     def take_skipped(self) -> list[str]:
-        """Reasons of the skipped videos of the epoch, on all processes; clears them."""
+        """Reasons of the skipped videos of the epoch, on all processes; clears them.
+
+        A video counts once, however many samples an epoch has of it.
+        """
         own, self._skipped = self._skipped, []
-        return [text for texts in gather(own, self.world) for text in texts]
+        return list(dict.fromkeys(text for texts in gather(own, self.world) for text in texts))
 
     def state_dict(self) -> dict[str, Any]:
         """State of the interval over all processes; all of them call it."""

@@ -403,12 +403,25 @@ def test_state_of_a_run_is_saved_and_restored(tmp_path: Path) -> None:
         make_checkpointer(tmp_path, video="b.mp4").restore()
 
 
-def test_checkpoint_after_several_bad_steps_is_only_the_final_one(tmp_path: Path) -> None:
+def test_other_classes_are_refused_by_name(tmp_path: Path) -> None:
+    saving = make_checkpointer(tmp_path, classes=["left", "right", "up"])
+    with saving.lock():
+        saving.restore()
+        saving.save(RunState(step=1))
+    for classes, change in (
+        (["left", "up"], "have 2 now: class 1 was 'right' and is 'up'"),
+        (["left", "right"], "have 2 now: class 2 was 'up' and is None"),
+    ):
+        with pytest.raises(RunError, match=f"was trained on 3 classes, and the lists {change}"):
+            make_checkpointer(tmp_path, classes=classes).restore()
+
+
+def test_checkpoints_after_several_non_finite_steps(tmp_path: Path) -> None:
+    """Only the first one, without which a run could not be resumed, and the final one."""
     checkpointer = make_checkpointer(tmp_path)
     with checkpointer.lock():
-        checkpointer.train_step.consecutive_bad_steps = 1
+        checkpointer.train_step.non_finite_steps = 2
         checkpointer.save(RunState(step=3))
-        checkpointer.train_step.consecutive_bad_steps = 2
         checkpointer.save(RunState(step=4))
         assert checkpointer.saved_step == 3
         checkpointer.save(RunState(step=5), final=True)

@@ -64,10 +64,9 @@ def test_resumed(step: int, shown: str) -> None:
     [
         (7, "stopped and saved at step 7"),
         (5, "stopped at step 7 after non-finite steps: the last checkpoint is of step 5"),
-        (None, "stopped at step 7 after non-finite steps: there is no checkpoint"),
     ],
 )
-def test_stopped(saved: int | None, shown: str) -> None:
+def test_stopped(saved: int, shown: str) -> None:
     assert console.stopped(7, saved) == shown
 
 
