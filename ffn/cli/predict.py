@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -172,7 +173,8 @@ def _targets(given: argparse.Namespace) -> list[Path | None]:
             f"--save is {given.save}, for {len(given.files)} files; put {NAME} into it, which is "
             f"the name of the file, e.g. out/{NAME}{kind}"
         )
-    targets = [Path(given.save.replace(NAME, Path(path).stem)) for path in given.files]
+    names = [Path(os.path.abspath(path)).stem for path in given.files]  # "." is a folder, too
+    targets = [Path(given.save.replace(NAME, name)) for name in names]
     repeated = [target for target in targets if targets.count(target) > 1]
     if repeated:
         raise ValueError(f"--save gives several files the name {repeated[0]}; predict them alone")

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Serve until Ctrl-C or SIGTERM; returns the exit status."""
     given = _parser().parse_args(arguments)
     try:
-        with _folder_of_the_page():
+        with _ended_by_sigterm(), _folder_of_the_page():
             _check_installed()
             load_imports(given)
             if given.no_page and given.samples is not None:
@@ -52,6 +52,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
                     return _serve(given, predictors, samples, listening)
     except (ValueError, OSError, ImportError, RuntimeError) as error:
         return fail("serve", error)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Take SIGTERM as Ctrl-C, so that processes and files are removed before the end."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextmanager
@@ -176,8 +186,7 @@ def _serve(
         print(_greeting(given, predictors), flush=True)
         # Otherwise it reports open pages as errors when it ends.
         logging.getLogger("uvicorn.error").addFilter(lambda one: "Cancel" not in str(one.msg))
-        # uvicorn ends by the signal that it got; this way, processes and files are removed before.
-        signal.signal(signal.SIGTERM, signal.default_int_handler)
+        # uvicorn ends by the signal that it got.
         with suppress(KeyboardInterrupt):
             config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS)
             uvicorn.Server(config).run(sockets=[listening])
@@ -205,8 +214,8 @@ def _parser() -> argparse.ArgumentParser:
         prog=called_as("serve"),
         description="Serve a web page and an HTTP endpoint that predict the labels of videos, with "
         "any number of frames. There is no password: listen on other addresses than localhost only "
-        "behind a server that asks for one. Exit status: 0 ended by Ctrl-C or SIGTERM; 2 error, "
-        "with a message that names the cause.",
+        "behind a server that asks for one. Exit status: 0 ended by Ctrl-C or SIGTERM (130 before "
+        "it serves); 2 error, with a message that names the cause.",
     )
     option = parser.add_argument
     option("--weights", nargs="+", required=True, help=WEIGHTS_HELP)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import numbers
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -83,7 +84,7 @@ class Windows:
 
     def __post_init__(self) -> None:
         for name, value in (("seconds", self.seconds), ("step", self.step), ("fps", self.fps)):
-            number = isinstance(value, (int, float)) and not isinstance(value, bool)
+            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
             if not (name != "seconds" and value is None) and not (number and 0 < value < math.inf):
                 raise ValueError(f"{name} is {value!r}; expected a number above 0")
         if self.step is None:

@@ -171,14 +171,16 @@ def _nearest_maps(
     end: Node, outputs: dict[Node, tuple[Place, tuple[int, ...]]], frames: int
 ) -> Iterator[Place]:
     """The places of feature maps that a search from the logits backwards meets first."""
-    waiting, seen = [end], {end}
+    waiting, seen, times = [end], {end}, {frames}
     while waiting:
         node = waiting.pop()
         place, shape = outputs.get(node, (None, ()))
         if place is not None and _layout(shape, frames):
             yield place
             continue
-        if len(shape) == 3 and max(shape[1:]) > 1 and frames not in shape[1:]:
+        if len(shape) == 5 and shape[3:] == (1, 1):  # one position per frame
+            times.add(shape[2])
+        if len(shape) == 3 and max(shape[1:]) > 1 and not times.intersection(shape[1:]):
             raise ValueError(
                 f"the logits are computed from the tokens {shape} of {place.name}, whose places in "
                 f"the frame are unknown; {REMEDY}"

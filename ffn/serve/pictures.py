@@ -103,7 +103,7 @@ def save_gif(
         path: the file; replaced.
         clip: uint8 RGB (C, T, H, W).
         prediction: of the clip.
-        seconds: that the GIF takes; default: 10 frames per second.
+        seconds: that the GIF takes, at most 655 s per frame; default: 10 frames per second.
         heat: heat map of the clip, drawn over its frames.
     """
     from PIL import Image
@@ -125,7 +125,8 @@ def save_gif(
             picture = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE)
         pictures.append(picture)
     total = len(frames) / FRAMES_PER_SECOND if seconds is None else seconds
-    milliseconds = max(20, round(1000 * total / len(frames)))  # viewers slow down shorter ones
+    # Viewers slow down shorter ones; the format has 16 bits for hundredths of a second.
+    milliseconds = min(max(20, round(1000 * total / len(frames))), 655_350)
     with atomic_write(path) as file:
         pictures[0].save(
             file,
@@ -183,6 +184,7 @@ def save_video(
                     image = over(image, size, index, times)
                 if stream is None:
                     rate = Fraction(len(video) / duration).limit_denominator(1000)
+                    rate = max(rate, Fraction(1, 1000))  # nominal: each frame has its time
                     stream = output.add_stream("libx264", rate=rate, options={"crf": "20"})
                     stream.height, stream.width = image.shape[:2]
                     stream.pix_fmt, stream.codec_context.time_base = "yuv420p", TIME_BASE

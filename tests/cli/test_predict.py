@@ -106,7 +106,7 @@ def test_windows(capsys, weights, videos) -> None:
     assert [float(row["end"]) for row in rows] == [2, 2.5, 3, 3.5, 4]
 
 
-def test_pictures(capsys, weights, videos, tmp_path) -> None:
+def test_pictures(capsys, weights, videos, tmp_path, monkeypatch) -> None:
     for kind in ("png", "gif", "mp4"):
         status, _, err = predict(
             capsys, weights, *videos, "--save", tmp_path / f"out/{{name}}.{kind}"
@@ -116,6 +116,12 @@ def test_pictures(capsys, weights, videos, tmp_path) -> None:
     assert names == {f"{name}.{kind}" for name in "ab" for kind in ("png", "gif", "mp4")}
     with Image.open(tmp_path / "out/a.gif") as image:
         assert image.n_frames == 8
+    (tmp_path / "frames").mkdir()
+    for number in range(3):
+        Image.new("RGB", (32, 32)).save(tmp_path / f"frames/{number:05d}.jpg")
+    monkeypatch.chdir(tmp_path / "frames")
+    assert predict(capsys, weights, ".", "--save", "../out/{name}.png")[0] == 0
+    assert Image.open(tmp_path / "out/frames.png").format == "PNG"
 
     before = (tmp_path / "out/a.png").read_bytes()
     status, out, err = predict(capsys, weights, videos[0], "--save", tmp_path / "out/a.png")

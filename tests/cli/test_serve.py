@@ -251,7 +251,7 @@ def test_more_numbers_of_frames_than_are_accepted(address, browser, videos) -> N
     wait_for(page, "8 frames")
     for box in page.locator("#others input").all():
         box.check()
-    assert "9 numbers of frames are asked for; at most 8 are" in wait_for(page, "9 numbers")
+    assert "10 numbers of frames are asked for; at most 8 are" in wait_for(page, "10 numbers")
 
 
 @pytest.mark.slow

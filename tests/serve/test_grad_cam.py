@@ -118,6 +118,18 @@ def test_the_last_maps_of_each_family_explain_its_logits(name, frames) -> None:
     torch.testing.assert_close(total, logits[3] - classifier.bias[3], atol=1e-5, rtol=1e-4)
 
 
+def test_tokens_of_frames_with_one_position() -> None:
+    """The last map of this crop has 1 x 1 positions, so that tokens stand for times."""
+    torch.manual_seed(0)
+    network = frozen(build("uniformer_tiny", num_classes=7))
+    clip = torch.randn(1, 3, 6, 24, 24)
+
+    (place,) = last_maps(network, clip)
+    ((found,), _) = grad_cam(network, clip, [place], 3)
+
+    assert found.shape == (3, 3, 3)
+
+
 @pytest.mark.parametrize("layer", ["fast.stages.1", "slow.stages.2"])
 def test_maps_of_named_layers_are_those_of_captum(layer) -> None:
     captum = pytest.importorskip("captum.attr")

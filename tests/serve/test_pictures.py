@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 
 import av
 import numpy as np
@@ -58,6 +59,18 @@ def test_a_gif_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
         assert image.size[0] == 256
     for pixels, frame in zip(shown, clip.pixels.permute(1, 2, 3, 0).numpy(), strict=True):
         assert np.abs(pixels.mean() - frame.mean()) < 2  # 256 colours
+
+
+def test_frames_far_apart(weights, film, tmp_path) -> None:
+    """Films of hours, and time lapses."""
+    path = write_video(tmp_path / "film.mp4", film[:4], rate=Fraction(1, 4000))
+    clip, prediction = predicted(weights, path, frames=4)
+    for kind in ("gif", "mp4"):
+        save(tmp_path / f"out.{kind}", path, clip, prediction, pattern=PATTERN)
+    with Image.open(tmp_path / "out.gif") as image:
+        assert image.info["duration"] == 655_350  # the longest that the format can state
+    times, _ = frames_of(tmp_path / "out.mp4")
+    assert times == pytest.approx([0, 4000, 8000, 12000])
 
 
 def test_a_sheet_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:

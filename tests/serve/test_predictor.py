@@ -118,6 +118,11 @@ def test_default_is_the_largest_trained_count(weights, video, tmp_path):
     prediction = Predictor(trained)(video)
     assert (prediction.frames, prediction.active) == (4, None)
 
+    for config in ({"task": {"frames": 4}}, {"task": {"frames": [4]}, "data": None}):
+        assert Predictor(save(tmp_path, plain, None, config=config))(video).frames == 4
+    for config in ({"data": {"frame_pattern": "{:05d}.jpg"}}, {"task": None}, {"task": {}}):
+        unknown = Predictor(save(tmp_path, plain, None, config=config))
+        assert not unknown.knows_trained_frames
     unknown = Predictor(save(tmp_path, plain, None))
     with pytest.raises(ValueError, match=r"plain network.*give frames=, or --frames"):
         unknown(video)

@@ -6,11 +6,11 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock, Timeout
+from filelock import AcquireReturnProxy, FileLock, Timeout
 
 from ffn.files import write_text
 
@@ -31,8 +31,9 @@ class Parts:
 
     def __init__(self, folder: Path, chunks: Sequence[range]) -> None:
         self.folder, self.chunks = folder, chunks
+        self._lock = FileLock(folder / "lock")
 
-    def lock(self) -> FileLock:
+    def lock(self) -> AcquireReturnProxy:
         """Make the folder, and keep other runs out until the lock is released.
 
         Raises:
@@ -41,7 +42,7 @@ class Parts:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         try:
-            return FileLock(self.folder / "lock").acquire(timeout=0)
+            return self._lock.acquire(timeout=0)
         except Timeout:
             raise FileExistsError(
                 f"{self.folder} is in use by another process; wait for it, or choose another output"
@@ -105,10 +106,13 @@ class Parts:
             yield add
 
     def remove(self) -> None:
-        """Remove the files, and the folder."""
-        for path in [*self.folder.glob(ROWS), self.folder / SETTINGS, self.folder / "lock"]:
+        """Remove the files, release the lock, and remove the folder unless it has other files."""
+        for path in [*self.folder.glob(ROWS), self.folder / SETTINGS]:
             path.unlink(missing_ok=True)
-        self.folder.rmdir()
+        self._lock.release()  # NFS keeps files that are open, under another name
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+        with suppress(OSError):
+            self.folder.rmdir()
 
 
 def _chunk_of(line: bytes) -> tuple[int, int]:

@@ -82,6 +82,7 @@ class LivePredictor:
         for name, value in numbers.items():
             if value is not None and not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number above 0")
+        frames = None if frames == "auto" else frames
         if frames is not None:
             predictor.reader(frames)  # checks it
         self._predictor = predictor
@@ -178,6 +179,8 @@ class LivePredictor:
             if arrival.is_new_part:
                 self._ring.clear()
                 self._schedule.reset()
+                if self._window is None:  # it would be about the few frames since
+                    self._skipped, self._due = self._skipped + self._due, 0
             self._dropped += self._ring.add(frame)
             if self._schedule.is_due(frame, self._ring.full):
                 self._due += 1

@@ -144,9 +144,10 @@ class StreamSource:
 
     The wait before attempt n is min(30 s, 2^(n-1) s). The first connection is tried once, so that a
     wrong address is an error. Times of the stream are those that the sender gave to the frames; a
-    frame without one has the time of its arrival. After an interruption, or a jump of the times
-    back or ahead by more than 10 s, they go on with the time of arrival, but always ascend: frames
-    that came faster than they were sent, e.g. from a buffer, have later times than now.
+    frame without one, or with that of the frame before, is as much later than the frame before as
+    it arrived later. After an interruption, or a jump of the times back or ahead by more than 10 s,
+    they go on with the time of arrival, but always ascend: frames that came faster than they were
+    sent, e.g. from a buffer, have later times than now.
 
     A frame is late by its delay beyond the smallest one before. That smallest delay may grow by
     0.1 % of the time, since clocks differ.
@@ -197,7 +198,8 @@ class _StreamTimes:
     def __init__(self) -> None:
         self.began: float | None = None  # time of the clock at the first frame
         self._is_new_part = False
-        self._time = 0.0  # of the frame before
+        self._sent: float | None = None  # last time of the sender in this part
+        self._time = self._delay = 0.0  # of the frame before
 
     def begin(self) -> None:
         """The next frame is the first of a connection."""
@@ -205,22 +207,31 @@ class _StreamTimes:
 
     def arrival(self, grab: Grab, now: float) -> Arrival:
         """A frame that arrives now."""
-        sent = now if grab.time is None else grab.time
-        if not self._is_new_part:
-            self._is_new_part = not 0 < sent - self._sent <= BREAK
+        sent = grab.time
         first, self.began = self.began is None, now if self.began is None else self.began
-        is_new_part, self._is_new_part = self._is_new_part, False
-        if is_new_part:
-            # Frames that came faster than they were sent have later times than now.
-            start = now - self.began if first else max(now - self.began, self._time + BETWEEN_PARTS)
-            self._offset, self._least = start - sent, 0.0
+        elapsed, soonest = now - self.began, self._time + BETWEEN_PARTS
+        if sent is None or self._sent is None or sent == self._sent:  # by arrival
+            time = elapsed - self._delay
+            step = time - self._time
         else:
-            self._least += DRIFT * (sent - self._sent)
-        self._sent, time = sent, sent + self._offset
-        self._time = time
-        delay = now - self.began - time
-        self._least = min(self._least, delay)
-        captured = now - (delay - self._least)
+            time = sent + self._offset
+            step = sent - self._sent
+        is_new_part, self._is_new_part = self._is_new_part, False
+        if is_new_part or step > BREAK or (sent is not None and sent < (self._sent or sent)):
+            is_new_part = True
+            # Frames that came faster than they were sent have later times than now.
+            time = elapsed if first else max(elapsed, soonest)
+            self._sent, self._least = None, 0.0
+        else:
+            time = max(time, soonest)
+            self._least += DRIFT * (time - self._time)
+        if sent is not None:
+            if self._sent is None:
+                self._offset = time - sent
+            self._sent = sent
+        self._time, self._delay = time, elapsed - time
+        self._least = min(self._least, self._delay)
+        captured = now - (self._delay - self._least)
         return Arrival(time, captured, grab.image, is_new_part and not first)
 
 
@@ -283,7 +294,8 @@ def open_source(
         speed, repeat, fps, pattern: of files, see :class:`FileSource`; ``speed`` is 1 by default.
         attempts: of cameras and addresses, see :class:`StreamSource`.
         timeout: of cameras and addresses: seconds to connect, and to wait for data.
-        options: of cameras and addresses: options of FFmpeg, as ``{"rtsp_transport": "udp"}``.
+        options: of cameras and addresses: options of FFmpeg, as ``{"rtsp_transport": "udp"}``. An
+            option that the format does not have has no effect.
 
     Raises:
         ValueError: if an option does not belong to the source, or is out of its range.
@@ -299,7 +311,8 @@ def open_source(
     for key, value in foreign.items():
         if value is not None:
             owner = "a video file" if key in of_files else "a camera or an address"
-            raise ValueError(f"{key} is {value!r}; it is for {owner}, and the source is {given!r}")
+            shown = without_password(given) if isinstance(given, str) else given
+            raise ValueError(f"{key} is {value!r}; it is for {owner}, and the source is {shown!r}")
     if is_file:
         speed = 1.0 if speed is None else speed
         return FileSource(given, speed=speed, repeat=repeat, fps=fps, pattern=pattern)

@@ -8,11 +8,11 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import gradio as gr
 from fastapi import FastAPI
-from gradio.processing_utils import save_file_to_cache
+from gradio import processing_utils
 from gradio.utils import get_upload_folder
 from PIL import Image
 
@@ -47,12 +47,16 @@ def mount_page(
 ) -> FastAPI:
     """Add the page of a service to its endpoint, at `PATH`.
 
+    From then on, gradio opens no addresses in this process: a request may name one in place of an
+    uploaded file, and gradio would download it without a limit.
+
     Args:
         app: the endpoint.
         service: answers.
         metrics: counts requests.
         samples: videos to choose from.
     """
+    processing_utils.async_ssrf_protected_get = _refuse_address
     return gr.mount_gradio_app(
         app,
         build_page(service, metrics, samples),
@@ -67,6 +71,11 @@ def mount_page(
     )
 
 
+async def _refuse_address(url: str) -> NoReturn:
+    wrong = f"the page does not open addresses such as {url}; upload the video"
+    raise gr.Error(wrong, print_exception=False)
+
+
 def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ()) -> gr.Blocks:
     """The page, as a gradio application; see :func:`mount_page`."""
     models = service.models()
@@ -79,6 +88,7 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
         with gr.Row():
             with gr.Column():
                 inputs = _inputs(models, limits)
+                _, model, frames, others, _ = inputs
             with gr.Column():
                 message = gr.Markdown(_start_text(service, first["name"]), elem_id="message")
                 labels = gr.Label(label="Labels", num_top_classes=LABELS, elem_id="labels")
@@ -96,7 +106,6 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
                 examples_per_page=len(samples),
             )
         seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
-        _, model, frames, others, _ = inputs
         model.change(
             _counts_function(models, limits), model, [frames, others], api_visibility="private"
         )
@@ -129,7 +138,7 @@ def _inputs(models: Sequence[dict[str, Any]], limits: Limits) -> list[Any]:
         1, limits.frames, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
     )
     others = gr.CheckboxGroup(
-        _compared(first, limits.frames),
+        _compared(models, limits.frames),
         value=_ticked(first, limits.counts),
         label="Compare with",
         elem_id="others",
@@ -142,9 +151,14 @@ def _inputs(models: Sequence[dict[str, Any]], limits: Limits) -> list[Any]:
     return [video, model, frames, others, heat]
 
 
-def _compared(model: dict[str, Any], most: int) -> list[int]:
-    """Numbers of frames to compare with: the trained ones, and some others."""
-    return sorted({n for n in COMPARED if n <= most} | {*model["trained_frames"]})
+def _compared(models: Sequence[dict[str, Any]], most: int) -> list[int]:
+    """Numbers of frames to compare with: the trained ones, and some others.
+
+    They are the same for all networks: when another one is chosen, the page asks for an answer
+    before it has the new choices.
+    """
+    trained = {n for one in models for n in one["trained_frames"]}
+    return sorted({n for n in COMPARED if n <= most} | trained)
 
 
 def _ticked(model: dict[str, Any], counts: int) -> list[int]:
@@ -168,8 +182,8 @@ def _counts_function(
 
     def counts(name: str) -> tuple[Any, ...]:
         one = by_name[name]
-        choices, ticked = _compared(one, limits.frames), _ticked(one, limits.counts)
-        return gr.update(value=one["default_frames"]), gr.update(choices=choices, value=ticked)
+        ticked = _ticked(one, limits.counts)
+        return gr.update(value=one["default_frames"]), gr.update(value=ticked)
 
     return counts
 
@@ -191,7 +205,7 @@ def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[
                 tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder,
             ):
                 copy = Path(folder, "video")
-                shutil.copyfile(video, copy)
+                _copy_upload(video, copy)
                 answers = service.predict(copy, Query(model, counts), Path(video).name)
                 heat_map = service.heat_map(answers[0], model) if heat else None
         except Refusal as error:
@@ -201,6 +215,19 @@ def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[
         return _shown(answers, heat_map)
 
     return answer
+
+
+def _copy_upload(video: str, copy: Path) -> None:
+    """Copy an uploaded file, which gradio may delete while it is read.
+
+    Raises:
+        Refusal: it is not there any more.
+    """
+    try:
+        shutil.copyfile(video, copy)
+    except FileNotFoundError:
+        kept = f"{KEPT_SECONDS // 60} minutes"
+        raise Refusal(410, f"videos are kept for {kept}; upload this one again") from None
 
 
 def _shown(answers: Sequence[Answer], heat_map: HeatMap | None) -> tuple[Any, ...]:
@@ -238,7 +265,8 @@ def frame_pictures(clip: Clip, heat_map: HeatMap | None = None) -> list[tuple[st
         for image, index in zip(pixels, clip.indices, strict=True):
             file = Path(folder, "frame.webp")
             Image.fromarray(image).save(file)
-            pictures.append((save_file_to_cache(file, get_upload_folder()), f"frame {index}"))
+            kept = processing_utils.save_file_to_cache(file, get_upload_folder())
+            pictures.append((kept, f"frame {index}"))
     return pictures
 
 

@@ -221,6 +221,15 @@ def test_lines_that_are_no_chunk_do_not_count(tmp_path) -> None:
     assert list(parts.places()) == [1]
 
 
+def test_a_file_of_another_in_the_folder_of_the_parts_stays(weights, folder, tmp_path) -> None:
+    """NFS leaves one of each file that is open."""
+    (tmp_path / "out.csv.parts").mkdir()
+    (tmp_path / "out.csv.parts/.nfs01").touch()
+    assert run(folder, tmp_path / "out.csv", weights).videos == 12
+    assert len(rows_of(tmp_path / "out.csv")) == 12
+    assert [path.name for path in (tmp_path / "out.csv.parts").iterdir()] == [".nfs01"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("does", "cause"), [("ends", "exited unexpectedly"), ("hangs", "timed out")]

@@ -194,6 +194,53 @@ def test_frames_without_times_have_that_of_their_arrival() -> None:
     assert [a.time for a in predictor] == pytest.approx([0.75, 1.75, 2.75, 3.75, 4.75])
 
 
+def test_repeated_and_missing_times_are_no_interruption() -> None:
+    """Such a frame is as much later than the frame before as it arrived later."""
+    clock = SimulatedClock()
+
+    def connect() -> Iterator[Grab]:
+        for number in range(40):
+            clock.spend(0.2)
+            time = {9: 0.2 * 8, 19: None}.get(number, 0.2 * number)
+            yield Grab(time, image)
+
+    predictor, _ = live(clock, connect, attempts=0)
+    answers = list(predictor)
+    assert [a.time for a in answers] == pytest.approx([0.2 * n for n in range(4, 40)])
+    assert [a.latency_ms for a in answers] == pytest.approx([0] * 36, abs=1e-6)
+
+
+@pytest.mark.parametrize("time", [None, 7.0])
+def test_a_stream_whose_times_never_go_on(time: float | None) -> None:
+    clock = SimulatedClock()
+
+    def connect() -> Iterator[Grab]:
+        for number in range(20):
+            clock.spend(0.25)
+            yield Grab(time if number else 7.0, image)
+
+    predictor, _ = live(clock, connect, attempts=0, every=4)
+    assert [a.time for a in predictor] == pytest.approx([0.75, 1.75, 2.75, 3.75, 4.75])
+
+
+def test_an_answer_that_waited_is_not_about_the_first_frames_of_a_new_part() -> None:
+    clock = SimulatedClock()
+
+    def connect() -> Iterator[Grab]:
+        for number in range(60):
+            clock.spend(0.2)
+            yield Grab(0.2 * number + 100 * (number >= 15), image)
+
+    # The answer of frame 4 takes until frame 16: frames 15 and 16 do not fill the window.
+    predictor, _ = live(clock, connect, attempts=0)
+    predictor._predictor = Network(clock, lambda count, now: 2.3 if 0.9 < now < 2 else 0.0)
+    first, second, *_ = predictor
+    assert first.prediction.indices[-1] == 4
+    assert second.time - second.prediction.start == pytest.approx(0.8)  # full: five frames
+    assert second.prediction.indices[0] == 15
+    assert second.skipped >= 9
+
+
 def test_names_of_cameras_and_addresses() -> None:
     assert [camera_path(x) for x in (0, "2", "/dev/video1", Path("/dev/video3"))] == [
         f"/dev/video{n}" for n in (0, 2, 1, 3)
@@ -206,6 +253,8 @@ def test_names_of_cameras_and_addresses() -> None:
     assert without_password("rtsp://me:secret@[::1]:554/1") == "rtsp://[::1]:554/1"
     for password in ("p@ss", "a/b", "a/b@c", "a?b", "a#b", "1/2@3"):
         assert without_password(f"rtsp://me:{password}@camera:554/1") == "rtsp://camera:554/1"
+    with pytest.raises(ValueError, match=r"the source is 'rtsp://camera:554/1'"):
+        open_source("rtsp://me:secret@camera:554/1", fps=5)
     with pytest.raises(VideoError, match=r"/dev/video98: no such camera"):
         list(LivePredictor(Network(SimulatedClock()), 98, clock=SimulatedClock()))
 

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from urllib.parse import urlencode
+from urllib.request import Request, urlopen
 
 import numpy as np
 import pytest
@@ -73,6 +74,38 @@ def refused(client: Client, *given: object, **options: object) -> tuple[int, str
     with pytest.raises(ServiceError) as caught:
         client.predict(*given, **options)
     return caught.value.status, str(caught.value)
+
+
+def ask_the_page(address: str, *data: object) -> str:
+    """The last event of an answer of the page, as its scripts ask for it."""
+    with urlopen(f"{address}/config") as config:
+        events = json.load(config)["dependencies"]
+    (event,) = [one["id"] for one in events if len(one["inputs"]) == len(data)]
+    body = {"data": data, "fn_index": event, "session_hash": "a"}
+    json_type = {"Content-Type": "application/json"}
+    request = Request(f"{address}/gradio_api/queue/join", json.dumps(body).encode(), json_type)
+    urlopen(request).close()
+    with urlopen(f"{address}/gradio_api/queue/data?session_hash=a", timeout=20) as lines:
+        return next(line.decode() for line in lines if b"process_completed" in line)
+
+
+@pytest.mark.parametrize("place", range(2))
+def test_the_page_opens_no_addresses(address, place: int) -> None:
+    """A request may name one in place of an uploaded file, or of any other input."""
+    asked = {"path": "http://video.invalid/x.mp4", "meta": {"_type": "gradio.FileData"}}
+    data = [None, "tiny", 4, [], False]
+    data[place] = asked
+    assert "the page does not open addresses such as http://video.invalid" in ask_the_page(
+        address, *data
+    )
+
+
+def test_a_video_that_the_page_has_removed(predictors) -> None:
+    with Service(predictors, limits=LIMITS, workers=1) as service:
+        page = build_page(service, Metrics())
+        answer = next(f.fn for f in page.fns.values() if f.fn.__name__ == "answer")
+        message, *_ = answer("/none/film.mp4", "tiny", 4, [], False)
+    assert "videos are kept for 60 minutes" in message
 
 
 def test_an_answer(client, predictors, videos) -> None:
@@ -373,7 +406,8 @@ def test_the_page_ticks_what_is_answered(
     """With any chosen number of frames, also if a network was trained with more than the limit."""
     trained = [1, 2, 3, 4, 5, 6, 8, 16]
     with Service(predictors, limits=Limits(frames=16, counts=counts), workers=1) as service:
-        models = [one | {"trained_frames": trained} for one in service.models()]
+        first, second = service.models()
+        models = [first | {"trained_frames": trained}, second | {"trained_frames": [10]}]
         monkeypatch.setattr(service, "models", lambda: models)
         page = build_page(service, Metrics())
         model, frames, others = (
@@ -386,6 +420,8 @@ def test_the_page_ticks_what_is_answered(
             for name in ("counts", "answer")
         )
         assert change(model.value)[1]["value"] == ticked
+        # When another network is chosen, the page may ask before it has the choices of that one.
+        assert {value for _, value in others.choices} >= {3, 5, 10, 16}
         for chosen in (frames.value, 7):
             message, labels, *_ = answer(str(videos[0]), model.value, chosen, ticked, False)
             assert labels, message
