@@ -22,7 +22,7 @@ from ffn.cli.program import Parser, called_as, fail_once, prefix, program
 from ffn.files import make_writable
 
 if TYPE_CHECKING:
-    from ffn.data import VideoDataset
+    from ffn.data import Splits, VideoDataset
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
     from ffn.evaluation import Sweep
@@ -116,7 +116,6 @@ class _Tested(NamedTuple):
 
 
 def _test(given: argparse.Namespace, config: Config, world: World) -> None:
-    from ffn.evaluation import ensemble
     from ffn.export import ExportError
 
     if given.ensemble:
@@ -130,20 +129,25 @@ def _test(given: argparse.Namespace, config: Config, world: World) -> None:
             tested.append(_sweep(weights, name, precision, given, config, world))
             if given.save_predictions and world.is_main:
                 _save_predictions(tested[-1], given.output)
+        if given.ensemble and world.is_main:
+            tested.append(_ensemble(tested))
+            if given.save_predictions:
+                _save_predictions(tested[-1], given.output)
     except Exception as error:
         if tested and world.is_main:
             _write(tested, given)  # what took long is not lost
         if isinstance(error, ExportError):  # its message needs no traceback
             raise ValueError(str(error)) from error
         raise
-    if not world.is_main:
-        return
-    if given.ensemble:
-        joined = ensemble([one.sweep for one in tested])
-        tested.append(tested[0]._replace(sweep=joined, weights_sha256=None))
-        if given.save_predictions:
-            _save_predictions(tested[-1], given.output)
-    _write(tested, given)
+    if world.is_main:
+        _write(tested, given)
+
+
+def _ensemble(tested: Sequence[_Tested]) -> _Tested:
+    from ffn.evaluation import ensemble
+
+    joined = ensemble([one.sweep for one in tested])
+    return tested[0]._replace(sweep=joined, weights_sha256=None)
 
 
 def _write(tested: Sequence[_Tested], given: argparse.Namespace) -> None:
@@ -170,7 +174,7 @@ def _sweep(
     """Test one network in one precision at all frame counts; every process calls this."""
     from ffn.core import FrameFlexible
     from ffn.data import Preprocessing
-    from ffn.engine.build_data import build_test_loader, clips_per_forward, read_config_splits
+    from ffn.engine.build_data import build_test_loader, clips_per_forward
     from ffn.engine.failures import explain_failures
     from ffn.evaluation import sweep
     from ffn.zoo import load_with_record, state_sha256
@@ -184,8 +188,7 @@ def _sweep(
         if given.interpolate != model.interpolate:
             name, digest = f"{_way(given)}/{name}", None
         model.interpolate = given.interpolate
-    _check_labels(weights, record, config)
-    splits = read_config_splits(config.data, with_train=False, classes=record.classes)
+    splits = _read_splits(weights, record, config)
     loader = build_test_loader(
         config,
         splits,
@@ -239,29 +242,40 @@ def _calibration(
     )
 
 
-def _check_labels(weights: str, record: WeightRecord, config: Config) -> None:
-    """Raise ValueError for a network that was trained with the other kind of labels."""
+def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
+    """The test videos; ValueError if the network has another kind of labels or number of classes.
+
+    Without class names in the record, the names are those of the data set.
+    """
+    from ffn.engine.build_data import read_config_splits
+
     kind = "multi" if record.multi_label else "single"
     if config.data.labels.value != kind:
         raise ValueError(
             f"data.labels is {config.data.labels.value}; {weights} was trained with {kind}. Set "
             f"data.labels={kind}, with lists of this kind, or name other weights"
         )
+    splits = read_config_splits(config.data, with_train=False, classes=record.classes)
+    if record.num_classes != len(splits.classes):
+        raise ValueError(
+            f"{weights} has {record.num_classes} classes without names; the data set has "
+            f"{len(splits.classes)}. Set data.classes to a file with the {record.num_classes} "
+            "names in the order of the network, one per line, or name weights of this data set"
+        )
+    return splits
 
 
 def _check_ensemble(names: Sequence[str], config: Config) -> None:
     """Raise ValueError if networks cannot form an ensemble, before the first test."""
     from ffn.data import Preprocessing
-    from ffn.engine.build_data import read_config_splits
     from ffn.evaluation import check_members
     from ffn.zoo import read_weights
 
     members = {}
     for name in names:
         record, _ = read_weights(name)
-        _check_labels(name, record, config)
-        splits = read_config_splits(config.data, with_train=False, classes=record.classes)
-        members[name] = splits.classes, Preprocessing.from_dict(record.preprocessing)
+        classes = _read_splits(name, record, config).classes
+        members[name] = classes, Preprocessing.from_dict(record.preprocessing)
     check_members(members)
 
 

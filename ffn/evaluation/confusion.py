@@ -24,7 +24,16 @@ def confusion_matrix(predictions: Predictions, frames: int, num_classes: int) ->
 
     Returns:
         (K, K) int64: row = class of the video, column = answer of the network.
+
+    Raises:
+        ValueError: the network has another number of classes.
     """
+    found = predictions.logits[frames].shape[1]
+    if found != num_classes:
+        raise ValueError(
+            f"num_classes is {num_classes}, and the logits have {found} classes; give the classes "
+            "of the network"
+        )
     answer, _ = predictions.answers(frames)
     cells = (predictions.label * num_classes + answer)[predictions.ok]
     counts = torch.bincount(cells, minlength=num_classes**2)

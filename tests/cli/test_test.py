@@ -25,7 +25,7 @@ from ffn.cli.test import main
 from ffn.core import convert
 from ffn.data import Preprocessing, decode, read_classes
 from ffn.datasets.synthetic import generate
-from ffn.evaluation import load_predictions, load_table
+from ffn.evaluation import Sweep, load_predictions, load_table
 from ffn.zoo import create_model, load, save_weights, state_sha256
 
 ROOT = Path(__file__).parents[2]
@@ -218,6 +218,43 @@ def test_ensemble_is_refused_before_the_first_test(
 
     assert message in capsys.readouterr().err
     assert not list(tmp_path.iterdir())
+
+
+def test_results_are_kept_if_the_ensemble_fails(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(sweeps: list[Sweep]) -> None:
+        raise ValueError("these networks have no mean")
+
+    monkeypatch.setattr("ffn.evaluation.ensemble", fail)
+    weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
+    given = [str(root / "config.yaml"), "--weights", *weights, "--ensemble", "--no-latency"]
+
+    assert main([*given, "--output", str(tmp_path)]) == 2
+
+    assert "these networks have no mean" in capsys.readouterr().err
+    assert [one.name for one in load_table(tmp_path / "results.json")] == ["plain", "other"]
+
+
+@pytest.mark.parametrize("classes", [10, 14])
+@pytest.mark.parametrize("more", [["--save-predictions"], ["--details"], ["--ensemble"]])
+def test_unnamed_classes_of_another_number_are_refused(
+    root: Path, tmp_path: Path, classes: int, more: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Weights of `ffn convert_checkpoint` without --classes; the data set has 12 classes."""
+    record = yaml.safe_load((root / "plain.yaml").read_text())
+    unnamed = {"name": "unnamed", "num_classes": classes, "classes": None}
+    network, path = create_model("tsm_tiny", num_classes=classes), tmp_path / "unnamed.safetensors"
+    save_weights(network, path, record | unnamed)
+    weights = [str(root / "plain.safetensors")] * ("--ensemble" in more) + [str(path)]
+    output = tmp_path / "test"
+
+    given = [str(root / "config.yaml"), "--no-latency", "--output", str(output), *more]
+    assert main([*given, "--weights", *weights]) == 2
+
+    message = f"unnamed.safetensors has {classes} classes without names; the data set has 12. Set"
+    assert message in capsys.readouterr().err
+    assert not list(output.iterdir())
 
 
 def read(path: Path) -> list[dict[str, str]]:

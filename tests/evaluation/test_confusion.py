@@ -57,6 +57,12 @@ def test_the_matrix_is_that_of_scikit_learn(frames: int, tmp_path: Path) -> None
     assert [[int(x) for x in row[2:]] for row in rows if row[0] == str(frames)] == expected
 
 
+@pytest.mark.parametrize("classes", [4, 6])
+def test_another_number_of_classes_is_an_error(classes: int) -> None:
+    with pytest.raises(ValueError, match=f"num_classes is {classes}, and the logits have 5"):
+        confusion_matrix(predictions(), 4, classes)
+
+
 def test_the_table_per_class_is_that_of_a_loop(tmp_path: Path) -> None:
     kept = predictions()
     rows = iter(read(save_classes(kept, CLASSES, tmp_path / "classes.csv")))
