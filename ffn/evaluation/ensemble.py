@@ -82,7 +82,7 @@ def ensemble(sweeps: Sequence[Sweep], *, name: str = "ensemble") -> Sweep:
         rows=tuple(
             _row(rows, predictions) for rows in zip(*(sweep.rows for sweep in sweeps), strict=True)
         ),
-        failed=tuple(dict.fromkeys(chain(*(sweep.failed for sweep in sweeps)))),
+        failed=_reasons(sweeps),
         measured={**sweeps[0].measured, "networks": [sweep.name for sweep in sweeps]},
         predictions=predictions,
     )
@@ -115,6 +115,15 @@ def _check_sweeps(sweeps: Sequence[Sweep]) -> None:
                     f"{first.name} and {sweep.name} were tested with different {what}; an ensemble "
                     "needs the same"
                 )
+
+
+def _reasons(sweeps: Sequence[Sweep]) -> tuple[str, ...]:
+    """The reason of each video that one of the networks could not read, in their order."""
+    reasons: dict[int, str] = {}
+    for sweep in sweeps:
+        failed = (~sweep.predictions.ok).nonzero().flatten().tolist()
+        reasons = dict(zip(failed, sweep.failed, strict=False)) | reasons
+    return tuple(reason for _, reason in sorted(reasons.items()))
 
 
 def _row(rows: Sequence[Row], predictions: Predictions) -> Row:

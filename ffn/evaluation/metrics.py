@@ -48,7 +48,8 @@ def accuracy(ranks: Tensor, label: Tensor) -> dict[str, float]:
     """Compute the metrics of a data set, in percent.
 
     Args:
-        ranks: (N,), of every video; see :func:`label_ranks`. ``UNREADABLE`` counts as wrong.
+        ranks: (N,), of every video; see :func:`label_ranks`. ``UNREADABLE`` and ``NOT_FINITE``
+            count as wrong.
         label: (N,), class indices.
 
     Returns:
@@ -64,6 +65,6 @@ def accuracy(ranks: Tensor, label: Tensor) -> dict[str, float]:
     per_class = torch.bincount(label, right) / torch.bincount(label)  # 0 / 0 for absent classes
     return {
         "top1": 100 * float(right.mean()),
-        "top5": 100 * float((ranks < 5).double().mean()),
+        "top5": 100 * float(((ranks >= 0) & (ranks < 5)).double().mean()),
         "mean_class": 100 * float(per_class.nanmean()),
     }

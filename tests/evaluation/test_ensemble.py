@@ -110,6 +110,23 @@ def test_a_video_that_one_network_could_not_read_is_wrong() -> None:
     assert all(row.top5 <= 100 * 8 / 9 for row in result.rows)
 
 
+def test_the_reasons_of_an_ensemble_are_one_per_video() -> None:
+    """Two clips of one missing file have the same reason."""
+    one, other = (
+        replace(swept(ToyVideos(9, failed=failed), seed), failed=reasons)
+        for seed, failed, reasons in (
+            (1, (2, 5, 6), ("no file a.mp4", "no file b.mp4", "no file a.mp4")),
+            (2, (0, 5), ("truncated", "truncated too")),
+        )
+    )
+
+    result = ensemble([one, other])
+
+    expected = ("truncated", "no file a.mp4", "no file b.mp4", "no file a.mp4")
+    assert result.failed == expected
+    assert {row.failed for row in result.rows} == {4}
+
+
 def test_tables_show_the_ensemble_as_a_network(networks: list[Sweep], tmp_path: Path) -> None:
     sweeps = [*networks, ensemble(networks)]
 

@@ -62,6 +62,12 @@ def test_logits_that_are_not_finite_are_marked(value: float) -> None:
     assert label_ranks(logits, torch.tensor([1, 1, 0])).tolist() == [0, NOT_FINITE, 1]
 
 
+def test_logits_that_are_not_finite_count_as_wrong() -> None:
+    found = accuracy(torch.tensor([NOT_FINITE, 0, 4, 5]), torch.tensor([0, 0, 1, 1]))
+
+    assert found == {"top1": 25, "top5": 50, "mean_class": 25}
+
+
 @pytest.mark.parametrize("label", [[0, 3], [-1, 2]])
 def test_a_label_outside_the_classes_is_an_error(label: list[int]) -> None:
     with pytest.raises(ValueError, match=r"labels are .* the model has classes 0 to 2"):
