@@ -7,6 +7,7 @@ import os
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -61,14 +62,13 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
     from ffn.engine.checkpoints.lock import lock_folder
     from ffn.engine.jobs import run_jobs
     from ffn.engine.signals import StopRequest
-    from ffn.evaluation.cross_validation import parse_class_groups, summarise_cross_validation
+    from ffn.evaluation.cross_validation import summarise_cross_validation
     from ffn.evaluation.cross_validation_folder import CrossValidationFolder
     from ffn.evaluation.cross_validation_table import print_cross_validation
 
     check_config(config)
     clips = _read_clips(given, config)
-    groups = parse_class_groups(given.class_groups, clips.classes)
-    class_groups = [[clips.classes[c] for c in group] for group in groups]
+    class_groups = _class_groups(given, clips)
     fold_of = assign_folds(
         clips.labels, clips.groups, given.folds, seed=given.fold_seed, classes=clips.classes
     )
@@ -106,6 +106,19 @@ def _cross_validate(given: argparse.Namespace, config: Config) -> None:
         path = folder.write_results({**plan, **summary, **about})
     print_cross_validation(found.name, summary)
     print(path)
+
+
+def _class_groups(given: argparse.Namespace, clips: GroupedClips) -> list[list[str]]:
+    """The class names of each group; ValueError if none of these classes has a clip."""
+    from ffn.evaluation.cross_validation import parse_class_groups
+
+    groups = parse_class_groups(given.class_groups, clips.classes)
+    if groups and {*clips.labels}.isdisjoint(chain(*groups)):
+        raise ValueError(
+            f"--class-groups {' '.join(given.class_groups)}: none of these classes has a clip. "
+            "Name classes that have clips, change --where, or leave --class-groups out"
+        )
+    return [[clips.classes[c] for c in group] for group in groups]
 
 
 def _with_earlier(

@@ -398,6 +398,21 @@ def test_errors_are_printed_before_a_training(
     assert not trainings.jobs
 
 
+def test_class_groups_without_clips_are_refused_before_a_training(
+    root: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (root / "classes.txt").write_text("\n".join([*CLASSES, "push", "pull"]))
+    given = [*arguments(root, "data.classes=classes.txt"), "--class-groups", "push,pull"]
+
+    assert main(given) == 2
+
+    message = "--class-groups push,pull: none of these classes has a clip. Name classes that"
+    assert message in capsys.readouterr().err
+    assert not trainings.jobs
+    assert main([*given, ",".join(CLASSES[:2])]) == 0  # some groups may be empty
+    assert results(root)["class_groups"]["clips"] == 16
+
+
 def test_trainings_start_from_the_same_seed_and_fold_of_another(
     root: Path, trainings: Trainings, capsys: pytest.CaptureFixture[str]
 ) -> None:
