@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
@@ -111,8 +112,9 @@ def _joined(paths: Sequence[str], weights: str, digest: str) -> Predictions:
         if [*part.logits] != [*first.logits] or part.label.ndim != first.label.ndim:
             raise ValueError(f"{path} and {paths[0]} have different frame counts or kinds of label")
     videos = tuple(video for part in parts for video in part.paths)
-    per_file = [{*part.paths} for part in parts]  # the clips of a video have its path
-    if len({*videos}) < sum(map(len, per_file)):
+    # The clips of a video have its path; relative and absolute paths may be of one video.
+    per_file = [{*map(os.path.abspath, part.paths)} for part in parts]
+    if len(set().union(*per_file)) < sum(map(len, per_file)):
         raise ValueError("the files of --predictions have videos in common; give each video once")
     return replace(
         first,

@@ -136,7 +136,7 @@ class Predictor:
 
     def gmacs(self, frames: int) -> float:
         """Giga multiply-accumulates of a forward pass for one clip of so many frames."""
-        return self._budget.gmacs(frames)
+        return self._costs.gmacs(frames)
 
     def latencies(self) -> dict[int, float]:
         """Milliseconds of a forward pass of one clip, by number of frames, for budgets of time.
@@ -306,12 +306,17 @@ class Predictor:
             return Always(self.default_frames, "the largest trained count")
         return Always(int(frames), "")
 
-    @cached_property
+    @property
     def _budget(self) -> Budget:
+        _ = self.trained_frames  # raises ValueError if there are no counts to choose from
+        return self._costs
+
+    @cached_property
+    def _costs(self) -> Budget:
         return Budget(
             self.model,
-            self.counts,
-            self.trained_frames,
+            self.counts if self.knows_trained_frames else [],
+            self._listed_frames,
             size=self.preprocessing.crop,
             run=self._networks,
             describe=lambda: self._networks.describe(self.device),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -10,14 +11,14 @@ from pathlib import Path
 import pytest
 import torch
 from cascade_predictions import GMACS, predictions, save
-from serve_files import CLASSES, save_network
+from serve_files import CLASSES, PREPROCESSING, save_network
 
-from ffn.cli.cascade import _costs, main
+from ffn.cli.cascade import _costs, _joined, main
 from ffn.cli.publish import main as publish_main
 from ffn.evaluation import Row, Sweep, load_predictions, save_table
 from ffn.evaluation.cascades.file import CascadeFile
 from ffn.evaluation.cascades.trials import half_trials
-from ffn.zoo import load, state_sha256
+from ffn.zoo import create_model, load, save_weights, state_sha256
 
 
 @pytest.fixture(scope="module")
@@ -105,6 +106,64 @@ def test_fit_and_report(
     assert "has no latencies; test without --no-latency" in capsys.readouterr().err
     assert main([*report, "--overwrite", "--predictions", str(seen)]) == 2
     assert "120 of 120 videos are among the 120" in capsys.readouterr().err
+
+
+def test_a_plain_network_without_trained_counts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    plain = tmp_path / "plain.safetensors"
+    meta = {"model": "tsm_tiny", "num_classes": 3, "preprocessing": PREPROCESSING.to_dict()}
+    save_weights(create_model("tsm_tiny", num_classes=3), plain, meta)
+    digest = state_sha256(load(plain).state_dict())
+    kept = save(tmp_path / "kept.safetensors", predictions(), digest)
+    given = ["fit", "--weights", str(plain), "--predictions", str(kept)]
+
+    assert main(given) == 2
+    assert "unknown number of trained frames; give frames=, or --frames" in capsys.readouterr().err
+    assert main([*given, "--frames", "2", "8"]) == 0
+    fit = CascadeFile.load(tmp_path / "plain.cascade.safetensors").fit
+    assert fit.gmacs[8] == pytest.approx(4 * fit.gmacs[2], rel=1e-3)
+
+
+def test_relative_and_absolute_paths_of_one_video(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    names = [f"data/{n}.mp4" for n in range(120)]
+    absolute = [os.path.abspath(name) for name in names]
+    files = [
+        str(save(tmp_path / f"{n}.safetensors", predictions(paths=tuple(paths)), "0" * 64))
+        for n, paths in enumerate((names, absolute, [f"other/{name}" for name in names]))
+    ]
+
+    with pytest.raises(ValueError, match="have videos in common"):
+        _joined(files[:2], "net", "0" * 64)
+    assert len(_joined(files[1:], "net", "0" * 64).paths) == 240
+
+
+def test_networks_of_different_counts_have_no_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = tuple(Row(n, n, 50.0, 90.0, 50.0, GMACS[n], 1000, None, 80, 0) for n in GMACS)
+    results = save_table([Sweep("net.s0", None, 1000, (8, 8), rows, (), {})], tmp_path)[1]
+    kept = predictions(40)
+    fewer = {n: kept.logits[n] for n in (2, 8)}
+    more = save(tmp_path / "more.safetensors", replace(kept, name="more"))
+    less = save(tmp_path / "less.safetensors", replace(kept, name="less", logits=fewer))
+    given = ["report", "--results", str(results), "--frames", "2", "8", "--output"]
+    for name, file in (("more", more), ("less", less)):
+        assert main([*given, str(tmp_path / name), "--predictions", str(file)]) == 0
+    capsys.readouterr()
+
+    for files in (
+        [str(more), str(less)],
+        [str(less), str(more)],
+        [str(less), "--earlier", str(tmp_path / "more.json")],
+        [str(more), "--earlier", str(tmp_path / "less.json")],
+    ):
+        assert main([*given, str(tmp_path / "both"), "--predictions", *files]) == 2
+        assert "the networks were tested at different frame counts" in capsys.readouterr().err
+    assert not (tmp_path / "both.json").exists()
 
 
 def test_what_is_read_is_never_overwritten(

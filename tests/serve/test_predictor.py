@@ -127,6 +127,10 @@ def test_default_is_the_largest_trained_count(weights, video, tmp_path):
     with pytest.raises(ValueError, match=r"plain network.*give frames=, or --frames"):
         unknown(video)
     assert unknown(video, frames=3).frames == 3
+    assert unknown.gmacs(3) == Predictor(trained).gmacs(3)
+    for budget in ({"budget_gmacs": 1.0}, {"budget_ms": 1e6}):
+        with pytest.raises(ValueError, match=r"plain network.*give frames=, or --frames"):
+            unknown(video, **budget)
 
 
 def test_unnamed_classes_have_numbers(video, tmp_path):

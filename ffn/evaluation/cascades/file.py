@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -66,10 +68,15 @@ class CascadeFile:
     def check_new(self, paths: Sequence[str]) -> None:
         """Check that the cascade was not fitted to any of these videos.
 
+        Paths are compared as they are, as absolute ones, and as relative to the current folder.
+
         Raises:
             ValueError: it was.
         """
-        known = int(torch.isin(path_digests(paths), self.seen).sum())
+        seen = torch.zeros(len(paths), dtype=torch.bool)
+        for written in (paths, [*map(os.path.abspath, paths)], [*map(os.path.relpath, paths)]):
+            seen |= torch.isin(path_digests(written), self.seen)
+        known = int(seen.sum())
         if known:
             raise ValueError(
                 f"{known} of {len(paths)} videos are among the {len(self.seen)} that the cascade "
@@ -120,7 +127,9 @@ class CascadeFile:
             with safe_open(path, framework="pt") as file:
                 content = json.loads((file.metadata() or {})["cascade"])
                 tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        except (SafetensorError, ValueError, KeyError) as error:
+            if not isinstance(content, dict):
+                raise TypeError(f"the metadata is a {type(content).__name__}")
+        except (SafetensorError, ValueError, KeyError, TypeError) as error:
             raise ValueError(f"{path} is no cascade; {expected}") from error
         if content.get("format") != FORMAT:
             raise ValueError(
@@ -128,7 +137,7 @@ class CascadeFile:
             )
         try:
             return cls._from(content, tensors)
-        except (KeyError, TypeError, ValueError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise ValueError(f"{path} is damaged ({error!r}); {expected}") from error
 
     @classmethod
@@ -170,12 +179,13 @@ def _name(stack: Sequence[int]) -> str:
 
 
 def _point(content: dict[str, Any]) -> Point:
-    return Point(
-        tuple(content["stages"]),
-        tuple(content["thresholds"]),
-        content["accuracy"],
-        content["gmacs"],
-    )
+    stages, thresholds = tuple(content["stages"]), tuple(content["thresholds"])
+    whole = all(type(count) is int for count in stages)
+    if not stages or not whole or [*stages] != sorted({*stages}) or stages[0] < 1:
+        raise ValueError(f"stages {stages}")
+    if len(thresholds) != len(stages) - 1 or not all(map(math.isfinite, thresholds)):
+        raise ValueError(f"thresholds {thresholds} of {len(stages)} stages")
+    return Point(stages, thresholds, float(content["accuracy"]), float(content["gmacs"]))
 
 
 def _check_shapes(calibration: Calibration, classes: int) -> None:

@@ -45,12 +45,7 @@ def save_report(
         OSError: a file cannot be written.
     """
     found = {name: mean_trial(trials) for name, trials in networks.items()}
-    kinds = {tuple((n, *sorted(row)) for n, row in one["fixed"].items()) for one in found.values()}
-    if len(kinds) > 1:
-        raise ValueError(
-            "the networks were tested at different frame counts, or only some of them have "
-            "latencies; use the same for all"
-        )
+    _check_alike(list(found.values()))
     mean = mean_trial(list(found.values()))
     files = [stem.with_name(stem.name + suffix) for suffix in SUFFIXES]
     content = {"format": FORMAT, "how": how, "timing": timing, "networks": found, "mean": mean}
@@ -86,6 +81,16 @@ def load_report(path: Path) -> tuple[dict[str, Trial], str | None]:
     return found, content.get("timing")
 
 
+def _check_alike(found: Sequence[Trial]) -> None:
+    """Raise ValueError for networks whose trials have no mean."""
+    kinds = {tuple((n, *sorted(row)) for n, row in one["fixed"].items()) for one in found}
+    if len(kinds) > 1:
+        raise ValueError(
+            "the networks were tested at different frame counts, or only some of them have "
+            "latencies; use the same for all"
+        )
+
+
 def _tuples(value: Any) -> Any:
     """JSON values with tuples in place of lists of numbers in lists, as in a mean of trials."""
     if isinstance(value, dict):
@@ -96,7 +101,12 @@ def _tuples(value: Any) -> Any:
 
 
 def markdown(found: Sequence[Trial], how: str, timing: str | None = None) -> str:
-    """The tables of a report, and in words where cascades gain and lose."""
+    """The tables of a report, and in words where cascades gain and lose.
+
+    Raises:
+        ValueError: the networks were tested at different counts, or only some have latencies.
+    """
+    _check_alike(found)
     mean = mean_trial(found)
     largest = max(mean["fixed"])
     most = mean["fixed"][largest]["gmacs"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 from dataclasses import replace
 from functools import cache
 
@@ -237,6 +238,24 @@ def test_a_file_keeps_the_cascade(tmp_path) -> None:
         loaded.check_new([*OTHER.paths, KEPT.paths[5]])
 
 
+@pytest.mark.parametrize("fitted_to", ["relative", "absolute"])
+def test_videos_of_the_fit_are_known_by_relative_and_absolute_paths(
+    fitted_to: str, tmp_path, monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    paths = {"relative": ["../data/1.mp4", "v/2.mp4"]}
+    paths["absolute"] = [os.path.abspath(path) for path in paths["relative"]]
+    fit, seen = fitted(), path_digests(paths[fitted_to])
+    file = CascadeFile(fit, fit.for_accuracy(), "0" * 64, "net", ("a", "b", "c"), seen)
+
+    file.check_new(["data/1.mp4", "/v/2.mp4"])
+    for same in paths.values():
+        with pytest.raises(ValueError, match="1 of 2 videos are among the 2"):
+            file.check_new(["new.mp4", same[0]])
+        with pytest.raises(ValueError, match="2 of 2 videos are among the 2"):
+            file.check_new(same)
+
+
 def test_other_files_are_refused(tmp_path) -> None:
     with pytest.raises(FileNotFoundError, match=r"no file .*; expected the file of"):
         CascadeFile.load(tmp_path / "none.safetensors")
@@ -255,9 +274,25 @@ def test_other_files_are_refused(tmp_path) -> None:
         ({"format": 2}, "has format 2; expected"),
         ({"classes": ["a", "b"]}, "is damaged .*matrices of shape"),
         ({"chosen": {}}, "is damaged"),
+        ({"penalties": []}, "is damaged"),
+        *(
+            ({"chosen": content["chosen"] | change}, f"is damaged .*{next(iter(change))}")
+            for change in (
+                *({"stages": stages} for stages in ([], ["2"], [8, 2], [2, 2], [0, 8], [True, 8])),
+                {"stages": [2, 8], "thresholds": []},
+                {"stages": [2], "thresholds": [0.5]},
+                {"stages": [2, 8], "thresholds": [float("nan")]},
+            )
+        ),
+        ({"chosen": content["chosen"] | {"stages": [2, 8], "thresholds": ["x"]}}, "is damaged"),
+        ({"chosen": content["chosen"] | {"accuracy": []}}, "is damaged"),
     ):
         save_file(tensors, tmp_path / "d.safetensors", {"cascade": json.dumps(content | change)})
         with pytest.raises(ValueError, match=message):
+            CascadeFile.load(tmp_path / "d.safetensors")
+    for content in ("[]", "3", "null"):
+        save_file(tensors, tmp_path / "d.safetensors", {"cascade": content})
+        with pytest.raises(ValueError, match="is no cascade; expected the file of"):
             CascadeFile.load(tmp_path / "d.safetensors")
 
 
