@@ -16,7 +16,7 @@ from ffn.commands import command
 from ffn.zoo.download import forget
 from ffn.zoo.hub import fetch_repository, is_repository
 from ffn.zoo.local import by_hand, check_hash, fetch_record
-from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record
+from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights, read_record
 from ffn.zoo.remap import from_foreign, read_foreign
 from ffn.zoo.torch_files import READABLE_FORMATS, load_tensors
 
@@ -37,7 +37,9 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
         _check_file(path)
         record = _record_beside(path)
         return record, _read_safetensors(path, record)
-    if path.suffix in FOREIGN or path.exists():
+    if path.is_dir() and str(name_or_path) not in list_weights():
+        _check_file(path)  # raises
+    if path.suffix in FOREIGN or path.is_file():
         raise WeightsError(
             f"{path} is neither a training checkpoint .pt nor .safetensors. Convert weights of "
             f"other implementations with {command('convert_checkpoint')}."

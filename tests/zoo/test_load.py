@@ -251,6 +251,17 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
         load(path)
 
 
+def test_a_folder_is_named_and_hides_no_weights_of_the_zoo(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("tsm_tiny.motion_f4_8_16", "run", "run.pth"):
+        Path(name).mkdir()
+
+    assert read_weights("tsm_tiny.motion_f4_8_16")[0].name == "tsm_tiny.motion_f4_8_16"
+    for name in ("run", "run.pth", "./run", tmp_path / "run", "./tsm_tiny.motion_f4_8_16"):
+        with pytest.raises(FileNotFoundError, match="is a folder; pass a file in it"):
+            read_weights(name)
+
+
 class Trap:
     """Unpickling it creates a file."""
 

@@ -210,6 +210,9 @@ def test_what_is_no_state_dict_is_named(tmp_path):
     torch.save([1, 2], path)
     with pytest.raises(WeightsError, match="list"):
         read_foreign(path)
+    torch.save({1: torch.ones(1)}, path)
+    with pytest.raises(WeightsError, match="no state_dict of tensors, but keys 1"):
+        read_foreign(path)
     torch.save({"module.a": torch.ones(1)}, path)
     assert read_foreign(path).keys() == {"a"}
 

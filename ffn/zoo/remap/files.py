@@ -111,7 +111,7 @@ def _is_state(state: Any) -> bool:
     return (
         isinstance(state, dict)
         and bool(state)
-        and all(isinstance(value, Tensor) for value in state.values())
+        and all(isinstance(k, str) and isinstance(x, Tensor) for k, x in state.items())
     )
 
 
