@@ -316,7 +316,7 @@ class Predictor:
         return Budget(
             self.model,
             self.counts if self.knows_trained_frames else [],
-            self._listed_frames,
+            sorted(self._listed_frames),
             size=self.preprocessing.crop,
             run=self._networks,
             describe=lambda: self._networks.describe(self.device),
