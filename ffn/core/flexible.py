@@ -9,6 +9,7 @@ from operator import attrgetter
 from typing import Any
 
 from torch import Tensor, compiler, nn
+from torch.utils._pytree import tree_leaves
 
 from ffn.clips import check_clip_of, varies
 from ffn.core.private import ActiveCount, PrivateModules, WeightAlteration
@@ -61,7 +62,7 @@ class FrameFlexible(nn.Module):
         active = closest if active is None else active
         self.activate(active)
         outputs = (run or self.model)(clip)
-        for x in outputs if isinstance(outputs, tuple) else (outputs,):
+        for x in tree_leaves(outputs):
             if isinstance(x, Tensor) and x.requires_grad and not compiler.is_compiling():
                 # Activation checkpointing runs layers again in the backward, after other forwards.
                 x.register_hook(lambda _: self.activate(active))
@@ -132,8 +133,8 @@ class FrameFlexible(nn.Module):
 
     def _load_from_state_dict(self, state_dict: dict, prefix: str, *args: Any) -> None:
         inner = f"{prefix}model."
-        for key in [key for key in state_dict if key.startswith(prefix)]:
-            state_dict[inner + key[len(prefix) :]] = state_dict.pop(key)
+        keys = [key for key in state_dict if key.startswith(prefix)]
+        state_dict |= {inner + key[len(prefix) :]: state_dict.pop(key) for key in keys}
         self._spread_plain(state_dict, inner.removesuffix("."))
         versions, _, missing = args[:3]
         if versions:  # within another module, where torch does not find those of norms

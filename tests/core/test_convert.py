@@ -13,6 +13,7 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
+from torch.utils.checkpoint import checkpoint
 
 from ffn import backbones
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration, convert, extract
@@ -526,6 +527,40 @@ def test_activation_checkpointing_gives_the_same_gradients(name: str) -> None:
     assert len(runs) == 2 * len(counts), "the block did not run again"
     for (key, expected), found in zip(plain.named_parameters(), wrapped.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-12, msg=key)
+
+
+class Returning(nn.Module):
+    """One block, which runs again in the backward, and a container of the logits."""
+
+    def __init__(self, kind: type, *, again: bool) -> None:
+        super().__init__()
+        self.kind, self.again = kind, again
+        self.conv, self.norm = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4)
+
+    def block(self, clip: torch.Tensor) -> torch.Tensor:
+        return self.norm(self.conv(clip)).sigmoid()
+
+    def forward(self, clip: torch.Tensor) -> dict | list | tuple:
+        x = checkpoint(self.block, clip, use_reentrant=False) if self.again else self.block(clip)
+        logits = x.mean((2, 3, 4))
+        return {"logits": (logits,)} if self.kind is dict else self.kind([logits])
+
+
+@pytest.mark.parametrize("kind", [dict, list, tuple])
+def test_activation_checkpointing_in_networks_with_several_outputs(kind: type) -> None:
+    gradients = []
+    for again in (False, True):
+        torch.manual_seed(0)
+        model = convert(Returning(kind, again=again), (2, 4), alter="none").double().train()
+        nn.init.constant_(model.model.norm["2"].weight, 3.0)
+        loss = torch.zeros((), dtype=torch.float64)
+        for frames in (4, 2):
+            outputs = model(torch.randn(2, 3, frames, 4, 4, dtype=torch.float64))
+            logits = outputs["logits"][0] if kind is dict else outputs[0]
+            loss = loss + logits.square().sum()
+        loss.backward()
+        gradients.append([parameter.grad for parameter in model.parameters()])
+    torch.testing.assert_close(gradients[1], gradients[0])
 
 
 @torch.no_grad()

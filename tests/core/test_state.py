@@ -149,6 +149,26 @@ def test_a_missing_counter_inside_another_module(private: str, source: str) -> N
         outer.load_state_dict(state, strict=True)
 
 
+class Outer(nn.Module):
+    """A network with a layer of the name that its inner network ``model`` has, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fc = nn.Linear(4, 4)
+        self.model = nn.Module()
+        self.model.fc, self.model.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+
+    def forward(self, clip):
+        return self.fc(self.model.norm(self.model.fc(clip.mean((2, 3, 4)))))
+
+
+def test_an_inner_network_named_model() -> None:
+    flexible, loaded = (convert(Outer(), COUNTS, alter="none").eval() for _ in range(2))
+    loaded.load_state_dict(flexible.state_dict())
+    clip = torch.randn(2, 3, 4, 2, 2)
+    assert torch.equal(loaded(clip), flexible(clip))
+
+
 def test_a_missing_counter() -> None:
     state = fresh().state_dict()
     del state["net.bn1.4.num_batches_tracked"]
