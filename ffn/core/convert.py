@@ -82,7 +82,7 @@ def convert(
     original, model = model, use_right_conv3d(copy.deepcopy(model))
     chosen = _select_private(model, private)
     altered = _put_alterations(model, alter, ranges, chosen)
-    _replace(model, {k: PrivateModules(m) for k, m in _copies(chosen, model, ranges).items()})
+    replace_all(model, {k: PrivateModules(m) for k, m in _copies(chosen, model, ranges).items()})
     sizes = [sum(p.numel() for p in network.parameters()) for network in (original, model)]
     report = ConversionReport(ranges, tuple(chosen), tuple(altered), *sizes)
     options = {"interpolate": interpolate, "frame_dim": frame_dim, "report": report}
@@ -109,7 +109,7 @@ def extract(model: FrameFlexible, frames: int) -> nn.Module:
     count = frames if frames in model.trained_frames else model.trained_frames[0]
     for module in private if count != frames else ():  # the first copy takes interpolated values
         module[str(count)].load_state_dict(module.active_module().state_dict())
-    _replace(model.model, {id(module): module[str(count)] for module in private})
+    replace_all(model.model, {id(module): module[str(count)] for module in private})
     return model.model
 
 
@@ -166,7 +166,7 @@ def _put_alterations(
         if alter != "none" and not sites:
             raise ValueError(f'{type(model).__name__} marks no site; name layers or alter="none"')
         marked = {n: m for n, m in sites.items() if n in free and m.optional in wanted[alter]}
-        _replace(model, {id(m): alterations(m.channels, m.channel_dim) for m in marked.values()})
+        replace_all(model, {id(m): alterations(m.channels, m.channel_dim) for m in marked.values()})
         return list(marked)
     matching = {p: [n for n in free if fnmatch.fnmatchcase(n, p)] for p in alter}
     idle = [pattern for pattern, names in matching.items() if not names]
@@ -216,7 +216,7 @@ def alter_input(module: nn.Module, args: tuple, kwargs: dict) -> tuple[tuple, di
     return args, {**kwargs, name: module.alteration(kwargs[name])}
 
 
-def _replace(model: nn.Module, by: dict[int, nn.Module]) -> None:
+def replace_all(model: nn.Module, by: dict[int, nn.Module]) -> None:
     """Replace submodules, given by id, in every parent."""
     for parent in list(model.modules()):
         for name, child in parent._modules.items():

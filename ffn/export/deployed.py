@@ -19,9 +19,9 @@ class FrameTransform(nn.Module):
 
     torchvision resizes uint8 frames along the rows, rounds, resizes along the columns, and rounds.
     Here each pass is a resize of float frames: a value differs by 1 of 255 where the weights of the
-    uint8 filter, which are rounded, lead to the other side of a rounding. Where torchvision resizes
-    float frames itself (version 0.21 on AVX-512), it rounds once, and a fifth of the values differ
-    by 1.
+    uint8 filter, which are rounded, lead to the other side of a rounding; where both passes do, by
+    2, as a few values of noise that is made much larger. Where torchvision resizes float frames
+    itself (version 0.21 on AVX-512), it rounds once, and a fifth of the values differ by 1.
 
     Args:
         resize: length of the shorter side before the crop, in pixels.
@@ -114,9 +114,8 @@ class DeployedNetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of a normalised clip, and of the logits: that of most layers."""
-        dtypes = [p.dtype for p in self.network.parameters()]
-        return max(dtypes, key=dtypes.count, default=torch.float32)
+        """Of a normalised clip, and of the logits."""
+        return dtype_of(self.network)
 
     @property
     def input_shape(self) -> list[int | str]:
@@ -162,6 +161,12 @@ class DeployedNetwork(nn.Module):
         if self.transform is None:
             return {**described, "dtype": self._dtype_name(), "content": "normalised clip"}
         return {**described, "dtype": "uint8", "content": "RGB frames"}
+
+
+def dtype_of(network: nn.Module) -> torch.dtype:
+    """The precision of most parameters: of a fused network in bf16, some layers stay in fp32."""
+    dtypes = [p.dtype for p in network.parameters()]
+    return max(dtypes, key=dtypes.count, default=torch.float32)
 
 
 def _resize(x: Tensor, size: tuple[int, int]) -> Tensor:

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.core import NORMS, WeightAlteration
-from ffn.core.convert import alter_input
+from ffn.core.convert import alter_input, replace_all
 from ffn.export.dataflow import Call, Dataflow
 from ffn.export.kernels import has_hooks
 
@@ -200,7 +200,7 @@ class Folder:
         parent = self.network.get_submodule(name.rpartition(".")[0])
         hooks = [key for key, hook in parent._forward_pre_hooks.items() if hook is alter_input]
         if not hooks:
-            self.network.set_submodule(name, rest)
+            replace_all(self.network, {id(self.network.get_submodule(name)): rest})
             return
         del parent.alteration
         for key in hooks:

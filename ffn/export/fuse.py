@@ -12,7 +12,9 @@ from torch import Tensor, nn
 
 from ffn.commands import command
 from ffn.core import FrameFlexible, WeightAlteration, extract
+from ffn.core.convert import replace_all
 from ffn.export.dataflow import record
+from ffn.export.deployed import dtype_of
 from ffn.export.folding import Folder
 from ffn.export.formats import ExportError
 from ffn.export.kernels import InFloat32, choose_kernels
@@ -141,9 +143,8 @@ def fuse(
     counts = {1, 2, *(model.ranges[active] if active in getattr(model, "ranges", {}) else ())}
     cases = [(clip, expected), *_of_other_lengths(network, clip, time, sorted(counts))]
 
-    for name, module in list(network.named_modules()):
-        if hasattr(module, "for_inference"):  # a layer of ffn that is one of torch at inference
-            network.set_submodule(name, module.for_inference())
+    ours = [module for module in network.modules() if hasattr(module, "for_inference")]
+    replace_all(network, {id(m): m.for_inference() for m in ours})  # by layers of torch
     _remove(network, _is_dropout)  # one between a layer and its norm would separate them
     folder = Folder(network)
     while folder.fold([record(network, x, WeightAlteration) for x, _ in cases]):
@@ -154,8 +155,8 @@ def fuse(
 
     fp32 = tuple(name for name, _ in network.named_modules() if name in folder.fp32)
     if kernels:
-        for name in fp32:
-            network.set_submodule(name, InFloat32(network.get_submodule(name)))
+        exact = [network.get_submodule(name) for name in fp32]
+        replace_all(network, {id(layer): InFloat32(layer) for layer in exact})
     largest, kept = expected.abs().max().item(), folder.kept()
     network.fusion = FusionReport(
         frames, folder.folded, kept, fp32, difference, largest, active, slow
@@ -252,9 +253,8 @@ def _of_other_lengths(
 
 
 def _remove(network: nn.Module, is_unused: Callable[[nn.Module], bool]) -> None:
-    for name, module in list(network.named_modules()):
-        if name and is_unused(module):
-            network.set_submodule(name, nn.Identity())
+    unused = [module for module in network.modules() if is_unused(module)]
+    replace_all(network, {id(module): nn.Identity() for module in unused})
 
 
 def _is_dropout(module: nn.Module) -> bool:
@@ -266,5 +266,6 @@ def _is_dropout(module: nn.Module) -> bool:
 def _example(network: nn.Module, frames: int, time: int) -> Tensor:
     first = next(network.parameters(), torch.empty(0))
     generator = torch.Generator().manual_seed(0)
-    clip = torch.randn(2, 3, frames, 64, 64, generator=generator).to(first)
+    clip = torch.randn(2, 3, frames, 64, 64, generator=generator)
+    clip = clip.to(first.device, dtype_of(network))
     return clip if time == 2 else clip.movedim(2, time).contiguous()

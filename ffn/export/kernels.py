@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.conv3d import use_right_conv3d
+from ffn.core.convert import replace_all
 
 
 class OverFrames(nn.Module):
@@ -87,9 +88,9 @@ def has_hooks(module: nn.Module) -> bool:
 
 def choose_kernels(network: nn.Module) -> None:
     """Replace the convolutions and poolings of a network by faster equivalents, in place."""
-    for name, module in list(network.named_modules()):
-        if isinstance(module, (nn.Conv3d, nn.MaxPool3d)) and (faster := _as_2d(module)) is not None:
-            network.set_submodule(name, faster)
+    spatial = [m for m in network.modules() if isinstance(m, (nn.Conv3d, nn.MaxPool3d))]
+    faster = {id(module): _as_2d(module) for module in spatial}
+    replace_all(network, {key: flat for key, flat in faster.items() if flat is not None})
     use_right_conv3d(network)  # those that are left, in case the network runs in bf16
     for module in network.modules():
         if isinstance(module, nn.Conv3d):

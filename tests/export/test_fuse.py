@@ -343,6 +343,40 @@ def test_2d_forms(layer: nn.Module, kind: type, frames: int, batch: int) -> None
         assert net(x).stride() == (c * t * h * w, 1, c * h * w, c * w, c)
 
 
+class Aliased(nn.Module):
+    """Its layers have two names each; the forward runs them by the second."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv3d(3, 4, (1, 3, 3), bias=False), nn.BatchNorm3d(4)
+        self.pool, self.drop = nn.MaxPool3d((1, 2, 2)), nn.Dropout()
+        self.body = nn.Sequential(self.stem, self.norm, self.pool, self.drop, nn.ReLU())
+        self.fc = nn.Linear(4, 5)
+
+    def forward(self, clip):
+        return self.fc(self.body(clip).mean((2, 3, 4)))
+
+
+@pytest.mark.parametrize("mean", [0.5, 60.0])
+@torch.no_grad()
+def test_layers_with_two_names(mean: float) -> None:
+    """They are replaced in both places; with a mean of 60, the convolution stays in fp32."""
+    torch.manual_seed(0)
+    plain = Aliased().eval()
+    nn.init.constant_(plain.norm.running_mean, mean)
+    model = ffn.convert(plain, (2, 4), alter=["stem"]).eval()
+    fused, clip = fuse(model, 4), torch.randn(2, 3, 4, 16, 16)
+    assert fused.fusion.kept == {}
+    assert not fused.fusion.slow
+    assert fused.fusion.fp32 == (("stem",) if mean > 32 else ())
+    assert fused.body[0] is fused.stem
+    assert not any(isinstance(m, (BATCH_NORM, nn.Conv3d, nn.Dropout)) for m in fused.modules())
+    assert_close(fused(clip), model(clip))
+    half = copy.deepcopy(fused).bfloat16()(clip.bfloat16()).float()
+    assert (half - model(clip)).abs().max() <= 0.05 * model(clip).abs().max()
+    assert_close(Networks(model, precision="fp32")(clip), model(clip))
+
+
 def test_layers_of_channels_far_from_zero_stay_in_fp32() -> None:
     """Channels with |mean| / deviation of 500, as in published weights of MobileNetV2."""
     torch.manual_seed(0)
