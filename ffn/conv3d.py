@@ -1,10 +1,11 @@
-"""3-D convolutions with right outputs and gradients in bf16 on a CPU."""
+"""Convolutions with right outputs, and 3-D ones with right gradients, in bf16 on a CPU."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,26 +18,68 @@ class Conv3d(nn.Conv3d):
 
     oneDNN (torch 2.15) reads uninitialised memory if the kernel spans more frames than the clip
     has: for the gradients of the weights, and on CPUs with AMX also for the outputs of 1 frame. NaN
-    and values up to 1e38 were measured. Inference of 2 frames and more runs in bf16.
+    and values up to 1e38 were measured. Inference of 2 frames and more runs in bf16, except where
+    :func:`is_one_column`.
     """
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if not x.is_cpu:
-            return super()._conv_forward(x, weight, bias)
-        autocast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
-        if autocast not in (torch.bfloat16, torch.float16):
-            return super()._conv_forward(x, weight, bias)
-        if not torch.is_grad_enabled() and (x.shape[2] > 1 or self.kernel_size[0] == 1):
-            return super()._conv_forward(x, weight, bias)
-        with torch.autocast("cpu", enabled=False):
-            bias = None if bias is None else bias.float()
-            return super()._conv_forward(x.float(), weight.float(), bias).to(autocast)
+        half = _half(x)
+        is_short = x.shape[2] == 1 and self.kernel_size[0] > 1
+        if half and (torch.is_grad_enabled() or is_short or _is_one_column(self, x)):
+            return _in_float32(super()._conv_forward, x, weight, bias).to(half)
+        return super()._conv_forward(x, weight, bias)
 
     def for_inference(self) -> nn.Conv3d:
         """A convolution of torch with the same outputs, hooks and submodules; a copy."""
         conv = copy.deepcopy(self).requires_grad_(False)
         conv.__class__ = nn.Conv3d
         return conv
+
+
+class Conv2d(nn.Conv2d):
+    """``nn.Conv2d``, in fp32 where torch's bf16 on a CPU is wrong: :func:`is_one_column`."""
+
+    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        half = _half(x)
+        if half and _is_one_column(self, x):
+            return _in_float32(super()._conv_forward, x, weight, bias).to(half)
+        return super()._conv_forward(x, weight, bias)
+
+
+def is_one_column(width: int, kernel: int, padding: int, stride: int, dilation: int) -> bool:
+    """Whether a strided kernel wider than a pixel has an output that is one pixel wide.
+
+    On CPUs with AMX, oneDNN (torch 2.15) then returns NaN or wrong values in bf16, if the output is
+    higher than a pixel and there are several images.
+
+    Args:
+        width: of the input.
+        kernel: its width.
+        padding: at both ends together.
+        stride: along the width.
+        dilation: along the width.
+    """
+    is_strided = kernel > 1 and stride > 1
+    return is_strided and width + padding - dilation * (kernel - 1) - 1 < stride
+
+
+def _is_one_column(conv: nn.Conv2d | nn.Conv3d, x: Tensor) -> bool:
+    padding = sum(conv._reversed_padding_repeated_twice[:2])  # also of "same" and "valid"
+    sizes = conv.kernel_size[-1], padding, conv.stride[-1], conv.dilation[-1]
+    return is_one_column(x.shape[-1], *sizes)
+
+
+def _half(x: Tensor) -> torch.dtype | None:
+    """The precision of a convolution of a tensor on a CPU, if it is bf16 or fp16."""
+    if not x.is_cpu:
+        return None
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else x.dtype
+    return dtype if dtype in (torch.bfloat16, torch.float16) else None
+
+
+def _in_float32(convolve: Callable, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    with torch.autocast("cpu", enabled=False):
+        return convolve(x.float(), weight.float(), None if bias is None else bias.float())
 
 
 class _OfSubclass(Conv3d):

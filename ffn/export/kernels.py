@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ffn.conv3d import use_right_conv3d
+from ffn.conv3d import Conv2d, use_right_conv3d
 from ffn.core.convert import replace_all
 
 
@@ -91,12 +91,14 @@ def choose_kernels(network: nn.Module) -> None:
     spatial = [m for m in network.modules() if isinstance(m, (nn.Conv3d, nn.MaxPool3d))]
     faster = {id(module): _as_2d(module) for module in spatial}
     replace_all(network, {key: flat for key, flat in faster.items() if flat is not None})
-    use_right_conv3d(network)  # those that are left, in case the network runs in bf16
+    use_right_conv3d(network)  # those that are left; for bf16, as Conv2d below
     for module in network.modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)
         elif isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
+            if type(module) is nn.Conv2d:
+                module.__class__ = Conv2d
             if module.kernel_size == (1, 1) and not module.weight.is_cuda:
                 # Dilation does not change a kernel of one pixel. Without it, torch runs its slow
                 # kernel for one thread and fewer than 16 images (ATen/native/Convolution.cpp).

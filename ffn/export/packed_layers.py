@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from ffn.conv3d import is_one_column
 from ffn.export.kernels import OverFrames, OverTime
 
 ACTIVATIONS = {"none": lambda x: x, "relu": F.relu, "gelu": F.gelu}  # by oneDNN's names
@@ -25,11 +26,13 @@ class Packed(NamedTuple):
         weight: of mkldnn.
         options: padding, stride, dilation, groups.
         taps: the part of the kernel that it has, per dimension.
+        in_float32: it is in fp32, and the network in bf16, which is wrong for the input.
     """
 
     weight: Tensor
     options: tuple
     taps: tuple[slice, ...]
+    in_float32: bool = False
 
 
 class PackedWeight:
@@ -46,7 +49,7 @@ class PackedWeight:
     """
 
     def __init__(self, weight: Tensor, options: tuple) -> None:
-        self.options, self.shape = options, weight.shape
+        self.options, self.shape, self.dtype = options, weight.shape, weight.dtype
         whole = slice(None), slice(None)
         self._of_shape: dict[torch.Size | None, Packed] = {
             None: Packed(self._reorder(weight, options, None), options, whole)
@@ -62,7 +65,10 @@ class PackedWeight:
         return self._whole(list(self._of_shape.values())).weight.to_dense()
 
     def _whole(self, known: list[Packed]) -> Packed:
-        return next(one for one in known if one.weight.shape == self.shape)
+        return next(one for one in known if self._is_whole(one))
+
+    def _is_whole(self, packed: Packed) -> bool:
+        return packed.weight.shape == self.shape and not packed.in_float32
 
     def _pack_for(self, shape: torch.Size) -> Packed:
         known = list(self._of_shape.values())  # threads may be here at the same time
@@ -72,11 +78,16 @@ class PackedWeight:
         weight = whole.weight
         if taps != tuple(slice(0, size) for size in self.shape[2:]):
             weight = weight.to_dense()[(..., *taps)].contiguous()
-        packed = Packed(self._reorder(weight, options, shape), options, taps)
+        sides = self.options[0][1] * 2, self.options[1][1], self.options[2][1]
+        is_wrong = is_one_column(shape[3], self.shape[3], *sides)  # in bf16
+        in_float32 = self.dtype is torch.bfloat16 and is_wrong
+        if in_float32:
+            weight = (weight.to_dense() if weight.is_mkldnn else weight).float()
+        packed = Packed(self._reorder(weight, options, shape), options, taps, in_float32)
         same = (one for one in known if one.taps == taps and _layout(one) == _layout(packed))
         packed = next(same, packed)
         kept = {None: whole} if len(known) > MAX_SHAPES else dict(self._of_shape)
-        if packed.weight.shape == self.shape:
+        if self._is_whole(packed):
             kept.pop(None, None)  # packed without an input
         self._of_shape = {**kept, shape: packed}
         return packed
@@ -121,6 +132,10 @@ def convolve(x: Tensor, weights: tuple[PackedWeight, Tensor | None], activation:
     weight, bias = weights
     packed = weight.for_input(x.shape)
     operator = torch.ops.mkldnn._convolution_pointwise
+    if packed.in_float32:
+        bias = None if bias is None else bias.float()
+        given = x.float(), packed.weight, bias, *packed.options
+        return operator(*given, activation, [], "none").to(x.dtype)
     return operator(x, packed.weight, bias, *packed.options, activation, [], "none")
 
 
@@ -189,6 +204,8 @@ class PackedConv2d(PackedLayer):
             return convolve(x, self.weights, self.activation)
         weight, bias = self.weights
         packed = weight.for_input(x.shape)
+        if packed.in_float32:
+            return ACTIVATIONS[self.activation](convolve(x, self.weights, "none") + other)
         weights = packed.weight, bias, *packed.options
         after = None if self.activation == "none" else self.activation
         if self.overwrites and other.is_contiguous(memory_format=torch.channels_last):

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 
+from ffn.conv3d import Conv2d
 from ffn.devices import has_bf16
 from ffn.export.kernels import OverFrames, OverTime, has_hooks
 from ffn.export.packed_layers import (
@@ -34,6 +35,7 @@ from ffn.export.windows import ConvOverWindows, WindowWeights, fits_windows
 
 DTYPES = {"cpu": (torch.float32, torch.bfloat16), "cuda": (torch.bfloat16, torch.float16)}
 PACKED = (PackedLayer, PackedSum, AfterShift)
+CONV2D = (nn.Conv2d, Conv2d)
 SUMS = (operator.add, operator.iadd, torch.add)
 
 
@@ -450,13 +452,13 @@ def _is_packable(layer: nn.Module) -> bool:
     if has_hooks(layer):
         return False
     if isinstance(layer, (OverFrames, OverTime)):
-        return type(layer.layer) is nn.Conv2d and _is_packable(layer.layer)
+        return type(layer.layer) in CONV2D and _is_packable(layer.layer)
     if fits_windows(layer):  # in fp32, they are as fast in 3-D
         return layer.weight.dtype is torch.bfloat16 and _device(layer) == "cpu"
     if _shifts(layer):
         right = type(layer.site) is nn.Identity
     else:
-        right = type(layer) in (nn.Conv2d, nn.Linear)
+        right = type(layer) in (*CONV2D, nn.Linear)
     if not right:
         return False
     device = _device(layer)

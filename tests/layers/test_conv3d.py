@@ -18,7 +18,9 @@ from torch.nn.utils import parametrizations, parametrize
 from torchvision.models import video
 from torchvision.models.video.resnet import Conv3DSimple
 
+from ffn.conv3d import Conv2d
 from ffn.core import convert, extract
+from ffn.export import can_pack, pack
 from ffn.layers import Conv3d, ShortcutConv3d
 
 
@@ -257,3 +259,44 @@ def test_for_inference() -> None:
     conv = Conv3d(4, 6, 3, padding=1, padding_mode="reflect")
     conv.register_forward_hook(lambda module, inputs, outputs: outputs + 1)
     assert torch.equal(conv.for_inference()(clip), conv(clip))
+
+
+# kernel, stride, padding and the widths at which the output has one column
+STRIDED = [(2, 2, 0, (2, 3)), (3, 2, 1, (1, 2)), (3, (1, 2), 1, (1, 2)), (5, 3, 2, (1, 2, 3))]
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding", "widths"), STRIDED)
+@torch.no_grad()
+def test_outputs_of_one_column_in_bf16(
+    kernel: int, stride: int | tuple[int, int], padding: int, widths: tuple[int, ...]
+) -> None:
+    """On CPUs with AMX, torch's own layer gives NaN and wrong values for 8 images."""
+    torch.manual_seed(0)
+    flat = Conv2d(64, 128, kernel, stride, padding)
+    steps = (stride, stride) if isinstance(stride, int) else stride
+    deep = Conv3d(64, 128, (1, kernel, kernel), (1, *steps), (0, padding, padding))
+    deep.weight.copy_(flat.weight[:, :, None])
+    deep.bias.copy_(flat.bias)
+    half, deep_half = copy.deepcopy(flat).bfloat16(), deep.bfloat16()
+    packed = pack(nn.Sequential(copy.deepcopy(half))) if can_pack() else half
+    for width in (*widths, widths[-1] + 1, widths[0]):
+        images = torch.randn(8, 64, 6, width).to(memory_format=torch.channels_last)
+        expected = flat(images)
+        assert (expected.shape[3] == 1) == (width in widths)
+        near = {"rtol": 0, "atol": 0.03 * expected.abs().max().item()}
+        x = images.bfloat16()
+        clip = x.unflatten(0, (2, 4)).transpose(1, 2)  # (B, C, T, H, W)
+        for found in (half(x), packed(x), deep_half(clip).transpose(1, 2).flatten(0, 1)):
+            assert found.dtype is torch.bfloat16
+            torch.testing.assert_close(found.float(), expected, **near)
+    assert packed is half or torch.equal(packed[0].weight, half.weight)
+
+
+@torch.no_grad()
+def test_outputs_of_one_column_under_autocast() -> None:
+    torch.manual_seed(0)
+    conv, images = Conv2d(64, 128, 3, 2, 1), torch.randn(8, 64, 6, 2)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = conv(images)
+    assert found.dtype is torch.bfloat16
+    torch.testing.assert_close(found.float(), conv(images), rtol=0, atol=0.03)
