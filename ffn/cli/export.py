@@ -104,6 +104,7 @@ def _default_output(name: str, given: argparse.Namespace) -> str:
     """``NAME.frames_8.onnx``, or the folder ``NAME.onnx``, in the current folder."""
     from ffn.export.formats import suffix_of
 
+    name = Path(name.replace("\\", "/")).name  # a record of others may have any name
     count = "" if given.all_frames else f".frames_{given.frames}"
     count += ".int8" if given.int8 else ""
     return f"{name}{count}{suffix_of(given.to)}"

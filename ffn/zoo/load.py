@@ -24,6 +24,8 @@ from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.state_match import Match, match_state
 
+_READING = ("pretrained", "checkpoint_path", "cache_dir")  # timm's arguments start so
+
 
 def load(name_or_path: str | os.PathLike[str], *, device: str | torch.device = "cpu") -> nn.Module:
     """Load a trained network, in eval mode.
@@ -113,7 +115,8 @@ def model_from_record(record: WeightRecord) -> nn.Module:
 
     Raises:
         ValueError: unknown model name.
-        WeightsError: the model is of a package that is not imported. A file never imports it.
+        WeightsError: the model is of a package that is not imported, which a file never does, or an
+            argument of the model names other weights.
     """
     missing = [name for name in record.imports if name not in sys.modules]
     if missing and not backbones.is_registered(record.model):
@@ -122,6 +125,13 @@ def model_from_record(record: WeightRecord) -> nn.Module:
             f"is not imported. If you trust it, `import {missing[0]}` before ffn.load, or pass "
             f"--imports {' '.join(missing)} to a command, or imports=[{','.join(missing)}] to one "
             "that takes a config."
+        )
+    reading = [k for k, v in record.model_args.items() if v and str(k).startswith(_READING)]
+    if reading:
+        raise WeightsError(
+            f'model_args of the record "{record.name}" has {reading[0]}, by which a record could '
+            "have any file or address read; allowed are arguments that only build the network. "
+            "Remove it"
         )
     model = backbones.build(record.model, num_classes=record.num_classes, **record.model_args)
     if record.trained_frames is None:

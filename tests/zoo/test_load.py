@@ -569,6 +569,28 @@ def test_an_unneeded_package_is_not_required(tmp_path, plain, plain_meta):
     assert equal(load(checkpoint(tmp_path / "m.pt", plain, meta)), plain)
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"pretrained": True, "pretrained_cfg": {"url": "http://127.0.0.1:9/weights"}},
+        {"pretrained_cfg": {"file": "/etc/hostname"}},
+        {"pretrained_cfg_overlay": {"url": "http://127.0.0.1:9/weights"}},
+        {"checkpoint_path": "/etc/hostname"},
+        {"cache_dir": "/tmp/ffn_cache"},
+    ],
+)
+def test_a_record_names_no_weights_but_its_own(tmp_path, given):
+    """timm would read them, from any address or file."""
+    meta = {"model": "tsm.resnet10t", "num_classes": 3, "preprocessing": Preprocessing().to_dict()}
+    network = create_model("tsm.resnet10t", num_classes=3)
+    path = tmp_path / "m.safetensors"
+    save_weights(network, path, meta | {"model_args": {"pretrained": False, "dropout": 0.1}})
+    record = path.with_suffix(".yaml")
+    record.write_text(yaml.safe_dump(yaml.safe_load(record.read_text()) | {"model_args": given}))
+    with pytest.raises(WeightsError, match=r"model_args of the record .m. has (pre|check|cache)"):
+        load(path)
+
+
 def test_imports_are_a_list_of_names(tmp_path, plain, plain_meta):
     for imports in ("one", [1]):
         with pytest.raises(WeightsError, match="expected a list of package names"):
