@@ -143,7 +143,9 @@ class GlobalBlock(nn.Module):
         x = self.pos_embed(self.site(x))
         batch, channels, frames, *size = x.shape
 
-        x = self.attend(x.flatten(2).transpose(1, 2), frames)
+        x = x.flatten(2).transpose(1, 2)  # (B, T * H * W, C)
+        # In one piece, so that torch.export need not prove how maps of one pixel can be viewed.
+        x = self.attend(x.contiguous() if is_exporting() else x, frames)
         x = x + self.drop_path(self.mlp(self.norm2(x)))
 
         if is_exporting():

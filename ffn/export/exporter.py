@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
-from ffn.export.deployed import DeployedNetwork, FrameTransform
+from ffn.export.deployed import DeployedNetwork, FrameTransform, dtype_of
 from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, pt2
 from ffn.export.fuse import fuse
 from ffn.export.int8 import Calibration, Int8Report, quantise
@@ -127,7 +127,8 @@ def export(
 
     Raises:
         ValueError: no such format, or ``path`` has the suffix of another one; ``frames`` or
-            ``size`` is less than 1, ``preprocess`` without a record, or ``calibration`` for weights
+            ``size`` is less than 1, ``preprocess`` without a record, a record of another number of
+            classes, or ``calibration`` for weights
             with several labels per video.
         ImportError: the format needs an extra that is not installed.
         FileExistsError: the file or its ``.json`` exists and ``overwrite`` is false; or the file
@@ -203,7 +204,8 @@ def deploy(
     active = model.select(frames) if is_flexible else None
     if fused:
         first = next(model.parameters(), torch.empty(0))
-        example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0)).to(first)
+        example = torch.randn(1, *shape, generator=torch.Generator().manual_seed(0))
+        example = example.to(first.device, dtype_of(model))
         # Other runtimes choose operators themselves; torch.export cannot trace these for any T.
         kernels = write is pt2 and not dynamic_frames
         network = fuse(model, frames, example=example, kernels=kernels)
@@ -214,7 +216,7 @@ def deploy(
     described = describe(
         record, frames=frames, any_frames=dynamic_frames, active=active, preprocess=preprocess
     )
-    return DeployedNetwork(
+    deployed = DeployedNetwork(
         network.cpu(),
         shape=shape,
         transform=_transform(record) if preprocess else None,
@@ -222,6 +224,8 @@ def deploy(
         any_frames=dynamic_frames,
         metadata=described,
     ).eval()
+    _check_classes(deployed, record)
+    return deployed
 
 
 def write_checked(network: DeployedNetwork, path: Path, write: Format) -> ExportReport:
@@ -265,6 +269,21 @@ def _record_of(model: nn.Module) -> Mapping[str, Any]:
     return {} if record is None else record.to_dict()
 
 
+def _check_classes(network: DeployedNetwork, record: Mapping[str, Any]) -> None:
+    """Raise ValueError for a record of other classes, as after ``reset_classifier``."""
+    stated = record.get("num_classes") or len(record.get("classes") or ())
+    if not stated:
+        return
+    with torch.no_grad():
+        found = network(network.example(1)).shape[-1]
+    if found != stated:
+        raise ValueError(
+            f"the network has {found} outputs, and its record {stated} classes, so that the file "
+            'would name wrong ones. Pass the record of this network, e.g. record={"classes": '
+            "[...]}, or record={} for a file that names none"
+        )
+
+
 def _keep_weights(path: Path, record: Mapping[str, Any]) -> None:
     """Raise FileExistsError for the file of the weights that are exported."""
     digest = record.get("sha256")
@@ -288,8 +307,9 @@ def _clip_size(
 def _transform(record: Mapping[str, Any]) -> FrameTransform:
     if "preprocessing" not in record:
         raise ValueError(
-            "preprocess needs the preprocessing of the weights; load them with ffn.load, or pass "
-            'record={"preprocessing": ffn.data.Preprocessing(...).to_dict()}'
+            "preprocess needs the preprocessing of the weights; load them with ffn.load, or use "
+            "`from ffn.data import Preprocessing` and pass "
+            'record={"preprocessing": Preprocessing(...).to_dict()}'
         )
     values = {k: v for k, v in record["preprocessing"].items() if k != "sampling"}
     return FrameTransform(**values)

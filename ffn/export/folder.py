@@ -77,13 +77,16 @@ def export_all(
         to: the format, see :func:`ffn.export`; so are the other arguments.
 
     Raises:
-        ValueError: the network is not frame-flexible; or as :func:`ffn.export`, as are the others.
+        ValueError: the network is not frame-flexible, or ``folder`` is the current folder or around
+            it; or as :func:`ffn.export`, as are the others.
     """
     folder = Path(folder)
     if not isinstance(model, FrameFlexible):
         raise ValueError(f"model is a {type(model).__name__}, which has one network; use export")
     _check_folder(folder, overwrite)
-    part = part_of(folder)
+    target = folder.resolve()  # a link stays, and the folder that it names is replaced
+    part = part_of(target)
+    shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
     shares = to == "onnx"
 
     def write_file(count: int, *, any_frames: bool) -> ExportReport:
@@ -121,9 +124,9 @@ def export_all(
         if shares:
             share_tensors([report.path for report in reports], part / SHARED)
         _write_index(part / INDEX, reports, _answered(model, dynamic_frames))
-        if folder.exists():
-            shutil.rmtree(folder)
-        os.replace(part, folder)
+        if target.exists():
+            shutil.rmtree(target)
+        os.replace(part, target)
     finally:
         shutil.rmtree(part, ignore_errors=True)
     moved = tuple(replace(report, path=folder / report.path.name) for report in reports)
@@ -131,7 +134,14 @@ def export_all(
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
-    """Raise FileExistsError for a folder with files, but for an export that is to be replaced."""
+    """Raise FileExistsError for a folder with files, but for an export that is to be replaced.
+
+    Raise ValueError for the current folder, or one around it: it would be removed and made anew.
+    """
+    if folder.is_dir() and Path.cwd().is_relative_to(folder.resolve()):
+        raise ValueError(
+            f"{folder} is the current folder, or contains it; name a folder in it, which may be new"
+        )
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not overwrite:

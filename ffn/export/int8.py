@@ -63,7 +63,8 @@ class Int8Report:
 
     Attributes:
         clips: their number.
-        difference: RMS difference of the outputs, relative to the standard deviation of fp32's.
+        difference: RMS difference of the outputs, relative to the standard deviation of fp32's; to
+            the size of a single output.
         agreement: share of clips with the same top class, in %.
         top1_fp32: accuracy of the file before quantisation, in %.
         top1_int8: accuracy after it, in %.
@@ -228,7 +229,7 @@ def _compare(
 
     return Int8Report(
         clips=len(label),
-        difference=((expected - found).square().mean().sqrt() / expected.std()).item(),
+        difference=_relative(found, expected),
         agreement=share(expected.argmax(1), found.argmax(1)),
         top1_fp32=share(expected.argmax(1), label),
         top1_int8=share(found.argmax(1), label),
@@ -236,6 +237,13 @@ def _compare(
         ms_int8=_milliseconds(int8, clip),
         **asdict(choice),
     )
+
+
+def _relative(found: Tensor, expected: Tensor) -> float:
+    """RMS difference in standard deviations of the expected; of a single value, in its size."""
+    rms = (found - expected).square().mean().sqrt()
+    scale = expected.std() if expected.numel() > 1 else expected.abs().max()
+    return (rms / scale).item() if rms else 0.0
 
 
 def _milliseconds(run: Run, clip: Tensor) -> float:

@@ -97,7 +97,10 @@ def test_a_network_in_bf16_takes_frames(tmp_path: Path) -> None:
 
 def test_preprocessing_without_a_record_is_refused(tmp_path: Path) -> None:
     plain = ffn.create_model("tsm_tiny", num_classes=3)
-    with pytest.raises(ValueError, match=r"preprocess needs the preprocessing.*ffn\.load"):
+    with pytest.raises(
+        ValueError,
+        match=r"preprocess needs the .*ffn\.load.*`from ffn\.data import",
+    ):
         ffn.export(plain, tmp_path / "net.pt2", frames=4, preprocess=True)
     record = {"preprocessing": Preprocessing(crop=24, resize=28).to_dict()}
     with pytest.raises(ValueError, match="size is 32; with preprocess"):

@@ -18,6 +18,7 @@ from ffn.cli.export import main
 from ffn.data import Preprocessing
 from ffn.engine.checkpoints.file import save_checkpoint
 from ffn.export import ExportError, export_all, formats, register_format
+from ffn.files import part_of
 from ffn.zoo import save_weights
 
 ROOT = Path(__file__).parents[2]
@@ -333,6 +334,21 @@ def test_clips_of_any_length(name: str, least: int, tmp_path: Path) -> None:
             loaded(torch.randn(2, 3, least - 1, 32, 32))
 
 
+@pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="torch 2.6 cannot trace a uniformer_tiny"
+)
+@torch.no_grad()
+def test_a_last_map_of_one_pixel(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = ffn.create_model("uniformer_tiny", num_classes=5, width=8).eval()
+    path = tmp_path / "net.pt2"
+    ffn.export(model, path, frames=8, size=24, dynamic_frames=True)
+    loaded = torch.export.load(path).module()
+    for frames in (3, 8, 11):
+        clip = torch.randn(2, 3, frames, 24, 24)
+        torch.testing.assert_close(loaded(clip), model(clip), rtol=1e-4, atol=1e-5)
+
+
 @torch.no_grad()
 def test_a_fused_network_knows_its_frames(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
     report = ffn.export(ffn.fuse(flexible, 4), tmp_path / "a.onnx", size=32)
@@ -343,6 +359,74 @@ def test_a_fused_network_knows_its_frames(flexible: ffn.FrameFlexible, tmp_path:
     assert (longer["frames"], longer["sub_network"]) == (8, flexible.select(2))
     with pytest.raises(ValueError, match="frames is missing"):
         ffn.export(flexible, tmp_path / "b.onnx", size=32)
+
+
+def test_a_record_of_other_classes_is_refused(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
+    """As after `reset_classifier` of a network from `ffn.load`."""
+    model = ffn.load(SHIPPED)
+    model.reset_classifier(3)
+    path, options = tmp_path / "net.pt2", {"frames": 4, "size": 24}
+    with pytest.raises(ValueError, match=r"has 3 outputs, and its record 12 classes.*record="):
+        ffn.export(model, path, **options)
+    with pytest.raises(ValueError, match=r"has 3 outputs, and its record 12 classes"):
+        export_all(model, tmp_path / "all", size=24)
+    assert not list(tmp_path.iterdir())
+    metadata = ffn.export(model, path, **options, record={"classes": ["a", "b", "c"]}).metadata
+    assert metadata["classes"] == ["a", "b", "c"]
+    assert "weights" not in metadata
+
+
+def test_the_name_in_a_record_is_no_path(
+    flexible: ffn.FrameFlexible, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meta = {"model": "tsm_tiny", "num_classes": 3, "trained_frames": [2, 4]}
+    meta |= {"model_args": {"width": 8}, "preprocessing": Preprocessing(crop=32).to_dict()}
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    for number, name in enumerate(("../evil", "..\\evil")):
+        path = tmp_path / f"{number}.safetensors"
+        save_weights(flexible, path, meta | {"name": name})
+        command = ["--weights", str(path), "--frames", "4", "--to", "torch", "--overwrite"]
+        assert main(command) == 0
+        written = sorted(path.name for path in Path().iterdir())
+        assert written == ["evil.frames_4.pt2", "evil.frames_4.pt2.json"]
+
+
+def test_a_folder_behind_a_link(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to("real")
+    for _ in range(2):
+        report = export_all(flexible, link, to="torch", size=32, overwrite=True)
+        assert report.folder == link
+        assert str(report).startswith(f"{link}/frames_2.pt2: ")
+        names = {path.name for path in (tmp_path / "real").iterdir()}
+        assert "index.json" in names
+        assert link.is_symlink()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link", "real"]
+
+
+def test_the_current_folder_is_not_replaced(
+    flexible: ffn.FrameFlexible, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    for name in (".", tmp_path / "empty", ".."):
+        with pytest.raises(ValueError, match=r"is the current folder, or contains it; name a"):
+            export_all(flexible, name, to="torch", size=32, overwrite=True)
+    assert not list(Path().iterdir())
+
+
+def test_files_of_a_killed_export_are_not_in_the_next(
+    flexible: ffn.FrameFlexible, tmp_path: Path
+) -> None:
+    """A process may have the number of the killed one, as in containers."""
+    part = part_of(tmp_path / "all")
+    part.mkdir()
+    (part / "frames_99.pt2").write_text("old")
+    export_all(flexible, tmp_path / "all", to="torch", size=32)
+    assert not (tmp_path / "all/frames_99.pt2").exists()
+    assert not part.exists()
 
 
 def test_overwrite_replaces_only_folders_of_an_export(
@@ -385,6 +469,21 @@ def test_a_network_in_bf16(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     with pytest.raises(ExportError, match=r"the network is in torch\.bfloat16; ONNX files are"):
         ffn.export(half, tmp_path / "net.onnx", size=24)
+
+
+@torch.no_grad()
+def test_a_network_in_bf16_whose_first_layer_is_in_fp32(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = ffn.create_model("tsm_tiny", num_classes=5).eval()
+    next(m for m in network.modules() if isinstance(m, nn.BatchNorm2d)).running_mean.fill_(60.0)
+    half = ffn.fuse(network, 4).bfloat16()
+    assert next(half.parameters()).dtype is torch.float32
+    report = ffn.export(half, tmp_path / "net.pt2", size=24)
+    assert report.metadata["input"]["dtype"] == "bfloat16"
+    clip = torch.randn(2, 3, 4, 24, 24).bfloat16()
+    found = torch.export.load(report.path).module()(clip)
+    torch.testing.assert_close(found, half(clip), rtol=0.02, atol=0.02)
+    assert ffn.fuse(half)(clip).dtype is torch.bfloat16
 
 
 @torch.no_grad()

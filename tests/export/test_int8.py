@@ -309,6 +309,17 @@ def test_rare_values_do_not_widen_the_range_of_the_input(tmp_path: Path) -> None
     assert 1.5 * largest / 255 < scale < 2.1 * largest / 255
 
 
+@pytest.mark.filterwarnings("error:std")
+def test_a_single_output(tmp_path: Path) -> None:
+    """One class, and one held-out clip: a single value has no standard deviation."""
+    torch.manual_seed(0)
+    model = ffn.create_model("tsm_tiny", num_classes=1, width=8).eval()
+    calibration = Calibration(noise(2, 0), [(noise(1, 1)[0], 0)], max_difference=0.5)
+    path = tmp_path / "net.onnx"
+    report = ffn.export(model, path, frames=4, size=24, calibration=calibration)
+    assert 0 <= report.int8.difference <= 0.5
+
+
 def test_clips_are_a_sequence() -> None:
     with pytest.raises(TypeError, match="clips is a generator; expected a sequence"):
         Calibration((clip for clip in noise(1, seed=0)), [])
