@@ -148,7 +148,11 @@ def copy_all(
 
 
 def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:
-    """File or folder of the copy of each part, named after the original; all differ."""
+    """File or folder of the copy of each part, named after the original; all differ.
+
+    Raises:
+        PreparationError: if a copy would not be written inside the folder of the copies.
+    """
     targets: dict[Part, Path] = {}
     taken: set[Path] = set()
     suffix = ".mp4" if settings.format == "mp4" else ""
@@ -156,26 +160,47 @@ def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> di
         key = (entry.path, entry.start, entry.end)
         if key in targets:
             continue
-        name = os.path.splitext(entry.path)[0] if (root / entry.path).is_file() else entry.path
+        whole = _name_inside(entry.path, root)
+        name = os.path.splitext(whole)[0] if (root / entry.path).is_file() else whole
         target = next(
             path
-            for name in _names(name, entry)
+            for name in _names(name, whole, entry)
             if (path := settings.folder / f"{name}{suffix}") not in taken
         )
         targets[key] = target
         taken.add(target)
+    folder = settings.folder.resolve()
+    for parent, target in {target.parent: target for target in targets.values()}.items():
+        if not parent.resolve().is_relative_to(folder):
+            raise PreparationError(
+                f"the copy {target} would not be inside {settings.folder}; remove symbolic links "
+                "from that folder, or choose another one"
+            )
     return targets
 
 
-def _names(name: str, entry: Entry) -> Iterator[str]:
+def _name_inside(path: str, root: Path) -> str:
+    """A name without `..` for a path that may be outside of the root.
+
+    Example: for the root `/data/own`, `run/a.mp4` stays, and `../a.mp4` becomes
+    `outside/data/a.mp4`.
+    """
+    whole = Path(os.path.normpath(root / path))
+    top = os.path.normpath(root)
+    if whole.is_relative_to(top):
+        return whole.relative_to(top).as_posix()
+    return f"outside/{whole.relative_to(whole.anchor).as_posix()}"
+
+
+def _names(name: str, whole: str, entry: Entry) -> Iterator[str]:
     """Names for the copy of a part: with the times, then with the suffix, then numbered."""
     times = ""
     if (entry.start, entry.end) != (None, None):
         times = f"_{_time(entry.start)}_{_time(entry.end)}"
     yield f"{name}{times}"
-    yield f"{entry.path}{times}"  # for example clip.avi and clip.webm
+    yield f"{whole}{times}"  # for example clip.avi and clip.webm
     for number in count(2):
-        yield f"{entry.path}{times}-{number}"
+        yield f"{whole}{times}-{number}"
 
 
 def _time(seconds: float | None) -> str:

@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
@@ -22,32 +23,49 @@ COLUMNS = ("path", "label", "frames", "fps", "duration", "width", "height")
 DESCRIPTION = "dataset.json"
 
 
-def claim_index(output: Path, splits: Iterable[str], overwrite: bool) -> None:
-    """Refuse to overwrite an existing index or other files of a user.
+def claim_index(
+    output: Path, splits: Iterable[str], overwrite: bool, lists: Iterable[Path] = ()
+) -> None:
+    """Refuse to overwrite an existing index without `overwrite`, and other files always.
 
-    A journal without `dataset.json` was left by an interrupted preparation, which is resumed. With
-    `overwrite`, another file of the name of the journal is deleted, because a journal is appended.
+    A journal without `dataset.json` was left by an interrupted preparation, which is resumed. A
+    file that is no journal but has its name is deleted with `overwrite` beside an index.
+
+    Args:
+        output: Folder of the index.
+        splits: Names of the splits.
+        overwrite: Replace the files that the `dataset.json` of the folder names.
+        lists: Files that are never replaced, unless that `dataset.json` names them.
 
     Raises:
         FileExistsError: if a file of the index exists.
     """
     journal = output / INDEX_JOURNAL
     foreign = journal.exists() and not is_journal(journal)
-    if overwrite:
-        if foreign:
-            journal.unlink()
-        return
-    if journal.exists() and not foreign and not (output / DESCRIPTION).exists():
-        return
+    resumed = journal.exists() and not foreign and not (output / DESCRIPTION).exists()
     names = [f"{split}.csv" for split in splits]
     names += ["classes.txt", "flip_pairs.yaml", "problems.csv", DESCRIPTION]
     existing = [name for name in names if (output / name).exists()]
     existing += [INDEX_JOURNAL] if foreign else []
-    if existing:
+    if resumed:
+        kept = {os.path.realpath(path) for path in lists}
+        others = [name for name in existing if os.path.realpath(output / name) in kept]
+    else:
+        own = previous_files(output)
+        others = [name for name in existing if name not in {*own, DESCRIPTION, INDEX_JOURNAL}]
+        others = others if own else existing
+    if others:
+        raise FileExistsError(
+            f"{output} holds other files ({', '.join(others)}) with the names of those of an "
+            "index; they are not replaced. Name another folder with --output"
+        )
+    if existing and not resumed and not overwrite:
         raise FileExistsError(
             f"{output} holds an index already ({', '.join(existing)}). Replace it with "
             "--overwrite, or name another folder with --output"
         )
+    if foreign:
+        journal.unlink()  # a journal is appended
 
 
 def write_index(
@@ -69,7 +87,7 @@ def write_index(
     Returns:
         The content of `dataset.json`.
     """
-    old = _previous_files(output)
+    old = previous_files(output)
     (output / DESCRIPTION).unlink(missing_ok=True)  # marks the index as incomplete
     files = []
     for split in listing.splits:
@@ -189,7 +207,7 @@ def _flip_config(pairs: Sequence[tuple[str, str]], unpaired: Sequence[str]) -> s
     return "\n".join(lines) + "\n"
 
 
-def _previous_files(output: Path) -> set[str]:
+def previous_files(output: Path) -> set[str]:
     """Files of the existing index, from its `dataset.json`."""
     try:
         named = json.loads((output / DESCRIPTION).read_text(encoding="utf-8"))["files"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -19,7 +20,7 @@ from ffn.data.workers import TIMEOUT, check_timeout
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
 from ffn.datasets.disk import Inventory, scan
 from ffn.datasets.facts import Journal, VideoFacts, read_all
-from ffn.datasets.index import claim_index, write_index
+from ffn.datasets.index import claim_index, previous_files, write_index
 from ffn.datasets.listing import (
     Entry,
     Listing,
@@ -129,14 +130,19 @@ def prepare(
         raise PreparationError(f"{root} is not a folder; name the folder of the data set")
     check_pattern(pattern)
     output = root / "index" if output is None else Path(output).absolute()
-    disk = scan(root, [output] if copies is None else [output, copies.folder])
+    disk = _search(root, output, [] if copies is None else [copies.folder])
     if videos is not None:
         disk = disk.within(videos)
-    listing = _read_lists(dataset, disk, annotations, split)
+    lists = disk if annotations is None else _search_annotations(annotations)
+    try:
+        listing = _read_lists(dataset, disk, lists, split)
+    except PreparationError as error:
+        note = "" if annotations is not None else _about_lists_in(output, root)
+        raise PreparationError(f"{error}{note}") from None
     usable = check(listing, disk)
     if not usable:
         raise PreparationError(_why_nothing_is_usable(listing, disk))
-    claim_index(output, listing.splits, overwrite)
+    claim_index(output, listing.splits, overwrite, [lists.root / path for path in lists.lists])
     if copies is not None:
         claim_copies(copies, root)
 
@@ -169,19 +175,53 @@ def prepare(
     return Summary(output, splits, listing.classes, listing.problems, listing.notes, description)
 
 
+def _search(root: Path, output: Path, skip: list[Path]) -> Inventory:
+    """The files of the data set, without those of the index and in the folders to skip.
+
+    Raises:
+        PreparationError: if the folder of the index is one of the data set, with videos.
+    """
+    if os.path.realpath(output) == os.path.realpath(root):
+        disk, own = scan(root, skip), previous_files(output)
+        return replace(disk, lists=tuple(path for path in disk.lists if path not in own))
+    if _is_new_folder_inside(output, root):
+        inside = scan(output, skip)
+        found = [*inside.videos, *inside.folders]
+        if found:
+            raise PreparationError(
+                f"the folder of the index, {output}, holds videos ({found[0]}), which would be "
+                "left out; name another one with --output"
+            )
+    return scan(root, [*skip, output])
+
+
+def _about_lists_in(output: Path, root: Path) -> str:
+    """A note for an error of lists, if there are some in the folder of the index."""
+    if not _is_new_folder_inside(output, root) or not scan(output).lists:
+        return ""
+    return f". Lists in {output} are not read: it is the folder of the index (--output)"
+
+
+def _is_new_folder_inside(output: Path, root: Path) -> bool:
+    """Whether the folder of an index is below the root, and no preparation wrote to it."""
+    inside = output.is_dir() and output != root and output.is_relative_to(root)
+    return inside and not (output / INDEX_JOURNAL).exists()
+
+
+def _search_annotations(annotations: str | Path) -> Inventory:
+    folder = Path(annotations).absolute()
+    if not folder.is_dir():
+        raise PreparationError(f"the folder of annotations {folder} does not exist")
+    return scan(folder)
+
+
 def _read_lists(
-    dataset: str, disk: Inventory, annotations: str | Path | None, split: SplitSettings | None
+    dataset: str, disk: Inventory, lists: Inventory, split: SplitSettings | None
 ) -> Listing:
     try:
         read = DATASETS[dataset]
     except KeyError as error:
         raise PreparationError(error.args[0]) from None
-    lists = disk
-    if annotations is not None:
-        folder = Path(annotations).absolute()
-        if not folder.is_dir():
-            raise PreparationError(f"the folder of annotations {folder} does not exist")
-        lists = scan(folder)
     listing = read(disk, lists)
     if not isinstance(listing, Listing):
         raise PreparationError(

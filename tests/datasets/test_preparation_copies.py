@@ -206,6 +206,46 @@ def test_names_of_copies_are_unique(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize("format", ["mp4", "frames"])
+@pytest.mark.parametrize("absolute", [True, False])
+def test_videos_outside_of_the_root_are_copied_and_stay(
+    layouts: Layouts, monkeypatch: pytest.MonkeyPatch, format: str, absolute: bool
+) -> None:
+    """Listed by absolute paths, also inside the root, and by paths that climb out of it."""
+    layouts.video("../ext/a.mp4", 5)
+    layouts.frames("../ext/b", 6)
+    layouts.frames("c", 7)
+    layouts.video("../a.mp4", 3)  # where the copy of ../ext/a.mp4 would be without `outside`
+    outside = layouts.root.parent
+    paths = ["../ext/a.mp4", "../ext/b", "../set/c"]
+    paths = [os.path.normpath(layouts.root / path) for path in paths] if absolute else paths
+    before = {p: p.read_bytes() for p in outside.rglob("*.*") if p.is_file()}
+
+    def listed(videos, lists) -> Listing:
+        entries = [Entry("train", path, "run", path, path) for path in paths]
+        return Listing(["run"], ["train"], entries)
+
+    monkeypatch.setitem(DATASETS._entries, "listed", listed)
+    summary = prepare("listed", layouts.root, copies=CopySettings(layouts.root / "x", format))
+
+    assert [p for p in summary.problems if p.kind != "unlisted"] == []
+    suffix = ".mp4" if format == "mp4" else ""
+    names = [f"outside{outside}/ext/a", f"outside{outside}/ext/b", "c"]
+    rows = index(layouts.root)
+    assert [row["path"] for row in rows] == [f"x/{name}{suffix}" for name in names]
+    assert [len(open_video(layouts.root / row["path"])) for row in rows] == [5, 6, 7]
+    assert {p: p.read_bytes() for p in before} == before
+
+
+@pytest.mark.parametrize("path", [".", "run/a.mp4"])
+def test_a_copy_is_not_written_outside_of_its_folder(tmp_path: Path, path: str) -> None:
+    (tmp_path / "x").mkdir()
+    (tmp_path / "x/run").symlink_to(tmp_path)
+
+    with pytest.raises(PreparationError, match=r"would not be inside .*x; remove symbolic"):
+        _targets(CopySettings(tmp_path / "x", "frames"), [Entry("", path, "", "", path)], tmp_path)
+
+
 def test_copies_of_files_that_differ_in_suffix_alone(layouts: Layouts) -> None:
     layouts.video("train/run/a.avi", 5, codec="mpeg4", stream={})
     layouts.video("train/run/a.mp4", 6)

@@ -16,7 +16,15 @@ import pytest
 from preparation_layouts import Layouts, index, write_videos
 
 from ffn.data.workers import map_in_processes
-from ffn.datasets import DATASETS, prepare
+from ffn.datasets import (
+    DATASETS,
+    Entry,
+    Inventory,
+    Listing,
+    PreparationError,
+    prepare,
+    read_rows,
+)
 from ffn.datasets.facts import Journal, VideoFacts
 
 ROOT = Path(__file__).parents[2]
@@ -125,13 +133,77 @@ def test_files_of_the_names_of_an_index_are_not_changed(
     output.mkdir()
     (output / name).write_text(text)
 
-    with pytest.raises(FileExistsError, match=rf"holds an index already \({name}\)"):
-        prepare("folder", layouts.root, output=output)
+    for overwrite in (False, True):
+        with pytest.raises(FileExistsError, match=rf"holds other files \({name}\) with the names"):
+            prepare("folder", layouts.root, output=output, overwrite=overwrite)
 
-    assert {p.name: p.read_text() for p in output.iterdir()} == {name: text}
-    prepare("folder", layouts.root, output=output, overwrite=True)
-    assert text not in (output / name).read_text()
-    prepare("folder", layouts.root, output=output, overwrite=True)
+        assert {p.name: p.read_text() for p in output.iterdir()} == {name: text}
+
+
+def test_another_journal_beside_an_index_is_replaced(layouts: Layouts) -> None:
+    write_videos(layouts, 1)
+    prepare("folder", layouts.root)
+    journal = layouts.root / "index/journal.jsonl"
+    journal.write_text("a diary")
+
+    with pytest.raises(FileExistsError, match="holds an index already .*journal"):
+        prepare("folder", layouts.root)
+    prepare("folder", layouts.root, overwrite=True)
+
+    assert len(journal.read_text().splitlines()) == 2
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_the_lists_of_a_data_set_are_never_replaced(
+    layouts: Layouts, monkeypatch: pytest.MonkeyPatch, interrupted: bool
+) -> None:
+    """The data set of docs/data.md, with its index in the folder of the lists."""
+    layouts.video("a.mp4")
+    for split in ("train", "val"):
+        layouts.text(f"{split}.csv", ["a.mp4,run"])
+    if interrupted:
+        (layouts.root / "journal.jsonl").touch()
+
+    def mine(videos: Inventory, lists: Inventory) -> Listing:
+        listing = Listing(["run"], ["train", "val"])
+        for split in listing.splits:
+            for where, (path, label) in read_rows(lists.root / f"{split}.csv", ","):
+                listing.entries.append(Entry(split, path, label, where, path))
+        return listing
+
+    monkeypatch.setitem(DATASETS._entries, "mine", mine)
+    for options in ({}, {"annotations": layouts.root}):
+        with pytest.raises(FileExistsError, match=r"holds other files \(train\.csv, val\.csv\)"):
+            prepare("mine", layouts.root, output=layouts.root, overwrite=True, **options)
+    assert (layouts.root / "train.csv").read_text() == "a.mp4,run\n"
+
+
+def test_an_index_in_the_folder_of_the_data_set(layouts: Layouts) -> None:
+    """Its lists are no lists of the data set."""
+    columns = "label,youtube_id,time_start,time_end,split"
+    for split in ("train", "val"):
+        rows = [("run", f"abcdefghij{split[0]}", 1, 2, split)]
+        layouts.kinetics_csv(f"kinetics_{split}.csv", rows, columns)
+        layouts.long_video(f"{split}/abcdefghij{split[0]}_000001_000002.mp4", 5)
+
+    for overwrite in (False, True):
+        summary = prepare("k700", layouts.root, output=layouts.root, overwrite=overwrite)
+
+        assert summary.problems == []
+        assert "train/abcdefghijt_000001_000002.mp4" in (layouts.root / "train.csv").read_text()
+
+
+def test_a_folder_of_the_data_set_for_the_index(layouts: Layouts) -> None:
+    write_videos(layouts, 1)
+    before = sorted(layouts.root.rglob("*"))
+
+    with pytest.raises(PreparationError, match=r"the index, .*train, holds videos \(run/0\.mp4\)"):
+        prepare("folder", layouts.root, output=layouts.root / "train")
+    assert sorted(layouts.root.rglob("*")) == before
+
+    layouts.text("lists/train.csv", ["label,youtube_id,time_start,time_end,split"])
+    with pytest.raises(PreparationError, match=r"no official list .*Lists in .*lists are not read"):
+        prepare("k400", layouts.root, output=layouts.root / "lists")
 
 
 @pytest.mark.parametrize("left", [0, 5, 40, None])
