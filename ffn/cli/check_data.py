@@ -10,13 +10,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ffn.cli.arguments import positive_int
+from ffn.cli.arguments import positive_int, refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
     from ffn.data import Record
     from ffn.datasets.checking import Finding
 
+FILES = ("report.csv", "exclude.txt", "index.csv")
 DECODERS = ("auto", "pyav", "decord", "torchcodec")
 MEANING = {
     "ok": "as listed",
@@ -41,10 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         records, classes = read_annotations(given.index, root=given.root, classes=given.classes)
         output = given.output or _beside(given.index)
-        if output.exists() and any(output.iterdir()) and not given.overwrite:
-            raise FileExistsError(
-                f"{output} holds a report; name another folder with --output, or add --overwrite"
-            )
+        _claim(output, given.overwrite, [given.index, *([given.classes] if given.classes else [])])
         make_writable(output)
         checked = check_videos(
             records,
@@ -59,11 +57,33 @@ def main(arguments: Sequence[str] | None = None) -> int:
         findings = list(track(checked, "decoding", transient=True, **options))
         root = given.root or (given.index if given.index.is_dir() else given.index.parent)
         _write(output, given.index, root, records, classes, findings)
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, ImportError) as error:
         return fail("check_data", error)
 
     _show(output, records, findings)
     return 0 if all(finding.usable for finding in findings) else 1
+
+
+def _claim(output: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
+    """Refuse a folder that holds files, unless they are a report that is to be replaced.
+
+    Raises:
+        FileExistsError: if a file would be overwritten.
+    """
+    if not output.exists() or not any(output.iterdir()):
+        return
+    for name in FILES:
+        refuse_existing(output / name, overwrite=True, inputs=inputs)
+    present = [name for name in FILES if (output / name).exists()]
+    if present and FILES[0] not in present:
+        raise FileExistsError(
+            f"{output} holds {', '.join(present)}, but no report; name another folder with --output"
+        )
+    if not overwrite:
+        what = "a report" if present else "files"
+        raise FileExistsError(
+            f"{output} holds {what}; name another folder with --output, or add --overwrite"
+        )
 
 
 def _write(
@@ -80,7 +100,7 @@ def _write(
     from ffn.datasets.index import csv_text
     from ffn.files import write_text
 
-    paths = [Path(os.path.relpath(record.path, root)).as_posix() for record in records]
+    paths = [_listed(record.path, root) for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
     report = [
         (
@@ -108,6 +128,19 @@ def _write(
             text = label_text(record.label, classes)
             index.append((path, text, finding.frames, *times, *further))
     write_text(output / "index.csv", csv_text(index))
+
+
+def _listed(path: str, root: Path) -> str:
+    """The path of a video for a list: relative to the root, absolute if it is not below it.
+
+    A relative path with `..` stays: behind a symbolic link, it cannot be shortened.
+    """
+    from ffn.datasets.index import list_path
+
+    listed = Path(path.removeprefix(os.path.join(root, "")))
+    if listed.is_absolute() and ".." not in listed.parts:
+        return list_path(listed, Path(os.path.abspath(root)))
+    return listed.as_posix()
 
 
 def _beside(index: Path) -> Path:

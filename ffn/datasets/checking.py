@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffn.data.annotations import Record
-from ffn.data.decoding import PATTERN, VideoError, open_video, probe
+from ffn.data.decoding import PATTERN, VideoError, check_decoder, check_pattern, open_video, probe
 from ffn.data.workers import Failure, check_timeout, map_in_processes
 
 SHORT = 0.8  # reported as short: a video below this fraction of the duration in its header
@@ -67,13 +67,17 @@ def check_videos(
         A finding per record, in the order of the records.
 
     Raises:
-        ValueError: if a number is out of range.
+        ValueError: if a number is out of range, the decoder is unknown, or the pattern has not
+            exactly one field for a number.
+        ModuleNotFoundError: if the package of the decoder is not installed.
     """
     if frames is not None and frames < 1:
         raise ValueError(f"frames is {frames}; expected at least 1, or None for all")
     if workers < 1:
         raise ValueError(f"workers is {workers}; expected at least 1")
     check_timeout(timeout)
+    check_pattern(pattern)
+    check_decoder(decoder)
     jobs = [(record, frames, decoder, pattern) for record in records]
     for index, (_, result) in enumerate(map_in_processes(_check, jobs, workers, timeout)):
         if isinstance(result, Failure):
@@ -92,6 +96,8 @@ def _check(
     except VideoError as error:
         where = "" if error.frame is None else f"frame {error.frame}: "
         status, cause, count = "bad", f"{where}{error.cause}", None
+    except ImportError:  # the package of the decoder is missing, for every video
+        raise
     except Exception as error:  # any other error of this video
         status, cause, count = "bad", f"{type(error).__name__}: {error}", None
     return status, cause, count, time.perf_counter() - started

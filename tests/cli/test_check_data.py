@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import csv
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,60 @@ def test_clean_data_exit_with_0_and_a_report_is_not_overwritten(
     assert main(arguments) == 2
     assert "add --overwrite" in capsys.readouterr().err
     assert main([*arguments, "--overwrite"]) == 0
+
+
+def test_what_the_command_reads_is_not_overwritten(
+    videos: Path, capsys: pytest.CaptureFixture
+) -> None:
+    table, own = videos / "index.csv", videos / "own"
+    table.write_bytes((videos / "train.csv").read_bytes())
+    before = table.read_bytes()
+    for more in ([], ["--overwrite"]):
+        assert main([str(table), "--output", str(videos), "--workers", "1", *more]) == 2
+        assert f"{table} is what the command reads" in capsys.readouterr().err
+    own.mkdir()
+    (own / "index.csv").write_text("mine")
+    command = [str(videos / "train.csv"), "--frames", "1", "--workers", "1", "--output", str(own)]
+    assert main([*command, "--overwrite"]) == 2
+    assert "own holds index.csv, but no report" in capsys.readouterr().err
+    (own / "index.csv").rename(own / "mine.csv")
+    assert main(command) == 2
+    assert "own holds files; name another folder" in capsys.readouterr().err
+    assert table.read_bytes() == before
+    assert (own / "mine.csv").read_text() == "mine"
+
+
+def test_the_corrected_index_of_a_linked_folder(videos: Path, tmp_path: Path) -> None:
+    """Of videos inside and outside of it; `..` is that of the folder which the link names."""
+    (tmp_path / "far/away").mkdir(parents=True)
+    (tmp_path / "far/set").mkdir()
+    (tmp_path / "root").symlink_to(tmp_path / "far/set")
+    names = [row["path"] for row in rows(videos / "train.csv")[:3]]
+    inside, away = tmp_path / "far/set/a.mp4", tmp_path / "far/away/b.mp4"
+    for name, path in zip(names, (inside, away, tmp_path / "c.mp4"), strict=True):
+        (videos / name).rename(path)
+    root = tmp_path / "root"
+    listed = ["a.mp4", f"{root}/a.mp4", "../away/b.mp4", f"{tmp_path}/c.mp4"]
+    (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{p},run\n" for p in listed))
+
+    assert main([str(tmp_path / "list.csv"), "--root", str(root), "--workers", "1"]) == 0
+
+    index = tmp_path / "list.check/index.csv"
+    assert [row["path"] for row in rows(index)] == ["a.mp4", "a.mp4", *listed[2:]]
+    assert all(Path(record.path).exists() for record in read_annotations(index, root=root)[0])
+
+
+def test_causes_that_are_no_damage(
+    videos: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A decoder that is not installed, and a pattern without a number."""
+    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
+    command = [str(videos / "train.csv"), "--workers", "1"]
+    assert main([*command, "--decoder", "torchcodec"]) == 2
+    assert "decoder torchcodec needs torchcodec" in capsys.readouterr().err
+    assert main([*command, "--pattern", "img.jpg"]) == 2
+    assert "expected exactly one field for the number" in capsys.readouterr().err
+    assert not any((videos / "train.check").iterdir())
 
 
 def test_errors(videos: Path, capsys: pytest.CaptureFixture) -> None:

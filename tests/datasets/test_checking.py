@@ -93,7 +93,9 @@ def test_a_video_that_hangs_or_crashes_is_bad_and_the_others_are_checked(videos,
     assert findings["crash"].cause == "the worker process exited unexpectedly (exit code 7)"
 
 
-@pytest.mark.parametrize("options", [{"frames": 0}, {"workers": 0}, {"timeout": 0}])
+@pytest.mark.parametrize(
+    "options", [{"frames": 0}, {"workers": 0}, {"timeout": 0}, {"decoder": "x"}, {"pattern": "x"}]
+)
 def test_refuses(options, videos):
     with pytest.raises(ValueError, match="expected"):
         found(videos, ["good"], **options)

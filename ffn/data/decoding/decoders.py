@@ -42,12 +42,17 @@ def open_video(
         VideoError: if the video cannot be opened.
         ValueError: if `decoder` is unknown.
     """
-    if decoder not in DECODERS:
-        raise ValueError(f"decoder {decoder!r} is unknown; expected one of {', '.join(DECODERS)}")
+    check_decoder(decoder)
     path = os.fspath(path)
     if os.path.isdir(path):
         return FrameFolder(path, pattern, frames)
     return DECODERS[decoder](path, frames)
+
+
+def check_decoder(decoder: str) -> None:
+    """Raise ValueError for a name that is not in `DECODERS`."""
+    if decoder not in DECODERS:
+        raise ValueError(f"decoder {decoder!r} is unknown; expected one of {', '.join(DECODERS)}")
 
 
 def decode(
