@@ -101,10 +101,13 @@ class Inputs(Sequence[Tensor]):
         return len(self.records)
 
     def __getitem__(self, index: int) -> Tensor:
+        from ffn.data.crops import naming_video
+
         frames = self._read(self.records[index])
         if self._as_frames:
             return frames[None]
-        return self._normalise(self._transform(frames).transpose(0, 1)[None])
+        with naming_video(self.records[index].path):
+            return self._normalise(self._transform(frames).transpose(0, 1)[None])
 
     def _read(self, record: Record) -> Tensor:
         """Frames (T, H, W, 3) of a video."""

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ffn.data.crops import naming_video
 from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.preprocessing import Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
@@ -173,10 +174,11 @@ class VideoDataset(Dataset[dict[str, Any]]):
         indices = self._clip_indices(count, numbers, key, generator)
         union = sorted({i for clips in indices.values() for clip in clips for i in clip})
         frames = read(union)
-        if self.train:
-            frames, label = self._train_transform(frames, record.label, generator)
-        else:
-            frames, label = self._eval_transform(frames), record.label
+        with naming_video(record.path):
+            if self.train:
+                frames, label = self._train_transform(frames, record.label, generator)
+            else:
+                frames, label = self._eval_transform(frames), record.label
         frames = frames if self.protocol.crops > 1 else frames[None]  # (crops, N, C, H, W)
         position = {i: n for n, i in enumerate(union)}
         views = {}

@@ -24,6 +24,7 @@ from ffn.data.crops import (
     SCALES,
     jittered_crop,
     multiscale_crop,
+    resize,
     resized_crop,
     three_squares,
 )
@@ -158,12 +159,16 @@ class EvalTransform:
 
         Returns:
             uint8 RGB frames of shape (N, 3, side, side); with three crops (3, N, 3, side, side).
+
+        Raises:
+            ValueError: if the frames have another dtype or shape, or would be larger than
+                `ffn.limits.FRAME_PIXELS` after they are resized.
         """
         _check_frames(frames)
         x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
         if self.crops == 3:
             return three_squares(x, self.side)
-        x = F.resize(x, [self.preprocessing.resize], antialias=True)
+        x = resize(x, self.preprocessing.resize)
         return F.center_crop(x, [self.side, self.side])
 
     def box(self, height: int, width: int) -> tuple[float, float, float, float]:

@@ -146,7 +146,7 @@ def test_another_journal_beside_an_index_is_replaced(layouts: Layouts) -> None:
     journal = layouts.root / "index/journal.jsonl"
     journal.write_text("a diary")
 
-    with pytest.raises(FileExistsError, match="holds an index already .*journal"):
+    with pytest.raises(FileExistsError, match=r"holds an index already .*journal"):
         prepare("folder", layouts.root)
     prepare("folder", layouts.root, overwrite=True)
 

@@ -13,6 +13,7 @@ import torch
 from serve_files import CLASSES, PREPROCESSING, save_network, write_video
 
 from ffn.cli.predict import main
+from ffn.data import VideoError
 from ffn.datasets.synthetic import CLASSES as CLASS_NAMES
 from ffn.datasets.synthetic import draw
 from ffn.evaluation import Predictions
@@ -20,7 +21,7 @@ from ffn.evaluation.cascades.calibration import fit_calibration
 from ffn.evaluation.cascades.file import CascadeFile, path_digests
 from ffn.evaluation.cascades.fit import CascadeFit, Point
 from ffn.serve import Predictor
-from ffn.serve.clips import ClipReader
+from ffn.serve.clips import ClipReader, Windows
 from ffn.serve.stages import StageClips, open_stages
 from ffn.zoo import state_sha256
 
@@ -194,6 +195,24 @@ def test_the_stages_of_a_file(tmp_path, plain) -> None:
             assert torch.equal(clips.read(count).pixels, expected.pixels)
             assert clips.read(count).seconds == plain.reader(count).read(path).seconds == 1.0
     assert opened_ms > 0
+
+
+def test_thin_frames_are_an_error_of_their_video(plain, monkeypatch) -> None:
+    """Of cascades, whole videos and windows; resized, they are larger than the limit."""
+    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", "5000")
+    thin = np.zeros((10, 4, 48, 3), dtype=np.uint8)
+    reader = plain.reader(2)
+    with (
+        pytest.raises(VideoError, match=r"frames of 48 x 4 pixels.*would have 15,552 pixels"),
+        open_stages(thin, (2, 4), PREPROCESSING, "") as (clips, _),
+    ):
+        clips.read(2)
+    for read in (
+        lambda: reader.read(thin),
+        lambda: [*reader.read_windows(thin, Windows(1, fps=5))],
+    ):
+        with pytest.raises(VideoError, match="with a shorter side of 36"):
+            read()
 
 
 def test_a_cascade_of_other_weights_is_refused(tmp_path, file, weights) -> None:

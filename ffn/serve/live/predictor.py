@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from ffn.data import EvalTransform, sample_views
+from ffn.data.crops import naming_video
 from ffn.serve.clips import Clip
 from ffn.serve.live.answer import LiveAnswer
 from ffn.serve.live.clock import Clock
@@ -171,8 +172,9 @@ class LivePredictor:
                 self._dropped, self._late = self._dropped + 1, self._late + 1
             return
         image = torch.from_numpy(arrival.image().copy())
-        # A crop is a view of a larger image.
-        pixels = self._transform(image[None])[0].clone(memory_format=torch.contiguous_format)
+        with naming_video(self.source.name):
+            pixels = self._transform(image[None])[0]
+        pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
         spent = 1000 * (self._clock.now() - started)
         frame = Frame(number, arrival.time, arrival.captured, pixels, spent)
         with self._condition:

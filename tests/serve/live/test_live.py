@@ -242,6 +242,15 @@ def test_errors_come_after_the_answers(predictor, film, tmp_path) -> None:
     assert not threads()
 
 
+def test_thin_frames_are_an_error_of_the_source(predictor, monkeypatch) -> None:
+    """Resized, they are larger than the limit."""
+    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", "5000")
+    thin = np.zeros((10, 4, 48, 3), dtype=np.uint8)
+    live = LivePredictor(predictor, given_source(thin, 10), 1.0, frames=2, clock=SimulatedClock())
+    with pytest.raises(VideoError, match="frames of 48 x 4 pixels, with a shorter side of"):
+        list(live)
+
+
 def test_an_iterator_of_frames(predictor, film) -> None:
     """Arrays or tensors, from any time on; the answers are those of a video of these frames."""
     pairs = ((1000 + n / 10, torch.from_numpy(f) if n % 2 else f) for n, f in enumerate(film))
