@@ -8,6 +8,7 @@ import hashlib
 import io
 import os
 import stat
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -151,7 +152,7 @@ def read_videos(path: Path) -> list[ListedVideo]:
         if tuple(header) != ListedVideo._fields:
             raise ValueError(f"columns {header}")
         return [ListedVideo(*row) for row in rows]
-    except (gzip.BadGzipFile, EOFError, csv.Error, TypeError, ValueError) as error:
+    except (gzip.BadGzipFile, zlib.error, EOFError, csv.Error, TypeError, ValueError) as error:
         raise ValueError(f"{path} is damaged ({error})") from error
 
 

@@ -130,6 +130,20 @@ def test_bytes_that_are_not_a_frame_are_refused(format, fallback, monkeypatch):
         decode_frame(bytearray(data[format]), format, image)
 
 
+def test_a_jpeg_of_another_size_is_not_decoded(monkeypatch):
+    """Its pixels may need more memory than there is."""
+    from ffn.data.store import clip
+
+    without_simplejpeg(monkeypatch)
+    monkeypatch.setattr(clip, "decode_jpeg", None)
+    data = bytearray(encode_jpeg(torch.zeros(3, 24, 16, dtype=torch.uint8)).numpy().tobytes())
+    size = data.index(b"\xff\xc0") + 5  # height and width in the header
+    for height, width in ((24, 16), (9000, 12_000), (65_500, 65_500)):
+        data[size : size + 4] = height.to_bytes(2, "big") + width.to_bytes(2, "big")
+        with pytest.raises(ValueError, match=rf"{height}, {width}|exceeds limit"):
+            clip.decode_frame(data, "jpeg", torch.zeros(16, 24, 3, dtype=torch.uint8))
+
+
 def test_quality_costs_bytes_and_gains_likeness(root, records, tmp_path):
     sizes, likeness = [], []
     for quality in (50, 95):

@@ -60,7 +60,11 @@ def test_names_survive_the_file(root):
 
 
 @pytest.mark.parametrize(
-    "content", [b"", b"text", gzip.compress(b"a,b\n1,2\n", mtime=0), b"\x1f\x8b\x08"]
+    "content",
+    [
+        *(b"", b"text", gzip.compress(b"a,b\n1,2\n", mtime=0), b"\x1f\x8b\x08"),
+        b"\x1f\x8b\x08" + bytes(7) + b"\xff",  # damaged after the header
+    ],
 )
 def test_damaged_files_are_refused(root, content):
     (root / "list.csv.gz").write_bytes(content)

@@ -7,6 +7,8 @@ and N CRC-32 of frames (uint32).
 
 from __future__ import annotations
 
+import io
+import warnings
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -184,16 +186,32 @@ def decode_frame(data: bytearray, format: str, image: Tensor) -> None:
         if simplejpeg is not None:
             shape = simplejpeg.decode_jpeg(data, "RGB", buffer=image.numpy()).shape
         else:
-            decoded = decode_jpeg(buffer, mode=ImageReadMode.RGB).permute(1, 2, 0)  # (H, W, C)
-            shape = decoded.shape
+            shape = _jpeg_shape(data)  # before the memory of all its pixels is taken
+            if shape == tuple(image.shape):
+                image.copy_(decode_jpeg(buffer, mode=ImageReadMode.RGB).permute(1, 2, 0))
     except (RuntimeError, ValueError) as error:
         raise ValueError(
             f"not a JPEG of shape {tuple(image.shape)} ({_first_line(error)})"
         ) from None
     if tuple(shape) != tuple(image.shape):
         raise ValueError(f"JPEG of shape {tuple(shape)}; expected {tuple(image.shape)}")
-    if simplejpeg is None:
-        image.copy_(decoded)
+
+
+def _jpeg_shape(data: bytearray) -> tuple[int, int, int]:
+    """(H, W, 3) by the header of a JPEG.
+
+    Raises:
+        ValueError: if it has none.
+    """
+    from PIL import Image
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                return image.height, image.width, 3
+    except (OSError, SyntaxError, Image.DecompressionBombError) as error:
+        raise ValueError(str(error)) from None
 
 
 def mean_fps(times: Sequence[float] | np.ndarray | None) -> float:
