@@ -54,6 +54,11 @@ def is_number(text: str) -> bool:
     return text.isascii() and text.isdigit()
 
 
+def is_several_numbers(text: str) -> bool:
+    """Whether a text is numbers with blanks between them."""
+    return re.fullmatch(r"[0-9]+([ \t]+[0-9]+)+", text) is not None
+
+
 def short(text: object) -> str:
     """A text for messages: quoted, and cut after 100 characters."""
     shown = repr(text)

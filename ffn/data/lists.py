@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
-from ffn.data.annotation_rows import SUFFIX, AnnotationRow, is_video, short
+from ffn.data.annotation_rows import SUFFIX, AnnotationRow, is_several_numbers, is_video, short
 from ffn.data.text_lists import read_text_list
 from ffn.labels import SEPARATOR
 from ffn.limits import CELL_CHARACTERS
@@ -280,7 +280,7 @@ def _check_cells(row: AnnotationRow) -> None:
                 f"{row.where}: label {short(label)} is a video; expected the path first, then "
                 "the label"
             )
-        if re.fullmatch(r"[0-9]+([ \t]+[0-9]+)+", label):
+        if is_several_numbers(label):
             remedy = f" between {SEPARATOR}" if isinstance(row.label, tuple) else ""
             raise ValueError(
                 f"{row.where}: label {short(label)} is several numbers; expected one{remedy}"

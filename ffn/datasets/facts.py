@@ -1,7 +1,8 @@
 """Frame count, size and rate of each video, read in parallel and cached in a journal.
 
 The journal has one JSON object per line, `{"path", "key", "verified", "facts" or "error"}`. The
-key holds the size and modification time of the file; a file with the same key is not opened again.
+key holds sizes and modification times of the file, or of a folder and its frames. A file with facts
+and the same key is not opened again; one with an error is, as its cause may be outside of the file.
 An incomplete last line, left by a killed process, is removed.
 """
 
@@ -79,30 +80,41 @@ class Journal:
     def find(self, path: str, verified: bool) -> VideoFacts | str | None:
         """Facts or error of a file; None if it is new, changed or, if requested, not verified."""
         line = self._lines.get(path)
-        if line is None or line["key"] != self._key(path) or (verified and not line["verified"]):
+        if line is None or (verified and not line["verified"]):
+            return None
+        if line["key"] != self._key(path, line["verified"]):
             return None
         return VideoFacts(**line["facts"]) if "facts" in line else line["error"]
 
+    def failed_verified(self, path: str) -> bool:
+        """Whether a file, which has not changed, had an error when all its frames were decoded."""
+        return isinstance(self.find(path, verified=True), str)
+
     def add(self, path: str, verified: bool, result: VideoFacts | str) -> None:
-        """Append a result to the journal."""
-        line: dict[str, Any] = {"path": path, "key": self._key(path), "verified": verified}
+        """Append a result to the journal, unless it is the last one of the file."""
+        key = self._key(path, verified)
+        line: dict[str, Any] = {"path": path, "key": key, "verified": verified}
         if isinstance(result, VideoFacts):
             line["facts"] = asdict(result)
         else:
             line["error"] = result
+        if line == self._lines.get(path):
+            return
         self._lines[path] = line
         with naming(self.path):
             self._file.write(json.dumps(line) + "\n")
             self._file.flush()
 
-    def _key(self, path: str) -> list[int | str] | None:
-        """Size, modification time in ns and, for a folder, the pattern; None without the file."""
+    def _key(self, path: str, verified: bool) -> list[int | str] | None:
+        """Size, modification time in ns and, for a folder, more; None without the file."""
         try:
             found = os.stat(self.root / path)
+            key = [found.st_size, found.st_mtime_ns]
+            if stat.S_ISDIR(found.st_mode):
+                key += [self.pattern, *_frames_key(self.root / path, verified)]
         except OSError:
             return None
-        folder = stat.S_ISDIR(found.st_mode)
-        return [found.st_size, found.st_mtime_ns, *([self.pattern] if folder else [])]
+        return key
 
     def _load(self) -> None:
         if not self.path.exists():
@@ -117,6 +129,19 @@ class Journal:
                 continue  # read the file again
         if len(whole) < len(text):
             os.truncate(self.path, len(whole))
+
+
+def _frames_key(folder: Path, verified: bool) -> tuple[int, int, int]:
+    """Number of files in a folder; sum of the sizes and newest modification time in ns of some.
+
+    They change when a frame is replaced in place. Verified facts depend on all files, others on
+    few: the first, middle and last one by name.
+    """
+    names = sorted(os.listdir(folder))
+    few = {0, len(names) // 2, len(names) - 1} if names else ()
+    found = [os.stat(folder / names[n]) for n in (range(len(names)) if verified else few)]
+    newest = max((one.st_mtime_ns for one in found), default=0)
+    return len(names), sum(one.st_size for one in found), newest
 
 
 def is_journal(path: Path) -> bool:
@@ -149,6 +174,8 @@ def read_all(
 ) -> dict[str, VideoFacts | str]:
     """Read the facts of all files; return facts or error by path.
 
+    A file with an error in the journal is read again, with all frames if the error was found so.
+
     Args:
         journal: Cache of the results.
         paths: Paths relative to the root of the journal.
@@ -159,15 +186,18 @@ def read_all(
     """
     wanted = list(dict.fromkeys(paths))
     results = {path: journal.find(path, verify) for path in wanted}
-    todo = [path for path, result in results.items() if result is None]
-    jobs = [(path, str(journal.root / path), journal.pattern, verify) for path in todo]
+    todo = [path for path, result in results.items() if not isinstance(result, VideoFacts)]
+    jobs = [
+        (path, str(journal.root / path), journal.pattern, verify or journal.failed_verified(path))
+        for path in todo
+    ]
     done = len(wanted) - len(todo)
     report = progress or (lambda done, count: None)
     report(done, len(wanted))
-    for (path, *_), result in map_in_processes(_facts_or_cause, jobs, workers, timeout):
+    for (path, *_, verified), result in map_in_processes(_facts_or_cause, jobs, workers, timeout):
         results[path] = result
         if not isinstance(result, Failure):
-            journal.add(path, verify, result)
+            journal.add(path, verified, result)
         done += 1
         report(done, len(wanted))
     return results

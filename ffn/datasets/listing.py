@@ -6,12 +6,15 @@ entry that cannot be read in exactly one way becomes a `Problem` and is left out
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from ffn.data.annotation_rows import is_several_numbers, is_video
 from ffn.datasets.disk import Inventory, video_name
 
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # a list may have tabs in its cells
 _SLACK = 1.5  # seconds that cutting at key frames may add to a part
 
 
@@ -144,7 +147,10 @@ def check(listing: Listing, disk: Inventory) -> list[Entry]:
             listing.add_problem("missing", entry.split, entry.name, cause)
             entry.path = None
         elif not _fits_csv(path):
-            cause = "the name starts or ends with a blank or is not UTF-8; rename the file"
+            cause = (
+                "the name starts or ends with a blank, contains a control character or is not "
+                "UTF-8; rename the file"
+            )
             listing.add_problem("name", entry.split, repr(path)[1:-1], cause)
             listing.known.add(path)
             entry.path = None
@@ -170,7 +176,13 @@ def _check_names(listing: Listing) -> None:
     if odd:
         raise PreparationError(
             f"class {odd[0]!r} cannot be written to a list: its name starts or ends with a blank, "
-            "contains a line break or is not UTF-8; rename it"
+            "contains a control character or is not UTF-8; rename it"
+        )
+    odd = [name for name in listing.classes if is_video(name) or is_several_numbers(name)]
+    if odd:
+        raise PreparationError(
+            f"class {odd[0]!r} cannot be written to a list, where it would be taken for a video "
+            "or for several labels; rename it"
         )
     splits = set(listing.splits)
     odd = [entry for entry in listing.entries if entry.split not in splits]
@@ -237,4 +249,4 @@ def _fits_csv(text: str) -> bool:
         text.encode()
     except UnicodeEncodeError:
         return False
-    return text == text.strip() != ""
+    return text == text.strip() != "" and not _CONTROL.search(text)

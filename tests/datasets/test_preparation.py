@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -274,6 +275,29 @@ def test_a_name_that_no_list_can_hold(layouts: Layouts) -> None:
     layouts.video("train/jump /a.mp4")
     with pytest.raises(PreparationError, match="class 'jump ' cannot be written to a list"):
         prepare("folder", layouts.root, overwrite=True)
+
+
+def test_names_that_the_reader_of_lists_refuses(layouts: Layouts) -> None:
+    """Linux allows control characters; a tab in a cell is read."""
+    write_videos(layouts, {"train/run/a": 1, "val/run/a": 1})
+    for name in ("two\nlines", "bell\a", "back\r", "a\ttab"):
+        layouts.video(f"train/run/{name}.mp4")
+
+    summary = prepare("folder", layouts.root)
+
+    refused = ("back\\r", "bell\\x07", "two\\nlines")
+    assert problems(summary) == {("name", "train", f"train/run/{name}.mp4") for name in refused}
+    index = layouts.root / "index"
+    records, _ = read_annotations(index / "train.csv", root=layouts.root, classes=["run"])
+    assert [Path(record.path).name for record in records] == ["a\ttab.mp4", "a_0.mp4"]
+
+
+@pytest.mark.parametrize("name", ["front.mov", "1 2", "a\nb"])
+def test_classes_that_the_reader_of_lists_refuses(layouts: Layouts, name: str) -> None:
+    write_videos(layouts, {f"train/{name}/a": 1, "train/run/a": 1})
+
+    with pytest.raises(PreparationError, match=re.escape(f"class {name!r} cannot be written")):
+        prepare("folder", layouts.root)
 
 
 def test_fingerprint_by_hand(layouts: Layouts) -> None:

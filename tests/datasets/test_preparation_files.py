@@ -13,6 +13,7 @@ from pathlib import Path
 
 import av
 import pytest
+from PIL import Image
 from preparation_layouts import Layouts, index, write_videos
 
 from ffn.data.workers import map_in_processes
@@ -292,6 +293,57 @@ def test_a_changed_file_is_looked_at_again(
     assert len(opened) == 6  # unverified entries are verified now, and only once
     prepare("folder", layouts.root, overwrite=True)
     assert len(opened) == 6
+
+
+def test_an_error_is_not_kept_after_its_cause(
+    layouts: Layouts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_videos(layouts)
+    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", "100")
+    with pytest.raises(PreparationError, match="none of the 6 videos can be read"):
+        prepare("folder", layouts.root)
+    with pytest.raises(PreparationError, match="none of the 6 videos can be read"):
+        prepare("folder", layouts.root)
+    assert len((layouts.root / "index/journal.jsonl").read_text().splitlines()) == 6
+    monkeypatch.delenv("FFN_MAX_FRAME_PIXELS")
+
+    assert prepare("folder", layouts.root).problems == []
+    assert len(index(layouts.root)) == 3
+
+
+def test_damage_that_was_found_with_all_frames_is_not_forgotten(layouts: Layouts) -> None:
+    for split in ("train", "val"):
+        layouts.frames(f"{split}/run/a")
+    frame = layouts.root / "train/run/a/00003.jpg"
+    whole = frame.read_bytes()
+    frame.write_bytes(b"no image")
+    layouts.frames("train/run/b")
+
+    for verify in (True, False):
+        summary = prepare("folder", layouts.root, verify=verify, overwrite=True)
+        assert [(p.kind, p.name) for p in summary.problems] == [("unreadable", "train/run/a")]
+    frame.write_bytes(whole)
+    assert prepare("folder", layouts.root, overwrite=True).problems == []
+
+
+def test_frames_that_are_replaced_in_place(layouts: Layouts) -> None:
+    """The modification time of their folder does not change."""
+    for split in ("train", "val"):
+        layouts.frames(f"{split}/run/a")
+    frames = sorted((layouts.root / "train/run/a").iterdir())
+    prepare("folder", layouts.root)
+    for frame in frames:
+        Image.new("RGB", (20, 12)).save(frame)
+
+    assert prepare("folder", layouts.root, overwrite=True).problems == []
+    assert [(row["width"], row["height"]) for row in index(layouts.root)] == [("20", "12")]
+    assert prepare("folder", layouts.root, verify=True, overwrite=True).problems == []
+    frames[1].write_bytes(b"no image")
+    summary = prepare("folder", layouts.root, verify=True, overwrite=True)
+    assert {(p.kind, p.name) for p in summary.problems} == {
+        ("unreadable", "train/run/a"),
+        ("class", "run"),
+    }
 
 
 def test_journal_drops_what_is_no_line(tmp_path: Path) -> None:
