@@ -218,15 +218,17 @@ def _packing(given: argparse.Namespace) -> Packing | None:
     if given.pack is None:
         return None
     from ffn.data import pack
+    from ffn.data.store.packing import check_options
     from ffn.data.store.writer import check_folder
 
     options = _given(given, "short_side", "quality", "timeout")
     if given.short_side == 0:
         options["short_side"] = 2**16  # larger than any video
+    check_options(**options)  # before the videos are read
     if given.pattern is not None and given.extract_frames is None:
         options["pattern"] = given.pattern
     root, folder = Path(given.root).absolute(), Path(given.pack).absolute()
-    check_folder(folder)  # before the videos are read
+    check_folder(folder)
     options |= {"workers": given.workers, "append": given.overwrite, "progress": True}
 
     def packed(records: Sequence[Record]) -> PackReport:

@@ -102,6 +102,11 @@ def ucf101(videos: Inventory, lists: Inventory) -> Listing:
             name, number = line, None
             if split.endswith("train"):
                 name, _, number = line.rpartition(" ")
+            if len(PurePosixPath(name).parts) < 2:
+                raise PreparationError(
+                    f"{where}: {line!r}; expected CLASS/NAME, and in a training list the number of "
+                    "the class, e.g. 'Archery/v_Archery_g01_c01.avi 3'"
+                )
             folder = PurePosixPath(name).parent.name
             label = class_of.get(folder.lower(), folder)
             if number is not None:

@@ -48,7 +48,7 @@ def split_entries(listing: Listing, settings: SplitSettings) -> None:
     """Give each entry the split train or val: whole groups, each class near its fraction.
 
     Raises:
-        PreparationError: if the group pattern does not match a name.
+        PreparationError: if the group pattern does not match a name, or without its first group.
     """
     listing.splits = ["train", "val"]
     groups = defaultdict(list)
@@ -79,11 +79,16 @@ def _fill_empty_classes(
     groups: Mapping[str, list[Entry]], counts: Mapping[str, int], taken: Counter[str]
 ) -> None:
     """Move the smallest group of a class without validation videos to validation."""
+    by_class = defaultdict(list)  # smallest groups first
+    for group in sorted(groups, key=lambda name: (len(groups[name]), name)):
+        for name in {entry.label for entry in groups[group]}:
+            by_class[name].append(group)
     for name in sorted(counts):
-        for group in sorted(groups, key=lambda name: (len(groups[name]), name)):
+        for group in by_class[name]:
+            if taken[name]:
+                break
             inside = Counter(entry.label for entry in groups[group])
-            spares = all(taken[one] + n < counts[one] for one, n in inside.items())
-            if not taken[name] and inside[name] and spares:
+            if all(taken[one] + n < counts[one] for one, n in inside.items()):
                 taken += inside
                 for entry in groups[group]:
                     entry.split = "val"
@@ -97,7 +102,13 @@ def _group(entry: Entry, pattern: str | None) -> str:
         raise PreparationError(
             f"group pattern {pattern!r} does not match {entry.path}; it must match every name"
         )
-    return found[1] if found.re.groups else found[0]
+    group = found[1] if found.re.groups else found[0]
+    if group is None:
+        raise PreparationError(
+            f"group pattern {pattern!r} matches {entry.path} without its first group; the group "
+            "must be part of every match, so make it not optional"
+        )
+    return group
 
 
 def _hash(text: str) -> str:

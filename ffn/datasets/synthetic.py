@@ -25,12 +25,14 @@ from pathlib import Path
 import numpy as np
 
 from ffn.datasets.motions import CLASSES, draw
+from ffn.files import explain
 
 __all__ = ["CLASSES", "draw", "generate"]
 
 FORMAT = 2  # increase it when the same parameters give other videos
 FRAME_RATE = 20
 SPLITS = ("train", "val")
+_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -72,7 +74,8 @@ def generate(
 
     The folder gets `videos/*.mp4` (H.264), `train.csv` and `val.csv` (columns path, label, frames),
     `classes.txt`, and `dataset.json` (parameters, and a SHA-256 fingerprint of the other files). It
-    is written under a temporary name and renamed when it is complete. Video i of a class depends
+    is written under a temporary name and renamed when it is complete, into an empty folder file by
+    file. Video i of a class depends
     only on `seed`, split, class and i.
 
     Args:
@@ -97,11 +100,17 @@ def generate(
     if _holds(folder, parameters):
         return folder
 
-    partial = folder.parent / f".{folder.name}.partial-{os.getpid()}"
+    exists = folder.exists()  # it may be the working folder, or where a disk is mounted
+    partial = folder / _PARTIAL if exists else folder.parent / f".{folder.name}{_PARTIAL}"
+    partial = partial.with_name(f"{partial.name}-{os.getpid()}")
     try:
         (partial / "videos").mkdir(parents=True)
         _write(partial, parameters, workers)
-        partial.rename(folder)
+        if exists:
+            for path in sorted(partial.iterdir(), key=lambda path: path.name == "dataset.json"):
+                path.rename(folder / path.name)
+        else:
+            partial.rename(folder)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -113,8 +122,10 @@ def _holds(folder: Path, parameters: _Parameters) -> bool:
     Raises:
         FileExistsError: if it holds anything else.
     """
-    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+    if not folder.exists():
         return False
+    if folder.is_dir() and all(path.name.startswith(_PARTIAL) for path in folder.iterdir()):
+        return False  # empty but for what a killed process left
     try:
         record = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
         found = record["parameters"]
@@ -228,8 +239,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             seed=args.seed,
             workers=args.workers,
         )
-    except (FileExistsError, ValueError) as error:
-        parser.error(str(error))
+    except (OSError, ValueError) as error:
+        parser.error(explain(error))
     print(f"{folder}: {len(CLASSES)} classes, {train_per_class} + {val_per_class} videos each")
 
 

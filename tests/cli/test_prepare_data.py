@@ -179,6 +179,7 @@ def test_options_that_are_refused(
         (["k400", "--root", "{}/none"], "is not a folder"),
         (["folder", "--root", "{}", "--val-fraction", "2"], "0 < fraction < 1"),
         (["folder", "--root", "{}", "--reencode", "x", "--gop", "0"], "gop is 0"),
+        (["folder", "--root", "{}", "--pack", "{}/store", "--quality", "300"], "quality is 300"),
         (["folder", "--root", "{}", "--pattern", "frame.jpg"], "exactly one field for the number"),
     ],
 )
@@ -188,6 +189,7 @@ def test_what_cannot_be_done(
     assert run(*(argument.format(tmp_path) for argument in arguments)) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "index").exists()
+    assert not (tmp_path / "store").exists()
 
 
 def test_pack(videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

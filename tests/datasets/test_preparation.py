@@ -6,8 +6,10 @@ import csv
 import hashlib
 import json
 import re
+from collections import Counter
 from pathlib import Path
 
+import numpy as np
 import pytest
 from preparation_layouts import NAMES, Layouts
 
@@ -15,6 +17,7 @@ from ffn.data import read_annotations, read_classes
 from ffn.datasets import Entry, PreparationError, SplitSettings, prepare
 from ffn.datasets.facts import VideoFacts
 from ffn.datasets.index import _table
+from ffn.datasets.splits import _fill_empty_classes
 
 
 def rows(root: Path, name: str) -> list[dict[str, str]]:
@@ -198,6 +201,24 @@ def test_ucf101_names_a_class_number_that_contradicts_the_folder(layouts: Layout
     assert "class 2, but Archery is 1; the folder counts" in summary.problems[0].detail
     written = labels(layouts.root, "split1/train.csv")
     assert written["UCF-101/Archery/v_Archery_g02_c01.avi"] == "Archery"
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        ("trainlist01.txt", "Archery/v_Archery_g02_c01.avi"),
+        ("trainlist02.txt", "v_Archery_g02_c01.avi 1"),
+        ("testlist01.txt", "v_Archery_g01_c01.avi"),
+    ],
+)
+def test_a_line_of_ucf101_that_lacks_a_part(layouts: Layouts, name: str, line: str) -> None:
+    layouts.ucf101()
+    path = layouts.root / "ucfTrainTestlist" / name
+    path.write_text(f"{path.read_text()}{line}\n")
+    number = len(path.read_text().splitlines())
+
+    with pytest.raises(PreparationError, match=rf"{name}:{number}: '{line}'; expected CLASS/NAME"):
+        prepare("ucf101", layouts.root)
 
 
 def test_problems_of_a_list(layouts: Layouts) -> None:
@@ -443,10 +464,56 @@ def test_folder_refuses_a_pattern_that_fits_not_all(layouts: Layouts) -> None:
 
     with pytest.raises(PreparationError, match=r"does not match jump/x_0\.mp4"):
         prepare("folder", layouts.root, split=SplitSettings(group_pattern=r"^(p\d)_"))
+    with pytest.raises(PreparationError, match=r"jump/x_0\.mp4 without its first group"):
+        prepare("folder", layouts.root, split=SplitSettings(group_pattern=r"^(p\d)?"))
     with pytest.raises(PreparationError, match="not a regular expression"):
         SplitSettings(group_pattern="(")
     with pytest.raises(PreparationError, match="0 < fraction < 1"):
         SplitSettings(val_fraction=1.0)
+
+
+def test_classes_without_a_validation_video_get_their_smallest_group() -> None:
+    """As by the rule written out, of which each class sorts and searches all groups."""
+    random = np.random.default_rng(0)
+    moved = 0
+    for _ in range(200):
+        sizes = random.integers(1, 9, size=(6, 5))  # classes x groups
+        sizes *= random.random(sizes.shape) < 0.4
+        groups = {
+            f"g{g}": [Entry("train", "", f"c{c}", "") for c in range(6) for _ in range(sizes[c, g])]
+            for g in range(5)
+        }
+        counts = Counter(entry.label for entries in groups.values() for entry in entries)
+        taken, expected = Counter(), {}
+        for name in sorted(counts):
+            for group in sorted(groups, key=lambda name: (len(groups[name]), name)):
+                inside = Counter(entry.label for entry in groups[group])
+                spares = all(taken[one] + n < counts[one] for one, n in inside.items())
+                if not taken[name] and inside[name] and spares:
+                    taken += inside
+                    expected[group] = "val"
+
+        _fill_empty_classes(groups, counts, Counter())
+
+        for group, entries in groups.items():
+            assert {entry.split for entry in entries} <= {expected.get(group, "train")}
+        moved += len(expected)
+    assert moved > 100
+
+
+def test_groups_are_sorted_once_for_all_classes() -> None:
+    class Groups(dict):
+        searches = 0
+
+        def __iter__(self):
+            self.searches += 1
+            return super().__iter__()
+
+    entries = [Entry("train", f"{n}", f"c{n % 50}", "") for n in range(200)]
+    groups = Groups({entry.name: [entry] for entry in entries})
+    _fill_empty_classes(groups, Counter(entry.label for entry in entries), Counter())
+    assert groups.searches == 1
+    assert sum(entry.split == "val" for entry in entries) == 50
 
 
 def test_times_keep_all_digits() -> None:

@@ -10,6 +10,7 @@ from ffn.datasets import synthetic
 from ffn.datasets.synthetic import CLASSES, draw, generate
 
 SMALL = {"train_per_class": 2, "val_per_class": 1, "size": 16, "frames": 6}
+ARGUMENTS = ("--clips-per-class", "2", "1", "--size", "16", "--frames", "6", "--seed", "3")
 
 
 def contents(folder):
@@ -112,6 +113,23 @@ def test_leaves_nothing_behind_when_it_fails(tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_an_empty_folder_is_filled(made, tmp_path, monkeypatch, capsys):
+    """As the working folder, or one where a disk is mounted: it cannot be replaced."""
+    monkeypatch.chdir(tmp_path)
+    inode = tmp_path.stat().st_ino
+    (tmp_path / ".partial-1").mkdir()  # left by a killed process
+
+    synthetic.main([".", *ARGUMENTS, "--workers", "0"])
+
+    (tmp_path / ".partial-1").rmdir()
+    assert contents(tmp_path) == contents(made)
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
+        path.name for path in made.iterdir()
+    )
+    assert tmp_path.stat().st_ino == inode
+    assert "12 classes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -126,11 +144,15 @@ def test_refuses_parameters_out_of_range(tmp_path, change, message):
 
 
 def test_command_line_makes_the_same_data_set_and_explains_a_refusal(made, tmp_path, capsys):
-    arguments = ["--clips-per-class", "2", "1", "--size", "16", "--frames", "6", "--seed", "3"]
-    synthetic.main([str(tmp_path / "motion"), *arguments, "--workers", "0"])
+    synthetic.main([str(tmp_path / "motion"), *ARGUMENTS, "--workers", "0"])
     assert contents(tmp_path / "motion") == contents(made)
     assert "12 classes, 2 + 1 videos each" in capsys.readouterr().out
 
     with pytest.raises(SystemExit):
-        synthetic.main([str(tmp_path / "motion"), *arguments, "--seed", "4"])
+        synthetic.main([str(tmp_path / "motion"), *ARGUMENTS, "--seed", "4"])
     assert "holds a data set made with" in capsys.readouterr().err
+
+    with pytest.raises(SystemExit):
+        synthetic.main([str(tmp_path / "motion/train.csv/below"), *ARGUMENTS])
+    assert "train.csv" in (error := capsys.readouterr().err)
+    assert "a part of this path is a file" in error

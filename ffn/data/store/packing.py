@@ -104,7 +104,7 @@ def pack(
     """
     if not records:
         raise ValueError("records is empty; expected at least one video")
-    _check_options(format, short_side, quality, shard_mib, workers, timeout)
+    check_options(format, short_side, quality, shard_mib, workers, timeout)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     options = {
@@ -172,7 +172,8 @@ def _known_unreadable(writer: StoreWriter, missing: Mapping[Name, Record]) -> li
     if new:
         raise StoreError(
             f"{writer.folder} is a finished store and lacks {len(new)} of the videos, such as "
-            f"{new[0][0]}; add them with append (--append), or name another folder"
+            f"{new[0][0]}; add them with append (--append, in prepare_data --overwrite), or name "
+            "another folder"
         )
     return known
 
@@ -231,9 +232,15 @@ def _progress(*, enabled: bool) -> Progress:
     return Progress(*columns, TimeRemainingColumn(), disable=not enabled)
 
 
-def _check_options(
-    format: str, short_side: int, quality: int, shard_mib: int, workers: int, timeout: float
+def check_options(
+    format: str = "jpeg",
+    short_side: int = 256,
+    quality: int = QUALITY,
+    shard_mib: int = 256,
+    workers: int = 0,
+    timeout: float = TIMEOUT,
 ) -> None:
+    """Raise ValueError for options of `pack` that are out of range."""
     if format not in FORMATS:
         raise ValueError(f"format is {format!r}; expected one of {', '.join(FORMATS)}")
     if not 1 <= quality <= 100:
