@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffn.data.annotations import Record
-from ffn.data.decoding import PATTERN, VideoError, check_decoder, check_pattern, open_video, probe
+from ffn.data.decoding import PATTERN, VideoError, check_pattern, open_video, probe
+from ffn.data.decoding.decoders import check_decoder
 from ffn.data.workers import Failure, check_timeout, map_in_processes
 
 SHORT = 0.8  # reported as short: a video below this fraction of the duration in its header

@@ -6,13 +6,7 @@ in presentation order. A frame that cannot be read raises `VideoError` with path
 
 from __future__ import annotations
 
-from ffn.data.decoding.decoders import (
-    DECODERS,
-    check_decoder,
-    count_frames,
-    decode,
-    open_video,
-)
+from ffn.data.decoding.decoders import DECODERS, count_frames, decode, open_video
 from ffn.data.decoding.folder import PATTERN, FrameFolder, check_pattern
 from ffn.data.decoding.metadata import VideoMetadata, probe
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
@@ -26,7 +20,6 @@ __all__ = [
     "Video",
     "VideoError",
     "VideoMetadata",
-    "check_decoder",
     "check_pattern",
     "count_frames",
     "decode",
