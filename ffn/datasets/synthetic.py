@@ -74,9 +74,8 @@ def generate(
 
     The folder gets `videos/*.mp4` (H.264), `train.csv` and `val.csv` (columns path, label, frames),
     `classes.txt`, and `dataset.json` (parameters, and a SHA-256 fingerprint of the other files). It
-    is written under a temporary name and renamed when it is complete, into an empty folder file by
-    file. Video i of a class depends
-    only on `seed`, split, class and i.
+    is written under a temporary name and renamed when it is complete; if the folder exists, each
+    file and folder in it is. Video i of a class depends only on `seed`, split, class and i.
 
     Args:
         folder: Where to write; it must be absent, empty, or hold the same data set.
