@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ffn.commands import command
 from ffn.data.crops import naming_video
 from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.preprocessing import Preprocessing
@@ -132,7 +133,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
             clips, label = self._load(record, (epoch, index, copy), numbers)
         except VideoError as error:
             if self.on_error == "fail" and index not in self.removed:
-                raise
+                advice = "set data.on_error=skip, or take the video out of the list"
+                cause = f"{error.cause}; {advice} ({command('check_data')} finds all such videos)"
+                raise VideoError(error.path, cause, error.frame) from error
             clips, label, message = self._black_clips(numbers), record.label, str(error)
         if self.worker_status is not None:
             self.worker_status.end()

@@ -16,6 +16,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ffn.commands import command
+from ffn.data.decoding import VideoError
 from ffn.data.workers import end_with_parent
 
 _IDLE = -1
@@ -80,6 +81,7 @@ class WatchedLoader(DataLoader):
 
         Raises:
             LoaderError: if a batch exceeds the timeout, or a worker has exited unexpectedly.
+            VideoError: if a video is unreadable; its message is that of the worker.
         """
         self._check_workers()
         try:
@@ -90,6 +92,8 @@ class WatchedLoader(DataLoader):
                     return
                 yield batch
                 self._check_workers()
+        except VideoError as error:
+            raise _error_of_worker(error) from error
         except (RuntimeError, ConnectionError, EOFError) as error:
             failure = _worker_failure(error) or self._broken_transfer(error)
             if failure is None:
@@ -186,6 +190,12 @@ def _worker_failure(error: BaseException | None) -> BaseException | None:
             return error
         error = error.__cause__ or error.__context__
     return None
+
+
+def _error_of_worker(error: VideoError) -> VideoError:
+    """An error of a worker without the traceback that torch adds to its message."""
+    name = f"{VideoError.__module__}.{VideoError.__qualname__}: "
+    return VideoError(str(error).rpartition(f"\n{name}")[2].rstrip("\n"))
 
 
 def _init_worker(status: WorkerStatus, worker: int) -> None:

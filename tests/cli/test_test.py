@@ -521,6 +521,10 @@ def test_overrides_and_the_frames_of_the_config_are_used(root: Path, tmp_path: P
     [
         (["--weights", "tsm_tinny"], 'no weights "tsm_tinny"'),
         (["data.on_error=fail", "--weights", "{root}/plain.safetensors"], "val"),
+        (
+            ["data.on_error=fail", "data.workers=1", "--weights", "{root}/plain.safetensors"],
+            "; set data.on_error=skip, or take the video out of the list",
+        ),
         (["data.rot=x", "--weights", "{root}/plain.safetensors"], "did you mean data.root"),
     ],
 )
@@ -533,6 +537,7 @@ def test_errors_are_printed_in_one_line(
 
     error = capsys.readouterr().err
     assert error.startswith("test.py: ")
+    assert error.count("\n") == 1
     assert message in error
 
 

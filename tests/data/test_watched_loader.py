@@ -75,9 +75,14 @@ def test_the_video_of_a_dead_worker_is_named(folder, start_method):
     assert f"has been reading {folder / 'dies'} for " in str(caught.value)
 
 
-def test_video_errors_are_raised_unchanged(folder):
-    with pytest.raises(VideoError, match="absent: no such file"):
-        list(loader(folder, ["a", "absent"], timeout=20))
+def test_video_errors_of_workers_are_those_of_the_dataset(folder, start_method):
+    faulty = loader(folder, ["a", "absent"], timeout=20)
+    with pytest.raises(VideoError) as alone:
+        faulty.dataset[1]
+    assert f"{folder / 'absent'}: no such file or folder; set data.on_error=skip" in str(alone.value)
+    with pytest.raises(VideoError) as caught:
+        list(faulty)
+    assert str(caught.value) == str(alone.value)
 
 
 def test_no_error_before_the_timeout(folder, monkeypatch):
