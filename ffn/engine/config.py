@@ -117,6 +117,9 @@ class ConfigError(ValueError):
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Merge defaults, a YAML file and ``key=value`` overrides into one checked config.
 
+    If an override of ``task.name`` replaces the task of the file, the options that only the file's
+    task has are left out; its ``task.ranges`` too, if ``task.frames`` is overridden as well.
+
     The packages in ``imports`` are imported first, so that their tasks and models are known.
 
     Raises:
@@ -125,10 +128,11 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     """
     problems: list[str] = []
     leaves = [] if path is None else _read_file(Path(path))
-    leaves += [(COMMAND, key, value) for key, value in _read_overrides(overrides, problems)]
-    given = {key: value for _, key, value in leaves}
-    origin = {key: source for source, key, _ in leaves}
+    changes = [(COMMAND, key, value) for key, value in _read_overrides(overrides, problems)]
+    given = {key: value for _, key, value in leaves + changes}
+    origin = {key: source for source, key, _ in leaves + changes}
     _import(given)
+    leaves = _without_replaced_task(leaves, changes) + changes
 
     config = _defaults(given.get("task.name"), problems)
     wrong = {"task.name"} if given.get("task.name") not in (None, config.task.name) else set()
@@ -249,6 +253,20 @@ def _defaults(task: Any, problems: list[str]) -> Config:
     config.task = TASKS[task].Options()
     config.task.name = task
     return config
+
+
+def _without_replaced_task(
+    leaves: list[tuple[str, str, Any]], changes: list[tuple[str, str, Any]]
+) -> list[tuple[str, str, Any]]:
+    """The options of a file, without those of its task if the command line names another."""
+    new = {key: value for _, key, value in changes}
+    before = {key: value for _, key, value in leaves}.get("task.name", Config().task.name)
+    task = new.get("task.name", before)
+    if task == before or not {str(before), str(task)} <= {*TASKS}:
+        return leaves
+    own, others = ({option.name for option in fields(TASKS[t].Options)} for t in (before, task))
+    left_out = {*(own - others), *(["ranges"] if "task.frames" in new else [])}
+    return [leaf for leaf in leaves if leaf[1] not in {f"task.{name}" for name in left_out}]
 
 
 def _set(config: Config, key: str, value: Any) -> str | None:

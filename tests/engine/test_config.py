@@ -175,12 +175,19 @@ def test_option_of_another_task_is_unknown() -> None:
 
 
 def test_option_of_a_task_that_the_command_line_replaces(tmp_path: Path) -> None:
-    """The message names the chosen task and its options."""
+    """It is left out; other names are refused, with the options of the chosen task."""
     path = tmp_path / "mine.yaml"
-    path.write_text("task: {name: flexible, private: all}\n")
-    (text,) = problems("task.name=plain", "task.frames=[8]", path=path)
+    path.write_text("task: {private: all, frames: [4, 8], ranges: [[2, 5], [6, 9]]}\n")
+    plain = ("task.name=plain", "task.frames=[8]")
+    assert load_config(path, plain) == load_config(None, plain)
+    ranges = "task.ranges=[[6, 9]]"
+    assert load_config(path, [*plain, ranges]) == load_config(None, [*plain, ranges])
+    assert load_config(path, ["task.name=mixed_sampling"]).task.ranges == [[2, 5], [6, 9]]
+
+    path.write_text("task: {name: flexible, private: all, privat: all}\n")
+    (text,) = problems(*plain, path=path)
     assert text.endswith(
-        "line 1: unknown option task.private; choose from those of task plain: task.name, "
+        "line 1: unknown option task.privat; choose from those of task plain: task.name, "
         "task.frames, task.ranges"
     )
 
