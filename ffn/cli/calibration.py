@@ -28,6 +28,7 @@ def read_calibration(
     pattern: str | None,
     frames: int,
     held_out: int,
+    root: str | None = None,
     clips: int | None = None,
     as_frames: bool = False,
     training_only: bool = False,
@@ -44,6 +45,7 @@ def read_calibration(
         pattern: of the names of frames in folders, for lists; a config has its own.
         frames: T.
         held_out: held-out clips, at most.
+        root: folder that relative paths of a list start from; default: that of the list.
         clips: calibration clips, at most; default: 256, or half of the videos of the only list.
         as_frames: inputs are uint8 frames (1, T, H, W, 3) instead of normalised clips.
         training_only: of a config, take the held-out clips from the training list as well.
@@ -56,7 +58,7 @@ def read_calibration(
     from ffn.export import Calibration
 
     generator = np.random.default_rng(seed)
-    train, val, open_record = _read_records(sources, classes, pattern, training_only)
+    train, val, open_record = _read_records(sources, classes, pattern, root, training_only)
     if clips is None:
         clips = CLIPS if val else min(CLIPS, len(train) // 2)
     train = [train[i] for i in generator.permutation(len(train))]
@@ -133,23 +135,49 @@ class Labelled:
         return zip(self.inputs, labels, strict=True)
 
 
+def is_config(source: str) -> bool:
+    """Whether a source is a config, by name or by file; otherwise it is a list or a folder."""
+    path = Path(source)
+    return (path.suffix in CONFIGS or source in config_names()) and not path.is_dir()
+
+
+def _read_list(source: str, classes: Sequence[str] | None, root: str | None) -> list[Record]:
+    """Videos of a list or of a folder per class.
+
+    Raises:
+        FileNotFoundError: the list, or its first video, does not exist.
+    """
+    from ffn.data import read_annotations
+
+    if Path(source).is_dir():
+        return read_annotations(source, classes=classes)[0]
+    records, _ = read_annotations(source, root=root, classes=classes)
+    if not Path(records[0].path).exists():
+        raise FileNotFoundError(
+            f"{records[0].path}, the first video of {source}, does not exist; relative paths start "
+            f"from {root or 'the folder of the list'}. Name another folder: --root of an export, "
+            "data.root of a test"
+        )
+    return records
+
+
 def _read_records(
     sources: Sequence[str],
     classes: Sequence[str] | None,
     pattern: str | None,
+    root: str | None,
     training_only: bool,
 ) -> tuple[list[Record], list[Record], Callable[[Record], Video]]:
     """Videos for calibration, held-out ones, and how to open them.
 
     There are no held-out ones for a single list, nor for a config with ``training_only``.
     """
-    from ffn.data import open_video, read_annotations
+    from ffn.data import open_video
 
-    is_config = Path(sources[0]).suffix in CONFIGS or sources[0] in config_names()
-    if not is_config or Path(sources[0]).is_dir():
+    if not is_config(sources[0]):
         if len(sources) > 2:
             raise ValueError(f"--calibration has {len(sources)} lists; expected one or two")
-        read = [read_annotations(source, classes=classes)[0] for source in sources]
+        read = [_read_list(source, classes, root) for source in sources]
         train, val = (*read, []) if len(read) == 1 else read
         named = {} if pattern is None else {"pattern": pattern}
         return train, val, lambda record: open_video(record.path, frames=record.frames, **named)

@@ -15,7 +15,7 @@ from ffn.cli.arguments import (
     load_imports,
     positive_int,
 )
-from ffn.cli.calibration import CLIPS, read_calibration
+from ffn.cli.calibration import CLIPS, is_config, read_calibration
 from ffn.cli.program import Parser, called_as, fail, program
 
 if TYPE_CHECKING:
@@ -71,10 +71,16 @@ def _check_arguments(given: argparse.Namespace) -> None:
         "--calibration-clips": given.calibration_clips,
         "--held-out-clips": given.held_out_clips,
         "--seed": given.seed,
+        "--root": given.root,
     }
     named = [name for name, value in unused.items() if value is not None]
     if named and not given.int8:
         raise ValueError(f"{', '.join(named)}: of --int8 only; add it, or leave them out")
+    if given.root and (is_config(given.calibration[0]) or Path(given.calibration[0]).is_dir()):
+        raise ValueError(
+            "--root is for the paths of a list of --calibration; a config has data.root, and a "
+            "folder per class has its videos in it"
+        )
     if given.all_frames and given.output and not given.to and Path(given.output).suffix:
         raise ValueError(
             f"--all-frames writes a folder, and --output {given.output} has the suffix of a file; "
@@ -93,6 +99,7 @@ def _calibration(given: argparse.Namespace, record: WeightRecord) -> Calibration
         preprocessing=Preprocessing.from_dict(record.preprocessing),
         pattern=(record.config or {}).get("data", {}).get("frame_pattern"),
         frames=given.frames,
+        root=given.root,
         as_frames=given.preprocess,
         clips=given.calibration_clips,
         held_out=given.held_out_clips or HELD_OUT_CLIPS,
@@ -175,6 +182,7 @@ def _add_int8_arguments(parser: argparse.ArgumentParser) -> None:
         help="CONFIG [key=value ...]: calibrate with training clips, compare with validation "
         "clips; or LIST [LIST]: annotations for the one, and for the other",
     )
+    option("--root", help="folder that relative paths of LIST start from; default: its folder")
     option(
         "--calibration-clips",
         type=positive_int,

@@ -238,6 +238,7 @@ def _calibration(
         pattern=config.data.frame_pattern,
         frames=frames,
         held_out=HELD_OUT_CLIPS,
+        root=config.data.root,
         training_only=True,
     )
 
@@ -371,8 +372,8 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration",
         metavar="LIST",
-        help="annotation list of videos that set the ranges of int8, or a config with a training "
-        "list; default: the training list of CONFIG",
+        help="annotation list of videos that set the ranges of int8, with paths under data.root, or "
+        "a config with a training list; default: the training list of CONFIG",
     )
     parser.add_argument(
         "--no-fuse", action="store_true", help="run the network as it was trained, not fused"

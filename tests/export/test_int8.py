@@ -190,6 +190,49 @@ def test_lists_for_int8_are_read_before_the_first_test(
     assert not (tmp_path / "x" / "results.json").exists()
 
 
+@pytest.mark.parametrize("command", ["export", "test"])
+def test_paths_of_a_list_start_from_the_root(
+    motion: Path,
+    tmp_path: Path,
+    command: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As in the lists of an index; with another root, nothing starts."""
+    found: list[str] = []
+
+    def fail(*_: object, calibration: Calibration, **__: object) -> None:
+        found.append(calibration.clips.records[0].path)
+        raise ExportError("stop")
+
+    module = "ffn.export" if command == "export" else "ffn.export.int8_networks"
+    monkeypatch.setattr(importlib.import_module(module), "export", fail)
+    index = tmp_path / "index.csv"
+    index.write_bytes((motion / "train.csv").read_bytes())
+
+    def run(root: Path | None) -> str:
+        given = ["--weights", SHIPPED, "--frames", "4", "--calibration", str(index)]
+        if command == "export":
+            more = ["--root", str(root)] if root else []
+            assert main([*given, "--to", "onnx", "--int8", *more]) == 2
+        else:
+            options = [f"data.root={root or tmp_path}", f"data.val={motion / 'val.csv'}"]
+            more = ["--precision", "int8", "--no-latency", "--output", str(tmp_path)]
+            assert run_test(["quickstart/motion_flexible", *options, *given, *more]) == 2
+        return capsys.readouterr().err
+
+    assert f"the first video of {index}, does not exist; relative paths start from" in run(None)
+    assert not found
+    assert "stop" in run(motion)
+    assert Path(found[0]).is_relative_to(motion)
+
+
+def test_root_belongs_to_a_list(capsys: pytest.CaptureFixture[str]) -> None:
+    given = ["--weights", SHIPPED, "--frames", "4", "--to", "onnx", "--root", "data"]
+    assert main([*given, "--int8", "--calibration", "quickstart/motion_flexible"]) == 2
+    assert "--root is for the paths of a list of --calibration" in capsys.readouterr().err
+
+
 def test_clips_of_a_test_are_no_test_videos(motion: Path) -> None:
     classes = ffn.load(SHIPPED).record.classes
     settings = Preprocessing.from_dict(ffn.load(SHIPPED).record.preprocessing)
