@@ -4,7 +4,8 @@
 //       --output net.onnx --preprocess --probabilities
 //   ffmpeg -i video.mp4 -f rawvideo -pix_fmt rgb24 - | node examples/onnx_frames.js net.onnx 28 28
 //
-// The arguments are the network, and the width and height of the frames.
+// The arguments are the network, and the width and height of the frames as displayed: ffmpeg applies the
+// rotation that a phone writes into the file.
 const fs = require("fs");
 const ort = require("onnxruntime-node");
 

@@ -14,11 +14,15 @@ import onnxruntime
 
 
 def read_frames(path: str, indices: list[int]) -> np.ndarray:
-    """Frames of a video (T, H, W, 3), uint8 RGB."""
+    """Frames of a video as displayed (T, H, W, 3), uint8 RGB."""
+
+    def upright(frame: av.VideoFrame) -> np.ndarray:
+        return np.rot90(frame.to_ndarray(format="rgb24"), frame.rotation // 90)
+
     with av.open(path) as container:
         wanted = set(indices)
         decoded = enumerate(container.decode(video=0))
-        frames = {i: frame.to_ndarray(format="rgb24") for i, frame in decoded if i in wanted}
+        frames = {i: upright(frame) for i, frame in decoded if i in wanted}
     return np.stack([frames[i] for i in indices])
 
 

@@ -372,8 +372,8 @@ def _add_precision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--calibration",
         metavar="LIST",
-        help="annotation list of videos that set the ranges of int8, with paths under data.root, or "
-        "a config with a training list; default: the training list of CONFIG",
+        help="annotation list of videos that set the ranges of int8, with paths under data.root, "
+        "or a config with a training list; default: the training list of CONFIG",
     )
     parser.add_argument(
         "--no-fuse", action="store_true", help="run the network as it was trained, not fused"

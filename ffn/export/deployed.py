@@ -158,6 +158,7 @@ class DeployedNetwork(nn.Module):
 
     def _describe_input(self) -> dict[str, Any]:
         described = {"name": self.input_name, "shape": self.input_shape}
+        described["orientation"] = "as displayed: the rotation that a video file states is applied"
         if self.transform is None:
             return {**described, "dtype": self._dtype_name(), "content": "normalised clip"}
         return {**described, "dtype": "uint8", "content": "RGB frames"}

@@ -79,7 +79,8 @@ def test_video_errors_of_workers_are_those_of_the_dataset(folder, start_method):
     faulty = loader(folder, ["a", "absent"], timeout=20)
     with pytest.raises(VideoError) as alone:
         faulty.dataset[1]
-    assert f"{folder / 'absent'}: no such file or folder; set data.on_error=skip" in str(alone.value)
+    message = f"{folder / 'absent'}: no such file or folder; set data.on_error=skip"
+    assert str(alone.value).startswith(message)
     with pytest.raises(VideoError) as caught:
         list(faulty)
     assert str(caught.value) == str(alone.value)

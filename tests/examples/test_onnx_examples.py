@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 
 import ffn
+from ffn.data import decode
 from ffn.datasets.synthetic import generate
 
 pytest.importorskip("onnx")
@@ -40,6 +42,23 @@ def assert_predicted(printed: str, video: Path) -> None:
     expected = ffn.Predictor(SHIPPED, precision="fp32")(video, frames=8).top(3)
     assert [label for _, label in lines] == [label for label, _ in expected]
     assert [float(p) for p, _ in lines] == pytest.approx([100 * p for _, p in expected], abs=0.5)
+
+
+def test_frames_are_read_as_displayed(tmp_path: Path) -> None:
+    """Of a film of a phone, which states its rotation."""
+    read = runpy.run_path(str(EXAMPLES / "onnx_video.py"))["read_frames"]
+    for degrees in (0, 90, -90, 180):
+        path = str(tmp_path / "a.mp4")
+        with av.open(path, "w") as container:
+            stream = container.add_stream("libx264", rate=25)
+            stream.width, stream.height, stream.pix_fmt = 64, 48, "yuv420p"
+            if degrees:
+                stream.set_display_rotation(degrees)
+            image = np.zeros((48, 64, 3), np.uint8)
+            image[:16, :16] = 255
+            frame = av.VideoFrame.from_ndarray(image, format="rgb24")
+            container.mux(stream.encode(frame) + stream.encode())
+        np.testing.assert_array_equal(read(path, [0]), decode(path, [0]).numpy())
 
 
 @pytest.mark.slow
