@@ -163,12 +163,14 @@ def list_path(path: Path, root: Path) -> str:
 
 def _table(entries: Sequence[Entry], facts: Mapping[str, VideoFacts]) -> str:
     timed = any(entry.start is not None or entry.end is not None for entry in entries)
-    rows = [(*COLUMNS, *(("start", "end") if timed else ()))]
+    grouped = any(entry.group is not None for entry in entries)
+    rows = [(*COLUMNS, *(("start", "end") if timed else ()), *(["group"] if grouped else []))]
     for entry in entries:
         one = facts[entry.path]
         cells = (one.frames, _number(one.fps), _number(one.duration), one.width, one.height)
         times = (_exact(entry.start), _exact(entry.end)) if timed else ()
-        rows.append((entry.path, entry.label, *cells, *times))
+        group = (entry.group or "",) if grouped else ()
+        rows.append((entry.path, entry.label, *cells, *times, *group))
     return csv_text(rows)
 
 

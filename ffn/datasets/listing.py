@@ -55,6 +55,7 @@ class Entry:
         shared: Whether other entries name other parts of the same source video.
         start: Start of the part to use in seconds, or None.
         end: End of the part to use in seconds, or None.
+        group: Name of what related videos share, such as a person or a scene, or None.
     """
 
     split: str
@@ -66,6 +67,7 @@ class Entry:
     shared: bool = False
     start: float | None = None
     end: float | None = None
+    group: str | None = None
 
     def resolve_times(self, duration: float) -> str | None:
         """Decide whether a file with official times is the part or the whole source video.

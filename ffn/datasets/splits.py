@@ -65,6 +65,7 @@ def split_entries(listing: Listing, settings: SplitSettings) -> None:
         validation = with_it < without and not empties
         for entry in groups[group]:
             entry.split = "val" if validation else "train"
+            entry.group = None if settings.group_pattern is None else group
         if validation:
             taken += inside
     _fill_empty_classes(groups, counts, taken)

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from preparation_layouts import NAMES, Layouts
 
-from ffn.data import read_annotations, read_classes
+from ffn.data import read_annotation_rows, read_annotations, read_classes
 from ffn.datasets import Entry, PreparationError, SplitSettings, prepare
 from ffn.datasets.facts import VideoFacts
 from ffn.datasets.index import _table
@@ -457,6 +457,10 @@ def test_folder_keeps_groups_together(layouts: Layouts) -> None:
     assert not groups["train"] & groups["val"]
     assert set(labels(layouts.root, "val.csv").values()) == {"run", "jump"}
     assert set(labels(layouts.root, "train.csv").values()) == {"run", "jump"}
+    for name in ("train", "val"):  # for the warnings of a training, and for cross-validation
+        listed = read_annotation_rows(layouts.root / f"index/{name}.csv", ["group"])
+        assert all(row.group == row.path.split("/")[1][:2] for row in listed)
+        assert all(row.extra == (row.group,) for row in listed)
 
 
 def test_folder_refuses_a_pattern_that_fits_not_all(layouts: Layouts) -> None:
