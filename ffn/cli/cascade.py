@@ -24,6 +24,7 @@ from ffn.files import make_writable
 if TYPE_CHECKING:
     from ffn.evaluation.cascades.fit import CascadeFit, Point
     from ffn.evaluation.results import Predictions
+    from ffn.zoo import WeightRecord
 
 PREDICTIONS_HELP = f"*.predictions.safetensors of {command('test')} --save-predictions"
 
@@ -59,6 +60,7 @@ def _fit(given: argparse.Namespace) -> None:
     predictor = Predictor(given.weights, precision="fp32")
     digest = state_sha256(predictor.model.state_dict())
     predictions = _joined(given.predictions, given.weights, digest)
+    _warn_of_training_videos(given.weights, predictor.record, predictions)
     frames = given.frames or predictor.trained_frames
     if len(frames) > COUNTS:
         raise ValueError(
@@ -83,6 +85,33 @@ def _fit(given: argparse.Namespace) -> None:
     file.save(output)
     print(_describe(fit, chosen))
     print(output)
+
+
+def _warn_of_training_videos(weights: str, record: WeightRecord, predictions: Predictions) -> None:
+    """Print a warning if the network was trained on videos of the fit: its run folder lists them.
+
+    Its probabilities for them are too high, and the thresholds with them.
+    """
+    from ffn.data.video_list import read_videos
+    from ffn.engine.run_videos import NAME
+
+    listed = Path(weights).with_name(NAME)
+    if not Path(weights).is_file() or not listed.is_file():
+        return
+    try:
+        rows = [row for row in read_videos(listed) if row.split == "train"]
+    except (ValueError, OSError):  # damaged, or of an early version
+        return
+    root = (record.config or {}).get("data", {}).get("root", "")
+    trained = {os.path.abspath(Path(root, row.path)) for row in rows}
+    videos = {*map(os.path.abspath, predictions.paths)}
+    if shared := len(videos & trained):
+        print(
+            f"{prefix('cascade')}: warning: {shared} of {len(videos)} videos are training videos "
+            f"of {weights} ({listed}), so that the cascade is too confident; give predictions for "
+            "other videos",
+            file=sys.stderr,
+        )
 
 
 def _output(given: argparse.Namespace) -> Path:

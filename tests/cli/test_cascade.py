@@ -15,6 +15,7 @@ from serve_files import CLASSES, PREPROCESSING, save_network
 
 from ffn.cli.cascade import _costs, _joined, main
 from ffn.cli.publish import main as publish_main
+from ffn.data.video_list import ListedVideo, write_videos
 from ffn.evaluation import Row, Sweep, load_predictions, save_table
 from ffn.evaluation.cascades.file import CascadeFile
 from ffn.evaluation.cascades.trials import half_trials
@@ -164,6 +165,22 @@ def test_networks_of_different_counts_have_no_report(
         assert main([*given, str(tmp_path / "both"), "--predictions", *files]) == 2
         assert "the networks were tested at different frame counts" in capsys.readouterr().err
     assert not (tmp_path / "both.json").exists()
+
+
+def test_fit_warns_of_training_videos(
+    tmp_path: Path, weights: Path, seen: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The run folder of the weights lists them."""
+    for end in (".safetensors", ".yaml"):
+        shutil.copy(weights.with_suffix(end), tmp_path / f"last{end}")
+    given = ["fit", "--weights", str(tmp_path / "last.safetensors"), "--predictions", str(seen)]
+    paths = load_predictions(seen).paths
+    for split, count in (("val", 0), ("train", 7)):
+        videos = [ListedVideo(split, path, "0", "", "", "", "") for path in paths[:7]]
+        write_videos(tmp_path / "videos.csv.gz", videos)
+        assert main([*given, "--frames", "2", "8", "--overwrite"]) == 0
+        shown = capsys.readouterr().err
+        assert (f"warning: {count} of 120 videos are training videos" in shown) == bool(count)
 
 
 def test_what_is_read_is_never_overwritten(
