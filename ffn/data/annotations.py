@@ -132,6 +132,12 @@ def read_annotation_rows(
     if not source.exists():
         folder = source.with_suffix("")
         hint = f"; the folder {folder.name} exists: use its name" if folder.is_dir() else ""
+        index = source.parent / "index"
+        if (index / source.name).is_file() and (index / "classes.txt").is_file():
+            hint = (
+                f"; {index} holds an index: data.train=index/train.csv data.val=index/val.csv "
+                "data.classes=index/classes.txt"
+            )
         raise FileNotFoundError(
             f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
             f"sub-folder per class{hint} (data.train and data.val of a config)"

@@ -151,6 +151,15 @@ def test_a_missing_list_beside_a_folder_suggests_the_folder(tmp_path):
         read_annotations(tmp_path / "train.csv")
 
 
+def test_a_missing_list_beside_an_index_suggests_the_index(tmp_path):
+    (tmp_path / "index").mkdir()
+    for name in ("train.csv", "val.csv", "classes.txt"):
+        (tmp_path / "index" / name).touch()
+    options = "data.train=index/train.csv data.val=index/val.csv data.classes=index/classes.txt"
+    with pytest.raises(FileNotFoundError, match=f"index holds an index: {options}"):
+        read_annotations(tmp_path / "train.csv")
+
+
 def test_missing_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"none\.txt do not exist"):
         read_annotations(tmp_path / "none.txt")
