@@ -24,8 +24,10 @@ class Conv3d(nn.Conv3d):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         half = _half(x)
+        if half is None:
+            return super()._conv_forward(x, weight, bias)
         is_short = x.shape[2] == 1 and self.kernel_size[0] > 1
-        if half and (torch.is_grad_enabled() or is_short or _is_one_column(self, x)):
+        if torch.is_grad_enabled() or is_short or _is_one_column(self, x):
             return _in_float32(super()._conv_forward, x, weight, bias).to(half)
         return super()._conv_forward(x, weight, bias)
 
