@@ -154,6 +154,10 @@ def test_sentences_about_results_say_what_was_measured() -> None:
     assert "About one film in four gets a wrong label" in text
     assert shipped["metrics"][16]["top1"] == pytest.approx(75, abs=2.5)
     counts = (4, 8, 16)
+    ships = " / ".join(f"{shipped['metrics'][t]['top1']:.1f}" for t in counts)
+    recipe = " / ".join(f"{top1('motion_any_count', 'flexible', t):.1f}" for t in counts)
+    assert f"it has {ships} %; networks that are trained with the present recipe" in text
+    assert f"present recipe have {recipe} %" in text
     ours, separate = (
         [top1("motion_any_count", run, t) for t in counts]
         for run in ("flexible", "separate networks")
