@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import signal
 import sys
@@ -186,6 +187,8 @@ def _end(status: int) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
+    # At exit, Python ends the workers that are left; torch's handler would raise an error for each.
+    atexit.register(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
     return status
 
 

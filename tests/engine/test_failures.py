@@ -100,6 +100,31 @@ def test_status_and_message_of_one_process(capsys: pytest.CaptureFixture[str]) -
         fail(KeyError("bug"))
 
 
+LEFT_WORKER = """
+import multiprocessing, signal, sys, time
+from ffn.engine.failures import run_command
+
+def fail(world):
+    multiprocessing.Process(target=time.sleep, args=(60,), daemon=True).start()
+    signal.signal(signal.SIGCHLD, lambda *_: 1 / 0)  # torch's handler raises an error too
+    raise ValueError("wrong option")
+
+if __name__ == "__main__":
+    sys.exit(run_command("x.py", fail))
+"""
+
+
+def test_workers_that_the_exit_ends_are_no_errors() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", LEFT_WORKER],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert (done.returncode, done.stderr) == (EXIT_FAILED, "x.py: wrong option\n")
+
+
 # Two gloo processes for each case; rank 1 fails, and rank 0 waits in a collective.
 CASES = """
 import json, os, signal, sys, tempfile, time
