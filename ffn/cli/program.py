@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import functools
+import io
 import os
 import re
 import sys
@@ -56,8 +57,8 @@ def prints_safely(main: Callable[..., int]) -> Callable[..., int]:
 
     @functools.wraps(main)
     def run(*arguments: Any) -> int:
-        if getattr(sys.stdout, "errors", None) == "strict":  # as stderr does by itself
-            sys.stdout.reconfigure(errors="backslashreplace")
+        if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+            sys.stdout.reconfigure(errors="backslashreplace")  # as stderr does by itself
         try:
             try:
                 return main(*arguments)
