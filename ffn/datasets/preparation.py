@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -18,9 +17,9 @@ from ffn.data.store.layout import key_of
 from ffn.data.tool_files import INDEX_JOURNAL
 from ffn.data.workers import TIMEOUT, check_timeout
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
-from ffn.datasets.disk import Inventory, scan
+from ffn.datasets.disk import Inventory
 from ffn.datasets.facts import Journal, VideoFacts, read_all
-from ffn.datasets.index import claim_index, previous_files, write_index
+from ffn.datasets.index import claim_index, write_index
 from ffn.datasets.listing import (
     Entry,
     Listing,
@@ -30,6 +29,7 @@ from ffn.datasets.listing import (
     find_empty_classes,
 )
 from ffn.datasets.registry import DATASETS
+from ffn.datasets.search import about_lists_in, search, search_annotations
 from ffn.datasets.splits import SplitSettings, split_entries
 
 Progress = Callable[[str, int, int], None]
@@ -130,14 +130,14 @@ def prepare(
         raise PreparationError(f"{root} is not a folder; name the folder of the data set")
     check_pattern(pattern)
     output = root / "index" if output is None else Path(output).absolute()
-    disk = _search(root, output, [] if copies is None else [copies.folder])
+    disk = search(root, output, [] if copies is None else [copies.folder])
     if videos is not None:
         disk = disk.within(videos)
-    lists = disk if annotations is None else _search_annotations(annotations)
+    lists = disk if annotations is None else search_annotations(annotations)
     try:
         listing = _read_lists(dataset, disk, lists, split)
     except PreparationError as error:
-        note = "" if annotations is not None else _about_lists_in(output, root)
+        note = "" if annotations is not None else about_lists_in(output, root)
         raise PreparationError(f"{error}{note}") from None
     usable = check(listing, disk)
     if not usable:
@@ -173,46 +173,6 @@ def prepare(
         description = write_index(output, listing, found, facts, about)
     splits = [_split_summary(listing, split, usable, found) for split in listing.splits]
     return Summary(output, splits, listing.classes, listing.problems, listing.notes, description)
-
-
-def _search(root: Path, output: Path, skip: list[Path]) -> Inventory:
-    """The files of the data set, without those of the index and in the folders to skip.
-
-    Raises:
-        PreparationError: if the folder of the index is one of the data set, with videos.
-    """
-    if os.path.realpath(output) == os.path.realpath(root):
-        disk, own = scan(root, skip), previous_files(output)
-        return replace(disk, lists=tuple(path for path in disk.lists if path not in own))
-    if _is_new_folder_inside(output, root):
-        inside = scan(output, skip)
-        found = [*inside.videos, *inside.folders]
-        if found:
-            raise PreparationError(
-                f"the folder of the index, {output}, holds videos ({found[0]}), which would be "
-                "left out; name another one with --output"
-            )
-    return scan(root, [*skip, output])
-
-
-def _about_lists_in(output: Path, root: Path) -> str:
-    """A note for an error of lists, if there are some in the folder of the index."""
-    if not _is_new_folder_inside(output, root) or not scan(output).lists:
-        return ""
-    return f". Lists in {output} are not read: it is the folder of the index (--output)"
-
-
-def _is_new_folder_inside(output: Path, root: Path) -> bool:
-    """Whether the folder of an index is below the root, and no preparation wrote to it."""
-    inside = output.is_dir() and output != root and output.is_relative_to(root)
-    return inside and not (output / INDEX_JOURNAL).exists()
-
-
-def _search_annotations(annotations: str | Path) -> Inventory:
-    folder = Path(annotations).absolute()
-    if not folder.is_dir():
-        raise PreparationError(f"the folder of annotations {folder} does not exist")
-    return scan(folder)
 
 
 def _read_lists(
