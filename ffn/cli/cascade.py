@@ -83,7 +83,7 @@ def _fit(given: argparse.Namespace) -> None:
         path_digests(predictions.paths),
     )
     file.save(output)
-    print(_describe(fit, chosen))
+    print(_describe(given, fit, chosen))
     print(output)
 
 
@@ -200,19 +200,23 @@ def _choose(given: argparse.Namespace, fit: CascadeFit) -> Point:
     return fit.for_accuracy(given.accuracy)
 
 
-def _describe(fit: CascadeFit, chosen: Point) -> str:
+def _describe(given: argparse.Namespace, fit: CascadeFit, chosen: Point) -> str:
     from ffn.evaluation.cascades.report import less_or_more
 
     largest = max(fit.gmacs)
     saved = less_or_more(100 * (1 - chosen.gmacs / fit.gmacs[largest]))
     stages = ", ".join(map(str, chosen.stages))
     thresholds = ", ".join(f"{x:.3f}" for x in chosen.thresholds) or "none"
+    gained = chosen.accuracy - fit.raw[largest]
+    change = f"{abs(gained):.2f} points {'lower' if gained < 0 else 'higher'}"
+    if given.accuracy is None and given.budget_gmacs is None and gained < 0:
+        change += "; a fit to more videos may find a more accurate one"
     return (
         f"stages {stages}; thresholds {thresholds}\n"
         f"{chosen.accuracy:.2f} % for {chosen.gmacs:.4g} GMACs in the mean, out of fold, on "
         f"{fit.videos} videos\n"
         f"{largest} frames: {fit.raw[largest]:.2f} % for {fit.gmacs[largest]:.4g} GMACs; the "
-        f"cascade takes {saved}"
+        f"cascade takes {saved}, and its accuracy is {change}"
     )
 
 

@@ -51,6 +51,10 @@ def test_fit_and_report(
     assert not printed.err
     loaded = CascadeFile.load(file)
     assert (loaded.weights_sha256, loaded.classes, loaded.fit.videos) == (digest, CLASSES, 120)
+    lost = loaded.fit.raw[8] - loaded.chosen.accuracy
+    change = f"{abs(lost):.2f} points {'lower' if lost > 0 else 'higher'}"
+    assert f", and its accuracy is {change}" in printed.out
+    assert ("a fit to more videos may find a more accurate one" in printed.out) == (lost > 0)
     assert loaded.fit.gmacs[8] == pytest.approx(4 * loaded.fit.gmacs[2], rel=1e-3)
     assert main(given) == 2
     assert "exists; choose another --output, or add --overwrite" in capsys.readouterr().err
