@@ -102,7 +102,7 @@ def _warn_of_training_videos(weights: str, record: WeightRecord, predictions: Pr
         rows = [row for row in read_videos(listed) if row.split == "train"]
     except (ValueError, OSError):  # damaged, or of an early version
         return
-    root = (record.config or {}).get("data", {}).get("root", "")
+    root = record.options("data").get("root", "")
     trained = {os.path.abspath(Path(root, row.path)) for row in rows}
     videos = {*map(os.path.abspath, predictions.paths)}
     if shared := len(videos & trained):
@@ -208,7 +208,9 @@ def _describe(given: argparse.Namespace, fit: CascadeFit, chosen: Point) -> str:
     stages = ", ".join(map(str, chosen.stages))
     thresholds = ", ".join(f"{x:.3f}" for x in chosen.thresholds) or "none"
     gained = chosen.accuracy - fit.raw[largest]
-    change = f"{abs(gained):.2f} points {'lower' if gained < 0 else 'higher'}"
+    change = (
+        f"{abs(gained):.2f} points {'lower' if gained < 0 else 'higher'}" if gained else "the same"
+    )
     if given.accuracy is None and given.budget_gmacs is None and gained < 0:
         change += "; a fit to more videos may find a more accurate one"
     return (

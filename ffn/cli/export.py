@@ -97,7 +97,7 @@ def _calibration(given: argparse.Namespace, record: WeightRecord) -> Calibration
         given.calibration,
         classes=record.classes,
         preprocessing=Preprocessing.from_dict(record.preprocessing),
-        pattern=(record.config or {}).get("data", {}).get("frame_pattern"),
+        pattern=record.options("data").get("frame_pattern"),
         frames=given.frames,
         root=given.root,
         as_frames=given.preprocess,

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import torch
 from torch import Tensor
@@ -77,7 +77,7 @@ class Predictor:
         self.device = check_device(device)
         self.model, self.record = load_with_record(name_or_path, device=self.device)
         self.preprocessing = Preprocessing.from_dict(self.record.preprocessing)
-        self.pattern = pattern or self._config("data").get("frame_pattern") or PATTERN
+        self.pattern = pattern or self.record.options("data").get("frame_pattern") or PATTERN
         check_pattern(self.pattern)
         # Converted foreign checkpoints have no class names.
         self.classes = self.record.classes or tuple(
@@ -436,13 +436,8 @@ class Predictor:
     def _listed_frames(self) -> list[int]:
         if self.record.trained_frames is not None:
             return list(self.record.trained_frames)
-        frames = self._config("task").get("frames") or []
+        frames = self.record.options("task").get("frames") or []
         return list(frames) if isinstance(frames, list | tuple) else [frames]
-
-    def _config(self, section: str) -> dict[str, Any]:
-        """Options of the training; a record that a person wrote may have any of them, or none."""
-        options = (self.record.config or {}).get(section)
-        return options if isinstance(options, dict) else {}
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -145,6 +145,11 @@ class WeightRecord:
             return ()
         return (self.url,) if isinstance(self.url, str) else self.url
 
+    def options(self, section: str) -> dict[str, Any]:
+        """Options of the training, such as those of "data"; a record may lack any of them."""
+        found = (self.config or {}).get(section)
+        return found if isinstance(found, dict) else {}
+
     @property
     def conversion_frames(self) -> Iterable[int]:
         """The trained counts as :func:`ffn.convert` takes them, with their ranges if there are any.

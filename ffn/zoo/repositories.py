@@ -138,7 +138,7 @@ def model_card(record: WeightRecord, repo: str, *, cascade: bool = False) -> str
     lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {repo.partition('/')[2]}", ""]
     counts = record.trained_frames
     # A plain network has the counts of its training in its config.
-    trained = counts or (record.config or {}).get("task", {}).get("frames") or (8,)
+    trained = counts or record.options("task").get("frames") or (8,)
     if counts is None:
         lines.append(f"`{record.model}`, a network for video recognition.")
     else:

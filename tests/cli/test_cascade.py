@@ -52,7 +52,7 @@ def test_fit_and_report(
     loaded = CascadeFile.load(file)
     assert (loaded.weights_sha256, loaded.classes, loaded.fit.videos) == (digest, CLASSES, 120)
     lost = loaded.fit.raw[8] - loaded.chosen.accuracy
-    change = f"{abs(lost):.2f} points {'lower' if lost > 0 else 'higher'}"
+    change = f"{abs(lost):.2f} points {'lower' if lost > 0 else 'higher'}" if lost else "the same"
     assert f", and its accuracy is {change}" in printed.out
     assert ("a fit to more videos may find a more accurate one" in printed.out) == (lost > 0)
     assert loaded.fit.gmacs[8] == pytest.approx(4 * loaded.fit.gmacs[2], rel=1e-3)

@@ -217,7 +217,7 @@ class _StreamTimes:
             time = sent + self._offset
             step = sent - self._sent
         is_new_part, self._is_new_part = self._is_new_part, False
-        if is_new_part or step > BREAK or (sent is not None and sent < (self._sent or sent)):
+        if is_new_part or not 0 <= step <= BREAK:
             is_new_part = True
             # Frames that came faster than they were sent have later times than now.
             time = elapsed if first else max(elapsed, soonest)

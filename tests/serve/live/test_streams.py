@@ -182,18 +182,6 @@ def test_a_jump_of_the_times_begins_a_new_part() -> None:
     assert [b.time - a.time for a, b in pairwise(answers)][:5] == pytest.approx([0.2] * 5)
 
 
-def test_frames_without_times_have_that_of_their_arrival() -> None:
-    clock = SimulatedClock()
-
-    def connect() -> Iterator[Grab]:
-        for _ in range(20):
-            clock.spend(0.25)
-            yield Grab(None, image)
-
-    predictor, _ = live(clock, connect, attempts=0, every=4)
-    assert [a.time for a in predictor] == pytest.approx([0.75, 1.75, 2.75, 3.75, 4.75])
-
-
 def test_repeated_and_missing_times_are_no_interruption() -> None:
     """Such a frame is as much later than the frame before as it arrived later."""
     clock = SimulatedClock()
@@ -210,14 +198,16 @@ def test_repeated_and_missing_times_are_no_interruption() -> None:
     assert [a.latency_ms for a in answers] == pytest.approx([0] * 36, abs=1e-6)
 
 
-@pytest.mark.parametrize("time", [None, 7.0])
-def test_a_stream_whose_times_never_go_on(time: float | None) -> None:
+@pytest.mark.parametrize(("first", "others"), [(None, None), (7.0, None), (7.0, 7.0)])
+def test_frames_without_times_have_that_of_their_arrival(
+    first: float | None, others: float | None
+) -> None:
     clock = SimulatedClock()
 
     def connect() -> Iterator[Grab]:
         for number in range(20):
             clock.spend(0.25)
-            yield Grab(time if number else 7.0, image)
+            yield Grab(others if number else first, image)
 
     predictor, _ = live(clock, connect, attempts=0, every=4)
     assert [a.time for a in predictor] == pytest.approx([0.75, 1.75, 2.75, 3.75, 4.75])
