@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 import ffn
-from ffn.data import Normalise, Preprocessing, VideoDataset, make_loader, read_annotations
+from ffn.data import Normalize, Preprocessing, VideoDataset, make_loader, read_annotations
 from ffn.datasets.synthetic import generate
 from ffn.engine.tasks import FlexibleTask
 from ffn.evaluation import print_table, sweep
@@ -27,14 +27,14 @@ if __name__ == "__main__":
     network = nn.Sequential(layer(3, 24), layer(24, 48), layer(48, 96), *head)
     model = ffn.convert(network, trained_frames=(4, 8, 16), alter=["1.0", "2.0"])
     print(model.report)
-    task, optimiser = FlexibleTask(model, (4, 8, 16)), torch.optim.AdamW(model.parameters(), 3e-3)
+    task, optimizer = FlexibleTask(model, (4, 8, 16)), torch.optim.AdamW(model.parameters(), 3e-3)
     for epoch in range(12):
         loader.sampler.set_epoch(epoch)
         for batch in loader:
-            optimiser.zero_grad()
-            batch["clips"] = {t: Normalise(crop)(clip) for t, clip in batch["clips"].items()}
+            optimizer.zero_grad()
+            batch["clips"] = {t: Normalize(crop)(clip) for t, clip in batch["clips"].items()}
             loss = task(batch)["loss"]
             loss.backward()
-            optimiser.step()
+            optimizer.step()
         print(f"epoch {epoch + 1}: loss {loss.item():.2f}")
     print_table([sweep(model, make_loader(val, batch_size=16), latency=False)])

@@ -23,14 +23,14 @@ views = {"views": FRAMES, "preprocessing": size}
 train = data.VideoDataset(splits.train, train=True, transform=crops, cache_bytes=2**30, **views)
 loader = data.make_loader(train, batch_size=16, train=True)
 tests = data.make_loader(data.VideoDataset(splits.val, **views), batch_size=16)
-normalise = data.Normalise(size)
+normalize = data.Normalize(size)
 
 torch.manual_seed(0)
 plain = ffn.create_model("tsm_tiny", num_classes=len(splits.classes), dropout=0.0)
 model = ffn.convert(plain, FRAMES).train()
 decay = [{"params": [p for p in model.parameters() if p.ndim >= 2], "weight_decay": 1.0}]
 rest = [{"params": [p for p in model.parameters() if p.ndim < 2], "weight_decay": 0.0}]
-optimiser = torch.optim.AdamW(decay + rest, RATE)
+optimizer = torch.optim.AdamW(decay + rest, RATE)
 
 
 def factor(step: int) -> float:
@@ -41,21 +41,21 @@ def factor(step: int) -> float:
     return (1 + math.cos(math.pi * (epoch - WARMUP) / (EPOCHS - WARMUP))) / 2
 
 
-schedule = torch.optim.lr_scheduler.LambdaLR(optimiser, factor)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factor)
 for epoch in range(EPOCHS):
     loader.sampler.set_epoch(epoch)  # another order and other augmentations
     for batch in loader:
         *small, largest = FRAMES
-        logits = model(normalise(batch["clips"][largest]))  # T selects the sub-network
+        logits = model(normalize(batch["clips"][largest]))  # T selects the sub-network
         loss = cross_entropy(logits, batch["label"])  # the largest view learns the label,
         teacher = log_softmax(logits.detach(), -1)
         for frames in reversed(small):  # the others learn what it answers (FFN, eq. 3 to 5)
-            answer = log_softmax(model(normalise(batch["clips"][frames])), -1)
+            answer = log_softmax(model(normalize(batch["clips"][frames])), -1)
             loss = loss + kl_div(answer, teacher, reduction="batchmean", log_target=True)
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 20.0)
-        optimiser.step()
+        optimizer.step()
         schedule.step()
     print(f"epoch {epoch + 1}: loss {loss.item():.4f}")
 

@@ -16,7 +16,7 @@ from torch.nn.utils.parametrize import is_parametrized
 class Conv3d(nn.Conv3d):
     """``nn.Conv3d``, in fp32 where torch's bf16 on a CPU is wrong.
 
-    oneDNN (torch 2.15) reads uninitialised memory if the kernel spans more frames than the clip
+    oneDNN (torch 2.15) reads uninitialized memory if the kernel spans more frames than the clip
     has: for the gradients of the weights, and on CPUs with AMX also for the outputs of 1 frame. NaN
     and values up to 1e38 were measured. Inference of 2 frames and more runs in bf16, except where
     :func:`is_one_column`.

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ffn
-from ffn.data import EvalTransform, Normalise
+from ffn.data import EvalTransform, Normalize
 from ffn.datasets import motions
 from ffn.export import Networks
 from ffn.labels import SingleLabel
@@ -109,7 +109,7 @@ def correlation(first: HeatMap, second: HeatMap) -> float:
     return float(spearmanr(first.values.flatten(), second.values.flatten()).statistic)
 
 
-def randomised(predictor: Predictor, seed: int = 0) -> HeatMaps:
+def randomized(predictor: Predictor, seed: int = 0) -> HeatMaps:
     """The heat maps of the same network with random weights."""
     torch.manual_seed(seed)
     return heat_maps(predictor, model_from_record(predictor.record).eval())
@@ -134,7 +134,7 @@ def quality(count: int) -> Iterator[tuple[str, ...]]:
     predictor = Predictor(WEIGHTS, precision="fp32")
     chosen = list(films(count))
     clips = [predictor.reader(FRAMES).read(each.frames) for each in chosen]
-    random = randomised(predictor)
+    random = randomized(predictor)
     for layer in LAYERS:
         found: dict[str, list[float]] = defaultdict(list)
         for each, clip in zip(chosen, clips, strict=True):
@@ -172,9 +172,9 @@ def costs(rounds: int) -> Iterator[tuple[str, ...]]:
         pixels = torch.randint(0, 256, (3, frames, side, side), dtype=torch.uint8)
         clip = Clip("noise", pixels, "", tuple(range(frames)), 0.0)
         heat, fused = heat_maps(predictor, network, side), Networks(network, precision="fp32")
-        normalise = Normalise(predictor.preprocessing)
+        normalize = Normalize(predictor.preprocessing)
         with torch.inference_mode():
-            prediction = _median_ms(lambda: fused(normalise(pixels[None])), rounds)  # noqa: B023
+            prediction = _median_ms(lambda: fused(normalize(pixels[None])), rounds)  # noqa: B023
         started = time.perf_counter()
         heat(clip)
         first = 1000 * (time.perf_counter() - started)

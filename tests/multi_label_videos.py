@@ -15,7 +15,7 @@ def write_multi_label_videos(folder: Path, *, train: int = 24, val: int = 16) ->
     """Write mp4 files of 12 frames, 32 x 32, and csv lists with the columns path and labels.
 
     In the upper half a grating moves right (slide) or stands still; in the lower half the
-    brightness swings (pulse) or not; the picture is reddish (tint) or grey. All combinations occur
+    brightness swings (pulse) or not; the picture is reddish (tint) or gray. All combinations occur
     equally often, so that no class tells another.
     """
     import av
@@ -34,8 +34,8 @@ def write_multi_label_videos(folder: Path, *, train: int = 24, val: int = 16) ->
                 for t in range(12):
                     wave = np.sin(0.8 * x + phases[0] - 1.2 * present["slide"] * t)
                     swing = np.full_like(wave, np.sin(phases[1] + 1.5 * present["pulse"] * t))
-                    grey = 110 + 90 * np.where(y < 16, wave, swing)
-                    pixels = np.repeat(grey[..., None], 3, 2)
+                    gray = 110 + 90 * np.where(y < 16, wave, swing)
+                    pixels = np.repeat(gray[..., None], 3, 2)
                     pixels[..., 0] += 45 * present["tint"]
                     pixels = pixels.clip(0, 255).astype(np.uint8)
                     output.mux(video.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))

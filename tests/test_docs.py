@@ -289,7 +289,7 @@ def test_what_the_page_says_of_forms() -> None:
     expected = f"has {mean['any_count_teacher_20']:.1f} with the same number of frames per video"
     assert f"{expected}, in place of {mean['any_count']:.1f}: {less:.1f} less at 6" in text
     assert f"and {more:.1f} more at 24 frames" in text
-    assert f"more often have {mean['any_count_centre']:.1f} (`any_count_centre`)" in text
+    assert f"more often have {mean['any_count_center']:.1f} (`any_count_center`)" in text
     assert f"by one count have {mean['any_count_overlap']:.1f} (`any_count_overlap`)" in text
     rates = [mean[f"any_count_lr_{rate}"] for rate in ("4e-3", "1e-3")]
     assert f"Twice the rate of the config has {rates[0]:.1f}, half of it {rates[1]:.1f}" in text

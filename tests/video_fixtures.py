@@ -1,4 +1,4 @@
-"""Videos with the frame number in their pixels: frame i is grey with brightness 20 + 4 i."""
+"""Videos with the frame number in their pixels: frame i is gray with brightness 20 + 4 i."""
 
 from __future__ import annotations
 

@@ -179,7 +179,7 @@ class SlowFast(PooledClassifier):
         width: channels of the slow pathway's stem.
         dropout: probability before the classifier.
         pool: see :class:`Stem`.
-        zero_init_last: initialise the weight of every block's last norm with zero.
+        zero_init_last: initialize the weight of every block's last norm with zero.
 
     Raises:
         ValueError: ``fusion_kernel`` is even, or ``beta_inverse`` does not divide ``width``.

@@ -68,7 +68,7 @@ class TemporalConv(nn.Module):
     Args:
         channels: C.
         length: holds the clip's T; the model sets it.
-        shifted: initialise as a shift of half of the channels each way; else as the identity.
+        shifted: initialize as a shift of half of the channels each way; else as the identity.
     """
 
     def __init__(self, channels: int, length: ClipLength, *, shifted: bool) -> None:
@@ -103,7 +103,7 @@ class _OverTime(nn.Conv1d):
 
 
 def _as_images(x: Tensor) -> Tensor:
-    """A channels-last tensor (B, C, T, P), or a slice, with strides by which torch recognises it.
+    """A channels-last tensor (B, C, T, P), or a slice, with strides by which torch recognizes it.
 
     A batch of 1 may have any first stride; torch then computes in the default layout, up to eight
     times as long.

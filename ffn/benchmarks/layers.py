@@ -60,7 +60,7 @@ def compare_layers(*, frames: int, rounds: int, device: torch.device) -> Iterato
     torch.manual_seed(0)
     for layer in [*_trained_layers(frames, device), *_inference_layers(frames, device)]:
         yield _compare(layer, rounds, device)
-    yield _compare_optimisers(rounds, device)
+    yield _compare_optimizers(rounds, device)
 
 
 def _trained_layers(frames: int, device: torch.device) -> Iterator[Layer]:
@@ -295,7 +295,7 @@ def _check_equal(layer: Layer) -> None:
                 )
 
 
-def _compare_optimisers(rounds: int, device: torch.device) -> Comparison:
+def _compare_optimizers(rounds: int, device: torch.device) -> Comparison:
     """A step of AdamW for the parameters of tsm_r50."""
     network = create_model("tsm_r50").to(device)
     for parameter in network.parameters():

@@ -20,7 +20,7 @@ from ffn.data import (
     Record,
     VideoDataset,
     make_loader,
-    segment_centre,
+    segment_center,
     segment_random,
 )
 from ffn.data.crops import draw_crop
@@ -235,7 +235,7 @@ def _copies(raw: VideoFormat, frames: int) -> Callable[[], None]:
     """A function that copies the same number of frames within memory: the lower bound."""
     rounds = itertools.count()
     video = raw.open(raw.records[0])
-    held = video.read(segment_centre(len(video), min(64, len(video))))
+    held = video.read(segment_center(len(video), min(64, len(video))))
     copy = torch.empty_like(held[:1].expand(frames, -1, -1, -1)).contiguous()
 
     def run() -> None:

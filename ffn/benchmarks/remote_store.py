@@ -14,7 +14,7 @@ import torch
 from ffn.benchmarks.formats import generated_videos
 from ffn.benchmarks.range_server import RangeServer
 from ffn.benchmarks.timing import Comparison, Variant, compare, interleave
-from ffn.data import ClipStore, Record, pack, segment_centre
+from ffn.data import ClipStore, Record, pack, segment_center
 
 DISTINCT = 4  # generated videos; the others are copies
 SHORT_SIDE = 256  # pixels
@@ -65,7 +65,7 @@ def compare_access(
             folder / "store", latency=latency, bandwidth=bandwidth
         ).running() as server:
             for number in clips:
-                chosen = [records[i] for i in segment_centre(videos, number)]
+                chosen = [records[i] for i in segment_center(videos, number)]
                 yield _compare_ways(server, folder, chosen, frames, link, rounds)
             for stride in STRIDES:
                 indices = range(0, stride * frames, stride)[:frames]
@@ -104,7 +104,7 @@ def _compare_ways(
                 store = ClipStore(server.address, access=access, cache=cache)
                 for record in records:
                     video = store.open_record(record)
-                    video.read(segment_centre(len(video), frames))
+                    video.read(segment_center(len(video), frames))
 
         return run
 

@@ -95,7 +95,7 @@ def interleave(
     Args:
         calls: name -> function. The result of the function is discarded.
         rounds: timed calls of each function.
-        device: the device that the functions use; a CUDA device is synchronised around each call.
+        device: the device that the functions use; a CUDA device is synchronized around each call.
         warmup: rounds before the timed ones.
         untimed: calls of a function before each timed one. The caches then hold its data, as when
             it runs alone, and not those of the function before.
@@ -114,10 +114,10 @@ def interleave(
         for name, call in calls.items():
             for _ in range(untimed):
                 call()
-            _synchronise(device)
+            _synchronize(device)
             start = clock()
             call()
-            _synchronise(device)
+            _synchronize(device)
             if number >= warmup:
                 seconds[name].append(clock() - start)
     return {name: tuple(values) for name, values in seconds.items()}
@@ -237,6 +237,6 @@ def _ratio(one: Variant, other: Variant) -> Ratio:
     return Ratio(one.name, other.name, speed, low, high, memory)
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

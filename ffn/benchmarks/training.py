@@ -38,8 +38,8 @@ def compare_training(
 ) -> Comparison:
     """Compare training steps with all views together and in sequence, and steps of plain training.
 
-    A step is that of a training run, on a batch that is already on the device: normalisation,
-    forward, backward, gradient clipping, the check for finite numbers, optimiser.
+    A step is that of a training run, on a batch that is already on the device: normalization,
+    forward, backward, gradient clipping, the check for finite numbers, optimizer.
 
     Args:
         model: name of the model, for the title.
@@ -121,8 +121,8 @@ def _call(step: TrainStep, batch: dict[str, Any]) -> Callable[[], object]:
 
 
 def held_bytes(step: TrainStep) -> int:
-    """Memory between steps: parameters, two copies of the buffers, average, optimiser state."""
+    """Memory between steps: parameters, two copies of the buffers, average, optimizer state."""
     average = 0 if step.ema is None else model_bytes(step.ema.module)
-    values = (value for state in step.optimiser.state.values() for value in state.values())
+    values = (value for state in step.optimizer.state.values() for value in state.values())
     tensors = [*step.model.buffers(), *filter(torch.is_tensor, values)]
     return model_bytes(step.model) + average + tensor_bytes(tensors)

@@ -146,7 +146,7 @@ def _read_batch(dataset: VideoDataset, keys: Sequence[tuple]) -> tuple[list[tupl
 
 def _mix(batch: dict, batch_mix: BatchMix) -> tuple[dict[int, Tensor], Tensor]:
     """The uint8 clips and the labels after mixup and CutMix, as in the first step of a training."""
-    # A weighted mean of clips is the same before and after their normalisation.
+    # A weighted mean of clips is the same before and after their normalization.
     clips = {view: clip.float() for view, clip in batch["clips"].items()}
     mixed = batch_mix({"clips": clips, "label": batch["label"]}, step=0, micro=0, rank=0)
     clips = {view: clip.round().clamp(0, 255).byte() for view, clip in mixed["clips"].items()}

@@ -47,7 +47,7 @@ def read_calibration(
         held_out: held-out clips, at most.
         root: folder that relative paths of a list start from; default: that of the list.
         clips: calibration clips, at most; default: 256, or half of the videos of the only list.
-        as_frames: inputs are uint8 frames (1, T, H, W, 3) instead of normalised clips.
+        as_frames: inputs are uint8 frames (1, T, H, W, 3) instead of normalized clips.
         training_only: of a config, take the held-out clips from the training list as well.
         seed: of the draw.
 
@@ -81,7 +81,7 @@ class Inputs(Sequence[Tensor]):
         open_record: opens one.
         frames: T.
         preprocessing: of the network.
-        as_frames: return uint8 frames (1, T, H, W, 3) instead of normalised clips.
+        as_frames: return uint8 frames (1, T, H, W, 3) instead of normalized clips.
     """
 
     def __init__(
@@ -92,11 +92,11 @@ class Inputs(Sequence[Tensor]):
         preprocessing: Preprocessing,
         as_frames: bool,
     ) -> None:
-        from ffn.data import EvalTransform, Normalise
+        from ffn.data import EvalTransform, Normalize
 
         self.records, self.frames, self.preprocessing = records, frames, preprocessing
         self._open = open_record
-        self._transform, self._normalise = EvalTransform(preprocessing), Normalise(preprocessing)
+        self._transform, self._normalize = EvalTransform(preprocessing), Normalize(preprocessing)
         self._as_frames = as_frames
 
     def __len__(self) -> int:
@@ -109,7 +109,7 @@ class Inputs(Sequence[Tensor]):
         if self._as_frames:
             return frames[None]
         with naming_video(self.records[index].path):
-            return self._normalise(self._transform(frames).transpose(0, 1)[None])
+            return self._normalize(self._transform(frames).transpose(0, 1)[None])
 
     def _read(self, record: Record) -> Tensor:
         """Frames (T, H, W, 3) of a video."""

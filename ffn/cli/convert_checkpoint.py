@@ -110,7 +110,7 @@ def _parser() -> argparse.ArgumentParser:
         const=0.95,
         metavar="SHARE",
         help="accept a checkpoint that contains this share of the network's parameters (0.95 if no "
-        "number follows); the others are initialised. Without it, everything must match",
+        "number follows); the others are initialized. Without it, everything must match",
     )
     parser.add_argument(
         "--preprocessing",
@@ -119,7 +119,7 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="KEY=VALUE",
         help="preprocessing of its training where it differs from the default of its source, e.g. "
-        "crop=256 resize=256 colour=bgr sampling=dense mean=0.45,0.45,0.45",
+        "crop=256 resize=256 color=bgr sampling=dense mean=0.45,0.45,0.45",
     )
     parser.add_argument("--classes", metavar="FILE", help="class names, one per line")
     parser.add_argument("--overwrite", action="store_true", help="replace existing files")
@@ -130,14 +130,14 @@ def _parser() -> argparse.ArgumentParser:
 def _setting(text: str) -> tuple[str, object]:
     """``crop=256`` or ``mean=0.45,0.45,0.45`` as key and value."""
     key, _, value = text.partition("=")
-    kinds = {"crop": int, "resize": int, "mean": _three, "std": _three, "colour": str}
+    kinds = {"crop": int, "resize": int, "mean": _three, "std": _three, "color": str}
     kinds["sampling"] = str
     try:
         return key, kinds[key](value)
     except (KeyError, ValueError):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a setting; examples: crop=256 resize=256 mean=0.45,0.45,0.45 "
-            "std=0.225,0.225,0.225 colour=bgr sampling=dense"
+            "std=0.225,0.225,0.225 color=bgr sampling=dense"
         ) from None
 
 

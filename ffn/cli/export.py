@@ -152,7 +152,7 @@ def _parser() -> argparse.ArgumentParser:
         "--preprocess",
         action="store_true",
         help="the file takes uint8 RGB frames (B, T, H, W, 3) of any size, and resizes, crops and "
-        "normalises them",
+        "normalizes them",
     )
     option("--probabilities", action="store_true", help="the file returns probabilities")
     option(
@@ -174,7 +174,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_int8_arguments(parser: argparse.ArgumentParser) -> None:
     option = parser.add_argument
-    option("--int8", action="store_true", help="quantise an ONNX file; needs --calibration")
+    option("--int8", action="store_true", help="quantize an ONNX file; needs --calibration")
     option(
         "--calibration",
         nargs="+",

@@ -97,7 +97,7 @@ def _parser() -> argparse.ArgumentParser:
     option("--low", type=float, default=1e-6, metavar="LR", help="first rate; default: 1e-6")
     option("--high", type=float, default=1.0, metavar="LR", help="last rate; default: 1")
     option(
-        "--steps", type=positive_int, default=300, metavar="N", help="optimiser steps; default: 300"
+        "--steps", type=positive_int, default=300, metavar="N", help="optimizer steps; default: 300"
     )
     option("--output", metavar="FOLDER", help="default: find_lr in the run folder (log.output)")
     option("--overwrite", action="store_true", help="replace the files of an earlier test")

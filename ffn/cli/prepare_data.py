@@ -141,7 +141,7 @@ def _add_copy_options(parser: argparse.ArgumentParser) -> None:
         "--quality", type=int, help="JPEG quality, 1 to 100; default: 95, 90 in a store"
     )
     group.add_argument(
-        "--quantiser", type=int, help="constant quantiser of H.264, 0 to 51; default: 20"
+        "--quantizer", type=int, help="constant quantizer of H.264, 0 to 51; default: 20"
     )
     group.add_argument("--gop", type=int, help="frames per group of pictures in mp4; default: 12")
     group.add_argument(
@@ -150,7 +150,7 @@ def _add_copy_options(parser: argparse.ArgumentParser) -> None:
 
 
 _SPLIT = ("val_fraction", "group_pattern", "seed")
-_MP4 = ("quantiser", "gop", "fps")
+_MP4 = ("quantizer", "gop", "fps")
 
 
 def _check_options(

@@ -1,6 +1,6 @@
 """The Frame Flexible Network (Zhang et al., CVPR 2023, arXiv 2303.14817) for any ``nn.Module``.
 
-Normalisation layers and per-channel weight alterations are private to each trained frame count; all
+Normalization layers and per-channel weight alterations are private to each trained frame count; all
 other weights are shared. This package needs torch only. The losses are in ``ffn.engine``.
 """
 

@@ -126,7 +126,7 @@ def _select_private(model: nn.Module, private: Selection) -> dict[str, nn.Module
         if name and not _is_inside(name, chosen) and rule(name, module):
             chosen[name] = module
     if not chosen:
-        remedy = 'name its normalisation layers with a function, or pass private="none"'
+        remedy = 'name its normalization layers with a function, or pass private="none"'
         raise ValueError(f"private={private!r} selects no module of {model._get_name()}; {remedy}")
     return chosen
 

@@ -24,7 +24,7 @@ from ffn.data.frame_counts import FrameCounts
 from ffn.data.global_rng import library_draws
 from ffn.data.loader import collate_eval, collate_train, make_loader
 from ffn.data.overview import check_splits, describe_splits, split_warnings
-from ffn.data.preprocessing import Normalise, Preprocessing
+from ffn.data.preprocessing import Normalize, Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.records import Record, has_several_labels, label_text, labels_of
 from ffn.data.sampling import (
@@ -32,7 +32,7 @@ from ffn.data.sampling import (
     dense_clips,
     dense_start,
     sample_views,
-    segment_centre,
+    segment_center,
     segment_random,
     segment_views,
 )
@@ -49,7 +49,7 @@ __all__ = [
     "EvalTransform",
     "FrameCounts",
     "LoaderError",
-    "Normalise",
+    "Normalize",
     "PackReport",
     "Preprocessing",
     "Protocol",
@@ -86,7 +86,7 @@ __all__ = [
     "read_splits",
     "rows_to_records",
     "sample_views",
-    "segment_centre",
+    "segment_center",
     "segment_random",
     "segment_views",
     "split_warnings",

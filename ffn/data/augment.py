@@ -1,4 +1,4 @@
-"""Colour jitter, RandAugment and random erasing, with the same parameters for all frames.
+"""Color jitter, RandAugment and random erasing, with the same parameters for all frames.
 
 All transforms take and return uint8 RGB frames (N, 3, H, W), so that loader workers send small
 tensors. A transform draws its parameters once per sample and changes each frame separately.
@@ -42,7 +42,7 @@ def check_randaugment(policy: str) -> None:
         )
 
 
-class ColourJitter:
+class ColorJitter:
     """torchvision's `ColorJitter`: brightness, contrast, saturation and hue, in random order.
 
     Args:
@@ -109,7 +109,7 @@ class RandAugment:
 class RandomErasing:
     """Random erasing (Zhong et al. 2020): replace a box by noise, the same in all frames.
 
-    The noise has the mean and standard deviation of the normalisation, so it is N(0, 1) for the
+    The noise has the mean and standard deviation of the normalization, so it is N(0, 1) for the
     network.
 
     Args:
@@ -118,7 +118,7 @@ class RandomErasing:
         std: RGB, on a scale of 0 to 1.
 
     Note:
-        SlowFast and UniFormer erase after the normalisation and draw new noise for each frame.
+        SlowFast and UniFormer erase after the normalization and draw new noise for each frame.
         Here the frames are uint8, which clips the noise at 0 and 255 (about two standard
         deviations), and all frames get the same noise, so that a static video stays static.
     """

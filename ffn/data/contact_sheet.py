@@ -21,7 +21,7 @@ LABEL_WIDTH = 104
 PANEL_WIDTH = 596  # at least, so that the text fits
 GAP, MARGIN = 4, 16
 TITLE, TEXT, SMALL = 18, 14, 11  # font sizes
-BLACK, GREY, WHITE = "#000000", "#666666", "#FFFFFF"
+BLACK, GRAY, WHITE = "#000000", "#666666", "#FFFFFF"
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ def _draw_panel(panel: Panel) -> Image:
     image = Image.new("RGB", (width, height), WHITE)
     _write(image, (0, 0), width, panel.title, TITLE, BLACK)
     for number, line in enumerate(panel.lines):
-        _write(image, (0, TITLE + 6 + number * (TEXT + 4)), width, line, TEXT, GREY)
+        _write(image, (0, TITLE + 6 + number * (TEXT + 4)), width, line, TEXT, GRAY)
     for strip in strips:
         image.paste(strip, (0, top))
         top += strip.height + GAP
@@ -158,12 +158,12 @@ def _draw_strip(strip: Strip) -> Image:
         x, y = left + number % per_line * across, number // per_line * down
         image.paste(Image.fromarray(frame.permute(1, 2, 0).numpy()), (x, y))
         if strip.captions:
-            _write(image, (x, y + height + 2), width, strip.captions[number], SMALL, GREY)
+            _write(image, (x, y + height + 2), width, strip.captions[number], SMALL, GRAY)
     return image
 
 
 def _write(
-    image: Image, place: tuple[int, int], room: int, text: str, size: int, colour: str
+    image: Image, place: tuple[int, int], room: int, text: str, size: int, color: str
 ) -> None:
     """Write a line, shortened to ``room`` pixels."""
     from PIL import ImageDraw, ImageFont
@@ -173,4 +173,4 @@ def _write(
     while kept > 2 and draw.textlength(shown, font=font) > room:
         kept -= 1
         shown = f"{text[: -(-kept // 2)]}…{text[-(kept // 2) :]}"
-    draw.text(place, shown, fill=colour, font=font)
+    draw.text(place, shown, fill=color, font=font)

@@ -127,7 +127,7 @@ def jittered_crop(
 def three_squares(x: Tensor, side: int) -> Tensor:
     """Three-crop testing: resize the shorter side, crop squares along the longer side.
 
-    The squares are left, centre and right of a wide frame; top, centre and bottom of a high one.
+    The squares are left, center and right of a wide frame; top, center and bottom of a high one.
     This is the rule of SlowFast and UniFormer (spatial indices 0, 1, 2), and of TSM with
     `--test_crops 3 --full_res`.
 
@@ -157,7 +157,7 @@ def draw_crop(
     """Draw the window of TSN's multi-scale crop.
 
     Height and width are two of `scales`, at most one step apart, times the shorter side. The window
-    has one of 13 fixed positions: corners, edges, centre and in between.
+    has one of 13 fixed positions: corners, edges, center and in between.
 
     Args:
         height: Height of the frame, in pixels.

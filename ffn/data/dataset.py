@@ -30,13 +30,13 @@ class VideoDataset(Dataset[dict[str, Any]]):
     views in this sample; by default, a view is its number of frames. The random draws of a sample
     depend on (seed, epoch, index, copy) only, not on worker, rank or earlier samples.
 
-    Clips are uint8 RGB; `ffn.data.Normalise(dataset.preprocessing)` converts them to the network's
+    Clips are uint8 RGB; `ffn.data.Normalize(dataset.preprocessing)` converts them to the network's
     input on the device.
 
     Args:
         records: The videos.
         views: Number of frames of each clip, e.g. (4, 8, 16).
-        preprocessing: Sizes, normalisation and sampling rule.
+        preprocessing: Sizes, normalization and sampling rule.
         train: Random frames and crops; otherwise the deterministic test variant of both.
         transform: Training only: crop, flip and augmentation; default `TrainTransform` with its
             defaults.

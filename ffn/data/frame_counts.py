@@ -23,7 +23,7 @@ class FrameCounts:
     Args:
         probabilities: For each view, the possible numbers of frames and their probabilities.
         seed: First part of the random seed of every draw.
-        batches_per_step: Micro-batches of each process in an optimiser step.
+        batches_per_step: Micro-batches of each process in an optimizer step.
 
     Raises:
         ValueError: if a number is below 1, or the probabilities of a view do not sum to 1.

@@ -128,7 +128,7 @@ def collate_train(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 
 def worker_start_method() -> str:
-    """Start method of loader workers: `fork` on Linux, unless CUDA is initialised; else `spawn`.
+    """Start method of loader workers: `fork` on Linux, unless CUDA is initialized; else `spawn`.
 
     A process that uses CUDA cannot be forked, so Linux then uses `forkserver`. On macOS, system
     libraries are not safe to fork.

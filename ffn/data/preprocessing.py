@@ -1,4 +1,4 @@
-"""Preprocessing parameters of a network, and normalisation of clips on the device."""
+"""Preprocessing parameters of a network, and normalization of clips on the device."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class Preprocessing:
 
     Attributes:
         crop: Height and width of the network's input, in pixels.
-        resize: Length of the shorter side before the centre crop in tests, in pixels.
-        mean: Per channel, on a scale of 0 to 1, in the order of `colour`.
-        std: Per channel, on a scale of 0 to 1, in the order of `colour`.
-        colour: `rgb` or `bgr`.
+        resize: Length of the shorter side before the center crop in tests, in pixels.
+        mean: Per channel, on a scale of 0 to 1, in the order of `color`.
+        std: Per channel, on a scale of 0 to 1, in the order of `color`.
+        color: `rgb` or `bgr`.
         sampling: Rule that selects the frames, one of `ffn.data.sampling.RULES`.
     """
 
@@ -32,7 +32,7 @@ class Preprocessing:
     resize: int = 256
     mean: tuple[float, float, float] = (0.485, 0.456, 0.406)
     std: tuple[float, float, float] = (0.229, 0.224, 0.225)
-    colour: str = "rgb"
+    color: str = "rgb"
     sampling: str = "segment"
 
     def __post_init__(self) -> None:
@@ -54,8 +54,8 @@ class Preprocessing:
             raise ValueError(f"mean is {list(self.mean)}; expected three numbers")
         if len(self.std) != 3 or not all(0 < value < math.inf for value in self.std):
             raise ValueError(f"std is {list(self.std)}; expected three numbers above 0")
-        if self.colour not in ("rgb", "bgr"):
-            raise ValueError(f"colour is {self.colour!r}; expected 'rgb' or 'bgr'")
+        if self.color not in ("rgb", "bgr"):
+            raise ValueError(f"color is {self.color!r}; expected 'rgb' or 'bgr'")
         if self.sampling not in RULES:
             raise ValueError(f"sampling is {self.sampling!r}; expected one of {', '.join(RULES)}")
 
@@ -82,7 +82,7 @@ class Preprocessing:
         return cls(**values)
 
 
-class Normalise:
+class Normalize:
     """Convert uint8 clips to the float input of a network, on the device of the clip.
 
     Data sets return uint8, which needs a quarter of the bytes of float32 in worker queues, in
@@ -111,16 +111,16 @@ class Normalise:
         if clip.dtype != torch.uint8 or clip.ndim != 5 or clip.shape[1] != 3:
             raise ValueError(
                 f"clip is {clip.dtype} {tuple(clip.shape)}; expected uint8 RGB (B, 3, T, H, W), as "
-                "from VideoDataset. Pass a clip that is already normalised to the network directly"
+                "from VideoDataset. Pass a clip that is already normalized to the network directly"
             )
         mean, std = self._constants_on(clip.device)
 
-        x = clip.flip(1) if self.preprocessing.colour == "bgr" else clip
+        x = clip.flip(1) if self.preprocessing.color == "bgr" else clip
         x = F.to_dtype(x, torch.float32, scale=True)
         return x.sub_(mean).div_(std)
 
     def _constants_on(self, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation (C, 1, 1, 1); cached, since a copy to a GPU synchronises."""
+        """Mean and standard deviation (C, 1, 1, 1); cached, since a copy to a GPU synchronizes."""
         if device not in self._constants:
             both = (self.preprocessing.mean, self.preprocessing.std)
             mean, std = (torch.tensor(v, device=device).view(3, 1, 1, 1) for v in both)

@@ -19,7 +19,7 @@ class Protocol:
 
     Attributes:
         clips: Clips per video and view, see :func:`clip_indices`.
-        crops: Crops per clip: 1 (centre) or 3 (both ends and centre of the longer side), see
+        crops: Crops per clip: 1 (center) or 3 (both ends and center of the longer side), see
             `EvalTransform`.
     """
 
@@ -60,7 +60,7 @@ def clip_indices(num_frames: int, frames: int, clips: int, rule: str) -> list[li
     """Indices of the test clips of a video.
 
     * `segment`: one frame per segment, at the same offset in each; the offset of clip k is
-      `(1/2 + k/clips) mod 1` of a segment. One clip is `segment_centre`; two clips are TSM's
+      `(1/2 + k/clips) mod 1` of a segment. One clip is `segment_center`; two clips are TSM's
       `--twice_sample`: the middle and the start of each segment.
     * `interval`: `segment_views` (SlowFast and UniFormer on Something-Something).
     * `dense`: `dense_clips`, starts spread evenly over the video (TSM and SlowFast on Kinetics).

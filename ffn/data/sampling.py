@@ -7,7 +7,7 @@ than the clip, its frames are repeated evenly.
 Rules (training / test), named as in `RULES`:
 
 * `segment`: one frame from each of T equal segments (TSN, Wang et al. 2016; TSM, TEA):
-  `segment_random` / `segment_centre`.
+  `segment_random` / `segment_center`.
 * `interval`: the test rule of the SlowFast and UniFormer configurations on Something-Something:
   `segment_random` / `segment_views`.
 * `dense`: T frames at a fixed stride inside a window of 64 frames (TSM on Kinetics):
@@ -24,14 +24,14 @@ RULES = ("segment", "interval", "dense")
 WINDOW = 64  # frames that a dense clip spans (the stride of TSM is 64 / T)
 
 
-def segment_centre(num_frames: int, frames: int) -> list[int]:
+def segment_center(num_frames: int, frames: int) -> list[int]:
     """Middle frame of each of `frames` equal segments: the test rule of the 2-D networks.
 
     Index i is `int(tick / 2 + tick * i)` with `tick = num_frames / frames`.
 
-        >>> segment_centre(10, 4)  # segments of 2.5 frames
+        >>> segment_center(10, 4)  # segments of 2.5 frames
         [1, 3, 6, 8]
-        >>> segment_centre(3, 8)  # shorter than the clip: frames repeat evenly
+        >>> segment_center(3, 8)  # shorter than the clip: frames repeat evenly
         [0, 0, 0, 1, 1, 2, 2, 2]
 
     Args:
@@ -121,7 +121,7 @@ def dense(num_frames: int, frames: int, start: int) -> list[int]:
 
         >>> dense(100, 4, start=30)
         [30, 46, 62, 78]
-        >>> dense(40, 4, start=0)  # shorter than the window: all of it, as segment_centre
+        >>> dense(40, 4, start=0)  # shorter than the window: all of it, as segment_center
         [5, 15, 25, 35]
 
     Args:
@@ -152,7 +152,7 @@ def dense(num_frames: int, frames: int, start: int) -> list[int]:
             f"expected 0 … {max(0, num_frames - WINDOW)}"
         )
     if num_frames < WINDOW:
-        return segment_centre(num_frames, frames)
+        return segment_center(num_frames, frames)
     return list(range(start, start + frames * (WINDOW // frames), WINDOW // frames))
 
 
@@ -261,9 +261,9 @@ def sample_views(
 
 
 def _segment(num_frames: int, frames: int, generator: np.random.Generator | None) -> list[int]:
-    """Segment rule: random with a generator (training), centred without (test)."""
+    """Segment rule: random with a generator (training), centerd without (test)."""
     if generator is None:
-        return segment_centre(num_frames, frames)
+        return segment_center(num_frames, frames)
     return segment_random(num_frames, frames, generator)
 
 

@@ -1,4 +1,4 @@
-"""Recognise folders that a tool wrote: they are no classes and no folders of frames."""
+"""Recognize folders that a tool wrote: they are no classes and no folders of frames."""
 
 from __future__ import annotations
 

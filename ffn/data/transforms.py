@@ -2,7 +2,7 @@
 
 A transform takes the frames of all views of a sample together, so that all views get the same crop,
 flip and augmentation. Random draws come from the generator that is passed in. The result is uint8
-RGB; `ffn.data.Normalise` converts it to float on the device.
+RGB; `ffn.data.Normalize` converts it to float on the device.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torchvision.transforms.v2 import functional as F
 
-from ffn.data.augment import ColourJitter, RandAugment, RandomErasing
+from ffn.data.augment import ColorJitter, RandAugment, RandomErasing
 from ffn.data.crops import (
     AREA,
     ASPECT,
@@ -36,12 +36,12 @@ CROPS = (1, 3)  # numbers of crops in a test
 
 
 class TrainTransform:
-    """Random crop, flip, colour jitter, RandAugment and random erasing, in this order.
+    """Random crop, flip, color jitter, RandAugment and random erasing, in this order.
 
     The defaults are the training transform of TSN and TSM.
 
     Args:
-        preprocessing: Input size and normalisation.
+        preprocessing: Input size and normalization.
         crop_mode: `multiscale` (TSN, TSM); `resized`, random area and aspect ratio (UniFormer);
             `scale_jitter`, random length of the shorter side (SlowFast). See `ffn.data.crops`.
         scales: For `multiscale`, sides of the crop as fractions of the shorter side, each above 0
@@ -54,7 +54,7 @@ class TrainTransform:
             sample, for classes that differ by left and right.
         flip_pairs: For `swap`, pairs of class indices that a flip exchanges; other classes keep
             their label.
-        colour_jitter: Strengths of brightness, contrast, saturation and hue; zeros disable it.
+        color_jitter: Strengths of brightness, contrast, saturation and hue; zeros disable it.
         randaugment: A policy of timm, e.g. `rand-m7-n4-mstd0.5-inc1`; None disables it.
         random_erasing: Probability that a box is replaced by noise.
 
@@ -73,7 +73,7 @@ class TrainTransform:
         jitter_scales: Sequence[int] = JITTER_SCALES,
         flip: str = "none",
         flip_pairs: Sequence[Sequence[int]] = (),
-        colour_jitter: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
+        color_jitter: Sequence[float] = (0.0, 0.0, 0.0, 0.0),
         randaugment: str | None = None,
         random_erasing: float = 0.0,
     ) -> None:
@@ -85,12 +85,12 @@ class TrainTransform:
         self._crop = _build_crop(crop_mode, preprocessing.crop, scales, area, aspect, jitter_scales)
 
         mean, std = preprocessing.mean, preprocessing.std
-        if preprocessing.colour == "bgr":  # frames are RGB before the normalisation
+        if preprocessing.color == "bgr":  # frames are RGB before the normalization
             mean, std = mean[::-1], std[::-1]
         self._augmentations: list[Callable[[Tensor, np.random.Generator], Tensor]] = []
-        _check_colour_jitter(colour_jitter)
-        if any(colour_jitter):
-            self._augmentations.append(ColourJitter(colour_jitter))
+        _check_color_jitter(color_jitter)
+        if any(color_jitter):
+            self._augmentations.append(ColorJitter(color_jitter))
         if randaugment is not None:
             fill = [min(255, round(255 * value)) for value in mean]
             self._augmentations.append(RandAugment(randaugment, fill))
@@ -129,7 +129,7 @@ class TrainTransform:
 class EvalTransform:
     """Test transform: resize the shorter side to `resize` pixels, then crop.
 
-    One crop is the centre square of `crop` pixels. Three crops are squares of `resize` pixels
+    One crop is the center square of `crop` pixels. Three crops are squares of `resize` pixels
     (`ffn.data.crops.three_squares`), so the network's input has `resize` pixels. To test three
     crops of the training size, set `resize` to it (UniFormer: 224).
 
@@ -143,7 +143,7 @@ class EvalTransform:
 
     def __init__(self, preprocessing: Preprocessing, crops: int = 1) -> None:
         if crops not in CROPS:
-            raise ValueError(f"crops is {crops}; expected 1 (centre) or 3 (both ends and centre)")
+            raise ValueError(f"crops is {crops}; expected 1 (center) or 3 (both ends and center)")
         self.preprocessing, self.crops = preprocessing, crops
 
     @property
@@ -172,7 +172,7 @@ class EvalTransform:
         return F.center_crop(x, [self.side, self.side])
 
     def box(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """The part of a frame that the centre crop shows.
+        """The part of a frame that the center crop shows.
 
         Args:
             height: Of the frame, in pixels.
@@ -222,11 +222,11 @@ def _build_crop(
     raise ValueError(f"crop_mode is {mode!r}; expected one of {', '.join(CROP_MODES)}")
 
 
-def _check_colour_jitter(colour_jitter: Sequence[float]) -> None:
-    in_range = all(0 <= strength <= 100 for strength in colour_jitter)
-    if len(colour_jitter) != 4 or not in_range or colour_jitter[3] > 0.5:
+def _check_color_jitter(color_jitter: Sequence[float]) -> None:
+    in_range = all(0 <= strength <= 100 for strength in color_jitter)
+    if len(color_jitter) != 4 or not in_range or color_jitter[3] > 0.5:
         raise ValueError(
-            f"colour_jitter is {list(colour_jitter)}; expected four strengths from 0 to 100: "
+            f"color_jitter is {list(color_jitter)}; expected four strengths from 0 to 100: "
             "brightness, contrast, saturation, and hue of at most 0.5"
         )
 

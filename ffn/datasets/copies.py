@@ -36,7 +36,7 @@ class CopySettings:
         short_side: Upper bound on the shorter side in pixels; None keeps the size. Videos are never
             enlarged.
         quality: JPEG quality, 1 to 100.
-        quantiser: Quantiser of H.264, 0 (lossless) to 51.
+        quantizer: Quantizer of H.264, 0 (lossless) to 51.
         gop: Frames per group of pictures: the most that one random access decodes.
         fps: Frame rate of an mp4 from a frame folder, which has no times.
     """
@@ -45,7 +45,7 @@ class CopySettings:
     format: str
     short_side: int | None = 256
     quality: int = 95
-    quantiser: int = 20
+    quantizer: int = 20
     gop: int = 12
     fps: float = 12.0
 
@@ -53,7 +53,7 @@ class CopySettings:
         limits = {
             "short side": (self.short_side is None or self.short_side >= 2, self.short_side, "≥ 2"),
             "quality": (1 <= self.quality <= 100, self.quality, "1 … 100"),
-            "quantiser": (0 <= self.quantiser <= 51, self.quantiser, "0 … 51"),
+            "quantizer": (0 <= self.quantizer <= 51, self.quantizer, "0 … 51"),
             "gop": (self.gop >= 1, self.gop, "≥ 1"),
             "fps": (self.fps > 0, self.fps, "> 0"),
             "format": (self.format in ("frames", "mp4"), self.format, "frames or mp4"),
@@ -64,7 +64,7 @@ class CopySettings:
 
     def to_dict(self) -> dict[str, object]:
         """The settings that determine the content of a copy, as written to `derived.json`."""
-        unused = ("quantiser", "gop", "fps") if self.format == "frames" else ("quality",)
+        unused = ("quantizer", "gop", "fps") if self.format == "frames" else ("quality",)
         used = {k: v for k, v in asdict(self).items() if k not in ("folder", "format", *unused)}
         return {"form": self.format, **used}  # `form` as in version 0.1
 
@@ -244,7 +244,7 @@ def _copy(job: _Job) -> VideoFacts:
             rate=job.fps or settings.fps,
             short_side=settings.short_side,
             gop=settings.gop,
-            quantiser=settings.quantiser,
+            quantizer=settings.quantizer,
         )
     written = read_facts(str(partial), _pattern(settings, job))
     if written.frames != len(chosen):

@@ -60,9 +60,9 @@ def encode_mp4(
     rate: float,
     short_side: int | None,
     gop: int,
-    quantiser: int,
+    quantizer: int,
 ) -> None:
-    """Write frames upright as H.264 in mp4, with constant rate and quantiser, without audio.
+    """Write frames upright as H.264 in mp4, with constant rate and quantizer, without audio.
 
     Groups of pictures are closed and have no B-frames, so decoding from the nearest key frame gives
     the same pixels as decoding from the start.
@@ -70,7 +70,7 @@ def encode_mp4(
     import av
 
     options = {
-        "qp": str(quantiser),
+        "qp": str(quantizer),
         "preset": "veryfast",
         "bf": "0",
         "sc_threshold": "0",
@@ -96,8 +96,8 @@ def encode_mp4(
 class _Filters:
     """FFmpeg filters that make frames like the first one upright, small and yuv420p.
 
-    They convert through RGB with the most exact arithmetic and ignore the colour tags of the file,
-    as the decoders do. The copy then decodes to the colours of the original.
+    They convert through RGB with the most exact arithmetic and ignore the color tags of the file,
+    as the decoders do. The copy then decodes to the colors of the original.
     """
 
     def __init__(self, frame: av.VideoFrame, short_side: int | None) -> None:

@@ -169,8 +169,8 @@ def draw(name: str, *, size: int, frames: int, rng: np.random.Generator) -> np.n
         objects.reverse()
 
     video = background.astype(np.float32) + texture[..., None]  # (T, H, W, 3)
-    for cover, colour in objects:
-        video += cover[..., None] * (colour.astype(np.float32) + texture[..., None] / 2 - video)
+    for cover, color in objects:
+        video += cover[..., None] * (color.astype(np.float32) + texture[..., None] / 2 - video)
     video *= _column(rng.normal(1, 0.03, size=frames))[..., None]
     video += 5 * rng.standard_normal(video.shape, dtype=np.float32)
     return np.clip(np.rint(video), 0, 255).astype(np.uint8)

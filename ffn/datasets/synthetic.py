@@ -187,7 +187,7 @@ def _encode(path: Path, video: np.ndarray) -> None:
     """Write uint8 RGB frames (T, H, W, 3) as H.264 in mp4."""
     import av  # only needed to write
 
-    # The output of x264's rate control varies between runs; a constant quantiser is deterministic.
+    # The output of x264's rate control varies between runs; a constant quantizer is deterministic.
     options = {"qp": "20", "preset": "veryfast", "threads": "1"}
     with av.open(str(path), "w", format="mp4") as container:
         stream = container.add_stream("libx264", rate=FRAME_RATE, options=options)

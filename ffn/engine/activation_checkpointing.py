@@ -95,7 +95,7 @@ def _layers(module: nn.Module) -> int:
 
 
 class CheckpointedBlock:
-    """Base class of all checkpointed blocks, to recognise them."""
+    """Base class of all checkpointed blocks, to recognize them."""
 
 
 @functools.cache

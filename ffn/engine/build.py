@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ffn.core import frame_ranges
-from ffn.data import Normalise, Splits, check_splits
+from ffn.data import Normalize, Splits, check_splits
 from ffn.engine import build_data, build_messages, build_network
 from ffn.engine.checkpoints.checkpointer import Checkpointer
 from ffn.engine.checkpoints.file import versions
@@ -156,9 +156,9 @@ def build_train_step(
     changing = train.compile and build_network.lengths_change(config)
     return TrainStep(
         build_network.build_task(config, model, class_weights).to(world.device),
-        build_network.build_optimiser(config, model),
+        build_network.build_optimizer(config, model),
         world,
-        normalise=Normalise(build_data.build_preprocessing(config.data)),
+        normalize=Normalize(build_data.build_preprocessing(config.data)),
         batch_mix=with_changing_lengths(batch_mix) if changing else batch_mix,
         precision=train.precision.value,
         sequential=train.views is Views.sequential,

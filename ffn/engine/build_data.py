@@ -64,7 +64,7 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
         resize=options.resize,
         mean=tuple(options.mean),
         std=tuple(options.std),
-        colour=options.colour.value,
+        color=options.color.value,
         sampling=options.sampling.value,
     )
 
@@ -263,7 +263,7 @@ def _train_transform(
         jitter_scales=options.jitter_scales,
         flip=options.flip.value,
         flip_pairs=data.swap_pairs(pairs, classes) if options.flip is Flip.swap else (),
-        colour_jitter=options.colour_jitter,
+        color_jitter=options.color_jitter,
         randaugment=options.randaugment,
         random_erasing=options.random_erasing,
     )

@@ -132,7 +132,7 @@ def _warnings(
         fine_tuning=config.model.weights is not None,
     )
     yield from recipe.warmup_warnings(config.optim.warmup_epochs, train.epochs)
-    yield from recipe.optimiser_warnings(
+    yield from recipe.optimizer_warnings(
         _changed(config.optim),
         name=config.optim.name.value,
         schedule=config.optim.schedule.value,

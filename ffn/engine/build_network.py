@@ -1,4 +1,4 @@
-"""Build the model, the task, the optimiser and the learning-rate schedule of a config."""
+"""Build the model, the task, the optimizer and the learning-rate schedule of a config."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
-from ffn.engine.options import Config, Groups, Labels, Optimiser
+from ffn.engine.options import Config, Groups, Labels, Optimizer
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import TASKS, FlexibleOptions, Task
 from ffn.labels import MultiLabel
@@ -81,7 +81,7 @@ def build_started_model(
     Args:
         config: the options.
         num_classes: K.
-        world: the processes; each gets the same initialisation.
+        world: the processes; each gets the same initialization.
         is_new: the run has no checkpoint, which would replace all weights.
     """
     torch.manual_seed(config.train.seed)
@@ -171,7 +171,7 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
     if own:
         raise ConfigError(
             f"task {config.task.name} has the parameters {', '.join(own)} outside of its model; "
-            "only those of the model are optimised and saved. Move them into the model, or call "
+            "only those of the model are optimized and saved. Move them into the model, or call "
             "requires_grad_(False)"
         )
     return task
@@ -192,12 +192,12 @@ def lengths_change(config: Config) -> bool:
     return any(len(numbers) > 1 for numbers in views.values())
 
 
-def build_optimiser(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """Optimiser over parameter groups that carry an ``lr_scale``; torch's fused kernels."""
+def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
+    """Optimizer over parameter groups that carry an ``lr_scale``; torch's fused kernels."""
     options = config.optim
     make = optim.tsm_groups if options.groups is Groups.tsm else optim.standard_groups
     groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
-    if options.name is Optimiser.adamw:
+    if options.name is Optimizer.adamw:
         return torch.optim.AdamW(groups, lr=options.lr, fused=True)
     return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=True)
 

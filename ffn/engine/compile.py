@@ -2,7 +2,7 @@
 
 The graph of a count is specialised to its private modules and number of frames. If the number of
 frames of a view changes from step to step, one graph is for all lengths from 3 frames on; clips of
-1 or 2 frames have graphs of their own. Not compiled: losses, optimisers and validation, which would
+1 or 2 frames have graphs of their own. Not compiled: losses, optimizers and validation, which would
 need a graph for each clip length and mode.
 """
 

@@ -33,7 +33,7 @@ TRANSFORM_OPTIONS = (
     "std",
     "crop_mode",
     *CROP_OPTIONS,
-    "colour_jitter",
+    "color_jitter",
     "randaugment",
     "random_erasing",
 )
@@ -227,7 +227,7 @@ def _refused_by_data(data: DataConfig, wrong: Collection[str]) -> Iterator[str]:
             area=data.area,
             aspect=data.aspect,
             jitter_scales=data.jitter_scales,
-            colour_jitter=data.colour_jitter,
+            color_jitter=data.color_jitter,
             randaugment=data.randaugment,
             random_erasing=data.random_erasing,
         )

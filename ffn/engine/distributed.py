@@ -131,7 +131,7 @@ def average(values: Tensor, world: World) -> Tensor:
 
 
 def any_of(flags: Sequence[bool | Tensor], world: World) -> list[bool]:
-    """For each flag, whether it is true on any process; synchronises with the device once.
+    """For each flag, whether it is true on any process; synchronizes with the device once.
 
     Args:
         flags: the same number on every process; tensors of one element may be on the device.
@@ -279,7 +279,7 @@ def gather_rows(rows: Tensor, group: dist.ProcessGroup | None = None) -> Tensor:
 def average_buffers(module: nn.Module, world: World) -> None:
     """Average floating-point buffers, the running statistics of norms, over all processes.
 
-    Each process normalises with its own batch; afterwards all evaluate the same network. The
+    Each process normalizes with its own batch; afterwards all evaluate the same network. The
     statistics of frozen norms are equal, and a mean over three processes would round them.
     """
     if world.size == 1:

@@ -38,7 +38,7 @@ def unfreeze(model: nn.Module, what: int | str | Iterable[str] = "*") -> tuple[s
 
 
 def freeze_norms(model: nn.Module) -> tuple[str, ...]:
-    """Freeze all normalisation layers; see :func:`freeze`."""
+    """Freeze all normalization layers; see :func:`freeze`."""
     modules = _network(model).named_modules()
     return freeze(model, [name for name, module in modules if isinstance(module, NORMS)])
 

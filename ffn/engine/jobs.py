@@ -143,7 +143,7 @@ def _start(job: Job, slot: int, parallel: int) -> _Running:
 
 
 def _open(command: Sequence[str], slot: int, parallel: int, log: IO[bytes]) -> subprocess.Popen:
-    gpus = torch.cuda.device_count()  # does not initialise CUDA
+    gpus = torch.cuda.device_count()  # does not initialize CUDA
     return subprocess.Popen(
         command,
         stdin=subprocess.PIPE,  # see end_with_parent

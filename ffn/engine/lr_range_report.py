@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ffn.engine.lr_range import RangeTest, Suggestion
-from ffn.evaluation.plots import COLOURS, GREY, new_figure, tidy, write_figure
+from ffn.evaluation.plots import COLORS, GRAY, new_figure, tidy, write_figure
 from ffn.files import write_text
 
 FORMAT = 1  # of the JSON file
@@ -100,9 +100,9 @@ def _finite(values: list[float]) -> list[float | None]:
 def _save_figure(result: RangeTest, suggestion: Suggestion | None, path: Path) -> None:
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
-    axes.plot(result.rates, result.losses, color=COLOURS[0], alpha=0.3, label="loss")
+    axes.plot(result.rates, result.losses, color=COLORS[0], alpha=0.3, label="loss")
     axes.plot(
-        result.smoothed_rates, result.smoothed, color=COLOURS[0], linewidth=1.8, label="smoothed"
+        result.smoothed_rates, result.smoothed, color=COLORS[0], linewidth=1.8, label="smoothed"
     )
     if suggestion is not None:
         for rate, name, style in (
@@ -110,7 +110,7 @@ def _save_figure(result: RangeTest, suggestion: Suggestion | None, path: Path) -
             (suggestion.lowest, "lowest", ":"),
         ):
             label = f"{name}: {rate:.2g}"
-            axes.axvline(rate, color=GREY, linestyle=style, linewidth=1.2, label=label)
+            axes.axvline(rate, color=GRAY, linestyle=style, linewidth=1.2, label=label)
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")

@@ -1,4 +1,4 @@
-"""Mixup, CutMix and label smoothing of a batch, on the device after normalisation.
+"""Mixup, CutMix and label smoothing of a batch, on the device after normalization.
 
 All views of a video have the same partner, ratio and box, so that small and large views show the
 same content. The largest view learns the mixed label; distillation uses the largest view's output
@@ -72,9 +72,9 @@ class BatchMix:
         """Mix a batch.
 
         Args:
-            batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``, clips normalised;
+            batch: ``{"clips": {frames: (B, C, T, H, W)}, "label": (B,)}``, clips normalized;
                 several labels (B, K).
-            step: optimiser steps done, over all epochs.
+            step: optimizer steps done, over all epochs.
             micro: which micro-batch of the step.
             rank: of the process.
 

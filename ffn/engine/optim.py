@@ -217,23 +217,23 @@ def learning_rate(
     return final_lr + (lr - final_lr) * (1 + math.cos(math.pi * progress)) / 2
 
 
-def set_learning_rate(optimiser: torch.optim.Optimizer, lr: float) -> None:
+def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Give every group ``lr`` times its own ``lr_scale``."""
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
 
 
 def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
     """Exponential moving average of a network (timm's ``ModelEmaV3``).
 
-    Call ``.update(model, step)`` after each optimiser step. With w_t the model after step t,
+    Call ``.update(model, step)`` after each optimizer step. With w_t the model after step t,
     counted from 1, and a_t the average::
 
         a_t = d_t a_{t-1} + (1 - d_t) w_t,    d_t = min(decay, 1 - t^(-2/3))
 
     so that a_1 = w_1 and the initial weights have little influence for any decay: d_10 = 0.78,
     d_1000 = 0.99, d_32000 = 0.999. Floating-point buffers, the (private) running statistics, are
-    averaged too; integer buffers are copied. Processes without synchronised norms average
+    averaged too; integer buffers are copied. Processes without synchronized norms average
     their own statistics: call :func:`ffn.engine.distributed.average_buffers` on ``.module`` before
     a test.
 

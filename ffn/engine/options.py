@@ -21,8 +21,8 @@ class Views(Enum):
     sequential = "sequential"
 
 
-class Optimiser(Enum):
-    """Optimiser."""
+class Optimizer(Enum):
+    """Optimizer."""
 
     sgd = "sgd"
     adamw = "adamw"
@@ -102,7 +102,7 @@ class CropMode(Enum):
     scale_jitter = "scale_jitter"
 
 
-class Colour(Enum):
+class Color(Enum):
     """Channel order of the network's input."""
 
     rgb = "rgb"
@@ -207,7 +207,7 @@ class DataConfig:
     )
     flip: Flip = option(Flip.none, "horizontal flip; swap exchanges the labels of flip_pairs")
     flip_pairs: list[list[str]] = option([], "class names that a flip exchanges, for flip=swap")
-    colour_jitter: list[float] = option(
+    color_jitter: list[float] = option(
         [0.0, 0.0, 0.0, 0.0],
         "strength of brightness, contrast, saturation, hue; 0: off",
         least=0,
@@ -216,12 +216,12 @@ class DataConfig:
     randaugment: str | None = option(None, "timm policy, e.g. rand-m7-n4-mstd0.5-inc1; null: off")
     random_erasing: float = option(0.0, "probability of random erasing", least=0, most=1)
     mean: list[float] = option(
-        [0.485, 0.456, 0.406], "mean of the normalisation, in the order of colour", least=0, most=1
+        [0.485, 0.456, 0.406], "mean of the normalization, in the order of color", least=0, most=1
     )
     std: list[float] = option(
-        [0.229, 0.224, 0.225], "standard deviation of the normalisation", above=0
+        [0.229, 0.224, 0.225], "standard deviation of the normalization", above=0
     )
-    colour: Colour = option(Colour.rgb, "channel order of the network's input")
+    color: Color = option(Color.rgb, "channel order of the network's input")
     workers: int = option(
         4, "loader processes per training process; 0: load in the process", least=0
     )
@@ -246,7 +246,7 @@ class TrainConfig:
 
     epochs: int = option(50, "passes over the training videos", least=1)
     batch_size: int = option(
-        32, "samples per optimiser step, over all processes and gradient accumulation", least=1
+        32, "samples per optimizer step, over all processes and gradient accumulation", least=1
     )
     repeated_aug: int = option(
         1, "copies of each video in a batch (repeated augmentation)", least=1
@@ -266,7 +266,7 @@ class TrainConfig:
         most=10**6,
     )
     grad_accum_steps: int = option(
-        1, "micro-batches per optimiser step; BatchNorm sees one at a time", least=1
+        1, "micro-batches per optimizer step; BatchNorm sees one at a time", least=1
     )
     views: Views = option(Views.together, "views in one pass; sequential: one by one, less memory")
     activation_checkpointing: bool = option(
@@ -275,7 +275,7 @@ class TrainConfig:
     compile: bool = option(False, "torch.compile, one graph per frame count")
     precision: Precision = option(Precision.fp32, "precision of the forward pass (autocast)")
     clip_grad_norm: float | None = option(20.0, "maximum gradient norm; null: no clipping", above=0)
-    freeze_bn: bool = option(False, "do not train normalisation layers or update their statistics")
+    freeze_bn: bool = option(False, "do not train normalization layers or update their statistics")
     freeze_blocks: int | None = option(
         None, "freeze the stem and the first residual blocks; 0: the stem; null: none", least=0
     )
@@ -305,15 +305,15 @@ class TrainConfig:
     )
     deterministic: bool = option(False, "deterministic algorithms only; slower")
     seed: int = option(
-        0, "seed of initialisation, order, sampling and augmentation", least=0, most=2**32 - 1
+        0, "seed of initialization, order, sampling and augmentation", least=0, most=2**32 - 1
     )
 
 
 @dataclass
 class OptimConfig:
-    """Optimiser and schedule."""
+    """Optimizer and schedule."""
 
-    name: Optimiser = option(Optimiser.sgd, "optimiser; sgd has no Nesterov momentum")
+    name: Optimizer = option(Optimizer.sgd, "optimizer; sgd has no Nesterov momentum")
     lr: float = option(
         0.01, "learning rate, for train.batch_size or base_batch_size samples", above=0
     )
@@ -345,7 +345,7 @@ class LogConfig:
 
     output: str = option("runs/default", "run folder: config, checkpoints, log.jsonl")
     interval: int = option(
-        50, "optimiser steps between log lines; an epoch with fewer has one at its end", least=1
+        50, "optimizer steps between log lines; an epoch with fewer has one at its end", least=1
     )
     wandb: Wandb = option(Wandb.auto, "auto: online with an account configured, else offline")
     project: str = option("ffn", "wandb project")

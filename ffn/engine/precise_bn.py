@@ -45,8 +45,8 @@ def update_precise_bn(
 
     Args:
         model: frame-flexible or not; not wrapped in DDP.
-        batches: ``{"clips": {view: (B, C, T, H, W)}}`` on the model's device, normalised; the
-            same number on each process if norms are synchronised. According to the paper, 1,000
+        batches: ``{"clips": {view: (B, C, T, H, W)}}`` on the model's device, normalized; the
+            same number on each process if norms are synchronized. According to the paper, 1,000
             to 10,000 samples are enough.
         world: the processes; all get the statistics over the batches of all.
         sub_network: the count of the sub-network for a view and its number of frames, as
@@ -73,7 +73,7 @@ def update_precise_bn(
         rows[norm] = combine(torch.stack([rows[norm], channel_moments(args[0])]))
         passes[norm] += 1
 
-    with _normalising_by_batch(model, norms, add):
+    with _normalizing_by_batch(model, norms, add):
         for batch in batches:
             for view, clip in batch["clips"].items():
                 if isinstance(model, FrameFlexible):
@@ -95,7 +95,7 @@ def update_precise_bn(
 
 
 @contextmanager
-def _normalising_by_batch(
+def _normalizing_by_batch(
     model: nn.Module, norms: list[_BatchNorm], see: Callable[[Any, Any], None]
 ) -> Iterator[None]:
     """Put the model in evaluation mode, but norms in training mode; restore all modes at exit."""

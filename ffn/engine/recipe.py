@@ -21,12 +21,12 @@ class Recipe:
     """Published hyperparameters of a family (FFN, CVPR 2023, and the authors' configs).
 
     Attributes:
-        optimiser: its name.
+        optimizer: its name.
         lr: learning rate.
         batch_size: videos per step for this rate.
     """
 
-    optimiser: str
+    optimizer: str
     lr: float
     batch_size: int
 
@@ -40,19 +40,19 @@ RECIPES = {
 
 
 def learning_rate_warnings(
-    model_name: str, optimiser: str, lr: float, batch_size: int, *, fine_tuning: bool = False
+    model_name: str, optimizer: str, lr: float, batch_size: int, *, fine_tuning: bool = False
 ) -> Iterator[str]:
     """A learning rate far from the recipe of the model's family.
 
     Args:
         model_name: e.g. ``tsm_r50``.
-        optimiser: its name.
+        optimizer: its name.
         lr: rate in use, scaled to the batch.
         batch_size: samples per step.
         fine_tuning: the network starts from trained weights, for which lower rates are usual.
     """
     recipe = RECIPES.get(re.split(r"[_.]", model_name)[0])
-    if recipe is None or model_name.endswith("_tiny") or optimiser != recipe.optimiser:
+    if recipe is None or model_name.endswith("_tiny") or optimizer != recipe.optimizer:
         return  # no published rate
     expected = scaled_lr(recipe.lr, batch_size, recipe.batch_size)
     least = 0.0 if fine_tuning else 1 / LR_FACTOR
@@ -154,7 +154,7 @@ def warmup_warnings(warmup_epochs: float, epochs: int) -> Iterator[str]:
         )
 
 
-def optimiser_warnings(
+def optimizer_warnings(
     changed: Set[str],
     *,
     name: str,
@@ -163,7 +163,7 @@ def optimiser_warnings(
     epochs: int,
     linear_probe: bool = False,
 ) -> Iterator[str]:
-    """Options of the optimiser that do nothing, and a step schedule without a step.
+    """Options of the optimizer that do nothing, and a step schedule without a step.
 
     Args:
         changed: options under ``optim`` that do not have their default values.
@@ -231,7 +231,7 @@ def folded_norm_warnings(name: str, model: nn.Module) -> Iterator[str]:
     ):
         yield (
             f"all BatchNorms of {name} have mean 0 and variance 1: they were folded into the "
-            "convolutions. Training normalises with the statistics of its batches, which such "
+            "convolutions. Training normalizes with the statistics of its batches, which such "
             "weights do not expect. Start from weights that are not folded, or set "
             "train.freeze_bn=true"
         )
@@ -253,7 +253,7 @@ def start_weight_warnings(
         classes: class names of the data.
     """
     if share < MIN_SHARE:
-        yield f"{name} contains {share:.0%} of the parameters; the others are initialised"
+        yield f"{name} contains {share:.0%} of the parameters; the others are initialized"
     if start_classes is None:
         return
     pairs = list(zip(start_classes, classes, strict=True))

@@ -24,7 +24,7 @@ class Run:
         folder: for all output.
         world: the processes.
         train_loader: micro-batches of this process.
-        train_step: model, loss and optimiser.
+        train_step: model, loss and optimizer.
         meter: metrics between log lines.
         validator: accuracy on the validation videos.
         checkpointer: saves and restores the run.
@@ -33,7 +33,7 @@ class Run:
         introduction: console lines for a new run.
         settings: console lines about batches and learning rate, and warnings.
         epochs: passes over the training videos.
-        steps_per_epoch: optimiser steps.
+        steps_per_epoch: optimizer steps.
         validate_epochs: epochs between validations.
         patience: validations without a better score that end the run; 0 for no early end.
         save_steps: steps between checkpoints inside an epoch; 0 for none.

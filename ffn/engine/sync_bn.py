@@ -2,7 +2,7 @@
 
 CUDA uses torch's ``SyncBatchNorm``, or timm's ``SyncBatchNormAct`` for ``BatchNormAct2d``. Neither
 accepts CPU tensors; `CpuSyncBatchNorm` does. Private norms of a frame-flexible network are
-converted like other norms: each copy is a module, and synchronises only while it is active.
+converted like other norms: each copy is a module, and synchronizes only while it is active.
 
 Statistics are rows ``[count, mean per channel, sum of squared deviations per channel]`` in float64.
 Rows are combined by the pairwise formula of Chan, Golub and LeVeque (1983), because plain sums of
@@ -35,28 +35,28 @@ class CpuSyncBatchNorm(_BatchNorm):
     process_group: dist.ProcessGroup | None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Normalise each channel of (N, C, …); shape and dtype do not change."""
+        """Normalize each channel of (N, C, …); shape and dtype do not change."""
         if self.training and _processes(self.process_group) > 1:
-            x = self._normalise(x)
+            x = self._normalize(x)
         else:
             x = super().forward(x)
         if hasattr(self, "act"):  # timm's BatchNormAct2d
             x = self.act(self.drop(x))
         return x
 
-    def _normalise(self, x: Tensor) -> Tensor:
+    def _normalize(self, x: Tensor) -> Tensor:
         self._check_input_dim(x)
         row = combine(gather_rows(channel_moments(x.detach()), self.process_group))
         count, mean, squares = row[:1], *row[1:].chunk(2)
         if count < 2:
             raise ValueError(
-                f"{int(count)} value per channel over all processes; normalisation needs 2. Use a "
+                f"{int(count)} value per channel over all processes; normalization needs 2. Use a "
                 "larger batch"
             )
         self._track(mean, squares / (count - 1))
 
         inverse_std = (squares / count + self.eps).rsqrt()
-        normal = _Normalise.apply(x, mean, inverse_std, count, self.process_group)
+        normal = _Normalize.apply(x, mean, inverse_std, count, self.process_group)
         # A new tensor: an in-place activation must not change the tensor saved for the backward.
         normal = normal.clone() if self.weight is None else normal * _along(self.weight, x)
         if self.bias is not None:
@@ -79,13 +79,13 @@ class CpuSyncBatchNorm(_BatchNorm):
         self.running_var.lerp_(variance.to(self.running_var.dtype), momentum)
 
 
-SYNCHRONISED = (CpuSyncBatchNorm, nn.SyncBatchNorm)
+SYNCHRONIZED = (CpuSyncBatchNorm, nn.SyncBatchNorm)
 
 
-class _Normalise(torch.autograd.Function):
+class _Normalize(torch.autograd.Function):
     """``(x - mean) / std``, where mean and std depend on x of all processes.
 
-    With n values per channel and gradients g of the normalised values y (Ioffe and Szegedy 2015,
+    With n values per channel and gradients g of the normalized values y (Ioffe and Szegedy 2015,
     §3): ``(g - sum(g) / n - y sum(g y) / n) / std``, both sums over all processes.
     """
 
@@ -113,7 +113,7 @@ class _Normalise(torch.autograd.Function):
 
 
 def convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
-    """Convert every BatchNorm of a model, private copies included, to synchronised BatchNorm.
+    """Convert every BatchNorm of a model, private copies included, to synchronized BatchNorm.
 
     Use it before or after :func:`ffn.core.convert`, and before wrapping the model in DDP.
     Evaluation, frozen norms (``eval()``) and state-dict keys do not change, nor do layer and group
@@ -136,21 +136,21 @@ def convert_sync_bn(model: nn.Module, world: World) -> nn.Module:
     if world.size == 1:
         return model
     norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    synchronised = {norm: _synchronised(norm, world.device) for norm in norms}
+    synchronized = {norm: _synchronized(norm, world.device) for norm in norms}
     for parent in list(model.modules()):
         for name, child in parent._modules.items():
-            parent._modules[name] = synchronised.get(child, child)
-    return synchronised.get(model, model)
+            parent._modules[name] = synchronized.get(child, child)
+    return synchronized.get(model, model)
 
 
-def _synchronised(norm: _BatchNorm, device: torch.device) -> _BatchNorm:
-    """Return a synchronised norm that shares all tensors, hooks and attributes with the given."""
+def _synchronized(norm: _BatchNorm, device: torch.device) -> _BatchNorm:
+    """Return a synchronized norm that shares all tensors, hooks and attributes with the given."""
     if isinstance(norm, CpuSyncBatchNorm):
         return norm
     if not any(type(norm).forward is kind.forward for kind in _KNOWN):
         raise ValueError(
             f"{type(norm).__name__} is a BatchNorm with its own forward, which cannot be "
-            "synchronised; use torch's BatchNorm or timm's BatchNormAct2d, or set "
+            "synchronized; use torch's BatchNorm or timm's BatchNormAct2d, or set "
             "train.sync_bn=false"
         )
     kind = SyncBatchNormAct if hasattr(norm, "act") else nn.SyncBatchNorm

@@ -1,4 +1,4 @@
-"""One optimiser step: forward, backward, clip, finite check, undo, optimiser, EMA."""
+"""One optimizer step: forward, backward, clip, finite check, undo, optimizer, EMA."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ffn.commands import command
-from ffn.data import Normalise, VideoError
+from ffn.data import Normalize, VideoError
 from ffn.engine.distributed import (
     World,
     any_of,
@@ -24,7 +24,7 @@ from ffn.engine.distributed import (
 )
 from ffn.engine.logs.run_log import BadBatches
 from ffn.engine.optim import moving_average, set_learning_rate
-from ffn.engine.sync_bn import SYNCHRONISED
+from ffn.engine.sync_bn import SYNCHRONIZED
 from ffn.engine.tasks import Task
 
 
@@ -36,7 +36,7 @@ class StepResult:
         outputs: per micro-batch the losses and logits of the task, and ``label``, ``index`` and
             ``skipped`` of the batch; without losses and logits if it had no readable video.
         grad_norm: norm of the gradients before clipping.
-        updated: the optimiser has stepped.
+        updated: the optimizer has stepped.
         warning: message about a step whose loss or gradients are not finite, or without readable
             videos; None otherwise.
         stop: a process requested the end of the run.
@@ -50,18 +50,18 @@ class StepResult:
 
 
 class TrainStep:
-    """Trains a task's model, one optimiser step per call of :meth:`step`.
+    """Trains a task's model, one optimizer step per call of :meth:`step`.
 
     A step whose loss or gradients are not finite on any process changes nothing: weights,
-    optimiser and the running statistics of norms stay. So does one without a readable video on any
+    optimizer and the running statistics of norms stay. So does one without a readable video on any
     process. Several in a row end the run. A micro-batch without readable videos counts as nothing;
-    with synchronised norms those of the other processes at this time count as nothing, too.
+    with synchronized norms those of the other processes at this time count as nothing, too.
 
     Args:
         task: model and loss, on the device.
-        optimiser: its groups carry an ``lr_scale``.
+        optimizer: its groups carry an ``lr_scale``.
         world: the processes.
-        normalise: applied to uint8 clips on the device.
+        normalize: applied to uint8 clips on the device.
         batch_mix: mixup, CutMix and label smoothing, as :class:`ffn.engine.mixup.BatchMix`.
         precision: "fp32", "bf16" or "fp16" (with a loss scale).
         sequential: run views one after another, each with its own backward; else in one pass.
@@ -77,7 +77,7 @@ class TrainStep:
     Attributes:
         model: the network in training.
         ema: its moving average (timm's ``ModelEmaV3``), or None.
-        sync_bn: norms are synchronised between processes.
+        sync_bn: norms are synchronized between processes.
         bad_steps: bad steps of the run.
         consecutive_bad_steps: bad steps since the last good one.
         non_finite_steps: those of them with a loss or gradients that are not finite.
@@ -86,10 +86,10 @@ class TrainStep:
     def __init__(
         self,
         task: Task,
-        optimiser: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer,
         world: World,
         *,
-        normalise: Normalise,
+        normalize: Normalize,
         batch_mix: Callable[..., dict[str, Any]],
         precision: str = "fp32",
         sequential: bool = False,
@@ -102,13 +102,13 @@ class TrainStep:
         advice: str = "",
         seed: int = 0,
     ) -> None:
-        self.task, self.model, self.optimiser, self.world = task, task.model, optimiser, world
-        self.normalise, self.batch_mix = normalise, batch_mix
+        self.task, self.model, self.optimizer, self.world = task, task.model, optimizer, world
+        self.normalize, self.batch_mix = normalize, batch_mix
         self.precision, self.sequential = precision, sequential
         self.grad_accum_steps, self.clip_grad_norm = grad_accum_steps, clip_grad_norm
         self.max_bad_steps, self.bad_batches = max_bad_steps, bad_batches
         self.may_skip, self.advice, self.seed = may_skip, advice, seed
-        self.sync_bn = any(isinstance(m, SYNCHRONISED) for m in self.model.modules())
+        self.sync_bn = any(isinstance(m, SYNCHRONIZED) for m in self.model.modules())
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         # Makes the scale, also for a first step without videos, which scales no loss.
         self.scaler.scale(torch.zeros((), device=world.device))
@@ -130,7 +130,7 @@ class TrainStep:
         Args:
             batches: micro-batches as the training loader returns them; ``grad_accum_steps`` are
                 taken.
-            number: optimiser steps done before this one, over all epochs.
+            number: optimizer steps done before this one, over all epochs.
             lr: learning rate.
             stop: whether this process requests the end of the run; called after the backward.
 
@@ -139,7 +139,7 @@ class TrainStep:
             VideoError: too many bad steps in a row, the last without a readable video.
             ValueError: there are fewer micro-batches.
         """
-        set_learning_rate(self.optimiser, lr)
+        set_learning_rate(self.optimizer, lr)
         seed_step(self.seed, number, self.world.rank)
         self._buffers.save()
         outputs, complete = [], True
@@ -167,7 +167,7 @@ class TrainStep:
             self._buffers.restore()
         if has_videos:
             self.scaler.update()
-        self.optimiser.zero_grad(set_to_none=True)
+        self.optimizer.zero_grad(set_to_none=True)
         warning = None
         if not has_videos:
             warning = self._count_empty_step(number + 1, outputs)
@@ -194,26 +194,26 @@ class TrainStep:
     def usable(self, batch: dict[str, Any], *, complete: bool) -> bool:
         """Whether this process uses a micro-batch; ``complete``: as :meth:`is_complete` returned.
 
-        Synchronised norms need videos on every process.
+        Synchronized norms need videos on every process.
         """
         return bool(batch["clips"]) and (complete or not self.sync_bn)
 
     def state_dict(self) -> dict[str, Any]:
-        """State other than the network's: optimiser, loss scale, counts of bad steps."""
+        """State other than the network's: optimizer, loss scale, counts of bad steps."""
         counts = {
             "total": self.bad_steps,
             "in_a_row": self.consecutive_bad_steps,
             "not_finite": self.non_finite_steps,
         }
         return {
-            "optimiser": self.optimiser.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
             "guard": counts,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
-        self.optimiser.load_state_dict(state["optimiser"])
+        self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
         counts = state.get("guard", {"total": 0, "in_a_row": 0})  # not in files of format 1
         self.bad_steps, self.consecutive_bad_steps = counts["total"], counts["in_a_row"]
@@ -248,7 +248,7 @@ class TrainStep:
         kept = {key: batch[key] for key in ("skipped", "index")}
         if not self.usable(batch, complete=complete):
             return {**kept, "label": batch["label"][:0]}
-        batch = to_device(batch, self.world.device, self.normalise)
+        batch = to_device(batch, self.world.device, self.normalize)
         batch = self.batch_mix(batch, step=number, micro=micro, rank=self.world.rank)
         scale = 1 / self.grad_accum_steps
         if self.sequential:
@@ -263,14 +263,14 @@ class TrainStep:
     def _clip(self, *, has_videos: bool) -> Tensor:
         """Clip the gradient norm, in the units of the loss in every precision; return it."""
         if has_videos:
-            self.scaler.unscale_(self.optimiser)
+            self.scaler.unscale_(self.optimizer)
         largest = float("inf") if self.clip_grad_norm is None else self.clip_grad_norm
         return nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
     def _update(self, number: int) -> None:
         if not self.task.uses_every_parameter:
-            _start_momentum(self.optimiser)
-        self.scaler.step(self.optimiser)
+            _start_momentum(self.optimizer)
+        self.scaler.step(self.optimizer)
         if self.ema is not None:
             self.ema.update(self.model, number + 1)
         self.consecutive_bad_steps = self.non_finite_steps = 0
@@ -341,15 +341,15 @@ class TrainStep:
             )
 
 
-def _start_momentum(optimiser: torch.optim.Optimizer) -> None:
+def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
     """Give parameters that get their first gradient a momentum of 0, if others have momentum.
 
     torch's fused SGD (2.15) needs the momentum of all of them or of none.
     """
-    for group in optimiser.param_groups:
+    for group in optimizer.param_groups:
         used = [p for p in group["params"] if p.grad is not None] if group.get("momentum") else []
         for parameter in used:
-            state = optimiser.state[parameter]
+            state = optimizer.state[parameter]
             if state.get("momentum_buffer") is None:
                 state["momentum_buffer"] = torch.zeros_like(parameter)
 
@@ -419,9 +419,9 @@ def backward_each_view(
         total = total + loss.detach()
 
 
-def to_device(batch: dict[str, Any], device: torch.device, normalise: Normalise) -> dict[str, Any]:
-    """Clips and labels of a batch on a device; uint8 clips are normalised there."""
-    clips = {t: normalise(clip.to(device, non_blocking=True)) for t, clip in batch["clips"].items()}
+def to_device(batch: dict[str, Any], device: torch.device, normalize: Normalize) -> dict[str, Any]:
+    """Clips and labels of a batch on a device; uint8 clips are normalized there."""
+    clips = {t: normalize(clip.to(device, non_blocking=True)) for t, clip in batch["clips"].items()}
     return {"clips": clips, "label": batch["label"].to(device, non_blocking=True)}
 
 

@@ -97,7 +97,7 @@ class Validator:
                 skipped.extend(batch["skipped"])
                 if not step.usable(batch, complete=step.is_complete(batch)):
                     continue
-                batch = to_device(batch, self.world.device, step.normalise)
+                batch = to_device(batch, self.world.device, step.normalize)
                 yield {"clips": step.task.clips(batch)}
 
         seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random

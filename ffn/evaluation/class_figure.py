@@ -10,8 +10,8 @@ import torch
 from ffn.evaluation.confusion import confusion_matrix
 from ffn.evaluation.confusion_figure import shorten
 from ffn.evaluation.plots import (
-    COLOURS,
-    GREY,
+    COLORS,
+    GRAY,
     MARKERS,
     add_legend,
     new_figure,
@@ -30,7 +30,7 @@ def save_class_figure(
 
     Classes are sorted by their accuracy at the largest frame count. Of more than `SHOWN` classes,
     those of the lowest accuracy are shown; classes without videos are left out. Of more counts
-    than there are colours, as many are marked, evenly spread; grey lines contain all.
+    than there are colors, as many are marked, evenly spread; gray lines contain all.
 
     Args:
         predictions: of a network.
@@ -57,7 +57,7 @@ def save_class_figure(
     ends = torch.stack([found[shown] for found in top1.values()])
     axes.hlines(places, ends.amin(0), ends.amax(0), color="#DDDDDD", linewidth=1.5)
     for number, count in enumerate(_spread(sorted(top1))):
-        style = {"color": COLOURS[number], "marker": MARKERS[number]}
+        style = {"color": COLORS[number], "marker": MARKERS[number]}
         label = f"{count} frame{'s' * (count != 1)}"
         axes.scatter(top1[count][shown], places, s=24, label=label, zorder=3, **style)
     text = {"fontsize": 8, "parse_math": False}
@@ -74,12 +74,12 @@ def save_class_figure(
     note = f"left: class (videos); right: most frequent wrong answer at {largest} frames (videos)"
     if len(shown) < len(used):
         note += f"\n{len(shown)} of {len(used)} classes, those of the lowest accuracy"
-    figure.supxlabel(note, fontsize=8.5, color=GREY)
+    figure.supxlabel(note, fontsize=8.5, color=GRAY)
     add_legend(figure, *axes.get_legend_handles_labels())
     return write_figure(figure, path)
 
 
 def _spread(counts: Sequence[int]) -> list[int]:
-    """The counts, or as many as there are colours: the first, the last and evenly spread ones."""
-    chosen = min(len(counts), len(COLOURS))
+    """The counts, or as many as there are colors: the first, the last and evenly spread ones."""
+    chosen = min(len(counts), len(COLORS))
     return [counts[round(i * (len(counts) - 1) / max(1, chosen - 1))] for i in range(chosen)]

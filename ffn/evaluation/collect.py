@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from ffn.commands import command
-from ffn.data import Normalise, VideoError
+from ffn.data import Normalize, VideoError
 from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.measures import Measures, measures_of
 from ffn.labels import LabelKind, SingleLabel
@@ -109,7 +109,7 @@ def _run(
 ) -> _Shard:
     """Run a model over the batches of this process; stop at logits that are not finite."""
     device = next(model.parameters()).device
-    normalise = Normalise(loader.dataset.preprocessing)
+    normalize = Normalize(loader.dataset.preprocessing)
     shard = _Shard()
     bar = track(loader, "testing", total=len(loader), transient=True, disable=not progress)
     # A bar that is left open by an error may be collected by its own thread, which then hangs.
@@ -125,7 +125,7 @@ def _run(
             for frames, clip in batch["clips"].items():
                 shard.shapes[frames] = tuple(clip.shape[1:])
                 parts = (
-                    normalise(part.to(device, non_blocking=True))
+                    normalize(part.to(device, non_blocking=True))
                     for part in clip.split(batch_size or loader.batch_size or len(clip))
                 )
                 logits = video_logits(run, parts, videos=len(label), labels=measures.labels)

@@ -16,8 +16,8 @@ from ffn.evaluation.cross_validation import (
 )
 from ffn.evaluation.cross_validation_table import cell, description, warnings_of
 from ffn.evaluation.plots import (
-    COLOURS,
-    GREY,
+    COLORS,
+    GRAY,
     MARKERS,
     add_legend,
     new_figure,
@@ -115,9 +115,9 @@ def save_comparison_figure(comparison: Mapping[str, Any], path: str | Path) -> P
     figure = new_figure(9.6 if others else 5.6, 4.4)
     panels = figure.subplots(1, 2 if others else 1, squeeze=False)[0]
     frames = sorted({row["frames"] for network in networks.values() for row in network["rows"]})
-    styles = zip(networks, cycle(COLOURS), cycle(MARKERS), strict=False)
-    for order, (name, colour, marker) in enumerate(styles):
-        style = {"color": colour, "marker": marker, "zorder": 3 + len(networks) - order}
+    styles = zip(networks, cycle(COLORS), cycle(MARKERS), strict=False)
+    for order, (name, color, marker) in enumerate(styles):
+        style = {"color": color, "marker": marker, "zorder": 3 + len(networks) - order}
         shift = 0.4 * ((order + 0.5) / len(networks) - 0.5)
         rows = networks[name]["rows"]
         curves = [{row["frames"]: row["top1"] for row in rows}]
@@ -128,14 +128,14 @@ def save_comparison_figure(comparison: Mapping[str, Any], path: str | Path) -> P
             _draw(axes, name, x, blocks, networks[name]["trained_frames"], style)
 
     majority = networks[against]["majority"]
-    panels[0].axhline(majority, color=GREY, linewidth=1, linestyle="--")
+    panels[0].axhline(majority, color=GRAY, linewidth=1, linestyle="--")
     panels[0].annotate(
         "largest class", (1, majority), xycoords=("axes fraction", "data"), xytext=(0, 3),
-        textcoords="offset points", ha="right", fontsize=8.5, color=GREY,
+        textcoords="offset points", ha="right", fontsize=8.5, color=GRAY,
     )  # fmt: skip
     panels[0].set_ylabel("top-1 accuracy (%)")
     if others:
-        panels[1].axhline(0, color=COLOURS[0], linewidth=1.5)
+        panels[1].axhline(0, color=COLORS[0], linewidth=1.5)
         panels[1].set_ylabel(f"difference from {against} (points)")
     for axes in panels:
         axes.set_xticks(range(len(frames)), map(str, frames))
@@ -144,7 +144,7 @@ def save_comparison_figure(comparison: Mapping[str, Any], path: str | Path) -> P
     add_legend(figure, *panels[0].get_legend_handles_labels())
     level = networks[against]["bootstrap"]["level"]
     note = f"filled: trained at this number of frames; bars: {100 * level:.0f} % intervals"
-    figure.supxlabel(note, fontsize=8.5, color=GREY)
+    figure.supxlabel(note, fontsize=8.5, color=GRAY)
     return write_figure(figure, path)
 
 

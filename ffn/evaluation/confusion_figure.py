@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ffn.evaluation.confusion import confusion_matrix, most_confused
-from ffn.evaluation.plots import GREY, new_figure, write_figure
+from ffn.evaluation.plots import GRAY, new_figure, write_figure
 from ffn.evaluation.results import Predictions
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def save_confusion_figure(
     note = "row: class of the videos; column: answer; cells: % of the row's decoded videos"
     if len(shown) < len(classes):
         note += f"\n{len(shown)} of {len(classes)} classes, with the most frequent confusions"
-    figure.supxlabel(note, fontsize=8.5, color=GREY)
+    figure.supxlabel(note, fontsize=8.5, color=GRAY)
     return write_figure(figure, path)
 
 
@@ -78,8 +78,8 @@ def _draw(axes: Axes, shares: np.ndarray, names: Sequence[str]) -> None:
     axes.spines[:].set_color("#DDDDDD")
     for row, column in zip(*np.nonzero(shares >= 0.5), strict=True):
         share = shares[row, column]
-        colour = "white" if share > 55 else "black"
-        axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7, color=colour)
+        color = "white" if share > 55 else "black"
+        axes.text(column, row, f"{share:.0f}", ha="center", va="center", fontsize=7, color=color)
 
 
 def shorten(name: str) -> str:

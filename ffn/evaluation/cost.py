@@ -98,7 +98,7 @@ def measure_latency(
 ) -> float:
     """Measure the median time of a forward pass in eval mode, in milliseconds.
 
-    The device is synchronised around each pass: the result is latency, not throughput.
+    The device is synchronized around each pass: the result is latency, not throughput.
 
     Args:
         run: a network, or a function that runs it, on the device of the clip.
@@ -113,10 +113,10 @@ def measure_latency(
         for _ in range(warmup):
             run(clip)
         while len(times) < repeats and (len(times) < 3 or sum(times) < seconds):
-            _synchronise(clip.device)
+            _synchronize(clip.device)
             start = time.perf_counter()
             run(clip)
-            _synchronise(clip.device)
+            _synchronize(clip.device)
             times.append(time.perf_counter() - start)
     return 1e3 * statistics.median(times)
 
@@ -133,6 +133,6 @@ def _attention_flops(
 _FUSED = {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu: _attention_flops}
 
 
-def _synchronise(device: torch.device) -> None:
+def _synchronize(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,4 +1,4 @@
-"""Figure of training logs: a panel per quantity, a colour per run."""
+"""Figure of training logs: a panel per quantity, a color per run."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.evaluation.plots import COLOURS, GREY, add_legend, new_figure, tidy, write_figure
+from ffn.evaluation.plots import COLORS, GRAY, add_legend, new_figure, tidy, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,7 +40,7 @@ MARKED = 15  # maximum number of validations drawn with markers
 def save_curves(
     runs: Mapping[str, Run], path: str | Path, keys: Sequence[str] | None = None
 ) -> Path:
-    """Draw the logs of runs over their optimiser steps into a file.
+    """Draw the logs of runs over their optimizer steps into a file.
 
     A quantity that is logged in training and in validation has one panel: training dashed,
     validation solid. No display is needed.
@@ -59,21 +59,21 @@ def save_curves(
     rows, columns = (1 + max(cell[axis] for cell in panels) for axis in range(2))
     figure = new_figure(max(6.4, 3.3 * columns), 0.9 + 2.3 * rows)
     grid = figure.subplots(rows, columns, sharex=True, squeeze=False)
-    colours = _colours(len(runs))
-    coloured = list(zip(runs.values(), colours, strict=True))
+    colors = _colors(len(runs))
+    colored = list(zip(runs.values(), colors, strict=True))
     for cell, axes in [((i, j), grid[i, j]) for i in range(rows) for j in range(columns)]:
         if cell not in panels:
             axes.set_visible(False)
             continue
-        _draw(axes, coloured, *panels[cell])
+        _draw(axes, colored, *panels[cell])
         if cell[0] == max(row for row, column in panels if column == cell[1]):
-            axes.set_xlabel("optimiser steps")
+            axes.set_xlabel("optimizer steps")
             axes.tick_params(labelbottom=True)
     _share_scale([grid[cell] for cell, (quantity, _) in panels.items() if _is_accuracy(quantity)])
-    _add_legend(figure, list(runs), colours)
+    _add_legend(figure, list(runs), colors)
     if any(len(found) > 1 for _, found in panels.values()):
         note = "training dashed, validation solid, where a panel has both"
-        figure.supxlabel(note, fontsize=9, color=GREY)
+        figure.supxlabel(note, fontsize=9, color=GRAY)
     return write_figure(figure, path)
 
 
@@ -115,21 +115,21 @@ def _layout(groups: list[dict[str, list[str]]]) -> dict[tuple[int, int], tuple[s
     return panels
 
 
-def _colours(number: int) -> Sequence[Any]:
-    if number <= len(COLOURS):
-        return COLOURS[:number]
+def _colors(number: int) -> Sequence[Any]:
+    if number <= len(COLORS):
+        return COLORS[:number]
     from matplotlib import colormaps
 
     return colormaps["turbo"].resampled(number)(range(number))
 
 
 def _draw(axes: Axes, runs: list[tuple[Run, Any]], quantity: str, keys: list[str]) -> None:
-    for order, (run, colour) in enumerate(runs):
+    for order, (run, color) in enumerate(runs):
         # Learning rates often coincide: earlier runs are wider, so that all remain visible.
         width = 1.6 + (1.2 * (len(runs) - 1 - order) if quantity == "lr" else 0)
         for key in keys:
             points = [(entry["step"], entry[key]) for entry in run if key in entry]
-            style: dict[str, Any] = {"color": colour, "linewidth": width}
+            style: dict[str, Any] = {"color": color, "linewidth": width}
             if len(points) == 1 or (key.startswith("val/") and len(points) <= MARKED):
                 style |= {"marker": "o", "markersize": 3.5}
             if len(keys) > 1 and key.startswith("train/"):
@@ -159,11 +159,11 @@ def _share_scale(panels: list[Axes]) -> None:
         axes.set_ylim(0, min(top, 102))
 
 
-def _add_legend(figure: Figure, names: Sequence[str], colours: Sequence[Any]) -> None:
+def _add_legend(figure: Figure, names: Sequence[str], colors: Sequence[Any]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [
-        Line2D([], [], color=colour, label=name, linewidth=2.5)
-        for name, colour in zip(names, colours, strict=True)
+        Line2D([], [], color=color, label=name, linewidth=2.5)
+        for name, color in zip(names, colors, strict=True)
     ]
     add_legend(figure, handles, names)

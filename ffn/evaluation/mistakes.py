@@ -8,7 +8,7 @@ from pathlib import Path
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ffn.data import VideoError, segment_centre
+from ffn.data import VideoError, segment_center
 from ffn.data.contact_sheet import Panel, Strip, save_contact_sheet
 from ffn.evaluation.results import Predictions, Sweep
 
@@ -70,4 +70,4 @@ def _read(dataset: Dataset, index: int, frames: int) -> Tensor | None:
     clip = sample["clips"][frames]
     if clip.ndim == 5:  # (V, C, T, H, W)
         clip = clip[len(clip) // 2]
-    return clip[:, segment_centre(frames, min(frames, FRAMES))]
+    return clip[:, segment_center(frames, min(frames, FRAMES))]

@@ -13,10 +13,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-# The palette of Okabe and Ito, distinct for colour-blind readers; markers differ as well.
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+# The palette of Okabe and Ito, distinct for color-blind readers; markers differ as well.
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-GREY = "#555555"
+GRAY = "#555555"
 
 
 def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
@@ -36,9 +36,9 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
     figure = new_figure(9.6, 4.4)
     by_frames, by_cost = figure.subplots(1, 2, sharey=True)
     for order, sweep in enumerate(sweeps):
-        repeated = order // len(COLOURS)  # a colour has another marker when it comes again
+        repeated = order // len(COLORS)  # a color has another marker when it comes again
         style = {
-            "color": COLOURS[order % len(COLOURS)],
+            "color": COLORS[order % len(COLORS)],
             "marker": MARKERS[(order + repeated) % len(MARKERS)],
             "zorder": 3 + len(sweeps) - order,
         }
@@ -56,7 +56,7 @@ def save_figure(sweeps: Sequence[Sweep], path: str | Path) -> Path:
         tidy(axes)
 
     add_legend(figure, *by_frames.get_legend_handles_labels())
-    figure.supxlabel("filled: trained at this number of frames", fontsize=8.5, color=GREY)
+    figure.supxlabel("filled: trained at this number of frames", fontsize=8.5, color=GRAY)
     return write_figure(figure, path)
 
 
@@ -92,10 +92,10 @@ def add_legend(figure: Figure, lines: Sequence[Any], names: Sequence[str]) -> No
 def tidy(axes: Axes) -> None:
     """Show two thin axes, and horizontal grid lines behind the curves."""
     axes.spines[["top", "right"]].set_visible(False)
-    axes.spines[["left", "bottom"]].set_color(GREY)
+    axes.spines[["left", "bottom"]].set_color(GRAY)
     axes.grid(axis="y", color="#DDDDDD", linewidth=0.8)
     axes.set_axisbelow(True)
-    axes.tick_params(colors=GREY, labelcolor="black")
+    axes.tick_params(colors=GRAY, labelcolor="black")
 
 
 def write_figure(figure: Figure, path: str | Path) -> Path:

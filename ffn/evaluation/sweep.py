@@ -47,7 +47,7 @@ def evaluate(
         loader: test batches of ``ffn.data.make_loader``: ``{"clips": {T: (B * V, C, T, H, W)},
             "label": (B,) or (B, K), "index": (B,), "ok": (B,), "skipped": reasons}``, clips uint8
             with V views of each video. The data set has ``records`` with the paths of the videos,
-            ``preprocessing``, which normalises clips, and ``protocol``.
+            ``preprocessing``, which normalizes clips, and ``protocol``.
         precision: "fp32", "bf16" or "fp16".
         batch_size: maximum number of clips per forward pass; by default the batch size of the
             loader, so that several views need no more memory than one.
@@ -114,7 +114,7 @@ def sweep(
         trained_frames: frame counts that a plain network was trained at, or their ranges, for the
             figure; a frame-flexible network has its own.
         precision: "fp32", "bf16" or "fp16"; or, in one process, "auto": the fastest on this device,
-            or "int8": quantised sub-networks in ONNX Runtime, on a CPU.
+            or "int8": quantized sub-networks in ONNX Runtime, on a CPU.
         fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
         compiled: compile them with ``torch.compile``.
         calibrate: clips of T frames of H x W pixels, for T and (H, W), which set the ranges of
@@ -128,7 +128,7 @@ def sweep(
         FloatingPointError, RuntimeError: see :func:`evaluate`.
         ValueError: "auto" in several processes, which could choose differently; "int8" in several
             processes, unfused, compiled, or without ``calibrate``; or as :func:`evaluate`.
-        ImportError, ExportError: a network cannot be quantised, see :func:`ffn.export`.
+        ImportError, ExportError: a network cannot be quantized, see :func:`ffn.export`.
     """
     if precision in ("auto", "int8") and process_count() > 1:
         raise ValueError(
@@ -205,7 +205,7 @@ def _rows(
 
 
 def _measured(model: nn.Module, run: Networks | Int8Networks) -> dict[str, Any]:
-    """Date, device, precision and library versions; of int8, how each count was quantised."""
+    """Date, device, precision and library versions; of int8, how each count was quantized."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     int8 = {}
     packages = ["frame-flexible", "timm"]

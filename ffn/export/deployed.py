@@ -15,7 +15,7 @@ LARGEST = 2**16 - 1  # of a dimension that varies; torch 2.6 needs a bound
 
 
 class FrameTransform(nn.Module):
-    """The test transform of ``ffn.data`` (resize, centre crop, normalise), for any frame size.
+    """The test transform of ``ffn.data`` (resize, center crop, normalize), for any frame size.
 
     torchvision resizes uint8 frames along the rows, rounds, resizes along the columns, and rounds.
     Here each pass is a resize of float frames: a value differs by 1 of 255 where the weights of the
@@ -26,9 +26,9 @@ class FrameTransform(nn.Module):
     Args:
         resize: length of the shorter side before the crop, in pixels.
         crop: height and width of the result.
-        mean: per channel, on a scale of 0 to 1, in the order of ``colour``.
-        std: per channel, on a scale of 0 to 1, in the order of ``colour``.
-        colour: ``rgb`` or ``bgr``, the order of the result's channels.
+        mean: per channel, on a scale of 0 to 1, in the order of ``color``.
+        std: per channel, on a scale of 0 to 1, in the order of ``color``.
+        color: ``rgb`` or ``bgr``, the order of the result's channels.
     """
 
     def __init__(
@@ -38,10 +38,10 @@ class FrameTransform(nn.Module):
         crop: int,
         mean: Sequence[float],
         std: Sequence[float],
-        colour: str = "rgb",
+        color: str = "rgb",
     ) -> None:
         super().__init__()
-        self.resize, self.crop, self.colour = resize, crop, colour
+        self.resize, self.crop, self.color = resize, crop, color
         for name, values in (("mean", mean), ("std", std)):
             constant = torch.tensor(list(values), dtype=torch.float32).view(3, 1, 1, 1)
             self.register_buffer(name, constant, persistent=False)
@@ -61,7 +61,7 @@ class FrameTransform(nn.Module):
         x = _round(x.narrow(3, self._margin(new_width), self.crop))
 
         x = x.unflatten(0, (batch, count)).transpose(1, 2)  # (B, C, T, H, W)
-        x = x.flip(1) if self.colour == "bgr" else x
+        x = x.flip(1) if self.color == "bgr" else x
         return (x / 255 - self.mean) / self.std
 
     def _margin(self, side: int) -> int:
@@ -75,7 +75,7 @@ class DeployedNetwork(nn.Module):
 
     Args:
         network: maps clips (B, C, T, H, W) to logits (B, K).
-        transform: from frames to the clip; None if programs pass normalised clips.
+        transform: from frames to the clip; None if programs pass normalized clips.
         probabilities: return the softmax of the logits, or their sigmoid with several labels per
             video (``multi_label`` in the metadata).
         any_frames: T may vary in the file.
@@ -114,7 +114,7 @@ class DeployedNetwork(nn.Module):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of a normalised clip, and of the logits."""
+        """Of a normalized clip, and of the logits."""
         return dtype_of(self.network)
 
     @property
@@ -137,7 +137,7 @@ class DeployedNetwork(nn.Module):
         return ({i: torch.export.Dim(name, min=low, max=LARGEST) for i, name, low in dims},)
 
     def example(self, batch: int, *, frames: int | None = None, seed: int = 0) -> Tensor:
-        """Random input: normalised noise, or uint8 frames of a size that depends on the seed.
+        """Random input: normalized noise, or uint8 frames of a size that depends on the seed.
 
         The frames of seed 0 have the size to which others are resized.
         """
@@ -160,7 +160,7 @@ class DeployedNetwork(nn.Module):
         described = {"name": self.input_name, "shape": self.input_shape}
         described["orientation"] = "as displayed: the rotation that a video file states is applied"
         if self.transform is None:
-            return {**described, "dtype": self._dtype_name(), "content": "normalised clip"}
+            return {**described, "dtype": self._dtype_name(), "content": "normalized clip"}
         return {**described, "dtype": "uint8", "content": "RGB frames"}
 
 

@@ -19,7 +19,7 @@ from ffn.core import FrameFlexible, extract
 from ffn.export.deployed import DeployedNetwork, FrameTransform, dtype_of
 from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, pt2
 from ffn.export.fuse import fuse
-from ffn.export.int8 import Calibration, Int8Report, quantise
+from ffn.export.int8 import Calibration, Int8Report, quantize
 from ffn.export.metadata import describe
 from ffn.export.onnx_format import onnx
 from ffn.files import atomic_write, write_text
@@ -42,8 +42,8 @@ class ExportReport:
         largest: largest absolute output of the network.
         inputs: shapes of the inputs that were compared.
         metadata: what the file states about itself.
-        int8: the comparison of int8 with fp32, of a quantised file; ``difference`` is that of the
-            file before quantisation.
+        int8: the comparison of int8 with fp32, of a quantized file; ``difference`` is that of the
+            file before quantization.
     """
 
     path: Path
@@ -62,11 +62,11 @@ class ExportReport:
         sub = f", sub-network of {self.active} frames" if self.active else ""
         one = "a logit" if output == "logits" else "a probability"
         noun = "logit" if output == "logits" else "probability"
-        quantised = f"\n{self.int8}" if self.int8 else ""
+        quantized = f"\n{self.int8}" if self.int8 else ""
         return (
             f"{self.path}: {self.path.stat().st_size / 1e6:.2f} MB, {kind} ({shape}){sub}; largest "
             f"difference of {one} {self.difference:.1e} (largest {noun} {self.largest:.3g}, "
-            f"{len(self.inputs)} inputs){quantised}"
+            f"{len(self.inputs)} inputs){quantized}"
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -114,10 +114,10 @@ def export(
         size: H and W of the clip in pixels, as one number or two; default: the crop of the record,
             or 224.
         preprocess: the file takes uint8 RGB frames (B, T, H, W, 3) of any size; it resizes, crops
-            and normalises them as ``ffn.data.EvalTransform`` and ``ffn.data.Normalise``.
+            and normalizes them as ``ffn.data.EvalTransform`` and ``ffn.data.Normalize``.
         probabilities: the file returns probabilities instead of logits.
         dynamic_frames: the file takes clips of any length; the sub-network is that for ``frames``.
-        calibration: clips for static int8 quantisation; ONNX only.
+        calibration: clips for static int8 quantization; ONNX only.
         record: of the weights, as ``WeightRecord.to_dict`` returns it; default: that of a network
             from :func:`ffn.load`.
         overwrite: replace an existing file, unless it is that of the weights.
@@ -257,7 +257,7 @@ def _write_int8(
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         report = write_checked(network, Path(folder) / "fp32.onnx", write)
-        model, int8 = quantise(report.path, calibration)
+        model, int8 = quantize(report.path, calibration)
     with atomic_write(path) as file:
         file.write(model.SerializeToString())
     return replace(report, path=path, int8=int8)

@@ -1,4 +1,4 @@
-"""Static int8 quantisation of ONNX files by ``onnxruntime.quantization``, and its error."""
+"""Static int8 quantization of ONNX files by ``onnxruntime.quantization``, and its error."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ TIMED = 20  # runs of one clip
 
 @dataclass(frozen=True)
 class Calibration:
-    """Clips for static quantisation.
+    """Clips for static quantization.
 
     Attributes:
         clips: inputs of the file (1, …), which set the ranges of the activations. A sequence that
@@ -66,10 +66,10 @@ class Int8Report:
         difference: RMS difference of the outputs, relative to the standard deviation of fp32's; to
             the size of a single output.
         agreement: share of clips with the same top class, in %.
-        top1_fp32: accuracy of the file before quantisation, in %.
+        top1_fp32: accuracy of the file before quantization, in %.
         top1_int8: accuracy after it, in %.
         ms_fp32: median time of a clip in ONNX Runtime, in milliseconds.
-        ms_int8: the same after quantisation.
+        ms_int8: the same after quantization.
         percentile: share of the values of an activation that its range holds, in %.
         fp32_layers: number of convolutions and matrix products, from the first, that stay in fp32.
     """
@@ -96,14 +96,14 @@ class Int8Report:
 
 @dataclass(frozen=True)
 class _Choice:
-    """How a file is quantised; the fields of `Int8Report`."""
+    """How a file is quantized; the fields of `Int8Report`."""
 
     percentile: float
     fp32_layers: int
 
 
-def quantise(source: Path, calibration: Calibration) -> tuple[ModelProto, Int8Report]:
-    """Quantise an ONNX file: weights per channel, activations per tensor, in QDQ format.
+def quantize(source: Path, calibration: Calibration) -> tuple[ModelProto, Int8Report]:
+    """Quantize an ONNX file: weights per channel, activations per tensor, in QDQ format.
 
     The range of an activation holds 99.99 % of its values on the calibration clips, and no layer
     stays in fp32. If this changes the outputs on the held-out clips by more than is accepted, the
@@ -115,7 +115,7 @@ def quantise(source: Path, calibration: Calibration) -> tuple[ModelProto, Int8Re
         calibration: clips to set the ranges, and to measure the error.
 
     Returns:
-        The quantised model, whose metadata has the report as ``int8``.
+        The quantized model, whose metadata has the report as ``int8``.
 
     Raises:
         ImportError: the extra ``onnx`` is not installed.
@@ -130,7 +130,7 @@ def quantise(source: Path, calibration: Calibration) -> tuple[ModelProto, Int8Re
     expected, _, _ = _run(fp32, calibration.held_out)
     for choice in _choices(original):
         with _quiet():
-            model = _quantise(source, original, calibration.clips, choice)
+            model = _quantize(source, original, calibration.clips, choice)
         del model.metadata_props[:]
         model.metadata_props.extend(original.metadata_props)
         report = _compare(expected, fp32, open_session(model), calibration, choice)
@@ -154,7 +154,7 @@ def _choices(model: ModelProto) -> Iterator[_Choice]:
                 yield _Choice(percentile, fp32_layers)
 
 
-def _quantise(
+def _quantize(
     source: Path, model: ModelProto, clips: Sequence[Tensor], choice: _Choice
 ) -> ModelProto:
     quantization, onnx = require("onnxruntime.quantization"), require("onnx")
@@ -173,7 +173,7 @@ def _quantise(
             i = next(self.indices, None)
             return None if i is None else {name: clips[i].numpy()}
 
-    # Quantised residual sums double the error of a transformer; they are most of the gain in a CNN.
+    # Quantized residual sums double the error of a transformer; they are most of the gain in a CNN.
     transformer = any(node.op_type == "LayerNormalization" for node in model.graph.node)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "int8.onnx"
@@ -198,7 +198,7 @@ def _ends(model: ModelProto, fp32_layers: int) -> list[str]:
     """Names of the nodes before the first layer in int8, and of the classifier and what follows.
 
     Logits larger than those of the calibration clips would be cut off. A layer in fp32 between
-    layers in int8 is no choice: ONNX Runtime quantises its weights, per tensor, when it opens the
+    layers in int8 is no choice: ONNX Runtime quantizes its weights, per tensor, when it opens the
     file (WeightBiasQuantization).
     """
     nodes = list(model.graph.node)

@@ -1,4 +1,4 @@
-"""Run a network in int8 by ONNX Runtime, with one quantised file per frame count."""
+"""Run a network in int8 by ONNX Runtime, with one quantized file per frame count."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Calibrate = Callable[[int, tuple[int, int]], Calibration]
 
 
 class Int8Networks:
-    """Runs the sub-network for the T of a clip as ``ffn.export`` quantises it, on the CPU.
+    """Runs the sub-network for the T of a clip as ``ffn.export`` quantizes it, on the CPU.
 
     The first clip of each T exports, calibrates and compares a file, which takes seconds to
     minutes. The files are temporary.

@@ -149,7 +149,7 @@ def _conv2d(conv: nn.Conv3d, kept: slice) -> nn.Conv2d:
 def as_clips(x: Tensor, batch: int, area: torch.Size) -> Tensor:
     """View the channels-last output of a 2-D layer as clips (B, C, T, H, W)."""
     # Through one dimension: for batches of 1, torch returns a stride by which torch.cat does not
-    # recognise the layout.
+    # recognize the layout.
     channels = x.shape[1]
     flat = x.permute(0, 2, 3, 1).flatten()
     return flat.view(batch, -1, *area, channels).permute(0, 4, 1, 2, 3)

@@ -78,7 +78,7 @@ def check_resettable(classifier: nn.Module) -> None:
 
 
 def init_classifier(classifier: nn.Module, std: float) -> None:
-    """Initialise a linear classifier with N(0, std) and zero biases; leave others unchanged."""
+    """Initialize a linear classifier with N(0, std) and zero biases; leave others unchanged."""
     if isinstance(classifier, nn.Linear):
         nn.init.normal_(classifier.weight, std=std)
         nn.init.zeros_(classifier.bias)

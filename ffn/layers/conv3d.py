@@ -15,7 +15,7 @@ class ShortcutConv3d(Conv3d):
         return x + super().forward(x)
 
     def for_inference(self) -> nn.Conv3d:
-        """A convolution without a shortcut: the centre of its kernel is larger by 1."""
+        """A convolution without a shortcut: the center of its kernel is larger by 1."""
         conv = super().for_inference()
         conv.weight[(slice(None), 0, *(size // 2 for size in self.kernel_size))] += 1
         return conv

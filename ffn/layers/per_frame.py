@@ -32,7 +32,7 @@ class PerFrame(nn.Module):
         """Classify clips of any length.
 
         Args:
-            clip: (B, C, T, H, W), normalised.
+            clip: (B, C, T, H, W), normalized.
 
         Returns:
             Logits (B, K).

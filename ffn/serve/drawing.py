@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 BARS = 3  # labels below a GIF
 TICK_DISTANCE = 6  # pixels between ticks of a video, at least in the mean
-WHITE, GREY, BLACK = "#FFFFFF", "#555555", "#000000"
+WHITE, GRAY, BLACK = "#FFFFFF", "#555555", "#000000"
 
 
 def draw_label(
@@ -54,15 +54,15 @@ def draw_label(
     return np.asarray(picture)
 
 
-def _draw_scale(picture: Image, top: int, size: int, colour: str) -> int:
+def _draw_scale(picture: Image, top: int, size: int, color: str) -> int:
     """Draw the scale of heat maps at the right edge, with its ends 0 and 1; returns its width."""
     from PIL import Image, ImageDraw
 
     draw, width = ImageDraw.Draw(picture), max(4, picture.width // 5)
     left = picture.width - width - 2 * size
     picture.paste(Image.fromarray(scale(width, size)), (left + size, top + size // 8))
-    draw.text((left + size // 3, top), "0", fill=colour, font=_font(size))
-    draw.text((left + size + width + size // 4, top), "1", fill=colour, font=_font(size))
+    draw.text((left + size // 3, top), "0", fill=color, font=_font(size))
+    draw.text((left + size + width + size // 4, top), "1", fill=color, font=_font(size))
     return width + 2 * size
 
 
@@ -90,7 +90,7 @@ def draw_bars(prediction: Prediction, width: int, title: str = "") -> Image:
         note += f", sub-network {prediction.active}"
     y = 4 + (first + len(top)) * (size + 8)
     room = width - 8 - (_draw_scale(image, y, size, BLACK) if title else 0)
-    draw.text((4, y), _fit(draw, note, room, font), fill=GREY, font=font)
+    draw.text((4, y), _fit(draw, note, room, font), fill=GRAY, font=font)
     return image
 
 

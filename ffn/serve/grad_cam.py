@@ -53,7 +53,7 @@ def last_maps(network: nn.Module, clip: Tensor) -> tuple[Place, ...]:
 
     Args:
         network: in eval mode, with parameters that need no gradients.
-        clip: (1, C, T, H, W), normalised.
+        clip: (1, C, T, H, W), normalized.
 
     Raises:
         ValueError: there is none; or tokens without a known place in the frame come after the last
@@ -109,7 +109,7 @@ def grad_cam(
 
     Args:
         network: in eval mode, with parameters that need no gradients. It is not changed.
-        clip: (1, C, T, H, W), normalised.
+        clip: (1, C, T, H, W), normalized.
         places: see :func:`last_maps`.
         label: index of the class; None for that of the largest logit.
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
-from ffn.data import Normalise, Preprocessing
+from ffn.data import Normalize, Preprocessing
 from ffn.labels import LabelKind
 from ffn.serve.clips import Clip
 from ffn.serve.grad_cam import Place, combine, grad_cam, last_maps, named_map
@@ -72,7 +72,7 @@ class HeatMaps:
         device: torch.device,
     ) -> None:
         self._model, self._labels = model, labels
-        self._preprocessing, self._normalise = preprocessing, Normalise(preprocessing)
+        self._preprocessing, self._normalize = preprocessing, Normalize(preprocessing)
         self._classes, self._device = tuple(classes), device
         self._last_maps: dict[tuple[int, ...], tuple[Place, ...]] = {}  # by the shape of the clip
 
@@ -92,7 +92,7 @@ class HeatMaps:
         index = None if label is None else find_class(label, self._classes)
         # Inference tensors, made under torch.inference_mode, have no gradients.
         with torch.inference_mode(False), torch.autocast(self._device.type, enabled=False):
-            x = self._normalise(clip.pixels.clone()[None].to(self._device))  # (1, C, T, H, W)
+            x = self._normalize(clip.pixels.clone()[None].to(self._device))  # (1, C, T, H, W)
             network = self._network(x.shape[2])
             places = self._places(network, x, layer)
             maps, logits = grad_cam(network, x, places, index)

@@ -1,4 +1,4 @@
-"""Draw heat maps over frames: colours, opacity, and the place of a clip in a video's frames."""
+"""Draw heat maps over frames: colors, opacity, and the place of a clip in a video's frames."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ PLASMA = (
 OPACITY = 0.75  # of the value 1; that of others is proportional
 UNSEEN = 0.35  # brightness of the parts of a frame that the network did not see
 
-_ANCHORS = np.array([[int(colour[i : i + 2], 16) for i in (0, 2, 4)] for colour in PLASMA])
+_ANCHORS = np.array([[int(color[i : i + 2], 16) for i in (0, 2, 4)] for color in PLASMA])
 
 
-def colours(values: np.ndarray) -> np.ndarray:
-    """Colours of values from 0 to 1, float32 RGB from 0 to 255, (..., 3)."""
+def colors(values: np.ndarray) -> np.ndarray:
+    """Colors of values from 0 to 1, float32 RGB from 0 to 255, (..., 3)."""
     steps = np.linspace(0, 1, len(_ANCHORS))
     channels = [np.interp(values, steps, _ANCHORS[:, channel]) for channel in range(3)]
     return np.stack(channels, -1).astype(np.float32)
 
 
 def overlay(frames: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """Grey frames with the colours of a heat map over them; the higher the value, the more opaque.
+    """Gray frames with the colors of a heat map over them; the higher the value, the more opaque.
 
-    The frames are grey because their own colours could be taken for those of the heat map.
+    The frames are gray because their own colors could be taken for those of the heat map.
 
     Args:
         frames: uint8 RGB (..., H, W, 3).
@@ -41,17 +41,17 @@ def overlay(frames: np.ndarray, values: np.ndarray) -> np.ndarray:
     """
     if frames.shape != (*values.shape, 3):
         raise ValueError(f"the frames have shape {frames.shape}, the heat map {values.shape}")
-    opacity, grey = OPACITY * values[..., None], _grey(frames)
-    return np.rint(grey + opacity * (colours(values) - grey)).astype(np.uint8)
+    opacity, gray = OPACITY * values[..., None], _gray(frames)
+    return np.rint(gray + opacity * (colors(values) - gray)).astype(np.uint8)
 
 
 def scale(width: int, height: int) -> np.ndarray:
-    """The colours from 0 on the left to 1 on the right, uint8 RGB (height, width, 3)."""
-    ramp = np.rint(colours(np.linspace(0, 1, width))).astype(np.uint8)
+    """The colors from 0 on the left to 1 on the right, uint8 RGB (height, width, 3)."""
+    ramp = np.rint(colors(np.linspace(0, 1, width))).astype(np.uint8)
     return np.tile(ramp, (height, 1, 1))
 
 
-def _grey(frames: np.ndarray) -> np.ndarray:
+def _gray(frames: np.ndarray) -> np.ndarray:
     """Brightness (ITU-R BT.601) of RGB frames (..., 3), float32 (..., 1)."""
     return frames.astype(np.float32) @ np.array([[0.299], [0.587], [0.114]], np.float32)
 
@@ -90,7 +90,7 @@ class VideoOverlay:
         """
         nearest = int(np.abs(times[self._indices] - times[index]).argmin())
         top, left, bottom, right = self._pixels(image.shape[:2], size)
-        unseen = np.rint(UNSEEN * _grey(image))
+        unseen = np.rint(UNSEEN * _gray(image))
         drawn = np.broadcast_to(unseen, image.shape).astype(np.uint8)
         part = (slice(top, bottom), slice(left, right))
         drawn[part] = overlay(image[part], self._resized(nearest, bottom - top, right - left))

@@ -121,7 +121,7 @@ def save_gif(
         picture = Image.new("RGB", (size[0], size[1] + labels.height), WHITE)
         picture.paste(Image.fromarray(frame).resize(size, Image.Resampling.NEAREST), (0, 0))
         picture.paste(labels, (0, size[1]))
-        if heat is not None:  # Pillow's own palette lacks colours of the scale
+        if heat is not None:  # Pillow's own palette lacks colors of the scale
             picture = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE)
         pictures.append(picture)
     total = len(frames) / FRAMES_PER_SECOND if seconds is None else seconds

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ffn.commands import command
-from ffn.data import Normalise, Preprocessing
+from ffn.data import Normalize, Preprocessing
 from ffn.data.decoding import PATTERN, check_pattern
 from ffn.devices import check_device
 from ffn.evaluation.cascades.cascade import Cascade
@@ -91,7 +91,7 @@ class Predictor:
             cuda_graphs=cuda_graphs,
             cache=home(),
         )
-        self._normalise = Normalise(self.preprocessing)
+        self._normalize = Normalize(self.preprocessing)
         self._heat_maps = HeatMaps(
             self.model,
             preprocessing=self.preprocessing,
@@ -379,11 +379,11 @@ class Predictor:
         started = time.perf_counter()
         with torch.inference_mode():
             batch = torch.stack([clip.pixels for clip in clips])  # (B, C, T, H, W)
-            batch = self._normalise(batch.to(self.device))
+            batch = self._normalize(batch.to(self.device))
             built = time.perf_counter()
             self._networks.prepare(batch)
             started += time.perf_counter() - built  # building is no time of the video
-            logits = self._networks(batch).cpu()  # synchronises with the device
+            logits = self._networks(batch).cpu()  # synchronizes with the device
         if not logits.isfinite().all():
             self._refuse(clips[int(logits.isfinite().all(1).int().argmin())])
         return logits, 1000 * (time.perf_counter() - started) / len(clips)

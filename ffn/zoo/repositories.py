@@ -179,7 +179,7 @@ def _metrics_table(record: WeightRecord) -> Iterator[str]:
 def _details(record: WeightRecord) -> Iterator[str]:
     values: dict[str, Any] = {
         "labels": "any number per video" if record.multi_label else "one per video",
-        **{key: record.preprocessing.get(key) for key in ("resize", "crop", "colour", "sampling")},
+        **{key: record.preprocessing.get(key) for key in ("resize", "crop", "color", "sampling")},
         **{f"version of {k}": v for k, v in (record.versions or {}).items()},
     }
     for name, value in values.items():

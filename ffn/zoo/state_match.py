@@ -100,7 +100,7 @@ class Match:
         if self.classes:
             lines.append(
                 f"classifier: {self.classes[0] or 'no'} classes in the weights, {self.classes[1]} "
-                "in the model; newly initialised"
+                "in the model; newly initialized"
             )
         lines += [self.note] * bool(self.note)
         return "\n".join(lines)
@@ -111,7 +111,7 @@ def match_state(
 ) -> Match:
     """Compare a state dict with a network's.
 
-    A classifier of other classes is recognised by its shapes: only entries of one layer (or of its
+    A classifier of other classes is recognized by its shapes: only entries of one layer (or of its
     private copies) differ, only in their first dimension, and all by the same two sizes.
 
     Args:

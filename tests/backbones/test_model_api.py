@@ -154,7 +154,7 @@ def test_reset_classifier(name: str, form: str) -> None:
         model.reset_classifier(7)
         assert model.num_classes == 7
         assert model.get_classifier().weight.shape == (7, model.head_hidden_size)
-        assert model.get_classifier().weight.std() < 0.03  # as the model's factory initialises it
+        assert model.get_classifier().weight.std() < 0.03  # as the model's factory initializes it
         torch.testing.assert_close(model(clip), model.get_classifier()(pre_logits))
         assert model(clip).dtype == torch.float64
         changed = [k for k, v in model.state_dict().items() if not torch.equal(v, before[k])]

@@ -1,4 +1,4 @@
-"""SlowFast: the frames of the slow pathway, feature lengths, and initialisation."""
+"""SlowFast: the frames of the slow pathway, feature lengths, and initialization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""TEA: its two modules frame by frame, and their initialisation."""
+"""TEA: its two modules frame by frame, and their initialization."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_a_network_without_res2net_blocks() -> None:
 @torch.no_grad()
 @pytest.mark.parametrize("batch", [1, 2])
 def test_temporal_convolutions_keep_the_channels_last_layout(batch: int) -> None:
-    """Also of a slice of channels, and for a batch of 1, whose strides torch may not recognise."""
+    """Also of a slice of channels, and for a batch of 1, whose strides torch may not recognize."""
     conv = TemporalConv(8, length_of(4), shifted=True)
     conv.conv.weight.copy_(torch.randn(8, 1, 3))
     x = torch.randn(batch * 4, 24, 5, 6).to(memory_format=torch.channels_last)[:, 8:16]

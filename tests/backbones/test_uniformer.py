@@ -1,4 +1,4 @@
-"""UniFormer: the split attention written out, accepted sizes, and initialisation."""
+"""UniFormer: the split attention written out, accepted sizes, and initialization."""
 
 from __future__ import annotations
 

@@ -67,11 +67,11 @@ def test_a_timed_step_is_sgd_on_the_sum_of_the_losses(views: str) -> None:
 
     training._call(step, batch)()
 
-    clips = {t: step.normalise(clip) for t, clip in batch["clips"].items()}
+    clips = {t: step.normalize(clip) for t, clip in batch["clips"].items()}
     expected({"clips": clips, "label": batch["label"]})["loss"].backward()
     norm = sum(p.grad.square().sum() for p in expected.parameters()).sqrt()
     assert 0.1 < norm < 20
-    scale = {id(p): g["lr_scale"] for g in step.optimiser.param_groups for p in g["params"]}
+    scale = {id(p): g["lr_scale"] for g in step.optimizer.param_groups for p in g["params"]}
     ours = dict(step.task.named_parameters())
     with torch.no_grad():
         for name, p in expected.named_parameters():

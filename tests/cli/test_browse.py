@@ -14,7 +14,7 @@ from pictures import enlarged, places, read_picture
 from ffn.cli import browse
 from ffn.cli.browse import main
 from ffn.cli.pack import main as pack
-from ffn.data import Normalise
+from ffn.data import Normalize
 from ffn.data.contact_sheet import Panel
 from ffn.datasets.synthetic import generate
 from ffn.engine.build_data import (
@@ -92,7 +92,7 @@ def rows(picture: np.ndarray, clips: list[torch.Tensor]) -> list[int]:
 @pytest.mark.parametrize("format", ["video", "store"])
 def test_the_clips_are_those_of_the_loaders(root: Path, tmp_path: Path, format: str) -> None:
     """The batch of a training is larger than the picture; the samples are the same."""
-    options = ["data.random_erasing=0.5", "data.flip=random", "data.colour_jitter=[0.4,0.4,0.4,0]"]
+    options = ["data.random_erasing=0.5", "data.flip=random", "data.color_jitter=[0.4,0.4,0.4,0]"]
     if format == "store":
         options += ["data.format=store", f"data.store={tmp_path}/store"]
         assert pack([str(root / "config.yaml"), "--format", "raw", *options]) == 0
@@ -132,9 +132,9 @@ def test_mixed_clips_are_those_of_the_first_step(
 
     batch = training_batch(root, *options)
     config, splits = config_and_splits(root)
-    # As a train step does it: normalised clips are mixed.
+    # As a train step does it: normalized clips are mixed.
     preprocessing = build_preprocessing(config.data)
-    clips = {view: Normalise(preprocessing)(clip) for view, clip in batch["clips"].items()}
+    clips = {view: Normalize(preprocessing)(clip) for view, clip in batch["clips"].items()}
     batch_mix = BatchMix(12, **{mix: 0.8}, smoothing=0.12, seed=3)
     mixed = batch_mix({**batch, "clips": clips}, step=0, micro=0, rank=0)
     mean, std = (torch.tensor(x).view(3, 1, 1, 1) for x in (preprocessing.mean, preprocessing.std))

@@ -23,7 +23,7 @@ from ffn.cli.publish import main as publish
 from ffn.cli.summarise import main as summarise
 from ffn.cli.test import main as run_test
 from ffn.cli.train import main as train
-from ffn.data import EvalTransform, Normalise, decode, segment_centre
+from ffn.data import EvalTransform, Normalize, decode, segment_center
 from ffn.evaluation import load_predictions, load_table
 from ffn.zoo import load_with_record
 
@@ -121,8 +121,8 @@ def test_predictions_are_independent_probabilities(
     preprocessing = ffn.Predictor(best, precision="fp32").preprocessing
     with av.open(str(root / "val_0.mp4")) as video:
         number = sum(1 for _ in video.decode(video=0))
-    frames = EvalTransform(preprocessing)(decode(root / "val_0.mp4", segment_centre(number, 8)))
-    clip = Normalise(preprocessing)(frames.transpose(0, 1)[None])
+    frames = EvalTransform(preprocessing)(decode(root / "val_0.mp4", segment_center(number, 8)))
+    clip = Normalize(preprocessing)(frames.transpose(0, 1)[None])
     with torch.no_grad():
         expected = model(clip)[0].sigmoid()
     torch.testing.assert_close(found.probabilities, expected, rtol=1e-4, atol=1e-5)

@@ -11,7 +11,7 @@ import pytest
 
 from ffn.cli.plot_log import main, named
 from ffn.evaluation import curves
-from ffn.evaluation.plots import COLOURS
+from ffn.evaluation.plots import COLORS
 
 pytest.importorskip("matplotlib")
 
@@ -52,8 +52,8 @@ def panels(figure: Any) -> dict[str, list[Any]]:
 
 def legend(figure: Any) -> list[tuple[str, str]]:
     (box,) = figure.legends
-    colours = [line.get_color() for line in box.get_lines()]
-    return list(zip([text.get_text() for text in box.texts], colours, strict=True))
+    colors = [line.get_color() for line in box.get_lines()]
+    return list(zip([text.get_text() for text in box.texts], colors, strict=True))
 
 
 def replace(path: Path, old: str, new: str) -> None:
@@ -73,7 +73,7 @@ def test_two_runs_are_drawn(tmp_path: Path, figures: list[Any]) -> None:
 
     assert output.read_bytes()[:4] == b"\x89PNG"
     (figure,) = figures
-    assert legend(figure) == [("first", COLOURS[0]), ("second", COLOURS[1])]
+    assert legend(figure) == [("first", COLORS[0]), ("second", COLORS[1])]
     found = panels(figure)
     assert list(found) == [
         "loss",
@@ -90,7 +90,7 @@ def test_two_runs_are_drawn(tmp_path: Path, figures: list[Any]) -> None:
     first, second = found["loss"]
     assert points(first) == [(step, 1 / step) for step in range(1, 9)]
     assert points(second) == [(step, 2 / step) for step in range(1, 6)]
-    assert [line.get_color() for line in (first, second)] == list(COLOURS[:2])
+    assert [line.get_color() for line in (first, second)] == list(COLORS[:2])
 
     train, val, other_train, other_val = found["top-1 % at 16 frames"]
     assert train.is_dashed()
@@ -98,7 +98,7 @@ def test_two_runs_are_drawn(tmp_path: Path, figures: list[Any]) -> None:
     assert not val.is_dashed()
     assert points(val) == [(4, 4.0), (8, 8.0)]
     assert points(other_val) == [(4, 8.0)]
-    assert {line.get_color() for line in (train, val)} == {COLOURS[0]}
+    assert {line.get_color() for line in (train, val)} == {COLORS[0]}
     heights = {a.get_ylim() for a in figure.axes if a.get_title().startswith("top-1 %")}
     assert len(heights) == 1  # one scale for all counts
     assert not any(line.is_dashed() for line in found["loss"])
@@ -118,7 +118,7 @@ def test_many_runs_one_of_them_in_progress(tmp_path: Path, figures: list[Any], n
     runs = [write_run(tmp_path / f"flexible.s{seed}") for seed in range(number - 1)]
     runs.append(write_run(tmp_path / "new", steps=1, end='{"step": 2, "train/lo'))
     assert main([*map(str, runs), "--output", str(tmp_path / "a.png")]) == 0
-    assert len({tuple(colour) for _, colour in legend(figures[0])}) == number
+    assert len({tuple(color) for _, color in legend(figures[0])}) == number
     last = panels(figures[0])["loss"][-1]
     assert points(last) == [(1, 1.0)]
     assert last.get_marker() == "o"  # a line through one point is invisible

@@ -24,7 +24,7 @@ def on_terminal(command: Sequence[str], folder: Path, stop_at: str = "") -> tupl
     """Run a tool on a new terminal, and press Ctrl-C when a text appears.
 
     Returns:
-        Exit status, and what the terminal got, without colours.
+        Exit status, and what the terminal got, without colors.
     """
     ours, theirs = os.openpty()
     process = subprocess.Popen(

@@ -30,12 +30,12 @@ class Case:
     def plain(self) -> nn.Module:
         """The network in eval mode, with norms that a copy could not have by chance."""
         torch.manual_seed(0)
-        return randomise(self.build()).eval()
+        return randomize(self.build()).eval()
 
     def flexible(self, trained_frames: tuple[int, ...] = (2, 4, 8), **options: Any) -> nn.Module:
         """A converted network in eval mode whose private modules all differ."""
         model = convert(self.plain(), trained_frames, **{**self.options, **options})
-        return randomise(model).eval()
+        return randomize(model).eval()
 
     def clip(self, frames: int, batch: int = 2, seed: int = 1) -> Tensor:
         shape = (batch, 3, frames, self.size, self.size)
@@ -91,7 +91,7 @@ every_case = pytest.mark.parametrize(
 )
 
 
-def randomise(model: nn.Module) -> nn.Module:
+def randomize(model: nn.Module) -> nn.Module:
     """Draw affines, statistics and alterations; no branch starts at zero."""
     for module in model.modules():
         if isinstance(module, WeightAlteration):

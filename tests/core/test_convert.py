@@ -8,7 +8,7 @@ from collections.abc import Iterable
 
 import pytest
 import torch
-from core_models import CASES, TINY, Case, every_case, private_of, randomise, zero_alterations
+from core_models import CASES, TINY, Case, every_case, private_of, randomize, zero_alterations
 from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
@@ -78,7 +78,7 @@ def test_original_stays_as_it_is(case: Case) -> None:
     plain = case.plain()
     before = copy.deepcopy(plain)
 
-    flexible = randomise(convert(plain, COUNTS, **case.options)).train()
+    flexible = randomize(convert(plain, COUNTS, **case.options)).train()
     flexible(case.clip(4)).sum().backward()
 
     assert same_state(plain, before)
@@ -445,7 +445,7 @@ def test_deepcopy_is_its_own_network() -> None:
 
 @pytest.mark.parametrize("name", ["tsm_tiny", "torchvision resnet18 per frame"])
 @torch.no_grad()
-def test_synchronised_norms_before_or_after(name: str) -> None:
+def test_synchronized_norms_before_or_after(name: str) -> None:
     case = CASES[name]
     flexible = case.flexible()
     before = convert(nn.SyncBatchNorm.convert_sync_batchnorm(case.plain()), COUNTS, **case.options)
@@ -494,7 +494,7 @@ def test_bf16_autocast_is_finite_and_close(case: Case) -> None:
     exact = flexible(clip).detach()
     assert (logits.float() - exact).norm() < 0.05 * exact.norm()
     # torch 2.15's CPU kernel for the weights of a 3-D convolution in bf16 reads
-    # uninitialised memory (see engine/build_network.py); all other gradients must be finite.
+    # uninitialized memory (see engine/build_network.py); all other gradients must be finite.
     weights = {id(m.weight) for m in flexible.modules() if isinstance(m, nn.Conv3d)}
     parameters = [p for p in flexible.parameters() if p.grad is not None and id(p) not in weights]
     assert parameters

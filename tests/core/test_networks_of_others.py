@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import pytest
 import timm
 import torch
-from core_models import randomise, zero_alterations
+from core_models import randomize, zero_alterations
 from torch import nn
 from torchvision.models import video
 
@@ -112,7 +112,7 @@ def clip(other: Other, frames: int, batch: int = 1) -> torch.Tensor:
 @torch.no_grad()
 def test_converts_extracts_and_runs(other: Other) -> None:
     torch.manual_seed(0)
-    plain = randomise(other.build()).eval()
+    plain = randomize(other.build()).eval()
     flexible = zero_alterations(convert(plain, COUNTS, alter=other.alter))
     assert len(flexible.report.private) == other.norms
     assert len(flexible.report.altered) == other.sites
@@ -128,7 +128,7 @@ def test_converts_extracts_and_runs(other: Other) -> None:
 def test_alterations_and_norms_learn(other: Other) -> None:
     """A layer that its network uses without calling it (torchvision's Swin: qkv) would not."""
     torch.manual_seed(0)
-    flexible = randomise(convert(other.build(), COUNTS, alter=other.alter)).eval()
+    flexible = randomize(convert(other.build(), COUNTS, alter=other.alter)).eval()
     frames = other.frames[-1]
 
     flexible(clip(other, frames), active=16).square().sum().backward()

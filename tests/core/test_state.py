@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from core_models import TINY, Case, every_case, randomise
+from core_models import TINY, Case, every_case, randomize
 from torch import nn
 
 from ffn.core import FrameFlexible, WeightAlteration, convert, extract
@@ -42,7 +42,7 @@ def test_save_load_round_trip(case: Case, tmp_path) -> None:
 @every_case
 @torch.no_grad()
 def test_plain_weights_go_into_every_copy(case: Case) -> None:
-    plain = randomise(case.plain())
+    plain = randomize(case.plain())
     flexible = fresh(case)
     alterations = [m.weight.clone() for m in flexible.modules() if isinstance(m, WeightAlteration)]
     state = plain.state_dict()
@@ -215,7 +215,7 @@ def test_assigned_plain_weights_are_not_shared() -> None:
 
 
 def test_statistics_outside_the_state_dict_are_extracted() -> None:
-    class Centred(nn.Module):
+    class Centerd(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.scale, self.calls = nn.Parameter(torch.ones(3)), 0
@@ -227,8 +227,8 @@ def test_statistics_outside_the_state_dict_are_extracted() -> None:
                 self.mean.lerp_(x.detach().mean((0, 2, 3, 4)), 0.1)
             return (x - self.mean.view(-1, 1, 1, 1)) * self.scale.view(-1, 1, 1, 1) * self.calls
 
-    net = nn.Sequential(Centred(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2))
-    own = {"private": lambda _, module: isinstance(module, Centred), "alter": "none"}
+    net = nn.Sequential(Centerd(), nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(3, 2))
+    own = {"private": lambda _, module: isinstance(module, Centerd), "alter": "none"}
     flexible = convert(net, (2, 4), **own).train()
     for count in (2, 4, 4):
         flexible(torch.randn(2, 3, count, 4, 4) + count)

@@ -12,19 +12,19 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 
 from ffn.data import Preprocessing, TrainTransform, library_draws
-from ffn.data.augment import ColourJitter, RandAugment, RandomErasing, draw_box
+from ffn.data.augment import ColorJitter, RandAugment, RandomErasing, draw_box
 
 POLICY = "rand-m7-n4-mstd0.5-inc1"
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
 CHANGES = {
-    "colour": lambda: ColourJitter([0.4, 0.4, 0.4, 0.1]),
+    "color": lambda: ColorJitter([0.4, 0.4, 0.4, 0.1]),
     "randaugment": lambda: RandAugment(POLICY),
     "erasing": lambda: RandomErasing(1.0, MEAN, STD),
 }
 ALL = {
     "crop_mode": "resized",
     "flip": "random",
-    "colour_jitter": (0.4, 0.4, 0.4, 0.1),
+    "color_jitter": (0.4, 0.4, 0.4, 0.1),
     "randaugment": POLICY,
     "random_erasing": 0.5,
 }
@@ -94,7 +94,7 @@ def test_brightness_is_one_factor_for_all_frames():
     frames = torch.stack([torch.full((3, 8, 8), v, dtype=torch.uint8) for v in (40, 80, 120)])
     factors = set()
     for seed in range(30):
-        out = ColourJitter([0.5, 0, 0, 0])(frames, rng(seed)).double()
+        out = ColorJitter([0.5, 0, 0, 0])(frames, rng(seed)).double()
         factor = out[2].mean() / 120
         assert 0.49 < factor < 1.51
         expected = (frames.double() * factor).round()
@@ -165,8 +165,8 @@ def test_no_box_fits_into_a_pixel():
 def test_noise_of_bgr_weights_has_their_channel_order():
     frames = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
     sizes = {"crop": 64, "resize": 64, "mean": (0.1, 0.5, 0.9), "std": (0.01, 0.01, 0.01)}
-    for colour, red in (("rgb", 0.1), ("bgr", 0.9)):
-        transform = TrainTransform(Preprocessing(**sizes, colour=colour), random_erasing=1.0)
+    for color, red in (("rgb", 0.1), ("bgr", 0.9)):
+        transform = TrainTransform(Preprocessing(**sizes, color=color), random_erasing=1.0)
         out, _ = transform(frames, 0, rng())
         erased = out[0, 0][out[0, 1] > 0].double() / 255
         assert erased.mean() == pytest.approx(red, abs=0.02)
@@ -189,11 +189,11 @@ def test_everything_together():
     ("options", "message"),
     [
         ({"random_erasing": 1.2}, "random_erasing is 1.2"),
-        ({"colour_jitter": (0.4, 0.4, 0.4)}, "four strengths"),
-        ({"colour_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue of at most 0.5"),
-        ({"colour_jitter": (-0.4, 0.4, 0.4, 0.1)}, "from 0 to 100"),
-        ({"colour_jitter": (0.4, 0.4, float("nan"), 0.1)}, "from 0 to 100"),
-        ({"colour_jitter": (1e308, 0, 0, 0)}, "from 0 to 100"),
+        ({"color_jitter": (0.4, 0.4, 0.4)}, "four strengths"),
+        ({"color_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue of at most 0.5"),
+        ({"color_jitter": (-0.4, 0.4, 0.4, 0.1)}, "from 0 to 100"),
+        ({"color_jitter": (0.4, 0.4, float("nan"), 0.1)}, "from 0 to 100"),
+        ({"color_jitter": (1e308, 0, 0, 0)}, "from 0 to 100"),
         ({"randaugment": "m7-n4"}, "expected a policy of timm"),
         ({"randaugment": "rand-m7-n4-mstd"}, "expected a policy of timm"),
         ({"randaugment": "rand-m7.5"}, "expected a policy of timm"),

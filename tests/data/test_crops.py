@@ -82,8 +82,8 @@ def test_jittered_crop_is_a_square_of_the_resized_frame():
 @pytest.mark.parametrize(
     ("height", "width", "corners"),
     [
-        (40, 71, [(0, 0), (0, 16), (0, 31)]),  # left, centre, right; SlowFast rounds up
-        (71, 40, [(0, 0), (16, 0), (31, 0)]),  # top, centre, bottom
+        (40, 71, [(0, 0), (0, 16), (0, 31)]),  # left, center, right; SlowFast rounds up
+        (71, 40, [(0, 0), (16, 0), (31, 0)]),  # top, center, bottom
         (40, 40, [(0, 0)] * 3),
     ],
 )
@@ -94,7 +94,7 @@ def test_three_squares_are_slices(height, width, corners):
         assert torch.equal(square, frames[:, :, top : top + 40, left : left + 40])
 
 
-def test_three_crops_take_the_full_short_side_and_one_the_centre():
+def test_three_crops_take_the_full_short_side_and_one_the_center():
     frames, sizes = noise(2, 80, 120, 3), Preprocessing(crop=32, resize=40)
     one, three = EvalTransform(sizes), EvalTransform(sizes, crops=3)
     assert (one.side, three.side) == (32, 40)

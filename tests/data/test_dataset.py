@@ -127,7 +127,7 @@ def test_views_share_every_augmentation(records):
         PLAIN,
         crop_mode="resized",
         flip="random",
-        colour_jitter=(0.4, 0.4, 0.4, 0.1),
+        color_jitter=(0.4, 0.4, 0.4, 0.1),
         randaugment="rand-m7-n4-mstd0.5-inc1",
         random_erasing=1.0,
     )

@@ -190,7 +190,7 @@ def test_workers_of_every_start_method_give_the_same_samples(records, start_meth
         SMALL,
         crop_mode="resized",
         flip="random",
-        colour_jitter=(0.4, 0.4, 0.4, 0.1),
+        color_jitter=(0.4, 0.4, 0.4, 0.1),
         randaugment="rand-m7-n4-mstd0.5-inc1",
         random_erasing=0.5,
     )

@@ -16,7 +16,7 @@ from ffn.data import (
     collate_eval,
     decode,
     make_loader,
-    segment_centre,
+    segment_center,
 )
 
 
@@ -35,13 +35,13 @@ def test_other_names_are_refused(text):
 @pytest.mark.parametrize("frames", [1, 4, 8, 16])
 def test_segment_clips_are_tsms(count, frames):
     tick = count / frames
-    centre = [int(tick / 2.0 + tick * x) for x in range(frames)]
+    center = [int(tick / 2.0 + tick * x) for x in range(frames)]
     start = [int(tick * x) for x in range(frames)]
-    assert clip_indices(count, frames, 1, "segment") == [segment_centre(count, frames)] == [centre]
-    assert clip_indices(count, frames, 2, "segment") == [centre, start]
+    assert clip_indices(count, frames, 1, "segment") == [segment_center(count, frames)] == [center]
+    assert clip_indices(count, frames, 2, "segment") == [center, start]
     for clips in (3, 5, 10):
         found = clip_indices(count, frames, clips, "segment")
-        assert found[0] == centre
+        assert found[0] == center
         offsets = sorted((0.5 + k / clips) % 1 for k in range(clips))
         expected = [[int(tick * (offset + x) + 1e-9) for x in range(frames)] for offset in offsets]
         assert sorted(found) == expected
@@ -124,7 +124,7 @@ def test_one_view_has_no_view_dimension(records):
     several = VideoDataset(records, views=(4,), preprocessing=sizes, protocol=Protocol(2, 1))
     clips = several[0]["clips"][4]
     assert clips.shape == (2, 3, 4, 16, 16)
-    assert torch.equal(clips[0], one[0]["clips"][4])  # the centre clip comes first
+    assert torch.equal(clips[0], one[0]["clips"][4])  # the center clip comes first
 
 
 def test_unreadable_video_has_the_shape_of_the_others(records, tmp_path):

@@ -14,13 +14,13 @@ from ffn.data.sampling import (
     dense_clips,
     dense_start,
     sample_views,
-    segment_centre,
+    segment_center,
     segment_random,
     segment_views,
 )
 
 # Measured on the original FFN-pytorch code: its test rule of the 2-D networks, ...
-CENTRE = {
+CENTER = {
     (7, 4): [0, 2, 4, 6],
     (7, 8): [0, 1, 2, 3, 3, 4, 5, 6],
     (7, 10): [0, 1, 1, 2, 3, 3, 4, 5, 5, 6],
@@ -30,9 +30,9 @@ CENTRE = {
 }
 
 
-@pytest.mark.parametrize(("num_frames", "frames"), CENTRE)
-def test_segment_centre_equals_reference(num_frames, frames):
-    assert segment_centre(num_frames, frames) == CENTRE[num_frames, frames]
+@pytest.mark.parametrize(("num_frames", "frames"), CENTER)
+def test_segment_center_equals_reference(num_frames, frames):
+    assert segment_center(num_frames, frames) == CENTER[num_frames, frames]
 
 
 def test_examples_in_docstrings():
@@ -42,7 +42,7 @@ def test_examples_in_docstrings():
 
 
 RANDOM = {
-    "segment_centre": lambda n, s, rng: segment_centre(n, s),
+    "segment_center": lambda n, s, rng: segment_center(n, s),
     "segment_random": segment_random,
     "segment_views": lambda n, s, rng: segment_views(n, s, int(rng.integers(3)), 3),
     "dense": lambda n, s, rng: dense(n, s, dense_start(n, rng)),
@@ -62,7 +62,7 @@ def test_indices_ascend_within_the_video(rule):
             assert all(type(i) is int for i in indices)
 
 
-@pytest.mark.parametrize("rule", ["segment_centre", "segment_random", "dense"])
+@pytest.mark.parametrize("rule", ["segment_center", "segment_random", "dense"])
 @pytest.mark.parametrize(("num_frames", "frames"), [(2, 16), (3, 8), (4, 16), (5, 12), (7, 8)])
 def test_short_video_repeats_evenly(rule, num_frames, frames):
     indices = RANDOM[rule](num_frames, frames, np.random.default_rng(1))
@@ -137,7 +137,7 @@ def test_dense_views_share_one_window():
 
 
 def test_test_variants_are_the_documented_rules():
-    assert sample_views(100, (8,))[8] == segment_centre(100, 8)
+    assert sample_views(100, (8,))[8] == segment_center(100, 8)
     assert sample_views(100, (8,), rule="interval")[8] == segment_views(100, 8)
     assert sample_views(100, (8,), rule="dense")[8] == dense(100, 8, start=18)
 
@@ -145,14 +145,14 @@ def test_test_variants_are_the_documented_rules():
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: segment_centre(0, 4), "the video has 0 frames"),
-        (lambda: segment_centre(4, 0), "the clip has 0 frames"),
+        (lambda: segment_center(0, 4), "the video has 0 frames"),
+        (lambda: segment_center(4, 0), "the clip has 0 frames"),
         (lambda: segment_views(10, 4, 3, 3), "view 3 of 3"),
         (lambda: dense(100, 65, 0), "at most 64 frames; got 65"),
         (lambda: dense(100, 8, 37), r"expected 0 … 36"),
         (lambda: dense_clips(100, 8, 0), "clips is 0"),
         (lambda: sample_views(10, ()), "views is empty"),
-        (lambda: sample_views(10, (4,), rule="centre"), "'centre' is unknown.*segment"),
+        (lambda: sample_views(10, (4,), rule="center"), "'center' is unknown.*segment"),
     ],
 )
 def test_errors_name_the_accepted_values(call, message):

@@ -10,7 +10,7 @@ import torch
 from torch.nn.functional import interpolate
 from torchvision.transforms.v2 import functional as F
 
-from ffn.data import EvalTransform, Normalise, Preprocessing, TrainTransform, swap_pairs
+from ffn.data import EvalTransform, Normalize, Preprocessing, TrainTransform, swap_pairs
 from ffn.data.crops import draw_crop
 
 
@@ -30,7 +30,7 @@ def ramps(height, width):
 
 
 def test_preprocessing_goes_through_json():
-    made = Preprocessing(crop=64, resize=80, mean=[0.4, 0.5, 0.6], colour="bgr", sampling="dense")
+    made = Preprocessing(crop=64, resize=80, mean=[0.4, 0.5, 0.6], color="bgr", sampling="dense")
     assert Preprocessing.from_dict(json.loads(json.dumps(made.to_dict()))) == made
 
 
@@ -39,7 +39,7 @@ def test_preprocessing_goes_through_json():
     [
         ({"crop": 256}, "crop 256 does not fit into resize 224"),
         ({"std": (0.1, 0.0, 0.2)}, "three numbers above 0"),
-        ({"colour": "RGB"}, "expected 'rgb' or 'bgr'"),
+        ({"color": "RGB"}, "expected 'rgb' or 'bgr'"),
         ({"sampling": "uniform"}, "expected one of segment"),
     ],
 )
@@ -50,8 +50,8 @@ def test_preprocessing_refuses(values, message):
 
 def test_preprocessing_from_dict_is_strict():
     values = Preprocessing().to_dict()
-    with pytest.raises(ValueError, match="did you mean 'colour'"):
-        Preprocessing.from_dict({**values, "color": "rgb"})
+    with pytest.raises(ValueError, match="did you mean 'color'"):
+        Preprocessing.from_dict({**values, "colour": "rgb"})
     del values["std"]
     with pytest.raises(ValueError, match="lacks std"):
         Preprocessing.from_dict(values)
@@ -69,29 +69,29 @@ def test_eval_resizes_and_crops():
     assert difference.abs().mean() < 0.2
 
 
-@pytest.mark.parametrize("colour", ["rgb", "bgr"])
-def test_clips_are_normalised_as_frames(colour):
-    """Against torchvision's normalisation of each frame of a clip."""
+@pytest.mark.parametrize("color", ["rgb", "bgr"])
+def test_clips_are_normalized_as_frames(color):
+    """Against torchvision's normalization of each frame of a clip."""
     mean, std = (0.1, 0.2, 0.3), (0.5, 0.6, 0.7)
     clip = noise(2, 3, 4, 5, 6)
-    out = Normalise(Preprocessing(8, 8, mean, std, colour))(clip)
+    out = Normalize(Preprocessing(8, 8, mean, std, color))(clip)
     assert out.dtype == torch.float32
     assert out.is_contiguous()
     for b in range(2):
         for t in range(4):
-            frame = clip[b, :, t] if colour == "rgb" else clip[b, [2, 1, 0], t]
+            frame = clip[b, :, t] if color == "rgb" else clip[b, [2, 1, 0], t]
             expected = F.normalize(F.to_dtype(frame, torch.float32, scale=True), mean, std)
             assert torch.equal(out[b, :, t], expected)
-    by_hand = (clip[1, 0 if colour == "rgb" else 2, 3, 4, 5].item() / 255 - 0.1) / 0.5
+    by_hand = (clip[1, 0 if color == "rgb" else 2, 3, 4, 5].item() / 255 - 0.1) / 0.5
     assert out[1, 0, 3, 4, 5].item() == pytest.approx(by_hand, abs=1e-6)
 
 
 @pytest.mark.parametrize(
     "clip", [torch.zeros(1, 3, 2, 8, 8), torch.zeros(3, 2, 8, 8, dtype=torch.uint8)]
 )
-def test_normalise_refuses(clip):
+def test_normalize_refuses(clip):
     with pytest.raises(ValueError, match=r"expected uint8 RGB \(B, 3, T, H, W\)"):
-        Normalise(Preprocessing())(clip)
+        Normalize(Preprocessing())(clip)
 
 
 def test_crop_sizes_and_positions_are_those_of_tsn():

@@ -1,4 +1,4 @@
-"""Copies of videos in another format: the same frames and colours, complete or absent."""
+"""Copies of videos in another format: the same frames and colors, complete or absent."""
 
 from __future__ import annotations
 
@@ -86,30 +86,30 @@ def test_reencoded_video_is_constant_closed_and_upright(layouts: Layouts, number
     assert (before.float() - after.float()).mean().abs() < 0.5
 
 
-def test_reencoding_keeps_colours_of_full_range_and_of_hd(tmp_path: Path, layouts: Layouts) -> None:
-    """BT.709 in full range becomes BT.601 in limited range: other numbers, the same colours."""
+def test_reencoding_keeps_colors_of_full_range_and_of_hd(tmp_path: Path, layouts: Layouts) -> None:
+    """BT.709 in full range becomes BT.601 in limited range: other numbers, the same colors."""
     path = layouts.root / "train/run/a.mp4"
     path.parent.mkdir(parents=True)
-    colours = np.zeros((64, 96, 3), dtype=np.uint8)
-    colours[:32, :48], colours[32:, :48] = (200, 40, 30), (30, 180, 60)
-    colours[:32, 48:], colours[32:, 48:] = (40, 60, 210), (230, 230, 230)
+    colors = np.zeros((64, 96, 3), dtype=np.uint8)
+    colors[:32, :48], colors[32:, :48] = (200, 40, 30), (30, 180, 60)
+    colors[:32, 48:], colors[32:, 48:] = (40, 60, 210), (230, 230, 230)
     with av.open(str(path), "w") as output:
         stream = output.add_stream("libx264", rate=10, options={"qp": "5"})
         stream.width, stream.height, stream.pix_fmt = 96, 64, "yuv420p"
         stream.codec_context.colorspace, stream.codec_context.color_range = 1, 2
         for _ in range(3):
-            frame = av.VideoFrame.from_ndarray(colours, format="rgb24").reformat(
+            frame = av.VideoFrame.from_ndarray(colors, format="rgb24").reformat(
                 format="yuv420p", dst_colorspace="ITU709", dst_color_range="JPEG"
             )
             output.mux(stream.encode(frame))
         output.mux(stream.encode())
     layouts.video("val/run/a.mp4", 3)
 
-    prepare("folder", layouts.root, copies=CopySettings(tmp_path / "new", "mp4", quantiser=5))
+    prepare("folder", layouts.root, copies=CopySettings(tmp_path / "new", "mp4", quantizer=5))
 
     copy = open_video(tmp_path / "new/train/run/a.mp4").read([0])[0].numpy().astype(int)
     for part in (np.s_[4:28, 4:44], np.s_[36:60, 4:44], np.s_[4:28, 52:92], np.s_[36:60, 52:92]):
-        assert np.abs(copy[part] - colours[part]).max() <= 6
+        assert np.abs(copy[part] - colors[part]).max() <= 6
 
 
 def test_parts_of_a_video_become_files_of_their_own(layouts: Layouts, numbers) -> None:

@@ -48,7 +48,7 @@ def test_videos_are_h264_and_decode_to_what_was_drawn(made):
     drawn = draw("sway_five_times", size=16, frames=6, rng=rng)
     assert video.shape == drawn.shape == (6, 16, 16, 3)
     error = np.abs(video.astype(int) - drawn)
-    assert error.mean() < 12  # lossy, and colour at half resolution
+    assert error.mean() < 12  # lossy, and color at half resolution
     assert error.mean() < np.abs(video[::-1].astype(int) - drawn).mean() / 1.2
 
 

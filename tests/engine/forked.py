@@ -231,13 +231,13 @@ def _inject(hangs: str = "", nan: tuple[int, ...] = (), limit: int = 0, step: in
         if limit and number == step:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
-        before = self.normalise
+        before = self.normalize
         try:
             if number in nan:
-                self.normalise = lambda clip: before(clip) * float("nan")
+                self.normalize = lambda clip: before(clip) * float("nan")
             return backward(self, batch, number=number, **more)
         finally:
-            self.normalise = before
+            self.normalize = before
 
     VideoDataset._open_file, TrainStep._backward = hang, poison
 

@@ -80,7 +80,7 @@ def training_steps(
     with warnings.catch_warnings():  # new versions of torch rename the option
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         wrapped = DistributedDataParallel(task, broadcast_buffers=False) if together else task
-    optimiser = torch.optim.SGD(task.parameters(), lr=0.01)
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.01)
     scaler = torch.amp.GradScaler("cpu", enabled=False)
     autocast = torch.autocast("cpu", torch.bfloat16, enabled=False)
     losses = []
@@ -94,8 +94,8 @@ def training_steps(
         else:
             outputs = backward_each_view(task, videos, 1.0, scaler, autocast)
             average_gradients(task.parameters(), world)
-        optimiser.step()
-        optimiser.zero_grad(set_to_none=True)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
         losses.append({k: float(v.detach()) for k, v in outputs.items() if k.startswith("loss")})
     return {"losses": losses, "state": task.model.state_dict()}
 
@@ -105,7 +105,7 @@ def share(values: Tensor, world: World) -> Tensor:
     return values.chunk(world.size)[world.rank]
 
 
-def modes_of_a_synchronised_norm(world: World) -> dict[str, bool]:
+def modes_of_a_synchronized_norm(world: World) -> dict[str, bool]:
     """Check a norm in evaluation, frozen, and without tracking; inputs differ between ranks."""
     torch.manual_seed(0)
     plain = nn.BatchNorm2d(3)
@@ -146,16 +146,16 @@ def one_value_per_channel(world: World) -> str:
     return ""
 
 
-def statistics_of_batches(world: World, shares: list[int], synchronised: bool) -> dict[str, Any]:
+def statistics_of_batches(world: World, shares: list[int], synchronized: bool) -> dict[str, Any]:
     """Compute precise statistics of a frame-flexible network.
 
-    Rank r has ``shares[r]`` of the batches. With synchronised norms, each rank has a part of every
+    Rank r has ``shares[r]`` of the batches. With synchronized norms, each rank has a part of every
     batch.
     """
     model = flexible_task((2, 4)).double().model
     batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
     batches = [{"clips": {t: c.double() for t, c in b["clips"].items()}} for b in batches]
-    if synchronised:
+    if synchronized:
         model = convert_sync_bn(model, world)
         batches = [{"clips": {t: share(c, world) for t, c in b["clips"].items()}} for b in batches]
     else:
@@ -193,17 +193,17 @@ def steps_of_run(world: World, config: Config) -> dict[str, Any]:
 
 
 def skipping_steps(
-    world: World, plan: list[list[list[int]]], views: str, synchronised: bool
+    world: World, plan: list[list[list[int]]], views: str, synchronized: bool
 ) -> dict[str, Any]:
     """Train on micro-batches; those that the plan gives 0 for this rank have no videos."""
     task = flexible_task().train()
-    if synchronised:
+    if synchronized:
         task.model = convert_sync_bn(task.model, world)
     step = TrainStep(
         task,
         torch.optim.SGD([{"params": list(task.parameters()), "lr_scale": 1.0}], 0.01, momentum=0.9),
         world,
-        normalise=nn.Identity(),
+        normalize=nn.Identity(),
         batch_mix=lambda batch, **_: batch,
         sequential=views == "sequential",
         grad_accum_steps=len(plan[0][0]),

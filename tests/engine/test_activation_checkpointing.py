@@ -393,8 +393,8 @@ def test_gradients_of_ddp(options: dict[str, bool], tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("views", ["together", "sequential"])
-def test_two_processes_with_synchronised_norms(two_ranks: Ranks, views: str) -> None:
-    """Norms synchronise in the second forward, too."""
+def test_two_processes_with_synchronized_norms(two_ranks: Ranks, views: str) -> None:
+    """Norms synchronize in the second forward, too."""
     expected = two_ranks.run(training_steps, views, torch.float64, 3)
     found = two_ranks.run(training_steps, views, torch.float64, 3, True)
 

@@ -280,7 +280,7 @@ def test_exact_statistics_are_those_of_the_owners(videos: Path, tmp_path: Path) 
     run.train_loader.sampler.set_epoch(0)
     with torch.no_grad():
         for batch, _ in zip(run.train_loader, range(6), strict=False):
-            for clip in to_device(batch, CPU.device, run.train_step.normalise)["clips"].values():
+            for clip in to_device(batch, CPU.device, run.train_step.normalize)["clips"].values():
                 owner = owners[clip.shape[2] - 1]
                 hook = first[str(owner)].register_forward_pre_hook(
                     lambda _, x, owner=owner: inputs[owner].append(x[0])
@@ -332,7 +332,7 @@ def test_sub_networks_that_are_not_drawn_do_not_change(second: bool) -> None:
         task,
         torch.optim.SGD([group], lr=0.1, momentum=0.9, weight_decay=0.1),
         CPU,
-        normalise=nn.Identity(),
+        normalize=nn.Identity(),
         batch_mix=lambda batch, **_: batch,
         grad_accum_steps=2,
         may_skip=True,

@@ -83,7 +83,7 @@ def test_ten_bad_steps_leave_no_trace(
 def test_steps_around_a_bad_one_equal_a_run_without_its_batch(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Written out, with an optimiser that never receives the batch."""
+    """Written out, with an optimizer that never receives the batch."""
     poison(monkeypatch, {1})
     more = ("train.epochs=1", "model.dropout=0")
     loop.train(build(videos, tmp_path / "one", *more))
@@ -91,15 +91,15 @@ def test_steps_around_a_bad_one_equal_a_run_without_its_batch(
     other = build(videos, tmp_path / "other", *more)
     step = other.train_step
     batches = list(other.train_loader)
-    optimiser = torch.optim.SGD(step.optimiser.param_groups, momentum=0.9)
+    optimizer = torch.optim.SGD(step.optimizer.param_groups, momentum=0.9)
     for batch in (batches[0], *batches[2:]):
-        clips = {t: step.normalise(clip) for t, clip in batch["clips"].items()}
-        optimiser.zero_grad()
+        clips = {t: step.normalize(clip) for t, clip in batch["clips"].items()}
+        optimizer.zero_grad()
         step.task({"clips": clips, "label": batch["label"]})["loss"].backward()
         nn.utils.clip_grad_norm_(step.model.parameters(), 20.0)
-        for group in optimiser.param_groups:
+        for group in optimizer.param_groups:
             group["lr"] = 0.01 * group["lr_scale"]
-        optimiser.step()
+        optimizer.step()
 
     expected = step.model.state_dict()
     for key, value in weights(tmp_path / "one").items():
@@ -293,7 +293,7 @@ def test_buffers_that_a_forward_pass_replaces_are_restored() -> None:
         PlainTask(model, 2),
         torch.optim.SGD([{"params": model.parameters(), "lr_scale": 1.0}], lr=0.1),
         CPU,
-        normalise=lambda clip: clip,
+        normalize=lambda clip: clip,
         batch_mix=BatchMix(3),
     )
 

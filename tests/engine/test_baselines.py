@@ -322,7 +322,7 @@ def test_exact_statistics_are_those_of_the_clips_of_training(
     run.train_loader.sampler.set_epoch(1)
     for one in run.train_loader:
         large, *small = (
-            run.train_step.normalise(one["clips"][v]) for v in (4, 2) if v in one["clips"]
+            run.train_step.normalize(one["clips"][v]) for v in (4, 2) if v in one["clips"]
         )
         clip = mix_frames(large, *small, 0.6) if task is MIXED else large
         found.append(conv(clip.transpose(1, 2).flatten(0, 1)))

@@ -55,7 +55,7 @@ def test_learning_rate_is_scaled_to_the_batch_and_printed(videos: Path, tmp_path
     )
     assert run.learning_rate(0.5) == pytest.approx(0.01)
     loop.train(run)
-    assert {g["lr"] / g["lr_scale"] for g in run.train_step.optimiser.param_groups} == {0.01}
+    assert {g["lr"] / g["lr_scale"] for g in run.train_step.optimizer.param_groups} == {0.01}
 
 
 def test_schedule_scales_the_final_rate_too(videos: Path, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> No
     norms = [m for m in model.modules() if isinstance(m, NORMS)]
     assert norms
     assert not any(m.training or any(p.requires_grad for p in m.parameters()) for m in norms)
-    trained = {id(p) for group in step.optimiser.param_groups for p in group["params"]}
+    trained = {id(p) for group in step.optimizer.param_groups for p in group["params"]}
     assert not trained & {id(p) for m in norms for p in m.parameters()}
 
 
@@ -127,13 +127,13 @@ def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> No
 def test_fused_steps_are_those_of_the_textbook(videos: Path, tmp_path: Path, name: str) -> None:
     options = [f"optim.name={name}", "optim.groups=standard", "optim.weight_decay=0.1"]
     step = build(videos, tmp_path / "run", *options).train_step
-    group = next(g for g in step.optimiser.param_groups if g["weight_decay"])
+    group = next(g for g in step.optimizer.param_groups if g["weight_decay"])
     weight, lr = group["params"][0], group["lr"]
     w = weight.detach().double()
     first, second = torch.zeros_like(w), torch.zeros_like(w)
     for number in range(1, 4):
         torch.manual_seed(number)
-        for parameter in (p for g in step.optimiser.param_groups for p in g["params"]):
+        for parameter in (p for g in step.optimizer.param_groups for p in g["params"]):
             parameter.grad = torch.randn_like(parameter)
         gradient = weight.grad.double()
         if name == "adamw":  # Loshchilov and Hutter, 1711.05101, algorithm 2
@@ -145,7 +145,7 @@ def test_fused_steps_are_those_of_the_textbook(videos: Path, tmp_path: Path, nam
         else:
             first = 0.9 * first + gradient + 0.1 * w
             w = w - lr * first
-        step.optimiser.step()
+        step.optimizer.step()
     torch.testing.assert_close(weight.detach().double(), w, rtol=1e-5, atol=1e-6)
 
 
@@ -274,7 +274,7 @@ class LearnedTask(FlexibleTask):
 def test_parameters_of_a_task_are_refused_unless_frozen(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They would be neither optimised nor saved."""
+    """They would be neither optimized nor saved."""
     monkeypatch.setitem(TASKS._entries, "learned", LearnedTask)
     options = config(videos, tmp_path, "task.name=learned")
     model = build_model(options, 3)

@@ -23,13 +23,13 @@ def warm(step: int) -> float:
 
 
 def steps(task: FlexibleTask, first: int, last: int) -> list[dict[str, Tensor]]:
-    """The network after each of some optimiser steps."""
-    optimiser = torch.optim.SGD(task.parameters(), lr=0.01)
+    """The network after each of some optimizer steps."""
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.01)
     states = []
     for step in range(first, last + 1):
         task.train()(batch(seed=step))["loss"].backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
         states.append({k: v.clone() for k, v in task.model.state_dict().items()})
     return states
 

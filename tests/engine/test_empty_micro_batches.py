@@ -31,16 +31,16 @@ PLANS = {
 def by_hand(plan: list[list[list[int]]]) -> dict[str, Tensor]:
     """SGD on the mean loss of the micro-batches that have videos."""
     task = flexible_task().train()
-    optimiser = torch.optim.SGD(task.parameters(), lr=0.01, momentum=0.9)
+    optimizer = torch.optim.SGD(task.parameters(), lr=0.01, momentum=0.9)
     for step, ranks in enumerate(plan):
         places = [(r, m) for r, micros in enumerate(ranks) for m, has in enumerate(micros) if has]
         if not places:
             continue
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         for rank, micro in places:
             loss = task(batch(seed=100 * step + 10 * rank + micro))["loss"]
             (loss / len(places)).backward()
-        optimiser.step()
+        optimizer.step()
     return {name: value.detach() for name, value in task.model.named_parameters()}
 
 
@@ -71,7 +71,7 @@ def test_one_process(plan: str) -> None:
 
 
 @pytest.mark.parametrize("plan", ["last", "one process"])
-def test_synchronised_norms_leave_the_micro_batch_out(two_ranks: Ranks, plan: str) -> None:
+def test_synchronized_norms_leave_the_micro_batch_out(two_ranks: Ranks, plan: str) -> None:
     """Its statistics need videos on every process: as if no process had any."""
     same = [[[int(all(m)) for m in zip(*ranks, strict=True)]] * 2 for ranks in PLANS[plan]]
     found = two_ranks.run(skipping_steps, PLANS[plan], "together", True)

@@ -33,7 +33,7 @@ FAMILIES = {
 
 
 def digest(folder: Path) -> str:
-    """SHA-256 of the last checkpoint: weights, optimiser, statistics, position."""
+    """SHA-256 of the last checkpoint: weights, optimizer, statistics, position."""
     found = hashlib.sha256()
 
     def add(value: Any) -> None:

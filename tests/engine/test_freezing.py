@@ -25,11 +25,11 @@ def train(model: nn.Module) -> dict[str, bool]:
     """Take a large step at two frame counts; return for each entry of the state if it changed."""
     before = {key: value.clone() for key, value in model.state_dict().items()}
     trained = [p for p in model.parameters() if p.requires_grad]
-    optimiser = torch.optim.SGD(trained, lr=0.1)
+    optimizer = torch.optim.SGD(trained, lr=0.1)
     for frames in (2, 4):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         model(torch.randn(4, 3, frames, 32, 32)).square().sum().backward()
-        optimiser.step()
+        optimizer.step()
     return {key: not torch.equal(value, before[key]) for key, value in model.state_dict().items()}
 
 

@@ -42,7 +42,7 @@ def ten_steps(family: str) -> list[dict[str, float]]:
             else:
                 parameter.copy_(normal(*parameter.shape) * (2 / parameter[0].numel()) ** 0.5)
     task = FlexibleTask(model, COUNTS).train()
-    optimiser = torch.optim.SGD(tsm_groups(model, 0.05), lr=1.0, momentum=0.9)
+    optimizer = torch.optim.SGD(tsm_groups(model, 0.05), lr=1.0, momentum=0.9)
 
     steps = []
     for step in range(10):
@@ -57,12 +57,12 @@ def ten_steps(family: str) -> list[dict[str, float]]:
             final_lr=0.0,
             warmup_epochs=0.5,
         )
-        set_learning_rate(optimiser, lr)
+        set_learning_rate(optimizer, lr)
         outputs = task({"clips": clips, "label": torch.tensor([0, 1, 2, step % 3])})
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         outputs["loss"].backward()
         norm = nn.utils.clip_grad_norm_(model.parameters(), 20.0)
-        optimiser.step()
+        optimizer.step()
         losses = {key: value.item() for key, value in outputs.items() if key.startswith("loss")}
         steps.append({**losses, "grad_norm": norm.item()})
     return steps

@@ -207,7 +207,7 @@ def test_every_family_trains(videos: Path, tmp_path: Path, name: str) -> None:
 
 AUGMENTATION = (
     "data.crop_mode=resized",
-    "data.colour_jitter=[0.4,0.4,0.4,0.1]",
+    "data.color_jitter=[0.4,0.4,0.4,0.1]",
     "data.randaugment=rand-m7-n4-mstd0.5-inc1",
     "data.random_erasing=0.5",
     "train.mixup=0.8",

@@ -80,7 +80,7 @@ def test_smoothed_losses_stand_at_the_rates_that_they_average() -> None:
 
 
 def test_steepest_point_of_a_known_curve() -> None:
-    """A logistic curve with its centre at 1e-3 falls fastest there; then it rises."""
+    """A logistic curve with its center at 1e-3 falls fastest there; then it rises."""
     rates = learning_rates(1e-6, 1, 600)
     losses = [
         1 + 1 / (1 + math.exp(4 * math.log10(rate / 1e-3))) + 50 * max(0, rate - 0.1)

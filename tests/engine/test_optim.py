@@ -291,9 +291,9 @@ def test_decayed_groups(name: str, make: Any) -> None:
         assert group["weight_decay"] == kind["weight_decay"]
     assert len({group["name"] for group in groups}) == len(groups)
 
-    optimiser = torch.optim.SGD(groups, lr=1.0)
-    set_learning_rate(optimiser, 0.01)
-    head = max(group["lr"] for group in optimiser.param_groups)
+    optimizer = torch.optim.SGD(groups, lr=1.0)
+    set_learning_rate(optimizer, 0.01)
+    head = max(group["lr"] for group in optimizer.param_groups)
     assert head == pytest.approx(0.1 if make is tsm_groups else 0.01)
 
 
@@ -379,11 +379,11 @@ def test_warm_up_for_the_whole_training() -> None:
 
 def test_groups_scale_the_rate() -> None:
     model = tiny()
-    optimiser = torch.optim.SGD(tsm_groups(model, 0.1), lr=1.0)
+    optimizer = torch.optim.SGD(tsm_groups(model, 0.1), lr=1.0)
 
-    set_learning_rate(optimiser, 0.02)
+    set_learning_rate(optimizer, 0.02)
 
-    rates = {group["name"]: group["lr"] for group in optimiser.param_groups}
+    rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
     assert rates == pytest.approx(
         {"weights": 0.02, "norms": 0.02, "head weight": 0.1, "head bias": 0.2}
     )

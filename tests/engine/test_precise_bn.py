@@ -229,7 +229,7 @@ def test_two_processes_equal_one(two_ranks: Ranks, shares: list[int]) -> None:
             torch.testing.assert_close(found[0][key], value, rtol=1e-10, atol=1e-12)
 
 
-def test_synchronised_norms_equal_one_process(two_ranks: Ranks) -> None:
+def test_synchronized_norms_equal_one_process(two_ranks: Ranks) -> None:
     expected = statistics_of_batches(ONE, [4], False)
     found = two_ranks.run(statistics_of_batches, [4], True)
 

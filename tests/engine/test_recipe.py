@@ -21,10 +21,10 @@ CLASSES = ["Pushing left", "Pushing right", "Cleft"]
 def rate_warnings(options: Config) -> list[str]:
     train = options.train
     rate = scaled_learning_rate(options)
-    name, optimiser = options.model.name, options.optim.name.value
+    name, optimizer = options.model.name, options.optim.name.value
     tuned = options.model.weights is not None
     return [
-        *recipe.learning_rate_warnings(name, optimiser, rate, train.batch_size, fine_tuning=tuned)
+        *recipe.learning_rate_warnings(name, optimizer, rate, train.batch_size, fine_tuning=tuned)
     ]
 
 
@@ -45,7 +45,7 @@ def test_recipes_are_those_of_the_configs(family: str) -> None:
     (path,) = (ROOT / "configs/sthv1").glob(name)
     options = load_config(path)
     known = recipe.RECIPES[family]
-    assert known.optimiser == options.optim.name.value
+    assert known.optimizer == options.optim.name.value
     videos = options.train.batch_size // options.train.repeated_aug
     assert known.lr / known.batch_size == pytest.approx(options.optim.lr / videos)
 
@@ -139,7 +139,7 @@ def test_start_weights() -> None:
     assert warnings() == []
     assert warnings(start=None) == []
     (text,) = warnings(share=0.4)
-    assert text == "best.pt contains 40% of the parameters; the others are initialised"
+    assert text == "best.pt contains 40% of the parameters; the others are initialized"
     (text,) = warnings(start=CLASSES[::-1])
     assert "the order of the classes differs from that of best.pt" in text
     assert "2 of 3 differ, the first is class 0, 'Pushing left' here and 'Cleft' there" in text
@@ -186,7 +186,7 @@ def test_more_threads_than_cores(
         (["milestones=[]"], ["optim.milestones is [] and train.epochs is 50"]),
     ],
 )
-def test_options_of_the_optimiser_without_effect(
+def test_options_of_the_optimizer_without_effect(
     videos: Path, tmp_path: Path, given: list[str], warned: list[str]
 ) -> None:
     defaults = ["schedule=step", "milestones=[20,40]", "final_lr=0", "name=sgd", "momentum=0.9"]

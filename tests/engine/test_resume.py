@@ -50,10 +50,10 @@ AUGMENTED = (
     "data.crop_mode=resized",
     "data.flip=swap",
     "data.flip_pairs=[[left,right]]",
-    "data.colour_jitter=[0.4,0.4,0.4,0.1]",
+    "data.color_jitter=[0.4,0.4,0.4,0.1]",
     "data.randaugment=rand-m7-n4-mstd0.5-inc1",
     "data.random_erasing=0.5",
-    "data.colour=bgr",
+    "data.color=bgr",
     "data.test_protocol=2x3",
     "train.mixup=0.8",
     "train.cutmix=1",
@@ -75,7 +75,7 @@ def test_every_augmentation(videos: Path, tmp_path: Path) -> None:
     assert same_weights(tmp_path / "run", whole)
     losses = [[entry["loss"] for entry in read_log(tmp_path / name)] for name in ("run", "whole")]
     assert losses[0] == losses[1]
-    assert load_checkpoint(whole / "last.pt")["meta"]["preprocessing"]["colour"] == "bgr"
+    assert load_checkpoint(whole / "last.pt")["meta"]["preprocessing"]["color"] == "bgr"
 
 
 @pytest.mark.parametrize("precision", ["bf16", pytest.param("fp16", marks=pytest.mark.slow)])

@@ -111,8 +111,8 @@ def test_message_names_the_saved_step(
 
     run = build(videos, tmp_path / "run")
     signal_in_step(run, 3, signal.SIGTERM)
-    normalise = run.train_step.normalise
-    run.train_step.normalise = lambda clip: normalise(clip) * torch.nan
+    normalize = run.train_step.normalize
+    run.train_step.normalize = lambda clip: normalize(clip) * torch.nan
     with pytest.raises(StoppedError, match=r"stopped at step 4 after .* checkpoint is of step 2"):
         loop.train(run)
 

@@ -83,10 +83,10 @@ def test_every_precision_clips_in_units_of_the_loss(
     stepped: list[float] = []
     step = run.train_step.scaler.step
 
-    def watch(optimiser: torch.optim.Optimizer) -> Any:
-        gradients = [p.grad.double().norm() for g in optimiser.param_groups for p in g["params"]]
+    def watch(optimizer: torch.optim.Optimizer) -> Any:
+        gradients = [p.grad.double().norm() for g in optimizer.param_groups for p in g["params"]]
         stepped.append(float(torch.stack(gradients).norm()))
-        return step(optimiser)
+        return step(optimizer)
 
     run.train_step.scaler.step = watch
     before = state_of(run.train_step.model)

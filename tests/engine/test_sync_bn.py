@@ -1,4 +1,4 @@
-"""Synchronised BatchNorm on several processes, compared with one process and the whole batch."""
+"""Synchronized BatchNorm on several processes, compared with one process and the whole batch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rank_cases import (
     NORMS,
     ONE,
     coarse_and_checkpointed,
-    modes_of_a_synchronised_norm,
+    modes_of_a_synchronized_norm,
     norm_steps,
     one_value_per_channel,
     training_steps,
@@ -59,7 +59,7 @@ def check_norm(ranks: Ranks, name: str, dtype: torch.dtype, shares: list[int]) -
 
 @pytest.mark.parametrize("dtype", TOLERANCES)
 @pytest.mark.parametrize("name", NORMS)
-def test_two_processes_normalise_as_one(two_ranks: Ranks, name: str, dtype: torch.dtype) -> None:
+def test_two_processes_normalize_as_one(two_ranks: Ranks, name: str, dtype: torch.dtype) -> None:
     check_norm(two_ranks, name, dtype, [4, 4])
 
 
@@ -70,7 +70,7 @@ def test_batches_of_different_sizes_on_each_process(two_ranks: Ranks, shares: li
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["1d", "with activation"])
-def test_four_processes_normalise_as_one(four_ranks: Ranks, name: str) -> None:
+def test_four_processes_normalize_as_one(four_ranks: Ranks, name: str) -> None:
     check_norm(four_ranks, name, torch.float64, [1, 3, 2, 5])
     check_norm(four_ranks, name, torch.float32, [2, 2, 2, 2])
 
@@ -108,7 +108,7 @@ def test_four_processes_train_private_norms_as_one(four_ranks: Ranks, views: str
 
 
 def test_evaluation_frozen_and_untracked_norms(two_ranks: Ranks) -> None:
-    first, second = two_ranks.run(modes_of_a_synchronised_norm)
+    first, second = two_ranks.run(modes_of_a_synchronized_norm)
 
     assert "evaluation" in first
     assert len(second) == 4

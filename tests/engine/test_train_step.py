@@ -1,4 +1,4 @@
-"""The train step with plain arguments, against optimiser steps written out by hand."""
+"""The train step with plain arguments, against optimizer steps written out by hand."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 from engine_toys import CPU, batch, flexible_task, state_of
 from torch import Tensor, nn
 
-from ffn.data import Normalise, Preprocessing
+from ffn.data import Normalize, Preprocessing
 from ffn.engine.checkpoints.checkpointer import not_finite
 from ffn.engine.logs.run_log import BadBatches
 from ffn.engine.mixup import BatchMix
@@ -19,7 +19,7 @@ from ffn.engine.tasks import Task
 from ffn.engine.train_step import StepResult, TrainStep
 
 COUNTS = (2, 4)
-NORMALISE = Normalise(Preprocessing(crop=16, resize=20))
+NORMALIZE = Normalize(Preprocessing(crop=16, resize=20))
 
 
 def loaded(seed: int, size: int = 4) -> dict[str, Any]:
@@ -39,9 +39,9 @@ def make_step(task: Task, *, scales: tuple[float, float] = (1.0, 1.0), **options
     """Momentum SGD with two groups: the first parameter, and the others."""
     first, *others = task.parameters()
     groups = [{"params": [first], "lr_scale": scales[0]}, {"params": others, "lr_scale": scales[1]}]
-    optimiser = torch.optim.SGD(groups, lr=1.0, momentum=0.9)
-    settings = {"normalise": NORMALISE, "batch_mix": BatchMix(3), **options}
-    return TrainStep(task.train(), optimiser, CPU, **settings)
+    optimizer = torch.optim.SGD(groups, lr=1.0, momentum=0.9)
+    settings = {"normalize": NORMALIZE, "batch_mix": BatchMix(3), **options}
+    return TrainStep(task.train(), optimizer, CPU, **settings)
 
 
 def run(step: TrainStep, batches: list[dict[str, Any]], first: int = 0) -> list[StepResult]:
@@ -67,7 +67,7 @@ def test_steps_are_clipped_momentum_sgd_with_the_scale_of_each_group() -> None:
         data = loaded(number)
         result = step.step(iter([data]), number=number, lr=lr)
 
-        clips = {t: NORMALISE(clip) for t, clip in data["clips"].items()}
+        clips = {t: NORMALIZE(clip) for t, clip in data["clips"].items()}
         hand.zero_grad()
         loss = hand({"clips": clips, "label": data["label"]})["loss"]
         loss.backward()
@@ -150,7 +150,7 @@ def test_bad_step_changes_nothing(sequential: bool) -> None:
     assert not results[1].outputs[0]["loss"].isfinite()
     assert same(one.model.state_dict(), other.model.state_dict())
     assert same(one.ema.module.state_dict(), other.ema.module.state_dict())
-    states = (step.optimiser.state_dict()["state"] for step in (one, other))
+    states = (step.optimizer.state_dict()["state"] for step in (one, other))
     for first, second in zip(*(state.values() for state in states), strict=True):
         assert torch.equal(first["momentum_buffer"], second["momentum_buffer"])
 
@@ -162,7 +162,7 @@ def test_bad_step_restores_the_buffers_of_its_own_start() -> None:
     after_step = state_of(step.model)
     for buffer in step.model.buffers():
         buffer.add_(1)
-    step.model(NORMALISE(loaded(1)["clips"][4]), active=4)  # moves statistics of one count
+    step.model(NORMALIZE(loaded(1)["clips"][4]), active=4)  # moves statistics of one count
     before = state_of(step.model)
     assert not same(before, after_step)
 
@@ -179,7 +179,7 @@ def test_buffers_of_every_type_are_restored() -> None:
     before = state_of(step.model)
     task.model.register_forward_hook(lambda *_: seen.update(state_of(step.model)))
     data = loaded(0)
-    step.normalise = lambda clip: NORMALISE(clip) * torch.nan
+    step.normalize = lambda clip: NORMALIZE(clip) * torch.nan
     (result,) = run(step, [data])
 
     assert not result.updated
@@ -286,7 +286,7 @@ def test_state_restores_the_step() -> None:
 
     assert torch.equal(found.outputs[0]["loss"], expected.outputs[0]["loss"])
     assert same(again.model.state_dict(), step.model.state_dict())
-    assert set(state) == {"optimiser", "scaler", "guard"}
+    assert set(state) == {"optimizer", "scaler", "guard"}
     del state["guard"]  # as in files of format 1
     again.load_state_dict(state)
     assert (again.bad_steps, again.consecutive_bad_steps) == (0, 0)

@@ -60,7 +60,7 @@ def test_exact_statistics_are_those_of_the_batches(videos: Path, tmp_path: Path)
     for frames in (2, 4):
         seen = [
             modules[name](
-                run.train_step.normalise(batch["clips"][frames]).transpose(1, 2).flatten(0, 1)
+                run.train_step.normalize(batch["clips"][frames]).transpose(1, 2).flatten(0, 1)
             )
             for batch in batches
         ]

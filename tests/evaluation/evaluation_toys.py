@@ -21,8 +21,8 @@ CLASSES = 7
 PROTOCOL = Protocol()
 
 
-def normalised(clip: torch.Tensor) -> torch.Tensor:
-    """A normalised clip (C, T, H, W), by hand."""
+def normalized(clip: torch.Tensor) -> torch.Tensor:
+    """A normalized clip (C, T, H, W), by hand."""
     mean, std = torch.full((3, 1, 1, 1), 0.5), torch.tensor([0.25, 0.3, 0.4]).view(3, 1, 1, 1)
     return (clip / 255 - mean) / std
 
@@ -109,7 +109,7 @@ class NaNAtVideo(nn.Module):
 
     def __init__(self, clip: torch.Tensor) -> None:
         super().__init__()
-        self.register_buffer("clip", normalised(clip))
+        self.register_buffer("clip", normalized(clip))
         self.weight = nn.Parameter(torch.ones(1))
 
     def forward(self, clip: torch.Tensor) -> torch.Tensor:

@@ -184,8 +184,8 @@ A = Preprocessing(crop=8, resize=9)
             "resize is 9 in a.pt and 10 in b.pt",
         ),
         (
-            {"a.pt": (["x"], A), "b.pt": (["x"], replace(A, colour="bgr"))},
-            "colour is 'rgb' in a.pt and 'bgr' in b.pt",
+            {"a.pt": (["x"], A), "b.pt": (["x"], replace(A, color="bgr"))},
+            "color is 'rgb' in a.pt and 'bgr' in b.pt",
         ),
     ],
 )

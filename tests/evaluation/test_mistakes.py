@@ -54,7 +54,7 @@ def test_the_sheet_has_the_frames_of_the_mistakes(
     picture, corners = read_picture(path), []
     for place, (index, _, _) in enumerate(by_hand(result, frames)):
         clip = toys[index]["clips"][frames]
-        clip = clip if clip.ndim == 4 else clip[1]  # the centre of three crops
+        clip = clip if clip.ndim == 4 else clip[1]  # the center of three crops
         chosen = {2: (0, 1), 4: (1, 3), 6: (1, 4)}[frames]  # middle of each half
         for number, frame in enumerate(clip.transpose(0, 1)):
             found = places(picture, enlarged(frame, 12))

@@ -12,7 +12,7 @@ from evaluation_toys import CLASSES, MultiLabelVideos, ToyVideos, flexible, load
 from rich.console import Console
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 
-from ffn.data import Normalise, Protocol
+from ffn.data import Normalize, Protocol
 from ffn.evaluation import (
     MultiLabelRow,
     average_precision,
@@ -161,7 +161,7 @@ def test_several_views_and_networks_are_averaged_as_probabilities() -> None:
     model = flexible().eval()
     for video, clips in enumerate(inside):
         with torch.no_grad():
-            expected = model(Normalise(toys.preprocessing)(clips)).double().sigmoid().mean(0)
+            expected = model(Normalize(toys.preprocessing)(clips)).double().sigmoid().mean(0)
         found = torch.tensor(logits[video]).double().sigmoid()
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-6)
 

@@ -38,7 +38,7 @@ def test_a_legend_fits_into_its_figure(letters: int, width: float) -> None:
     assert box.x1 <= figure.bbox.x1
 
 
-def test_colour_and_marker_differ_between_curves(
+def test_color_and_marker_differ_between_curves(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     figures = []

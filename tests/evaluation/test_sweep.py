@@ -19,7 +19,7 @@ from evaluation_toys import (
     comparable,
     flexible,
     loader,
-    normalised,
+    normalized,
     plain,
     spawned,
 )
@@ -50,7 +50,7 @@ def by_hand(model: torch.nn.Module, toys: ToyVideos, frames: int) -> dict[str, f
     for i in range(len(toys)):
         sample = toys[i]
         with torch.no_grad():
-            row = model(normalised(sample["clips"][frames])[None])[0].tolist()
+            row = model(normalized(sample["clips"][frames])[None])[0].tolist()
         order = sorted(range(CLASSES), key=lambda k: -row[k])
         first.append(sample["ok"] and order[0] == sample["label"])
         five.append(sample["ok"] and sample["label"] in order[:5])
@@ -107,7 +107,7 @@ def test_several_views_are_averaged_video_by_video(batch_size: int | None) -> No
             sample = toys[i]
             with torch.no_grad():
                 views = [
-                    expected(normalised(clip)[None])[0].double().softmax(0)
+                    expected(normalized(clip)[None])[0].double().softmax(0)
                     for clip in sample["clips"][row.frames]
                 ]
             mean = sum(views) / 6

@@ -9,7 +9,7 @@ from ffn.core import WeightAlteration
 BATCH_NORM = nn.modules.batchnorm._BatchNorm
 
 
-def randomise(network: nn.Module) -> nn.Module:
+def randomize(network: nn.Module) -> nn.Module:
     """Give norms and alterations values that matter; eval mode."""
     for module in network.modules():
         if isinstance(module, BATCH_NORM):

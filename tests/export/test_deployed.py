@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torchvision.transforms.v2 import functional as V
 
 import ffn
-from ffn.data import EvalTransform, Normalise, Preprocessing, sample_views
+from ffn.data import EvalTransform, Normalize, Preprocessing, sample_views
 from ffn.data.sampling import RULES
 from ffn.export.deployed import FrameTransform
 from ffn.export.metadata import SAMPLING
@@ -38,9 +38,9 @@ def test_the_frame_transform_is_that_of_the_data(
     are rounded once, and not twice.
     """
     crop, resize = crop_resize
-    preprocessing = Preprocessing(crop=crop, resize=resize, colour="bgr", mean=(0.1, 0.5, 0.6))
+    preprocessing = Preprocessing(crop=crop, resize=resize, color="bgr", mean=(0.1, 0.5, 0.6))
     frames = photo(2, *size)
-    expected = Normalise(preprocessing)(EvalTransform(preprocessing)(frames).transpose(0, 1)[None])
+    expected = Normalize(preprocessing)(EvalTransform(preprocessing)(frames).transpose(0, 1)[None])
     values = {k: v for k, v in preprocessing.to_dict().items() if k != "sampling"}
 
     found = FrameTransform(**values)(frames[None])
@@ -74,7 +74,7 @@ def test_a_torch_file_takes_frames_of_any_size(tmp_path: Path) -> None:
     for height, width in ((28, 28), (56, 70), (91, 40)):
         frames = photo(4, height, width)
         clip = EvalTransform(preprocessing)(frames).transpose(0, 1)[None]
-        expected = model(Normalise(preprocessing)(clip)).softmax(1)
+        expected = model(Normalize(preprocessing)(clip)).softmax(1)
         torch.testing.assert_close(loaded(frames[None]), expected, rtol=0, atol=0.01)
     assert "uint8 frames (B, 4, H, W, 3)" in str(report)
 
@@ -88,7 +88,7 @@ def test_a_network_in_bf16_takes_frames(tmp_path: Path) -> None:
 
     frames = photo(4, 56, 70)
     preprocessing = Preprocessing.from_dict(model.record.preprocessing)
-    clip = Normalise(preprocessing)(EvalTransform(preprocessing)(frames).transpose(0, 1)[None])
+    clip = Normalize(preprocessing)(EvalTransform(preprocessing)(frames).transpose(0, 1)[None])
     found = torch.export.load(report.path).module()(frames[None])
     expected = half(clip.bfloat16())
     assert found.dtype is torch.bfloat16

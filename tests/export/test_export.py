@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_norms import randomise
+from random_norms import randomize
 from torch import nn
 
 import ffn
@@ -60,7 +60,7 @@ def toy_format():
 @torch.no_grad()
 def test_a_file_computes_the_logits_of_the_sub_network(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = randomise(ffn.convert(ffn.create_model(name, num_classes=5), (2, 4)))
+    model = randomize(ffn.convert(ffn.create_model(name, num_classes=5), (2, 4)))
 
     report = ffn.export(model, tmp_path / "new" / "net.pt2", frames=3, size=(48, 32))
 
@@ -93,7 +93,7 @@ def test_a_file_has_no_example_clips(flexible: ffn.FrameFlexible, tmp_path: Path
 @torch.no_grad()
 def test_files_of_many_lengths(name: str, frames: int, tmp_path: Path) -> None:
     torch.manual_seed(0)
-    model = randomise(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8, 16)))
+    model = randomize(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8, 16)))
     ffn.export(model, tmp_path / "net.pt2", frames=frames, size=(48, 32))
     clip = torch.randn(3, 3, frames, 48, 32)
     expected = model(clip)
@@ -455,7 +455,7 @@ def test_overwrite_replaces_only_folders_of_an_export(
 @torch.no_grad()
 def test_a_network_in_bf16(tmp_path: Path) -> None:
     torch.manual_seed(0)
-    network = randomise(ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)))
+    network = randomize(ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)))
     half = ffn.fuse(network, 4).bfloat16()
 
     report = ffn.export(half, tmp_path / "net.pt2", size=24)
@@ -490,7 +490,7 @@ def test_a_network_in_bf16_whose_first_layer_is_in_fp32(tmp_path: Path) -> None:
 def test_files_of_a_folder_are_folded(tmp_path: Path) -> None:
     """Only ONNX files share weights, which folding would make different."""
     torch.manual_seed(0)
-    network = randomise(ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)))
+    network = randomize(ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)))
     export_all(network, tmp_path / "net", to="torch", size=24)
     for frames in (2, 4):
         program = torch.export.load(tmp_path / f"net/frames_{frames}.pt2")

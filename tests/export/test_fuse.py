@@ -9,7 +9,7 @@ import warnings
 import pytest
 import timm
 import torch
-from random_norms import BATCH_NORM, randomise
+from random_norms import BATCH_NORM, randomize
 from timm.layers import StdConv2d
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -35,7 +35,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def test_families(name: str, frames: int) -> None:
     torch.manual_seed(0)
     plain = ffn.create_model(name, num_classes=5)
-    model = randomise(ffn.convert(plain, (4, 8, 16), interpolate=True))
+    model = randomize(ffn.convert(plain, (4, 8, 16), interpolate=True))
 
     fused = ffn.fuse(model, frames)
 
@@ -92,7 +92,7 @@ class Net(nn.Module):
 
 
 def norm(channels: int) -> nn.Module:
-    return randomise(nn.BatchNorm2d(channels))
+    return randomize(nn.BatchNorm2d(channels))
 
 
 def test_a_norm_after_a_layer_by_hand() -> None:
@@ -138,7 +138,7 @@ def test_a_norm_before_a_layer_by_hand(groups: int) -> None:
 def test_an_alteration_on_any_layer_of_a_foreign_network() -> None:
     torch.manual_seed(0)
     net = PerFrame(timm.create_model("regnety_002", num_classes=3))
-    model = randomise(ffn.convert(net, (4, 8), alter=["*.conv1.conv", "net.head.fc"]))
+    model = randomize(ffn.convert(net, (4, 8), alter=["*.conv1.conv", "net.head.fc"]))
 
     fused = ffn.fuse(model, 8)
 
@@ -161,7 +161,7 @@ def test_altered_3d_convolutions_of_a_foreign_network(kernel: tuple, mode: str) 
     layers += [nn.AdaptiveAvgPool3d(1), nn.Flatten(), nn.Linear(4, 2)]
     clip = torch.randn(1, 3, 4, 16, 16)
     for alter in ("none", ["0", "3"]):
-        model = randomise(ffn.convert(nn.Sequential(*layers), (4, 8), alter=alter))
+        model = randomize(ffn.convert(nn.Sequential(*layers), (4, 8), alter=alter))
         fused = ffn.fuse(model, 4, example=clip)
         assert_close(fused(clip), model(clip))
         assert "1" in fused.fusion.folded
@@ -181,7 +181,7 @@ def test_an_alteration_that_stays_on_a_3d_convolution() -> None:
     """The convolution is called twice, and keeps its hook and its form."""
     torch.manual_seed(0)
     clip = torch.randn(1, 3, 4, 16, 16)
-    model = randomise(ffn.convert(CalledTwice(), (4, 8), private="none", alter=["conv"]))
+    model = randomize(ffn.convert(CalledTwice(), (4, 8), private="none", alter=["conv"]))
     fused = ffn.fuse(model, 4, example=clip)
     assert_close(fused(clip), model(clip))
     assert list(fused.fusion.kept) == ["conv.alteration"]
@@ -196,7 +196,7 @@ def test_a_norm_over_the_tokens_of_a_linear_layer_stays(tokens: int) -> None:
         def __init__(self) -> None:
             super().__init__()
             self.fc, self.out = nn.Linear(3, 8), nn.Linear(8, 2)
-            self.bn = randomise(nn.BatchNorm1d(tokens))
+            self.bn = randomize(nn.BatchNorm1d(tokens))
 
         def forward(self, clip):
             x = clip.flatten(2)[..., :tokens].movedim(1, 2)  # (B, L, C)
@@ -277,13 +277,13 @@ def test_an_alteration_that_something_else_reads_stays() -> None:
             x = self.site(clip)
             return (x + self.conv(x)).mean((2, 3, 4))
 
-    model = randomise(ffn.convert(Residual(), (4, 8), private="none"))
+    model = randomize(ffn.convert(Residual(), (4, 8), private="none"))
     fused = ffn.fuse(model, 8)
     assert fused.fusion.kept == {"site": "other operations read what it returns"}
 
 
 def test_the_model_does_not_change() -> None:
-    model = randomise(ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (4, 8))).train()
+    model = randomize(ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (4, 8))).train()
     before = copy.deepcopy(model.state_dict())
     ffn.fuse(model, 4)
     assert model.training
@@ -338,7 +338,7 @@ def test_2d_forms(layer: nn.Module, kind: type, frames: int, batch: int) -> None
         return
     for clip in (x, x.contiguous(memory_format=torch.channels_last_3d)):
         torch.testing.assert_close(net(clip), layer(x), rtol=1e-4, atol=1e-5)
-    if kind in (OverFrames, OverTime):  # as torch.cat recognises it
+    if kind in (OverFrames, OverTime):  # as torch.cat recognizes it
         _, c, t, h, w = net(x).shape
         assert net(x).stride() == (c * t * h * w, 1, c * h * w, c * w, c)
 
@@ -451,7 +451,7 @@ def test_on_a_gpu(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     """The comparison does not depend on TF32; `Networks` answers in every precision."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     torch.manual_seed(0)
-    network = randomise(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)))
+    network = randomize(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)))
     clip = torch.randn(2, 3, 8, 64, 64)
     expected = network(clip).detach()
     fused = fuse(network.cuda(), 8, example=clip.cuda())
@@ -504,9 +504,9 @@ class ReadsItsLayer(Clips):
 def test_other_lengths_may_run_other_branches(order: tuple[int, ...], convert: bool) -> None:
     """A fold that the first clip would allow must be right for the lengths of later ones."""
     torch.manual_seed(0)
-    model = randomise(BranchOnTime()).eval()
+    model = randomize(BranchOnTime()).eval()
     if convert:
-        model = randomise(ffn.convert(model, (4, 8), alter="none")).eval()
+        model = randomize(ffn.convert(model, (4, 8), alter="none")).eval()
     run = Networks(model, precision="fp32")
     for frames in order:
         clip = torch.randn(2, 3, frames, 8, 8)
@@ -519,7 +519,7 @@ def test_other_lengths_may_run_other_branches(order: tuple[int, ...], convert: b
 @torch.no_grad()
 def test_layers_that_are_called_by_keyword() -> None:
     torch.manual_seed(0)
-    model, clip = randomise(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
+    model, clip = randomize(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
     fused = fuse(model, 4)
     assert_close(fused(clip), model(clip))
     assert isinstance(fused.conv, OverFrames)
@@ -529,7 +529,7 @@ def test_layers_that_are_called_by_keyword() -> None:
 @torch.no_grad()
 def test_layers_whose_settings_are_read_keep_their_operators() -> None:
     torch.manual_seed(0)
-    model, clip = randomise(ReadsItsLayer()).eval(), torch.randn(2, 3, 4, 8, 8)
+    model, clip = randomize(ReadsItsLayer()).eval(), torch.randn(2, 3, 4, 8, 8)
     fused = fuse(model, 4)
     assert_close(fused(clip), model(clip))
     assert isinstance(fused.conv, nn.Conv3d)
@@ -559,7 +559,7 @@ def test_a_layout_for_which_a_kernel_is_wrong_is_not_chosen() -> None:
 @torch.no_grad()
 def test_a_norm_with_a_hook_stays() -> None:
     torch.manual_seed(0)
-    model, clip = randomise(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
+    model, clip = randomize(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
     model.norm.register_forward_hook(lambda module, args, output: 2 * output)
     fused = fuse(model, 4)
     assert_close(fused(clip), model(clip))
@@ -624,7 +624,7 @@ class Borrowed(nn.Module):
 @pytest.mark.parametrize("network", [OwnWeight("weight"), OwnWeight("kernel"), Borrowed()])
 @torch.no_grad()
 def test_weights_that_run_outside_of_their_layer_stay(network: nn.Module) -> None:
-    model = randomise(network.eval())
+    model = randomize(network.eval())
     fused = ffn.fuse(model, 4)
     clip = torch.randn(2, 3, 5, 8, 8)
     assert_close(fused(clip), model(clip))
@@ -633,7 +633,7 @@ def test_weights_that_run_outside_of_their_layer_stay(network: nn.Module) -> Non
 
 @torch.no_grad()
 def test_a_norm_after_dropout_is_folded() -> None:
-    model = randomise(
+    model = randomize(
         nn.Sequential(nn.Conv3d(3, 4, 1), nn.Dropout3d(), nn.BatchNorm3d(4), nn.Flatten(2)).eval()
     )
     fused = ffn.fuse(model, 4)
@@ -659,7 +659,7 @@ class ByLength(nn.Module):
 @pytest.mark.parametrize("frames", [8, 12])
 @torch.no_grad()
 def test_folds_are_proven_at_the_ends_of_the_range(frames: int) -> None:
-    model = randomise(ffn.convert(ByLength(), {8: (4, 11), 16: (12, 20)}, alter="none"))
+    model = randomize(ffn.convert(ByLength(), {8: (4, 11), 16: (12, 20)}, alter="none"))
     fused = ffn.fuse(model, frames)
     for count in (4, 9, 11) if frames == 8 else (12, 20):
         clip = torch.randn(1, 3, count, 8, 8)

@@ -1,4 +1,4 @@
-"""int8 files: error on held-out clips, refusal, and what is not quantised."""
+"""int8 files: error on held-out clips, refusal, and what is not quantized."""
 
 from __future__ import annotations
 
@@ -272,7 +272,7 @@ def test_options_that_contradict_the_precision(
     assert not output.exists()
 
 
-def test_convolutions_are_quantised_but_not_the_classifier(tmp_path: Path) -> None:
+def test_convolutions_are_quantized_but_not_the_classifier(tmp_path: Path) -> None:
     """Logits beyond the range of the calibration clips would be cut off."""
     model = ffn.load(SHIPPED)
     held_out = [(clip, 0) for clip in noise(8, seed=1)]
@@ -290,7 +290,7 @@ def test_convolutions_are_quantised_but_not_the_classifier(tmp_path: Path) -> No
     assert head.input[1] not in made  # fp32 weights
     assert count["QuantizeLinear"] > len(convs)
     readers = [node.op_type for node in graph.node if head.output[0] in node.input]
-    assert "QuantizeLinear" not in readers  # its logits are not quantised
+    assert "QuantizeLinear" not in readers  # its logits are not quantized
 
 
 def test_a_large_error_is_refused(tmp_path: Path) -> None:

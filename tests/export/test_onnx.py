@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from random_norms import randomise
+from random_norms import randomize
 from torch import Tensor
 
 import ffn
@@ -51,7 +51,7 @@ def test_a_file_computes_the_logits_of_the_sub_network(
     name: str, frames: int, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
-    model = randomise(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8, 16)))
+    model = randomize(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8, 16)))
 
     report = ffn.export(model, tmp_path / "net.onnx", frames=frames, size=(48, 32))
 

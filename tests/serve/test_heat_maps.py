@@ -38,7 +38,7 @@ def test_the_map_is_that_of_the_sub_network(predictor, pixels, frames) -> None:
     assert heat.clip.indices == prediction.indices
     model = predictor.model
     network = ffn.extract(model, model.select(frames)).requires_grad_(False)
-    x = predictor._normalise(heat.clip.pixels[None])
+    x = predictor._normalize(heat.clip.pixels[None])
     maps, _ = grad_cam(network, x, last_maps(network, x), CLASSES.index(heat.label))
     torch.testing.assert_close(heat.values, combine(maps, x.shape[2:]))
     assert heat.grid == tuple(maps[0].shape) == (frames, 2, 2)
@@ -118,16 +118,16 @@ def test_the_overlay_is_the_heat_map_over_the_frames(predictor, pixels) -> None:
     drawn = heat.overlay()
     assert (drawn.shape, drawn.dtype) == ((4, 32, 32, 3), np.uint8)
     frames = heat.clip.pixels.permute(1, 2, 3, 0).numpy()
-    cold, grey = heat.values.numpy() == 0, frames @ np.array([0.299, 0.587, 0.114])
+    cold, gray = heat.values.numpy() == 0, frames @ np.array([0.299, 0.587, 0.114])
     assert cold.any()
-    assert np.abs(drawn[cold] - grey[cold][:, None]).max() <= 0.51
+    assert np.abs(drawn[cold] - gray[cold][:, None]).max() <= 0.51
 
 
 @pytest.fixture(scope="module")
 def measured() -> dict[str, list[float]]:
     """Heat maps of generated videos with the weights that are in the package."""
     predictor = Predictor(quality.WEIGHTS, precision="fp32")
-    random = quality.randomised(predictor)
+    random = quality.randomized(predictor)
     found: dict[str, list[float]] = {key: [] for key in ("dart", "decoy", "chance", "correlation")}
     for film in quality.films(12):
         clip = predictor.reader(quality.FRAMES).read(film.frames)

@@ -1,4 +1,4 @@
-"""Colours and places of heat maps over frames."""
+"""Colors and places of heat maps over frames."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import torch
 
 from ffn.data import EvalTransform, Preprocessing
 from ffn.serve import overlay
-from ffn.serve.overlays import OPACITY, UNSEEN, VideoOverlay, colours, scale
+from ffn.serve.overlays import OPACITY, UNSEEN, VideoOverlay, colors, scale
 
 WHOLE = (0.0, 0.0, 1.0, 1.0)
 
 
-def test_the_colours_are_those_of_matplotlib() -> None:
+def test_the_colors_are_those_of_matplotlib() -> None:
     matplotlib = pytest.importorskip("matplotlib")
     values = np.arange(256) / 255
     expected = 255 * matplotlib.colormaps["plasma"](np.arange(256))[:, :3]
-    assert np.abs(colours(values) - expected).max() < 5
+    assert np.abs(colors(values) - expected).max() < 5
     assert (scale(256, 4) == scale(256, 4)[:1]).all()
     assert np.abs(scale(256, 4)[0] - expected).max() < 5.5
 
@@ -26,10 +26,10 @@ def test_opacity_grows_with_the_value() -> None:
     frames = np.full((3, 2, 2, 3), (200, 100, 50), np.uint8)
     values = np.broadcast_to(np.array([0.0, 0.4, 1.0])[:, None, None], (3, 2, 2))
     drawn = overlay(frames, values)
-    grey = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
+    gray = 0.299 * 200 + 0.587 * 100 + 0.114 * 50
     for value, picture in zip((0.0, 0.4, 1.0), drawn, strict=True):
         share = OPACITY * value
-        expected = (1 - share) * grey + share * colours(np.array(value))
+        expected = (1 - share) * gray + share * colors(np.array(value))
         assert np.abs(picture - expected).max() <= 0.51
     assert drawn.dtype == np.uint8
     with pytest.raises(ValueError, match=r"the frames have shape \(3, 2, 2, 3\), the heat map"):

@@ -15,7 +15,7 @@ from serve_files import write_video
 
 from ffn.serve import Predictor, Segment
 from ffn.serve.drawing import draw_label
-from ffn.serve.overlays import UNSEEN, colours
+from ffn.serve.overlays import UNSEEN, colors
 from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, _method, save, save_video
 
 PATTERN = "{:05d}.jpg"
@@ -23,7 +23,7 @@ PATTERN = "{:05d}.jpg"
 
 @pytest.fixture(scope="module")
 def film() -> np.ndarray:
-    """Thirty frames of one colour each, the last ones brighter."""
+    """Thirty frames of one color each, the last ones brighter."""
     levels = np.linspace(10, 240, 30).astype(np.uint8)
     return np.broadcast_to(levels[:, None, None, None], (30, 90, 120, 3)).copy()
 
@@ -58,7 +58,7 @@ def test_a_gif_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
             shown.append(np.asarray(image.convert("RGB"))[:256])
         assert image.size[0] == 256
     for pixels, frame in zip(shown, clip.pixels.permute(1, 2, 3, 0).numpy(), strict=True):
-        assert np.abs(pixels.mean() - frame.mean()) < 2  # 256 colours
+        assert np.abs(pixels.mean() - frame.mean()) < 2  # 256 colors
 
 
 def test_frames_far_apart(weights, film, tmp_path) -> None:
@@ -95,8 +95,8 @@ def explained(weights, film, tmp_path):
     return (path, clip, prediction), replace(heat, values=values)
 
 
-def is_coloured(pixels: np.ndarray) -> np.ndarray:
-    """Whether frames (..., H, W, 3) have a colour other than grey."""
+def is_colored(pixels: np.ndarray) -> np.ndarray:
+    """Whether frames (..., H, W, 3) have a color other than gray."""
     return np.ptp(pixels.astype(int), -1).max((-1, -2)) > 60
 
 
@@ -108,7 +108,7 @@ def test_a_heat_map_on_a_sheet(explained, tmp_path) -> None:
     drawn = torch.from_numpy(heat.overlay()).movedim(-1, 1)
     for frames in (given[1].pixels.transpose(0, 1), drawn):
         corners = [places(sheet, enlarged(frame, 6)) for frame in frames]  # 32 to 192 px
-        assert [len(corner) for corner in corners] == [2] * 4 + [1] * 2  # grey with and without
+        assert [len(corner) for corner in corners] == [2] * 4 + [1] * 2  # gray with and without
         assert corners == sorted(corners)
 
 
@@ -122,8 +122,8 @@ def test_a_heat_map_in_a_gif(explained, tmp_path) -> None:
             image.seek(number)
             shown.append(np.asarray(image.convert("RGB")))
     frames, below = np.stack(shown)[:, :256], np.stack(shown)[:, 256:]
-    assert is_coloured(frames).tolist() == [False] * 4 + [True] * 2
-    purple, yellow = (np.abs(below - colours(np.array(x))).sum(-1).min() for x in (0.1, 0.9))
+    assert is_colored(frames).tolist() == [False] * 4 + [True] * 2
+    purple, yellow = (np.abs(below - colors(np.array(x))).sum(-1).min() for x in (0.1, 0.9))
     assert max(purple, yellow) < 60  # the scale
 
 
@@ -138,8 +138,8 @@ def test_a_heat_map_in_a_video(explained, tmp_path) -> None:
     near = [min(range(6), key=lambda n: abs(given[1].indices[n] - i)) for i in range(30)]
     # Between two frames of the clip, either of them may be the nearest.
     exact = [i for i in range(30) if i in given[1].indices or near[i] not in (3, 4)]
-    assert is_coloured(middle)[exact].tolist() == [near[i] >= 4 for i in exact]
-    assert not is_coloured(left).any()
+    assert is_colored(middle)[exact].tolist() == [near[i] >= 4 for i in exact]
+    assert not is_colored(left).any()
     cold = [i for i in exact if near[i] < 4]
     assert left[cold].mean() == pytest.approx(UNSEEN * middle[cold].mean(), abs=3)
 

@@ -14,7 +14,7 @@ from PIL import Image
 
 import ffn
 from ffn.cli.predict import main
-from ffn.data import EvalTransform, Preprocessing, VideoError, decode, segment_centre
+from ffn.data import EvalTransform, Preprocessing, VideoError, decode, segment_center
 from ffn.export import networks
 from ffn.serve import Predictor
 from ffn.zoo import create_model, save_weights
@@ -77,7 +77,7 @@ def mp4(tmp_path_factory):
 def test_prediction_equals_the_network_on_the_sampled_frames(weights, video, frames, active):
     prediction = Predictor(weights, precision="fp32")(video, frames=frames)
 
-    pixels = decode(video, segment_centre(11, frames))
+    pixels = decode(video, segment_center(11, frames))
     clip = EvalTransform(PREPROCESSING)(pixels).permute(1, 0, 2, 3)[None]
     clip = (clip / 255 - 0.4) / 0.2
     with torch.inference_mode():

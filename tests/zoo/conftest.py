@@ -28,7 +28,7 @@ META = {
         "resize": 32,
         "mean": [0.5, 0.5, 0.5],
         "std": [0.25, 0.25, 0.25],
-        "colour": "rgb",
+        "color": "rgb",
         "sampling": "segment",
     },
     "metrics": {"2": {"top1": 50.0}, "4": {"top1": 60.0}},

@@ -469,11 +469,11 @@ def test_a_classifier_of_other_classes_is_new_and_is_reported(
     assert torch.equal(state["net.fc.weight"], head)
     assert torch.equal(state["net.layer1.0.conv2.weight"], plain.net.layer1[0].conv2.weight)
     assert match.classes == (3, 5)
-    assert "classifier: 3 classes in the weights, 5 in the model; newly initialised" in str(match)
+    assert "classifier: 3 classes in the weights, 5 in the model; newly initialized" in str(match)
 
 
 @pytest.mark.parametrize("flexible", [False, True])
-def test_private_classifiers_of_other_classes_are_initialised(
+def test_private_classifiers_of_other_classes_are_initialized(
     tmp_path, plain, plain_meta, meta, flexible
 ):
     """private="all": each count has its own classifier, four entries of another shape."""
@@ -611,7 +611,7 @@ META_OF_0_1 = {
         "resize": 36,
         "mean": [0.5, 0.5, 0.5],
         "std": [0.25, 0.25, 0.25],
-        "colour": "rgb",
+        "color": "rgb",
         "sampling": "segment",
     },
     "metrics": {"2": {"top1": 50.0}, "4": {"top1": 60.0}},

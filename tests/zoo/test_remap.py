@@ -144,7 +144,7 @@ def test_a_new_classifier_is_reported(plain, tmp_path, capsys):
     source = str(pth(tmp_path / "ckpt.pth", plain))
     assert main([source, str(out), *ARGUMENTS, "--num-classes", "9"]) == 0
     assert (
-        "classifier: 5 classes in the weights, 9 in the model; newly initialised"
+        "classifier: 5 classes in the weights, 9 in the model; newly initialized"
         in capsys.readouterr().out
     )
     assert load(out).net.fc.out_features == 9
@@ -268,7 +268,7 @@ def test_a_bad_checkpoint_is_refused_and_nothing_written(fault, plain, tmp_path,
     assert set(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("setting", ["crop=a", "crop", "size=3", "mean=1,2", "colour="])
+@pytest.mark.parametrize("setting", ["crop=a", "crop", "size=3", "mean=1,2", "color="])
 def test_a_wrong_preprocessing_is_refused(setting, plain, tmp_path, capsys):
     command = [str(pth(tmp_path / "ckpt.pth", plain)), str(tmp_path / "out.safetensors")]
     try:
@@ -282,7 +282,7 @@ def test_a_wrong_preprocessing_is_refused(setting, plain, tmp_path, capsys):
 
 def test_a_preprocessing_travels_into_the_record(plain, tmp_path):
     source, out = str(pth(tmp_path / "ckpt.pth", plain)), tmp_path / "out.safetensors"
-    settings = ["crop=112", "resize=128", "colour=bgr", "std=1,2,3.5"]
+    settings = ["crop=112", "resize=128", "color=bgr", "std=1,2,3.5"]
     assert main([source, str(out), "--model", "tsm_r18", "--preprocessing", *settings]) == 0
     found = load_with_record(out)[1].preprocessing
-    assert (found["crop"], found["colour"], found["std"]) == (112, "bgr", [1, 2, 3.5])
+    assert (found["crop"], found["color"], found["std"]) == (112, "bgr", [1, 2, 3.5])

@@ -362,7 +362,7 @@ def test_preprocessing_travels() -> None:
         "mean": [0.45] * 3,
         "std": [0.225] * 3,
         "sampling": "interval",
-        "colour": "bgr",
+        "color": "bgr",
     }
     assert preprocessing_of("tsm", {"base_model.conv1.weight": torch.ones(1)}) == {}
 
@@ -423,7 +423,7 @@ def test_a_backbone_without_a_classifier_converts_with_a_number_of_classes(
 
     printed = capsys.readouterr().out
     assert "matched: 312 of 312 entries, 100.0%" in printed
-    assert "classifier: no classes in the weights, 6 in the model; newly initialised" in printed
+    assert "classifier: no classes in the weights, 6 in the model; newly initialized" in printed
     model = load(tmp_path / "out.safetensors")
     assert model.net.classifier.out_features == 6
     assert torch.equal(model.net.conv_stem.weight, state["features.0.0.weight"])

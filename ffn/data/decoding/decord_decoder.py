@@ -19,7 +19,7 @@ class DecordDecoder(SeekableFile):
     """A video file, decoded by decord on one thread; the interface is that of `PyAVDecoder`.
 
     decord returns wrong frames, without an error, for open groups of pictures, MPEG-1/2,
-    fragmented mp4 and AVI, and wrong colours for 10-bit video. This class therefore accepts only
+    fragmented mp4 and AVI, and wrong colors for 10-bit video. This class therefore accepts only
     8-bit H.264 with closed groups of pictures in mp4, mov or mkv. decord may return wrong frames of
     damaged files without an error.
 

@@ -47,7 +47,7 @@ class Timeline:
             none.
         container: FFmpeg's names of the container, e.g. "mov,mp4,m4a,3gp,3g2,mj2".
         codec: FFmpeg's name of the codec, e.g. "h264".
-        bit_depth: Bits per colour component, e.g. 8 or 10.
+        bit_depth: Bits per color component, e.g. 8 or 10.
     """
 
     path: str

@@ -15,7 +15,7 @@ class TorchCodecDecoder(SeekableFile):
 
     torchcodec scans the file (`seek_mode="exact"`), since its approximate mode assumes a constant
     frame rate. Files that are not seekable are refused. 10-bit video and odd frame sizes are
-    refused too: their colours differ from those of the other decoders by more than rounding.
+    refused too: their colors differ from those of the other decoders by more than rounding.
 
     Args:
         path: The file.
@@ -31,7 +31,7 @@ class TorchCodecDecoder(SeekableFile):
         super().__init__(path)
         reason = self.timeline.not_seekable
         if not reason and self.timeline.bit_depth != 8:
-            reason = f"{self.timeline.bit_depth}-bit video, whose colours would differ"
+            reason = f"{self.timeline.bit_depth}-bit video, whose colors would differ"
         if reason:
             raise VideoError(path, f"not supported by torchcodec ({reason}); use decoder auto")
         decoder = _decoder_class()
@@ -44,7 +44,7 @@ class TorchCodecDecoder(SeekableFile):
         self.check_count("torchcodec", len(self._decoder))
         metadata = self._decoder.metadata
         if metadata.width % 2 or metadata.height % 2:
-            reason = f"{metadata.width} x {metadata.height} pixels, whose colours would differ"
+            reason = f"{metadata.width} x {metadata.height} pixels, whose colors would differ"
             raise VideoError(path, f"not supported by torchcodec ({reason}); use decoder auto")
 
     def read(self, indices: Iterable[int]) -> Tensor:

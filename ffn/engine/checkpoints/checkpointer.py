@@ -35,7 +35,7 @@ class RunState:
 
     Attributes:
         epoch: complete epochs.
-        step: optimiser steps, over all epochs.
+        step: optimizer steps, over all epochs.
         best: highest score of a validation, in percent.
         since_best: validations after the one with that score.
         metrics: per frame count the measures of the network in ``step``; empty before its
@@ -56,7 +56,7 @@ class Checkpointer:
 
     Args:
         folder: of the run.
-        train_step: its network, optimiser and counters are saved.
+        train_step: its network, optimizer and counters are saved.
         meter: its interval is saved.
         world: the processes.
         metadata: describes the network and the run in every checkpoint: plain values, with
@@ -346,7 +346,7 @@ def not_finite(state: dict[str, Any]) -> list[str]:
     floats = {k: v for k, v in state.items() if torch.is_tensor(v) and v.is_floating_point()}
     if not floats:
         return []
-    # One number per tensor: a single synchronisation with a GPU.
+    # One number per tensor: a single synchronization with a GPU.
     sums = torch.stack([value.detach().double().abs().sum() for value in floats.values()])
     return [key for key, good in zip(floats, sums.isfinite().tolist(), strict=True) if not good]
 

@@ -6,7 +6,7 @@ A file is a dict::
     model     the network's state dict
     meta      model, num_classes, trained_frames, classes, preprocessing, metrics per frame count,
               imports, config, versions, data fingerprint: plain values
-    training  optimiser, scaler, statistics per process, counters, position; absent in best.pt
+    training  optimizer, scaler, statistics per process, counters, position; absent in best.pt
 
 It ends with the SHA-256 of its content (:mod:`ffn.zoo.torch_files`), which every load checks. Files
 of format 1, which have no digest, are read too.

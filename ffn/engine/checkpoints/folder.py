@@ -101,7 +101,7 @@ class RunFolder:
 
         Args:
             content: as :func:`ffn.engine.checkpoints.file.save_checkpoint` takes it.
-            step: optimiser steps done.
+            step: optimizer steps done.
 
         Returns:
             Its path.

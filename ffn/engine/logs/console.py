@@ -64,8 +64,8 @@ def resumed(
 
     Args:
         folder: of the run.
-        step: optimiser steps done.
-        steps_per_epoch: optimiser steps.
+        step: optimizer steps done.
+        steps_per_epoch: optimizer steps.
         epochs: passes over the training videos.
         writers: processes that wrote the checkpoint.
         processes: processes now.
@@ -98,7 +98,7 @@ def schedule(
 
     Args:
         epochs: passes over the training videos.
-        steps_per_epoch: optimiser steps.
+        steps_per_epoch: optimizer steps.
         batch_size: samples per step.
         repeated_aug: samples of each video in a batch.
         processes: number of them.
@@ -159,7 +159,7 @@ def interval(epoch: float, step: int, values: Mapping[str, float], seconds_left:
 
     Args:
         epoch: epochs done, with fraction.
-        step: optimiser steps done.
+        step: optimizer steps done.
         values: as :meth:`ffn.engine.logs.meter.Meter.interval` returns them.
         seconds_left: time that the remaining steps take at this speed, without validations.
     """
@@ -236,7 +236,7 @@ def stopped(step: int, saved_step: int) -> str:
     """Line about a run that a signal stopped.
 
     Args:
-        step: optimiser steps done.
+        step: optimizer steps done.
         saved_step: step of the last checkpoint.
     """
     if saved_step == step:

@@ -50,8 +50,8 @@ class RunLog:
     Args:
         folder: the run's folder.
         world: the processes; the log of all but the main one does nothing.
-        first_step: optimiser steps done; 0 removes all lines of an earlier run.
-        total_steps: optimiser steps of the run, for the progress bar.
+        first_step: optimizer steps done; 0 removes all lines of an earlier run.
+        total_steps: optimizer steps of the run, for the progress bar.
         wandb_mode: "auto", "online", "offline" or "disabled".
         project: wandb project.
         config: shown in wandb.
@@ -158,7 +158,7 @@ class RunLog:
 
         Args:
             kind: "train" or "val", the first part of every key.
-            step: optimiser steps done; never lower than at the last call.
+            step: optimizer steps done; never lower than at the last call.
             values: numbers by key, ``{"loss": 1.2, "top1/8": 34.0}``.
         """
         if not self.active:

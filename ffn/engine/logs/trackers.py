@@ -31,7 +31,7 @@ class TensorBoardTracker:
 
     Args:
         folder: for the files.
-        first_step: optimiser steps done; TensorBoard discards points of later steps.
+        first_step: optimizer steps done; TensorBoard discards points of later steps.
 
     Raises:
         ImportError: TensorBoard is not installed.
@@ -94,7 +94,7 @@ def start_wandb(
 
     Args:
         folder: the run's folder.
-        first_step: optimiser steps done; 0 starts a new run.
+        first_step: optimizer steps done; 0 starts a new run.
         mode: "auto" (online with an account configured, else offline), "online" or "offline".
         project: wandb project.
         config: displayed in wandb.

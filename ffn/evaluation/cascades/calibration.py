@@ -88,7 +88,7 @@ def fit_calibration(
         logits: (N, K) of each count; finite.
         label: (N,), class indices.
         penalty: λ, above 0; ``inf`` for scales alone.
-        start: where the optimisation starts; the problem is convex, so this changes the time only.
+        start: where the optimization starts; the problem is convex, so this changes the time only.
     """
     return _fit(_log_softmax(logits), label, penalty, start)
 
@@ -161,7 +161,7 @@ def _fit(x: Tensor, label: Tensor, penalty: float, start: Calibration | None) ->
     fitted = [scales] if penalty == math.inf else [scales, matrices, bias]
     for tensor in fitted:
         tensor.requires_grad_()
-    optimiser = torch.optim.LBFGS(
+    optimizer = torch.optim.LBFGS(
         fitted,
         max_iter=STEPS,
         history_size=20,
@@ -171,7 +171,7 @@ def _fit(x: Tensor, label: Tensor, penalty: float, start: Calibration | None) ->
     )
 
     def loss() -> Tensor:
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         value = cross_entropy(_calibrate(x, scales, matrices, bias), label)
         if penalty != math.inf:
             value = value + penalty * (matrices.square().sum() + bias.square().sum())
@@ -179,5 +179,5 @@ def _fit(x: Tensor, label: Tensor, penalty: float, start: Calibration | None) ->
         return value
 
     with torch.enable_grad():
-        optimiser.step(loss)
+        optimizer.step(loss)
     return Calibration(scales.detach(), matrices.detach(), bias.detach(), penalty)

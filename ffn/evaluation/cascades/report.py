@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 from ffn.commands import command
 from ffn.evaluation.cascades.trials import Trial, mean_trial, spread
 from ffn.evaluation.plots import (
-    COLOURS,
-    GREY,
+    COLORS,
+    GRAY,
     add_legend,
     new_figure,
     tidy,
@@ -273,7 +273,7 @@ def _figure(mean: Trial, path: Path) -> None:
         tidy(axes)
     add_legend(figure, *panels[0].get_legend_handles_labels())
     note = "cascades: sum of all stages that ran; fitted and tested on different videos"
-    figure.supxlabel(note, fontsize=8.5, color=GREY)
+    figure.supxlabel(note, fontsize=8.5, color=GRAY)
     write_figure(figure, path)
 
 
@@ -285,26 +285,26 @@ def _draw(axes: Axes, mean: Trial, cost: str) -> None:
     least = min(row["gmacs"] for row in calibrated)
     shown = [row for row in fixed if row["gmacs"] >= least]
 
-    def line(rows: Sequence[dict], key: str, label: str, colour: str, marker: str, style: str):
+    def line(rows: Sequence[dict], key: str, label: str, color: str, marker: str, style: str):
         axes.plot(
             [row[cost] for row in rows],
             [row[key] for row in rows],
             label=label,
-            color=colour,
+            color=color,
             marker=marker,
             linestyle=style,
             linewidth=1.8,
             markersize=6,
-            markerfacecolor="white" if marker == "o" else colour,
+            markerfacecolor="white" if marker == "o" else color,
         )
 
-    line(shown, "raw", "single count", COLOURS[0], "o", joined)
-    line(calibrated, "calibrated", "single count, calibrated", COLOURS[5], "s", "none")
+    line(shown, "raw", "single count", COLORS[0], "o", joined)
+    line(calibrated, "calibrated", "single count, calibrated", COLORS[5], "s", "none")
     dots = "" if joined == "-" else "."
-    line(mean["curve"], "accuracy", "cascades within a budget", COLOURS[1], dots, joined)
-    line([mean["cascade"]], "accuracy", "chosen cascade", COLOURS[1], "D", "none")
+    line(mean["curve"], "accuracy", "cascades within a budget", COLORS[1], dots, joined)
+    line([mean["cascade"]], "accuracy", "chosen cascade", COLORS[1], "D", "none")
     for rule, name, marker in (
         ("stops_when_right", "oracle: until it is right", "^"),
         ("least_cost", "oracle: least cost, accuracy of the largest count", "v"),
     ):
-        line([mean["oracles"][rule]], "accuracy", name, COLOURS[2], marker, "none")
+        line([mean["oracles"][rule]], "accuracy", name, COLORS[2], marker, "none")

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.evaluation.plots import COLOURS, GREY, new_figure, tidy, write_figure
+from ffn.evaluation.plots import COLORS, GRAY, new_figure, tidy, write_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -61,13 +61,13 @@ def save_live_figure(log: Sequence[Line], path: str | Path) -> Path:
     latency, frames, missed, memory = figure.subplots(4, 1, sharex=True)
     _draw_latency(latency, x, answers)
     _title(frames, "frames of the clip")
-    frames.step(x, [entry["frames"] for entry in answers], where="post", color=COLOURS[0])
+    frames.step(x, [entry["frames"] for entry in answers], where="post", color=COLORS[0])
     frames.set_yticks(sorted({entry["frames"] for entry in answers}))
     frames.set_ylim(bottom=0)
     _title(missed, "sum of missed")
-    for key, colour in (("skipped", COLOURS[1]), ("dropped", COLOURS[0])):
+    for key, color in (("skipped", COLORS[1]), ("dropped", COLORS[0])):
         name = {"skipped": "answers skipped", "dropped": "frames dropped"}[key]
-        missed.plot(x, [entry[key] for entry in answers], color=colour, label=name)
+        missed.plot(x, [entry[key] for entry in answers], color=color, label=name)
     most = max(entry[key] for entry in answers for key in ("skipped", "dropped"))
     _from_zero(missed, max(1, 1.05 * most))
     missed.yaxis.get_major_locator().set_params(integer=True)
@@ -75,9 +75,9 @@ def save_live_figure(log: Sequence[Line], path: str | Path) -> Path:
     _title(memory, "memory (MiB)")
     if all(entry.get("memory_mib") for entry in answers):
         values = [entry["memory_mib"] for entry in answers]
-        memory.plot(x, values, color=COLOURS[0], label="process")
+        memory.plot(x, values, color=COLORS[0], label="process")
     kept = [entry["kept_bytes"] / 2**20 for entry in answers]
-    memory.plot(x, kept, color=COLOURS[1], label="frames of the window")
+    memory.plot(x, kept, color=COLORS[1], label="frames of the window")
     _from_zero(memory, memory.get_ylim()[1])
     memory.legend(frameon=False, fontsize=8.5)
     memory.set_xlabel(f"time of the stream ({'min' if long else 's'})")
@@ -89,14 +89,14 @@ def _draw_latency(axes: Axes, x: Sequence[float], answers: Sequence[Line]) -> No
     values = [entry["latency_ms"] for entry in answers]
     few = len(values) < 500
     style = {"markersize": 6 if few else 2, "alpha": 1 if few else 0.5, "rasterized": True}
-    axes.plot(x, values, ".", color=COLOURS[0], **style)
+    axes.plot(x, values, ".", color=COLORS[0], **style)
     axes.set_ylim(0, 1.05 * max(values))
     interval = [entry["interval_ms"] or float("nan") for entry in answers]
     known = [entry["interval_ms"] for entry in answers if entry["interval_ms"]]
     label = "until the next answer is due"
     if known:  # the line is beyond the axes where answers are fast
         label += f": {statistics.median(known):.0f} ms in the median"
-    axes.plot(x, interval, color=GREY, linewidth=1, label=label)
+    axes.plot(x, interval, color=GRAY, linewidth=1, label=label)
     axes.legend(frameon=False, fontsize=8.5)
 
 

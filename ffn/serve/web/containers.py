@@ -1,4 +1,4 @@
-"""Recognise the container of a video file by its first bytes.
+"""Recognize the container of a video file by its first bytes.
 
 A service opens files of unknown origin. Some formats that FFmpeg reads are lists of other files or
 addresses (HLS, DASH, concat), which a service must not open; so only these containers are accepted.

@@ -145,7 +145,7 @@ def _inputs(models: Sequence[dict[str, Any]], limits: Limits) -> list[Any]:
     )
     heat = gr.Checkbox(
         label="Show where the network saw evidence for the label "
-        "(yellow: much, purple: little, grey: none)",
+        "(yellow: much, purple: little, gray: none)",
         elem_id="heat",
     )
     return [video, model, frames, others, heat]

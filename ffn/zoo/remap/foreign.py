@@ -27,7 +27,7 @@ from ffn.zoo.remap.names import (
 from ffn.zoo.state_match import Match, match_state
 
 _HEADS = ("net.fc", "head", "net.classifier", "net.head.fc")  # classifiers of our models
-_PARTIAL = "--partial (min_match=0.95) loads what matches, initialises the rest and lists it."
+_PARTIAL = "--partial (min_match=0.95) loads what matches, initializes the rest and lists it."
 
 
 def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
@@ -47,7 +47,7 @@ def _is_pyslowfast(state: Mapping[str, Tensor]) -> bool:
     return _has(state, r"s1\.pathway0_stem") or _has(state, r"res2_0_branch2a_w$")
 
 
-# Recognises the checkpoints of each source; the first one that matches is taken.
+# Recognizes the checkpoints of each source; the first one that matches is taken.
 SOURCES: dict[str, Callable[[Mapping[str, Tensor]], bool]] = {
     "ffn-pytorch": _is_ffn_pytorch,
     "tsm": lambda state: _has(state, r"base_model\.", _SHIFTED),
@@ -109,7 +109,7 @@ def preprocessing_of(source: str, state: Mapping[str, Tensor]) -> dict[str, Any]
     known: dict[str, Any] = {"mean": [0.45] * 3, "std": [0.225] * 3}
     if source == "ffn-pytorch":
         known["sampling"] = "interval"
-        known["colour"] = "bgr" if _has(state, "patch_embed") else "rgb"
+        known["color"] = "bgr" if _has(state, "patch_embed") else "rgb"
     return known
 
 
@@ -155,7 +155,7 @@ def from_foreign(
             checkpoint without a classifier, the classifier is new.
         min_match: None: every entry of both sides must match, except for a new classifier. A
             share, more than 0 and at most 1: so much of the network's parameters must match.
-            Entries that the checkpoint lacks are initialised, entries that the network lacks are
+            Entries that the checkpoint lacks are initialized, entries that the network lacks are
             dropped, and ``match`` lists both.
 
     Raises:

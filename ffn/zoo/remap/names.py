@@ -108,7 +108,7 @@ def pyslowfast(state: Mapping[str, Tensor]) -> State:
 def caffe2(state: Mapping[str, Tensor]) -> State:
     """PySlowFast's model zoo in Caffe2 format (``.pkl``), e.g. ``t_res2_0_branch2a_bn_s``.
 
-    Blobs of the optimiser (momenta, learning rate, iteration) are dropped.
+    Blobs of the optimizer (momenta, learning rate, iteration) are dropped.
     """
     leaves = {"w": "weight", "b": "bias", "s": "weight", "rm": "running_mean", "riv": "running_var"}
     ours: State = {}

@@ -26,7 +26,7 @@ from engine_toys import (
 from torch import nn
 
 import ffn
-from ffn.data import Normalise, Preprocessing, Record, Splits
+from ffn.data import Normalize, Preprocessing, Record, Splits
 from ffn.engine.checkpoints.checkpointer import (
     Checkpointer,
     RunState,
@@ -362,7 +362,7 @@ def make_checkpointer(folder: Path, *, video: str = "a.mp4", **metadata: Any) ->
         task,
         torch.optim.SGD(groups, lr=0.1, momentum=0.9),
         CPU,
-        normalise=Normalise(Preprocessing(crop=16, resize=20)),
+        normalize=Normalize(Preprocessing(crop=16, resize=20)),
         batch_mix=BatchMix(3),
     )
     return Checkpointer(

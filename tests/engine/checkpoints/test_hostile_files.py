@@ -47,7 +47,7 @@ def content() -> dict[str, Any]:
     """A valid checkpoint."""
     torch.manual_seed(0)
     model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (2, 4))
-    optimiser = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
     meta = {
         "model": "tsm_tiny",
         "num_classes": 3,
@@ -57,7 +57,7 @@ def content() -> dict[str, Any]:
         "alter": "sites",
         "preprocessing": Preprocessing(crop=32, resize=36).to_dict(),
     }
-    training = {"optimiser": optimiser.state_dict(), "random": [torch.get_rng_state()], "step": 5}
+    training = {"optimizer": optimizer.state_dict(), "random": [torch.get_rng_state()], "step": 5}
     return {"format": 1, "model": model.state_dict(), "meta": meta, "training": training}
 
 
@@ -76,9 +76,9 @@ def in_training(path: Path, mark: Path) -> None:
     torch.save(whole, path)
 
 
-def in_optimiser(path: Path, mark: Path) -> None:
+def in_optimizer(path: Path, mark: Path) -> None:
     whole = content()
-    whole["training"]["optimiser"]["state"] = {0: {"momentum_buffer": Payload(os.mkdir, str(mark))}}
+    whole["training"]["optimizer"]["state"] = {0: {"momentum_buffer": Payload(os.mkdir, str(mark))}}
     torch.save(whole, path)
 
 
@@ -193,7 +193,7 @@ def unsafe_gzip(path: Path) -> Any:
 HOSTILE = {
     "in meta": (in_meta, unsafe_torch),
     "in training": (in_training, unsafe_torch),
-    "in optimiser": (in_optimiser, unsafe_torch),
+    "in optimizer": (in_optimizer, unsafe_torch),
     "with a valid digest": (with_a_valid_digest, unsafe_torch),
     "in place of a storage": (in_place_of_a_storage, unsafe_torch),
     "rebuilt by a callable": (rebuilt_by_a_callable, unsafe_torch),

@@ -383,7 +383,7 @@ def test_logits_that_are_not_finite_are_a_row_with_the_cause(
     def build(settled):
         predictor = Predictor(weights, precision="fp32")
         clips = [predictor.reader(4).read(folder / f"v{n}.mp4").pixels for n in (1, 6)]
-        failing = predictor._normalise(torch.stack(clips))
+        failing = predictor._normalize(torch.stack(clips))
         predictor._networks = FailsAtSomeVideos(predictor._networks, failing)
         return predictor
 
