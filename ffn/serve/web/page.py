@@ -57,9 +57,13 @@ def mount_page(
         samples: videos to choose from.
     """
     processing_utils.async_ssrf_protected_get = _refuse_address
+    page = build_page(service, metrics, samples)
+    # Else gradio takes any path of this machine in place of an uploaded file, which it checks only
+    # after `launch`. A page that is mounted is never launched.
+    page.has_launched = True
     return gr.mount_gradio_app(
         app,
-        build_page(service, metrics, samples),
+        page,
         PATH,
         max_file_size=int(service.limits.mebibytes * 2**20),
         theme=gr.themes.Default(font=FONT, font_mono=MONO),

@@ -100,6 +100,34 @@ def test_the_page_opens_no_addresses(address, place: int) -> None:
     )
 
 
+@pytest.mark.slow
+def test_the_page_opens_uploaded_files_only(address, client, videos) -> None:
+    """A request may name any path in place of an uploaded file; /dev/zero never ends."""
+    for path in (str(videos[1]), "/dev/zero", "/etc/hostname", __file__):
+        for place in range(2):
+            data = [None, "tiny", 4, [], False]
+            data[place] = {"path": path, "meta": {"_type": "gradio.FileData"}}
+            event = ask_the_page(address, *data)
+            assert '"success":false' in event
+            assert "GMACs" not in event
+        assert ask(address, "GET", f"/gradio_api/file={path}").status == 403
+
+    (uploaded,) = json.loads(upload(address, videos[1]))
+    video = {"path": uploaded, "meta": {"_type": "gradio.FileData"}}
+    event = ask_the_page(address, video, "tiny", 4, [], False)
+    assert '"success":true' in event
+    assert "GMACs" in event
+    assert client.predict(videos[1], frames=4)["frames"] == 4
+
+
+def upload(address: str, video: Path) -> bytes:
+    """Upload a video as the page's scripts do; returns the paths as JSON."""
+    head = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a.mp4"\r\n\r\n'
+    form = {"Content-Type": "multipart/form-data; boundary=x"}
+    body = head + video.read_bytes() + b"\r\n--x--\r\n"
+    return ask(address, "POST", "/gradio_api/upload", body, form).read()
+
+
 def test_a_video_that_the_page_has_removed(predictors) -> None:
     with Service(predictors, limits=LIMITS, workers=1) as service:
         page = build_page(service, Metrics())
