@@ -40,7 +40,6 @@ ROOMS = {
 # Files that every folder may import.
 SHARED = {
     "clips",
-    "commands",
     "conv3d",
     "devices",
     "files",

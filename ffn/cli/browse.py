@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING
 from ffn.cli.arguments import add_overrides_argument, positive_int, refuse_existing
 from ffn.cli.configs import find_config
 from ffn.cli.program import Parser, called_as, fail, program
-from ffn.commands import command
 from ffn.files import make_writable
 from ffn.limits import PICTURE_LINES
 
@@ -138,7 +137,7 @@ def _read_batch(dataset: VideoDataset, keys: Sequence[tuple]) -> tuple[list[tupl
     readable = [key for key, sample in zip(keys, samples, strict=True) if sample["ok"]]
     if not readable:
         raise ValueError(
-            f"none of {len(keys)} videos can be read; check them with {command('check_data')}, or "
+            f"none of {len(keys)} videos can be read; check them with ffn check_data, or "
             "choose others with train.seed"
         )
     return readable, collate_train(samples)

@@ -18,7 +18,6 @@ from ffn.cli.arguments import (
     refuse_existing,
 )
 from ffn.cli.program import Parser, called_as, fail, prefix, program
-from ffn.commands import command
 from ffn.files import make_writable
 
 if TYPE_CHECKING:
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from ffn.evaluation.results import Predictions
     from ffn.zoo import WeightRecord
 
-PREDICTIONS_HELP = f"*.predictions.safetensors of {command('test')} --save-predictions"
+PREDICTIONS_HELP = "*.predictions.safetensors of ffn test --save-predictions"
 
 
 @program("cascade", "the same command starts again")
@@ -370,7 +369,7 @@ def _parser() -> argparse.ArgumentParser:
         "--output",
         metavar="FILE",
         help="the cascade, *.safetensors; default: *.cascade.safetensors next to the weights, "
-        f"where {command('predict')} finds it",
+        "where ffn predict finds it",
     )
     fit.add_argument("--overwrite", action="store_true", help="replace an existing file")
     add_imports_argument(fit)
@@ -393,8 +392,7 @@ def _add_report(commands: argparse._SubParsersAction) -> None:
     report.add_argument(
         "--results",
         metavar="RESULTS.json",
-        help=f"file of {command('test')} with the cost at each count; with --cascade, for its "
-        "latencies",
+        help="file of ffn test with the cost at each count; with --cascade, for its latencies",
     )
     report.add_argument(
         "--earlier",

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from ffn.cli.arguments import refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
-from ffn.commands import command
 
 FORMAT = 1  # of the JSON file
 
@@ -57,7 +56,7 @@ def _compare(given: argparse.Namespace) -> tuple[str, list[Path]]:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=called_as("compare"),
-        description=f"Compare networks that {command('crossvalidate')} trained and tested on the "
+        description="Compare networks that ffn crossvalidate trained and tested on the "
         "same folds: accuracies with confidence intervals, and paired differences from the first "
         "network. See docs/cross_validation.md.",
     )
@@ -66,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
         "folders",
         nargs="+",
         metavar="FOLDER",
-        help=f"--output of {command('crossvalidate')}; first the network to compare with",
+        help="--output of ffn crossvalidate; first the network to compare with",
     )
     option(
         "--output",

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from ffn.cli.arguments import find_device
 from ffn.cli.program import EXIT_FAILED, Parser, called_as, prefix, program
-from ffn.commands import command
 
 if TYPE_CHECKING:
     import torch
@@ -112,4 +111,4 @@ def _unknown(name: str) -> str:
         found = difflib.get_close_matches(name.rpartition("/")[2], last, n=3, cutoff=0.8)
         close = [last[one] for one in found]
     hint = f"did you mean {', '.join(close)}? " if close else ""
-    return f'no config "{name}" ships with ffn; {hint}{command("configs")} lists all'
+    return f'no config "{name}" ships with ffn; {hint}ffn configs lists all'

@@ -12,7 +12,6 @@ from typing import Any
 
 import yaml
 
-from ffn.commands import command
 from ffn.datasets.folds import GroupedClips, write_fold_lists
 from ffn.engine.config import ConfigError, config_to_dict, different_options
 from ffn.engine.jobs import Job
@@ -120,7 +119,7 @@ def check_start(folder: CrossValidationFolder, start: Path, runs: Iterable[Run])
         raise ValueError("--start-from and --output are the same folder")
     other = CrossValidationFolder(start)
     if not other.has_plan:
-        raise FileNotFoundError(f"--start-from {start} is no folder of {command('crossvalidate')}")
+        raise FileNotFoundError(f"--start-from {start} is no folder of ffn crossvalidate")
     if other.plan["fingerprint"] != folder.plan["fingerprint"]:
         raise ValueError(
             f"--start-from {start} has other clips, groups or folds; its networks may be trained "

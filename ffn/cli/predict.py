@@ -28,7 +28,6 @@ from ffn.cli.predict_list import (
     refuse_list_arguments,
 )
 from ffn.cli.program import Parser, called_as, fail, prefix, program
-from ffn.commands import command
 from ffn.files import make_writable
 
 if TYPE_CHECKING:
@@ -241,7 +240,7 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
     option(
         "--cascade",
         metavar="FILE",
-        help=f"as --frames cascade, by this file of {command('cascade')} fit for these weights",
+        help="as --frames cascade, by this file of ffn cascade fit for these weights",
     )
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from ffn.cli.arguments import add_imports_argument, load_imports, names_of, refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
-from ffn.commands import command
 from ffn.files import atomic_write, make_writable
 
 if TYPE_CHECKING:
@@ -51,7 +50,7 @@ def _parser() -> Parser:
     parser.add_argument("--output", default=".", help="folder; default: the current one")
     parser.add_argument(
         "--results",
-        help=f"results.json of {command('test')} for this checkpoint, alone or with others",
+        help="results.json of ffn test for this checkpoint, alone or with others",
     )
     kept = "; default: that of the record"
     parser.add_argument("--source", default="", help=f"origin of the weights, in a sentence{kept}")
@@ -180,7 +179,7 @@ def _check_network(sweep: Sweep, model: nn.Module, given: argparse.Namespace) ->
 
 
 def _test_it(checkpoint: str) -> str:
-    return f"Test it with {command('test')} --weights {checkpoint} --output FOLDER"
+    return f"Test it with ffn test --weights {checkpoint} --output FOLDER"
 
 
 def without_places(config: dict[str, Any] | None) -> dict[str, Any] | None:

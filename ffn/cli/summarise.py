@@ -10,7 +10,6 @@ from pathlib import Path
 
 from ffn.cli.arguments import refuse_existing
 from ffn.cli.program import Parser, called_as, fail, program
-from ffn.commands import command
 
 TITLES = {"top1": "Top-1 accuracy (%)", "map": "Mean average precision (%)"}
 
@@ -76,7 +75,7 @@ def _summarise(given: argparse.Namespace) -> list[Path]:
 def _parser() -> argparse.ArgumentParser:
     parser = Parser(
         prog=called_as("summarise"),
-        description=f"Average the results.json files of {command('test')} over the seeds of each "
+        description="Average the results.json files of ffn test over the seeds of each "
         "run. Runs that differ in their seed alone are named <run>.s<seed>, e.g. "
         "motion_flexible.s0. An earlier STEM.json adds its seeds.",
     )
@@ -84,7 +83,7 @@ def _parser() -> argparse.ArgumentParser:
     option(
         "results",
         nargs="+",
-        help=f"results.json files of {command('test')}, or STEM.json of earlier summaries",
+        help="results.json files of ffn test, or STEM.json of earlier summaries",
     )
     option(
         "--output",

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ffn.commands import command
 from ffn.data.crops import naming_video
 from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.preprocessing import Preprocessing
@@ -134,7 +133,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         except VideoError as error:
             if self.on_error == "fail" and index not in self.removed:
                 advice = "set data.on_error=skip, or take the video out of the list"
-                cause = f"{error.cause}; {advice} ({command('check_data')} finds all such videos)"
+                cause = f"{error.cause}; {advice} (ffn check_data finds all such videos)"
                 raise VideoError(error.path, cause, error.frame) from error
             clips, label, message = self._black_clips(numbers), record.label, str(error)
         if self.worker_status is not None:

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from ffn.commands import command
 from ffn.data.decoding import VideoError
 from ffn.data.workers import end_with_parent
 
@@ -122,13 +121,12 @@ class WatchedLoader(DataLoader):
         ]
         if "timed out" in message:
             cause = f"no batch within {self.timeout:g} s"
-            advice = f"check these videos with {command('check_data')}, or increase data.timeout"
+            advice = "check these videos with ffn check_data, or increase data.timeout"
         else:
             reason = message.splitlines()[0].removeprefix("DataLoader ").strip(" .")
             cause = f"a worker exited unexpectedly ({reason})"
             advice = (
-                "check whether memory was exhausted, and check these videos with "
-                f"{command('check_data')}"
+                "check whether memory was exhausted, and check these videos with ffn check_data"
             )
         return LoaderError(f"{cause}; {'; '.join(videos) or 'no worker was reading'}; {advice}")
 

@@ -14,7 +14,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ffn.commands import command
 from ffn.data import AnnotationRow, Record, read_annotation_rows, rows_to_records
 from ffn.datasets.index import csv_text
 from ffn.files import write_text
@@ -83,8 +82,8 @@ def read_grouped_clips(
     if isinstance(rows[0].label, tuple):
         raise ValueError(
             f"{source} has the column labels, several labels per video; cross-validation needs one "
-            f"per clip, in a column label. Train and test such lists with {command('train')} and "
-            f"{command('test')}"
+            f"per clip, in a column label. Train and test such lists with ffn train and "
+            f"ffn test"
         )
     for position, (column, accepted) in enumerate(where.items()):
         remaining = [row for row in rows if row.extra[position] in accepted]

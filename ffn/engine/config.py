@@ -15,7 +15,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, get_type_hints
 
-from ffn.commands import command
 from ffn.engine.config_checks import find_problems, named_options
 from ffn.engine.config_help import default_text
 from ffn.engine.option_values import convert, expected, key_lines, read_override, read_yaml, shown
@@ -334,7 +333,7 @@ def _hint(key: str, config: Config) -> str:
         close = difflib.get_close_matches(last, [one.removeprefix("task.") for one in own], n=1)
         question = f"did you mean task.{close[0]}? " if close else ""
         return f"{question}choose from those of task {config.task.name}: {', '.join(own)}"
-    return f"did you mean {close[0]}?" if close else f"{command('train')} --help lists all options"
+    return f"did you mean {close[0]}?" if close else "ffn train --help lists all options"
 
 
 def _leaves(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
@@ -352,7 +351,7 @@ def _leaves(values: Mapping[Any, Any]) -> Iterator[tuple[str, Any]]:
 def _read_file(path: Path) -> list[tuple[str, str, Any]]:
     """File and line, key, and value of every option of a YAML file."""
     if not path.is_file():
-        raise ConfigError(f"no config file {path}; {command('configs')} lists the ones that ship")
+        raise ConfigError(f"no config file {path}; ffn configs lists the ones that ship")
     data = path.read_bytes()
     try:
         text = data.decode("utf-8-sig")

@@ -5,7 +5,6 @@ from __future__ import annotations
 from contextlib import ExitStack
 from pathlib import Path
 
-from ffn.commands import command
 from ffn.data import VideoError
 from ffn.engine.checkpoints.checkpointer import RunState
 from ffn.engine.distributed import any_of, average_buffers
@@ -108,7 +107,7 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
     if skipped and first == 0 and not any_of([used > 0], run.world)[0]:
         raise VideoError(
             f"no training video of epoch {state.epoch + 1} can be read; check data.root, and the "
-            f"videos with {command('check_data')}. The first: {skipped[0]}"
+            f"videos with ffn check_data. The first: {skipped[0]}"
         )
     title = f"epoch {state.epoch + 1}: {len(skipped)} unreadable videos skipped"
     log.unreadable(title, skipped)

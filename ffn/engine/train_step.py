@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ffn.commands import command
 from ffn.data import Normalize, VideoError
 from ffn.engine.distributed import (
     World,
@@ -306,7 +305,7 @@ class TrainStep:
         if self._count_one():
             raise VideoError(
                 f"{text}, the last of {self.consecutive_bad_steps} bad steps in a row. Check the "
-                f"videos with {command('check_data')}"
+                f"videos with ffn check_data"
             )
         return self._skipped(text)
 

@@ -9,7 +9,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ffn.commands import command
 from ffn.core import FrameFlexible
 from ffn.engine.compile import eager
 from ffn.engine.distributed import World, gather
@@ -109,7 +108,7 @@ class Validator:
         if norms is None:
             messages.append(
                 f"none of the first {self.precise_bn} micro-batches has readable videos; running "
-                f"statistics are kept. Check the videos with {command('check_data')}"
+                f"statistics are kept. Check the videos with ffn check_data"
             )
         elif norms and isinstance(step.network, FrameFlexible):
             drawn = {count for counts in gather(updated, self.world) for count in counts}

@@ -13,7 +13,6 @@ from rich.progress import track
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from ffn.commands import command
 from ffn.data import Normalize, VideoError
 from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.measures import Measures, measures_of
@@ -84,7 +83,7 @@ def collect(
     if not merged["ok"].any():
         raise VideoError(
             f"none of {len(errors)} videos can be read; check data.root, and the videos with "
-            f"{command('check_data')}. The first: {errors[0]}"
+            f"ffn check_data. The first: {errors[0]}"
         )
 
     logits = gather_first(merge(own.logits)) if keep_logits else None

@@ -26,7 +26,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
-from ffn.commands import command
 from ffn.evaluation.cross_validation import CrossValidation
 from ffn.evaluation.report import load_predictions, write_predictions
 from ffn.evaluation.results import Predictions
@@ -208,7 +207,7 @@ class CrossValidationFolder:
         """
         if not self.results.is_file():
             raise FileNotFoundError(
-                f"{self.path} has no results.json; run {command('crossvalidate')} with this "
+                f"{self.path} has no results.json; run ffn crossvalidate with this "
                 "--output to its end"
             )
         return self.load(name, **vars(self.reported()))
@@ -225,7 +224,7 @@ class CrossValidationFolder:
             if kept is None:
                 raise ValueError(
                     f"{self.path}: fold {fold} of seed {seed} has no predictions for its clips at "
-                    f"{' '.join(map(str, frames))} frames; run {command('crossvalidate')} with "
+                    f"{' '.join(map(str, frames))} frames; run ffn crossvalidate with "
                     "this --output again"
                 )
             for t in frames:
@@ -239,12 +238,12 @@ def _write(path: Path, content: dict[str, Any]) -> None:
 
 
 def _read(path: Path, keys: Sequence[str]) -> dict[str, Any]:
-    expected = f"expected a file that {command('crossvalidate')} wrote"
+    expected = "expected a file that ffn crossvalidate wrote"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(
-            f"{path} is damaged: not valid JSON ({error}). Restore it; {command('crossvalidate')} "
+            f"{path} is damaged: not valid JSON ({error}). Restore it; ffn crossvalidate "
             "writes results.json again if you remove it"
         ) from error
     try:

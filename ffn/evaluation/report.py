@@ -18,7 +18,6 @@ from rich.markup import escape
 from rich.table import Table
 from safetensors import safe_open
 
-from ffn.commands import command
 from ffn.evaluation.plots import save_figure
 from ffn.evaluation.results import MultiLabelRow, Predictions, Row, Sweep
 from ffn.files import atomic_write, write_csv, write_text
@@ -83,12 +82,12 @@ def load_table(path: str | Path) -> list[Sweep]:
         OSError: the file cannot be read.
         ValueError: it is not such a file.
     """
-    expected = f"expected a results.json of {command('test')}"
+    expected = "expected a results.json of ffn test"
     try:
         content = json.loads(Path(path).read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(
-            f"{path} is damaged: not valid JSON ({error}). Restore it, or run {command('test')} "
+            f"{path} is damaged: not valid JSON ({error}). Restore it, or run ffn test "
             "again with --overwrite"
         ) from error
     try:

@@ -15,7 +15,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ffn.commands import command
 from ffn.evaluation.report import load_table
 from ffn.evaluation.results import MultiLabelRow, Row, Sweep
 
@@ -44,12 +43,12 @@ def load_seeds(path: str | Path) -> list[Sweep]:
     if content.get("format") != FORMAT:
         raise ValueError(
             f"{path} has format {content.get('format')!r}; expected a file of "
-            f"{command('summarise')}, format {FORMAT}"
+            f"ffn summarise, format {FORMAT}"
         )
     try:
         return [sweep for name in runs if name != SEPARATE for sweep in _sweeps(name, runs[name])]
     except (KeyError, TypeError, IndexError) as error:
-        expected = f"expected a file of {command('summarise')}"
+        expected = "expected a file of ffn summarise"
         raise ValueError(f"{path} is damaged ({error!r}); {expected}") from error
 
 

@@ -10,7 +10,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ffn.commands import command
 from ffn.core import FrameFlexible, WeightAlteration, extract
 from ffn.core.convert import replace_all
 from ffn.export.dataflow import record
@@ -200,8 +199,8 @@ def _difference(network: nn.Module, clip: Tensor, expected: Tensor, frames: int)
     raise DifferenceError(
         f"the fused {type(network).__name__} differs by up to {difference:.1e} from the original "
         f"for {frames} frames, where the largest output is {largest:.3g} and {TOLERANCE:g} of it "
-        f"is accepted; run it unfused: ffn.extract, or --no-fuse of {command('predict')} and "
-        f"{command('test')}"
+        f"is accepted; run it unfused: ffn.extract, or --no-fuse of ffn predict and "
+        f"ffn test"
     )
 
 

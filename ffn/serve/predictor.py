@@ -12,7 +12,6 @@ from typing import NoReturn
 import torch
 from torch import Tensor
 
-from ffn.commands import command
 from ffn.data import Normalize, Preprocessing
 from ffn.data.decoding import PATTERN, check_pattern
 from ffn.devices import check_device
@@ -364,7 +363,7 @@ class Predictor:
         path = cascade_beside(self._source)
         if path is None:
             raise ValueError(
-                f"there is no cascade for {self._source}; fit one with {command('cascade')} fit, "
+                f"there is no cascade for {self._source}; fit one with ffn cascade fit, "
                 "and give it: Predictor(cascade=FILE), or --cascade FILE"
             )
         return self._load_cascade(path)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from ffn.commands import command
 from ffn.zoo.download import cache_path, download, home, sha256_of, stored_hash
 from ffn.zoo.hub import (
     RECORD,
@@ -122,9 +121,7 @@ def fetch_record(record: WeightRecord) -> Path:
 
 def by_hand(record: WeightRecord) -> str:
     """What to do if the file of a published record cannot be downloaded or read."""
-    return f"download it manually from {record.page} and convert it with " + command(
-        "convert_checkpoint"
-    )
+    return f"download it manually from {record.page} and convert it with `ffn convert_checkpoint`"
 
 
 def weights_path(record: WeightRecord) -> Path:

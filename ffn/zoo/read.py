@@ -12,7 +12,6 @@ import safetensors
 import safetensors.torch
 from torch import Tensor
 
-from ffn.commands import command
 from ffn.zoo.download import forget
 from ffn.zoo.hub import fetch_repository, is_repository
 from ffn.zoo.local import by_hand, check_hash, fetch_record
@@ -42,7 +41,7 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
     if path.suffix in FOREIGN or path.is_file():
         raise WeightsError(
             f"{path} is neither a training checkpoint .pt nor .safetensors. Convert weights of "
-            f"other implementations with {command('convert_checkpoint')}."
+            f"other implementations with ffn convert_checkpoint."
         )
     if path.name != str(name_or_path):
         raise FileNotFoundError(f"no file {path}; weights end in .pt or .safetensors")
@@ -58,7 +57,7 @@ def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
         raise WeightsError(
             f"{path} is not a training checkpoint of ffn: it lacks format, model or meta. Convert "
-            f"weights of other implementations with {command('convert_checkpoint')}."
+            f"weights of other implementations with ffn convert_checkpoint."
         )
     if content["format"] not in READABLE_FORMATS:
         raise WeightsError(
@@ -77,7 +76,7 @@ def _record_beside(path: Path) -> WeightRecord:
     if not beside.is_file():
         raise FileNotFoundError(
             f"no record {beside}: a .safetensors file needs a record of its model, classes and "
-            f"preprocessing next to it. ffn.zoo.save_weights and {command('convert_checkpoint')} "
+            f"preprocessing next to it. ffn.zoo.save_weights and ffn convert_checkpoint "
             "write both."
         )
     return read_record(beside)

@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from ffn.commands import command
 from ffn.files import write_text
 from ffn.zoo.hub import CASCADE, WEIGHTS, is_repository
 from ffn.zoo.load import load, load_with_record
@@ -85,7 +84,7 @@ def push_to_hub(
     if cascade is not None and cascade_weights(cascade) != state_sha256(model.state_dict()):
         raise ValueError(
             f"{cascade} is no cascade of {weights}; delete it, or fit one to these weights with "
-            f"{command('cascade')} fit"
+            f"ffn cascade fit"
         )
     api = huggingface_hub.HfApi()
     try:

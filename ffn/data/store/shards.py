@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-from ffn.commands import command
 from ffn.data.store.layout import MANIFEST, File, StoreError
 
 if TYPE_CHECKING:
@@ -60,7 +59,7 @@ class LocalFiles:
             unfinished = path.with_name("pack.journal").exists()
             advice = "finish the interrupted pack" if unfinished else "make one"
             raise StoreError(
-                f"{self.name} holds no clip store (no {MANIFEST}); {advice} with {command('pack')}"
+                f"{self.name} holds no clip store (no {MANIFEST}); {advice} with ffn pack"
             )
         return path.read_bytes()
 

@@ -23,7 +23,6 @@ from typing import Any
 
 import torch
 
-from ffn.commands import command
 from ffn.files import atomic_write
 from ffn.zoo.records import WeightsError
 from ffn.zoo.torch_files import (
@@ -98,7 +97,7 @@ def load_checkpoint(path: Path) -> dict[str, Any]:
             f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn"
         )
     raise CheckpointError(
-        f"{path} is not a checkpoint of ffn; {command('convert_checkpoint')} reads other formats"
+        f"{path} is not a checkpoint of ffn; ffn convert_checkpoint reads other formats"
     )
 
 

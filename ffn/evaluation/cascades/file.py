@@ -16,7 +16,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from ffn.commands import command
 from ffn.evaluation.cascades.calibration import Calibration
 from ffn.evaluation.cascades.cascade import Cascade
 from ffn.evaluation.cascades.fit import CascadeFit, Point
@@ -62,7 +61,7 @@ class CascadeFile:
             raise ValueError(
                 f"the cascade belongs to {self.network} with SHA-256 {self.weights_sha256[:12]}…; "
                 f"{name} has {weights_sha256[:12]}…. Fit a cascade to these weights with "
-                f"{command('cascade')} fit"
+                f"ffn cascade fit"
             )
 
     def check_new(self, paths: Sequence[str]) -> None:
@@ -120,7 +119,7 @@ class CascadeFile:
             OSError: it cannot be read.
             ValueError: it is not such a file.
         """
-        expected = f"expected the file of {command('cascade')} fit"
+        expected = "expected the file of ffn cascade fit"
         if not path.is_file():
             raise FileNotFoundError(f"no file {path}; {expected}")
         try:

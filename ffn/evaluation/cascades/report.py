@@ -8,7 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ffn.commands import command
 from ffn.evaluation.cascades.trials import Trial, mean_trial, spread
 from ffn.evaluation.plots import (
     COLORS,
@@ -66,7 +65,7 @@ def load_report(path: Path) -> tuple[dict[str, Trial], str | None]:
         OSError: it cannot be read.
         ValueError: it is not such a file.
     """
-    expected = f"expected the .json file of {command('cascade')} report"
+    expected = "expected the .json file of ffn cascade report"
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
         found = {name: _tuples(one) for name, one in content["networks"].items()}
