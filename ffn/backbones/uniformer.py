@@ -294,7 +294,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     in_bf16 = q.dtype == torch.bfloat16 and q.device.type == "cpu"
     if in_bf16 and few and not HAS_AMX and not q.requires_grad:
         # torch's kernel takes up to 2.3 times as long in bf16 on CPUs without AMX (torch 2.15,
-        # AVX-512), and 0.74 of the time with AMX (tools/benchmark.py layers).
+        # AVX-512), and 0.74 of the time with AMX.
         return (q * q.shape[-1] ** -0.5 @ k.transpose(-2, -1)).softmax(-1) @ v
     return F.scaled_dot_product_attention(q, k, v)
 

@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
-PRODUCT_SIZES = {"cpu": 2048, "cuda": 8192}  # rows and columns of matrices that fill the device
-
 
 @dataclass(frozen=True)
 class Variant:
@@ -72,13 +70,11 @@ class Comparison:
         title: what the variants have in common, e.g. "4 frames".
         variants: in the order in which they ran.
         ratios: of the compared pairs.
-        macs: multiply-accumulates of a call, the same for all variants; None if not counted.
     """
 
     title: str
     variants: tuple[Variant, ...]
     ratios: tuple[Ratio, ...]
-    macs: int | None = None
 
 
 def interleave(
@@ -87,7 +83,6 @@ def interleave(
     rounds: int,
     device: torch.device,
     warmup: int = 2,
-    untimed: int = 0,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[str, tuple[float, ...]]:
     """Time functions alternately.
@@ -97,8 +92,6 @@ def interleave(
         rounds: timed calls of each function.
         device: the device that the functions use; a CUDA device is synchronized around each call.
         warmup: rounds before the timed ones.
-        untimed: calls of a function before each timed one. The caches then hold its data, as when
-            it runs alone, and not those of the function before.
         clock: current time in seconds; ``time.process_time`` counts the CPU time of this process.
 
     Returns:
@@ -112,8 +105,6 @@ def interleave(
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(warmup + rounds):
         for name, call in calls.items():
-            for _ in range(untimed):
-                call()
             _synchronize(device)
             start = clock()
             call()
@@ -157,22 +148,6 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
         held += event["args"]["Bytes"]  # negative when freed
         peak = max(peak, held)
     return peak
-
-
-def product_speed(dtype: torch.dtype, device: torch.device, *, size: int | None = None) -> float:
-    """Floating-point operations per second of a product of two square matrices.
-
-    A bound for networks: few of their layers reach it. The best of five products counts.
-
-    Args:
-        dtype: of the matrices.
-        device: that multiplies, CPU or CUDA.
-        size: rows and columns; default: `PRODUCT_SIZES`.
-    """
-    size = size or PRODUCT_SIZES[device.type]
-    a, b = torch.randn(2, size, size, device=device).to(dtype)
-    (seconds,) = interleave({"product": lambda: a @ b}, rounds=5, device=device).values()
-    return 2 * size**3 / min(seconds)
 
 
 def tensor_bytes(tensors: Iterable[Tensor]) -> int:

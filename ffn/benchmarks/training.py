@@ -85,11 +85,8 @@ def compare_training(
 
 
 def _variants(compiled: bool, precision: str) -> dict[str, list[str]]:
-    """Variants of frame-flexible training: name -> options of the config.
-
-    "recomputed" is activation checkpointing; result files have this name.
-    """
-    features = {"": [], ", recomputed": ["train.activation_checkpointing=true"]}
+    """Variants of frame-flexible training: name -> options of the config."""
+    features = {"": [], ", checkpointed": ["train.activation_checkpointing=true"]}
     if compiled:
         features[", compiled"] = ["train.compile=true"]
     return {

@@ -25,38 +25,6 @@ def build_step(task: str, frames: Sequence[int], options: Sequence[str] = ()) ->
     return build.build_train_step(config, model, World(0, 1, CPU), num_classes=3)
 
 
-def test_every_variant_times_train_steps_with_its_options() -> None:
-    built = []
-
-    def record(task: str, frames: Sequence[int], options: Sequence[str]) -> TrainStep:
-        step = build_step(task, frames, options)
-        calls, run = [], step.step
-        step.step = lambda *args, **more: (calls.append(more["number"]), run(*args, **more))
-        built.append((task, tuple(frames), tuple(options), calls))
-        return step
-
-    sizes = {"batch_size": 2, "size": 32, "num_classes": 3}
-    comparison = training.compare_training(
-        "tsm_tiny",
-        [4, 2],
-        record,
-        **sizes,
-        precision="fp32",
-        compiled=False,
-        rounds=2,
-        device=CPU,
-    )
-
-    tasks = [(task, frames) for task, frames, *_ in built]
-    assert tasks == [("flexible", (2, 4))] * 4 + [("plain", (2,)), ("plain", (4,))]
-    views = {o for *_, options, _ in built[:4] for o in options if o.startswith("train.views")}
-    assert views == {"train.views=together", "train.views=sequential"}
-    assert all(len(calls) >= 2 and calls == sorted(calls) for *_, calls in built)
-    names = [variant.name for variant in comparison.variants]
-    assert names[:2] == ["together", "sequential"]
-    assert names[-1] == "plain 2 + 4"
-
-
 @pytest.mark.parametrize("views", ["together", "sequential"])
 def test_a_timed_step_is_sgd_on_the_sum_of_the_losses(views: str) -> None:
     """The first step of SGD by hand; the gradients are small and not clipped."""

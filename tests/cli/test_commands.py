@@ -51,7 +51,7 @@ def test_a_command_gets_its_arguments(
 def test_every_command_has_a_module_and_a_script() -> None:
     root = Path(cli.__file__).parents[2]
     shared = {"__init__", "arguments", "calibration", "cross_validation_plan", "program"}
-    shared |= {"benchmark_options", "predict_list", "version_worker", "zoo_page"}
+    shared |= {"predict_list", "zoo_page"}
     modules = {path.stem for path in (root / "ffn/cli").glob("*.py")} - shared
     scripts = {path.stem for path in (root / "tools").glob("*.py")}
 

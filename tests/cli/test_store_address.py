@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from range_server import RangeServer
 
-from ffn.benchmarks.range_server import RangeServer
 from ffn.cli.browse import main as browse
 from ffn.cli.pack import main as pack
 from ffn.cli.test import main as run_test

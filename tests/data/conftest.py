@@ -3,10 +3,10 @@
 from contextlib import ExitStack
 
 import pytest
+from range_server import RangeServer
 from store_clips import packed
 from video_fixtures import numbers, write_folder, write_video
 
-from ffn.benchmarks.range_server import RangeServer
 from ffn.data import ClipStore, loader
 from ffn.data.store import remote
 

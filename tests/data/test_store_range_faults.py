@@ -9,9 +9,9 @@ import warnings
 
 import pytest
 import torch
+from range_server import RangeHandler
 from store_clips import in_memory, packed, write_set
 
-from ffn.benchmarks.range_server import RangeHandler
 from ffn.data import ClipStore, VideoError
 from ffn.data.store import ranges, remote
 

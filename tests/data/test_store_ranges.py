@@ -11,9 +11,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from range_server import RangeHandler
 from store_clips import in_memory, packed, write_set
 
-from ffn.benchmarks.range_server import RangeHandler
 from ffn.data import ClipStore, Preprocessing, VideoDataset, make_loader
 from ffn.data.store import ranges, remote
 from ffn.data.store.shards import Span
