@@ -1,6 +1,8 @@
-"""Export a network: ``tools/export.py --weights W --frames 8 --output F.pt2``; see ``--help``."""
+"""``ffn export``, as a script."""
 
-from ffn.cli.export import main
+import sys
+
+from ffn.cli import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["export", *sys.argv[1:]]))

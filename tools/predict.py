@@ -1,6 +1,8 @@
-"""Label video files: ``tools/predict.py FILE… --weights W --frames n``; see ``--help``."""
+"""``ffn predict``, as a script."""
 
-from ffn.cli.predict import main
+import sys
+
+from ffn.cli import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["predict", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
-"""Write the index of a data set: ``tools/prepare_data.py DATASET --root ROOT``; see ``--help``."""
+"""``ffn prepare_data``, as a script."""
 
-from ffn.cli.prepare_data import main
+import sys
+
+from ffn.cli import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["prepare_data", *sys.argv[1:]]))

@@ -1,6 +1,8 @@
-"""A web page and an HTTP endpoint: ``tools/serve.py --weights W``; see ``--help``."""
+"""``ffn serve``, as a script."""
 
-from ffn.cli.serve import main
+import sys
+
+from ffn.cli import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["serve", *sys.argv[1:]]))

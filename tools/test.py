@@ -1,6 +1,8 @@
-"""Test networks: ``tools/test.py CONFIG --weights W --frames 2 4 …``; see ``--help``."""
+"""``ffn test``, as a script for torchrun."""
 
-from ffn.cli.test import main
+import sys
+
+from ffn.cli import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["test", *sys.argv[1:]]))

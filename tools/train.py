@@ -1,6 +1,8 @@
-"""Train from a config: ``tools/train.py CONFIG key=value…``; see ``--help``."""
+"""``ffn train``, as a script for torchrun."""
 
-from ffn.cli.train import main
+import sys
+
+from ffn.cli import main
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(main(["train", *sys.argv[1:]]))

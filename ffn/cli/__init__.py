@@ -1,12 +1,38 @@
-"""Commands ``ffn train``, ``ffn test``, …; a checkout also has them as ``tools/*.py``."""
+"""The command line ``ffn COMMAND …``.
+
+How a command is written:
+
+1. ``ffn/cli/NAME.py`` has a function ``NAME`` with typed parameters, and `COMMANDS` below has its
+   name and one line for ``ffn --help``. Its Google docstring is the help, in Markdown: the text,
+   and the parameters in ``Args``. Those before ``/`` are positional, others are options.
+   `cyclopts` parses them: ``list[int]`` takes ``--frames 2 4 8``, ``bool`` is a flag, ``Literal``
+   a choice, ``int | None = None`` optional. A command with subcommands has a dict
+   ``NAME = {"list": list_weights, "fetch": fetch}`` in place of the function; its help is the
+   docstring of the module.
+2. Types that several commands share, with their help and checks, stand in `ffn.cli.arguments`:
+   ``config: ConfigFile, /, *overrides: Override`` (``key=value`` in any position), ``weights:
+   Weights``, ``frames: FrameCounts``, ``device: Device``. Those of `cyclopts.types` check numbers
+   and files, e.g. ``PositiveInt`` and ``ExistingFile``. A check of our own raises ValueError.
+3. The module imports nothing heavy at its top (torch, timm, av, nor ``ffn.engine`` or ``ffn.zoo``):
+   help, a typo and a missing file are answered in half a second. The function imports what it needs
+   after all that can be checked without it.
+4. The function raises its errors, and returns its exit status, or None for 0. `program.run` prints
+   ``ffn NAME: MESSAGE`` for ValueError, OSError, ImportError and all errors that ffn defines, and
+   returns 2; any other error is a fault of ours and keeps its traceback. Ctrl-C is 130, a closed
+   pipe 141.
+5. A test calls ``main(["NAME", "argument", …])`` of this package.
+"""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import io
 import sys
+from collections.abc import Sequence
+from functools import partial
 
-from ffn.cli.program import prints_safely
+from ffn.cli.program import run
 from ffn.version import __version__
 
 COMMANDS = {
@@ -34,39 +60,50 @@ COMMANDS = {
 }
 
 
-@prints_safely
-def main() -> int:
-    """Run the command in the first argument; returns the exit status."""
-    name, *arguments = sys.argv[1:] or ["--help"]
-    if name in ("--version", "-V", "version"):
-        print(f"ffn {__version__}")
-        return 0
-    if name == "help" and arguments:
-        name, arguments = arguments[0], ["--help"]
-    if name in ("--help", "-h", "help"):
-        print(_usage())
-        return 0
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command in the first argument; returns the exit status.
+
+    Args:
+        arguments: None are those of the command line.
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # of a console with few characters
+    name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = name.replace("-", "_")
-    if command not in COMMANDS:
-        close = difflib.get_close_matches(command, COMMANDS, n=1)
-        hint = f"; did you mean `ffn {close[0]}`?" if close else ""
-        print(f"ffn: no command {name!r}{hint}\n\n{_usage()}", file=sys.stderr)
-        return 2
-    try:
-        return importlib.import_module(f"ffn.cli.{command}").main(arguments)
-    except KeyboardInterrupt:  # while the modules are imported
-        print(f"\nffn {command}: interrupted", file=sys.stderr)
-        return 130
+    if command in COMMANDS:
+        return run(f"ffn {command}", partial(_call, command, rest))
+    return run("ffn", partial(_answer, name))
+
+
+def _call(command: str, arguments: Sequence[str]) -> int | None:
+    module = importlib.import_module(f"ffn.cli.{command}")
+    if hasattr(module, "main"):  # still written with argparse
+        return module.main(arguments)
+
+    from ffn.cli.parser import call
+
+    return call(f"ffn {command}", getattr(module, command), arguments)
+
+
+def _answer(argument: str) -> None:
+    """Answer ``ffn ARGUMENT`` where it is no command."""
+    if argument == "--version":
+        print(f"ffn {__version__}")
+    elif argument in ("--help", "-h"):
+        print(_usage())
+    else:
+        close = difflib.get_close_matches(argument, COMMANDS, n=1)
+        hint = f"did you mean `ffn {close[0]}`?" if close else "`ffn --help` lists all"
+        raise ValueError(f"no command {argument!r}; {hint}")
 
 
 def _usage() -> str:
     width = max(map(len, COMMANDS))
-    lines = [f"  {command:<{width}}  {meaning}" for command, meaning in COMMANDS.items()]
     return "\n".join(
         [
             "usage: ffn COMMAND …",
             "",
-            *lines,
+            *(f"  {command:<{width}}  {meaning}" for command, meaning in COMMANDS.items()),
             "",
             "ffn COMMAND --help lists the options, ffn --version prints the version.",
         ]

@@ -1,22 +1,134 @@
-"""Argument types and options that several commands share."""
+"""Types of arguments that several commands share, with their help and their checks.
+
+Nothing here imports torch: files, names and numbers are checked before it is loaded.
+"""
 
 from __future__ import annotations
 
 import argparse
+import difflib
 import math
 import os
 from collections.abc import Collection, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+from cyclopts import Parameter, Token
+
+from ffn.cli.configs import find_config, shipped
 from ffn.limits import CLIP_FRAMES
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
     import torch
 
+    from ffn.engine.options import Config
+
 # Of ``--weights``: all that ffn.zoo.read takes.
 WEIGHTS_HELP = "name in the zoo, a .pt or .safetensors file, or hf://user/name"
+
+
+def _each(value: Any) -> Sequence[Any]:
+    """The elements of an argument that is one value, several or None."""
+    return value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+
+
+def _check_frames(_: Any, value: Any) -> None:
+    for frames in _each(value):
+        if frames in ("auto", "early_exit"):
+            continue
+        if frames < 1:
+            raise ValueError("A clip has at least 1 frame.")
+        if refusal := CLIP_FRAMES.refusal(frames):
+            raise ValueError(f"{refusal}.")
+
+
+def _check_weights(_: Any, value: Any) -> None:
+    for weights in _each(value):
+        if "://" in weights:
+            continue
+        if weights.endswith((".pt", ".safetensors")) or "/" in weights:
+            if not os.path.exists(weights):
+                raise ValueError(f"There is no file {weights}.")
+            continue
+        names = [path.stem for path in shipped("model_zoo/weights").glob("*.yaml")]
+        if weights not in names and not os.path.exists(weights):
+            close = ", ".join(difflib.get_close_matches(weights, names, n=3))
+            hint = f"Did you mean {close}?" if close else "`ffn zoo list` lists all."
+            raise ValueError(
+                f"No such weights in the zoo. {hint} A file ends in .pt or .safetensors."
+            )
+
+
+def _check_override(_: Any, value: Any) -> None:
+    for text in _each(value):
+        if "=" not in text:
+            raise ValueError("Options of the config are given as key=value.")
+
+
+def _convert_config(_: Any, tokens: Sequence[Token]) -> Path:
+    return find_config(tokens[0].value)
+
+
+ConfigFile = Annotated[
+    Path,
+    Parameter(
+        name="CONFIG",
+        converter=_convert_config,
+        help="YAML file, or a name that `ffn configs` lists.",
+    ),
+]
+Override = Annotated[
+    str,
+    Parameter(
+        name="key=value",
+        validator=_check_override,
+        help="Options that override the config; `ffn configs --options` lists all.",
+    ),
+]
+FrameCount = Annotated[int, Parameter(validator=_check_frames)]
+FrameCounts = Annotated[list[int], Parameter(validator=_check_frames)]
+# "early_exit" needs `ffn early_exit fit` before.
+FramesOrAuto = Annotated[int | Literal["auto"], Parameter(validator=_check_frames)]
+Weights = Annotated[
+    str,
+    Parameter(
+        validator=_check_weights,
+        help="Name in the zoo, a .pt or .safetensors file, or hf://user/name.",
+    ),
+]
+ManyWeights = Annotated[
+    list[str],
+    Parameter(
+        validator=_check_weights,
+        help="Names in the zoo, .pt or .safetensors files, or hf://user/name.",
+    ),
+]
+Device = Annotated[
+    str | None, Parameter(help="cpu, cuda, cuda:1, …; default: cuda if there is one.")
+]
+Overwrite = Annotated[bool, Parameter(help="Replace files that exist.")]
+Imports = Annotated[
+    list[str] | None,
+    Parameter(help="Your own packages that register models, tasks, data sets or export formats."),
+]
+
+
+def read_run(
+    config: Path, overrides: Sequence[str], device: str | None
+) -> tuple[Config, torch.device | None]:
+    """The config of a command with its overrides, and the device; None is the default.
+
+    Raises:
+        ValueError: an option or the device is not valid; ``ConfigError`` is one.
+        OSError: the config cannot be read.
+    """
+    from ffn.engine.config import load_config
+
+    return load_config(config, overrides), None if device is None else find_device(device)
+
+
+# The functions of argparse below serve the commands that are not typed functions yet.
 
 
 def positive_int(text: str) -> int:

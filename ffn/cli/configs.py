@@ -1,17 +1,14 @@
-"""``tools/configs.py [PATTERN]``: list the configs that ship; other commands find them by name."""
+"""List the configs that ship, and find them by name."""
 
 from __future__ import annotations
 
 import argparse
 import difflib
 import fnmatch
-import sys
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
-from ffn.cli.arguments import find_device
-from ffn.cli.program import EXIT_FAILED, Parser, called_as, prefix, program
+from cyclopts import Parameter
 
 if TYPE_CHECKING:
     import torch
@@ -19,56 +16,63 @@ if TYPE_CHECKING:
     from ffn.engine.options import Config
 
 
-@program("configs", "run it again")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print names and descriptions; returns 2 if no name matches."""
-    parser = Parser(
-        prog=called_as("configs"),
-        description="List the configs that ship with ffn. Every command that takes a CONFIG finds "
-        "them by these names; a file of that path in the current folder comes first.",
-    )
-    parser.add_argument("pattern", nargs="?", default="*", help="names to list, e.g. 'sthv1/*'")
-    parser.add_argument("--folder", action="store_true", help="print the folder of the files")
-    given = parser.parse_args(arguments)
-    if given.folder:
-        print(config_folder())
-        return 0
-    names = fnmatch.filter(config_names(), given.pattern)
+def configs(
+    pattern: Annotated[str, Parameter(name="PATTERN")] = "*",
+    /,
+    *,
+    folder: bool = False,
+    options: bool = False,
+) -> None:
+    """List the configs that ship with ffn.
+
+    Every command that takes a CONFIG finds them by these names; a file of that path in the current
+    folder comes first.
+
+    Args:
+        pattern: Names to list, e.g. 'sthv1/*'.
+        folder: Print the folder of the files.
+        options: Print all options of a config, with their defaults.
+    """
+    if options:
+        from ffn.engine.config_help import option_help
+
+        print(option_help())
+        return
+    if folder:
+        print(shipped("configs"))
+        return
+    names = fnmatch.filter(config_names(), pattern)
     if not names:
-        print(f"{prefix('configs')}: {_unknown(given.pattern)}", file=sys.stderr)
-        return EXIT_FAILED
+        raise ValueError(_unknown(pattern))
     width = max(map(len, names))
     for name in names:
         print(f"{name:<{width}}  {description(name)}")
-    return 0
 
 
-def config_folder() -> Path:
-    """The folder of the configs, in an installed package or in a checkout."""
+def shipped(folder: str) -> Path:
+    """A folder that ships with ffn, such as "configs", of an installed package or a checkout."""
     package = Path(__file__).resolve().parents[1]
-    installed = package / "configs"
-    return installed if installed.is_dir() else package.parent / "configs"
+    installed = package / folder
+    return installed if installed.is_dir() else package.parent / folder
 
 
 def config_names() -> list[str]:
     """Names of the configs that ship, e.g. ``quickstart/own_clips``, sorted."""
-    folder = config_folder()
+    folder = shipped("configs")
     return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.glob("*/*.yaml"))
 
 
 def read_run(given: argparse.Namespace) -> tuple[Config, torch.device | None]:
-    """The config of a command with its overrides, and the device; None is the default.
+    """As `ffn.cli.arguments.read_run`, of the arguments of argparse."""
+    import torch
 
-    Args:
-        given: ``config`` (a path or a name), ``options`` (overrides) and ``device``.
-
-    Raises:
-        ValueError: an option or the device is not valid; ``ConfigError`` is one.
-        OSError: the config cannot be read.
-    """
+    from ffn.devices import check_device
     from ffn.engine.config import load_config
 
-    device = None if given.device is None else find_device(given.device)
+    device = None
+    if given.device is not None:
+        cuda = "cuda" if torch.cuda.is_available() else "cpu"
+        device = check_device(cuda if given.device == "auto" else given.device, "--device")
     return load_config(find_config(given.config), given.options), device
 
 
@@ -87,12 +91,12 @@ def find_config(path: str | Path) -> Path:
     name = path.as_posix().removeprefix("configs/").removesuffix(".yaml")
     if name not in config_names():
         raise FileNotFoundError(f"no config file {path}, and {_unknown(name)}")
-    return config_folder() / f"{name}.yaml"
+    return shipped("configs") / f"{name}.yaml"
 
 
 def description(name: str) -> str:
     """The first sentence of a config's comment, on one line."""
-    lines = (config_folder() / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    lines = (shipped("configs") / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
     comment = []
     for line in lines:
         if not line.startswith("#"):

@@ -1,39 +1,47 @@
-"""``tools/plot_log.py RUN…``: curves of training runs in one figure."""
+"""Curves of training runs in one figure."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Annotated
 
-from ffn.cli.arguments import refuse_existing
-from ffn.cli.program import Parser, called_as, fail, program
+from cyclopts import Parameter
+from cyclopts.types import ExistingDirectory
+
+from ffn.cli.arguments import Overwrite, refuse_existing
 
 
-@program("plot_log", "the same command starts again")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, read, draw; returns the exit status."""
-    given = _parser().parse_args(arguments)
+def plot_log(
+    *runs: Annotated[ExistingDirectory, Parameter(name="RUN", required=True)],
+    output: Path = Path("curves.png"),
+    overwrite: Overwrite = False,
+    keys: list[str] | None = None,
+) -> None:
+    """Draw the curves of training runs, finished or in progress, from their log.jsonl.
+
+    Loss, accuracy per frame count, learning rate, gradient norm, speed and data wait.
+
+    Args:
+        runs: Folders of runs (log.output).
+        output: The figure.
+        keys: Draw these keys of the log, one panel each, e.g. train/memory_mib 'val/top1/*'.
+    """
+    refuse_existing(output, overwrite)
 
     from ffn.engine.logs.run_log import read_log
     from ffn.evaluation.curves import save_curves
 
-    output = Path(given.output)
-    try:
-        refuse_existing(output, given.overwrite)
-        runs = {name: read_log(path) for name, path in named(given.runs).items()}
-        empty = [name for name, entries in runs.items() if not entries]
-        if empty:
-            raise ValueError(f"the log of {empty[0]} is empty; wait for its first log.interval")
-        output.parent.mkdir(parents=True, exist_ok=True)
-        save_curves(runs, output, given.keys)
-    except (ValueError, OSError, ImportError) as error:
-        return fail("plot_log", error)
+    logs = {name: read_log(path) for name, path in named(runs).items()}
+    empty = [name for name, entries in logs.items() if not entries]
+    if empty:
+        raise ValueError(f"the log of {empty[0]} is empty; wait for its first log.interval")
+    output.parent.mkdir(parents=True, exist_ok=True)
+    save_curves(logs, output, keys)
     print(output)
-    return 0
 
 
-def named(paths: Sequence[str]) -> dict[str, Path]:
+def named(paths: Sequence[str | Path]) -> dict[str, Path]:
     """Name folders by the shortest end of their path that is unique; repeated folders count once.
 
     >>> list(named(["runs/a", "runs/b"])), list(named(["one/a", "two/a"]))
@@ -45,22 +53,3 @@ def named(paths: Sequence[str]) -> dict[str, Path]:
         if len(set(names)) == len(names):
             break
     return dict(zip(names, folders, strict=True))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=called_as("plot_log"),
-        description="Draw loss, accuracy per frame count, learning rate, gradient norm, speed and "
-        "data wait of runs, finished or in progress, from their log.jsonl.",
-    )
-    option = parser.add_argument
-    option("runs", nargs="+", metavar="RUN", help="folder of a run (log.output)")
-    option("--output", default="curves.png", metavar="FILE", help="figure; default: curves.png")
-    option("--overwrite", action="store_true", help="replace an existing file")
-    option(
-        "--keys",
-        nargs="+",
-        metavar="KEY",
-        help="draw these keys of the log, one panel each, as train/memory_mib 'val/top1/*'",
-    )
-    return parser

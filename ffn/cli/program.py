@@ -1,4 +1,4 @@
-"""What all commands share: their name as it was called, their parser, errors, Ctrl-C and pipes."""
+"""Run a command: print its errors, return its exit status."""
 
 from __future__ import annotations
 
@@ -10,29 +10,62 @@ import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 from ffn.files import explain
 
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141  # 128 + signal for the last two
 
+
+def run(program: str, command: Callable[[], int | None]) -> int:
+    """Call a command; its errors and Ctrl-C are messages, without traceback.
+
+    Args:
+        program: its name in messages, e.g. "ffn train".
+        command: returns its exit status, None for 0.
+
+    Returns:
+        The exit status: `EXIT_FAILED` for an error whose message is for the user,
+        `EXIT_INTERRUPTED` after Ctrl-C, `EXIT_PIPE` if nobody reads the output any more.
+    """
+    try:
+        try:
+            return command() or 0
+        finally:
+            if sys.stdout is not None:  # as after `>&-` in a shell
+                sys.stdout.flush()
+    except KeyboardInterrupt:
+        print(f"\n{program}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # Python flushes again at its end, which would fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_PIPE
+    except Exception as error:
+        if not _is_for_users(error):
+            raise
+        if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # all processes have the same error
+            print(f"{program}: {explain(error)}", file=sys.stderr)
+        return EXIT_FAILED
+
+
+def _is_for_users(error: Exception) -> bool:
+    """Whether the message of an error names the cause and the remedy: ours, and those of files."""
+    ours = type(error).__module__.startswith("ffn.")
+    return ours or isinstance(error, (ValueError, OSError, ImportError, FloatingPointError))
+
+
+# The rest of this file serves the commands that are still written with argparse.
+
 Main = Callable[[Sequence[str] | None], int]
 
 
 def called_as(command: str) -> str:
-    """The command as it was called: ``ffn train``, ``python tools/train.py`` or under torchrun."""
-    script = Path(sys.argv[0])
-    if script.stem == "ffn":
-        return f"ffn {command}"
-    if script.name != f"{command}.py":  # called from Python
-        return f"{command}.py"
-    return f"{'torchrun …' if 'TORCHELASTIC_RUN_ID' in os.environ else 'python'} {sys.argv[0]}"
+    """``ffn train``."""
+    return f"ffn {command}"
 
 
-def prefix(command: str) -> str:
-    """The first words of a command's messages: ``ffn train`` or ``train.py``."""
-    return f"ffn {command}" if Path(sys.argv[0]).stem == "ffn" else f"{command}.py"
+prefix = called_as
 
 
 def fail(command: str, error: Exception) -> int:

@@ -1,5 +1,9 @@
 """Networks for inference: ``ffn.fuse``, and ``ffn.export`` to files that run without ffn."""
 
+import sys
+from types import ModuleType
+from typing import Any
+
 from ffn.export import aotinductor  # noqa: F401  registers the format
 from ffn.export.exporter import ExportReport, export
 from ffn.export.folder import FolderReport, export_all
@@ -27,3 +31,13 @@ __all__ = [
     "pack",
     "register_format",
 ]
+
+
+class _CallablePackage(ModuleType):
+    """This package: ``ffn.export(...)`` is `export`, as ``ffn.export`` cannot name both."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> ExportReport:
+        return export(*args, **kwargs)
+
+
+sys.modules[__name__].__class__ = _CallablePackage

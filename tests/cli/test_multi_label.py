@@ -13,6 +13,7 @@ from multi_label_videos import CLASSES, write_multi_label_videos
 from sklearn.metrics import average_precision_score
 
 import ffn
+from ffn.cli import main
 from ffn.cli.browse import main as browse
 from ffn.cli.check_data import main as check_data
 from ffn.cli.crossvalidate import main as cross_validate
@@ -22,7 +23,6 @@ from ffn.cli.predict import main as predict
 from ffn.cli.publish import main as publish
 from ffn.cli.summarise import main as summarise
 from ffn.cli.test import main as run_test
-from ffn.cli.train import main as train
 from ffn.data import EvalTransform, Normalize, decode, segment_center
 from ffn.evaluation import load_predictions, load_table
 from ffn.zoo import load_with_record
@@ -52,7 +52,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with videos, a config, and a finished run."""
     root = write_multi_label_videos(tmp_path_factory.mktemp("several"))
     (root / "c.yaml").write_text(CONFIG.format(root=root))
-    assert train([str(root / "c.yaml")]) == 0
+    assert main(["train", str(root / "c.yaml")]) == 0
     return root
 
 
@@ -101,13 +101,13 @@ def test_validation_chose_by_mean_average_precision(root: Path, best: str, tmp_p
 def test_a_finished_run_is_not_resumed_with_other_labels(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train([str(root / "c.yaml")]) == 0
+    assert main(["train", str(root / "c.yaml")]) == 0
     assert "finished, 15 of 15 epochs" in capsys.readouterr().out
     lines = (root / "train.csv").read_text()
     assert "pulse|slide" in lines
     (root / "train.csv").write_text(lines.replace("pulse|slide\n", "pulse\n", 1))
     try:
-        assert train([str(root / "c.yaml"), "train.epochs=16"]) == 2
+        assert main(["train", str(root / "c.yaml"), "train.epochs=16"]) == 2
     finally:
         (root / "train.csv").write_text(lines)
     assert "label 0|1 -> 0" in capsys.readouterr().err
@@ -171,7 +171,7 @@ def test_weights_and_lists_of_the_other_kind_are_refused(
     root: Path, best: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config, last = str(root / "c.yaml"), str(root / "run" / "last.pt")
-    assert train([config, "data.labels=single", f"log.output={tmp_path}"]) == 2
+    assert main(["train", config, "data.labels=single", f"log.output={tmp_path}"]) == 2
     assert "has the column labels, several labels per video" in capsys.readouterr().err
     for more in ([], ["--ensemble"]):
         given = [config, "data.labels=single", "--weights", best, last, *more]

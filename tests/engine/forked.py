@@ -161,7 +161,7 @@ def _fork(job: dict[str, Any], rank: int, port: int) -> int:
 def _train(job: dict[str, Any], rank: int) -> int:
     import torch.distributed as dist
 
-    from ffn.cli.train import main as command
+    from ffn.cli import main
 
     join = dist.init_process_group
 
@@ -181,7 +181,7 @@ def _train(job: dict[str, Any], rank: int) -> int:
     if kill and kill["rank"] == rank:
         _arm(**kill)
     empty = ROOT / "tests/engine/empty.yaml"
-    return command([str(empty), *job["options"]])
+    return main(["train", str(empty), *job["options"]])
 
 
 def _record_order(path: Path) -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import ffn
-from ffn.cli.train import main
+from ffn.cli import main
 from ffn.datasets.synthetic import generate
 from ffn.engine.checkpoints.file import load_checkpoint
 from ffn.engine.logs.run_log import read_log
@@ -33,7 +33,7 @@ def test_it_equals_the_command(
     generate(root, train_per_class=4, val_per_class=2)
     config = ROOT / "configs/quickstart/motion_flexible.yaml"
     options = ("train.epochs=3", "log.interval=1", "data.test_frames=[4,8,16]")
-    assert main([str(config), f"data.root={root}", f"log.output={run}", *options]) == 0
+    assert main(["train", str(config), f"data.root={root}", f"log.output={run}", *options]) == 0
     expected = load_checkpoint(run / "last.pt")["model"]
     capsys.readouterr()
     with monkeypatch.context() as patch:
