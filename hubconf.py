@@ -21,6 +21,8 @@ dependencies = [
     "huggingface_hub",
     "numpy",
     "PIL",
+    "pooch",
+    "requests",
     "rich",
     "safetensors",
     "timm",

@@ -18,9 +18,8 @@ from ffn.data.decoding import Video, VideoError
 from ffn.data.decoding.video import check_indices, span
 from ffn.files import explain
 from ffn.limits import DOWNLOAD_BYTES
-from ffn.zoo import WeightsError
-from ffn.zoo.web import CHUNK, WebFile
 
+CHUNK = 1 << 20  # bytes of a download
 Input = str | os.PathLike | bytes | bytearray | memoryview | np.ndarray | Tensor | StoredVideo
 
 ALLOWED = (
@@ -145,29 +144,37 @@ def _as_file(name: str, write: Callable[[Path], object]) -> Iterator[tuple[str, 
 
 
 def _fetch(address: str, path: Path) -> None:
-    """Download a file; http and https with new attempts, others as fsspec does.
+    """Download a file: http and https with requests, other addresses with fsspec.
 
     Raises:
         VideoError: it cannot be downloaded, or is larger than `DOWNLOAD_BYTES`.
     """
     try:
-        if address.lower().startswith(("http://", "https://")):
-            WebFile(address).fetch(path, lambda done, total: None)
-            return
-        import fsspec
-
-        with fsspec.open(address, "rb") as source, path.open("wb") as file:
-            while chunk := source.read(CHUNK):
+        with path.open("wb") as file:
+            for chunk in _chunks(address):
                 file.write(chunk)
-                refusal = DOWNLOAD_BYTES.refusal(file.tell())
-                if refusal:
+                if refusal := DOWNLOAD_BYTES.refusal(file.tell()):
                     raise VideoError(address, refusal)
-    except WeightsError as error:  # "cannot download ADDRESS: …"
-        raise VideoError(address, str(error).partition(f"{address}: ")[2]) from error
     except VideoError:
         raise
     except Exception as error:  # of the packages that fsspec calls
         raise VideoError(address, f"cannot be downloaded: {explain(error)}") from error
+
+
+def _chunks(address: str) -> Iterator[bytes]:
+    """The content of a file at an address."""
+    if address.lower().startswith(("http://", "https://")):
+        import requests
+
+        with requests.get(address, stream=True, timeout=30) as answer:
+            answer.raise_for_status()
+            yield from answer.iter_content(CHUNK)
+        return
+    import fsspec
+
+    with fsspec.open(address, "rb") as source:
+        while chunk := source.read(CHUNK):
+            yield chunk
 
 
 def frame_times(video: Video, fps: float | None) -> tuple[np.ndarray, float]:

@@ -13,8 +13,7 @@ from ffn.zoo.local import (
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
 from ffn.zoo.repositories import from_pretrained, push_to_hub
-from ffn.zoo.save import save_weights
-from ffn.zoo.state_digest import state_sha256
+from ffn.zoo.save import save_weights, state_sha256
 from ffn.zoo.state_match import Match, match_state
 
 __all__ = [

@@ -9,6 +9,7 @@ from torch import nn
 
 from ffn import backbones
 from ffn.zoo.load import load_start_weights
+from ffn.zoo.records import WeightsError
 
 # What pretrained=True starts from, for models whose published weights are of videos.
 STARTS = {
@@ -50,12 +51,26 @@ def create_model(
         raise TypeError(
             f"name is {name!r}; expected the name of a model, such as tsm_r50: ffn.list_models()"
         )
-    start = STARTS.get(name) if pretrained is True else pretrained
-    if not start:
-        return backbones.build(name, num_classes=num_classes, pretrained=bool(pretrained), **kwargs)
+    start = STARTS.get(name, True) if pretrained is True else pretrained
+    if start is True:
+        return _build_from_images(name, num_classes=num_classes, **kwargs)
     model = backbones.build(name, num_classes=num_classes, **kwargs)
-    load_start_weights(model, start)
+    if start:
+        load_start_weights(model, start)
     return model
+
+
+def _build_from_images(name: str, **kwargs: Any) -> nn.Module:
+    """Build a model with timm's weights of images."""
+    try:
+        return backbones.build(name, pretrained=True, **kwargs)
+    except OSError as error:  # of huggingface_hub and urllib
+        cause = error.__cause__ or error
+        url = getattr(getattr(cause, "request", None), "url", "timm's weights")
+        raise WeightsError(
+            f"{name}: the start weights cannot be downloaded ({url}: {cause}). Start from a local "
+            "file with pretrained=FILE, in a config model.weights=FILE, or with pretrained=False"
+        ) from error
 
 
 def list_models(pattern: str = "*") -> list[str]:

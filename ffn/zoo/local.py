@@ -5,21 +5,14 @@ from __future__ import annotations
 import fnmatch
 import json
 import os
-import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from safetensors import SafetensorError, safe_open
 
-from ffn.zoo.download import cache_path, download, home, sha256_of, stored_hash
-from ffn.zoo.hub import (
-    RECORD,
-    cached_repositories,
-    fetch_cascade,
-    fetch_repository,
-    is_repository,
-)
+from ffn.zoo.download import cache_path, download, sha256_of, stored_hash
+from ffn.zoo.hub import RECORD, cached_repositories, fetch_cascade, fetch_repository, is_repository
 from ffn.zoo.records import (
     WeightRecord,
     WeightsError,
@@ -30,9 +23,6 @@ from ffn.zoo.records import (
 )
 
 WEIGHTS, CASCADE = (".pt", ".safetensors"), ".cascade.safetensors"  # ends of the names of files
-
-# A complete download, not what is kept next to it.
-_DOWNLOAD = re.compile(r"[0-9a-f]{16}-(?!.*\.(lock|rejected|sha256|part|version)$).+")
 
 
 def fetch_weights(name: str) -> Path:
@@ -49,13 +39,124 @@ def fetch_weights(name: str) -> Path:
         FileNotFoundError: weights that ship are missing.
         WeightsError: they cannot be downloaded, or have another hash.
     """
-    if is_repository(name):
-        return fetch_repository(name)
-    record = find_record(name)
-    path = fetch_record(record)
+    return fetch_repository(name) if is_repository(name) else fetch_record(find_record(name))
+
+
+def fetch_record(record: WeightRecord) -> Path:
+    """The checked file of a record of the zoo: the one that ships, or the download.
+
+    Raises:
+        FileNotFoundError: it ships and is missing.
+        WeightsError: it cannot be downloaded, has another hash, or the record has no address.
+    """
+    path = weights_path(record)
     if record.file:
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {path}")
         check_hash(path, record)
-    return path
+        return path
+    try:
+        return download(record.url, sha256=record.sha256, name=_download_name(record))
+    except WeightsError as error:
+        if record.source_format is None or not record.page:
+            raise
+        raise WeightsError(f"{error}. You may also {by_hand(record)}") from error
+
+
+def by_hand(record: WeightRecord) -> str:
+    """What to do if the file of a published record cannot be downloaded or read."""
+    return f"download it from {record.page} and convert it with ffn convert_checkpoint"
+
+
+def weights_path(record: WeightRecord) -> Path:
+    """Where the file of a record of the zoo is, or will be once it is downloaded.
+
+    Raises:
+        WeightsError: the record has neither a file nor an address with a hash.
+    """
+    if record.file:
+        return zoo_folder() / record.file
+    if not record.url or (record.source_format is None and not record.sha256):
+        raise WeightsError(f'the record of "{record.name}" has no file, and no url with sha256')
+    return cache_path(record.url, sha256=record.sha256, name=_download_name(record))
+
+
+def check_hash(path: Path, record: WeightRecord) -> None:
+    """Compare the SHA-256 of a file with that of its record.
+
+    Raises:
+        WeightsError: it is another one, or the record has none.
+    """
+    found = sha256_of(path)
+    if found != record.sha256:
+        raise WeightsError(
+            f"{path} has sha256 {found}; its record has {record.sha256 or 'no sha256'}: it is "
+            "truncated, damaged, or of another version"
+        )
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What :func:`verify_weights` found.
+
+    Attributes:
+        name: of the weights.
+        status: "ok"; "differs", from the expected hash; "no hash" that is known; "missing", though
+            it ships with ffn; or "not downloaded".
+        detail: the path and hashes of a problem; else empty.
+    """
+
+    name: str
+    status: str
+    detail: str = ""
+
+    @property
+    def is_problem(self) -> bool:
+        """Whether the weights are there and were not found right, or should be there."""
+        return self.status not in ("ok", "not downloaded")
+
+
+def verify_weights(pattern: str = "*") -> Iterator[Verdict]:
+    """Compare the SHA-256 of local weights with their record or stored hash; changes nothing.
+
+    Args:
+        pattern: glob pattern of the names in the zoo, then of the repositories in the cache.
+
+    Yields:
+        A verdict on each.
+    """
+    for name in list_weights(pattern):
+        record = find_record(name)
+        path = weights_path(record)
+        if path.is_file():
+            yield _verdict(name, path, record.sha256 or stored_hash(path))
+        else:
+            yield Verdict(name, *(("missing", str(path)) if record.file else ("not downloaded",)))
+    repositories = cached_repositories()
+    for name in fnmatch.filter(repositories, pattern):
+        path = repositories[name]
+        try:
+            yield _verdict(name, path, read_record(path.with_name(RECORD)).sha256)
+        except (OSError, WeightsError) as error:
+            yield Verdict(name, "no hash", str(error))
+
+
+def _verdict(name: str, path: Path, expected: str | None) -> Verdict:
+    found = sha256_of(path)
+    if found == expected:
+        return Verdict(name, "ok")
+    status = "no hash" if expected is None else "differs"
+    return Verdict(name, status, f"{path} has sha256 {found}, expected {expected or 'unknown'}")
+
+
+def _download_name(record: WeightRecord) -> str | None:
+    """Of the local file; None is the last part of the address.
+
+    The suffix decides how weights of other implementations are read.
+    """
+    if record.source_format is None:
+        return None
+    return record.name + (".pkl" if record.url.endswith(".pkl") else ".pth")
 
 
 def cascade_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
@@ -94,142 +195,3 @@ def cascade_weights(cascade: Path) -> str | None:
             return json.loads((file.metadata() or {})["cascade"])["weights_sha256"]
     except (OSError, SafetensorError, ValueError, KeyError, TypeError):
         return None
-
-
-def fetch_record(record: WeightRecord) -> Path:
-    """The file of a record of the zoo: the one that ships, or the download.
-
-    Raises:
-        FileNotFoundError: it ships and is missing.
-        WeightsError: it cannot be downloaded, or the record has no address.
-    """
-    path = weights_path(record)
-    if record.file:
-        if not path.is_file():
-            raise FileNotFoundError(f"no file {path}")
-        return path
-    try:
-        return download(
-            record.addresses, sha256=record.sha256, name=_download_name(record), size=record.size
-        )
-    except WeightsError as error:
-        if record.source_format is None or not record.page:
-            raise
-        cause = str(error).rstrip(".")
-        raise WeightsError(f"{cause}. You may also {by_hand(record)}") from error
-
-
-def by_hand(record: WeightRecord) -> str:
-    """What to do if the file of a published record cannot be downloaded or read."""
-    return f"download it manually from {record.page} and convert it with `ffn convert_checkpoint`"
-
-
-def weights_path(record: WeightRecord) -> Path:
-    """Where the file of a record of the zoo is, or will be once it is downloaded.
-
-    Raises:
-        WeightsError: the record has neither a file nor an address.
-    """
-    if record.file:
-        return zoo_folder() / record.file
-    if record.source_format is None and not record.sha256:
-        raise WeightsError(f'the record of "{record.name}" has no file, and no url with sha256')
-    if not record.addresses:
-        raise WeightsError(f'"{record.name}" has no download address; see {record.page}')
-    return cache_path(record.addresses, sha256=record.sha256, name=_download_name(record))
-
-
-def check_hash(path: Path, record: WeightRecord) -> None:
-    """Compare the SHA-256 of a file with that of its record.
-
-    Raises:
-        WeightsError: it is another one, or the record has none.
-    """
-    found = sha256_of(path)
-    if record.sha256 is None:
-        raise WeightsError(f"the record of {path} has no sha256; it should be {found}")
-    if found != record.sha256:
-        raise WeightsError(
-            f"{path} ({path.stat().st_size:,} bytes) has sha256 {found}; its record has "
-            f"{record.sha256}: it is truncated, damaged, or of another version."
-        )
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What :func:`verify_weights` found.
-
-    Attributes:
-        name: of the weights; for a download that is not of the zoo, of the file.
-        status: "ok"; "differs", from the expected hash; "no hash" that is known; "missing", though
-            it ships with ffn; or "not downloaded".
-        detail: the path and hashes of a problem; else empty.
-    """
-
-    name: str
-    status: str
-    detail: str = ""
-
-    @property
-    def is_problem(self) -> bool:
-        """Whether the weights are there and were not found right, or should be there."""
-        return self.status not in ("ok", "not downloaded")
-
-
-def verify_weights(pattern: str = "*") -> Iterator[Verdict]:
-    """Compare the SHA-256 of local weights with their record or stored hash; changes nothing.
-
-    Args:
-        pattern: glob pattern of the names. Those of the zoo come first, then repositories of the
-            Hub and other files in the cache.
-
-    Yields:
-        A verdict on each.
-    """
-    of_zoo = {name: find_record(name) for name in list_weights()}
-    paths = {name: weights_path(record) for name, record in of_zoo.items()}
-    for name in fnmatch.filter(paths, pattern):
-        record, path = of_zoo[name], paths[name]
-        if not path.is_file():
-            yield Verdict(name, *(("missing", str(path)) if record.file else ("not downloaded",)))
-        else:
-            yield _verdict(name, path, record.sha256 or stored_hash(path))
-    repositories = cached_repositories()
-    for name in fnmatch.filter(repositories, pattern):
-        path = repositories[name]
-        record_file = path.with_name(RECORD)
-        try:
-            known = read_record(record_file).sha256 if record_file.is_file() else None
-        except WeightsError as error:
-            yield Verdict(name, "differs", str(error))
-        else:
-            yield _verdict(name, path, known)
-    others = {path.name: path for path in sorted((home() / "weights").glob("*")) if path.is_file()}
-    for name in fnmatch.filter(others, pattern):
-        path = others[name]
-        if _DOWNLOAD.fullmatch(name) and path not in paths.values():
-            verdict = _verdict(name, path, stored_hash(path) or name.partition("-")[0])
-            if verdict.is_problem and stored_hash(path) is None:  # the digits may be of an address
-                hint = f"; if its SHA-256 was unknown, {path.name}.sha256 is missing"
-                verdict = replace(verdict, detail=verdict.detail + hint)
-            yield verdict
-
-
-def _verdict(name: str, path: Path, expected: str | None) -> Verdict:
-    """Compare a file with a hash, or with the first digits of one."""
-    found = sha256_of(path)
-    if expected is None:
-        return Verdict(name, "no hash", f"{path} has sha256 {found}")
-    if not found.startswith(expected):
-        return Verdict(name, "differs", f"{path} has sha256 {found}, expected {expected}")
-    return Verdict(name, "ok")
-
-
-def _download_name(record: WeightRecord) -> str | None:
-    """Of the local file; None is the last part of the address.
-
-    The suffix decides how weights of other implementations are read.
-    """
-    if record.source_format is None:
-        return None
-    return record.name + (".pkl" if record.addresses[0].endswith(".pkl") else ".pth")

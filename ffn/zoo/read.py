@@ -20,6 +20,7 @@ from ffn.zoo.remap import from_foreign, read_foreign
 from ffn.zoo.torch_files import READABLE_FORMATS, load_tensors
 
 FOREIGN = (".pth", ".tar", ".pyth", ".ckpt", ".bin", ".pkl")
+_CONVERT = "Convert weights of other implementations with ffn convert_checkpoint"
 
 
 def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, dict[str, Tensor]]:
@@ -30,60 +31,52 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
     if isinstance(name_or_path, str) and is_repository(name_or_path):
         name_or_path = fetch_repository(name_or_path)
     path = Path(name_or_path)
-    if path.suffix == ".pt":
-        return _read_checkpoint(path)
-    if path.suffix == ".safetensors":
-        _check_file(path)
-        record = _record_beside(path)
-        return record, _read_safetensors(path, record)
-    if path.is_dir() and str(name_or_path) not in list_weights():
-        _check_file(path)  # raises
+    is_of_zoo = str(name_or_path) in list_weights()
+    if path.is_dir() and not is_of_zoo:
+        raise FileNotFoundError(f"{path} is a folder; pass a file in it")
+    if path.suffix in (".pt", ".safetensors"):
+        if not path.is_file():
+            raise FileNotFoundError(f"no file {path}")
+        return _read_checkpoint(path) if path.suffix == ".pt" else _read_saved(path)
     if path.suffix in FOREIGN or path.is_file():
-        raise WeightsError(
-            f"{path} is neither a training checkpoint .pt nor .safetensors. Convert weights of "
-            f"other implementations with ffn convert_checkpoint."
-        )
-    if path.name != str(name_or_path):
+        raise WeightsError(f"{path} is neither a checkpoint .pt nor .safetensors. {_CONVERT}")
+    if not is_of_zoo and path.name != str(name_or_path):
         raise FileNotFoundError(f"no file {path}; weights end in .pt or .safetensors")
     record = find_record(str(name_or_path))
     if record.source_format is not None:
         return record, _read_published(record)
-    return record, _read_safetensors(fetch_record(record), record)
+    return record, _tensors(fetch_record(record))
 
 
 def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
-    _check_file(path)
     content = load_tensors(path)
     if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
-        raise WeightsError(
-            f"{path} is not a training checkpoint of ffn: it lacks format, model or meta. Convert "
-            f"weights of other implementations with ffn convert_checkpoint."
-        )
+        raise WeightsError(f"{path} is not a training checkpoint of ffn. {_CONVERT}")
     if content["format"] not in READABLE_FORMATS:
         raise WeightsError(
             f"{path} has checkpoint format {content['format']}; this version reads "
-            f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn."
+            f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn"
         )
     try:
         record = WeightRecord.from_checkpoint(content["meta"], path.stem)
-    except (ValueError, TypeError, AttributeError) as error:
+    except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise WeightsError(f"the meta data of {path} is not valid: {error}") from error
     return record, content["model"]
 
 
-def _record_beside(path: Path) -> WeightRecord:
+def _read_saved(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     beside = path.with_suffix(".yaml")
     if not beside.is_file():
         raise FileNotFoundError(
             f"no record {beside}: a .safetensors file needs a record of its model, classes and "
-            f"preprocessing next to it. ffn.zoo.save_weights and ffn convert_checkpoint "
-            "write both."
+            "preprocessing next to it. ffn.zoo.save_weights writes both"
         )
-    return read_record(beside)
-
-
-def _read_safetensors(path: Path, record: WeightRecord) -> dict[str, Tensor]:
+    record = read_record(beside)
     check_hash(path, record)
+    return record, _tensors(path)
+
+
+def _tensors(path: Path) -> dict[str, Tensor]:
     try:
         return safetensors.torch.load_file(path)
     except safetensors.SafetensorError as error:
@@ -96,10 +89,9 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
     try:
         state = read_foreign(path)
     except WeightsError as error:
-        aside = forget(path) if record.sha256 is None else path
-        raise WeightsError(
-            f"{error} It was downloaded to {aside}. Try again, or {by_hand(record)}."
-        ) from None
+        if record.sha256 is None:
+            forget(path)
+        raise WeightsError(f"{error}. Try again, or {by_hand(record)}") from None
     return from_foreign(
         state,
         source=record.source_format,
@@ -107,10 +99,3 @@ def _read_published(record: WeightRecord) -> dict[str, Tensor]:
         trained_frames=record.trained_frames,
         num_classes=record.num_classes,
     ).model.state_dict()
-
-
-def _check_file(path: Path) -> None:
-    if path.is_dir():
-        raise FileNotFoundError(f"{path} is a folder; pass a file in it")
-    if not path.is_file():
-        raise FileNotFoundError(f"no file {path}")

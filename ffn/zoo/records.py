@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -18,8 +17,7 @@ from typing import Any
 import yaml
 
 from ffn.core import frame_ranges
-from ffn.limits import CLASSES, RECORD_BYTES, RECORD_LEVELS, TRAINED_COUNTS
-from ffn.plain_yaml import PlainLoader
+from ffn.limits import CLASSES, RECORD_BYTES, TRAINED_COUNTS
 
 
 class WeightsError(RuntimeError):
@@ -50,14 +48,15 @@ class WeightRecord:
         metrics: per number of frames the metrics by name, in %.
         origin: "measured" here or "reported" by a paper; None without metrics.
         file: name of the weights file next to the record.
-        url: download address, if there is no file, or several, which are tried in order. The second
-            and further ones are used only if the hash is known.
+        url: download address, if there is no file.
         sha256: of the weights, 64 hex digits. If None, the hash of the first download is stored
             next to it, and every later download must match it.
         page: web page of the weights.
         source_format: the implementation that wrote them, one of ``ffn.zoo.remap.SOURCES``; None
             for weights of ffn.
         protocol: test protocol of the metrics, e.g. "3 crops x 10 clips"; by default one of each.
+        knows: what the classes are, e.g. "12 motions of generated videos", for an answer about a
+            video from elsewhere.
         size: of the weights, in bytes.
         source: origin of the weights, in a sentence.
         licence: of the weights, as an SPDX name.
@@ -82,11 +81,12 @@ class WeightRecord:
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
     origin: str | None = None
     file: str | None = None
-    url: str | tuple[str, ...] | None = None
+    url: str | None = None
     sha256: str | None = None
     page: str | None = None
     source_format: str | None = None
     protocol: str | None = None
+    knows: str = ""
     size: int | None = None
     source: str = ""
     licence: str = ""
@@ -95,7 +95,11 @@ class WeightRecord:
     data: Any = None
 
     def __post_init__(self) -> None:
-        self._check_plain_values()
+        if type(self.num_classes) is not int or self.num_classes < 1:
+            raise ValueError(f"num_classes is {self.num_classes!r}; expected a number from 1 up")
+        counts = len(self.trained_frames or ())
+        if refusal := CLASSES.refusal(self.num_classes) or TRAINED_COUNTS.refusal(counts):
+            raise ValueError(refusal)
         for name in ("classes", "trained_frames"):
             value = getattr(self, name)
             object.__setattr__(self, name, None if value is None else tuple(value))
@@ -110,12 +114,8 @@ class WeightRecord:
         object.__setattr__(self, "imports", tuple(self.imports))
         if not isinstance(self.alter, str):
             object.__setattr__(self, "alter", tuple(self.alter))
-        if isinstance(self.url, list):
-            object.__setattr__(self, "url", tuple(self.url))
-        if not isinstance(self.url, str | tuple | None) or not all(
-            isinstance(address, str) and address for address in self.addresses
-        ):
-            raise ValueError(f"url is {self.url!r}; expected an address, or a list of addresses")
+        if not isinstance(self.url, str | None):
+            raise ValueError(f"url is {self.url!r}; expected an address")
         # Keys of a YAML or JSON mapping may be strings.
         object.__setattr__(self, "metrics", {int(t): dict(m) for t, m in self.metrics.items()})
         if self.classes is not None and len(self.classes) != self.num_classes:
@@ -124,26 +124,6 @@ class WeightRecord:
             raise ValueError(f'origin is {self.origin!r}; allowed: "measured", "reported", none')
         if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
             raise ValueError(f"sha256 is {self.sha256!r}; expected 64 lower-case hex digits")
-
-    def _check_plain_values(self) -> None:
-        """Raise ValueError for values of wrong types, without end, or that ask for too much."""
-        for name in sorted({f.name for f in fields(self)}):
-            _check_plain(getattr(self, name), name)
-        if type(self.num_classes) is not int or self.num_classes < 1:
-            raise ValueError(f"num_classes is {self.num_classes!r}; expected a number from 1 up")
-        for limit, number in (
-            (CLASSES, self.num_classes),
-            (TRAINED_COUNTS, len(self.trained_frames or ())),
-        ):
-            if limit.refusal(number):
-                raise ValueError(limit.refusal(number))
-
-    @property
-    def addresses(self) -> tuple[str, ...]:
-        """The download addresses in order; empty if there is none."""
-        if self.url is None:
-            return ()
-        return (self.url,) if isinstance(self.url, str) else self.url
 
     def options(self, section: str) -> dict[str, Any]:
         """Options of the training, such as those of "data"; a record may lack any of them."""
@@ -200,26 +180,6 @@ class WeightRecord:
         return cls.from_dict({"name": name, **{k: v for k, v in meta.items() if k in known}})
 
 
-def _check_plain(value: Any, where: str) -> None:
-    """Raise ValueError unless a value consists of finite numbers, texts, lists and mappings.
-
-    Lists that contain one another many times have no end: their number is limited.
-    """
-    left, places, most = [(value, 0)], 0, RECORD_BYTES.value  # a value has a byte or more
-    while left:
-        value, depth = left.pop()
-        places += 1
-        if isinstance(value, float) and not math.isfinite(value):
-            raise ValueError(f"{where} has the number {value}; expected finite numbers")
-        if places > most:
-            raise ValueError(f"{where} has more than {most:,} values ({RECORD_BYTES.variable})")
-        if refusal := RECORD_LEVELS.refusal(depth):
-            raise ValueError(f"{where} has {refusal}")
-        inner = value.values() if isinstance(value, dict) else value
-        if isinstance(value, (dict, list, tuple)):
-            left += [(one, depth + 1) for one in inner]
-
-
 def read_record(path: Path) -> WeightRecord:
     """Read a record file.
 
@@ -231,7 +191,10 @@ def read_record(path: Path) -> WeightRecord:
     if refusal:
         raise WeightsError(f"{path} is not a record of weights: it has {refusal}")
     try:
-        values = yaml.load(path.read_text(encoding="utf-8"), PlainLoader)
+        text = path.read_text(encoding="utf-8")
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text)):
+            raise ValueError("it has an alias (*name), by which a short file may have no end")
+        values = yaml.safe_load(text)
         if not isinstance(values, dict):
             raise ValueError(f"expected keys and values, not {type(values).__name__}")
         return WeightRecord.from_dict(values)

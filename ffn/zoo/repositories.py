@@ -17,8 +17,7 @@ from ffn.zoo.hub import CASCADE, WEIGHTS, is_repository
 from ffn.zoo.load import load, load_with_record
 from ffn.zoo.local import cascade_beside, cascade_weights
 from ffn.zoo.records import WeightRecord, WeightsError
-from ffn.zoo.save import save_weights
-from ffn.zoo.state_digest import state_sha256
+from ffn.zoo.save import save_weights, state_sha256
 
 CARD = "README.md"
 
@@ -83,8 +82,7 @@ def push_to_hub(
     cascade = cascade_beside(weights)
     if cascade is not None and cascade_weights(cascade) != state_sha256(model.state_dict()):
         raise ValueError(
-            f"{cascade} is no cascade of {weights}; delete it, or fit one to these weights with "
-            f"ffn cascade fit"
+            f"{cascade} is no cascade of {weights}; delete it, or fit one to these weights"
         )
     api = huggingface_hub.HfApi()
     try:

@@ -1,4 +1,4 @@
-"""Save a network as ``.safetensors`` with its record."""
+"""Save a network as ``.safetensors`` with its record; the hash of its tensors."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import safetensors.torch
+import torch
 import yaml
-from torch import nn
+from torch import Tensor, nn
 
 from ffn.files import atomic_write
 from ffn.zoo.load import model_from_record
@@ -77,3 +78,20 @@ def _to_yaml(record: WeightRecord) -> str:
         raise ValueError(
             f"the record of {record.name} holds more than plain values: {error}"
         ) from None
+
+
+def state_sha256(state: Mapping[str, Tensor]) -> str:
+    """SHA-256 of the names, types, shapes and values of a state dict; 64 hex digits.
+
+    The order of the entries and the device do not change it, so a checkpoint and the file that
+    is published from it have the same hash.
+
+    Args:
+        state: of a network, ``model.state_dict()``.
+    """
+    digest = hashlib.sha256()
+    for name in sorted(state):
+        tensor = state[name].detach().cpu().contiguous()
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}\n".encode())
+        digest.update(tensor.reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()

@@ -6,17 +6,14 @@ the digits. Both are the comment of the zip file, so plain ``torch.load`` still 
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import pickle
-import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
 
-from ffn.zoo.content import is_web_page
 from ffn.zoo.records import WeightsError
 
 CHECKPOINT_FORMAT = 2  # of training checkpoints; files of format 2 end with their SHA-256
@@ -27,63 +24,50 @@ DIGITS = 64
 CHUNK = 1 << 20  # bytes
 _END_RECORD = b"PK\x05\x06"
 _END_SIZE = 22  # bytes of a zip's end record; its last two are the length of the comment
-
-# Errors of the disk or the network, not of the file's content.
-_NOT_THE_FILE = (errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOMEM, errno.EACCES)
+_PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml", b"<!--")
 
 
 def load_tensors(path: Path) -> Any:
     """Read a torch file with ``weights_only=True``; check its SHA-256 first if it has one.
 
     Raises:
-        OSError: it cannot be opened or read.
+        OSError: it cannot be opened.
         WeightsError: it holds more than tensors and plain values, is damaged, or not a torch file.
     """
     refuse_web_page(path)
-    try:
-        with path.open("rb") as file:  # one open file: it may be replaced between check and load
+    with path.open("rb") as file:  # one open file: it may be replaced between check and load
+        try:
             has_digest = check_digest(file)
             content = torch.load(file, map_location="cpu", weights_only=True)
-        if not has_digest and _needs_digest(content):
-            raise ValueError("the SHA-256 at its end is missing")
-        return content
-    except pickle.UnpicklingError as error:
-        requested = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
-        reason = (
-            f"requests {requested[1]}"
-            if requested
-            else "is not a torch file, is damaged (then download or copy it again), or contains "
-            "objects"
-        )
-        raise WeightsError(
-            f"{path} {reason}. Only tensors and plain values are loaded; anything else in a pickle "
-            "could execute code. If you trust its origin, save its tensors alone: "
-            "torch.save({'state_dict': torch.load(path, weights_only=False)['state_dict']}, "
-            "new_path)."
-        ) from None
-    except Exception as error:  # torch raises many kinds of errors for damaged files
-        if isinstance(error, MemoryError) or getattr(error, "errno", None) in _NOT_THE_FILE:
+        except pickle.UnpicklingError as error:
+            cause = " ".join(str(error).split())[:300]
+            raise WeightsError(
+                f"{path} is not a torch file, is damaged, or holds objects, which could execute "
+                "code and are not loaded. If you trust its origin, save its tensors alone: "
+                "torch.save(torch.load(path, weights_only=False)['state_dict'], new_path). "
+                f"torch says: {cause}"
+            ) from None
+        except MemoryError:
             raise
-        reason = (str(error).strip() or type(error).__name__).splitlines()[0].split(". ")[0]
-        raise WeightsError(
-            f"{path} ({path.stat().st_size:,} bytes) is damaged, truncated, or not a torch file; "
-            f"download or copy it again ({reason})"
-        ) from None
-
-
-def _needs_digest(content: Any) -> bool:
-    """Whether it is a training checkpoint of a format that ends with its SHA-256."""
-    if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
-        return False
-    return content["format"] == CHECKPOINT_FORMAT
+        except Exception as error:  # torch raises many kinds of errors for damaged files
+            raise WeightsError(
+                f"{path} ({path.stat().st_size:,} bytes) is damaged, truncated, or not a torch "
+                f"file; download or copy it again ({str(error).strip().partition(chr(10))[0]})"
+            ) from None
+    is_checkpoint = isinstance(content, dict) and {"format", "model", "meta"} <= content.keys()
+    if is_checkpoint and content["format"] == CHECKPOINT_FORMAT and not has_digest:
+        raise WeightsError(f"{path} is damaged: the SHA-256 at its end is missing")
+    return content
 
 
 def refuse_web_page(path: Path) -> None:
     """Raise WeightsError if the file is a web page, as some download links return."""
-    if is_web_page(path):
+    with path.open("rb") as file:
+        start = file.read(512)
+    if start.removeprefix(b"\xef\xbb\xbf").lstrip().lower().startswith(_PAGE_STARTS):
         raise WeightsError(
-            f"{path} is a web page, not a checkpoint: the link leads to a page, not to the file. "
-            "Open the link in a browser and download the file there."
+            f"{path} is a web page, not a file of weights; open the link in a browser and download "
+            "the file there"
         )
 
 

@@ -1,19 +1,22 @@
-"""A small trained-looking network with its description, and a local web server."""
+"""A small trained-looking network with its description, and local servers."""
 
 from __future__ import annotations
 
 import functools
 import sys
 import time
+from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
-from hub_server import serving_hub
-from web_server import Server, serving
+
+sys.path.insert(0, str(Path(__file__).parent))  # for `servers`
+
+from servers import HubHandler, serving
 
 from ffn.core import convert
-from ffn.zoo import create_model
+from ffn.zoo import create_model, save_weights
 
 META = {
     "model": "tsm_tiny",
@@ -31,7 +34,10 @@ META = {
         "color": "rgb",
         "sampling": "segment",
     },
-    "metrics": {"2": {"top1": 50.0}, "4": {"top1": 60.0}},
+    "metrics": {"2": {"top1": 50.0}, "4": {"top1": 60.25, "top5": 99.0}},
+    "origin": "measured",
+    "licence": "Apache-2.0",
+    "knows": "3 ways to move",
     "config": {"task": {"frames": [2, 4]}},
 }
 
@@ -60,35 +66,29 @@ def network():
     return scramble(convert(create_model("tsm_tiny", num_classes=3, width=8), (2, 4)))
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def cache(tmp_path, monkeypatch):
-    """Downloads go to a folder of the test; attempts follow each other at once."""
-    monkeypatch.setenv("FFN_HOME", str(tmp_path))
-    monkeypatch.setattr(sys.modules["ffn.zoo.web"], "PAUSE", 0.0)
-    return tmp_path / "weights"
+    """Downloads go to a folder of the test; new attempts follow each other at once."""
+    monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)
+    return tmp_path / "home/weights"
 
 
 @pytest.fixture
-def server(cache):
-    """A local web server; see `web_server`."""
-    with serving(Server()) as server:
+def server():
+    """A local web server; see `servers`."""
+    with serving() as server:
         yield server
 
 
 @pytest.fixture
-def hub(tmp_path, monkeypatch):
-    """Requests for the Hub reach a local server; its repository has a network."""
-    monkeypatch.setenv("FFN_HOME", str(tmp_path / "home"))
-    with serving_hub(tmp_path / "repository") as server:
-        local = functools.partial(huggingface_hub.hf_hub_download, endpoint=server.url)
+def hub(tmp_path, monkeypatch, network, meta):
+    """Requests for the Hub reach a local server; its repository me/net has a network."""
+    save_weights(network, tmp_path / "repository/model.safetensors", meta)
+    with serving(HubHandler, tmp_path / "repository") as server:
+        local = functools.partial(huggingface_hub.hf_hub_download, endpoint=server.address)
         monkeypatch.setattr(huggingface_hub, "hf_hub_download", local)
         yield server
-
-
-@pytest.fixture
-def _at_once(monkeypatch) -> None:
-    """huggingface_hub's new attempts follow each other at once."""
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)
 
 
 def scramble(model):

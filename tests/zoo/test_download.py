@@ -1,141 +1,182 @@
-"""Downloads: cached, checked by their hash, and shown on a terminal."""
+"""Downloads: cached, atomic, checked by their hash; and the weights of the zoo that use them."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import pty
+import shutil
 import sys
-from contextlib import suppress
+from types import SimpleNamespace
 
 import pytest
-from web_server import CONTENT, NEW, OTHER, SHA256
+import yaml
+from servers import CONTENT, SHA256
 
-from ffn.zoo import WeightsError, download, home
+from ffn.data import Preprocessing
+from ffn.zoo import WeightsError, download, fetch_weights, home, local, records, verify_weights
 
-WEB = sys.modules["ffn.zoo.web"]
-
-pytestmark = pytest.mark.usefixtures("cache")
+SHIPPED = "tsm_tiny.motion_f4_8_16"
 
 
 def test_home_is_the_environments_or_the_cache(monkeypatch, tmp_path):
-    assert home() == tmp_path
+    assert home() == tmp_path / "home"
     monkeypatch.delenv("FFN_HOME")
     monkeypatch.setenv("HOME", str(tmp_path / "me"))
     assert home() == tmp_path / "me" / ".cache" / "ffn"
 
 
-def test_a_file_is_fetched_once_and_never_touched_again(server, tmp_path):
+def test_a_file_is_downloaded_once_and_used_without_a_connection(server, cache, capfd):
     path = download(server.url, sha256=SHA256)
     assert path.read_bytes() == CONTENT
-    assert path.parent == tmp_path / "weights"
-    before = path.stat()
+    assert path == cache / f"{SHA256[:16]}-tiny.safetensors"
+    assert capfd.readouterr().err == f"downloading {server.url} to {path}\n"
 
-    server.shutdown()
-    server.server_close()
-
+    server.stop()
     assert download(server.url, sha256=SHA256) == path
-    assert (path.stat().st_mtime_ns, path.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
-    assert server.ranges == [None]
-    assert not list(path.parent.glob("*.part"))
+    assert len(server.paths) == 1
 
 
-def test_a_cached_file_needs_no_right_to_write(server):
-    path = download(server.url, sha256=SHA256)
-    path.with_name(f"{path.name}.lock").unlink()
-    assert download(server.url, sha256=SHA256) == path
-    assert os.listdir(path.parent) == [path.name]
+def test_a_broken_transfer_is_tried_again(server, cache):
+    server.cuts, server.answers = [1000], [200, 503]
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
+    assert len(server.paths) == 3
+    assert not list(cache.glob("*.part"))
 
 
-def test_another_hash_is_refused_and_the_file_put_aside(server, tmp_path):
-    with pytest.raises(WeightsError, match=f"has sha256 {SHA256}, expected {OTHER}"):
-        download(server.url, sha256=OTHER)
-    kept = [p.name for p in (tmp_path / "weights").iterdir() if p.suffix != ".lock"]
-    assert kept == [f"{OTHER[:16]}-tiny.safetensors.rejected"]
+@pytest.mark.parametrize("sha256", [SHA256, None])
+def test_what_is_not_downloaded_leaves_no_file(server, cache, sha256, monkeypatch):
+    server.answers = [404] * 9
+    with pytest.raises(WeightsError, match=r"cannot download http://127.*404"):
+        download(server.url, sha256=sha256)
+    server.answers, server.cuts = [], [1000] * 9
+    with pytest.raises(WeightsError, match="cannot download"):
+        download(server.url, sha256=sha256)
+    server.cuts, server.content = [], b"<!DOCTYPE html><html>Quota exceeded</html>"
+    with pytest.raises(WeightsError, match="web page" if sha256 is None else SHA256):
+        download(server.url, sha256=sha256)
+    server.stop()
+    with pytest.raises(WeightsError, match="cannot download"):
+        download(server.url, sha256=sha256)
+    monkeypatch.setenv("FFN_OFFLINE", "1")
+    with pytest.raises(WeightsError, match="FFN_OFFLINE is set"):
+        download(server.url, sha256=sha256)
+    monkeypatch.setenv("FFN_OFFLINE", "yes")
+    with pytest.raises(ValueError, match="FFN_OFFLINE is 'yes'"):
+        download(server.url, sha256=sha256)
+    with pytest.raises(WeightsError, match="expected an http, https or hf address"):
+        download("file:///etc/hostname", sha256=sha256)
+    assert not list(cache.glob("*safetensors"))
 
-    with pytest.raises(WeightsError, match="expected"):  # and never taken for a cached one
-        download(server.url, sha256=OTHER)
-    assert server.ranges == [None, None]
 
-
-def test_a_hash_that_nobody_knows_is_remembered(server, caplog):
+def test_an_unknown_hash_is_that_of_the_first_download(server, caplog):
     first = download(server.url, sha256=None, name="x.safetensors")
-    assert first.read_bytes() == CONTENT
     assert f"the expected sha256 is unknown; {SHA256} is stored" in caplog.text
     assert download(server.url, sha256=None, name="x.safetensors") == first
-    assert server.ranges == [None]
+    assert len(server.paths) == 1
 
     first.unlink()
-    server.content = NEW
-    with pytest.raises(WeightsError, match=f"expected {SHA256}"):
+    server.content += b"x"
+    with pytest.raises(WeightsError, match=SHA256):
         download(server.url, sha256=None, name="x.safetensors")
 
 
-def test_a_file_damaged_in_the_cache_is_fetched_again(server, caplog):
+def test_a_file_damaged_in_the_cache_is_downloaded_again(server):
     path = download(server.url, sha256=SHA256)
     path.write_bytes(CONTENT[:-1] + b"x")
     assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
-    assert "does not have its SHA-256 any more" in caplog.text
-    assert path.with_name(f"{path.name}.rejected").exists()
-
-
-def test_no_server_no_file(server, tmp_path):
-    server.shutdown()
-    server.server_close()
-    with pytest.raises(WeightsError, match=r"cannot download http://127.*refused"):
-        download(server.url, sha256=SHA256)
-    assert not list((tmp_path / "weights").glob("*tiny.safetensors"))
 
 
 def test_a_home_that_cannot_be_written_names_the_variable(server, tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("FFN_HOME", str(tmp_path / "file/x"))
-    with pytest.raises(WeightsError, match=r"file/x/weights: Not a directory.* FFN_HOME"):
-        download(server.url, sha256=SHA256)
-    monkeypatch.setenv("FFN_HOME", str(tmp_path))
-    (tmp_path / "weights" / f"{SHA256[:16]}-tiny.safetensors.lock").mkdir(parents=True)
-    with pytest.raises(WeightsError, match=r"/weights: Is a directory.* FFN_HOME"):
+    with pytest.raises(WeightsError, match="FFN_HOME"):
         download(server.url, sha256=SHA256)
 
 
-def test_only_the_web_is_read():
-    with pytest.raises(WeightsError, match="expected an http, https or hf address"):
-        download("file:///etc/hostname", sha256=SHA256)
-
-
-def test_two_processes_fetch_once(server):
-    server.delay = 0.3
-    context = multiprocessing.get_context("fork")
-    with context.Pool(2) as pool:
-        paths = pool.starmap(_download, [(server.url,), (server.url,)], chunksize=1)
+def test_two_processes_download_once(server):
+    with multiprocessing.get_context("fork").Pool(2) as pool:
+        paths = pool.map(_download, [server.url] * 2, chunksize=1)
     assert paths[0] == paths[1]
-    assert server.ranges == [None]
+    assert len(server.paths) == 1
 
 
 def _download(url):
     return download(url, sha256=SHA256)
 
 
-def test_without_a_terminal_a_download_prints_one_line(server, capfd):
-    path = download(server.url, sha256=SHA256)
-    assert capfd.readouterr() == ("", f"downloading {server.url} to {path}\n")
-    download(server.url, sha256=SHA256)
-    assert capfd.readouterr() == ("", "")
+def test_google_drive_is_read_by_gdown(monkeypatch):
+    given = {}
+
+    def fake(**options):
+        given.update(options)
+        with open(options["output"], "wb") as file:
+            file.write(CONTENT)
+
+    monkeypatch.setitem(sys.modules, "gdown", SimpleNamespace(download=fake))
+    for url in (
+        "https://drive.google.com/file/d/1a_B-c/view",
+        "https://drive.usercontent.google.com/download?id=1a_B-c&export=download",
+    ):
+        assert download(url, sha256=SHA256).read_bytes() == CONTENT
+        assert given["id"] == "1a_B-c"
+        shutil.rmtree(home())
+    monkeypatch.setitem(sys.modules, "gdown", None)
+    with pytest.raises(WeightsError, match=r"frame-flexible\[drive\]"):
+        download(url, sha256=SHA256)
 
 
-def test_on_a_terminal_a_download_shows_a_progress_bar(server, monkeypatch):
-    ours, theirs = pty.openpty()
-    monkeypatch.setenv("TERM", "xterm")
-    monkeypatch.setenv("COLUMNS", "100")
-    with open(theirs, "w") as terminal:
-        monkeypatch.setattr(sys, "stderr", terminal)
-        server.break_after = [300_000]
-        download(server.url, sha256=SHA256)
-        monkeypatch.undo()
-    shown = b""
-    with suppress(OSError):  # Linux raises one at the end of a closed terminal
-        while chunk := os.read(ours, 65536):
-            shown += chunk
-    os.close(ours)
-    assert b"tiny.safetensors" in shown
-    assert b"1.0/1.0 MB" in shown
+def test_a_file_of_the_hub(hub):
+    content = (hub.folder / "model.yaml").read_bytes()
+    assert download("hf://me/net@v1/model.yaml", sha256=None).read_bytes() == content
+    with pytest.raises(WeightsError, match="cannot download hf://me/net/other"):
+        download("hf://me/net/other", sha256=None)
+
+
+@pytest.fixture
+def zoo(server, tmp_path, monkeypatch):
+    """A zoo of one weight that ships, and of two at addresses, one with a known hash."""
+    folder = tmp_path / "zoo"
+    folder.mkdir()
+    for path in records.zoo_folder().glob(f"{SHIPPED}.*"):
+        shutil.copy(path, folder)
+    base = {"model": "tsm_tiny", "num_classes": 3, "preprocessing": Preprocessing().to_dict()}
+    of_web = {"name": "tsm_tiny.web", "url": server.url, "sha256": SHA256}
+    of_others = {"name": "tsm_tiny.others", "url": f"{server.url}?id=1", "source_format": "tsm"}
+    for record in (of_web, of_others | {"page": "https://example.org/page"}):
+        (folder / f"{record['name']}.yaml").write_text(yaml.safe_dump(base | record))
+    for module in (records, local):
+        monkeypatch.setattr(module, "zoo_folder", lambda: folder)
+    return folder
+
+
+def verdicts(pattern="*"):
+    return {verdict.name: verdict.status for verdict in verify_weights(pattern)}
+
+
+def test_weights_are_fetched_and_verified(zoo, server, hub):
+    missing = {"tsm_tiny.others": "not downloaded", "tsm_tiny.web": "not downloaded"}
+    assert verdicts() == {SHIPPED: "ok"} | missing
+    paths = [fetch_weights(name) for name in (SHIPPED, "tsm_tiny.web", "tsm_tiny.others")]
+    paths.append(fetch_weights("hf://me/net"))
+    assert set(verdicts().values()) == {"ok"}
+    assert len(verdicts()) == 4
+
+    for path in paths:
+        path.write_bytes(path.read_bytes() + b"x")
+    assert set(verdicts().values()) == {"differs"}
+    assert verdicts("*.web") == {"tsm_tiny.web": "differs"}
+    with pytest.raises(WeightsError, match="its record has"):
+        fetch_weights(SHIPPED)
+    os.remove(paths[0])
+    os.remove(f"{paths[2]}.sha256")
+    found = {verdict.name: verdict for verdict in verify_weights()}
+    assert (found[SHIPPED].status, found["tsm_tiny.others"].status) == ("missing", "no hash")
+    assert all(verdict.is_problem for verdict in found.values())
+
+
+def test_what_cannot_be_fetched(zoo, server):
+    with pytest.raises(ValueError, match=r"did you mean tsm_tiny\.web"):
+        fetch_weights("tsm_tiny.we")
+    server.answers = [404] * 9
+    with pytest.raises(WeightsError, match=r"404.*https://example\.org/page.*convert_checkpoint"):
+        fetch_weights("tsm_tiny.others")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import pickle
 import re
@@ -29,9 +30,9 @@ from ffn.zoo import (
     read_weights,
     remap,
     save_weights,
+    state_sha256,
 )
 from ffn.zoo import records as zoo_records
-from ffn.zoo.torch_files import append_digest
 
 CLIP = torch.rand(2, 3, 3, 32, 32)
 
@@ -59,16 +60,9 @@ def test_a_saved_network_comes_back_bit_for_bit(tmp_path, network, meta):
     assert record == saved
     assert record.name == "mine"
     assert record.classes == ("left", "right", "still")
-    assert record.metrics == {2: {"top1": 50.0}, 4: {"top1": 60.0}}
+    assert record.metrics == {2: {"top1": 50.0}, 4: {"top1": 60.25, "top5": 99.0}}
     assert record.size == path.stat().st_size
     assert sorted(p.name for p in path.parent.iterdir()) == ["mine.safetensors", "mine.yaml"]
-
-
-def test_others_may_read_a_saved_network_as_any_new_file(tmp_path, network, meta):
-    save_weights(network, tmp_path / "mine.safetensors", meta)
-    (tmp_path / "ordinary").touch()
-    modes = {path.stat().st_mode for path in tmp_path.iterdir()}
-    assert len(modes) == 1
 
 
 def test_a_plain_network_comes_back_plain(tmp_path, plain, plain_meta):
@@ -133,55 +127,34 @@ def test_a_save_on_a_full_disk_leaves_the_old_files(tmp_path, network, meta):
     assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "m.yaml"]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model_args": {"width": 16}}, "does not fit the model"),
-        ({"trained_frames": (2, 8)}, "does not fit the model"),
-        ({"num_classes": 4, "classes": None}, "classifier has 3 classes, not 4"),
-    ],
-)
-def test_a_description_of_another_network_is_not_saved(tmp_path, network, meta, change, message):
-    with pytest.raises(WeightsError, match=message):
-        save_weights(network, tmp_path / "m.safetensors", meta | change)
-    assert os.listdir(tmp_path) == []
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_description_of_another_network_is_not_saved(tmp_path, network, meta):
+    for change in ({"model_args": {"width": 16}}, {"num_classes": 4, "classes": None}):
+        with pytest.raises(WeightsError, match="does not fit the model"):
+            save_weights(network, tmp_path / "m.safetensors", meta | change)
+    for change, message in (
         ({"classes": ["one"]}, "1 class names for num_classes 3"),
         ({"trainedframes": (2, 4)}, 'did you mean "trained_frames"'),
-        ({"preprocessing": {}}, "no preprocessing"),
         ({"config": {"path": Path("x")}}, "holds more than plain values"),
-        ({"origin": "guessed"}, 'allowed: "measured", "reported"'),
-    ],
-)
-def test_a_description_that_contradicts_itself_is_not_saved(
-    tmp_path, network, meta, change, message
-):
-    with pytest.raises(ValueError, match=message):
-        save_weights(network, tmp_path / "m.safetensors", meta | change)
-    assert os.listdir(tmp_path) == []
-
-
-def test_only_safetensors_are_saved(tmp_path, network, meta):
+        ({"num_classes": 0}, "num_classes"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            save_weights(network, tmp_path / "m.safetensors", meta | change)
     with pytest.raises(ValueError, match=r"should end in \.safetensors"):
         save_weights(network, tmp_path / "m.pt", meta)
+    assert os.listdir(tmp_path) == []
 
 
 # Files that load refuses.
 
 
-def test_changed_and_cut_files_are_refused_with_both_hashes(tmp_path, network, meta):
+def test_a_changed_file_is_refused(tmp_path, network, meta):
     path = tmp_path / "m.safetensors"
     record = save_weights(network, path, meta)
     content = path.read_bytes()
     for damaged in (content[:-100], content[:-1] + bytes([content[-1] ^ 1]), b""):
         path.write_bytes(damaged)
-        with pytest.raises(WeightsError, match=record.sha256) as error:
+        with pytest.raises(WeightsError, match=record.sha256):
             load(path)
-        assert "has sha256" in str(error.value)
 
 
 def test_a_record_must_be_there_whole_and_with_a_hash(tmp_path, network, meta):
@@ -191,12 +164,11 @@ def test_a_record_must_be_there_whole_and_with_a_hash(tmp_path, network, meta):
     values = yaml.safe_load(beside.read_text())
 
     beside.write_text(yaml.safe_dump({k: v for k, v in values.items() if k != "sha256"}))
-    with pytest.raises(WeightsError, match="has no sha256"):
+    with pytest.raises(WeightsError, match="no sha256"):
         load(path)
-    beside.write_text(yaml.safe_dump({k: v for k, v in values.items() if k != "model"}))
-    with pytest.raises(WeightsError, match=r"m\.yaml is not a record of weights: no model"):
-        load(path)
-    for text in ("- a\n- list\n", "a: [", "!!python/object/apply:os.getcwd []"):
+    texts = ["- a\n- list\n", "a: [", "!!python/object/apply:os.getcwd []", "a: &x [1]\nb: *x\n"]
+    texts.append(yaml.safe_dump({k: v for k, v in values.items() if k != "model"}))
+    for text in texts:
         beside.write_text(text)
         with pytest.raises(WeightsError, match="is not a record of weights"):
             load(path)
@@ -205,20 +177,17 @@ def test_a_record_must_be_there_whole_and_with_a_hash(tmp_path, network, meta):
         load(path)
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
+def test_a_load_is_strict(tmp_path, network, meta):
+    for change, message in (
         (lambda s: s.pop("net.layer1.0.bn1.4.weight"), "bn1.4.weight is missing"),
         (lambda s: s.update(extra=torch.ones(1)), "extra is unknown to the model"),
         (lambda s: s.update({"net.conv1.0.weight": torch.ones(1)}), r"net.conv1.0.weight is \(1,"),
-    ],
-)
-def test_a_load_is_strict(tmp_path, network, meta, change, message):
-    state = dict(network.state_dict())
-    change(state)
-    path = checkpoint(tmp_path / "m.pt", network, meta, model=state)
-    with pytest.raises(WeightsError, match=message):
-        load(path)
+    ):
+        state = dict(network.state_dict())
+        change(state)
+        path = checkpoint(tmp_path / "m.pt", network, meta, model=state)
+        with pytest.raises(WeightsError, match=message):
+            load(path)
 
 
 def test_plain_weights_under_a_flexible_description_are_refused(tmp_path, plain, meta):
@@ -240,15 +209,14 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
     torch.save({"state_dict": {}}, path)
     with pytest.raises(WeightsError, match=r"not a training checkpoint.*convert_checkpoint"):
         load(path)
-    checkpoint(path, network, meta, format=3)
-    with pytest.raises(WeightsError, match=r"format 3; this version reads 1 and 2\. Update"):
-        load(path)
-    checkpoint(path, network, meta, format=2)
-    with pytest.raises(WeightsError, match="SHA-256 at its end is missing"):
-        load(path)
-    checkpoint(path, network, {"model": "tsm_tiny"})
-    with pytest.raises(WeightsError, match=r"meta data of .* is not valid: no num"):
-        load(path)
+    for changes, message in (
+        ({"format": 3}, "format 3"),
+        ({"format": 2}, "SHA-256 at its end is missing"),
+        ({"meta": {"model": "tsm_tiny"}}, "is not valid: no num"),
+    ):
+        checkpoint(path, network, meta, **changes)
+        with pytest.raises(WeightsError, match=message):
+            load(path)
 
 
 def test_a_folder_is_named_and_hides_no_weights_of_the_zoo(tmp_path, monkeypatch):
@@ -295,13 +263,10 @@ def test_paths_that_lead_nowhere(tmp_path):
         load(tmp_path / "m.pth")
 
 
-@pytest.mark.parametrize("given", [None, 5, b"m.pt", torch.nn.Identity()])
-def test_what_is_neither_a_name_nor_a_path_is_refused(given, plain):
-    message = rf"name_or_path is a {type(given).__name__}; expected a name of the zoo"
-    with pytest.raises(TypeError, match=message):
-        load(given)
-    with pytest.raises(TypeError, match=message):
-        load_start_weights(plain, given)
+def test_what_is_neither_a_name_nor_a_path_is_refused(plain):
+    for read in (load, lambda given: load_start_weights(plain, given)):
+        with pytest.raises(TypeError, match="expected a name of the zoo"):
+            read(torch.nn.Identity())
 
 
 # The zoo.
@@ -363,8 +328,7 @@ def test_the_records_of_published_weights_describe_networks_that_exist():
         assert record.page.startswith("https://")
         assert record.source_format in remap.SOURCES
         Preprocessing.from_dict(record.preprocessing)
-        with torch.device("meta"):
-            backbones.build(record.model, num_classes=record.num_classes)
+        assert backbones.is_registered(record.model)
         assert set(record.trained_frames or ()) <= set(record.metrics)
 
 
@@ -563,81 +527,21 @@ def test_a_file_names_a_missing_package_and_never_imports_it(
     assert equal(load(path), plain)
 
 
-def test_an_unneeded_package_is_not_required(tmp_path, plain, plain_meta):
-    """A run that imported a package for its task alone: the model is part of ffn."""
-    meta = plain_meta | {"imports": ["package_of_a_task"]}
-    assert equal(load(checkpoint(tmp_path / "m.pt", plain, meta)), plain)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"pretrained": True, "pretrained_cfg": {"url": "http://127.0.0.1:9/weights"}},
-        {"pretrained_cfg": {"file": "/etc/hostname"}},
-        {"pretrained_cfg_overlay": {"url": "http://127.0.0.1:9/weights"}},
-        {"checkpoint_path": "/etc/hostname"},
-        {"cache_dir": "/tmp/ffn_cache"},
-    ],
-)
-def test_a_record_names_no_weights_but_its_own(tmp_path, given):
+def test_a_record_names_no_weights_but_its_own(tmp_path):
     """timm would read them, from any address or file."""
     meta = {"model": "tsm.resnet10t", "num_classes": 3, "preprocessing": Preprocessing().to_dict()}
-    network = create_model("tsm.resnet10t", num_classes=3)
     path = tmp_path / "m.safetensors"
-    save_weights(network, path, meta | {"model_args": {"pretrained": False, "dropout": 0.1}})
+    save_weights(create_model("tsm.resnet10t", num_classes=3), path, meta)
     record = path.with_suffix(".yaml")
-    record.write_text(yaml.safe_dump(yaml.safe_load(record.read_text()) | {"model_args": given}))
-    with pytest.raises(WeightsError, match=r"model_args of the record .m. has (pre|check|cache)"):
-        load(path)
-
-
-def test_imports_are_a_list_of_names(tmp_path, plain, plain_meta):
-    for imports in ("one", [1]):
-        with pytest.raises(WeightsError, match="expected a list of package names"):
-            load(checkpoint(tmp_path / "m.pt", plain, plain_meta | {"imports": imports}))
-
-
-# Meta data that version 0.1.0 wrote into a checkpoint, with its option names (shortened).
-META_OF_0_1 = {
-    "model": "tsm_tiny",
-    "model_args": {"width": 8},
-    "num_classes": 3,
-    "trained_frames": [2, 4],
-    "private": "norms",
-    "alter": "sites",
-    "classes": ["left", "right", "still"],
-    "preprocessing": {
-        "crop": 32,
-        "resize": 36,
-        "mean": [0.5, 0.5, 0.5],
-        "std": [0.25, 0.25, 0.25],
-        "color": "rgb",
-        "sampling": "segment",
-    },
-    "metrics": {"2": {"top1": 50.0}, "4": {"top1": 60.0}},
-    "config": {
-        "task": {"name": "flexible", "frames": [2, 4], "alteration": True},
-        "train": {"accumulate": 1, "clip_norm": 20.0, "freeze_norms": False, "recompute": False},
-        "data": {"erasing": 0.25, "reader": "decord"},
-        "optim": {"base_batch": 0},
-    },
-    "versions": {"python": "3.11.7", "torch": "2.15.0+cu132", "timm": "1.0.31"},
-    "data": {"train_videos": 960, "classes": 3, "sha256": "cd2db998"},
-}
-
-
-@pytest.mark.parametrize("format_", [1, 2])
-def test_a_checkpoint_of_0_1_loads(tmp_path, network, format_):
-    path = checkpoint(tmp_path / "best.pt", network, META_OF_0_1, format=format_)
-    if format_ == 2:
-        with path.open("r+b") as file:
-            append_digest(file)
-
-    model, record = load_with_record(path)
-
-    assert equal(model, network)
-    assert record.config == META_OF_0_1["config"]
-    assert record.imports == ()
+    values = yaml.safe_load(record.read_text())
+    for given in (
+        {"pretrained": True, "pretrained_cfg": {"url": "http://127.0.0.1:9/weights"}},
+        {"pretrained_cfg_overlay": {"file": "/etc/hostname"}},
+        {"checkpoint_path": "/etc/hostname"},
+    ):
+        record.write_text(yaml.safe_dump(values | {"model_args": given}))
+        with pytest.raises(WeightsError, match=r"model_args of the record .m. has"):
+            load(path)
 
 
 def test_a_start_from_another_network_is_refused(tmp_path, network, plain, meta, plain_meta):
@@ -655,3 +559,14 @@ def test_weights_are_read_without_a_network(tmp_path, network, meta):
     record, state = read_weights(checkpoint(tmp_path / "m.pt", network, meta))
     assert record.model == "tsm_tiny"
     assert state.keys() == network.state_dict().keys()
+
+
+def test_the_hash_is_that_of_names_types_shapes_and_values() -> None:
+    state = {"b": torch.tensor([[1.0, 2.0]]), "a": torch.tensor(3)}
+    text = b"a torch.int64 ()\n" + (3).to_bytes(8, "little")
+    text += b"b torch.float32 (1, 2)\n" + bytes.fromhex("0000803f00000040")
+
+    assert state_sha256(state) == hashlib.sha256(text).hexdigest()
+    assert state_sha256(dict(reversed(state.items()))) == state_sha256(state)
+    transposed = torch.arange(6.0).view(2, 3).T
+    assert state_sha256({"a": transposed}) == state_sha256({"a": transposed.contiguous()})
