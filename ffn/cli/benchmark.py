@@ -36,11 +36,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     from ffn.benchmarks import report
     from ffn.data import VideoError
+    from ffn.files import make_writable
 
     command = shlex.join(["ffn", "benchmark", *(sys.argv[1:] if arguments is None else arguments)])
     try:
         if given.output:
             refuse_existing(given.output, given.overwrite)
+            make_writable(given.output.parent)
         load_imports(given)
         torch.manual_seed(0)
         device = find_device(given.device, report.MEMORY)

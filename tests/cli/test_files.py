@@ -73,7 +73,7 @@ def test_an_output_that_cannot_be_written_is_refused_before_the_work(
         "ffn.engine.failures.run_command",
         "ffn.datasets.checking.check_videos",
         "ffn.cli.browse._panels",
-        "ffn.cli.benchmark._describe",
+        "ffn.benchmarks.report.describe_run",
     ):
         monkeypatch.setattr(work, lambda *_, **__: pytest.fail("started"))
     (here / "file").write_text("mine")
@@ -117,18 +117,6 @@ def test_a_full_disk_while_packing(
     assert run("pack", *arguments) == 2
     last = capsys.readouterr().err.strip().splitlines()[-1]
     assert last.startswith("pack.py: data/motion/full: No space left on device; free space")
-
-
-@pytest.mark.parametrize("text", ['{"format": 1}\n{"format": 1}', '{"format": ', "\x00"])
-def test_damaged_results_say_what_to_do(
-    tmp_path: Path, text: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / "results.json"
-    path.write_text(text)
-    assert run("summarise", str(path), "--output", str(tmp_path / "s")) == 2
-    (line,) = capsys.readouterr().err.strip().splitlines()
-    assert f"{path} is damaged: not valid JSON" in line
-    assert "run ffn test again with --overwrite" in line
 
 
 def frames(folder: Path, pattern: str) -> str:

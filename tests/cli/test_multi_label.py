@@ -16,12 +16,10 @@ import ffn
 from ffn.cli import main
 from ffn.cli.browse import main as browse
 from ffn.cli.check_data import main as check_data
-from ffn.cli.crossvalidate import main as cross_validate
 from ffn.cli.export import main as export
 from ffn.cli.pack import main as pack
 from ffn.cli.predict import main as predict
 from ffn.cli.publish import main as publish
-from ffn.cli.summarise import main as summarise
 from ffn.cli.test import main as run_test
 from ffn.data import EvalTransform, Normalize, decode, segment_center
 from ffn.evaluation import load_predictions, load_table
@@ -182,10 +180,6 @@ def test_weights_and_lists_of_the_other_kind_are_refused(
     assert run_test([*given, "--output", str(tmp_path / "x")]) == 2
     assert "one.csv has one label per video" in capsys.readouterr().err
 
-    arguments = ["--annotations", str(root / "train.csv"), "--output", str(tmp_path / "cv")]
-    assert cross_validate([config, *arguments]) == 2
-    assert "cross-validation needs one per clip" in capsys.readouterr().err
-
 
 def test_checked_lists_packed_and_drawn_videos(root: Path, best: str, tmp_path: Path) -> None:
     output = tmp_path / "checked"
@@ -218,19 +212,3 @@ def test_targets_of_a_picture() -> None:
     assert _target(torch.zeros(3), CLASSES, 0.0) == ""
     mixed = torch.tensor([0.7, 1.0, 0.0])
     assert _target(mixed, CLASSES, 0.0) == "1.00 slide + 0.70 pulse"
-
-
-def test_seeds_are_summarised(
-    root: Path, best: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for seed in (0, 1):
-        (tmp_path / f"net.s{seed}.pt").write_bytes(Path(best).read_bytes())
-    weights = [str(tmp_path / f"net.s{seed}.pt") for seed in (0, 1)]
-    given = [str(root / "c.yaml"), "--weights", *weights, "--frames", "4", "--no-latency"]
-    assert run_test([*given, "--output", str(tmp_path)]) == 0
-    capsys.readouterr()
-    results = [str(tmp_path / "results.json"), "--output", str(tmp_path / "seeds")]
-    status = summarise(results)
-    shown = capsys.readouterr()
-    assert status == 0, shown.err
-    assert "Mean average precision (%), mean ± standard deviation" in shown.out

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from evaluation_toys import CLASSES, MultiLabelVideos, ToyVideos, flexible, loader, plain
+from evaluation_toys import CLASSES, MultiLabelVideos, flexible, loader, plain
 from rich.console import Console
 from sklearn.metrics import average_precision_score, f1_score, precision_score, recall_score
 
@@ -29,7 +29,6 @@ from ffn.evaluation import (
     sweep,
 )
 from ffn.evaluation.multi_label import UNREADABLE, class_measures
-from ffn.evaluation.seeds import check_same_measure, differences, markdown_table, summarise
 
 NAMES = [f"class {i}" for i in range(CLASSES)]
 
@@ -200,21 +199,3 @@ def test_a_model_of_other_classes_is_refused() -> None:
 
     with pytest.raises(ValueError, match="Use a model and annotations of the same data set"):
         evaluate(plain(), loader(Narrow(3)))
-
-
-def test_seeds_are_summarised() -> None:
-    options = {"latency": False, "trained_frames": (2, 4)}
-    seeds = [
-        sweep(plain(s), loader(MultiLabelVideos(7)), name=f"net.s{s}", **options) for s in (0, 1)
-    ]
-    summary = {"net": summarise(seeds), "other": summarise(seeds[:1])}
-
-    row = summary["net"]["rows"][0]
-    assert row["map"] == [round(one.rows[0].map, 4) for one in seeds]
-    assert row["map_mean"] == pytest.approx(np.mean([one.rows[0].map for one in seeds]), abs=0.01)
-    assert f"{row['map_mean']:.1f} ± {row['map_std']:.1f}" in markdown_table("mAP", summary)
-    assert "| other |" in differences(summary, "net")
-    assert check_same_measure(summary) == "map"
-    single = sweep(plain(), loader(ToyVideos(7)), **options)
-    with pytest.raises(ValueError, match=r"different metrics, other \(map\) and one \(top1\)"):
-        check_same_measure({**summary, "one": summarise([single])})
