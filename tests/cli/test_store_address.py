@@ -10,9 +10,7 @@ import pytest
 import torch
 from range_server import RangeServer
 
-from ffn.cli.browse import main as browse
-from ffn.cli.pack import main as pack
-from ffn.cli.test import main as run_test
+from ffn.cli import main
 from ffn.data import Preprocessing
 from ffn.datasets.synthetic import CLASSES, generate
 from ffn.engine.build_data import build_train_loader, read_config_splits
@@ -42,7 +40,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (root / "config.yaml").write_text(CONFIG.format(root=root))
     header, first = (root / "val.csv").read_text().splitlines()[:2]
     (root / "few.csv").write_text(f"{header}\n{first}\n")
-    assert pack([str(root / "config.yaml"), "--format", "raw", "--shard-mib", "64"]) == 0
+    assert main(["pack", str(root / "config.yaml"), "--format", "raw", "--shard-mib", "64"]) == 0
     return root
 
 
@@ -77,9 +75,9 @@ def ranges(server: RangeServer) -> int:
 
 def test_browsing_requests_the_frames(root: Path, server: RangeServer, tmp_path: Path) -> None:
     given = [str(root / "config.yaml"), "--videos", "2", "--frames", "4"]
-    assert browse([*given, "--output", str(tmp_path / "local.png")]) == 0
+    assert main(["browse", *given, "--output", str(tmp_path / "local.png")]) == 0
     remote = f"data.store={server.address}"
-    assert browse([*given, remote, "--output", str(tmp_path / "remote.png")]) == 0
+    assert main(["browse", *given, remote, "--output", str(tmp_path / "remote.png")]) == 0
     pictures = [(tmp_path / f"{name}.png").read_bytes() for name in ("local", "remote")]
     assert pictures[0] == pictures[1]
     assert whole_shards(server) == 0
@@ -95,7 +93,7 @@ def test_a_test_downloads_the_shards_unless_it_reads_little_of_them(
     tables = []
     for place, more in (("local", []), ("remote", [f"data.store={server.address}"])):
         output = tmp_path / place
-        assert run_test([*given, f"data.val={val}", *more, "--output", str(output)]) == 0
+        assert main(["test", *given, f"data.val={val}", *more, "--output", str(output)]) == 0
         tables.append((output / "results.csv").read_text())
     assert tables[0] == tables[1]
     assert (ranges(server) > 0) == by_ranges
