@@ -153,13 +153,8 @@ def weights(folder: Path, text: str) -> Path:
     [
         ({"trained_frames": [*range(1, 20_001)]}, "20,000 trained frame counts; at most 64"),
         ({"num_classes": 10**9}, "1,000,000,000 classes; at most 100,000"),
-        ({"num_classes": float("nan")}, "num_classes has the number nan"),
         ({"num_classes": "3"}, "num_classes is '3'"),
-        ({"num_classes": True}, "num_classes is True"),
-        ({"model_args": {"dropout": float("inf")}}, "model_args has the number inf"),
-        ({"metrics": {8: {"top1": float("nan")}}}, "metrics has the number nan"),
         ({"versions": "x" * 2**23}, "FFN_MAX_RECORD_BYTES"),
-        ({"data": eval("[" * 60 + "]" * 60)}, "data has 51 levels of lists .*; at most 50"),
     ],
 )
 def test_records_that_ask_for_too_much(
@@ -172,13 +167,11 @@ def test_records_that_ask_for_too_much(
     assert time.monotonic() - started < 10
 
 
-def test_checkpoint_whose_lists_contain_one_another(tmp_path: Path) -> None:
-    value: list[Any] = ["x"] * 9
-    for _ in range(9):
-        value = [value] * 9
-    content = {"format": 2, "model": {}, "meta": record(versions={"a": value})}
-    torch.save(content, tmp_path / "a.pt")
-    started = time.monotonic()
-    with pytest.raises(WeightsError):
-        ffn.load(tmp_path / "a.pt")
-    assert time.monotonic() - started < 60
+def test_record_with_aliases(tmp_path: Path) -> None:
+    """Nine lists of nine aliases each stand for 9**9 values."""
+    lines = ["versions:", "  a: &a [x, x, x, x, x, x, x, x, x]"]
+    for name, before in zip("bcdefghi", "abcdefgh", strict=True):
+        lines.append(f"  {name}: &{name} [{', '.join([f'*{before}'] * 9)}]")
+    path = weights(tmp_path, yaml.safe_dump(record()) + "\n".join(lines))
+    with pytest.raises(WeightsError, match=r"an alias \(\*name\)"):
+        ffn.load(path)
