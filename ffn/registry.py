@@ -79,7 +79,7 @@ def import_extensions(names: Iterable[str]) -> None:
         names: dotted module names, e.g. ``my_package.models``.
 
     Raises:
-        ExtensionError: one cannot be imported; the message holds the cause.
+        ExtensionError: one cannot be imported; the message holds the cause and its line.
     """
     for name in names:
         here = str(Path.cwd())
@@ -89,11 +89,11 @@ def import_extensions(names: Iterable[str]) -> None:
         try:
             importlib.import_module(name)
         except Exception as error:
-            remedy = f"install the package, or start from the folder that holds it (now {here})"
-            if not _is_absent(name, error):
-                remedy = f"correct the package{_place(error)}"
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            place = "" if last.filename.startswith("<") else f", {last.filename}:{last.lineno}"
             raise ExtensionError(
-                f"imports: cannot import {name!r} ({type(error).__name__}: {error}); {remedy}"
+                f"imports: cannot import {name!r} ({type(error).__name__}: {error}{place}); "
+                f"install the package, correct it, or start from the folder that holds it ({here})"
             ) from error
 
 
@@ -102,21 +102,6 @@ def is_raised_in_extension(error: BaseException) -> bool:
     frames = traceback.walk_tb(error.__traceback__)
     names = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in frames}
     return bool(names & (_extensions - {"ffn"}))
-
-
-def _is_absent(name: str, error: Exception) -> bool:
-    """Whether a package itself was not found; else it raised the error."""
-    if isinstance(error, ModuleNotFoundError):
-        return f"{name}.".startswith(f"{error.name}.")
-    return not _place(error) and not isinstance(error, SyntaxError)
-
-
-def _place(error: Exception) -> str:
-    """``: FILE, line N`` of the innermost call outside ffn and the import system, if any."""
-    systems = (str(Path(__file__).parent), importlib.__file__, "<frozen")
-    calls = traceback.extract_tb(error.__traceback__)
-    outside = [call for call in calls if not call.filename.startswith(systems)]
-    return f": {outside[-1].filename}, line {outside[-1].lineno}" if outside else ""
 
 
 def _origin(entry: object) -> str:

@@ -206,7 +206,7 @@ def test_ctrl_c_and_the_status_of_a_terminal(weights, video, tmp_path) -> None:
     words += ["--log", str(log), "--figure", str(figure)]
     terminal, end = pty.openpty()
     process = subprocess.Popen(
-        [sys.executable, ROOT / "tools/live.py", *words],
+        [sys.executable, "-m", "ffn", "live", *words],
         stdout=subprocess.PIPE,
         stderr=end,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
