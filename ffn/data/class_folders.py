@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ffn.data.annotation_rows import AnnotationRow
-from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
+from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_system_name
 from ffn.data.tool_files import has_tool_file, is_tool_folder
 
 LIST_SUFFIXES = (".csv", ".tsv", ".txt")
@@ -23,7 +23,7 @@ def read_class_folders(folder: Path) -> Iterator[AnnotationRow]:
         ValueError: if there is no class, a list lies beside the classes, or a class has no video
             or holds folders that are no frames.
     """
-    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    entries = [entry for entry in sorted(folder.iterdir()) if not is_system_name(entry.name)]
     folders = [entry for entry in entries if entry.is_dir()]
     written = [entry for entry in folders if is_tool_folder(entry)]
     classes = [entry for entry in folders if entry not in written]
@@ -45,7 +45,7 @@ def read_class_folders(folder: Path) -> Iterator[AnnotationRow]:
 
 def _videos(folder: Path) -> Iterator[AnnotationRow]:
     """The videos of one class: files, and folders of frames."""
-    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    entries = [entry for entry in sorted(folder.iterdir()) if not is_system_name(entry.name)]
     folders = [entry for entry in entries if entry.is_dir()]
     files = [e for e in entries if e.suffix.lower() in VIDEO_SUFFIXES and not e.is_dir()]
     # A class of folders may hold many thousand of them.

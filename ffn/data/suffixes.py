@@ -1,4 +1,4 @@
-"""Suffixes of the files that are videos, and of the images in a folder of frames."""
+"""Names of the files that are videos or frames, and of those that are no part of a data set."""
 
 from __future__ import annotations
 
@@ -7,3 +7,9 @@ VIDEO_SUFFIXES = (
     *(".mpeg", ".mpg", ".mts", ".ogv", ".ts", ".vob", ".webm", ".wmv"),
 )
 IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".webp")
+SYSTEM_NAMES = ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "Thumbs.db", "desktop.ini")
+
+
+def is_system_name(name: str) -> bool:
+    """Whether a file or folder is hidden, or one that operating systems write beside any data."""
+    return name.startswith(".") or name in SYSTEM_NAMES

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from ffn.data.suffixes import VIDEO_SUFFIXES
+from ffn.data.suffixes import VIDEO_SUFFIXES, is_system_name
 
-COPIES = "derived.json"  # of tools/prepare_data.py, beside the copies
-INDEX_JOURNAL = "journal.jsonl"  # of tools/prepare_data.py, beside the index
+COPIES = "derived.json"  # of `ffn prepare`, beside the copies
 # One of these files is in every folder that a tool wrote: an index, copies, a clip store, a report,
 # a cross-validation, a run, results, a learning rate range.
 TOOL_FILES = (
-    *(COPIES, INDEX_JOURNAL, "dataset.json", "store.json", "pack.journal", "report.csv"),
+    *(COPIES, "dataset.json", "store.json", "pack.journal", "report.csv"),
     *("plan.json", "log.jsonl", "results.json", "results.png", "lr_range.json", "lr_range.png"),
 )
 
@@ -25,7 +24,7 @@ def is_tool_folder(folder: Path) -> bool:
     """Whether a tool wrote a folder, or all folders in it, as in ``runs``; then with no video."""
     if has_tool_file(folder):
         return True
-    entries = [entry for entry in sorted(folder.iterdir()) if not entry.name.startswith(".")]
+    entries = [entry for entry in sorted(folder.iterdir()) if not is_system_name(entry.name)]
     if any(entry.suffix.lower() in VIDEO_SUFFIXES for entry in entries):
         return False
     folders = [entry for entry in entries if entry.is_dir()]

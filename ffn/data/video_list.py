@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from ffn.data.records import Record, label_text
 from ffn.data.splits import Splits
+from ffn.data.suffixes import is_system_name
 from ffn.files import atomic_write
 from ffn.labels import SEPARATOR
 
@@ -117,7 +118,7 @@ def file_sizes(records: Sequence[Record]) -> list[str]:
 
 
 def _folder_size(folder: str) -> str:
-    names = sorted(name for name in os.listdir(folder) if not name.startswith("."))
+    names = sorted(name for name in os.listdir(folder) if not is_system_name(name))
     few = sorted({0, len(names) // 2, len(names) - 1}) if names else []
     size = sum(os.stat(os.path.join(folder, names[n])).st_size for n in few)
     return f"{len(names)}{FILES}{size} bytes in {len(few)} of them"

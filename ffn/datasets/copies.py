@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from itertools import count
 from pathlib import Path
 
-from ffn.data.decoding import VideoError, open_video
+from ffn.data.decoding import PATTERN, VideoError, open_video
 from ffn.data.tool_files import COPIES
 from ffn.data.workers import TIMEOUT, map_in_processes
-from ffn.datasets.facts import VideoFacts, read_facts
+from ffn.datasets.facts import VideoFacts, cause_of, read_facts
 from ffn.datasets.index import list_path
 from ffn.datasets.listing import Entry, PreparationError
 from ffn.datasets.media import encode_mp4, read_frames, write_images
 from ffn.files import write_text
 
+Times = list[float | None]  # start and end in seconds
 Part = tuple[str, float | None, float | None]  # path, start and end in seconds
 
 
@@ -66,17 +67,16 @@ class CopySettings:
         """The settings that determine the content of a copy, as written to `derived.json`."""
         unused = ("quantizer", "gop", "fps") if self.format == "frames" else ("quality",)
         used = {k: v for k, v in asdict(self).items() if k not in ("folder", "format", *unused)}
-        return {"form": self.format, **used}  # `form` as in version 0.1
+        return {"format": self.format, **used}
 
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    source: str
-    target: str
+    source: Path
+    target: Path
     frames: int
     fps: float | None
-    start: float | None
-    end: float | None
+    times: Times
     pattern: str
     settings: CopySettings
 
@@ -115,7 +115,7 @@ def copy_all(
     pattern: str,
     workers: int = 0,
     timeout: float = TIMEOUT,
-    progress: Callable[[int, int], None] | None = None,
+    progress: Callable[[int, int], None] = lambda done, count: None,
 ) -> dict[Part, tuple[str, VideoFacts] | str]:
     """Copy the videos of all entries.
 
@@ -125,58 +125,46 @@ def copy_all(
     """
     targets = _targets(settings, entries, root)
     jobs = [
-        _Job(
-            source=str(root / path),
-            target=str(target),
-            frames=facts[path].frames,
-            fps=facts[path].fps,
-            start=start,
-            end=end,
-            pattern=pattern,
-            settings=settings,
-        )
-        for (path, start, end), target in targets.items()
+        _Job(root / path, target, facts[path].frames, facts[path].fps, times, pattern, settings)
+        for (path, *times), target in targets.items()
     ]
-    report = progress or (lambda done, count: None)
-    report(0, len(jobs))
+    progress(0, len(jobs))
     results: dict[Part, tuple[str, VideoFacts] | str] = {}
     copied = map_in_processes(_copy_or_cause, jobs, workers, timeout)
     for (part, target), (_, result) in zip(targets.items(), copied, strict=True):
         results[part] = result if isinstance(result, str) else (list_path(target, root), result)
-        report(len(results), len(jobs))
+        progress(len(results), len(jobs))
     return results
 
 
 def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:
-    """File or folder of the copy of each part, named after the original; all differ.
+    """File or folder of the copy of each part, named after the original and the times.
+
+    The suffix of an original is part of the name if it would be another's otherwise: clip.avi and
+    clip.webm become clip.avi.mp4 and clip.webm.mp4.
 
     Raises:
-        PreparationError: if a copy would not be written inside the folder of the copies.
+        PreparationError: if two copies would have one name.
     """
+    originals = {entry.path: _name_inside(entry.path, root) for entry in entries}
+    stems = {path: _stem(root / path, name) for path, name in originals.items()}
+    shared = Counter(stems.values())
     targets: dict[Part, Path] = {}
-    taken: set[Path] = set()
-    suffix = ".mp4" if settings.format == "mp4" else ""
     for entry in entries:
-        key = (entry.path, entry.start, entry.end)
-        if key in targets:
-            continue
-        whole = _name_inside(entry.path, root)
-        name = os.path.splitext(whole)[0] if (root / entry.path).is_file() else whole
-        target = next(
-            path
-            for name in _names(name, whole, entry)
-            if (path := settings.folder / f"{name}{suffix}") not in taken
-        )
-        targets[key] = target
-        taken.add(target)
-    folder = settings.folder.resolve()
-    for parent, target in {target.parent: target for target in targets.values()}.items():
-        if not parent.resolve().is_relative_to(folder):
-            raise PreparationError(
-                f"the copy {target} would not be inside {settings.folder}; remove symbolic links "
-                "from that folder, or choose another one"
-            )
+        name = stems[entry.path]
+        name = originals[entry.path] if shared[name] > 1 else name
+        if (entry.start, entry.end) != (None, None):
+            name += f"_{_time(entry.start)}_{_time(entry.end)}"
+        suffix = ".mp4" if settings.format == "mp4" else ""
+        targets[entry.path, entry.start, entry.end] = settings.folder / f"{name}{suffix}"
+    doubled = [path for path, count in Counter(targets.values()).items() if count > 1]
+    if doubled:
+        raise PreparationError(f"two originals would have the copy {doubled[0]}; rename one")
     return targets
+
+
+def _stem(path: Path, name: str) -> str:
+    return os.path.splitext(name)[0] if path.is_file() else name
 
 
 def _name_inside(path: str, root: Path) -> str:
@@ -192,17 +180,6 @@ def _name_inside(path: str, root: Path) -> str:
     return f"outside/{whole.relative_to(whole.anchor).as_posix()}"
 
 
-def _names(name: str, whole: str, entry: Entry) -> Iterator[str]:
-    """Names for the copy of a part: with the times, then with the suffix, then numbered."""
-    times = ""
-    if (entry.start, entry.end) != (None, None):
-        times = f"_{_time(entry.start)}_{_time(entry.end)}"
-    yield f"{name}{times}"
-    yield f"{whole}{times}"  # for example clip.avi and clip.webm
-    for number in count(2):
-        yield f"{whole}{times}-{number}"
-
-
 def _time(seconds: float | None) -> str:
     """A time in a name: whole seconds with six digits, else all digits, so that names differ."""
     if seconds is None:
@@ -213,28 +190,24 @@ def _time(seconds: float | None) -> str:
 def _copy_or_cause(job: _Job) -> VideoFacts | str:
     try:
         return _copy(job)
-    except VideoError as error:
-        return error.cause or str(error)
-    except OSError as error:
-        return f"the copy cannot be written ({error})"
-    except Exception as error:  # any other error of this video
-        return f"{type(error).__name__}: {error}"
+    except Exception as error:  # any error of this video, or of the disk
+        return cause_of(error)
 
 
 def _copy(job: _Job) -> VideoFacts:
     """Make one copy unless it is complete already; return the facts of the copy."""
-    target = Path(job.target)
+    target, settings = job.target, job.settings
+    source = str(job.source)
     chosen = range(job.frames)
-    if (job.start, job.end) != (None, None):
-        chosen = open_video(job.source, pattern=job.pattern).between(job.start, job.end)
-    found = _existing(job, target, len(chosen))
+    if job.times != [None, None]:
+        chosen = open_video(source, pattern=job.pattern).between(*job.times)
+    found = _existing(job, len(chosen))
     if found is not None:
         return found
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.stem}.partial{target.suffix}")
     _remove(partial)
-    settings = job.settings
-    frames = read_frames(job.source, chosen, job.pattern)
+    frames = read_frames(source, chosen, job.pattern)
     if settings.format == "frames":
         write_images(partial, frames, settings.short_side, settings.quality)
     else:
@@ -246,27 +219,22 @@ def _copy(job: _Job) -> VideoFacts:
             gop=settings.gop,
             quantizer=settings.quantizer,
         )
-    written = read_facts(str(partial), _pattern(settings, job))
+    written = read_facts(str(partial), PATTERN)
     if written.frames != len(chosen):
         _remove(partial)
-        cause = f"the copy has {written.frames} frames instead of {len(chosen)}"
-        raise VideoError(job.source, cause)
+        raise VideoError(source, f"the copy has {written.frames} frames instead of {len(chosen)}")
     _remove(target)
     partial.rename(target)
     return written
 
 
-def _pattern(settings: CopySettings, job: _Job) -> str:
-    """File names of the frames of a copy; the originals may have others."""
-    return "{:05d}.jpg" if settings.format == "frames" else job.pattern
-
-
-def _existing(job: _Job, target: Path, frames: int) -> VideoFacts | None:
+def _existing(job: _Job, frames: int) -> VideoFacts | None:
     """Facts of a complete copy that is newer than its original, else None."""
-    if not target.exists() or target.stat().st_mtime < os.stat(job.source).st_mtime:
+    target = job.target
+    if not target.exists() or target.stat().st_mtime < job.source.stat().st_mtime:
         return None
     try:
-        found = read_facts(str(target), _pattern(job.settings, job))
+        found = read_facts(str(target), PATTERN)
     except VideoError:
         return None
     return found if found.frames == frames else None

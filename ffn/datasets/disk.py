@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from ffn.data.tool_files import COPIES, INDEX_JOURNAL, TOOL_FILES
+from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_system_name
+from ffn.data.tool_files import COPIES, TOOL_FILES
 
+INDEX = {"dataset.json", "problems.csv"}  # files of the folder of an index
 LIST_SUFFIXES = (".csv", ".json", ".txt")
 
 
@@ -71,8 +72,8 @@ class Inventory:
 def scan(root: Path, skip: Iterable[Path] = ()) -> Inventory:
     """Search a folder recursively.
 
-    Hidden folders, the folders in `skip`, and outputs of earlier preparations are left out; the
-    figures that another tool wrote are no frames.
+    Hidden files, those of operating systems, the folders in `skip`, and outputs of earlier
+    preparations are left out; the figures that another tool wrote are no frames.
     Symbolic links are followed; each target is searched once.
     """
     videos, folders, lists = [], [], []
@@ -84,9 +85,9 @@ def scan(root: Path, skip: Iterable[Path] = ()) -> Inventory:
             continue
         seen.add(real)
         with os.scandir(root / here) as listed:
-            entries = [entry for entry in listed if not entry.name.startswith(".")]
+            entries = [entry for entry in listed if not is_system_name(entry.name)]
         names = {entry.name for entry in entries}
-        if here and names & {COPIES, INDEX_JOURNAL}:
+        if here and (COPIES in names or names >= INDEX):
             continue
         prefix = f"{here}/" if here else ""
         kinds = defaultdict(list)

@@ -6,15 +6,13 @@ import csv
 import hashlib
 import io
 import json
-import os
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ffn.data.tool_files import INDEX_JOURNAL
-from ffn.datasets.facts import VideoFacts, is_journal
+from ffn.datasets.facts import VideoFacts
 from ffn.datasets.listing import Entry, Listing, Problem
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
 from ffn.files import write_text
@@ -23,49 +21,32 @@ COLUMNS = ("path", "label", "frames", "fps", "duration", "width", "height")
 DESCRIPTION = "dataset.json"
 
 
-def claim_index(
-    output: Path, splits: Iterable[str], overwrite: bool, lists: Iterable[Path] = ()
-) -> None:
+def claim_index(output: Path, splits: Iterable[str], overwrite: bool) -> None:
     """Refuse to overwrite an existing index without `overwrite`, and other files always.
-
-    A journal without `dataset.json` was left by an interrupted preparation, which is resumed. A
-    file that is no journal but has its name is deleted with `overwrite` beside an index.
 
     Args:
         output: Folder of the index.
         splits: Names of the splits.
         overwrite: Replace the files that the `dataset.json` of the folder names.
-        lists: Files that are never replaced, unless that `dataset.json` names them.
 
     Raises:
         FileExistsError: if a file of the index exists.
     """
-    journal = output / INDEX_JOURNAL
-    foreign = journal.exists() and not is_journal(journal)
-    resumed = journal.exists() and not foreign and not (output / DESCRIPTION).exists()
     names = [f"{split}.csv" for split in splits]
     names += ["classes.txt", "flip_pairs.yaml", "problems.csv", DESCRIPTION]
     existing = [name for name in names if (output / name).exists()]
-    existing += [INDEX_JOURNAL] if foreign else []
-    if resumed:
-        kept = {os.path.realpath(path) for path in lists}
-        others = [name for name in existing if os.path.realpath(output / name) in kept]
-    else:
-        own = previous_files(output)
-        others = [name for name in existing if name not in {*own, DESCRIPTION, INDEX_JOURNAL}]
-        others = others if own else existing
+    own = previous_files(output)
+    others = [name for name in existing if name not in own]
     if others:
         raise FileExistsError(
             f"{output} holds other files ({', '.join(others)}) with the names of those of an "
             "index; they are not replaced. Name another folder with --output"
         )
-    if existing and not resumed and not overwrite:
+    if existing and not overwrite:
         raise FileExistsError(
             f"{output} holds an index already ({', '.join(existing)}). Replace it with "
             "--overwrite, or name another folder with --output"
         )
-    if foreign:
-        journal.unlink()  # a journal is appended
 
 
 def write_index(
@@ -87,9 +68,7 @@ def write_index(
     Returns:
         The content of `dataset.json`.
     """
-    old = previous_files(output)
-    (output / DESCRIPTION).unlink(missing_ok=True)  # marks the index as incomplete
-    files = []
+    old, files = previous_files(output), []
     for split in listing.splits:
         chosen = [entry for entry in entries if entry.split == split]
         if chosen:  # an empty list cannot be read
@@ -104,7 +83,7 @@ def write_index(
         write_text(output / files[-1], _flip_config(pairs, unpaired))
     files.append("problems.csv")
     write_text(output / files[-1], _problem_table(listing.problems))
-    for name in sorted(old - set(files)):
+    for name in sorted(old - {*files, DESCRIPTION}):
         (output / name).unlink(missing_ok=True)
 
     content = {
@@ -210,11 +189,11 @@ def _flip_config(pairs: Sequence[tuple[str, str]], unpaired: Sequence[str]) -> s
 
 
 def previous_files(output: Path) -> set[str]:
-    """Files of the existing index, from its `dataset.json`."""
+    """Files of the existing index with its `dataset.json`, which names them; empty without it."""
     try:
         named = json.loads((output / DESCRIPTION).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
+        names = {name for name in named if name.endswith((".csv", ".txt", ".yaml"))}
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return set()
-    ours = (".csv", ".txt", ".yaml")
-    names = {name for name in named if isinstance(name, str) and name.endswith(ours)}
-    return {n for n in names if not Path(n).is_absolute() and ".." not in Path(n).parts}
+    inside = {name for name in names if not PurePosixPath(name).is_absolute() and ".." not in name}
+    return inside | {DESCRIPTION}

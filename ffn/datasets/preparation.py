@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,11 @@ from ffn.data.decoding import PATTERN
 from ffn.data.decoding.folder import check_pattern
 from ffn.data.store import PackReport
 from ffn.data.store.layout import key_of
-from ffn.data.tool_files import INDEX_JOURNAL
 from ffn.data.workers import TIMEOUT, check_timeout
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
-from ffn.datasets.disk import Inventory
-from ffn.datasets.facts import Journal, VideoFacts, read_all
-from ffn.datasets.index import claim_index, write_index
+from ffn.datasets.disk import Inventory, scan
+from ffn.datasets.facts import VideoFacts, read_all
+from ffn.datasets.index import claim_index, previous_files, write_index
 from ffn.datasets.listing import (
     Entry,
     Listing,
@@ -29,7 +28,6 @@ from ffn.datasets.listing import (
     find_empty_classes,
 )
 from ffn.datasets.registry import DATASETS
-from ffn.datasets.search import about_lists_in, search, search_annotations
 from ffn.datasets.splits import SplitSettings, split_entries
 
 Progress = Callable[[str, int, int], None]
@@ -94,7 +92,7 @@ def prepare(
     overwrite: bool = False,
     workers: int = 0,
     timeout: float = TIMEOUT,
-    progress: Progress | None = None,
+    progress: Progress = lambda step, done, count: None,
     packing: Packing | None = None,
 ) -> Summary:
     """Write the index of a data set: csv per split, class names, fingerprint, problems.
@@ -114,8 +112,7 @@ def prepare(
         timeout: Seconds per video; a video that takes longer is a problem. No effect with 0
             workers.
         progress: Called with the step, the number of finished videos and of all videos.
-        packing: Packs the videos of the index; unreadable ones become problems. It runs before the
-            index is written, so the same call resumes an interrupted pack.
+        packing: Packs the videos of the index; unreadable ones become problems.
 
     Raises:
         PreparationError: if the data set cannot be prepared.
@@ -125,54 +122,71 @@ def prepare(
             number.
     """
     check_timeout(timeout)
+    check_pattern(pattern)
     root = Path(root).absolute()
     if not root.is_dir():
         raise PreparationError(f"{root} is not a folder; name the folder of the data set")
-    check_pattern(pattern)
     output = root / "index" if output is None else Path(output).absolute()
-    disk = search(root, output, [] if copies is None else [copies.folder])
+    disk = _search(root, output, [] if copies is None else [copies.folder])
     if videos is not None:
         disk = disk.within(videos)
-    lists = disk if annotations is None else search_annotations(annotations)
-    try:
-        listing = _read_lists(dataset, disk, lists, split)
-    except PreparationError as error:
-        note = "" if annotations is not None else about_lists_in(output, root)
-        raise PreparationError(f"{error}{note}") from None
+    lists = disk if annotations is None else _search_annotations(annotations)
+    listing = _read_lists(dataset, disk, lists, split)
     usable = check(listing, disk)
     if not usable:
         raise PreparationError(_why_nothing_is_usable(listing, disk))
-    claim_index(output, listing.splits, overwrite, [lists.root / path for path in lists.lists])
+    claim_index(output, listing.splits, overwrite)
     if copies is not None:
         claim_copies(copies, root)
 
-    with _locked(output):
-        options = {"workers": workers, "timeout": timeout}
-        journal = Journal(output / INDEX_JOURNAL, root, pattern)
-        step = _step(progress, "reading")
-        facts, found = _read_facts(
-            listing, usable, journal, verify=verify, progress=step, **options
+    options = {"pattern": pattern, "workers": workers, "timeout": timeout}
+    step = partial(progress, "reading")
+    facts, found = _read_facts(listing, usable, root, verify=verify, progress=step, **options)
+    if copies is not None:
+        step = partial(progress, "copying")
+        facts, found = _copy(listing, found, facts, copies, root, progress=step, **options)
+    if not found:
+        raise PreparationError(
+            f"none of the {len(usable)} videos can be read; the first problem: "
+            f"{_first_cause(listing.problems)}"
         )
-        if copies is not None:
-            step = _step(progress, "copying")
-            facts, found = _copy(
-                listing, found, facts, copies, root, pattern=pattern, progress=step, **options
-            )
-        if not found:
-            raise PreparationError(
-                f"none of the {len(usable)} videos can be read; the first problem: "
-                f"{_first_cause(listing.problems)}"
-            )
-        if packing is not None:
-            found = _pack(listing, found, facts, root, packing)
-        find_empty_classes(listing, found)
-        listing.problems.sort()
-        about = {"dataset": dataset, "verified": verify}
-        if copies is not None:
-            about["copies"] = copies.to_dict()
-        description = write_index(output, listing, found, facts, about)
+    if packing is not None:
+        found = _pack(listing, found, facts, root, packing)
+    find_empty_classes(listing, found)
+    listing.problems.sort()
+    about = {"dataset": dataset, "verified": verify}
+    if copies is not None:
+        about["copies"] = copies.to_dict()
+    output.mkdir(parents=True, exist_ok=True)
+    description = write_index(output, listing, found, facts, about)
     splits = [_split_summary(listing, split, usable, found) for split in listing.splits]
     return Summary(output, splits, listing.classes, listing.problems, listing.notes, description)
+
+
+def _search(root: Path, output: Path, skip: list[Path]) -> Inventory:
+    """The files of the data set, without those of the index and in the folders to skip.
+
+    Raises:
+        PreparationError: if the folder of the index is one of the data set, with videos.
+    """
+    if output.is_dir() and os.path.samefile(output, root):
+        disk, own = scan(root, skip), previous_files(output)
+        return replace(disk, lists=tuple(path for path in disk.lists if path not in own))
+    inside = scan(output, skip) if output.is_dir() and output.is_relative_to(root) else None
+    if inside is not None and (inside.videos or inside.folders):
+        raise PreparationError(
+            f"the folder of the index, {output}, holds videos "
+            f"({[*inside.videos, *inside.folders][0]}), which would be left out; name another one "
+            "with --output"
+        )
+    return scan(root, [*skip, output])
+
+
+def _search_annotations(annotations: str | Path) -> Inventory:
+    folder = Path(annotations).absolute()
+    if not folder.is_dir():
+        raise PreparationError(f"the folder of annotations {folder} does not exist")
+    return scan(folder)
 
 
 def _read_lists(
@@ -198,35 +212,11 @@ def _read_lists(
     return listing
 
 
-@contextmanager
-def _locked(output: Path) -> Iterator[None]:
-    """Create the folder of the index and lock it against other preparations."""
-    from filelock import FileLock, Timeout
-
-    output.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(output / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise FileExistsError(f"another preparation is writing {output}; wait for it") from None
-    try:
-        yield
-    finally:
-        lock.release()
-
-
-def _step(progress: Progress | None, step: str) -> Callable[[int, int], None] | None:
-    return None if progress is None else partial(progress, step)
-
-
 def _read_facts(
-    listing: Listing, usable: list[Entry], journal: Journal, **options: Any
+    listing: Listing, usable: list[Entry], root: Path, **options: Any
 ) -> tuple[dict[str, VideoFacts], list[Entry]]:
     """Facts by path, and the readable entries; the other entries become problems."""
-    try:
-        results = read_all(journal, [entry.path for entry in usable], **options)
-    finally:
-        journal.close()
+    results = read_all([entry.path for entry in usable], root, **options)
     found = []
     for entry in usable:
         result = results[entry.path]

@@ -131,24 +131,18 @@ def test_files_that_tell_no_time_and_disagree_with_the_list(layouts: Layouts) ->
     }
 
 
-@pytest.mark.parametrize(
-    ("duration", "shared", "times", "wrong"),
-    [
-        (10.2, False, (None, None), None),  # cut out
-        (64.0, False, (10, 20), None),  # the whole video
-        (19.2, False, (10, 20), None),  # the whole video ends a little early
-        (15.0, False, (None, None), "neither the part of 10 s"),
-        (10.2, True, (None, None), "one of several listed parts"),
-        (64.0, True, (10, 20), None),
-    ],
-)
-def test_resolve_times(duration, shared, times, wrong) -> None:
-    entry = Entry("train", "x", "y", "z", "x.mp4", (10.0, 20.0), shared)
-
-    contradiction = entry.resolve_times(duration)
-
-    assert (entry.start, entry.end) == times
-    assert (contradiction is None) if wrong is None else (wrong in contradiction)
+def test_resolve_times() -> None:
+    for duration, shared, times, is_wrong in (
+        (10.2, False, (None, None), False),  # cut out
+        (64.0, False, (10, 20), False),  # the whole video
+        (19.2, False, (10, 20), False),  # the whole video ends a little early
+        (15.0, False, (None, None), True),  # neither
+        (10.2, True, (None, None), True),  # one of several parts, which one is unknown
+        (64.0, True, (10, 20), False),
+    ):
+        entry = Entry("train", "x", "y", "z", "x.mp4", (10.0, 20.0), shared)
+        assert (entry.resolve_times(duration) is not None) == is_wrong
+        assert (entry.start, entry.end) == times
 
 
 def test_lists_that_are_not_kinetics_are_passed_over(layouts: Layouts) -> None:
@@ -162,17 +156,10 @@ def test_lists_that_are_not_kinetics_are_passed_over(layouts: Layouts) -> None:
 
 
 def test_broken_rows(layouts: Layouts) -> None:
-    row = ("abseiling", A, "ten", 20, "train", 0)
-    layouts.kinetics_csv("train.csv", [row], COLUMNS)
-
-    with pytest.raises(PreparationError, match=r"train\.csv:2: times 'ten' … '20' are not numbers"):
-        prepare("k400", layouts.root)
-
-    for time in ("inf", "nan"):
+    for time in ("ten", "inf"):
         layouts.kinetics_csv("train.csv", [("abseiling", A, time, 20, "train", 0)], COLUMNS)
         with pytest.raises(PreparationError, match=rf"train\.csv:2: times '{time}' … '20' are not"):
             prepare("k400", layouts.root)
-
     layouts.text("train.csv", [COLUMNS, f"abseiling,{A},10"])
     with pytest.raises(PreparationError, match=r"train\.csv:2: 3 cells under 6 columns"):
         prepare("k400", layouts.root)
