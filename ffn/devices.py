@@ -15,8 +15,19 @@ SLOW_BF16 = (  # unless has_bf16()
 
 NO_COMPILER = "no C++ compiler for torch.compile: looked for $CXX, else g++, or clang++ on macOS"
 
-# A constant, since torch.compile cannot call the function inside a graph. torch 2.6 has it.
-HAS_AMX: bool = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)()
+
+def _read_processor() -> dict[str, str]:
+    """What Linux says about the first processor; empty elsewhere."""
+    if not os.path.exists("/proc/cpuinfo"):
+        return {}
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        pairs = (line.partition(":") for line in file.read().partition("\n\n")[0].splitlines())
+        return {key.strip(): value.strip() for key, _, value in pairs}
+
+
+PROCESSOR = _read_processor()
+FLAGS = PROCESSOR.get("flags", PROCESSOR.get("Features", "")).split()
+HAS_AMX = "amx_tile" in FLAGS  # a constant: torch.compile cannot call functions of the system
 
 
 def describe_device(device: torch.device) -> str:
@@ -26,7 +37,10 @@ def describe_device(device: torch.device) -> str:
     if device.type != "cpu":
         return device.type
     threads = torch.get_num_threads()
-    return f"{_describe_processor()}, {threads} thread{'s' * (threads > 1)}"
+    name = PROCESSOR.get("model name") or platform.processor() or platform.machine()
+    if {"cpu family", "model"} <= PROCESSOR.keys():  # a virtual machine may shorten the name
+        name += f" (family {PROCESSOR['cpu family']}, model {PROCESSOR['model']})"
+    return f"{name}, {threads} thread{'s' * (threads > 1)}"
 
 
 def check_device(
@@ -63,8 +77,8 @@ def has_bf16() -> bool:
     oneDNN has them for AVX-512, AMX and bf16 instructions of ARM. On other processors, torch takes
     several times as long in bf16 as in fp32.
     """
-    known = hasattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported")
-    return known and torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    has_avx512 = torch.backends.cpu.get_cpu_capability().startswith("AVX512")
+    return has_avx512 or "bf16" in FLAGS  # the flag is ARM's
 
 
 def has_compiler() -> bool:
@@ -77,16 +91,3 @@ def has_compiler() -> bool:
     except InvalidCxxCompiler:
         return False
     return True
-
-
-def _describe_processor() -> str:
-    """Name of the processor, with its family and model: a virtual machine may shorten the name."""
-    entries: dict[str, str] = {}
-    if os.path.exists("/proc/cpuinfo"):  # on Linux, platform returns the architecture
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:
-            for key, _, value in (line.partition(":") for line in lines):
-                entries.setdefault(key.strip(), value.strip())
-    name = entries.get("model name") or platform.processor() or platform.machine()
-    if "cpu family" in entries and "model" in entries:
-        name += f" (family {entries['cpu family']}, model {entries['model']})"
-    return name

@@ -56,7 +56,10 @@ def test_every_public_name_has_an_entry_or_points_to_one(package: str) -> None:
         full = f"{package}.{name}"
         if full not in described():
             assert f"`{full}`" in text, f"{full} is not in docs/reference/"
-            assert id(find(full)) in objects, f"{full} has no entry in docs/reference/"
+            is_package = isinstance(find(full), ModuleType)  # ffn.export, which can be called
+            assert is_package or id(find(full)) in objects, (
+                f"{full} has no entry in docs/reference/"
+            )
 
 
 def test_entries_exist_and_are_public() -> None:

@@ -206,7 +206,7 @@ def test_no_frame_count_in_an_identifier(path: Path) -> None:
     assert not {name for name in names if re.search(r"_(\d+)(_|$)", name)}
 
 
-SLOW = ("decord", "wandb", "av", "matplotlib", "torchvision.datasets", "timm", "rich")
+SLOW = ("torch", "decord", "wandb", "av", "matplotlib", "torchvision.datasets", "timm", "rich")
 
 
 def test_importing_ffn_is_light_and_quick() -> None:
