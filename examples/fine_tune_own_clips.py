@@ -9,13 +9,13 @@ is printed after a $, and can be typed as it stands. examples/own_training_loop.
 """
 
 import argparse
-import importlib
 import shlex
 import shutil
 import sys
 from pathlib import Path
 
 import ffn
+from ffn.cli import main
 from ffn.data import read_annotations
 from ffn.datasets.synthetic import CLASSES, generate
 
@@ -31,7 +31,7 @@ def run(command: str, *words: object) -> None:
     """Run `ffn COMMAND WORD …` in this process; end with its exit status if it fails."""
     arguments = [str(word) for word in words]
     print(f"\n$ ffn {command} {shlex.join(arguments)}", flush=True)
-    status = importlib.import_module(f"ffn.cli.{command}").main(arguments)
+    status = main([command, *arguments])
     if status:
         sys.exit(status)
 
@@ -68,7 +68,7 @@ if __name__ == "__main__":
     # 1. Split: a fifth of each class becomes the validation clips; related clips stay together.
     if not (root / "index/train.csv").exists():
         groups = ["--group-pattern", given.groups] if given.groups else []
-        run("prepare_data", "folder", "--root", root, "--val-fraction", 0.2, *groups)
+        run("prepare", "folder", "--root", root, "--val-fraction", 0.2, *groups)
     # 2. Check: decode every clip. A damaged one ends the program; the message names it.
     for split in ("train", "val"):
         run("check_data", root / f"index/{split}.csv", "--root", root, "--overwrite")

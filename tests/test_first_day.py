@@ -130,7 +130,7 @@ def test_first_day(
     options = LAYOUTS[layout](made, root)
     pattern = ["--pattern", "image-{:04d}.jpg"] if layout == "frames" else []
     if layout == "folders":
-        run("prepare_data", "folder", "--root", root, "--val-fraction", 0.34)
+        run("prepare", "folder", "--root", root, "--val-fraction", 0.34)
     index = {"folders": "index/train.csv", "list": "train.txt", "nested": "train"}
     place = [] if layout == "nested" else ["--root", root]
     run("check_data", root / index.get(layout, "train.csv"), *place, *pattern)

@@ -44,7 +44,7 @@ COMMANDS = {
     "predict": "label video files",
     "serve": "serve a web page and an HTTP endpoint that label videos",
     "live": "label a camera, a stream or a file while it runs",
-    "prepare_data": "write the index of a data set from its official lists and files",
+    "prepare": "write the index of a data set from its official lists and files",
     "check_data": "decode the videos of a list and report damaged ones",
     "browse": "draw the clips that training and testing give the network",
     "pack": "pack the videos of a config into a clip store, for fast training",
@@ -67,6 +67,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # of a console with few characters
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = name.replace("-", "_")
+    command = "prepare" if command == "prepare_data" else command
     if command in COMMANDS:
         return run(f"ffn {command}", partial(_call, command, rest))
     return run("ffn", partial(_answer, name))

@@ -29,7 +29,7 @@ class Splits:
         val: validation records.
         classes: class names in the order of their indices.
         prepared: fingerprint in the ``dataset.json`` next to the lists, which
-            ``tools/prepare_data.py`` writes: counts per class, lengths, names. None without one.
+            ``ffn prepare`` writes: counts per class, lengths, names. None without one.
         rows: the rows of the training and of the validation list, as they are written.
         sources: the training and the validation annotations.
     """

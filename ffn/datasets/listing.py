@@ -28,7 +28,7 @@ class Problem:
 
     Attributes:
         kind: `missing`, `unreadable`, `duplicate`, `label`, `overlap`, `ambiguous`, `class`,
-            `unlisted`, `times`, `name`, `conversion` or `packing`.
+            `unlisted`, `times`, `name` or `conversion`.
         split: The split, or "" for all.
         name: Name of the video in its list, its path on disk, or the class.
         detail: Cause and position.

@@ -9,11 +9,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN
 from ffn.data.decoding.folder import check_pattern
-from ffn.data.store import PackReport
-from ffn.data.store.layout import key_of
 from ffn.data.workers import TIMEOUT, check_timeout
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
 from ffn.datasets.disk import Inventory, scan
@@ -31,7 +28,6 @@ from ffn.datasets.registry import DATASETS
 from ffn.datasets.splits import SplitSettings, split_entries
 
 Progress = Callable[[str, int, int], None]
-Packing = Callable[[list[Record]], PackReport]
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +89,6 @@ def prepare(
     workers: int = 0,
     timeout: float = TIMEOUT,
     progress: Progress = lambda step, done, count: None,
-    packing: Packing | None = None,
 ) -> Summary:
     """Write the index of a data set: csv per split, class names, fingerprint, problems.
 
@@ -112,7 +107,6 @@ def prepare(
         timeout: Seconds per video; a video that takes longer is a problem. No effect with 0
             workers.
         progress: Called with the step, the number of finished videos and of all videos.
-        packing: Packs the videos of the index; unreadable ones become problems.
 
     Raises:
         PreparationError: if the data set cannot be prepared.
@@ -150,8 +144,6 @@ def prepare(
             f"none of the {len(usable)} videos can be read; the first problem: "
             f"{_first_cause(listing.problems)}"
         )
-    if packing is not None:
-        found = _pack(listing, found, facts, root, packing)
     find_empty_classes(listing, found)
     listing.problems.sort()
     about = {"dataset": dataset, "verified": verify}
@@ -252,28 +244,6 @@ def _copy(
             copied[path] = copied_facts
             entries.append(replace(entry, path=path, start=None, end=None))
     return copied, entries
-
-
-def _pack(
-    listing: Listing,
-    found: list[Entry],
-    facts: dict[str, VideoFacts],
-    root: Path,
-    packing: Packing,
-) -> list[Entry]:
-    """Pack the videos; returns the packed entries, the others become problems."""
-    index = {name: i for i, name in enumerate(listing.classes)}
-    records = [
-        Record(str(root / e.path), index[e.label], facts[e.path].frames, e.start, e.end)
-        for e in found
-    ]
-    names = [(key_of(r.path, str(root)), r.start, r.end) for r in records]
-    reasons = {one[:3]: one.reason for one in packing(records).unreadable}
-    for entry, name in zip(found, names, strict=True):
-        if name in reasons:
-            cause = _with_path(entry, reasons[name])
-            listing.add_problem("packing", entry.split, entry.name, cause)
-    return [entry for entry, name in zip(found, names, strict=True) if name not in reasons]
 
 
 def _with_path(entry: Entry, cause: str) -> str:

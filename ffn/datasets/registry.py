@@ -14,7 +14,7 @@ DATASETS: Registry[Reader] = Registry("data set")
 
 
 def register_dataset(name: str) -> Callable[[Reader], Reader]:
-    """Decorator that adds a data set to `prepare` and `tools/prepare_data.py`.
+    """Decorator that adds a data set to `prepare` and `ffn prepare`.
 
     The function gets the files under `--root` and the files under `--annotations` (default: the
     same), and returns a `Listing`: classes, splits, and an `Entry` for each listed video. It runs

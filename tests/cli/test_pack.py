@@ -138,7 +138,7 @@ def test_appending_and_checking(root: Path, capsys: pytest.CaptureFixture[str]) 
     few = "data.train=val.csv"
     assert main([config, few]) == 1
     assert main([config]) == 2
-    assert "add them with append (--append, in prepare_data --overwrite)" in capsys.readouterr().err
+    assert "add them with append (--append)" in capsys.readouterr().err
     assert main([config, "--append"]) == 1
     assert "12 clips packed, 11 packed before" in capsys.readouterr().out
     assert main([config, "--verify"]) == 0

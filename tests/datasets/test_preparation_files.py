@@ -180,9 +180,3 @@ def test_a_crash_or_a_hang_of_the_decoder_costs_one_file_alone() -> None:
     assert outcomes.pop(3) == "the worker process exited unexpectedly (SIGKILL, out of memory?)"
     assert outcomes.pop(5) == "timed out after 1 s"
     assert outcomes == {n: n * n for n in (0, 1, 2, 4, 6, 7)}
-
-
-def test_the_command_line_lists_all_data_sets() -> None:
-    from ffn.cli import prepare_data
-
-    assert set(prepare_data.DATASETS) == set(DATASETS)

@@ -1,17 +1,10 @@
-"""Data sets of packages outside ffn: registered by a decorator, prepared by the command line."""
+"""Data sets of packages outside ffn, registered by a decorator."""
 
 from __future__ import annotations
-
-import os
-import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from preparation_layouts import Layouts, index, write_videos
 
-from ffn.data import read_annotations
 from ffn.datasets import (
     DATASETS,
     Entry,
@@ -22,19 +15,6 @@ from ffn.datasets import (
     register_dataset,
 )
 
-ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture
-def package(tmp_path: Path) -> Path:
-    """A folder with the package of docs/data.md."""
-    text = (ROOT / "docs/data.md").read_text()
-    (code,) = re.findall(r"```python\n# my_package/__init__\.py\n(.*?)```", text, flags=re.DOTALL)
-    folder = tmp_path / "code"
-    (folder / "my_package").mkdir(parents=True)
-    (folder / "my_package/__init__.py").write_text(code)
-    return folder
-
 
 @pytest.fixture
 def empty_name(monkeypatch: pytest.MonkeyPatch) -> str:
@@ -42,64 +22,6 @@ def empty_name(monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setitem(DATASETS._entries, "toy", None)
     del DATASETS._entries["toy"]
     return "toy"
-
-
-def command(folder: Path, *arguments: object) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "tools/prepare_data.py"), *map(str, arguments)],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-
-@pytest.mark.slow
-def test_package_of_the_docs_is_prepared_by_the_command_line(
-    layouts: Layouts, package: Path
-) -> None:
-    write_videos(layouts, 2)  # train/run/0.mp4, … with 5, 6 frames
-    layouts.video("train/jump/a.mp4", 7)
-    layouts.text("train.csv", [f"train/run/{n}.mp4,run" for n in range(3)])
-    with (layouts.root / "train.csv").open("a") as file:
-        file.write("train/jump/a.mp4,jump\n")
-    layouts.text("val.csv", [f"val/run/{n}.mp4,run" for n in range(2)])
-    (layouts.root / "val/run/1.mp4").write_bytes(b"not a video")
-
-    options = ("--root", layouts.root, "--workers", 2)
-    done = command(package, "mine", "--imports", "my_package", *options)
-
-    assert done.returncode == 1, done.stderr
-    assert "missing: train train/run/2.mp4: train.csv:3: no such video on disk" in done.stdout
-    assert "unreadable: val val/run/1.mp4" in done.stdout
-    folder = layouts.root / "index"
-    records, classes = read_annotations(
-        folder / "train.csv", root=layouts.root, classes=folder / "classes.txt"
-    )
-    assert classes == ["jump", "run"]
-    assert [(Path(r.path).name, r.label, r.frames) for r in records] == [
-        ("0.mp4", 1, 5),
-        ("1.mp4", 1, 6),
-        ("a.mp4", 0, 7),
-    ]
-    assert len(read_annotations(folder / "val.csv", root=layouts.root, classes=classes)[0]) == 1
-
-
-@pytest.mark.slow
-def test_help_and_errors_name_the_data_sets(package: Path, tmp_path: Path) -> None:
-    listed = command(package, "--imports", "my_package", "--help").stdout
-    assert "sthv1" in listed
-    assert re.search(r"\bmine\b", listed)
-
-    unknown = command(package, "mines", "--root", tmp_path, "--imports", "my_package")
-    assert unknown.returncode == 2
-    assert "unknown data set 'mines'; did you mean mine?" in unknown.stderr
-    assert "--imports PACKAGE" in unknown.stderr
-
-    absent = command(package, "mine", "--root", tmp_path, "--imports", "no_such_package")
-    assert absent.returncode == 2
-    assert "cannot import 'no_such_package' (ModuleNotFoundError" in absent.stderr
 
 
 def test_a_listing_without_splits_is_split_at_random(layouts: Layouts, empty_name: str) -> None:

@@ -17,7 +17,7 @@ import ffn
 from ffn.datasets.synthetic import generate
 
 EXAMPLE = Path(__file__).parents[2] / "examples/fine_tune_own_clips.py"
-COMMANDS = ["prepare_data", *["check_data"] * 2, *["train"] * 2, *["test"] * 2, "publish"]
+COMMANDS = ["prepare", *["check_data"] * 2, *["train"] * 2, *["test"] * 2, "publish"]
 CLASSES = ("orbit_clockwise", "pulse_once", "sway_five_times")
 
 

@@ -172,7 +172,7 @@ def _known_unreadable(writer: StoreWriter, missing: Mapping[Name, Record]) -> li
     if new:
         raise StoreError(
             f"{writer.folder} is a finished store and lacks {len(new)} of the videos, such as "
-            f"{new[0][0]}; add them with append (--append, in prepare_data --overwrite), or name "
+            f"{new[0][0]}; add them with append (--append), or name "
             "another folder"
         )
     return known

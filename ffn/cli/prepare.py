@@ -1,0 +1,225 @@
+"""Write the index of a data set."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Group, Parameter
+from cyclopts.types import ExistingDirectory, NonNegativeInt
+
+from ffn.cli.arguments import Imports, Overwrite
+from ffn.registry import import_extensions
+
+if TYPE_CHECKING:
+    from ffn.datasets import CopySettings, SplitSettings, Summary
+    from ffn.datasets.preparation import Progress
+
+SHOWN = 12  # problems on the console; problems.csv has all
+# The config to train with; one for a few hundred clips is that of other data sets.
+CONFIGS = {
+    "sthv1": "sthv1/tsm_r50",
+    "sthv2": "sthv2/tsm_r50",
+    "jester": "sthv2/tsm_r50",
+    "hmdb51": "hmdb51/tsm_r50",
+    "ucf101": "hmdb51/tsm_r50",
+    **dict.fromkeys(("k400", "k600", "k700"), "k400/tsm_r50"),
+}
+OWN_CONFIG = "quickstart/own_clips_plain"
+
+_SPLIT = Parameter(group=Group("Random split, for data sets without splits"))
+_COPIES = Parameter(group=Group("Copies, which the index then lists"))
+
+
+def prepare(
+    dataset: Annotated[str, Parameter(name="DATASET")],
+    /,
+    *,
+    root: ExistingDirectory,
+    output: Path | None = None,
+    annotations: Path | None = None,
+    videos: Path | None = None,
+    verify: bool = False,
+    overwrite: Overwrite = False,
+    pattern: str | None = None,
+    workers: NonNegativeInt | None = None,
+    timeout: float = 600,
+    imports: Imports = None,
+    val_fraction: Annotated[float | None, _SPLIT] = None,
+    group_pattern: Annotated[str | None, _SPLIT] = None,
+    seed: Annotated[int | None, _SPLIT] = None,
+    extract_frames: Annotated[Path | None, _COPIES] = None,
+    reencode: Annotated[Path | None, _COPIES] = None,
+    short_side: Annotated[int | None, _COPIES] = None,
+    quality: Annotated[int | None, _COPIES] = None,
+    gop: Annotated[int | None, _COPIES] = None,
+) -> int:
+    """Write the index of a data set from its official lists and files.
+
+    Reads the lists and every video, and writes ROOT/index: train.csv, val.csv, classes.txt,
+    flip_pairs.yaml, dataset.json, problems.csv. Prints the command that trains with it.
+
+    Exit status: 0: done. 1: the index is written, and problems are listed. 2: error.
+
+    Args:
+        dataset: sthv1, sthv2, k400, k600, k700, hmdb51, ucf101, jester, or folder: your own videos.
+        root: Folder of the data set.
+        output: Folder of the index; default: ROOT/index.
+        annotations: Folder of the official lists; default: found under ROOT.
+        videos: The only folder under ROOT to search for videos.
+        verify: Decode and count all frames.
+        pattern: File names in a folder of frames; default: {:05d}.jpg.
+        workers: Processes; 0: in this process, without timeout; default: the number of cores.
+        timeout: Seconds per video.
+        val_fraction: Validation share of each class; default: 0.2.
+        group_pattern: Regular expression: videos whose names have the same first group stay in one
+            split, e.g. `_g([0-9]+)_`.
+        seed: Of the split; default: 0.
+        extract_frames: Folder for copies as folders of 00001.jpg ….
+        reencode: Folder for copies as small H.264 files with many key frames.
+        short_side: Maximum short side in pixels; 0: no limit; default: 256.
+        quality: JPEG quality, 1 to 100; default: 95.
+        gop: Frames per group of pictures in H.264; default: 12.
+    """
+    copied = {"short_side": short_side, "quality": quality, "gop": gop}
+    _check_copies(extract_frames, reencode, copied)
+
+    import_extensions(imports or [])
+    from ffn import datasets
+    from ffn.data.decoding import PATTERN
+
+    with _progress() as progress:
+        summary = datasets.prepare(
+            dataset,
+            root,
+            output=output,
+            annotations=annotations,
+            videos=videos,
+            split=_split(val_fraction, group_pattern, seed),
+            copies=_copies(extract_frames, reencode, copied),
+            pattern=pattern or PATTERN,
+            verify=verify,
+            overwrite=overwrite,
+            workers=(os.cpu_count() or 1) if workers is None else workers,
+            timeout=timeout,
+            progress=progress,
+        )
+    _show(summary)
+    command = train_command(dataset, summary, root, None if extract_frames else pattern)
+    print(f"train with\n  {command}")
+    return 1 if summary.problems else 0
+
+
+def _check_copies(frames: Path | None, mp4: Path | None, options: dict[str, Any]) -> None:
+    """Refuse options without effect."""
+    if frames and mp4:
+        raise ValueError("--extract-frames and --reencode exclude each other; make one kind first")
+    allowed = {"short_side", "quality"} if frames else {"short_side", "gop"} if mp4 else set()
+    for name, value in options.items():
+        if value is not None and name not in allowed:
+            needed = {"quality": "--extract-frames", "gop": "--reencode"}
+            raise ValueError(
+                f"--{name.replace('_', '-')} has no effect without "
+                f"{needed.get(name, '--extract-frames or --reencode')}"
+            )
+
+
+def _copies(frames: Path | None, mp4: Path | None, options: dict[str, Any]) -> CopySettings | None:
+    from ffn.datasets import CopySettings
+
+    folder = frames or mp4
+    if folder is None:
+        return None
+    given = {name: value for name, value in options.items() if value is not None}
+    if given.get("short_side") == 0:
+        given["short_side"] = None
+    return CopySettings(folder.absolute(), "frames" if frames else "mp4", **given)
+
+
+def _split(fraction: float | None, groups: str | None, seed: int | None) -> SplitSettings | None:
+    from ffn.datasets import SplitSettings
+
+    options = {"val_fraction": fraction, "group_pattern": groups, "seed": seed}
+    given = {name: value for name, value in options.items() if value is not None}
+    return SplitSettings(**given) if given else None
+
+
+@contextmanager
+def _progress() -> Iterator[Progress]:
+    """A progress bar per step, on standard error."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
+
+    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
+        tasks: dict[str, int] = {}
+
+        def report(step: str, done: int, count: int) -> None:
+            if step not in tasks:
+                tasks[step] = bars.add_task(step, total=count)
+            bars.update(tasks[step], completed=done)
+
+        yield report
+
+
+def _show(summary: Summary) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("split", *("listed", "found", "missing", "unreadable", "in index", "classes"))
+    for split in summary.splits:
+        numbers = (split.listed, split.found, split.missing, split.unreadable, split.indexed)
+        classes = f"{split.classes} of {len(summary.classes)}"
+        table.add_row(split.name, *map(str, numbers), classes)
+    Console(soft_wrap=True, highlight=False).print(table)
+    for note in summary.notes:
+        print(f"note: {note}")
+    if summary.problems:
+        counts = summary.description["problems"].items()
+        print(f"\nproblems ({', '.join(f'{count} {kind}' for kind, count in counts)}):")
+        for one in summary.problems[:SHOWN]:
+            split = f"{one.split} " if one.split else ""
+            print(f"  {one.kind}: {split}{one.name}: {one.detail}")
+        if len(summary.problems) > SHOWN:
+            print(f"  … all in {summary.output / 'problems.csv'}")
+    flip = summary.description["flip"]
+    if flip["pairs"]:
+        print("\na horizontal flip exchanges these classes (flip_pairs.yaml):")
+        print("\n".join(f"  {one} <-> {other}" for one, other in flip["pairs"]))
+    if flip["unpaired"]:
+        print("\nthe mirror images of these are not classes, so flips give them a wrong label:")
+        print("\n".join(f"  {name}" for name in flip["unpaired"]))
+    print(f"\n{summary.output}")
+
+
+def train_command(dataset: str, summary: Summary, root: Path, pattern: str | None) -> str:
+    """The command that trains with an index.
+
+    Args:
+        dataset: its name.
+        summary: of the preparation.
+        root: folder of the data set.
+        pattern: file names in a folder of frames, if they are not the usual ones.
+    """
+    from ffn.datasets.index import list_path
+
+    root = root.absolute()
+    index = list_path(summary.output, root)
+    splits = [split.name for split in summary.splits if split.indexed]
+    train = next((name for name in splits if name.endswith("train")), splits[0])
+    held_out = next((name for name in splits if name != train), None)
+    options = [f"data.root={root}", f"data.train={index}/{train}.csv"]
+    options += [f"data.val={index}/{held_out}.csv"] if held_out else []
+    options += [f"data.classes={index}/classes.txt"]
+    options += [f"data.frame_pattern={pattern}"] if pattern else []
+    pairs = summary.description["flip"]["pairs"]
+    if dataset not in CONFIGS and pairs and not summary.description["flip"]["unpaired"]:
+        options += ["data.flip=swap", f"data.flip_pairs={json.dumps(pairs, ensure_ascii=False)}"]
+    return f"ffn train {CONFIGS.get(dataset, OWN_CONFIG)} {shlex.join(options)}"

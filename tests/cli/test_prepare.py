@@ -1,0 +1,141 @@
+"""``ffn prepare``: exit status, output, the command that trains, refused options, ``--imports``."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
+
+from preparation_layouts import NAMES, Layouts
+
+from ffn.cli import main
+from ffn.cli.configs import find_config
+from ffn.cli.prepare import CONFIGS, OWN_CONFIG
+from ffn.datasets import DATASETS
+from ffn.datasets.synthetic import generate
+from ffn.engine.build_data import read_config_splits
+from ffn.engine.config import load_config
+from ffn.engine.options import Config
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A few videos in a folder per class, of classes that a flip exchanges."""
+    source = tmp_path_factory.mktemp("videos") / "motion"
+    generate(source, train_per_class=4, val_per_class=1)
+    root = source.parent / "set"
+    for path in (source / "videos").glob("train_*_clockwise_*.mp4"):
+        name = path.name.removeprefix("train_").rpartition("_")[0]
+        for other in (name, name.replace("clockwise", "counterclockwise")):
+            (root / other).mkdir(parents=True, exist_ok=True)
+            (root / other / path.name).write_bytes(path.read_bytes())
+    return root
+
+
+def run(*arguments: object) -> int:
+    return main(["prepare", *map(str, arguments)])
+
+
+def trained(printed: str) -> Config:
+    """The config of the command that was printed last."""
+    program, train, config, *options = shlex.split(printed.strip().splitlines()[-1])
+    assert (program, train) == ("ffn", "train")
+    return load_config(find_config(config), options)
+
+
+def test_the_printed_command_trains_with_the_index(
+    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    output = tmp_path / "index"
+
+    assert run("folder", "--root", videos, "--output", output, "--workers", 0) == 0
+
+    printed = capsys.readouterr().out
+    assert re.search(r"train │ 12 +│ 12 +│ 0 +│ 0 +│ 12 +│ 4 of 4", printed)
+    config = trained(printed)
+    found = read_config_splits(config.data)
+    assert (len(found.train), len(found.val), len(found.classes)) == (12, 4, 4)
+    assert found.fingerprint()["prepared"]["videos"] == {"train": 12, "val": 4}
+    pairs = [[f"{name}_clockwise", f"{name}_counterclockwise"] for name in ("orbit", "spin")]
+    for one in (config, load_config(output / "flip_pairs.yaml", [])):
+        assert one.data.flip.value == "swap"
+        assert [list(pair) for pair in one.data.flip_pairs] == pairs
+    assert main(["prepare_data", "folder", "--root", str(videos), "--output", str(output)]) == 2
+    assert "Replace it with --overwrite" in capsys.readouterr().err
+
+
+def test_problems_are_shown_and_the_rest_is_indexed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def write_frames(folder: Path, frames: int, *, size: tuple[int, int], first: int) -> None:
+        folder.mkdir(parents=True)
+        for number in range(first, first + frames):
+            Image.new("RGB", size).save(folder / f"{number:05d}.jpg")
+
+    Layouts(tmp_path, None, write_frames).sthv1()
+
+    assert run("sthv1", "--root", tmp_path, "--workers", 2) == 1
+
+    printed = capsys.readouterr().out
+    assert "problems (1 missing, 1 unlisted, 1 unreadable):" in printed
+    assert "missing: train 9: something-something-v1-train.csv:9" in printed
+    assert len((tmp_path / "index/train.csv").read_text().splitlines()) == 8
+    assert (tmp_path / "index/classes.txt").read_text().splitlines() == NAMES
+    assert "\n  ffn train sthv1/tsm_r50 data.root=" in printed
+
+
+def test_frames_with_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "val"):
+        folder = tmp_path / split / "run" / "a"
+        folder.mkdir(parents=True)
+        for number in range(4):
+            Image.new("RGB", (20, 16)).save(folder / f"img_{number:03d}.png")
+
+    assert run("folder", "--root", tmp_path, "--pattern", "img_{:03d}.png", "--workers", 0) == 0
+
+    config = trained(capsys.readouterr().out)
+    assert config.data.frame_pattern == "img_{:03d}.png"
+    assert read_config_splits(config.data).train[0].frames == 4
+
+
+def test_copies(videos: Path, tmp_path: Path) -> None:
+    arguments = ("folder", "--root", videos, "--workers", 0, "--output", tmp_path / "index")
+
+    assert run(*arguments, "--reencode", tmp_path / "mp4", "--short-side", 20, "--gop", 5) == 0
+
+    line = (tmp_path / "index/train.csv").read_text().splitlines()[1]
+    path, *_, width, height = line.split(",")
+    assert Path(path).is_relative_to(tmp_path / "mp4")
+    assert (width, height) == ("20", "20")
+    assert '"gop": 5' in (tmp_path / "mp4/derived.json").read_text()
+
+
+def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
+        (["folder", "--gop", "5"], "--gop has no effect without --reencode"),
+        (["folder", "--short-side", "5"], "--short-side has no effect"),
+        (["folder", "--extract-frames", "a", "--reencode", "b"], "exclude each other"),
+        (["folder", "--workers", "-1"], "--workers"),
+        (["folder", "--timeout", "nan"], "timeout is nan"),
+        (["folder", "--val-fraction", "2"], "0 < fraction < 1"),
+        (["folder", "--reencode", "x", "--gop", "0"], "gop is 0"),
+        (["folder", "--pattern", "frame.jpg"], "exactly one field for the number"),
+        (["k400"], "no official list of Kinetics-400"),
+        (["ucf102"], "did you mean ucf101"),
+        (["mine", "--imports", "no_such_package"], "cannot import 'no_such_package'"),
+    ):
+        assert run(*arguments, "--root", tmp_path) == 2
+        assert message in capsys.readouterr().err
+    assert run("folder", "--root", tmp_path / "none") == 2
+    assert not list(tmp_path.iterdir())
+
+
+def test_every_data_set_has_a_config() -> None:
+    assert {*CONFIGS, "folder"} == set(DATASETS)
+    assert all(find_config(name).is_file() for name in (*CONFIGS.values(), OWN_CONFIG))
