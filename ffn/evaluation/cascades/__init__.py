@@ -1,1 +1,0 @@
-"""Cascades of frame counts: calibrated, fitted and compared on stored predictions."""
