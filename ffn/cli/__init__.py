@@ -40,7 +40,7 @@ COMMANDS = {
     "find_lr": "find the order of magnitude of the learning rate",
     "plot_log": "draw the curves of training runs",
     "test": "measure accuracy and cost at several frame counts",
-    "cascade": "fit and test cascades: more frames only if few are not enough",
+    "early_exit": "fit early exit: more frames only if few are not enough",
     "predict": "label video files",
     "serve": "serve a web page and an HTTP endpoint that label videos",
     "live": "label a camera, a stream or a file while it runs",

@@ -183,12 +183,12 @@ def frames_or_auto(text: str) -> int | str:
         raise argparse.ArgumentTypeError(f'{error}, nor "auto"') from None
 
 
-def frames_auto_or_cascade(text: str) -> int | str:
-    """A number of frames of 1 or more, "auto" or "cascade", as ``type=`` of an argparse option."""
+def frames_auto_or_early_exit(text: str) -> int | str:
+    """A number of frames, "auto" or "early_exit", as ``type=`` of an argparse option."""
     try:
-        return text if text == "cascade" else frames_or_auto(text)
+        return text if text == "early_exit" else frames_or_auto(text)
     except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f'{error}, nor "cascade"') from None
+        raise argparse.ArgumentTypeError(f'{error}, nor "early_exit"') from None
 
 
 def add_overrides_argument(parser: argparse.ArgumentParser) -> None:

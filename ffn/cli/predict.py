@@ -15,7 +15,7 @@ from ffn.cli.arguments import (
     add_imports_argument,
     add_network_arguments,
     find_device,
-    frames_auto_or_cascade,
+    frames_auto_or_early_exit,
     load_imports,
     positive_int,
     positive_number,
@@ -59,7 +59,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         targets = _targets(given)
         load_imports(given)
         predictor = build_predictor(
-            given, find_device(given.device), given.precision, given.cascade
+            given, find_device(given.device), given.precision, given.early_exit
         )
         predict = _prediction(given, predictor)
     except (ValueError, OSError, ImportError, WeightsError) as error:
@@ -96,15 +96,15 @@ def _refuse(given: argparse.Namespace) -> None:
     for option in ("label", "layer"):
         if getattr(given, option) is not None and not given.heat_map:
             raise ValueError(f"--{option} is for --heat-map; add it")
-    if _uses_cascade(given) and given.window is not None:
-        raise ValueError("a cascade is for whole videos; leave out --window, or give --frames n")
+    if _uses_early_exit(given) and given.window is not None:
+        raise ValueError("early exit is for whole videos; leave out --window, or give --frames n")
     saves_video = given.save is not None and given.save.lower().endswith(".mp4")
     if given.fps is not None and given.window is None and not saves_video:
         raise ValueError(f"--fps is {given.fps:g}; it is for --window and for --save *.mp4")
 
 
-def _uses_cascade(given: argparse.Namespace) -> bool:
-    return given.cascade is not None or given.frames == "cascade"
+def _uses_early_exit(given: argparse.Namespace) -> bool:
+    return given.early_exit is not None or given.frames == "early_exit"
 
 
 def _prediction(
@@ -116,7 +116,7 @@ def _prediction(
     from ffn.serve.heat_maps import find_class
     from ffn.serve.pictures import save, save_video
 
-    if not _uses_cascade(given):
+    if not _uses_early_exit(given):
         reader = predictor.reader(
             given.frames, budget_ms=given.budget_ms, budget_gmacs=given.budget_gmacs
         )
@@ -125,8 +125,8 @@ def _prediction(
         find_class(given.label, predictor.classes)
 
     def whole(path: str, target: Path | None, report: Report) -> None:
-        if _uses_cascade(given):
-            clip, prediction = predictor.predict_cascade([path])[0]
+        if _uses_early_exit(given):
+            clip, prediction = predictor.predict_early_exit([path])[0]
         else:
             clip = reader.read(path)
             prediction = predictor.predict([clip])[0]
@@ -218,10 +218,10 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
     option = parser.add_mutually_exclusive_group().add_argument
     option(
         "--frames",
-        type=frames_auto_or_cascade,
+        type=frames_auto_or_early_exit,
         metavar="n",
-        help="frames of a clip; or auto: 8 per second, rounded up, none twice; or cascade: more "
-        "only if few are not enough, by the cascade that is kept with the weights; default: the "
+        help="frames of a clip; or auto: 8 per second, rounded up, none twice; or early_exit: more "
+        "only if few are not enough, by the early exit that is kept with the weights; default: the "
         "largest trained count",
     )
     option(
@@ -238,9 +238,9 @@ def _add_frames(parser: argparse.ArgumentParser) -> None:
         help="the most frames of at most so many giga multiply-accumulates",
     )
     option(
-        "--cascade",
+        "--early-exit",
         metavar="FILE",
-        help="as --frames cascade, by this file of ffn cascade fit for these weights",
+        help="as --frames early_exit, by this file of ffn early_exit for these weights",
     )
 
 

@@ -59,11 +59,11 @@ def _refuse(given: argparse.Namespace) -> None:
     """Raise ValueError for options that would do nothing."""
     if len(given.files) > 1:
         raise ValueError(f"--output is for one list of videos; got {len(given.files)} files")
-    for option in ("cascade", "save", "window", "step", "fps"):
+    for option in ("early_exit", "save", "window", "step", "fps"):
         if getattr(given, option) is not None:
             raise ValueError(f"--{option} is not for lists of videos; leave out --output")
-    if given.frames == "cascade":
-        raise ValueError("--frames cascade is not for lists of videos; leave out --output")
+    if given.frames == "early_exit":
+        raise ValueError("--frames early_exit is not for lists of videos; leave out --output")
     for option in ("heat_map", "label", "layer"):
         if getattr(given, option):
             name = option.replace("_", "-")
@@ -135,7 +135,7 @@ def build_predictor(
     given: argparse.Namespace,
     device: torch.device,
     precision: str,
-    cascade: str | None = None,
+    early_exit: str | None = None,
 ) -> Predictor:
     """The predictor that the options of a command describe.
 
@@ -155,7 +155,7 @@ def build_predictor(
         fuse=not given.no_fuse,
         compile=given.compile,
         cuda_graphs=given.cuda_graphs,
-        cascade=cascade,
+        early_exit=early_exit,
     )
 
 

@@ -42,8 +42,8 @@ def _parser() -> Parser:
     parser = Parser(
         prog=called_as("publish"),
         description="Write a training checkpoint as NAME.safetensors and its record NAME.yaml "
-        "(model, classes, preprocessing, metrics per frame count, SHA-256) for ffn.load. A cascade "
-        "that is kept with the checkpoint is written beside them.",
+        "(model, classes, preprocessing, metrics per frame count, SHA-256) for ffn.load. A file of "
+        "early exit that is kept with the checkpoint is written beside them.",
     )
     parser.add_argument("checkpoint", help="best.pt or last.pt of a run")
     parser.add_argument("name", help="model.dataset_frames, e.g. tsm_r50.sthv1_f4_8_16")
@@ -65,23 +65,23 @@ def _parser() -> Parser:
 
 
 def _publish(given: argparse.Namespace) -> None:
-    from ffn.zoo import cascade_path, load_with_record, push_to_hub, save_weights
+    from ffn.zoo import early_exit_path, load_with_record, push_to_hub, save_weights
     from ffn.zoo.repositories import check_repository
 
     if given.hub:
         check_repository(given.hub)
     model, record = load_with_record(given.checkpoint)
     path = Path(given.output) / f"{given.name}.safetensors"
-    cascade, kept = _cascade_of(given.checkpoint, model), cascade_path(path)
+    early_exit, kept = _early_exit_of(given.checkpoint, model), early_exit_path(path)
     refuse_existing(kept, given.overwrite)
     meta = _meta(given, model, record)
     make_writable(path.parent)
     written = save_weights(model, path, meta, overwrite=given.overwrite)
     print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
-    if cascade is not None:
+    if early_exit is not None:
         with atomic_write(kept) as file:
-            file.write(cascade.read_bytes())
-        print(f"{kept}: its cascade")
+            file.write(early_exit.read_bytes())
+        print(f"{kept}: its early exit")
     else:
         kept.unlink(missing_ok=True)  # that of the weights which were replaced
     if given.hub:
@@ -131,14 +131,14 @@ def _views(protocol: Protocol) -> str | None:
     return f"{crops} x {clips}"
 
 
-def _cascade_of(checkpoint: str, model: nn.Module) -> Path | None:
-    """The cascade that is kept with a checkpoint; ValueError if it belongs to other weights."""
-    from ffn.evaluation.cascades.file import CascadeFile
-    from ffn.zoo import cascade_beside, state_sha256
+def _early_exit_of(checkpoint: str, model: nn.Module) -> Path | None:
+    """The early exit that is kept with a checkpoint; ValueError if it belongs to other weights."""
+    from ffn.evaluation.early_exit import EarlyExit
+    from ffn.zoo import early_exit_beside, state_sha256
 
-    path = cascade_beside(checkpoint)
+    path = early_exit_beside(checkpoint)
     if path is not None:
-        CascadeFile.load(path).check_network(state_sha256(model.state_dict()), checkpoint)
+        EarlyExit.load(path).check_network(state_sha256(model.state_dict()), checkpoint)
     return path
 
 

@@ -22,6 +22,8 @@ from ffn.cli.program import Parser, called_as, fail_once, prefix, program
 from ffn.files import make_writable
 
 if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
     from ffn.data import Splits, VideoDataset
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
@@ -173,8 +175,7 @@ def _sweep(
 ) -> _Tested:
     """Test one network in one precision at all frame counts; every process calls this."""
     from ffn.core import FrameFlexible
-    from ffn.data import Preprocessing
-    from ffn.engine.build_data import build_test_loader, clips_per_forward
+    from ffn.engine.build_data import clips_per_forward
     from ffn.engine.failures import explain_failures
     from ffn.evaluation import sweep
     from ffn.zoo import load_with_record, state_sha256
@@ -188,16 +189,14 @@ def _sweep(
         if given.interpolate != model.interpolate:
             name, digest = f"{_way(given)}/{name}", None
         model.interpolate = given.interpolate
-    splits = _read_splits(weights, record, config)
-    loader = build_test_loader(
+    loader, classes = loader_for(
+        weights,
+        record,
         config,
-        splits,
         world,
         frames=given.frames or config.data.test_frames,
-        preprocessing=Preprocessing.from_dict(record.preprocessing),
         protocol=given.protocol,
         shuffle_frames=given.shuffle_frames,
-        access="few",
     )
     batch_size = clips_per_forward(config, world)
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
@@ -216,7 +215,35 @@ def _sweep(
             batch_size=batch_size,
             progress=True,
         )
-    return _Tested(result, loader.dataset, splits.classes, digest)
+    return _Tested(result, loader.dataset, classes, digest)
+
+
+def loader_for(
+    weights: str,
+    record: WeightRecord,
+    config: Config,
+    world: World,
+    *,
+    frames: Sequence[int],
+    protocol: str | None = None,
+    shuffle_frames: bool = False,
+) -> tuple[DataLoader, Sequence[str]]:
+    """Batches of the test videos of a config for a network, and the class names."""
+    from ffn.data import Preprocessing
+    from ffn.engine.build_data import build_test_loader
+
+    splits = _read_splits(weights, record, config)
+    loader = build_test_loader(
+        config,
+        splits,
+        world,
+        frames=frames,
+        preprocessing=Preprocessing.from_dict(record.preprocessing),
+        protocol=protocol,
+        shuffle_frames=shuffle_frames,
+        access="few",
+    )
+    return loader, splits.classes
 
 
 def _calibration(

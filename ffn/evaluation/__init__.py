@@ -6,9 +6,6 @@ accuracies.
 """
 
 from ffn.devices import describe_device
-from ffn.evaluation.cascades.cascade import Cascade
-from ffn.evaluation.cascades.file import CascadeFile
-from ffn.evaluation.cascades.fit import CascadeFit, fit_cascades
 from ffn.evaluation.confusion import confusion_matrix
 from ffn.evaluation.cost import (
     count_macs,
@@ -17,6 +14,7 @@ from ffn.evaluation.cost import (
     measure_latency,
 )
 from ffn.evaluation.details import save_details
+from ffn.evaluation.early_exit import EarlyExit, fit_early_exit
 from ffn.evaluation.ensemble import check_members, ensemble
 from ffn.evaluation.eval_mode import evaluating
 from ffn.evaluation.metrics import accuracy, label_ranks
@@ -35,9 +33,7 @@ from ffn.evaluation.summary import summary
 from ffn.evaluation.sweep import evaluate, measure, sweep
 
 __all__ = [
-    "Cascade",
-    "CascadeFile",
-    "CascadeFit",
+    "EarlyExit",
     "MultiLabelRow",
     "Predictions",
     "Row",
@@ -53,7 +49,7 @@ __all__ = [
     "ensemble",
     "evaluate",
     "evaluating",
-    "fit_cascades",
+    "fit_early_exit",
     "label_ranks",
     "load_predictions",
     "load_table",

@@ -85,6 +85,10 @@ class EarlyExit:
         classes = given.argmax(-1).gather(0, stage[None])[0]
         return stage, classes
 
+    def of_network(self, name: str, weights_sha256: str) -> EarlyExit:
+        """The same for a network with a name and weights."""
+        return replace(self, network=name, weights_sha256=weights_sha256)
+
     def save(self, path: Path) -> None:
         """Write a JSON file; an existing file is replaced."""
         write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")
@@ -126,7 +130,7 @@ class EarlyExit:
 def fit_early_exit(
     predictions: Predictions,
     gmacs: Mapping[int, float],
-    goal: Goal = Goal(),  # noqa: B008  frozen
+    goal: Goal = Goal(),
 ) -> EarlyExit:
     """Find the stages and thresholds that meet a goal on videos with labels.
 
@@ -202,7 +206,7 @@ def _choose(found: Sequence[EarlyExit], goal: Goal, largest: int) -> EarlyExit:
 def held_out(
     predictions: Predictions,
     gmacs: Mapping[int, float],
-    goal: Goal = Goal(),  # noqa: B008  frozen
+    goal: Goal = Goal(),
 ) -> tuple[float, float]:
     """Accuracy in percent, and mean GMACs, of thresholds on videos that they were not fitted to.
 

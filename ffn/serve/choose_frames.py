@@ -56,14 +56,14 @@ def check_choice(
             raise ValueError(f"{name} is {value!r}; expected a number above 0")
     if frames is None or (isinstance(frames, str) and frames == "auto"):
         return
-    if isinstance(frames, str) and frames == "cascade":
+    if isinstance(frames, str) and frames == "early_exit":
         raise ValueError(
-            'frames is "cascade", which is for whole videos, predictor(video); windows, archives '
-            'and heat maps need a number, "auto" or a budget'
+            'frames is "early_exit", which is for whole videos, predictor(video); windows, '
+            'lists and heat maps need a number, "auto" or a budget'
         )
     if not isinstance(frames, Integral) or isinstance(frames, bool):
         raise TypeError(
-            f'frames is {frames!r}; expected an integer of 1 or more, "auto" or "cascade"'
+            f'frames is {frames!r}; expected an integer of 1 or more, "auto" or "early_exit"'
         )
     if frames < 1:
         raise ValueError(f"frames is {frames}; expected an integer of 1 or more")

@@ -24,13 +24,14 @@ class Prediction:
         active: Trained count of the sub-network that was used; None for a plain network.
         network: How the network ran, e.g. "fused, bf16".
         decode_ms: Time to decode and transform the clip, in milliseconds; of windows that were
-            read together, each has the same share; of a cascade, of all its stages.
+            read together, each has the same share; of an early exit, of all its stages.
         model_ms: Time of the forward pass, the copy to the device included, but not the building
             of the network in the first call, in milliseconds; of
-            clips that ran as one batch, each has the same share; of a cascade, of all its stages.
+            clips that ran as one batch, each has the same share; with early exit, of all
+            stages that ran.
         multi_label: Whether a video has any number of the classes, with independent probabilities.
         why: Why this number of frames, e.g. "within 30 ms: 24.1 ms, measured" or
-            "cascade: 4 frames 0.620 < 0.730, 16 frames"; empty if it was given.
+            "early_exit: 4 frames 0.620 < 0.730, 16 frames"; empty if it was given.
         indices: Indices of the input frames in the video.
         start, end: The window in seconds; None for the whole video.
     """

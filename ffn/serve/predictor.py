@@ -15,8 +15,7 @@ from torch import Tensor
 from ffn.data import Normalize, Preprocessing
 from ffn.data.decoding import PATTERN, check_pattern
 from ffn.devices import check_device
-from ffn.evaluation.cascades.cascade import Cascade
-from ffn.evaluation.cascades.file import CascadeFile
+from ffn.evaluation.early_exit import EarlyExit
 from ffn.export import Networks
 from ffn.labels import label_kind
 from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice, counts_of
@@ -24,8 +23,8 @@ from ffn.serve.clips import Choice, Clip, ClipReader, Windows
 from ffn.serve.heat_maps import HeatMap, HeatMaps
 from ffn.serve.inputs import Input
 from ffn.serve.prediction import NotFiniteError, Prediction
-from ffn.serve.stages import run_cascade
-from ffn.zoo import cascade_beside, home, load_with_record, state_sha256
+from ffn.serve.stages import run_early_exit
+from ffn.zoo import early_exit_beside, home, load_with_record, state_sha256
 
 
 class Predictor:
@@ -46,15 +45,15 @@ class Predictor:
             on CUDA, for fused networks.
         pattern: File names in a folder of frames, e.g. ``img_{:05d}.jpg``. Default: that of the
             training (``data.frame_pattern`` in the record), or else ``{:05d}.jpg``.
-        cascade: File of ``ffn cascade fit`` for these weights, for ``frames="cascade"``; default:
-            the one that is kept with the weights.
+        early_exit: File of ``ffn early_exit`` for these weights, for ``frames="early_exit"``;
+            default: the one that is kept with the weights.
 
     Raises:
         ValueError: if the name, the device or the precision is unknown, the record has no valid
             preprocessing, there is no C++ compiler for ``compile=True`` on a CPU,
-            ``cuda_graphs=True`` is not for a fused network on CUDA, or the cascade is damaged or
+            ``cuda_graphs=True`` is not for a fused network on CUDA, or the early exit is damaged or
             belongs to other weights.
-        FileNotFoundError: if the file, or that of the cascade, does not exist.
+        FileNotFoundError: if the file, or that of early exit, does not exist.
         WeightsError: if the weights cannot be loaded.
         TypeError: if `name_or_path` is neither a name nor a path.
     """
@@ -69,7 +68,7 @@ class Predictor:
         compile: bool = False,
         cuda_graphs: bool = False,
         pattern: str | None = None,
-        cascade: str | os.PathLike[str] | None = None,
+        early_exit: str | os.PathLike[str] | None = None,
     ) -> None:
         import av  # noqa: F401  not in the first call, whose time is measured
 
@@ -99,7 +98,7 @@ class Predictor:
             device=self.device,
         )
         self._source = name_or_path
-        self._given_cascade = None if cascade is None else self._load_cascade(Path(cascade))
+        self._given_early_exit = early_exit and self._load_early_exit(Path(early_exit))
 
     @property
     def default_frames(self) -> int:
@@ -172,8 +171,8 @@ class Predictor:
                 a video of a clip store, from :meth:`ffn.data.ClipStore.open`; or a list of these.
             frames: Number of input frames, at least 1; default :attr:`default_frames`. "auto": the
                 largest of :attr:`counts` that does not repeat frames of the video and takes at most
-                8 per second, rounded up, or else the smallest. "cascade": the stages of the
-                cascade, until one is confident.
+                8 per second, rounded up, or else the smallest. "early_exit": the stages of early
+                exit, until one is confident.
             budget_ms: In place of `frames`: the largest of :attr:`counts` whose forward pass takes
                 at most this time for a single clip. The times are measured once per device,
                 network and precision; a file in ``FFN_HOME`` keeps them. Decoding is not included.
@@ -191,11 +190,11 @@ class Predictor:
             TypeError: if a video is none of the above, or `frames` no integer.
         """
         _check_batch_size(batch_size)
-        if isinstance(frames, str) and frames == "cascade" and budget_ms is budget_gmacs is None:
+        if isinstance(frames, str) and frames == "early_exit" and budget_ms is budget_gmacs is None:
             several = isinstance(video, (list, tuple))
             videos = video if several else [video]
             chunks = (videos[n : n + batch_size] for n in range(0, len(videos), batch_size))
-            found = [prediction for c in chunks for _, prediction in self.predict_cascade(c)]
+            found = [prediction for c in chunks for _, prediction in self.predict_early_exit(c)]
             return found if several else found[0]
         reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
         if not isinstance(video, (list, tuple)):
@@ -343,35 +342,35 @@ class Predictor:
             for clip, row in zip(clips, logits, strict=True)
         ]
 
-    def predict_cascade(self, videos: Sequence[Input]) -> list[tuple[Clip, Prediction]]:
-        """Predictions of whole videos by the cascade, with the clips of the stages that answered.
+    def predict_early_exit(self, videos: Sequence[Input]) -> list[tuple[Clip, Prediction]]:
+        """Predictions of whole videos by early exit, with the clips of the stages that answered.
 
         The videos of a stage run as one batch. Frames are decoded when a stage needs them.
 
         Raises:
-            ValueError: if there is no cascade, or it is damaged or belongs to other weights.
+            ValueError: if there is no early exit, or it is damaged or belongs to other weights.
             VideoError, TypeError: as a call.
         """
-        cascade = self._given_cascade or self._kept_cascade
+        early_exit = self._given_early_exit or self._kept_early_exit
         if not videos:
             return []
-        found = run_cascade(cascade, videos, self._logits, self.preprocessing, self.pattern)
+        found = run_early_exit(early_exit, videos, self._logits, self.preprocessing, self.pattern)
         return [(clip, self._prediction(clip, each, ms)) for clip, each, ms in found]
 
     @cached_property
-    def _kept_cascade(self) -> Cascade:
-        path = cascade_beside(self._source)
+    def _kept_early_exit(self) -> EarlyExit:
+        path = early_exit_beside(self._source)
         if path is None:
             raise ValueError(
-                f"there is no cascade for {self._source}; fit one with ffn cascade fit, "
-                "and give it: Predictor(cascade=FILE), or --cascade FILE"
+                f"there is no early exit for {self._source}; fit one with ffn early_exit, "
+                "and give it: Predictor(early_exit=FILE), or --early-exit FILE"
             )
-        return self._load_cascade(path)
+        return self._load_early_exit(path)
 
-    def _load_cascade(self, path: Path) -> Cascade:
-        file = CascadeFile.load(path)
-        file.check_network(state_sha256(self.model.state_dict()), self.record.name)
-        return file.cascade
+    def _load_early_exit(self, path: Path) -> EarlyExit:
+        found = EarlyExit.load(path)
+        found.check_network(state_sha256(self.model.state_dict()), self.record.name)
+        return found
 
     def _logits(self, clips: Sequence[Clip]) -> tuple[Tensor, float]:
         """Logits (B, K) on the CPU, and the milliseconds of each clip."""

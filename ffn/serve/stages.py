@@ -1,4 +1,4 @@
-"""Run a cascade on videos: decode and predict stage by stage (`ffn.evaluation.cascades`)."""
+"""Early exit on videos: decode and predict stage by stage (`ffn.evaluation.early_exit`)."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import Tensor
 from ffn.data import EvalTransform, Preprocessing, sample_views
 from ffn.data.crops import naming_video
 from ffn.data.decoding import Video
-from ffn.evaluation.cascades.cascade import Cascade
+from ffn.evaluation.early_exit import EarlyExit
 from ffn.serve.clips import Clip, duration_of
 from ffn.serve.inputs import Input, open_input
 
@@ -75,7 +75,7 @@ class StageClips:
 def open_stages(
     given: Input, stages: Sequence[int], preprocessing: Preprocessing, pattern: str
 ) -> Iterator[tuple[StageClips, float]]:
-    """Open a video for a cascade; also gives the milliseconds that this took.
+    """Open a video for several stages; also gives the milliseconds that this took.
 
     Raises:
         VideoError, TypeError, ValueError: as `open_input`.
@@ -86,8 +86,8 @@ def open_stages(
         yield clips, 1000 * (time.perf_counter() - started)
 
 
-def run_cascade(
-    cascade: Cascade,
+def run_early_exit(
+    early_exit: EarlyExit,
     videos: Sequence[Input],
     run: Run,
     preprocessing: Preprocessing,
@@ -96,7 +96,7 @@ def run_cascade(
     """Answer videos together: those that go on form the batch of the next stage.
 
     Args:
-        cascade: stages, thresholds and calibrations.
+        early_exit: stages and thresholds.
         videos: at least one.
         run: the network.
         preprocessing: of the network.
@@ -113,10 +113,10 @@ def run_cascade(
     with ExitStack() as stack:
         runs = []
         for video in videos:
-            opening = open_stages(video, cascade.stages, preprocessing, pattern)
-            runs.append(_Run(cascade, *stack.enter_context(opening)))
+            opening = open_stages(video, early_exit.stages, preprocessing, pattern)
+            runs.append(_Run(early_exit, *stack.enter_context(opening)))
         pending = runs
-        for stage in cascade.stages:
+        for stage in early_exit.stages:
             clips = [one.read(stage) for one in pending]
             logits, model_ms = run(clips)
             for one, row in zip(pending, logits, strict=True):
@@ -128,11 +128,10 @@ def run_cascade(
 
 
 class _Run:
-    """A video in a cascade."""
+    """A video and the stages that have run."""
 
-    def __init__(self, cascade: Cascade, clips: StageClips, opened_ms: float) -> None:
-        self._cascade, self._clips = cascade, clips
-        self._logits: list[Tensor] = []
+    def __init__(self, early_exit: EarlyExit, clips: StageClips, opened_ms: float) -> None:
+        self._early_exit, self._clips = early_exit, clips
         self._decode_ms, self._model_ms = opened_ms, 0.0
         self._stages: list[str] = []
         self.stopped = False
@@ -144,19 +143,18 @@ class _Run:
 
     def add(self, logits: Tensor, model_ms: float) -> None:
         """Take the logits (K,) of the stage that was read."""
-        number = len(self._logits)
-        self._logits.append(logits[None])
+        number = len(self._stages)
         self._model_ms += model_ms
-        self._probabilities = self._cascade.probabilities(self._logits)
-        self.stopped = bool(self._cascade.stops(number, self._probabilities))
-        text = f"{self._cascade.stages[number]} frames"
-        if number < len(self._cascade.thresholds):
+        self._probabilities = logits[None].double().softmax(-1)
+        self.stopped = bool(self._early_exit.stops(number, self._probabilities))
+        text = f"{self._early_exit.stages[number]} frames"
+        if number < len(self._early_exit.thresholds):
             sign = ">=" if self.stopped else "<"
             confidence = float(self._probabilities.amax())
-            text += f" {confidence:.3f} {sign} {self._cascade.thresholds[number]:.3f}"
+            text += f" {confidence:.3f} {sign} {self._early_exit.thresholds[number]:.3f}"
         self._stages.append(text)
 
     def result(self) -> tuple[Clip, Tensor, float]:
-        why = f"cascade: {', '.join(self._stages)}"
+        why = f"early exit: {', '.join(self._stages)}"
         clip = replace(self._clip, why=why, decode_ms=self._decode_ms)
         return clip, self._probabilities[0].float(), self._model_ms

@@ -5,8 +5,8 @@ from ffn.zoo.download import download, home, sha256_of
 from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
 from ffn.zoo.local import (
     Verdict,
-    cascade_beside,
-    cascade_path,
+    early_exit_beside,
+    early_exit_path,
     fetch_weights,
     verify_weights,
 )
@@ -21,10 +21,10 @@ __all__ = [
     "Verdict",
     "WeightRecord",
     "WeightsError",
-    "cascade_beside",
-    "cascade_path",
     "create_model",
     "download",
+    "early_exit_beside",
+    "early_exit_path",
     "fetch_weights",
     "find_record",
     "from_pretrained",

@@ -1,7 +1,7 @@
 """Weights in repositories of the Hugging Face Hub: load them, and publish them with a card.
 
 A repository holds the weights, ``model.safetensors``, and their record, ``model.yaml``, which has
-their SHA-256. It may hold a cascade for them, ``model.cascade.safetensors``.
+their SHA-256. It may hold an early exit for them, ``model.early_exit.json``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 from ffn.zoo.download import home, is_offline, sha256_of
 from ffn.zoo.records import WeightsError, read_record
 
-WEIGHTS, RECORD, CASCADE = "model.safetensors", "model.yaml", "model.cascade.safetensors"
+WEIGHTS, RECORD, EARLY_EXIT = "model.safetensors", "model.yaml", "model.early_exit.json"
 _NAME = re.compile(r"hf://(?P<repo>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>[^/@\s]+))?")
 
 
@@ -67,8 +67,8 @@ def fetch_repository(name: str) -> Path:
     )
 
 
-def fetch_cascade(name: str) -> Path | None:
-    """Download the cascade of a repository, or find it in the cache; None if it has none.
+def fetch_early_exit(name: str) -> Path | None:
+    """Download the early exit of a repository, or find it in the cache; None if it has none.
 
     Args:
         name: ``hf://user/name[@revision]``.
@@ -79,7 +79,7 @@ def fetch_cascade(name: str) -> Path | None:
     weights = fetch_repository(name)
     repo, _ = _NAME.fullmatch(name).groups()
     try:
-        return _fetch(name, repo, CASCADE, weights.parent.name)
+        return _fetch(name, repo, EARLY_EXIT, weights.parent.name)
     except _MissingError:
         return None
 

@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from safetensors import SafetensorError, safe_open
-
 from ffn.zoo.download import cache_path, download, sha256_of, stored_hash
-from ffn.zoo.hub import RECORD, cached_repositories, fetch_cascade, fetch_repository, is_repository
+from ffn.zoo.hub import (
+    RECORD,
+    cached_repositories,
+    fetch_early_exit,
+    fetch_repository,
+    is_repository,
+)
 from ffn.zoo.records import (
     WeightRecord,
     WeightsError,
@@ -22,7 +26,7 @@ from ffn.zoo.records import (
     zoo_folder,
 )
 
-WEIGHTS, CASCADE = (".pt", ".safetensors"), ".cascade.safetensors"  # ends of the names of files
+WEIGHTS, EARLY_EXIT = (".pt", ".safetensors"), ".early_exit.json"  # ends of the names of files
 
 
 def fetch_weights(name: str) -> Path:
@@ -159,8 +163,8 @@ def _download_name(record: WeightRecord) -> str | None:
     return record.name + (".pkl" if record.url.endswith(".pkl") else ".pth")
 
 
-def cascade_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
-    """The cascade that is kept with weights (``docs/cascade.md``); None if there is none.
+def early_exit_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
+    """The early exit that is kept with weights ; None if there is none.
 
     Args:
         name_or_path: of the weights, as :func:`ffn.load` takes it. A repository of the Hub is
@@ -172,26 +176,22 @@ def cascade_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
     """
     name = os.fspath(name_or_path)
     if is_repository(name):
-        return fetch_cascade(name)
+        return fetch_early_exit(name)
     path = Path(name)
     if path.suffix not in WEIGHTS:
         path = weights_path(find_record(name))
-    cascade = cascade_path(path)
-    return cascade if cascade.is_file() else None
+    kept = early_exit_path(path)
+    return kept if kept.is_file() else None
 
 
-def cascade_path(weights: Path) -> Path:
-    """Where the cascade for a file of weights is kept: ``best.cascade.safetensors``."""
-    return weights.with_name(f"{weights.stem}{CASCADE}")
+def early_exit_path(weights: Path) -> Path:
+    """Where the early exit for a file of weights is kept: ``best.early_exit.json``."""
+    return weights.with_name(f"{weights.stem}{EARLY_EXIT}")
 
 
-def cascade_weights(cascade: Path) -> str | None:
-    """The SHA-256 of the weights that a cascade belongs to (:func:`ffn.zoo.state_sha256`).
-
-    None if the file is no cascade.
-    """
+def early_exit_weights(path: Path) -> str | None:
+    """The SHA-256 of the weights that a file of early exit belongs to; None if it is none."""
     try:
-        with safe_open(cascade, framework="pt") as file:
-            return json.loads((file.metadata() or {})["cascade"])["weights_sha256"]
-    except (OSError, SafetensorError, ValueError, KeyError, TypeError):
+        return json.loads(path.read_text(encoding="utf-8"))["weights_sha256"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None

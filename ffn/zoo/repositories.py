@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from ffn.files import write_text
-from ffn.zoo.hub import CASCADE, WEIGHTS, is_repository
+from ffn.zoo.hub import EARLY_EXIT, WEIGHTS, is_repository
 from ffn.zoo.load import load, load_with_record
-from ffn.zoo.local import cascade_beside, cascade_weights
+from ffn.zoo.local import early_exit_beside, early_exit_weights
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.save import save_weights, state_sha256
 
@@ -54,9 +54,9 @@ def push_to_hub(
 ) -> str:
     """Publish weights in a repository of the Hugging Face Hub, with a model card.
 
-    The repository is created if it does not exist. The card is written from the record. A cascade
-    that is kept with the weights (:func:`ffn.zoo.cascade_beside`) is published with them. Without
-    `private`, a new repository is as visible as the settings of its owner say.
+    The repository is created if it does not exist. The card is written from the record. An early
+    exit that is kept with the weights (:func:`ffn.zoo.early_exit_beside`) is published with them.
+    Without `private`, a new repository is as visible as the settings of its owner say.
 
     Args:
         weights: name or path, as :func:`ffn.load` takes it.
@@ -69,7 +69,7 @@ def push_to_hub(
         The name by which ``ffn.load`` reads them, ``hf://user/name``.
 
     Raises:
-        ValueError: another form of name, or the cascade belongs to other weights.
+        ValueError: another form of name, or the early exit belongs to other weights.
         FileExistsError: the repository has weights, and ``overwrite`` is false.
         WeightsError: the weights cannot be read, the repository is public and `private` is true,
             or the Hub refuses them.
@@ -79,10 +79,10 @@ def push_to_hub(
     check_repository(repo)
     name = f"hf://{repo}"
     model, record = load_with_record(weights)
-    cascade = cascade_beside(weights)
-    if cascade is not None and cascade_weights(cascade) != state_sha256(model.state_dict()):
+    early_exit, digest = early_exit_beside(weights), state_sha256(model.state_dict())
+    if early_exit is not None and early_exit_weights(early_exit) != digest:
         raise ValueError(
-            f"{cascade} is no cascade of {weights}; delete it, or fit one to these weights"
+            f"{early_exit} is no early exit of {weights}; delete it, or fit one to these weights"
         )
     api = huggingface_hub.HfApi()
     try:
@@ -100,14 +100,16 @@ def push_to_hub(
         with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
             meta = {k: v for k, v in record.to_dict().items() if k not in ("sha256", "size", "url")}
             saved = save_weights(model, Path(folder, WEIGHTS), meta | {"source_format": None})
-            if cascade is not None:
-                shutil.copyfile(cascade, Path(folder, CASCADE))
-            write_text(Path(folder, CARD), model_card(saved, repo, cascade=cascade is not None))
+            if early_exit is not None:
+                shutil.copyfile(early_exit, Path(folder, EARLY_EXIT))
+            write_text(
+                Path(folder, CARD), model_card(saved, repo, early_exit=early_exit is not None)
+            )
             api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,
                 commit_message=message,
-                delete_patterns=[CASCADE],  # that of earlier weights
+                delete_patterns=[EARLY_EXIT],  # that of earlier weights
             )
     except (
         huggingface_hub.errors.HfHubHTTPError,
@@ -121,13 +123,13 @@ def push_to_hub(
     return name
 
 
-def model_card(record: WeightRecord, repo: str, *, cascade: bool = False) -> str:
+def model_card(record: WeightRecord, repo: str, *, early_exit: bool = False) -> str:
     """The README of a repository: what the network is, its accuracy, and how to use it.
 
     Args:
         record: of the weights.
         repo: "user/name".
-        cascade: the repository has a cascade.
+        early_exit: the repository has an early exit.
     """
     tags = ["video-classification", "frame-flexible", record.model]
     lines = ["---", "library_name: frame-flexible", "pipeline_tag: video-classification"]
@@ -149,8 +151,8 @@ def model_card(record: WeightRecord, repo: str, *, cascade: bool = False) -> str
         *("", "## Use", "", "```bash", "pip install frame-flexible", "```", "", "```python"),
         *("import ffn", "", f'predictor = ffn.Predictor("hf://{repo}")'),
         f'print(predictor("video.mp4", frames={max(trained)}).top(5))',
-        *["# More frames only if few are not enough:"] * cascade,
-        *['print(predictor("video.mp4", frames="cascade").top(5))'] * cascade,
+        *["# More frames only if few are not enough:"] * early_exit,
+        *['print(predictor("video.mp4", frames="early_exit").top(5))'] * early_exit,
         *("```", ""),
     ]
     if record.metrics:

@@ -205,8 +205,8 @@ def test_the_protocol_of_the_results(
     assert load_with_record(tmp_path / f"{NAME}.safetensors")[1].protocol == recorded
 
 
-def test_the_cascade_of_replaced_weights_goes(checkpoint: Path, tmp_path: Path, capsys) -> None:
-    kept = tmp_path / f"{NAME}.cascade.safetensors"
+def test_the_early_exit_of_replaced_weights_goes(checkpoint: Path, tmp_path: Path, capsys) -> None:
+    kept = tmp_path / f"{NAME}.early_exit.json"
     kept.write_bytes(b"of other weights")
 
     assert main([str(checkpoint), NAME, "--output", str(tmp_path)]) == 2

@@ -455,7 +455,7 @@ def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:
     assert torch.equal(ordered[1].nan_to_num(), shuffled[1].nan_to_num())
     assert not torch.allclose(ordered[6].nan_to_num(), shuffled[6].nan_to_num(), atol=1e-4)
     assert found["plain"].weights_sha256 is not None
-    assert found["shuffled_plain"].weights_sha256 is None  # no cascade is fitted to these
+    assert found["shuffled_plain"].weights_sha256 is None  # no early exit is fitted to these
 
 
 def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Path) -> None:

@@ -240,7 +240,7 @@ def test_misuse_says_what_is_allowed(weights, video):
     with pytest.raises(ValueError, match="batch_size is 0; expected an integer of 1 or more"):
         predictor([video], batch_size=0)
     with pytest.raises(
-        TypeError, match=r"frames is '8'; expected an integer of 1 or more, .auto. or .cascade."
+        TypeError, match=r"frames is '8'; expected an integer of 1 or more, .auto. or .early_exit."
     ):
         predictor(video, frames="8")
     with pytest.raises(TypeError, match=r"name_or_path is a TSM; expected a name of the zoo"):

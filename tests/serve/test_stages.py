@@ -1,37 +1,29 @@
-"""Served cascades, against the offline cascade on stored logits and the clips of fixed counts."""
+"""Early exit of a predictor, against stored logits and the clips of fixed counts."""
 
 from __future__ import annotations
 
 import json
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from serve_files import CLASSES, PREPROCESSING, save_network, write_video
+from serve_files import PREPROCESSING, save_network, write_video
 
 from ffn.cli.predict import main
-from ffn.data import VideoError
-from ffn.datasets.synthetic import CLASSES as CLASS_NAMES
-from ffn.datasets.synthetic import draw
-from ffn.evaluation import Predictions
-from ffn.evaluation.cascades.calibration import fit_calibration
-from ffn.evaluation.cascades.file import CascadeFile, path_digests
-from ffn.evaluation.cascades.fit import CascadeFit, Point
+from ffn.evaluation.early_exit import EarlyExit
 from ffn.serve import Predictor
-from ffn.serve.clips import ClipReader, Windows
+from ffn.serve.clips import ClipReader
 from ffn.serve.stages import StageClips, open_stages
-from ffn.zoo import state_sha256
+from ffn.zoo import early_exit_path, state_sha256
 
 STAGES = (2, 4, 8)
-GMACS = {2: 1.0, 4: 2.0, 8: 4.0}
 
 
 @pytest.fixture(scope="module")
 def films() -> list[np.ndarray]:
-    """Films of different lengths, brightness and contrast, so that answers differ."""
+    """Videos of different lengths, brightness and contrast, so that answers differ."""
     random = np.random.default_rng(0)
     films = []
     for number in range(30):
@@ -43,7 +35,7 @@ def films() -> list[np.ndarray]:
 
 @pytest.fixture(scope="module")
 def weights(tmp_path_factory):
-    return save_network(tmp_path_factory.mktemp("weights") / "spread.safetensors", spread=0.2)
+    return save_network(tmp_path_factory.mktemp("weights") / "spread.safetensors", spread=0.06)
 
 
 @pytest.fixture(scope="module")
@@ -52,68 +44,48 @@ def plain(weights) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def stored(plain, films) -> Predictions:
-    """Logits of the network at each count; labels are the answers at 8, some changed."""
+def stored(plain, films) -> dict[int, torch.Tensor]:
+    """Logits of the network at each count."""
     logits = {}
     for count in STAGES:
         clips = [plain.reader(count).read(film).pixels / 255 for film in films]
         clip = (torch.stack(clips) - 0.4) / 0.2  # the preprocessing, by hand
         with torch.no_grad():
             logits[count] = plain.model(clip)
-    label = logits[8].argmax(1)
-    label[::3] = (label[::3] + 1) % 3
-    ok = torch.ones(len(films), dtype=torch.bool)
-    return Predictions(tuple(f"{n}.mp4" for n in range(len(films))), label, ok, logits)
+    return logits
 
 
 @pytest.fixture(scope="module")
 def file(tmp_path_factory, plain, stored):
-    """A cascade of three stages, each of which answers some of the films."""
-    given = {STAGES[: n + 1]: [stored.logits[m] for m in STAGES[: n + 1]] for n in range(3)}
-    fits = {stack: fit_calibration(x, stored.label, 0.01) for stack, x in given.items()}
-    confidence = [fits[stack](x).softmax(1).amax(1) for stack, x in given.items()]
-    thresholds = tuple(float(x.quantile(0.6)) - 1e-4 for x in confidence[:2])
-    chosen = Point(STAGES, thresholds, 50.0, 3.0)
-    fit = CascadeFit(GMACS, len(stored.paths), fits, (chosen,), dict.fromkeys(STAGES, 50.0))
-    path = tmp_path_factory.mktemp("cascade") / "cascade.safetensors"
+    """Three stages, each of which answers some of the videos."""
+    confidence = [stored[n].double().softmax(1).amax(1) for n in STAGES[:2]]
+    thresholds = tuple(float(x.quantile(0.6)) for x in confidence)
     digest = state_sha256(plain.model.state_dict())
-    CascadeFile(fit, chosen, digest, "tiny", CLASSES, path_digests(stored.paths)).save(path)
+    path = tmp_path_factory.mktemp("early_exit") / "early_exit.json"
+    EarlyExit(STAGES, thresholds, 50.0, 3.0, "tiny", digest).save(path)
     return path
 
 
 @pytest.fixture(scope="module")
 def predictor(weights, file) -> Predictor:
-    return Predictor(weights, precision="fp32", cascade=file)
+    return Predictor(weights, precision="fp32", early_exit=file)
 
 
-def test_a_served_cascade_equals_the_one_on_stored_logits(predictor, stored, films, file) -> None:
-    expected = CascadeFile.load(file).cascade.run(stored.logits)
-    assert len(expected.stage.unique()) == 3
+def test_a_served_early_exit_equals_the_one_on_stored_logits(predictor, stored, films, file):
+    stage, classes = EarlyExit.load(file).answer(stored)
+    assert len(stage.unique()) == 3
 
-    one_by_one = [predictor(film, frames="cascade") for film in films]
-    together = predictor(films, frames="cascade", batch_size=7)
+    one_by_one = [predictor(film, frames="early_exit") for film in films]
+    together = predictor(films, frames="early_exit", batch_size=7)
 
     for found in (one_by_one, together):
-        assert [p.frames for p in found] == [STAGES[s] for s in expected.stage]
-        probabilities = torch.stack([p.probabilities for p in found])
-        torch.testing.assert_close(
-            probabilities.double(), expected.probabilities, atol=1e-5, rtol=0
-        )
-        assert [p.active for p in found] == [p.frames for p in found]
-    assert predictor([], frames="cascade") == []
-
-
-def test_the_prediction_says_which_stages_ran(predictor, films, file) -> None:
-    first, second = CascadeFile.load(file).chosen.thresholds
-    texts = {p.frames: p for p in predictor(films, frames="cascade")}
-
-    confidence = float(texts[2].probabilities.max())
-    assert texts[2].why == f"cascade: 2 frames {confidence:.3f} >= {first:.3f}"
-    assert texts[4].why.startswith("cascade: 2 frames 0.")
-    assert f" < {first:.3f}, 4 frames " in texts[4].why
-    assert texts[4].why.endswith(f" >= {second:.3f}")
-    assert texts[8].why.endswith(f" < {second:.3f}, 8 frames")
-    assert texts[2].how.startswith(f"2 frames ({texts[2].why}), sub-network 2")
+        assert [p.frames for p in found] == [STAGES[s] for s in stage]
+        assert [int(p.probabilities.argmax()) for p in found] == classes.tolist()
+    first = next(p for p in together if p.frames == 4)
+    expected = stored[4][together.index(first)].softmax(0)
+    torch.testing.assert_close(first.probabilities, expected, atol=1e-5, rtol=0)
+    assert first.why.startswith("early exit: 2 frames 0.")
+    assert predictor([], frames="early_exit") == []
 
 
 def test_the_times_are_those_of_all_stages(predictor, films, monkeypatch) -> None:
@@ -121,20 +93,10 @@ def test_the_times_are_those_of_all_stages(predictor, films, monkeypatch) -> Non
     run = Predictor._logits
     monkeypatch.setattr(Predictor, "_logits", lambda self, clips: (run(self, clips)[0], 10.0))
 
-    found = predictor(films, frames="cascade")
+    found = predictor(films, frames="early_exit")
 
     assert {p.frames: p.model_ms for p in found} == {2: 10.0, 4: 20.0, 8: 30.0}
     assert all(p.decode_ms > 0 for p in found)
-
-
-def test_threads_get_the_answers_of_one_thread(predictor, films) -> None:
-    expected = [predictor(film, frames="cascade") for film in films]
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda film: predictor(film, frames="cascade"), films * 2))
-
-    for one, other in zip(expected * 2, found, strict=True):
-        assert one.why == other.why
-        torch.testing.assert_close(one.probabilities, other.probabilities, atol=1e-6, rtol=0)
 
 
 class Recorder:
@@ -157,8 +119,7 @@ class Recorder:
         return self.pixels[indices]
 
 
-@pytest.mark.parametrize("rule", ["segment", "interval", "dense"])
-@pytest.mark.parametrize("length", [1, 5, 24, 90])
+@pytest.mark.parametrize(("rule", "length"), [("segment", 5), ("interval", 24), ("dense", 90)])
 def test_stages_have_the_clips_of_fixed_counts_and_decode_no_frame_twice(rule, length) -> None:
     pixels = np.random.default_rng(length).integers(0, 256, (length, 40, 48, 3), dtype=np.uint8)
     settings = type(PREPROCESSING)(**{**vars(PREPROCESSING), "sampling": rule})
@@ -197,102 +158,31 @@ def test_the_stages_of_a_file(tmp_path, plain) -> None:
     assert opened_ms > 0
 
 
-def test_thin_frames_are_an_error_of_their_video(plain, monkeypatch) -> None:
-    """Of cascades, whole videos and windows; resized, they are larger than the limit."""
-    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", "5000")
-    thin = np.zeros((10, 4, 48, 3), dtype=np.uint8)
-    reader = plain.reader(2)
-    with (
-        pytest.raises(VideoError, match=r"frames of 48 x 4 pixels.*would have 15,552 pixels"),
-        open_stages(thin, (2, 4), PREPROCESSING, "") as (clips, _),
-    ):
-        clips.read(2)
-    for read in (
-        lambda: reader.read(thin),
-        lambda: [*reader.read_windows(thin, Windows(1, fps=5))],
-    ):
-        with pytest.raises(VideoError, match="with a shorter side of 36"):
-            read()
-
-
-def test_a_cascade_of_other_weights_is_refused(tmp_path, file, weights) -> None:
-    other = save_network(tmp_path / "other.safetensors", spread=0.21)
-    with pytest.raises(ValueError, match=r"belongs to tiny with SHA-256 .*Fit a cascade to these"):
-        Predictor(other, cascade=file)
-    with pytest.raises(FileNotFoundError, match=r"no file .*none"):
-        Predictor(weights, cascade=tmp_path / "none")
-
-
-def test_a_cascade_that_is_kept_with_its_weights(
+def test_early_exit_kept_with_its_weights(
     tmp_path, films, weights, file, predictor, capsys
 ) -> None:
     kept = tmp_path / "kept.safetensors"
     for end in (".safetensors", ".yaml"):
         shutil.copy(weights.with_suffix(end), kept.with_suffix(end))
-    shutil.copy(file, tmp_path / "kept.cascade.safetensors")
-    expected = predictor(films[:8], frames="cascade")
-    found = Predictor(kept, precision="fp32")(films[:8], frames="cascade")
-    assert [one.why for one in found] == [one.why for one in expected]
+    shutil.copy(file, early_exit_path(kept))
+    video = write_video(tmp_path / "video.mp4", films[0], rate=20)
 
-    video = write_video(tmp_path / "film.mp4", films[0], rate=20)
-    given = [str(video), "--weights", str(kept), "--precision", "fp32", "--frames", "cascade"]
+    given = [str(video), "--weights", str(kept), "--precision", "fp32", "--frames", "early_exit"]
     assert main([*given, "--format", "json"]) == 0
-    assert json.loads(capsys.readouterr().out)["why"] == expected[0].why
-    assert main([*given, "--window", "1"]) == 2
-    assert "a cascade is for whole videos" in capsys.readouterr().err
-    (tmp_path / "list.txt").write_text("film.mp4\n")
-    assert main([str(tmp_path / "list.txt"), *given[1:], "--output", str(tmp_path / "o.csv")]) == 2
-    assert "--frames cascade is not for lists of videos" in capsys.readouterr().err
 
-    for end in (".safetensors", ".yaml"):
-        kept.with_suffix(end).unlink()
-    save_network(kept, spread=0.3)  # trained on: the cascade is not that of these weights
-    with pytest.raises(ValueError, match="Fit a cascade to these weights"):
-        Predictor(kept, precision="fp32")(films[0], frames="cascade")
+    expected = predictor(video, frames="early_exit")
+    assert json.loads(capsys.readouterr().out)["why"] == expected.why
 
 
-def test_the_cascade_that_ships() -> None:
-    film = draw(CLASS_NAMES[0], size=24, frames=40, rng=np.random.default_rng(0))
+def test_early_exit_of_other_weights_or_none_is_refused(tmp_path, file, plain, films) -> None:
+    other = save_network(tmp_path / "other.safetensors", spread=0.07)
+    with pytest.raises(ValueError, match="fitted to tiny"):
+        Predictor(other, early_exit=file)
+    with pytest.raises(ValueError, match="fit one"):
+        plain(films[0], frames="early_exit")
+
+
+def test_early_exit_that_ships() -> None:
     predictor = Predictor("tsm_tiny.motion_any_f2_20", precision="fp32")
-    prediction = predictor(film, frames="cascade")
-    assert prediction.frames in (6, 12)
-    assert prediction.why.startswith("cascade: 6 frames 0.")
-
-
-def test_a_cascade_is_for_whole_videos(predictor, plain, films) -> None:
-    with pytest.raises(
-        ValueError, match=r"no cascade for .*spread\.safetensors; fit one with ffn c"
-    ):
-        plain(films[0], frames="cascade")
-    with pytest.raises(ValueError, match='frames is "cascade", which is for whole videos'):
-        predictor.windows(films[0], 1.0, fps=10, frames="cascade")
-    with pytest.raises(ValueError, match="got frames='cascade' and budget_gmacs=1"):
-        predictor(films[0], frames="cascade", budget_gmacs=1)
-
-
-def test_the_command_predicts_with_a_cascade(
-    tmp_path, films, weights, file, predictor, capsys
-) -> None:
-    paths = [write_video(tmp_path / f"{n}.mp4", films[n], rate=20) for n in (0, 7)]
-    given = [*map(str, paths), "--weights", str(weights), "--precision", "fp32"]
-    given += ["--cascade", str(file)]
-
-    assert main([*given, "--format", "json", "--save", str(tmp_path / "{name}.png")]) == 0
-
-    lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    expected = predictor(paths, frames="cascade")
-    assert [line["why"] for line in lines] == [p.why for p in expected]
-    assert [line["frames"] for line in lines] == [p.frames for p in expected]
-    assert (tmp_path / "0.png").is_file()
-    for more, message in (
-        (["--window", "1"], "a cascade is for whole videos"),
-        (["--output", str(tmp_path / "t.csv")], "--"),
-    ):
-        assert main([*given, *more]) == 2
-        assert message in capsys.readouterr().err
-    one = [given[0], *given[2:], "--output", str(tmp_path / "t.csv")]
-    assert main(one) == 2
-    assert "--cascade is not for lists of videos; leave out --output" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([*given, "--frames", "4"])
-    assert "not allowed with argument" in capsys.readouterr().err
+    pixels = np.random.default_rng(0).integers(0, 256, (30, 28, 28, 3), dtype=np.uint8)
+    assert predictor(pixels, frames="early_exit").why.startswith("early exit: ")

@@ -9,7 +9,6 @@ from types import SimpleNamespace
 
 import huggingface_hub
 import pytest
-import safetensors.torch
 import torch
 import yaml
 from servers import COMMIT
@@ -18,9 +17,9 @@ import ffn
 from ffn.zoo import (
     WeightRecord,
     WeightsError,
-    cascade_beside,
-    cascade_path,
     create_model,
+    early_exit_beside,
+    early_exit_path,
     fetch_weights,
     load,
     load_start_weights,
@@ -153,19 +152,19 @@ def test_what_is_published_can_be_loaded(hub, api, saved, network) -> None:
         ffn.push_to_hub(saved, "me/net@v1")
 
 
-def test_a_cascade_is_published_with_its_weights(hub, api, saved, network) -> None:
+def test_an_early_exit_is_published_with_its_weights(hub, api, saved, network) -> None:
     ffn.push_to_hub(saved, "me/net")
     hub.folder = api.root / "me/net"
-    assert cascade_beside(NAME) is None
+    assert early_exit_beside(NAME) is None
 
     content = json.dumps({"weights_sha256": state_sha256(network.state_dict())})
-    safetensors.torch.save_file({}, cascade_path(saved), {"cascade": content})
+    early_exit_path(saved).write_text(content)
     ffn.push_to_hub(saved, "me/net", overwrite=True)
-    assert cascade_beside(NAME).read_bytes() == cascade_path(saved).read_bytes()
-    assert 'frames="cascade")' in (hub.folder / "README.md").read_text()
+    assert early_exit_beside(NAME).read_bytes() == early_exit_path(saved).read_bytes()
+    assert 'frames="early_exit")' in (hub.folder / "README.md").read_text()
 
-    cascade_path(saved).write_bytes(b"no cascade")
-    with pytest.raises(ValueError, match="is no cascade of"):
+    early_exit_path(saved).write_bytes(b"no early exit")
+    with pytest.raises(ValueError, match="is no early exit of"):
         ffn.push_to_hub(saved, "me/net", overwrite=True)
 
 
