@@ -6,55 +6,43 @@ import torch
 from torch import Tensor, nn
 
 
-def check_clip(clip: Tensor, channels: int | None = None) -> None:
+def check_clip(clip: Tensor, channels: int | None = None, frame_dim: int = 2) -> None:
     """Check that a tensor is a batch of clips (B, C, T, H, W).
 
     Args:
         clip: the tensor.
         channels: C that the network takes, if known. A clip with another C is refused only if its
             dimensions look permuted; the first layer checks C itself.
+        frame_dim: the dimension of T; C is checked if it is 2.
 
     Raises:
         ValueError: it does not have five dimensions, T is 0, or T or W has the size of C.
     """
-    if clip.ndim != 5 or clip.shape[2] < 1:
+    if clip.ndim != 5 or clip.shape[frame_dim] < 1:
         raise ValueError(
             f"clip has {clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W), T >= 1. "
-            "One clip? Add a batch dimension with clip[None]."
+            "One clip? Add a batch dimension with clip[None]. Several views? Call the task instead."
         )
-    if channels is None or clip.shape[1] in (3, channels):
+    if frame_dim != 2 or channels is None or clip.shape[1] in (3, channels):
         return
-    orders = {2: ("(B, T, C, H, W)", "clip.transpose(1, 2)")}
-    orders[4] = ("(B, T, H, W, C)", "clip.movedim(-1, 1)")
-    for dim, (order, remedy) in orders.items():
-        if clip.shape[dim] == channels:
-            raise ValueError(
-                f"clip has {clip.shape[1]} channels {tuple(clip.shape)}; expected (B, C, T, H, W) "
-                f"with C = {channels}. It looks like {order}; pass {remedy}."
-            )
+    if channels in (clip.shape[2], clip.shape[4]):
+        order = "(B, T, C, H, W): pass clip.transpose(1, 2)"
+        if clip.shape[2] != channels:
+            order = "(B, T, H, W, C): pass clip.movedim(-1, 1)"
+        raise ValueError(
+            f"clip has {clip.shape[1]} channels {tuple(clip.shape)}; expected (B, C, T, H, W) "
+            f"with C = {channels}. It looks like {order}."
+        )
 
 
 def check_clip_of(network: nn.Module, clip: Tensor, frame_dim: int = 2) -> None:
-    """Check a clip for a network of any kind: its dimensions, and C if the network takes 3.
-
-    Args:
-        network: its first convolution tells C.
-        clip: (B, C, T, H, W), or another order of five dimensions.
-        frame_dim: the dimension of T; C is checked if it is 2.
-
-    Raises:
-        ValueError: it does not have five dimensions, or they look permuted.
-    """
-    if clip.ndim != 5:
-        raise ValueError(
-            f"clip has {clip.ndim} dims {tuple(clip.shape)}; expected (B, C, T, H, W). "
-            "One clip? Add a batch dimension with clip[None]. Several views? Call the task instead."
-        )
-    if frame_dim == 2 and clip.shape[1] != 3 and 3 in (clip.shape[2], clip.shape[4]):
+    """As `check_clip`, where the first convolution of a network of any kind tells C."""
+    check_clip(clip, frame_dim=frame_dim)
+    if clip.shape[1] != 3 and 3 in (clip.shape[2], clip.shape[4]):
         layers = (m for m in network.modules() if isinstance(m, (nn.Conv2d, nn.Conv3d)))
         first = next(layers, None)
         if first is not None and first.in_channels == 3:
-            check_clip(clip, 3)
+            check_clip(clip, 3, frame_dim)
 
 
 def is_exporting() -> bool:
