@@ -4,7 +4,7 @@ python examples/live_under_load.py              # 30 minutes at twice their rate
 python examples/live_under_load.py --minutes 2  # takes one minute
 
 A generated film is played again and again. In the second third of the time, other processes
-compete for the core. Writes live.jsonl and live.png. The network is the one that ships with ffn,
+compete for the core. Writes live.jsonl. The network is the one that ships with ffn,
 with frames so large that 16 of them take a third of the core's time; its labels are then wrong.
 """
 
@@ -18,7 +18,7 @@ from pathlib import Path
 import av
 import numpy as np
 
-from ffn.cli.live import main
+from ffn.cli import main
 from ffn.datasets.synthetic import CLASSES, draw
 from ffn.serve import Predictor
 from ffn.zoo import load_with_record, save_weights
@@ -83,14 +83,9 @@ if __name__ == "__main__":
     begin.start()
     end.start()
     try:
-        words = f"--speed {SPEED} --repeat --every {EVERY} --duration {seconds} --overwrite"
-        files = [
-            "--log",
-            str(given.folder / "live.jsonl"),
-            "--figure",
-            str(given.folder / "live.png"),
-        ]
-        status = main([str(film), "--weights", str(weights), *words.split(), *files])
+        words = f"--speed {SPEED} --repeat --step {EVERY / RATE} --duration {seconds} --overwrite"
+        files = ["--log", str(given.folder / "live.jsonl")]
+        status = main(["live", str(film), "--weights", str(weights), *words.split(), *files])
     finally:
         begin.cancel()
         end.cancel()

@@ -1,8 +1,12 @@
-"""Weights and videos that tests of predictions share."""
+"""Weights and videos that tests of predictions share, and choices that end or block a worker."""
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 import av
@@ -11,6 +15,7 @@ import torch
 
 import ffn
 from ffn.data import Preprocessing
+from ffn.serve.clips import Choice, Part
 from ffn.zoo import create_model, save_weights
 
 PREPROCESSING = Preprocessing(crop=32, resize=36, mean=(0.4,) * 3, std=(0.2,) * 3)
@@ -61,3 +66,33 @@ def write_video(path: Path, frames: np.ndarray, rate: int, codec: str = "libx264
             output.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
         output.mux(stream.encode())
     return path
+
+
+@dataclass(frozen=True)
+class Ends:
+    """A choice of a number of frames that ends the process, as a decoder that crashes."""
+
+    def __call__(self, part: Part) -> tuple[int, str]:
+        os.kill(os.getpid(), signal.SIGSEGV)
+        return 1, ""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """A choice that blocks the process."""
+
+    def __call__(self, part: Part) -> tuple[int, str]:
+        time.sleep(600)
+        return 1, ""
+
+
+@dataclass(frozen=True)
+class At:
+    """One choice for videos of so many frames, and another one for others."""
+
+    frames: int
+    choose: Choice
+    other: Choice
+
+    def __call__(self, part: Part) -> tuple[int, str]:
+        return (self.choose if part.frames == self.frames else self.other)(part)

@@ -32,7 +32,7 @@ from ffn.files import make_writable
 
 if TYPE_CHECKING:
     from ffn.serve import Predictor
-    from ffn.serve.report import Report
+    from ffn.serve.output import TextOutput
 
 NAME = "{name}"  # in --save: the name of the video without its suffix
 LISTS = (".csv", ".tsv", ".txt")
@@ -51,7 +51,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return predict_list(given)
 
     from ffn.data import VideoError
-    from ffn.serve.report import FORMATS
+    from ffn.serve.output import OUTPUTS
     from ffn.zoo import WeightsError
 
     try:
@@ -65,7 +65,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError, ImportError, WeightsError) as error:
         return fail("predict", error)
 
-    report, failed = FORMATS[given.format](sys.stdout, given.top), 0
+    report, failed = OUTPUTS[given.format](sys.stdout, given.top), 0
     for path, target in zip(given.files, targets, strict=True):
         try:
             predict(path, target, report)
@@ -109,7 +109,7 @@ def _uses_early_exit(given: argparse.Namespace) -> bool:
 
 def _prediction(
     given: argparse.Namespace, predictor: Predictor
-) -> Callable[[str, Path | None, Report], None]:
+) -> Callable[[str, Path | None, TextOutput], None]:
     """A function that predicts a video, draws it if there is a target, and reports it."""
     from ffn.serve import merge_windows
     from ffn.serve.clips import Windows
@@ -124,7 +124,7 @@ def _prediction(
     if given.label is not None:
         find_class(given.label, predictor.classes)
 
-    def whole(path: str, target: Path | None, report: Report) -> None:
+    def whole(path: str, target: Path | None, report: TextOutput) -> None:
         if _uses_early_exit(given):
             clip, prediction = predictor.predict_early_exit([path])[0]
         else:
@@ -138,7 +138,7 @@ def _prediction(
             save(target, path, clip, prediction, heat=heat, **options)
         report.add(prediction)
 
-    def in_windows(path: str, target: Path | None, report: Report) -> None:
+    def in_windows(path: str, target: Path | None, report: TextOutput) -> None:
         found = list(predictor.predict_all(reader.read_windows(path, windows)))
         segments = merge_windows(found)
         if target is not None:

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 DEFAULTS = {
     "root": None,
-    "features": False,
     "batch_size": 16,
     "workers": None,
     "timeout": 600.0,
@@ -68,13 +67,6 @@ def _refuse(given: argparse.Namespace) -> None:
         if getattr(given, option):
             name = option.replace("_", "-")
             raise ValueError(f"--{name} is not for lists of videos; leave out --output")
-    for option in ("compile", "cuda_graphs"):
-        if given.features and getattr(given, option):
-            name = option.replace("_", "-")
-            raise ValueError(
-                f"--features does not work with --{name}, which runs the layers of the network "
-                f"without Python; leave out --{name}"
-            )
     if given.format != "text":
         raise ValueError(
             f"--format {given.format} is not for lists of videos; the ending of --output, .csv or "
@@ -86,14 +78,14 @@ def _predict(given: argparse.Namespace, world: World) -> None:
     from rich.console import Console
     from rich.progress import Progress
 
-    from ffn.serve.archive.predict import ArchiveOptions, Listed, predict_archive
+    from ffn.serve.batch import BatchOptions, VideoList, predict_batch
 
     chosen = {name: getattr(given, name) for name in DEFAULTS}
     chosen = {name: DEFAULTS[name] if value is None else value for name, value in chosen.items()}
-    videos = Listed.read(Path(given.files[0]), chosen.pop("root"))
+    videos = VideoList.read(Path(given.files[0]), chosen.pop("root"))
     if chosen["workers"] is None:
         chosen["workers"] = _default_workers()
-    options = ArchiveOptions(
+    options = BatchOptions(
         frames=given.frames,
         budget_ms=given.budget_ms,
         budget_gmacs=given.budget_gmacs,
@@ -108,7 +100,7 @@ def _predict(given: argparse.Namespace, world: World) -> None:
     hidden = not (world.is_main and console.is_terminal)
     with Progress(console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("predicting", total=None)
-        result = predict_archive(
+        result = predict_batch(
             build,
             videos,
             given.output,
@@ -178,12 +170,6 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
     )
     option("--root", help="folder that relative paths of the list start from; default: its folder")
     option(
-        "--features",
-        action="store_true",
-        default=None,
-        help="also write the features before the classifier, to a *.parquet file",
-    )
-    option(
         "--batch-size",
         type=positive_int,
         metavar="n",
@@ -200,6 +186,6 @@ def add_list_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         type=positive_number,
         metavar="SECONDS",
-        help="time for a batch of the list; a video that blocks is a row with its cause; "
+        help="time for a video of the list; one that blocks is a row with its cause; "
         f"default: {DEFAULTS['timeout']:g}",
     )

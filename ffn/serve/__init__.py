@@ -2,10 +2,10 @@
 
 from ffn.serve.client import Client, ServiceError
 from ffn.serve.heat_maps import HeatMap
-from ffn.serve.live.answer import LiveAnswer
-from ffn.serve.live.predictor import LivePredictor
+from ffn.serve.live.predictor import LiveAnswer, LivePredictor
 from ffn.serve.live.smoothing import Smoothing
-from ffn.serve.live.sources import SourceEvent, open_source
+from ffn.serve.live.sources import open_source
+from ffn.serve.live.streams import SourceEvent
 from ffn.serve.overlays import overlay
 from ffn.serve.prediction import Prediction
 from ffn.serve.predictor import Predictor

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
+from io import BytesIO
 from pathlib import Path
 from typing import Any, BinaryIO
 from urllib.parse import urlencode, urlsplit
@@ -76,22 +77,16 @@ class Client:
             OSError: if the file cannot be read.
         """
         several = isinstance(frames, Sequence) and not isinstance(frames, str)
-        query = {
-            "model": model,
-            "frames": frames,
-            "budget_ms": budget_ms,
-            "budget_gmacs": budget_gmacs,
-            "top": top,
-            "name": None if isinstance(video, bytes) else Path(video).name[:200],
-        }
+        name = None if isinstance(video, bytes) else Path(video).name[:200]
+        query = {"model": model, "frames": frames, "budget_ms": budget_ms, "top": top}
+        query |= {"budget_gmacs": budget_gmacs, "name": name}
         given = {key: value for key, value in query.items() if value is not None}
         # Names of files that are no UTF-8 have characters that cannot be sent.
         path = f"/api/predict?{urlencode(given, doseq=True, errors='replace')}"
-        if isinstance(video, bytes):
-            found = self._ask("POST", path, video)["predictions"]
-        else:
-            with Path(video).open("rb") as file:
-                found = self._ask("POST", path, file)["predictions"]
+        with BytesIO(video) if isinstance(video, bytes) else Path(video).open("rb") as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(0)
+            found = self._ask("POST", path, file, size)["predictions"]
         return found if several else found[0]
 
     def models(self) -> list[dict[str, Any]]:
@@ -109,18 +104,16 @@ class Client:
         except ServiceError:
             return False
 
-    def _ask(self, method: str, path: str, body: bytes | BinaryIO | None = None) -> Any:
+    def _ask(self, method: str, path: str, body: BinaryIO | None = None, size: int = 0) -> Any:
         """The JSON values of an answer."""
-        headers = {"Content-Type": "application/octet-stream"} if body is not None else {}
-        if body is not None and not isinstance(body, bytes):
-            headers["Content-Length"] = str(os.fstat(body.fileno()).st_size)
         connect = CONNECTIONS[self._parts.scheme]
         path = f"{self._parts.path.rstrip('/')}{path}"
+        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
         try:
             with closing(connect(self._parts.netloc, timeout=self.timeout)) as connection:
                 # A service refuses a large file before all of it was sent, and closes.
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    connection.request(method, path, body, headers)
+                    connection.request(method, path, body, headers if body else {})
                 answer = connection.getresponse()
                 status, content = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:

@@ -9,12 +9,6 @@ of a class:
 Without 1 / Z, a network that averages its last map and classifies it linearly has the class
 activation map, whose mean is the logit without its bias. Several last layers, as of a network of
 two pathways, add up before the ReLU, each interpolated to the size of the clip.
-
-captum's ``LayerGradCam`` computes the two lines for one layer that the caller names. Not in it:
-finding the layer, two pathways in one pass, frames in the batch as part of one clip, channels in
-the last dimension, interpolation in time. The rest is shorter than the calls would be, so captum is
-the oracle of a test and no dependency. The package ``grad-cam`` also needs OpenCV, and calls
-``backward``, which writes ``.grad``.
 """
 
 from __future__ import annotations
@@ -95,10 +89,7 @@ def named_map(network: nn.Module, clip: Tensor, name: str) -> tuple[Place, ...]:
     with _hooks(network, lambda place, _: calls.append(place), [name]), torch.no_grad():
         network(clip)
     if len(calls) != 1:
-        raise ValueError(
-            f"layer {name} returns a tensor {len(calls)} times in a forward pass; expected once. "
-            "Name the block that contains it, or another layer"
-        )
+        raise ValueError(f"layer {name} returns {len(calls)} tensors; expected one. {REMEDY}")
     return tuple(calls)
 
 
@@ -135,8 +126,7 @@ def grad_cam(
     for place, x, layout in zip(places, given, layouts, strict=True):
         if layout is None:
             raise ValueError(
-                f"layer {place.name} returns {tuple(x.shape)} for a clip of {clip.shape[2]} "
-                f"frames; expected more than one position per frame; {REMEDY}"
+                f"layer {place.name} returns {tuple(x.shape)}, which has no positions; {REMEDY}"
             )
     gradients = [None] * len(given)
     if logits.requires_grad:
@@ -209,10 +199,7 @@ def _hooks(
 ) -> Iterator[None]:
     """Call a function with each tensor that a layer returns, within a context.
 
-    Args:
-        network: whose layers are meant.
-        call: may return another tensor in its place.
-        names: of the layers; None for all.
+    The function may return another tensor in its place. No names stand for all layers.
     """
     calls: Counter[str] = Counter()
 

@@ -31,13 +31,13 @@ def overlay(frames: np.ndarray, values: np.ndarray) -> np.ndarray:
 
     Args:
         frames: uint8 RGB (..., H, W, 3).
-        values: from 0 to 1, (..., H, W).
+        values: From 0 to 1, (..., H, W).
 
     Returns:
         uint8 RGB of the shape of `frames`.
 
     Raises:
-        ValueError: the shapes differ.
+        ValueError: if the shapes differ.
     """
     if frames.shape != (*values.shape, 3):
         raise ValueError(f"the frames have shape {frames.shape}, the heat map {values.shape}")
@@ -62,9 +62,10 @@ class VideoOverlay:
     Parts of a frame that the clip does not show are dark.
 
     Args:
-        values: of the heat map, (T, H, W).
-        indices: of the clip's frames in the video.
-        box: gives the part of a frame of the video that the clip shows, see
+        values: Of the heat map, (T, H, W).
+        indices: Of the clip's frames in the video.
+        times: Of all frames of the video, in seconds.
+        box: Gives the part of a frame of the video that the clip shows, see
             :meth:`ffn.data.EvalTransform.box`.
     """
 
@@ -72,34 +73,28 @@ class VideoOverlay:
         self,
         values: np.ndarray,
         indices: Sequence[int],
+        times: np.ndarray,
         box: Callable[[int, int], tuple[float, float, float, float]],
     ) -> None:
-        self._values, self._indices, self._box = values, list(indices), box
-        self._drawn: tuple[object, np.ndarray] | None = None  # the last map, and of what it is
+        self._values, self._box = values, box
+        self._times, self._seen = times, times[list(indices)]
+        self._drawn: tuple[tuple[int, ...], np.ndarray] | None = None  # the last map, and its key
 
-    def __call__(
-        self, image: np.ndarray, size: tuple[int, int], index: int, times: np.ndarray
-    ) -> np.ndarray:
+    def __call__(self, image: np.ndarray, size: tuple[int, int], index: int) -> np.ndarray:
         """A frame with the heat map over it.
 
         Args:
             image: uint8 RGB (H, W, 3), the frame in any size.
-            size: height and width of the frame in the video.
-            index: of the frame.
-            times: of all frames of the video.
+            size: Height and width of the frame in the video.
+            index: Of the frame.
         """
-        nearest = int(np.abs(times[self._indices] - times[index]).argmin())
-        top, left, bottom, right = self._pixels(image.shape[:2], size)
-        unseen = np.rint(UNSEEN * _gray(image))
-        drawn = np.broadcast_to(unseen, image.shape).astype(np.uint8)
+        nearest = int(np.abs(self._seen - self._times[index]).argmin())
+        shares, sides = self._box(*size), 2 * image.shape[:2]
+        top, left, bottom, right = (round(a * b) for a, b in zip(shares, sides, strict=True))
+        drawn = np.broadcast_to(np.rint(UNSEEN * _gray(image)), image.shape).astype(np.uint8)
         part = (slice(top, bottom), slice(left, right))
         drawn[part] = overlay(image[part], self._resized(nearest, bottom - top, right - left))
         return drawn
-
-    def _pixels(self, drawn: Sequence[int], size: tuple[int, int]) -> list[int]:
-        """The box in pixels of the drawn frame."""
-        shares, sides = self._box(*size), (*drawn, *drawn)
-        return [round(share * side) for share, side in zip(shares, sides, strict=True)]
 
     def _resized(self, number: int, height: int, width: int) -> np.ndarray:
         """The map of a frame of the clip, in another size."""

@@ -8,7 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
+from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -18,17 +20,24 @@ from ffn.data import EvalTransform, VideoError
 from ffn.data.contact_sheet import Panel, Strip, save_contact_sheet
 from ffn.files import atomic_write
 from ffn.serve.clips import Clip
-from ffn.serve.drawing import BARS, WHITE, draw_bars, draw_label
 from ffn.serve.heat_maps import HeatMap
 from ffn.serve.inputs import Input, frame_times, frames_in_order, open_input
 from ffn.serve.overlays import VideoOverlay, scale
 from ffn.serve.prediction import Prediction
 from ffn.serve.windows import Segment
 
+if TYPE_CHECKING:
+    from av.container import OutputContainer
+    from av.video import VideoStream
+    from PIL.Image import Image
+
+BARS = 3  # labels below a GIF
+WHITE, GRAY, BLACK, BLUE = "#FFFFFF", "#555555", "#000000", "#BFD7EA"
 HEAT_THUMBNAIL = 192  # longest side of a frame in a contact sheet with a heat map, pixels
 GIF_SIZE = 256  # shortest side of a GIF's frames, pixels
 MAX_SIDE = 1280  # longest side of a written video, pixels
 HEAT_SIDE = 240  # shortest side of one with a heat map, at least, for its text
+TICK_DISTANCE = 6  # pixels between ticks of a video, at least in the mean
 FRAMES_PER_SECOND = 10.0  # of videos without times
 TIME_BASE = Fraction(1, 90_000)  # seconds; divides the usual frame rates
 
@@ -46,12 +55,12 @@ def save(
     """Write a picture or a video of a prediction; the suffix of the file says which.
 
     Args:
-        path: the file, ``.png``, ``.gif`` or ``.mp4``; replaced.
-        given: the video.
-        clip: that was predicted.
-        prediction: of the clip.
-        pattern, fps: see :func:`save_video`.
-        heat: heat map of the clip; None to draw none.
+        path: The file, ``.png``, ``.gif`` or ``.mp4``; replaced.
+        given: The video.
+        clip: That was predicted.
+        prediction: Of the clip.
+        pattern, fps: See :func:`save_video`.
+        heat: Heat map of the clip; None to draw none.
 
     Raises:
         VideoError: see :func:`save_video`.
@@ -71,22 +80,36 @@ def save_sheet(
     """Draw the frames that the network saw, with their indices and the labels, as a PNG file.
 
     Args:
-        path: the file; replaced.
+        path: The file; replaced.
         clip: uint8 RGB (C, T, H, W).
-        prediction: of the clip.
-        heat: heat map of the clip, drawn over the frames in lines of their own.
+        prediction: Of the clip.
+        heat: Heat map of the clip, drawn over the frames in lines of their own.
     """
     lines = [f"{probability:6.1%}  {label}" for label, probability in prediction.top(5)]
     captions = [str(index) for index in prediction.indices]
     title = f"The {clip.shape[1]} frames of the clip; below a frame: its index in the video"
     strips = [Strip(clip, captions=captions)]
     if heat is not None:
-        segment = _explained(heat, prediction)
-        title = f"Heat map of {segment.label}, {segment.probability:.1%}"
-        lines.append(f"{_method(heat)}; below a frame: its index")
+        title = f"{_title(heat, prediction)}; below a frame: its index in the video"
+        time, height, width = heat.grid
+        what = f"{time} x {height} x {width} positions" if heat.values.any() else "no evidence"
+        lines.append(f"Grad-CAM of {' and '.join(heat.layers)}: {what}")
         strips = _heat_strips(clip, heat, captions)
     panel = Panel(f"{prediction.path}: {prediction.how}", lines, strips)
     save_contact_sheet(path, title, [panel])
+
+
+def _heat_strips(clip: Tensor, heat: HeatMap, captions: Sequence[str]) -> list[Strip]:
+    """The frames with and without the heat map, in turn, line by line, and the scale."""
+    drawn = torch.from_numpy(heat.overlay()).permute(3, 0, 1, 2)  # (C, T, H, W)
+    strips: list[Strip] = []
+    per_line = Strip(clip, side=HEAT_THUMBNAIL).per_line
+    for start in range(0, clip.shape[1], per_line):
+        line = slice(start, start + per_line)
+        strips.append(Strip(clip[:, line], "frames", side=HEAT_THUMBNAIL))
+        strips.append(Strip(drawn[:, line], "heat map", captions[line], HEAT_THUMBNAIL))
+    ramp = torch.from_numpy(scale(HEAT_THUMBNAIL, 12)).permute(2, 0, 1)[:, None]  # (C, 1, H, W)
+    return [*strips, Strip(ramp, "0 to 1", side=HEAT_THUMBNAIL)]
 
 
 def save_gif(
@@ -100,22 +123,18 @@ def save_gif(
     """Write the frames that the network saw as a GIF, with bars of the most probable labels.
 
     Args:
-        path: the file; replaced.
+        path: The file; replaced.
         clip: uint8 RGB (C, T, H, W).
-        prediction: of the clip.
-        seconds: that the GIF takes, at most 655 s per frame; default: 10 frames per second.
-        heat: heat map of the clip, drawn over its frames.
+        prediction: Of the clip.
+        seconds: That the GIF takes, at most 655 s per frame; default: 10 frames per second.
+        heat: Heat map of the clip, drawn over its frames.
     """
     from PIL import Image
 
     frames = clip.permute(1, 2, 3, 0).numpy() if heat is None else heat.overlay()  # (T, H, W, C)
     factor = max(1, round(GIF_SIZE / min(frames.shape[1:3])))
     size = (factor * frames.shape[2], factor * frames.shape[1])
-    title = ""
-    if heat is not None:
-        segment = _explained(heat, prediction)
-        title = f"Heat map of {segment.label}  {segment.probability:.0%}"
-    labels = draw_bars(prediction, size[0], title)
+    labels = _bars(prediction, size[0], "" if heat is None else _title(heat, prediction))
     pictures = []
     for frame in frames:
         picture = Image.new("RGB", (size[0], size[1] + labels.height), WHITE)
@@ -127,15 +146,9 @@ def save_gif(
     total = len(frames) / FRAMES_PER_SECOND if seconds is None else seconds
     # Viewers slow down shorter ones; the format has 16 bits for hundredths of a second.
     milliseconds = min(max(20, round(1000 * total / len(frames))), 655_350)
+    options = {"save_all": True, "append_images": pictures[1:], "loop": 0}
     with atomic_write(path) as file:
-        pictures[0].save(
-            file,
-            format="GIF",
-            save_all=True,
-            append_images=pictures[1:],
-            duration=milliseconds,
-            loop=0,
-        )
+        pictures[0].save(file, format="GIF", duration=milliseconds, **options)
 
 
 def save_video(
@@ -154,47 +167,58 @@ def save_video(
     are so many that they would hide it.
 
     Args:
-        path: the file; replaced.
-        given: the video, as for a predictor.
-        segments: its labels. Where there is none, no label is written.
-        seen: indices of the frames that the network saw.
-        pattern: file names in a folder of frames.
-        fps: frames per second of a video without times; default: 10.
-        heat: heat map of a clip of the video; over each frame, that of the clip's nearest frame in
+        path: The file; replaced.
+        given: The video, as for a predictor.
+        segments: Its labels. Where there is none, no label is written.
+        seen: Indices of the frames that the network saw.
+        pattern: File names in a folder of frames.
+        fps: Frames per second of a video without times; default: 10.
+        heat: Heat map of a clip of the video; over each frame, that of the clip's nearest frame in
             time is drawn, and what the clip does not show is dark.
 
     Raises:
-        VideoError: a frame cannot be decoded.
+        VideoError: if a frame cannot be decoded.
     """
     import av
 
-    over = None
-    if heat is not None:
-        box = EvalTransform(heat.preprocessing).box
-        over = VideoOverlay(heat.values.numpy(), heat.clip.indices, box)
-
     with open_input(given, pattern=pattern) as (_, video):
-        times, duration = _times(video, fps)
+        try:
+            times, duration = frame_times(video, fps)
+        except VideoError:
+            times, duration = frame_times(video, FRAMES_PER_SECOND)
         ticks = [float(times[index]) / duration for index in sorted(set(seen))]
+        over = None
+        if heat is not None:
+            box = EvalTransform(heat.preprocessing).box
+            over = VideoOverlay(heat.values.numpy(), heat.clip.indices, times, box)
         with atomic_write(path) as file, av.open(file, "w", format="mp4") as output:
             stream = None
             for index, image in frames_in_order(video, range(len(video))):
                 size, image = image.shape[:2], _fit_size(image, 0 if heat is None else HEAT_SIDE)
-                if over is not None:
-                    image = over(image, size, index, times)
+                image = image if over is None else over(image, size, index)
                 if stream is None:
-                    rate = Fraction(len(video) / duration).limit_denominator(1000)
-                    rate = max(rate, Fraction(1, 1000))  # nominal: each frame has its time
-                    stream = output.add_stream("libx264", rate=rate, options={"crf": "20"})
-                    stream.height, stream.width = image.shape[:2]
-                    stream.pix_fmt, stream.codec_context.time_base = "yuv420p", TIME_BASE
-                text = _label_at(segments, float(times[index]))
-                position = float(times[index]) / duration
-                drawn = draw_label(image, text, position, ticks, with_scale=heat is not None)
+                    stream = _add_stream(output, image, len(video) / duration)
+                now = float(times[index])
+                drawn = draw_label(
+                    image,
+                    _label_at(segments, now),
+                    now / duration,
+                    ticks,
+                    with_scale=over is not None,
+                )
                 frame = av.VideoFrame.from_ndarray(drawn, format="rgb24")
-                frame.pts, frame.time_base = round(float(times[index]) / TIME_BASE), TIME_BASE
+                frame.pts, frame.time_base = round(now / TIME_BASE), TIME_BASE
                 output.mux(stream.encode(frame))
             output.mux(stream.encode())
+
+
+def _add_stream(output: OutputContainer, image: np.ndarray, rate: float) -> VideoStream:
+    """A stream for frames like the first one; the rate is nominal, since each frame has a time."""
+    nominal = max(Fraction(rate).limit_denominator(1000), Fraction(1, 1000))
+    stream = output.add_stream("libx264", rate=nominal, options={"crf": "20"})
+    stream.height, stream.width = image.shape[:2]
+    stream.pix_fmt, stream.codec_context.time_base = "yuv420p", TIME_BASE
+    return stream
 
 
 def whole_video(prediction: Prediction) -> list[Segment]:
@@ -206,11 +230,23 @@ def whole_video(prediction: Prediction) -> list[Segment]:
     return [Segment(0.0, math.inf, label, probability) for label, probability in top]
 
 
-def _times(video: object, fps: float | None) -> tuple[np.ndarray, float]:
-    try:
-        return frame_times(video, fps)
-    except VideoError:
-        return frame_times(video, FRAMES_PER_SECOND)
+def _explained(heat: HeatMap, prediction: Prediction) -> Segment:
+    """The class of a heat map with the probability of a prediction, for a whole video."""
+    probability = float(prediction.probabilities[prediction.classes.index(heat.label)])
+    return Segment(0.0, math.inf, heat.label, probability)
+
+
+def _title(heat: HeatMap, prediction: Prediction) -> str:
+    return f"Heat map of {heat.label}  {_explained(heat, prediction).probability:.0%}"
+
+
+def _label_at(segments: Sequence[Segment], time: float) -> str:
+    """Labels with their probability at a time."""
+    return ", ".join(
+        f"{segment.probability:.0%}  {segment.label}"
+        for segment in segments
+        if segment.start <= time < segment.end
+    )
 
 
 def _fit_size(image: np.ndarray, least: int) -> np.ndarray:
@@ -231,38 +267,88 @@ def _fit_size(image: np.ndarray, least: int) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize(size, how))
 
 
-def _label_at(segments: Sequence[Segment], time: float) -> str:
-    """Labels with their probability at a time."""
-    return ", ".join(
-        f"{segment.probability:.0%}  {segment.label}"
-        for segment in segments
-        if segment.start <= time < segment.end
-    )
+def draw_label(
+    image: np.ndarray,
+    text: str,
+    position: float,
+    ticks: Sequence[float],
+    *,
+    with_scale: bool = False,
+) -> np.ndarray:
+    """A frame with a text on a dark bar, and the line of time below it; positions are 0 to 1.
+
+    With the scale of heat maps, it is on the right of the text. Ticks that would hide the line are
+    left out.
+    """
+    from PIL import Image, ImageDraw
+
+    picture = Image.fromarray(image)
+    size = max(8, min(image.shape[:2]) // 16)
+    bar = Image.new("RGB", (picture.width, min(2 * size + 4, picture.height)), BLACK)
+    top = picture.height - bar.height
+    below = picture.crop((0, top, picture.width, picture.height))
+    picture.paste(Image.blend(below, bar, 0.6), (0, top))
+    draw = ImageDraw.Draw(picture)
+    room = picture.width - size // 2
+    if with_scale:
+        room -= _draw_scale(picture, top + size // 4, size, WHITE)
+    font = _font(size)
+    draw.text((size // 2, top + size // 4), _fit(draw, text, room, font), fill=WHITE, font=font)
+    line, last = picture.height - max(2, size // 4), picture.width - 1
+    draw.line((0, line, round(position * last), line), fill=WHITE, width=max(1, size // 8))
+    for tick in ticks if len(ticks) <= picture.width // TICK_DISTANCE else ():
+        x = round(tick * last)
+        draw.line((x, line - size // 4, x, line + size // 4), fill=WHITE)
+    return np.asarray(picture)
 
 
-def _explained(heat: HeatMap, prediction: Prediction) -> Segment:
-    """The class of a heat map with the probability of a prediction, for a whole video."""
-    probability = float(prediction.probabilities[prediction.classes.index(heat.label)])
-    return Segment(0.0, math.inf, heat.label, probability)
+def _bars(prediction: Prediction, width: int, title: str) -> Image:
+    """The most probable labels with bars of their probabilities, and how the network ran.
+
+    The title of a heat map is the first line; the scale of heat maps is then in the last one.
+    """
+    from PIL import Image, ImageDraw
+
+    size = max(10, width // 20)
+    top, first = prediction.top(BARS), int(title != "")
+    image = Image.new("RGB", (width, (first + len(top) + 1) * (size + 8) + 8), WHITE)
+    draw, font = ImageDraw.Draw(image), _font(size)
+    draw.text((4, 4), _fit(draw, title, width - 8, font), BLACK, font)
+    for row, (label, probability) in enumerate(top, first):
+        y = 4 + row * (size + 8)
+        draw.rectangle((0, y, round(probability * (width - 1)), y + size + 4), fill=BLUE)
+        draw.text((4, y), _fit(draw, f"{probability:.0%}  {label}", width - 8, font), BLACK, font)
+    note = f"{prediction.frames} frames"
+    if prediction.active:
+        note += f", sub-network {prediction.active}"
+    y = 4 + (first + len(top)) * (size + 8)
+    room = width - 8 - (_draw_scale(image, y, size, BLACK) if title else 0)
+    draw.text((4, y), _fit(draw, note, room, font), fill=GRAY, font=font)
+    return image
 
 
-def _method(heat: HeatMap) -> str:
-    """How a heat map was computed."""
-    layers = " and ".join(heat.layers)
-    if not heat.values.any():
-        return f"Grad-CAM of {layers}: no evidence for this class"
-    time, height, width = heat.grid
-    return f"Grad-CAM of {layers}: {time} x {height} x {width} positions"
+def _draw_scale(picture: Image, top: int, size: int, color: str) -> int:
+    """Draw the scale of heat maps at the right edge, with its ends 0 and 1; returns its width."""
+    from PIL import Image, ImageDraw
+
+    draw, width = ImageDraw.Draw(picture), max(4, picture.width // 5)
+    left = picture.width - width - 2 * size
+    picture.paste(Image.fromarray(scale(width, size)), (left + size, top + size // 8))
+    draw.text((left + size // 3, top), "0", fill=color, font=_font(size))
+    draw.text((left + size + width + size // 4, top), "1", fill=color, font=_font(size))
+    return width + 2 * size
 
 
-def _heat_strips(clip: Tensor, heat: HeatMap, captions: Sequence[str]) -> list[Strip]:
-    """The frames with and without the heat map, in turn, line by line, and the scale."""
-    drawn = torch.from_numpy(heat.overlay()).permute(3, 0, 1, 2)  # (C, T, H, W)
-    strips: list[Strip] = []
-    per_line = Strip(clip, side=HEAT_THUMBNAIL).per_line
-    for start in range(0, clip.shape[1], per_line):
-        line = slice(start, start + per_line)
-        strips.append(Strip(clip[:, line], "frames", side=HEAT_THUMBNAIL))
-        strips.append(Strip(drawn[:, line], "heat map", captions[line], HEAT_THUMBNAIL))
-    ramp = torch.from_numpy(scale(HEAT_THUMBNAIL, 12)).permute(2, 0, 1)[:, None]  # (C, 1, H, W)
-    return [*strips, Strip(ramp, "0 to 1", side=HEAT_THUMBNAIL)]
+def _fit(draw: object, text: str, width: int, font: object) -> str:
+    """A text, shortened to ``width`` pixels."""
+    shown = text
+    while len(shown) > 2 and draw.textlength(shown, font=font) > width:
+        shown = f"{shown[:-2]}…"
+    return shown
+
+
+@cache  # reading it takes longer than writing a line
+def _font(size: int) -> object:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)

@@ -13,13 +13,14 @@ import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from serve_files import save_network, write_video
 
-from ffn.cli.serve import _predictors, main
+from ffn.cli import main
+from ffn.cli.arguments import names_of
+from ffn.cli.serve import _predictors
 from ffn.serve import Client, Predictor
 
 ROOT = Path(__file__).parents[2]
@@ -29,17 +30,22 @@ SECONDS = 60_000  # a browser's milliseconds
 def test_refusals(tmp_path, capsys) -> None:
     weights = save_network(tmp_path / "tiny.safetensors")
     (tmp_path / "empty").mkdir()
-    cases = {
-        "--weights missing.pt": "missing.pt",
-        f"--weights {weights} {weights}": " twice; give each network once",
-        f"--weights {weights} --samples {tmp_path}/empty": "has no video; expected files *.mp4",
-        f"--weights {weights} --samples {tmp_path}/none": "none",
-        f"--weights {weights} --no-page --samples {tmp_path}": "--no-page serves none; drop one",
-        f"--weights {weights} --max-frames 8": "8 frames are accepted at most; tiny needs up to 12",
-    }
-    for words, message in cases.items():
-        assert main(words.split()) == 2
-        assert message in capsys.readouterr().err
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        free = listening.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+        cases = {
+            "--weights missing.pt": "missing.pt",
+            f"--weights {weights} {weights}": " twice",
+            f"--weights {weights} --samples {tmp_path}/empty --port {free}": "no video",
+            f"--weights {weights} --samples {tmp_path}/none": "none",
+            f"--weights {weights} --max-frames 8 --port {free}": "tiny needs up to 12",
+            f"--weights {weights} --port {port}": f"--port {port}",
+            f"--weights {weights} --port 70000": "--port 70000",
+        }
+        for words, message in cases.items():
+            assert main(["serve", *words.split()]) == 2
+            assert message in capsys.readouterr().err
 
 
 def test_two_checkpoints_of_one_name_are_served_by_their_runs(tmp_path) -> None:
@@ -47,27 +53,9 @@ def test_two_checkpoints_of_one_name_are_served_by_their_runs(tmp_path) -> None:
     paths = []
     for run in ("first", "second"):
         (tmp_path / run).mkdir()
-        paths.append(save_network(tmp_path / run / "tiny.safetensors"))
-    given = SimpleNamespace(device="cpu", precision="fp32", weights=[*map(str, paths)])
-    assert list(_predictors(given)) == ["first/tiny", "second/tiny"]
-    given.weights.pop()
-    assert list(_predictors(given)) == ["tiny"]
-
-
-def test_a_port_that_is_used(tmp_path, capsys) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-        assert main(["--weights", "any", "--port", str(port)]) == 2
-    message = f"cannot listen on 127.0.0.1, port {port}: Address already in use; choose another"
-    assert message in capsys.readouterr().err
-    assert main(["--weights", "any", "--port", "70000"]) == 2
-    assert "--port is 70000; expected 1 to 65535" in capsys.readouterr().err
-
-
-def test_missing_packages(tmp_path, capsys, monkeypatch) -> None:
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    assert main(["--weights", "any"]) == 2
-    assert "pip install 'frame-flexible[serve]'" in capsys.readouterr().err
+        paths.append(str(save_network(tmp_path / run / "tiny.safetensors")))
+    assert list(_predictors(names_of(paths), "fp32", "cpu")) == ["first/tiny", "second/tiny"]
+    assert list(_predictors(names_of(paths[:1]), "fp32", "cpu")) == ["tiny"]
 
 
 @pytest.fixture(scope="module")
@@ -225,59 +213,6 @@ def test_another_network_in_the_page(address, browser, videos) -> None:
     page.wait_for_function(f"{ticked} == '3,6'", timeout=SECONDS)
     table = "document.querySelector('#table').innerText.replace(/\\s+/g, ' ')"
     page.wait_for_function(f"/ 3 \\S+ \\S+ 3 .* 6 \\S+ \\S+ 6 /.test({table})", timeout=SECONDS)
-
-
-@pytest.mark.slow
-def test_the_page_on_a_narrow_screen(address, browser, videos) -> None:
-    """Nothing is cut off, and no frame is behind the title of its box."""
-    page, _ = open_page(browser, address)
-    page.set_viewport_size({"width": 400, "height": 800})
-    assert "The network tiny has 3 classes: up, down, still." in wait_for(page, "Upload a video")
-    upload(page, videos[0])
-    wait_for(page, "8 frames")
-    page.wait_for_function("document.querySelectorAll('#seen .thumbnail-lg').length == 8")
-    assert page.evaluate("document.documentElement.scrollWidth") == 400
-    box, title = (page.locator(one).bounding_box() for one in ("#seen", "#seen label"))
-    frames = [one.bounding_box() for one in page.locator("#seen .thumbnail-lg").all()]
-    assert min(frame["y"] for frame in frames) >= title["y"] + title["height"]
-    assert max(frame["x"] + frame["width"] for frame in frames) <= box["x"] + box["width"]
-    assert max(frame["y"] + frame["height"] for frame in frames) > box["y"] + box["height"] - 20
-
-
-@pytest.mark.slow
-def test_more_numbers_of_frames_than_are_accepted(address, browser, videos) -> None:
-    page, _ = open_page(browser, address)
-    upload(page, videos[0])
-    wait_for(page, "8 frames")
-    for box in page.locator("#others input").all():
-        box.check()
-    assert "10 numbers of frames are asked for; at most 8 are" in wait_for(page, "10 numbers")
-
-
-@pytest.mark.slow
-def test_a_name_with_characters_of_markdown(address, browser, tmp_path) -> None:
-    page, _ = open_page(browser, address)
-    name = "__a__ é - _b_ -.mp4"  # gradio removes other characters
-    (tmp_path / name).write_text("no video")
-    upload(page, tmp_path / name)
-    assert wait_for(page, "__a__").startswith(f"{name} is no video")
-
-
-@pytest.mark.slow
-def test_a_broken_file_in_the_page(address, browser, videos, tmp_path) -> None:
-    page, _ = open_page(browser, address)
-    content = videos[0].read_bytes()
-    (tmp_path / "broken.mp4").write_bytes(content[: len(content) // 2])
-    upload(page, tmp_path / "broken.mp4")
-    assert wait_for(page, "broken.mp4").startswith("broken.mp4: ")
-    (tmp_path / "text.mp4").write_text("hello")
-    page.reload()
-    upload(page, tmp_path / "text.mp4")
-    found = wait_for(page, "text.mp4")
-    assert found.startswith("text.mp4 is no video of a type that is accepted; accepted are MP4")
-    page.reload()
-    upload(page, videos[1])
-    wait_for(page, "8 frames")
 
 
 @pytest.mark.slow

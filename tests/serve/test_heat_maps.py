@@ -27,7 +27,7 @@ def tensors(network: torch.nn.Module) -> dict[str, torch.Tensor]:
     return {key: value.clone() for key, value in network.state_dict().items()}
 
 
-@pytest.mark.parametrize("frames", [1, 3, 5, 9, 20])
+@pytest.mark.parametrize("frames", [1, 5, 20])
 def test_the_map_is_that_of_the_sub_network(predictor, pixels, frames) -> None:
     heat = predictor.heat_map(pixels, frames=frames)
 
@@ -65,13 +65,10 @@ def test_a_clip_that_was_read(predictor, pixels) -> None:
 
 
 def test_errors(predictor, pixels) -> None:
-    with pytest.raises(ValueError, match="label is 'upp', none of the 3 classes; did you mean"):
-        predictor.heat_map(pixels, frames=4, label="upp")
-    with pytest.raises(ValueError, match=r"there is no layer 'layer2'; similar: net\.layer2"):
-        predictor.heat_map(pixels, frames=4, layer="layer2")
-    with pytest.raises(ValueError, match="frames is 0; expected an integer of 1 or more"):
-        predictor.heat_map(pixels, frames=0)
-    with pytest.raises(VideoError, match="no such file"):
+    for options in ({"label": "upp"}, {"layer": "layer2"}, {"frames": 0}):
+        with pytest.raises(ValueError, match=str(*options.values())):
+            predictor.heat_map(pixels, **{"frames": 4} | options)
+    with pytest.raises(VideoError, match=r"missing\.mp4"):
         predictor.heat_map("missing.mp4", frames=4)
 
 
@@ -97,14 +94,10 @@ def test_threads_get_the_maps_of_a_single_thread_and_nothing_changes(predictor, 
 
 
 @pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
-@pytest.mark.parametrize("trained", [None, (2, 4)])
-def test_all_families_plain_and_flexible(name, trained, tmp_path, pixels) -> None:
+def test_a_plain_network_of_each_family(name, tmp_path, pixels) -> None:
     torch.manual_seed(0)
     network = create_model(name, num_classes=3)
     meta = {"model": name, "num_classes": 3, "preprocessing": PREPROCESSING.to_dict()}
-    if trained is not None:
-        network = ffn.convert(network, trained)
-        meta["trained_frames"] = list(trained)
     save_weights(network.eval(), tmp_path / "net.safetensors", meta)
     predictor = Predictor(tmp_path / "net.safetensors")
     for frames in (1, 5):
@@ -151,10 +144,3 @@ def test_maps_depend_on_the_weights(measured) -> None:
     """The sanity check of Adebayo et al., 2018, with all weights random."""
     assert len(measured["correlation"]) > 6
     assert abs(np.mean(measured["correlation"])) < 0.2
-
-
-def test_the_film_is_where_the_generator_drew_it() -> None:
-    film = quality.film("spin_clockwise", 0)
-    bright = film.frames.astype(float).mean(-1)
-    ours, rest = film.dart > 0.9, (film.dart < 0.1) & (film.decoy < 0.1)
-    assert bright[ours].mean() > bright[rest].mean() + 60

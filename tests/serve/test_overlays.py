@@ -10,8 +10,6 @@ from ffn.data import EvalTransform, Preprocessing
 from ffn.serve import overlay
 from ffn.serve.overlays import OPACITY, UNSEEN, VideoOverlay, colors, scale
 
-WHOLE = (0.0, 0.0, 1.0, 1.0)
-
 
 def test_the_colors_are_those_of_matplotlib() -> None:
     matplotlib = pytest.importorskip("matplotlib")
@@ -36,8 +34,8 @@ def test_opacity_grows_with_the_value() -> None:
         overlay(frames, values[:2])
 
 
-@pytest.mark.parametrize(("height", "width"), [(40, 40), (90, 160), (251, 333), (480, 270)])
-@pytest.mark.parametrize(("resize", "crop"), [(36, 32), (64, 32), (32, 32)])
+@pytest.mark.parametrize(("height", "width"), [(40, 40), (251, 333), (480, 270)])
+@pytest.mark.parametrize(("resize", "crop"), [(64, 32), (32, 32)])
 def test_the_box_is_what_the_transform_shows(height, width, resize, crop) -> None:
     """Frames whose pixels are their own coordinates."""
     transform = EvalTransform(Preprocessing(crop=crop, resize=resize))
@@ -56,10 +54,10 @@ def test_the_box_is_what_the_transform_shows(height, width, resize, crop) -> Non
 def test_each_frame_has_the_map_that_is_nearest_in_time() -> None:
     values = np.zeros((2, 4, 4), np.float32)
     values[1] = 1
-    over = VideoOverlay(values, (1, 3), lambda *_: WHOLE)
-    image = np.full((8, 8, 3), 90, np.uint8)
     times = np.array([0.0, 0.1, 0.2, 1.0, 1.1])
-    hot = [bool((over(image, (8, 8), n, times) != 90).any()) for n in range(5)]
+    over = VideoOverlay(values, (1, 3), times, lambda *_: (0.0, 0.0, 1.0, 1.0))
+    image = np.full((8, 8, 3), 90, np.uint8)
+    hot = [bool((over(image, (8, 8), n) != 90).any()) for n in range(5)]
     assert hot == [False, False, False, True, True]
 
 
@@ -67,10 +65,10 @@ def test_the_map_is_at_the_place_of_the_crop() -> None:
     values = np.zeros((1, 4, 4), np.float32)
     values[0, 0, 0] = 1  # top left of the crop
     transform = EvalTransform(Preprocessing(crop=32, resize=40))
-    over = VideoOverlay(values, (0,), transform.box)
+    over = VideoOverlay(values, (0,), np.zeros(1), transform.box)
     image = np.full((80, 160, 3), 100, np.uint8)
 
-    drawn = over(image, (80, 160), 0, np.zeros(1)).astype(int)
+    drawn = over(image, (80, 160), 0).astype(int)
 
     seen = np.zeros((80, 160), bool)
     seen[8:72, 48:112] = True  # 40 x 80 px, of which rows 4 to 36 and columns 24 to 56
@@ -80,6 +78,6 @@ def test_the_map_is_at_the_place_of_the_crop() -> None:
     assert (rows.min(), columns.min()) == (8, 48)
     assert max(rows.max() - 8, columns.max() - 48) < 32
     # The same in a frame that is drawn smaller than it is.
-    half = over(image[::2, ::2], (80, 160), 0, np.zeros(1)).astype(int)
+    half = over(image[::2, ::2], (80, 160), 0).astype(int)
     assert (half[~seen[::2, ::2]] == round(UNSEEN * 100)).all()
     assert (half[20:36, 40:56] == 100).all()

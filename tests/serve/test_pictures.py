@@ -14,9 +14,8 @@ from PIL import Image
 from serve_files import write_video
 
 from ffn.serve import Predictor, Segment
-from ffn.serve.drawing import draw_label
 from ffn.serve.overlays import UNSEEN, colors
-from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, _method, save, save_video
+from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, draw_label, save, save_video
 
 PATTERN = "{:05d}.jpg"
 
@@ -142,13 +141,6 @@ def test_a_heat_map_in_a_video(explained, tmp_path) -> None:
     assert not is_colored(left).any()
     cold = [i for i in exact if near[i] < 4]
     assert left[cold].mean() == pytest.approx(UNSEEN * middle[cold].mean(), abs=3)
-
-
-def test_a_heat_map_without_evidence_says_so(explained, tmp_path) -> None:
-    _, heat = explained
-    none = replace(heat, values=torch.zeros_like(heat.values))
-    assert "no evidence for this class" in _method(none)
-    assert "6 x 2 x 2 positions" in _method(heat)
 
 
 def test_a_video_keeps_its_frames_and_times(weights, film, tmp_path) -> None:

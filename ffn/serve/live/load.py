@@ -1,4 +1,4 @@
-"""Load control of live prediction: the number of frames by the time that answers take."""
+"""Choose the number of frames of live prediction by the time that answers take."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ HANDFUL = 5  # counts that the control chooses from
 WEIGHT = 0.3  # of the newest measurement in the load factor
 MARGIN = 0.7  # share of the interval that an answer of a higher count may take
 HOLD = 5.0  # seconds during which a higher count must fit before it is used
-MOST_HOLDS = 16  # the hold grows to at most so many times itself
 
 
 def handful(counts: Sequence[int], most: int = HANDFUL) -> list[int]:
@@ -37,13 +36,11 @@ class LoadControl:
     and f p(T') is the expected time with T' frames. With I the time until the next answer is due:
 
     - The next lower count is used if f p(T) > I, or if frames came late.
-    - The next higher count T' is used if f p(T') <= 0.7 I at all answers of the last h seconds.
-    - h is 5 s. If a higher count is given up within h seconds, h doubles, up to 80 s; if it is kept
-      for h seconds, h is 5 s again.
+    - The next higher count T' is used if f p(T') <= 0.7 I at all answers of the last 5 s.
 
     Args:
         seconds: p(T) by count T.
-        why: the reason to give while the largest count is used.
+        why: The reason to give while the largest count is used.
     """
 
     def __init__(self, seconds: Mapping[int, float], why: str = "the largest count") -> None:
@@ -51,57 +48,38 @@ class LoadControl:
         self._counts = list(self._seconds)
         self._place = len(self._counts) - 1
         self._largest = self.why = why
-        self.factor = 1.0
-        self._hold = HOLD
-        self._fits_since: float | None = None
-        self._raised_at: float | None = None
+        self._factor, self._fits_since = 1.0, math.inf
 
     @property
     def count(self) -> int:
         """The number of frames for the next answer."""
         return self._counts[self._place]
 
-    def expected(self, count: int) -> float:
-        """The time in seconds that an answer with a number of frames is expected to take."""
-        return self.factor * self._seconds[count]
-
     def update(self, seconds: float, interval: float, now: float, *, late: bool = False) -> None:
         """Take account of an answer.
 
         Args:
-            seconds: it took.
-            interval: until the next is due, in seconds of the clock.
-            now: time of the clock.
-            late: frames came so late since the last answer that they were dropped.
+            seconds: It took.
+            interval: Until the next is due, in seconds of the clock.
+            now: Time of the clock.
+            late: Whether frames came so late since the last answer that they were dropped.
         """
-        self.factor += WEIGHT * (seconds / self._seconds[self.count] - self.factor)
-        if self._raised_at is not None and now - self._raised_at >= self._hold:
-            self._raised_at, self._hold = None, HOLD
-        expected = self.expected(self.count)
+        self._factor += WEIGHT * (seconds / self._seconds[self.count] - self._factor)
+        expected = self._factor * self._seconds[self.count]
         if self._place and (late or expected > interval):
-            self._lower(late, expected, interval)
+            cause = "frames came late" if late else f"{_ms(expected)} in {_ms(interval)}"
+            self.why = f"{self.count} frames are too slow: {cause}"
+            self._place, self._fits_since = self._place - 1, math.inf
         elif self._place + 1 < len(self._counts):
             self._raise_if_it_fits(late, interval, now)
 
-    def _lower(self, late: bool, expected: float, interval: float) -> None:
-        before, self._place = self.count, self._place - 1
-        cause = "frames came late" if late else f"{_ms(expected)} in {_ms(interval)}"
-        self.why = f"{before} frames are too slow: {cause}"
-        self._fits_since = None
-        if self._raised_at is not None:
-            self._raised_at, self._hold = None, min(2 * self._hold, MOST_HOLDS * HOLD)
-
     def _raise_if_it_fits(self, late: bool, interval: float, now: float) -> None:
         following = self._counts[self._place + 1]
-        expected = self.expected(following)
-        if late or expected > MARGIN * interval:
-            self._fits_since = None
-            return
-        if self._fits_since is None:
-            self._fits_since = now
-        if now - self._fits_since >= self._hold:
-            self._place += 1
-            self._fits_since, self._raised_at = None, now
+        expected = self._factor * self._seconds[following]
+        fits = not late and expected <= MARGIN * interval
+        self._fits_since = min(self._fits_since, now) if fits else math.inf
+        if now - self._fits_since >= HOLD:
+            self._place, self._fits_since = self._place + 1, math.inf
             self.why = f"{following} frames fit again: {_ms(expected)} in {_ms(interval)}"
             if self._place + 1 == len(self._counts):
                 self.why = self._largest

@@ -5,29 +5,103 @@ from __future__ import annotations
 import logging
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from ffn.data import EvalTransform, sample_views
 from ffn.data.crops import naming_video
 from ffn.serve.clips import Clip
-from ffn.serve.live.answer import LiveAnswer
-from ffn.serve.live.clock import Clock
 from ffn.serve.live.load import LoadControl, handful
-from ffn.serve.live.ring import Frame, Ring, Schedule
 from ffn.serve.live.smoothing import Smoothing, SteadyLabels
-from ffn.serve.live.sources import Arrival, Source, SourceEvent, open_source
+from ffn.serve.live.sources import Source, open_source
+from ffn.serve.live.streams import Arrival, SourceEvent
+from ffn.serve.live.window import Frame, Window
+from ffn.serve.prediction import Prediction
 
 if TYPE_CHECKING:
     from ffn.serve.predictor import Predictor
 
-MAX_BYTES = 2**28  # of the frames in memory
 JOIN = 30.0  # seconds that close waits for a source that does not answer
 
 _log = logging.getLogger(__name__)
+
+
+class Clock:
+    """The clock of this machine. All waiting of live prediction goes through it."""
+
+    def now(self) -> float:
+        """Seconds since an arbitrary moment; never steps back."""
+        return time.monotonic()
+
+    def wait(
+        self,
+        condition: threading.Condition,
+        ready: Callable[[], bool],
+        seconds: float | None = None,
+    ) -> bool:
+        """Wait until something is ready or the time has passed; returns whether it is ready.
+
+        Args:
+            condition: Held by the caller; released while it waits, and notified on changes.
+            ready: What is waited for.
+            seconds: At most so long; None: without a limit.
+        """
+        return condition.wait_for(ready, seconds)
+
+
+@dataclass(frozen=True)
+class LiveAnswer:
+    """What a network says about the last seconds of a stream.
+
+    Attributes:
+        prediction: Of the window, with its probabilities as they are; ``frames``, ``active`` and
+            ``why`` say how many frames, which sub-network and for what reason; ``indices`` counts
+            the frames of the stream; ``start`` and ``end`` are seconds of the stream;
+            ``decode_ms`` is without the decoding, which the reading thread does.
+        smoothed: Averaged probabilities (K,), see :class:`ffn.serve.Smoothing`.
+        shown: Indices of the classes to show: one, or any number with several labels per video.
+        changed: Whether `shown` differs from that of the answer before.
+        time: Of the newest frame, in seconds after the first frame of the stream.
+        latency_ms: From the capture of the newest frame to the answer. The capture is the time at
+            which a frame of a file is due; for streams it is known up to a constant delay.
+        interval_ms: Time from one answer to the next, at the rate of the window.
+        received: Frames so far.
+        dropped: Frames so far that were late.
+        skipped: Answers so far that were due while the network was busy, and were not given.
+    """
+
+    prediction: Prediction
+    smoothed: Tensor
+    shown: tuple[int, ...]
+    changed: bool
+    time: float
+    latency_ms: float
+    interval_ms: float
+    received: int
+    dropped: int
+    skipped: int
+
+    @property
+    def labels(self) -> list[tuple[str, float]]:
+        """The labels to show, with their averaged probabilities."""
+        classes = self.prediction.classes
+        return [(classes[k], float(self.smoothed[k])) for k in self.shown]
+
+    def to_dict(self, k: int = 5) -> dict[str, Any]:
+        """The answer as JSON values, with the k most probable labels before averaging."""
+        found = self.prediction.to_dict(k)
+        del found["path"], found["decode_ms"]
+        names = ("time", "changed", "latency_ms", "received", "dropped", "skipped")
+        interval = self.interval_ms if math.isfinite(self.interval_ms) else None
+        shown = [{"label": label, "probability": p} for label, p in self.labels]
+        more = {"interval_ms": interval, "shown": shown}
+        return {**{name: getattr(self, name) for name in names}, **found, **more}
 
 
 class LivePredictor:
@@ -48,16 +122,14 @@ class LivePredictor:
             options; see :func:`ffn.serve.open_source`.
         window: Seconds of the stream that an answer is about.
         step: Seconds of the stream from one answer to the next; default: half a window.
-        every: In place of `step`: frames from one answer to the next.
         frames: Number of input frames; default: up to five of ``predictor.counts``, by the load.
         smoothing: How labels are steadied.
         max_lag: Frames that are late by more than so many seconds are dropped.
-        max_bytes: Largest size of the frames in memory.
         on_event: Called by the iterating thread when the state of the source changes.
         clock: For tests.
 
     Raises:
-        ValueError: if a number is out of its range, or `step` and `every` are both given.
+        ValueError: if a number is out of its range.
         TypeError: if `source` is not a source.
     """
 
@@ -68,22 +140,16 @@ class LivePredictor:
         window: float = 2.0,
         *,
         step: float | None = None,
-        every: int | None = None,
         frames: int | None = None,
         smoothing: Smoothing | None = None,
         max_lag: float = 1.0,
-        max_bytes: int = MAX_BYTES,
         on_event: Callable[[SourceEvent], None] | None = None,
         clock: Clock | None = None,
     ) -> None:
-        _check_every(every, step)
-        if every is None and step is None:
-            step = window / 2
-        numbers = {"window": window, "step": step, "max_lag": max_lag, "max_bytes": max_bytes}
-        for name, value in numbers.items():
-            if value is not None and not 0 < value < math.inf:
+        step = window / 2 if step is None else step
+        for name, value in {"window": window, "step": step, "max_lag": max_lag}.items():
+            if not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number above 0")
-        frames = None if frames == "auto" else frames
         if frames is not None:
             predictor.reader(frames)  # checks it
         self._predictor = predictor
@@ -96,16 +162,14 @@ class LivePredictor:
         self._transform = EvalTransform(predictor.preprocessing)
 
         self._condition = threading.Condition()  # of all below
-        self._ring, self._schedule = Ring(window, max_bytes), Schedule(every, step)
+        self._newest = Window(window, step)
         self._thread: threading.Thread | None = None
         self._closed = self._ended = False
         self._error: BaseException | None = None
         self._events: list[SourceEvent] = []
-        self._due = 0  # answers
-        self._window: list[Frame] | None = None  # of the answer that is due, if it was waited for
-        self._is_idle = True
+        self._due: list[Frame] | None = None  # window of the answer that is due
         self._answered = -1  # number of the newest frame of the last answer
-        self._received = self._dropped = self._late = self._skipped = self._connections = 0
+        self._received = self._dropped = self._late = self._skipped = 0
 
     def __enter__(self) -> LivePredictor:
         return self
@@ -140,12 +204,7 @@ class LivePredictor:
         if self._thread is not None and self._thread.is_alive():
             self._thread.join(JOIN)
             if self._thread.is_alive():
-                _log.warning(
-                    "%s gives neither a frame nor an end for %g s; its thread ends with its next "
-                    "frame, or with the process",
-                    self.source.name,
-                    JOIN,
-                )
+                _log.warning("%s has not ended within %g s", self.source.name, JOIN)
 
     # The thread that reads.
 
@@ -179,15 +238,10 @@ class LivePredictor:
         frame = Frame(number, arrival.time, arrival.captured, pixels, spent)
         with self._condition:
             if arrival.is_new_part:
-                self._ring.clear()
-                self._schedule.reset()
-                if self._window is None:  # it would be about the few frames since
-                    self._skipped, self._due = self._skipped + self._due, 0
-            self._dropped += self._ring.add(frame)
-            if self._schedule.is_due(frame, self._ring.full):
-                self._due += 1
-                alone = self._is_idle and self._due == 1
-                self._window = self._ring.frames() if alone else None
+                self._newest.clear()
+            if self._newest.add(frame):
+                self._skipped += self._due is not None
+                self._due = self._newest.frames()
                 self._condition.notify_all()
 
     # The thread that iterates.
@@ -196,7 +250,6 @@ class LivePredictor:
         """The frames of the next answer; None at the end."""
         while True:
             with self._condition:
-                self._is_idle = not self._due
                 self._clock.wait(self._condition, self._has_news)
                 events, self._events = self._events, []
                 window = None if self._closed else self._take_window()
@@ -215,19 +268,12 @@ class LivePredictor:
         return bool(self._due or self._events or self._ended or self._closed)
 
     def _take_window(self) -> list[Frame] | None:
-        """The frames of an answer that is due; or the last ones of a source that has ended.
-
-        An answer for which the network waited ends with the frame with which it fell due. One that
-        fell due while the network was busy ends with the newest frame.
-        """
-        newest = self._ring.newest
-        is_rest = self._ended and self._error is None and newest is not None
-        is_rest = is_rest and newest.number > self._answered
-        if not self._due and not is_rest:
+        """The frames of the last answer that fell due; or the last ones of a source's end."""
+        window, self._due = self._due, None
+        if window is None and self._ended and self._error is None:
+            window = self._newest.frames()
+        if not window or window[-1].number == self._answered:
             return None
-        window = self._window or self._ring.frames()
-        self._skipped += max(self._due - 1, 0)
-        self._due, self._window, self._is_idle = 0, None, False
         self._answered = window[-1].number
         return window
 
@@ -236,27 +282,20 @@ class LivePredictor:
         prediction = self._predictor.predict([self._clip(window, control.count, control.why)])[0]
         changed = self._labels.update(prediction.probabilities, window[-1].time)
         finished = self._clock.now()
-        interval = self._schedule.interval(window)
+        interval = self._newest.interval(window)
         with self._condition:
             late, self._late = self._late, 0
-            counts = {
-                "received": self._received,
-                "dropped": self._dropped,
-                "skipped": self._skipped,
-                "connections": self._connections,
-                "kept_bytes": self._ring.bytes,
-            }
+            counts = (self._received, self._dropped, self._skipped)
         control.update(finished - started, interval, finished, late=late > 0)
         return LiveAnswer(
-            prediction=prediction,
-            smoothed=self._labels.probabilities,
-            shown=self._labels.shown,
-            changed=changed,
-            time=window[-1].time,
-            latency_ms=1000 * (finished - window[-1].captured),
-            taken_ms=1000 * (finished - started),
-            interval_ms=1000 * interval,
-            **counts,
+            prediction,
+            self._labels.probabilities,
+            self._labels.shown,
+            changed,
+            window[-1].time,
+            1000 * (finished - window[-1].captured),
+            1000 * interval,
+            *counts,
         )
 
     def _clip(self, window: Sequence[Frame], count: int, why: str) -> Clip:
@@ -292,7 +331,7 @@ class LivePredictor:
 
 
 class _Pace:
-    """What the source needs of a live predictor, see :class:`ffn.serve.live.sources.Pace`."""
+    """What the source needs of a live predictor, see :class:`ffn.serve.live.streams.Pace`."""
 
     def __init__(self, live: LivePredictor) -> None:
         self._live = live
@@ -310,15 +349,5 @@ class _Pace:
     def report(self, event: SourceEvent) -> None:
         live = self._live
         with live._condition:
-            live._connections += event.state == "connected"
             live._events.append(event)
             live._condition.notify_all()
-
-
-def _check_every(every: int | None, step: float | None) -> None:
-    if every is None:
-        return
-    if step is not None:
-        raise ValueError(f"got step={step!r} and every={every!r}; give one of them")
-    if not isinstance(every, int) or isinstance(every, bool) or every < 1:
-        raise ValueError(f"every is {every!r}; expected a number of frames of 1 or more")

@@ -1,9 +1,8 @@
-"""Smoothed probabilities and steady labels of live prediction."""
+"""Average the probabilities of live prediction, and keep the shown labels steady."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -14,9 +13,8 @@ class Smoothing:
     """How probabilities are averaged, and when the shown label changes.
 
     Args:
-        seconds: time constant of the average; 0: no average.
-        margin: of probabilities, by which another label must lead to be shown at once.
-        dwell: seconds during which another label must lead to be shown with a smaller margin.
+        seconds: Time constant of the average; 0: no average.
+        margin: Of probabilities, by which another label must lead to be shown.
 
     Raises:
         ValueError: if a number is negative or not finite.
@@ -24,12 +22,10 @@ class Smoothing:
 
     seconds: float = 1.0
     margin: float = 0.1
-    dwell: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in ("seconds", "margin", "dwell"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+        for name, value in vars(self).items():
+            if not 0 <= value < math.inf:
                 raise ValueError(f"smoothing: {name} is {value!r}; expected a number of 0 or more")
 
 
@@ -41,21 +37,21 @@ class SteadyLabels:
         q_n = q_(n-1) + (1 - exp(-(t_n - t_(n-1)) / s)) (p_n - q_(n-1)),        q_1 = p_1.
 
     With one label per video, the shown label a changes to b = argmax q if q_b - q_a is at least the
-    margin, or if a label other than a has led for the dwell time. With several labels per video,
-    each class is shown or not: that changes if q is at least the margin beyond 0.5, or beyond 0.5
-    for the dwell time.
+    margin. With several labels per video, each class is shown or not: that changes if q is at least
+    the margin beyond 0.5.
 
     Args:
-        smoothing: the numbers.
-        multi_label: whether a video has any number of the classes.
+        smoothing: The numbers.
+        multi_label: Whether a video has any number of the classes.
+
+    Attributes:
+        probabilities: q (K,); None before the first answer.
+        shown: Indices of the shown classes; None before the first answer.
     """
 
     def __init__(self, smoothing: Smoothing, *, multi_label: bool = False) -> None:
-        self._smoothing = smoothing
-        self._choose: Callable[[Tensor, float], tuple[int, ...]]
-        self._choose = self._several if multi_label else self._one
+        self._smoothing, self._multi_label = smoothing, multi_label
         self._time = 0.0
-        self._since: dict[int, float] = {}  # class -> when it began to differ from what is shown
         self.probabilities: Tensor | None = None
         self.shown: tuple[int, ...] | None = None
 
@@ -64,46 +60,29 @@ class SteadyLabels:
 
         Args:
             probabilities: (K,).
-            time: of the answer in the stream, in seconds; ascending.
+            time: Of the answer in the stream, in seconds; ascending.
         """
         if self.probabilities is None:
             self.probabilities = probabilities.clone()
         else:
-            weight = self._weight(time - self._time)
+            s, passed = self._smoothing.seconds, time - self._time
+            weight = 1 - math.exp(-passed / s) if s else 1.0
             self.probabilities = self.probabilities.lerp(probabilities, weight)
-        self._time = time
-        before, self.shown = self.shown, self._choose(self.probabilities, time)
+        self._time, before = time, self.shown
+        self.shown = self._several() if self._multi_label else self._one()
         return self.shown != before
 
-    def _weight(self, passed: float) -> float:
-        seconds = self._smoothing.seconds
-        return 1 - math.exp(-passed / seconds) if seconds else 1.0
-
-    def _one(self, probabilities: Tensor, time: float) -> tuple[int, ...]:
-        leader = int(probabilities.argmax())
-        if self.shown is None or leader == self.shown[0]:
-            self._since.clear()
-            return (leader,)
-        key = self.shown[0]
-        lead = float(probabilities[leader] - probabilities[key])
-        if not self._changes(key, lead, time):
-            return self.shown
-        self._since.clear()
+    def _one(self) -> tuple[int, ...]:
+        leader = int(self.probabilities.argmax())
+        if self.shown is not None:
+            lead = self.probabilities[leader] - self.probabilities[self.shown[0]]
+            if lead < self._smoothing.margin:
+                return self.shown
         return (leader,)
 
-    def _several(self, probabilities: Tensor, time: float) -> tuple[int, ...]:
-        if self.shown is None:
-            return tuple((probabilities >= 0.5).nonzero().flatten().tolist())
-        shown = set(self.shown)
-        for k, probability in enumerate(probabilities.tolist()):
-            if (probability >= 0.5) == (k in shown):
-                self._since.pop(k, None)
-            elif self._changes(k, abs(probability - 0.5), time):
-                del self._since[k]
-                shown ^= {k}
+    def _several(self) -> tuple[int, ...]:
+        margin = 0.0 if self.shown is None else self._smoothing.margin
+        shown = set(self.shown or ())
+        shown |= {*(self.probabilities >= 0.5 + margin).nonzero().flatten().tolist()}
+        shown -= {*(self.probabilities <= 0.5 - margin).nonzero().flatten().tolist()}
         return tuple(sorted(shown))
-
-    def _changes(self, key: int, lead: float, time: float) -> bool:
-        """Whether what is shown changes, by the lead of something else."""
-        since = self._since.setdefault(key, time)
-        return lead >= self._smoothing.margin or time - since >= self._smoothing.dwell

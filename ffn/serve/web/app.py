@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
-from fastapi import FastAPI, Query, Request
+from fastapi import FastAPI, Request
+from fastapi import Query as InQuery
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, Response
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
 from ffn.serve.web.metrics import CONTENT_TYPE, Metrics
-from ffn.serve.web.service import Answer, Refusal, Service
-from ffn.serve.web.service import Query as Asked
+from ffn.serve.web.service import Answer, Query, Refusal, Service
 from ffn.version import __version__
 
 BODY = {
@@ -25,28 +27,23 @@ BODY = {
         "content": {"application/octet-stream": {"schema": {"type": "string", "format": "binary"}}},
     }
 }
-ERROR = {
-    "description": "A sentence on the cause.",
-    "content": {
-        "application/json": {
-            "schema": {"type": "object", "properties": {"error": {"type": "string"}}}
-        }
-    },
-}
-PARAMETERS = ("model", "frames", "budget_ms", "budget_gmacs", "top", "name")
-METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE")
 DISCONNECTED = 499  # as other servers count it; nobody reads the answer
 
 
-def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
+def create_app(
+    service: Service, metrics: Metrics | None = None, *, hosts: Sequence[str] = ("*",)
+) -> FastAPI:
     """The endpoint of a service, as an ASGI application.
 
     Args:
-        service: answers; the caller closes it.
-        metrics: counts requests; default: new ones.
+        service: Answers; the caller closes it.
+        metrics: Counts requests; default: new ones.
+        hosts: Names of this machine in requests; others are refused, so that a page of another host
+            whose name was changed to this address cannot ask.
     """
     metrics = metrics or Metrics()
     app = FastAPI(title="ffn", version=__version__, description="Video recognition.")
+    app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     threads = anyio.CapacityLimiter(service.limits.requests)
 
     @app.head("/health", include_in_schema=False)
@@ -66,20 +63,13 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
         """The networks: names, classes, trained numbers of frames and cost."""
         return service.models()
 
-    @app.post("/api/predict", openapi_extra=BODY, responses={"4XX": ERROR, "5XX": ERROR})
-    async def predict(
-        request: Request,
-        model: str | None = None,
-        frames: Annotated[list[str] | None, Query()] = None,
-        budget_ms: Annotated[float | None, Query(gt=0)] = None,
-        budget_gmacs: Annotated[float | None, Query(gt=0)] = None,
-        top: Annotated[int, Query(ge=1, le=1000)] = 5,
-        name: Annotated[str, Query(min_length=1, max_length=200)] = "the video",
-    ) -> dict[str, Any]:
+    @app.post("/api/predict", openapi_extra=BODY)
+    async def predict(request: Request, query: Annotated[Query, InQuery()]) -> dict[str, Any]:
         """Predict the labels of the video in the body, at each number of frames."""
         started = time.perf_counter()
-        _check_request(request)
-        asked = Asked(model, [_count(text) for text in frames or []], budget_ms, budget_gmacs)
+        if request.headers.get("content-type", "").startswith("multipart/"):
+            wrong = "the body is a form; expected the bytes of the video file"
+            raise Refusal(415, f"{wrong}, as `curl --data-binary @FILE` sends them")
         with (
             service.place(),
             metrics.active.track_inprogress(),
@@ -87,21 +77,11 @@ def create_app(service: Service, metrics: Metrics | None = None) -> FastAPI:
         ):
             path = Path(folder, "video")
             await _receive(request, path, service)
-            answers = await anyio.to_thread.run_sync(
-                service.predict, path, asked, name, limiter=threads
-            )
-        chosen = model or next(iter(service.predictors))
-        metrics.answered(chosen, answers, time.perf_counter() - started)
-        return {"model": chosen, "predictions": [_to_dict(answer, top) for answer in answers]}
-
-    # After the routes that answer, and before the page, which would take what is left.
-    @app.api_route("/api/{path:path}", methods=[*METHODS], include_in_schema=False)
-    def refuse_route(path: str, request: Request) -> None:
-        method = {"predict": "POST", "models": "GET"}.get(path)
-        if method is None:
-            raise Refusal(404, f"there is no route /api/{path}; /docs has all")
-        wrong = f"the method is {request.method}; /api/{path} expects {method}"
-        raise Refusal(405, wrong, {"Allow": method})
+            answers = await anyio.to_thread.run_sync(service.predict, path, query, limiter=threads)
+        model = query.model or next(iter(service.predictors))
+        metrics.answered(model, answers, time.perf_counter() - started)
+        found = [_to_dict(answer, query.top) for answer in answers]
+        return {"model": model, "predictions": found}
 
     _add_refusals(app, metrics)
     return app
@@ -116,11 +96,14 @@ def _add_refusals(app: FastAPI, metrics: Metrics) -> None:
         return JSONResponse({"error": error.message}, error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
-    def refuse_parameter(_: Request, error: RequestValidationError) -> JSONResponse:
+    def refuse_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
         metrics.refused(400)
-        first = error.errors()[0]
-        message = f"{first['loc'][-1]} is {first['input']!r}: {first['msg'].lower()}"
-        return JSONResponse({"error": message}, 400)
+        wrong = {
+            f"{one['loc'][1]}: {one['msg'].lower()}, got {one['input']!r}": 0
+            for one in error.errors()
+        }
+        known = ", ".join(Query.model_fields)
+        return JSONResponse({"error": f"{'; '.join(wrong)}. The parameters are {known}"}, 400)
 
     @app.exception_handler(Exception)
     def fail(_: Request, error: Exception) -> JSONResponse:
@@ -129,33 +112,11 @@ def _add_refusals(app: FastAPI, metrics: Metrics) -> None:
         return JSONResponse({"error": f"the service failed: {type(error).__name__}"}, 500)
 
 
-def _check_request(request: Request) -> None:
-    """Refuse parameters that are unknown or given twice, and forms."""
-    given = [name for name, _ in request.query_params.multi_items()]
-    for name in given:
-        if name not in PARAMETERS:
-            known = ", ".join(PARAMETERS)
-            raise Refusal(400, f"there is no parameter {name!r}; the parameters are {known}")
-        if name != "frames" and given.count(name) > 1:
-            raise Refusal(400, f"{name} is given {given.count(name)} times; give it once")
-    if request.headers.get("content-type", "").startswith("multipart/"):
-        wrong = "the body is a form; expected the bytes of the video file"
-        raise Refusal(415, f"{wrong}, as `curl --data-binary @FILE` sends them")
-
-
-def _count(text: str) -> int | str:
-    if text == "auto":
-        return text
-    if not (text.isascii() and text.isdecimal()) or len(text) > 9 or int(text) < 1:
-        raise Refusal(400, f'frames is {text!r}; expected an integer of 1 or more, or "auto"')
-    return int(text)
-
-
 async def _receive(request: Request, path: Path, service: Service) -> None:
     """Write the body of a request to a file.
 
     Raises:
-        Refusal: it is too large, or takes too long.
+        Refusal: if it is too large, or takes too long.
     """
     declared = request.headers.get("content-length", "0")
     service.check_size(int(declared) if declared.isdecimal() else 0)
@@ -177,9 +138,5 @@ async def _receive(request: Request, path: Path, service: Service) -> None:
 def _to_dict(answer: Answer, top: int) -> dict[str, Any]:
     """An answer as JSON values."""
     values = answer.prediction.to_dict(top)
-    return {
-        "name": values.pop("path"),
-        **values,
-        "gmacs": answer.gmacs,
-        "indices": [*answer.clip.indices],
-    }
+    indices = [*answer.clip.indices]
+    return {"name": values.pop("path"), **values, "gmacs": answer.gmacs, "indices": indices}

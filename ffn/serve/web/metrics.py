@@ -23,24 +23,17 @@ class Metrics:
     """What a service did since its start; the names of the metrics are in ``docs/serve.md``."""
 
     def __init__(self) -> None:
-        registry = self._registry = CollectorRegistry()
-        ProcessCollector(registry=registry)  # memory, processor time and open files
-        self._requests = Counter(
-            "ffn_requests", "Requests by HTTP status", ["status"], registry=registry
-        )
-        self.active = Gauge(
-            "ffn_active_requests", "Requests that are being answered", registry=registry
-        )
-        self._clips = Counter(
-            "ffn_clips",
-            "Clips by model and number of frames",
-            ["model", "frames"],
-            registry=registry,
-        )
-        times = {"buckets": SECONDS, "registry": registry}
-        self._total = Histogram("ffn_request_seconds", "Time of an answered request", **times)
-        self._reading = Histogram("ffn_reading_seconds", "Time to read a clip", **times)
-        self._network = Histogram("ffn_network_seconds", "Time of the network for a clip", **times)
+        own = {"registry": CollectorRegistry()}
+        self._registry = own["registry"]
+        ProcessCollector(**own)  # memory, processor time and open files
+        self._requests = Counter("ffn_requests", "Requests by HTTP status", ["status"], **own)
+        self.active = Gauge("ffn_active_requests", "Requests that are being answered", **own)
+        labels = ["model", "frames"]
+        self._clips = Counter("ffn_clips", "Clips by model and number of frames", labels, **own)
+        own["buckets"] = SECONDS
+        self._total = Histogram("ffn_request_seconds", "Time of an answered request", **own)
+        self._reading = Histogram("ffn_reading_seconds", "Time to read a clip", **own)
+        self._network = Histogram("ffn_network_seconds", "Time of the network for a clip", **own)
 
     def answered(self, model: str, answers: Iterable[Answer], seconds: float) -> None:
         """Count a request that was answered."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,10 +11,7 @@ from typing import Any, NoReturn
 import gradio as gr
 from fastapi import FastAPI
 from gradio import processing_utils
-from gradio.utils import get_upload_folder
-from PIL import Image
 
-from ffn.serve.clips import Clip
 from ffn.serve.heat_maps import HeatMap
 from ffn.serve.web.metrics import Metrics
 from ffn.serve.web.service import Answer, Limits, Query, Refusal, Service
@@ -110,9 +105,8 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
                 examples_per_page=len(samples),
             )
         seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
-        model.change(
-            _counts_function(models, limits), model, [frames, others], api_visibility="private"
-        )
+        by_name = {one["name"]: (one["default_frames"], _ticked(one, limits)) for one in models}
+        model.change(by_name.__getitem__, model, [frames, others], api_visibility="private")
         gr.on(
             [component.change for component in inputs],
             _answer_function(service, metrics),
@@ -143,7 +137,7 @@ def _inputs(models: Sequence[dict[str, Any]], limits: Limits) -> list[Any]:
     )
     others = gr.CheckboxGroup(
         _compared(models, limits.frames),
-        value=_ticked(first, limits.counts),
+        value=_ticked(first, limits),
         label="Compare with",
         elem_id="others",
     )
@@ -165,31 +159,10 @@ def _compared(models: Sequence[dict[str, Any]], most: int) -> list[int]:
     return sorted({n for n in COMPARED if n <= most} | trained)
 
 
-def _ticked(model: dict[str, Any], counts: int) -> list[int]:
-    """Trained numbers of frames to compare with at first, evenly spread from first to last.
-
-    With any chosen number, they are at most `counts`.
-    """
-    trained, most = model["trained_frames"], counts - 1
-    if len(trained) <= most:
-        return list(trained)
-    if most < 2:
-        return list(trained[-1:]) * most
-    return [trained[i * (len(trained) - 1) // (most - 1)] for i in range(most)]
-
-
-def _counts_function(
-    models: Sequence[dict[str, Any]], limits: Limits
-) -> Callable[..., tuple[Any, ...]]:
-    """A function that sets the numbers of frames when another network is chosen."""
-    by_name = {one["name"]: one for one in models}
-
-    def counts(name: str) -> tuple[Any, ...]:
-        one = by_name[name]
-        ticked = _ticked(one, limits.counts)
-        return gr.update(value=one["default_frames"]), gr.update(value=ticked)
-
-    return counts
+def _ticked(model: dict[str, Any], limits: Limits) -> list[int]:
+    """Trained numbers of frames to compare with at first: those that fit in one request."""
+    trained = model["trained_frames"]
+    return trained[max(0, len(trained) - limits.counts + 1) :]
 
 
 def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[Any, ...]]:
@@ -201,17 +174,12 @@ def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[
         if video is None:
             return _start_text(service, model), None, None, None
         counts = [int(frames), *sorted({*map(int, others)} - {int(frames)})]
-        started = time.perf_counter()
+        started, path = time.perf_counter(), Path(video)
+        query = Query(model=model, frames=counts, name=path.name[-200:])
         try:
-            with (
-                service.place(),
-                metrics.active.track_inprogress(),
-                tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder,
-            ):
-                copy = Path(folder, "video")
-                _copy_upload(video, copy)
-                answers = service.predict(copy, Query(model, counts), Path(video).name)
-                heat_map = service.heat_map(answers[0], model) if heat else None
+            with service.place(), metrics.active.track_inprogress():
+                answers = service.predict(path, query)
+                heat_map = service.heat_map(answers[0], query) if heat else None
         except Refusal as error:
             metrics.refused(error.status)
             return f"**{_plain(error.message)}**", None, None, None
@@ -219,19 +187,6 @@ def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[
         return _shown(answers, heat_map)
 
     return answer
-
-
-def _copy_upload(video: str, copy: Path) -> None:
-    """Copy an uploaded file, which gradio may delete while it is read.
-
-    Raises:
-        Refusal: it is not there any more.
-    """
-    try:
-        shutil.copyfile(video, copy)
-    except FileNotFoundError:
-        kept = f"{KEPT_SECONDS // 60} minutes"
-        raise Refusal(410, f"videos are kept for {kept}; upload this one again") from None
 
 
 def _shown(answers: Sequence[Answer], heat_map: HeatMap | None) -> tuple[Any, ...]:
@@ -243,7 +198,11 @@ def _shown(answers: Sequence[Answer], heat_map: HeatMap | None) -> tuple[Any, ..
         f"{prediction.decode_ms:.0f} ms to read the frames"
     )
     rows = [_row(one) for one in sorted(answers, key=lambda one: one.prediction.frames)]
-    return message, dict(prediction.top(LABELS)), rows, frame_pictures(chosen.clip, heat_map)
+    pixels = chosen.clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
+    shown = pixels if heat_map is None else heat_map.overlay()
+    pairs = zip(shown, chosen.clip.indices, strict=True)
+    pictures = [(image, f"frame {index}") for image, index in pairs]
+    return message, dict(prediction.top(LABELS)), rows, pictures
 
 
 def _row(answer: Answer) -> list[Any]:
@@ -252,26 +211,6 @@ def _row(answer: Answer) -> list[Any]:
     part = "plain" if prediction.active is None else prediction.active
     measured = f"{answer.gmacs:.3g}", f"{prediction.model_ms:.1f}"
     return [prediction.frames, label, f"{probability:.1%}", part, *measured]
-
-
-def frame_pictures(clip: Clip, heat_map: HeatMap | None = None) -> list[tuple[str, str]]:
-    """File and caption of each frame, or of its overlay.
-
-    A picture that is there is not written again, since a browser may be reading it; gradio writes
-    arrays anew for each answer. The files are in gradio's cache, which deletes them by their age.
-    """
-    if heat_map is None:
-        pixels = clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
-    else:
-        pixels = heat_map.overlay()
-    pictures = []
-    with tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder:
-        for image, index in zip(pixels, clip.indices, strict=True):
-            file = Path(folder, "frame.webp")
-            Image.fromarray(image).save(file)
-            kept = processing_utils.save_file_to_cache(file, get_upload_folder())
-            pictures.append((kept, f"frame {index}"))
-    return pictures
 
 
 def _start_text(service: Service, model: str) -> str:

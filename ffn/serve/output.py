@@ -1,47 +1,25 @@
-"""Predictions as text for people, and as JSON lines or CSV for programs."""
+"""Write predictions as text, JSON lines or CSV."""
 
 from __future__ import annotations
 
 import csv
 import json
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import IO, Any
+from typing import IO
 
 from ffn.files import printable
 from ffn.serve.prediction import Prediction
 from ffn.serve.windows import Segment
 
 
-class Report(ABC):
-    """Writes what was found for each video.
+class TextOutput:
+    """Writes a few lines per video to a text file, with so many labels per video."""
 
-    Args:
-        output: open for text.
-        labels: number of labels per video.
-    """
-
-    def __init__(self, output: IO[str], labels: int) -> None:
-        self._output, self._labels = output, labels
-
-    @abstractmethod
-    def add(self, prediction: Prediction) -> None:
-        """Write the prediction of a video."""
-
-    @abstractmethod
-    def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
-        """Write the windows of a long video, and the segments that they were joined to."""
-
-    @abstractmethod
-    def add_error(self, path: str, cause: str) -> None:
-        """Write that a video cannot be read."""
-
-
-class TextReport(Report):
-    """A few lines per video."""
+    def __init__(self, file: IO[str], labels: int) -> None:
+        self._file, self._labels = file, labels
 
     def add(self, prediction: Prediction) -> None:
-        """Write how the network ran, and the most probable labels."""
+        """Write how the network ran, and the most probable labels of a video."""
         several = "; several labels, independent probabilities" if prediction.multi_label else ""
         self._write(
             f"{prediction.path}: {prediction.how}, decode {prediction.decode_ms:.1f} ms, model "
@@ -51,63 +29,56 @@ class TextReport(Report):
             self._write(f"  {probability:7.2%}  {label}")
 
     def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
-        """Write the segments."""
-        first = windows[0]
+        """Write the segments that the windows of a long video were joined to."""
+        first, count = windows[0], len(windows)
         decode = sum(window.decode_ms for window in windows)
         model = sum(window.model_ms for window in windows)
-        plural = "s" if len(windows) > 1 else ""
         self._write(
-            f"{first.path}: {len(windows)} window{plural} of {first.end - first.start:.3g} s, "
+            f"{first.path}: {count} window{'s' * (count > 1)} of {first.end - first.start:.3g} s, "
             f"{first.how}, decode {decode:.0f} ms, model {model:.0f} ms"
         )
-        for segment in segments:
-            self._write(
-                f"  {segment.start:8.2f} - {segment.end:8.2f} s  {segment.probability:7.2%}  "
-                f"{segment.label}"
-            )
+        for one in segments:
+            times = f"{one.start:8.2f} - {one.end:8.2f} s"
+            self._write(f"  {times}  {one.probability:7.2%}  {one.label}")
 
     def add_error(self, path: str, cause: str) -> None:
         """Write nothing: the message is on standard error."""
 
     def _write(self, line: str) -> None:
-        print(printable(line), file=self._output)
+        print(printable(line), file=self._file)
 
 
-class JsonReport(Report):
-    """A JSON object per line and video; the keys are in ``docs/predict.md``."""
+class JsonOutput(TextOutput):
+    """Writes a JSON object per line and video."""
 
     def add(self, prediction: Prediction) -> None:
         """Write ``path``, ``labels`` and how the network ran."""
-        self._write(prediction.to_dict(self._labels))
+        self._write(json.dumps(prediction.to_dict(self._labels)))
 
     def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
         """Write ``path``, ``segments`` and ``windows``."""
         shown = [window.to_dict(self._labels) for window in windows]
-        path = shown[0]["path"]
         for window in shown:
             del window["path"]
         joined = [segment.to_dict() for segment in segments]
-        self._write({"path": path, "segments": joined, "windows": shown})
+        value = {"path": windows[0].path, "segments": joined, "windows": shown}
+        self._write(json.dumps(value))
 
     def add_error(self, path: str, cause: str) -> None:
         """Write ``path`` and ``error``."""
-        self._write({"path": path, "error": cause})
-
-    def _write(self, value: dict[str, Any]) -> None:
-        print(json.dumps(value), file=self._output)
+        self._write(json.dumps({"path": path, "error": cause}))
 
 
-class CsvReport(Report):
-    """A table with a row per video, or per window."""
+class CsvOutput(TextOutput):
+    """Writes a table with a row per video, or per window; errors are in the last column."""
 
-    def __init__(self, output: IO[str], labels: int) -> None:
-        super().__init__(output, labels)
-        self._rows = csv.writer(output, lineterminator="\n")
-        self._rows.writerow(columns(labels))
+    def __init__(self, file: IO[str], labels: int) -> None:
+        super().__init__(file, labels)
+        self._write_row(columns(labels))
 
     def add(self, prediction: Prediction) -> None:
         """Write a row."""
-        self._write(prediction_row(prediction, self._labels))
+        self._write_row(prediction_row(prediction, self._labels))
 
     def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
         """Write a row per window."""
@@ -116,13 +87,14 @@ class CsvReport(Report):
 
     def add_error(self, path: str, cause: str) -> None:
         """Write a row whose last cell has the cause."""
-        self._write(error_row(path, cause, self._labels))
+        self._write_row(error_row(path, cause, self._labels))
 
-    def _write(self, row: Sequence[object]) -> None:
-        self._rows.writerow([printable(x) if isinstance(x, str) else x for x in row])
+    def _write_row(self, row: Sequence[object]) -> None:
+        cells = [printable(x) if isinstance(x, str) else x for x in row]
+        csv.writer(self._file, lineterminator="\n").writerow(cells)
 
 
-FORMATS = {"text": TextReport, "json": JsonReport, "csv": CsvReport}
+OUTPUTS: dict[str, type[TextOutput]] = {"text": TextOutput, "json": JsonOutput, "csv": CsvOutput}
 
 
 def columns(labels: int) -> list[str]:

@@ -1,1 +1,0 @@
-"""Predict the videos of a list into a table, in several processes."""

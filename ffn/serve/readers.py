@@ -1,0 +1,150 @@
+"""Read clips in worker processes, which a bad file can end or block without harm."""
+
+from __future__ import annotations
+
+import multiprocessing
+import tempfile
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait as wait_for
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ffn.data import VideoError
+from ffn.data.workers import start_worker
+from ffn.serve.clips import Clip, ClipReader
+from ffn.serve.inputs import Input
+
+END_SECONDS = 2.0  # for the processes to end
+_EMPTY = torch.empty(0)
+
+
+class BlockedError(VideoError):
+    """A video took too long to read."""
+
+
+class Readers:
+    """Worker processes that read clips; use it as a context.
+
+    Args:
+        workers: Number of processes.
+        timeout: Seconds for a video.
+    """
+
+    def __init__(self, workers: int, timeout: float) -> None:
+        from pebble import ProcessPool
+
+        self._timeout = timeout
+        self._pool = ProcessPool(workers, context=_context(), initializer=start_worker)
+
+    def __enter__(self) -> Readers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def submit(
+        self,
+        readers: Sequence[ClipReader],
+        given: Input,
+        *,
+        start: float | None = None,
+        end: float | None = None,
+    ) -> Callable[[], list[Clip]]:
+        """Begin to read a video.
+
+        The pixels come through files: a process that ends in the middle of a message would block
+        the pipe of all.
+
+        Args:
+            readers: What reads the clips, one for each.
+            given: The video.
+            start, end: See :meth:`ffn.serve.clips.ClipReader.read`.
+
+        Returns:
+            A function that waits and returns the clip of each reader. It raises VideoError if the
+            video cannot be read or ends its process, and BlockedError if it takes too long.
+        """
+        from pebble import ProcessExpired
+
+        folder = tempfile.TemporaryDirectory(prefix="ffn-clips-")
+        arguments = (tuple(readers), given, start, end, Path(folder.name))
+        task = self._pool.schedule(_read, args=arguments, timeout=self._timeout)
+
+        def wait() -> list[Clip]:
+            with folder:
+                while not task.done() and self.alive:
+                    wait_for([task], 0.5)
+                try:
+                    clips = task.result(0)
+                except FutureTimeoutError:
+                    cause = f"took more than {self._timeout:g} s to read"
+                    raise BlockedError(_name(given), cause) from None
+                except (ProcessExpired, CancelledError):
+                    raise VideoError(_name(given), "it ended the process that read it") from None
+                return [
+                    replace(clip, pixels=torch.from_numpy(np.load(_file(folder.name, n))))
+                    for n, clip in enumerate(clips)
+                ]
+
+        return wait
+
+    def start(self) -> None:
+        """Start the processes, which takes seconds, before the first video comes."""
+        self._pool.schedule(_nothing).result(600)
+
+    @property
+    def alive(self) -> bool:
+        """Whether videos are still read."""
+        return bool(self._pool.active)
+
+    def close(self) -> None:
+        """End the processes; videos that are being read are given up."""
+        self._pool.stop()
+        with suppress(TimeoutError):
+            self._pool.join(END_SECONDS)
+
+
+def _context() -> multiprocessing.context.BaseContext:
+    """How processes start: not by a fork of this one, whose threads may hold locks.
+
+    A fork server imports the packages once, so that a process that was ended is replaced at once.
+    """
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "av"])
+    return context
+
+
+def _read(
+    readers: Sequence[ClipReader],
+    given: Input,
+    start: float | None,
+    end: float | None,
+    folder: Path,
+) -> list[Clip]:
+    """In a worker: write the pixels of clips to files; returns the clips without them."""
+    clips = []
+    for number, reader in enumerate(readers):
+        clip = reader.read(given, start, end)
+        np.save(_file(folder, number), clip.pixels.numpy())
+        clips.append(replace(clip, pixels=_EMPTY))
+    return clips
+
+
+def _file(folder: str | Path, number: int) -> Path:
+    return Path(folder, f"{number}.npy")
+
+
+def _name(given: Input) -> str:
+    return str(given) if isinstance(given, (str, Path)) else "the video"
+
+
+def _nothing() -> None:
+    """A task that starts a worker."""
