@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ffn.data import Record, pack
+from ffn.data import Record
 
 
 def write_wave_video(
@@ -35,19 +35,3 @@ def write_set(root: Path, clips: int = 8, frames: int = 12) -> list[Record]:
         Record(write_wave_video(root / "videos" / f"{i}.mkv", frames, seed=i), i)
         for i in range(clips)
     ]
-
-
-def packed(root: Path, records: list[Record], folder: Path, **options) -> Path:
-    """Pack a set into small shards of about two clips."""
-    pack(records, folder, root=root, **{"format": "raw", "shard_mib": 1, **options})
-    return folder
-
-
-def in_memory(folder: Path) -> str:
-    """Copy a store into the file system `memory` of fsspec; returns its address."""
-    import fsspec
-
-    system, name = fsspec.filesystem("memory"), folder.parent.name
-    for path in folder.iterdir():
-        system.pipe_file(f"/{name}/{path.name}", path.read_bytes())
-    return f"memory://{name}"

@@ -77,14 +77,13 @@ def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel
     from ffn.engine.distributed import World
 
     world = World(rank=0, size=1, device=torch.device("cpu"))
-    loader = build_data.build_train_loader(config, splits, world, access="ranges")
+    loader = build_data.build_train_loader(config, splits, world)
     tests = build_data.build_test_loader(
         config,
         replace(splits, val=splits.train),
         world,
         frames=frames,
         preprocessing=build_data.build_preprocessing(config.data),
-        access="ranges",
     ).dataset
     keys = list(islice(loader.sampler, config.train.batch_size))
     _check_size(len(keys), config.train.repeated_aug, loader.dataset, tests)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ffn.datasets.checking import Finding
 
 FILES = ("report.csv", "exclude.txt", "index.csv")
-DECODERS = ("auto", "pyav", "decord", "torchcodec")
+DECODERS = ("auto", "pyav", "decord")
 MEANING = {
     "ok": "as listed",
     "count": "decodes, with another number of frames than listed",

@@ -40,7 +40,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _refuse_idle_options(given: argparse.Namespace) -> None:
     """Raise ValueError for options of packing beside ``--verify``."""
     defaults = vars(_parser().parse_args([given.config]))
-    names = ("format", "short_side", "quality", "shard_mib", "timeout", "append")
+    names = ("short_side", "quality", "shard_mib", "timeout", "append")
     idle = [name for name in names if getattr(given, name) != defaults[name]]
     if given.verify and idle:
         option = f"--{idle[0].replace('_', '-')}"
@@ -58,7 +58,6 @@ def _pack(address: str, options: DataConfig, given: argparse.Namespace) -> int:
         [*videos.train, *videos.val],
         address,
         root=options.root,
-        format=given.format,
         short_side=given.short_side,
         quality=given.quality,
         shard_mib=given.shard_mib,
@@ -84,7 +83,7 @@ def _verify(address: str, options: DataConfig) -> int:
 
     from ffn.data import ClipStore
 
-    store = ClipStore(address, cache_gib=options.store_cache_gib)
+    store = ClipStore(address)
     damaged = store.verify(lambda numbers: track(numbers, "verifying", transient=True))
     for error in damaged:
         print(f"damaged: {error}", file=sys.stderr)
@@ -104,12 +103,6 @@ def _parser() -> argparse.ArgumentParser:
         "config", help="YAML file, or a name of `ffn configs`; its data section names the videos"
     )
     add_overrides_argument(parser)
-    parser.add_argument(
-        "--format",
-        default="jpeg",
-        choices=["jpeg", "raw"],
-        help="format of the frames; default: jpeg",
-    )
     parser.add_argument(
         "--short-side",
         type=int,

@@ -37,7 +37,7 @@ from ffn.data.sampling import (
     segment_views,
 )
 from ffn.data.splits import Splits, read_splits
-from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack, page_order
+from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack
 from ffn.data.transforms import EvalTransform, TrainTransform, swap_pairs
 from ffn.data.watched_loader import LoaderError, watching
 
@@ -78,7 +78,6 @@ __all__ = [
     "make_loader",
     "open_video",
     "pack",
-    "page_order",
     "probe",
     "read_annotation_rows",
     "read_annotations",

@@ -1,22 +1,17 @@
-"""Describe and check the lists of a training run: counts, sizes, overlap."""
+"""Describe and check the lists of a training run: counts and overlap."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import numpy as np
 
 from ffn.data.annotation_rows import AnnotationRow
-from ffn.data.decoding import PATTERN, FrameFolder, VideoError
-from ffn.data.decoding.metadata import read_header
 from ffn.data.records import Record, labels_of
 from ffn.data.splits import Splits
-from ffn.data.store.reader import ClipStore
 
-HEADERS = 50  # videos whose headers are read for a description
 Clip = tuple[str, float | None, float | None]  # path, start, end
 
 
@@ -51,56 +46,24 @@ def check_splits(splits: Splits) -> None:
         )
 
 
-def describe_splits(
-    splits: Splits, store: ClipStore | None = None, *, pattern: str = PATTERN
-) -> list[str]:
-    """Lines about the videos of a training run.
-
-    Numbers of frames and sizes are those of the store or of the columns of the lists. Without
-    either, they are read from the headers of at most 50 videos.
-
-    Args:
-        splits: the training and validation lists.
-        store: the clip store with the videos, if there is one.
-        pattern: name of a frame in folders of frames.
-    """
-    names = ("training", "validation")
-    sides = zip(names, (splits.train, splits.val), strict=True)
+def describe_splits(splits: Splits) -> list[str]:
+    """Lines about the videos of a training run: numbers per class, and of labels per video."""
+    lists = {"training": splits.train, "validation": splits.val}
     lines = [
-        f"{name} videos per class: {_per_class(records, splits.classes)}" for name, records in sides
+        f"{name} videos per class: {_per_class(records, splits.classes)}"
+        for name, records in lists.items()
     ]
     if splits.multi_label:
         lines += [
             f"labels per {name} video: {_labels_per_video(records)}"
-            for name, records in zip(names, (splits.train, splits.val), strict=True)
+            for name, records in lists.items()
         ]
-    if store is not None:
-        kind, (frames, sizes) = "store", store.sizes()
-    else:
-        rows = [row for side in splits.rows for row in side]
-        kind, frames = "lists", _numbers(rows, "frames")
-        sizes = np.minimum(_numbers(rows, "width"), _numbers(rows, "height"))
-        if not np.isfinite([*frames, *sizes]).any():
-            frames, sizes = _from_headers([*splits.train, *splits.val], pattern)
-            kind = f"headers of {len(sizes)} of {len(rows)} videos"
-    for what, values, unit in (("frames per video", frames, ""), ("short side", sizes, " px")):
-        known = values[np.isfinite(values)]
-        if len(known):
-            least, middle, most = (f"{value:g}" for value in np.percentile(known, (0, 50, 100)))
-            some = (
-                ""
-                if len(known) == len(values)
-                else f", known of {len(known)} of {len(values)} videos"
-            )
-            lines.append(
-                f"{what} ({kind}): least {least}, median {middle}, most {most}{unit}{some}"
-            )
     return lines
 
 
 def split_warnings(splits: Splits) -> Iterator[str]:
     """Videos or groups in both lists, repeated videos, and classes without videos."""
-    train, val = [*_clips(splits.train)], [*_clips(splits.val)]
+    train, val = _clips(splits.train), _clips(splits.val)
     files = {path for path, *_ in train}
     rows = [*zip(splits.rows[1], [path in files for path, *_ in val], strict=True)]
     shared = [row.path for row, is_shared in rows if is_shared]
@@ -123,7 +86,7 @@ def split_warnings(splits: Splits) -> Iterator[str]:
 def _list_warnings(
     name: str, records: Sequence[Record], rows: Sequence[AnnotationRow], classes: Sequence[str]
 ) -> Iterator[str]:
-    clips = [*_clips(records)]
+    clips = _clips(records)
     counts = Counter(clips)
     repeated = [row.path for clip, row in zip(clips, rows, strict=True) if counts[clip] > 1]
     if repeated:
@@ -140,26 +103,9 @@ def _list_warnings(
         yield f"{len(empty)} of {len(classes)} classes have no {name} video ({_examples(empty)})"
 
 
-def _clips(records: Sequence[Record]) -> Iterator[Clip]:
-    """File and time range of each record; a file has one spelling, without links."""
-    folders: dict[str, tuple[str, frozenset[str]]] = {}
-    for record in records:
-        folder, name = os.path.split(record.path)
-        if folder not in folders:
-            folders[folder] = os.path.realpath(folder), _links(folder)
-        real, links = folders[folder]
-        is_plain = name not in links and name not in ("", os.curdir, os.pardir)
-        path = os.path.join(real, name) if is_plain else os.path.realpath(record.path)
-        yield path, record.start, record.end
-
-
-def _links(folder: str) -> frozenset[str]:
-    """Names of the symbolic links in a folder: one listing costs less than asking for each file."""
-    try:
-        with os.scandir(folder or os.curdir) as entries:
-            return frozenset(entry.name for entry in entries if entry.is_symlink())
-    except OSError:  # missing, as beside a clip store
-        return frozenset()
+def _clips(records: Sequence[Record]) -> list[Clip]:
+    """File and time range of each record."""
+    return [(os.path.abspath(record.path), record.start, record.end) for record in records]
 
 
 def _per_class(records: Sequence[Record], classes: Sequence[str]) -> str:
@@ -177,32 +123,6 @@ def _labels_per_video(records: Sequence[Record]) -> str:
     unlabelled = numbers.count(0)
     without = f"; {unlabelled} videos without a label" if unlabelled else ""
     return f"least {min(numbers)}, mean {np.mean(numbers):.1f}, most {max(numbers)}{without}"
-
-
-def _from_headers(records: Sequence[Record], pattern: str) -> np.ndarray:
-    """Frames and short sides (2, N) of up to `HEADERS` readable videos, evenly spaced."""
-    chosen = np.linspace(0, len(records) - 1, min(len(records), HEADERS)).round().astype(int)
-    found = []
-    for path in {records[i].path: None for i in chosen}:
-        try:
-            if os.path.isdir(path):
-                folder = FrameFolder(path, pattern)
-                frames, sides = len(folder), folder.read([0]).shape[1:3]
-            else:
-                frames, *sides = read_header(path)
-        except VideoError:  # named when it is read for training
-            continue
-        found.append((np.nan if frames is None else frames, min(sides)))
-    return np.array(found, dtype=np.float64).reshape(-1, 2).T
-
-
-def _numbers(rows: Sequence[AnnotationRow], field: str) -> np.ndarray:
-    """A column as numbers; NaN where it is empty or no number."""
-    return np.array([_number(getattr(row, field)) for row in rows], dtype=np.float64)
-
-
-def _number(text: Any) -> float:
-    return float(text) if text is not None and text.isascii() and text.isdigit() else np.nan
 
 
 def _examples(names: Sequence[str]) -> str:

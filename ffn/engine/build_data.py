@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
@@ -24,11 +22,9 @@ from ffn.engine.config import ConfigError
 from ffn.engine.config_checks import nearest_multiples
 from ffn.engine.distributed import World
 from ffn.engine.mixup import BatchMix
-from ffn.engine.options import ClassWeights, Config, DataConfig, DataFormat, Flip, Labels, Order
+from ffn.engine.options import ClassWeights, Config, DataConfig, DataFormat, Flip, Labels
 from ffn.engine.run_videos import RunVideos
 from ffn.engine.tasks import TASKS
-
-FEW = 0.1  # of the bytes of the shards that hold the videos of a test
 
 
 def read_config_splits(
@@ -53,8 +49,7 @@ def is_multi_label(options: DataConfig) -> bool:
 
 def describe_videos(options: DataConfig, splits: data.Splits) -> list[str]:
     """Lines about the videos of a training run; see :func:`ffn.data.describe_splits`."""
-    store = _open_store(options, resize=options.resize)
-    return data.describe_splits(splits, store, **_pattern(options))
+    return data.describe_splits(splits)
 
 
 def build_preprocessing(options: DataConfig) -> data.Preprocessing:
@@ -90,11 +85,8 @@ def build_train_loader(
     world: World,
     *,
     removed: Collection[int] = (),
-    access: str = "shards",
 ) -> DataLoader:
     """Training batches: one micro-batch of this process each, without the removed videos.
-
-    ``access`` is that of :class:`ffn.data.ClipStore`.
 
     Raises:
         ConfigError: the batch size is not divisible, or the frames of the store are too small.
@@ -102,7 +94,7 @@ def build_train_loader(
     """
     options, train = config.data, config.train
     _check_batch_size(config, world, len(splits.train))
-    store = _open_store(options, resize=options.resize, access=access)
+    store = _open_store(options, resize=options.resize)
     preprocessing = build_preprocessing(options)
     dataset = data.VideoDataset(
         splits.train,
@@ -128,7 +120,6 @@ def build_train_loader(
         seed=train.seed,
         rank=world.rank,
         world_size=world.size,
-        order=_training_order(options, store, splits.train),
         frame_counts=_frame_counts(config),
     )
 
@@ -172,22 +163,14 @@ def build_test_loader(
     preprocessing: data.Preprocessing,
     protocol: str | None = None,
     shuffle_frames: bool = False,
-    access: str = "shards",
 ) -> DataLoader:
     """Validation batches with a clip per frame count; each video is on one process only.
 
     A batch holds fewer videos if the protocol takes several clips and crops per video.
-    ``shuffle_frames`` puts the frames of each clip in a random order. ``access`` is that of
-    :class:`ffn.data.ClipStore`, or "few": by ranges if the videos are less than a tenth of the
-    shards that hold them, which suits videos that are read once.
+    ``shuffle_frames`` puts the frames of each clip in a random order.
     """
     parsed = data.Protocol.parse(protocol or config.data.test_protocol)
-    by_share = access == "few"
-    store = _open_store(
-        config.data, resize=preprocessing.resize, access="shards" if by_share else access
-    )
-    if store is not None and by_share:
-        store.access = "ranges" if store.share(splits.val) < FEW else "shards"
+    store = _open_store(config.data, resize=preprocessing.resize)
     dataset = data.VideoDataset(
         splits.val,
         views=frames,
@@ -269,18 +252,11 @@ def _train_transform(
     )
 
 
-def _open_store(
-    options: DataConfig, *, resize: int, access: str = "shards"
-) -> data.ClipStore | None:
+def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
     """The clip store with the frames; None if they are read from the video files."""
     if options.format is DataFormat.video:
         return None
-    store = data.ClipStore(
-        store_location(options),
-        root=options.root,
-        access=access,
-        cache_gib=options.store_cache_gib,
-    )
+    store = data.ClipStore(store_location(options), root=options.root)
     if store.manifest.short_side < resize:
         raise ConfigError(
             f"the frames of the store {store.path} have a short side of "
@@ -322,13 +298,3 @@ def _frame_counts(config: Config) -> data.FrameCounts | None:
     return data.FrameCounts(
         views, seed=config.train.seed, batches_per_step=config.train.grad_accum_steps
     )
-
-
-def _training_order(
-    options: DataConfig, store: data.ClipStore | None, records: Sequence[data.Record]
-) -> Callable[[int, int], np.ndarray] | None:
-    """The function that orders the videos of an epoch; None for a uniformly random order."""
-    if options.order is not Order.pages:
-        return None
-    pages = store.pages(records, options.page_mib * 2**20)
-    return partial(data.page_order, pages, window=options.page_window)

@@ -161,9 +161,6 @@ def _contradictions(config: Config) -> Iterator[str]:
         "model.pretrained and model.weights exclude each other; drop one": (
             model.pretrained and model.weights is not None
         ),
-        "data.order=pages needs data.format=store": (
-            data.order.value == "pages" and data.format.value != "store"
-        ),
         f"data.resize is {data.resize}; it must be at least data.crop, {data.crop}": (
             data.resize < data.crop
         ),

@@ -79,13 +79,6 @@ class DataFormat(Enum):
     store = "store"
 
 
-class Order(Enum):
-    """Order of the training videos."""
-
-    random = "random"
-    pages = "pages"
-
-
 class Sampling(Enum):
     """Frame sampling; see ``ffn.data.sampling``."""
 
@@ -115,7 +108,6 @@ class Decoder(Enum):
     auto = "auto"
     pyav = "pyav"
     decord = "decord"
-    torchcodec = "torchcodec"
 
 
 class Flip(Enum):
@@ -169,14 +161,6 @@ class DataConfig:
         DataFormat.video, "read the files in the annotations, or a clip store made from them"
     )
     store: str = option("store", "clip store: folder under root, or URL (https://…, s3://…)")
-    store_cache_gib: float = option(
-        100.0, "disk space for the shards of a remote store, GiB", above=0, most=2**20
-    )
-    order: Order = option(
-        Order.random, "training order; pages: few parts of a store at a time, for slow storage"
-    )
-    page_mib: int = option(256, "size of a page, MiB, for order=pages", least=1)
-    page_window: int = option(16, "pages in use at a time, for order=pages", least=1)
     classes: str | None = option(None, "file with one class name per line; null: from train")
     frame_pattern: str | None = option(None, "file names in a frame folder, e.g. {:05d}.jpg")
     decoder: Decoder = option(

@@ -10,14 +10,12 @@ from torch import Tensor
 from ffn.data.decoding.decord_decoder import DecordDecoder
 from ffn.data.decoding.folder import PATTERN, FrameFolder
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
-from ffn.data.decoding.torchcodec_decoder import TorchCodecDecoder
 from ffn.data.decoding.video import Video
 
 DECODERS = {
     "auto": PyAVDecoder,  # correct for every file that FFmpeg decodes, and the fastest measured
     "pyav": PyAVDecoder,
     "decord": DecordDecoder,
-    "torchcodec": TorchCodecDecoder,
 }
 
 

@@ -42,20 +42,6 @@ class VideoMetadata:
     not_seekable: str
 
 
-def read_header(path: str | os.PathLike[str]) -> tuple[int | None, int, int]:
-    """Frames, width and height that the header of a video file states; nothing is decoded.
-
-    The number of frames may differ from that of the frames shown. It is None if the header has
-    none, as in Matroska.
-
-    Raises:
-        VideoError: if the file cannot be opened.
-    """
-    with open_container(os.fspath(path)) as container:
-        stream = container.streams.best("video")
-        return stream.frames or None, stream.codec_context.width, stream.codec_context.height
-
-
 def probe(path: str | os.PathLike[str], *, decode_all: bool = False) -> VideoMetadata:
     """Measure the metadata of a video file.
 

@@ -1,10 +1,8 @@
-"""The files of a clip store: names, manifest and index, and how to read and write them.
+"""The files of a clip store: manifest, index and shards, in a folder or at an address.
 
-    store.json        manifest: options, shards and index; written last
-    index-00001.bin   one row per clip, the keys, and a hash table of the keys
-    shard-00000.bin   clips, one after another; a clip is a header and its frames
-
-`docs/clip_store.md` describes every byte. All numbers are little-endian.
+store.json              manifest: options, counts, name and SHA-256 of the index; written last
+index-0123456789ab.db   SQLite: a row per clip, per shard and per unreadable video
+shard-00000.bin         clips, one after another; a clip is a header and its JPEG frames
 """
 
 from __future__ import annotations
@@ -12,60 +10,54 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+import re
+import shutil
+import sqlite3
+from contextlib import closing
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
+from filelock import FileLock
 
 from ffn.files import atomic_write
 
-KIND, VERSION = "ffn clip store", 1
+KIND, VERSION = "ffn clip store", 2
 MANIFEST = "store.json"
-MAGIC = b"ffnclip\x01"  # first 8 bytes of the index and of every shard
-FORMATS = ("jpeg", "raw")
-SEVERAL = -1  # label of a clip whose list has several per video; readers take labels from lists
-
-CLIP = np.dtype(
-    [
-        ("offset", "<u8"),  # of the clip's first byte in its shard, a multiple of 8
-        ("bytes", "<u8"),  # of header and frames
-        ("start", "<f8"),  # of the record's time range in seconds; NaN: none
-        ("end", "<f8"),
-        ("fps", "<f8"),  # mean frames per second; 0 if unknown
-        ("key_offset", "<u8"),  # in the keys
-        ("key_bytes", "<u4"),
-        ("shard", "<u4"),
-        ("label", "<i4"),
-        ("frames", "<u4"),
-        ("width", "<u4"),
-        ("height", "<u4"),
-        ("crc", "<u4"),  # zlib.crc32 of the header, which holds those of the frames
-        ("timed", "<u4"),  # 1 if the header holds times of the frames
-    ]
-)
+TIMEOUT = 60  # seconds without data, of http
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS options (short_side INTEGER, quality INTEGER);
+CREATE TABLE IF NOT EXISTS clips (
+    key BLOB, start REAL, "end" REAL,  -- bytes of the path; seconds of the time range or NULL
+    shard INTEGER, offset INTEGER, bytes INTEGER,  -- where header and frames are
+    frames INTEGER, width INTEGER, height INTEGER,
+    timed INTEGER,  -- 1 if the header holds times of the frames
+    crc INTEGER  -- zlib.crc32 of the header, which holds those of the frames
+);
+CREATE INDEX IF NOT EXISTS clip_keys ON clips (key);
+CREATE TABLE IF NOT EXISTS shards (number INTEGER PRIMARY KEY, bytes INTEGER, sha256 TEXT);
+CREATE TABLE IF NOT EXISTS unreadable (key BLOB, start REAL, "end" REAL, reason TEXT);
+"""
 
 
 class StoreError(ValueError):
     """A clip store that cannot be read, or that does not match the request."""
 
 
-class RangesIgnoredError(OSError):
-    """A server that answers a request for a range with the whole file."""
+class Clip(NamedTuple):
+    """A row of the table `clips`; see `SCHEMA`."""
 
-
-class WrongLengthError(OSError):
-    """A file of another length than `store.json` says."""
-
-
-@dataclass(frozen=True)
-class File:
-    """A file of a store: name, length in bytes, and SHA-256 in hexadecimal."""
-
-    name: str
+    key: bytes
+    start: float | None
+    end: float | None
+    shard: int
+    offset: int
     bytes: int
-    sha256: str
+    frames: int
+    width: int
+    height: int
+    timed: int
+    crc: int
 
 
 class Unreadable(NamedTuple):
@@ -77,205 +69,198 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-@dataclass
+@dataclass(frozen=True)
+class File:
+    """A file of a store: its name, and its SHA-256 in hexadecimal."""
+
+    name: str
+    sha256: str
+
+
+@dataclass(frozen=True)
 class Manifest:
     """The content of `store.json`.
 
     Attributes:
-        format: Format of the frames, `jpeg` or `raw`. Its key in the file is `form`.
         short_side: Larger videos were downscaled to this shorter side, in pixels.
-        quality: JPEG quality, 1 to 100; None for raw frames.
+        quality: JPEG quality, 1 to 100.
         clips: Number of clips.
         frames: Number of frames of all clips.
-        generation: Number of times that clips were added; part of the index's name.
-        index: The index.
-        shards: The shards, by number.
-        unreadable: The videos that could not be packed.
+        bytes: Size of all shards.
+        sha256: Of the index.
     """
 
-    format: str
     short_side: int
-    quality: int | None
-    clips: int = 0
-    frames: int = 0
-    generation: int = 0
-    index: File | None = None
-    shards: list[File] = field(default_factory=list)
-    unreadable: list[Unreadable] = field(default_factory=list)
+    quality: int
+    clips: int
+    frames: int
+    bytes: int
+    sha256: str
+
+    @property
+    def index(self) -> File:
+        """The index."""
+        return File(f"index-{self.sha256[:12]}.db", self.sha256)
 
     def to_json(self) -> str:
         """The text of `store.json`."""
-        values = to_disk(asdict(self))
-        return json.dumps({"format": KIND, "version": VERSION, **values}, indent=1) + "\n"
+        return json.dumps({"kind": KIND, "version": VERSION, **asdict(self)}, indent=1) + "\n"
 
     @classmethod
-    def from_json(cls, text: str | bytes, where: str) -> Manifest:
+    def from_json(cls, text: bytes, where: str) -> Manifest:
         """Parse the text of `store.json`; errors name it as `where`.
 
         Raises:
             StoreError: if it is damaged, not a clip store, or of another version.
         """
         try:
-            values: dict[str, Any] = json.loads(text)
-            kind, version = values.pop("format"), values.pop("version")
+            values = json.loads(text)
+            found = values.pop("kind"), values.pop("version")
+            manifest = cls(**values) if found == (KIND, VERSION) else None
+            damaged = manifest is None or not re.fullmatch("[0-9a-f]{64}", manifest.sha256)
         except (ValueError, AttributeError, KeyError, TypeError) as error:
+            found, damaged = error, True
+        if damaged:
             raise StoreError(
-                f"{where} is damaged or not a clip store ({error}); copy it again, or pack into a "
-                "new folder"
-            ) from None
-        if kind != KIND or version != VERSION:
-            raise StoreError(
-                f"{where} is a {kind!r}, version {version}; this version reads {KIND!r}, "
-                f"version {VERSION}. Pack again, or use the version of ffn that wrote it"
+                f"{where} is damaged or of another version ({found}); this version reads {KIND!r} "
+                f"{VERSION}. Copy it again, or pack again into a new folder"
             )
-        try:
-            values["format"] = values.pop("form")
-            values["index"] = File(**values["index"])
-            values["shards"] = [File(**shard) for shard in values["shards"]]
-            values["unreadable"] = [Unreadable(*one) for one in values["unreadable"]]
-            manifest = cls(**values)
-        except (KeyError, TypeError, ValueError) as error:
-            raise StoreError(f"{where} is damaged ({error})") from None
-        manifest.check_names(where)
         return manifest
 
-    def check_names(self, where: str) -> None:
-        """Refuse file names that differ from those of the format and may leave the folder.
+
+class LocalFiles:
+    """The files of a store in a local folder."""
+
+    def __init__(self, folder: str) -> None:
+        self.name = folder
+
+    def manifest(self) -> bytes:
+        """The content of `store.json`.
 
         Raises:
-            StoreError: naming the first such file.
+            StoreError: if the file does not exist.
         """
-        expected = [index_name(self.generation), *map(shard_name, range(len(self.shards)))]
-        for file, name in zip([self.index, *self.shards], expected, strict=True):
-            if file.name != name:
-                raise StoreError(f"{where} is damaged: it names {file.name!r}; expected {name}")
+        path = Path(self.name) / MANIFEST
+        if not path.is_file():
+            raise StoreError(
+                f"{self.name} holds no finished clip store (no {MANIFEST}); run ffn pack"
+            )
+        return path.read_bytes()
+
+    def path(self, file: File) -> Path:
+        """Path of the index or of a shard."""
+        return Path(self.name) / file.name
 
 
-def to_disk(options: dict[str, Any]) -> dict[str, Any]:
-    """Options with the keys of `store.json` and of the journal: `form` for `format`.
+class RemoteFiles:
+    """The files of a store at an address that fsspec opens, such as https:// or s3://.
 
-    In `store.json` the key `format` holds the kind of file.
-    """
-    return {"form" if name == "format" else name: value for name, value in options.items()}
-
-
-class Index:
-    """The clips of a store, as memory-mapped arrays.
+    The index and each shard are downloaded whole on first use, compared with their SHA-256, and
+    kept in a folder that many processes share.
 
     Args:
-        path: Local file.
-        manifest: Manifest of the store.
-
-    Attributes:
-        rows: (N,) of dtype `CLIP`, in the order of packing.
+        address: Of the store.
+        cache: Folder of the downloads.
 
     Raises:
-        StoreError: if the file is missing or truncated.
+        StoreError: if the library for this kind of address is missing.
     """
 
-    def __init__(self, path: str | os.PathLike[str], manifest: Manifest) -> None:
+    def __init__(self, address: str, cache: Path) -> None:
+        self.name, self.cache = address, cache
+
+    def manifest(self) -> bytes:
+        """Download `store.json` and return its content.
+
+        Raises:
+            StoreError: if it cannot be downloaded.
+        """
         try:
-            data = np.memmap(path, dtype=np.uint8, mode="r")
-        except (OSError, ValueError) as error:
+            return _file_system(self.name).cat_file(f"{self.name}/{MANIFEST}")
+        except Exception as error:  # each file system has its own classes
             raise StoreError(
-                f"{path} is missing or cannot be read ({error}); copy the store again"
+                f"{self.name}/{MANIFEST} cannot be downloaded ({_message(error)})"
             ) from None
-        count = manifest.clips
-        starts = np.cumsum([len(MAGIC), CLIP.itemsize * count, 8 * count, 4 * count])
-        if manifest.index is None or len(data) != manifest.index.bytes or starts[-1] > len(data):
-            raise StoreError(
-                f"{path} has {len(data)} bytes, unlike its entry in {MANIFEST}; copy the store "
-                "again, or pack into a new folder"
-            )
-        clips, hashes, numbers, keys = np.split(data, starts)[1:]
-        self.rows = clips.view(CLIP)
-        self._hashes, self._row_numbers = hashes.view("<u8"), numbers.view("<u4")
-        self._keys = keys
 
-    def __len__(self) -> int:
-        return len(self.rows)
+    def path(self, file: File) -> Path:
+        """Path of the index or of a shard in the cache.
 
-    def key(self, row: np.void) -> str:
-        """The key of a row."""
-        first = int(row["key_offset"])
-        return (
-            self._keys[first : first + int(row["key_bytes"])]
-            .tobytes()
-            .decode("utf-8", "surrogateescape")
-        )
+        Raises:
+            OSError: if it cannot be downloaded, or has another SHA-256 than the store says.
+        """
+        path = self.cache / f"{file.sha256[:16]}-{file.name}"
+        if path.exists():
+            return path
+        self.cache.mkdir(parents=True, exist_ok=True)
+        with FileLock(f"{path}.lock"):
+            if not path.exists():
+                self._download(f"{self.name}/{file.name}", file.sha256, path)
+        return path
 
-    def find(self, key: str) -> list[int]:
-        """Numbers of the rows with this key, one per packed time range."""
-        wanted = key_hash(key)
-        position, found = int(np.searchsorted(self._hashes, wanted)), []
-        while position < len(self) and self._hashes[position] == wanted:
-            number = int(self._row_numbers[position])
-            if self.key(self.rows[number]) == key:
-                found.append(number)
-            position += 1
-        return found
-
-    def clips(self) -> Iterator[tuple[str, float | None, float | None]]:
-        """Key and time range of every clip, in the order of the rows."""
-        return ((self.key(row), *time_range(row)) for row in self.rows)
+    def _download(self, address: str, sha256: str, path: Path) -> None:
+        with atomic_write(path) as target:
+            try:
+                with _file_system(address).open(address, "rb", **_streamed(address)) as source:
+                    shutil.copyfileobj(source, target, 1 << 20)
+            except Exception as error:
+                raise OSError(f"{address} cannot be downloaded ({_message(error)})") from None
+            target.flush()
+            found = sha256_of(target.name)
+            if found != sha256:
+                raise OSError(
+                    f"{address} has the SHA-256 {found[:16]}…, the store says {sha256[:16]}…; copy "
+                    "the store again, or open it again if it has been packed again"
+                )
 
 
-def write_clip_index(path: Path, rows: np.ndarray, keys: Sequence[str]) -> File:
-    """Write an index atomically and return its entry for `store.json`.
+def _file_system(address: str) -> Any:
+    """The file system of fsspec for an address."""
+    import fsspec
 
-    Args:
-        path: The file.
-        rows: (N,) of dtype `CLIP`; this function fills in the columns of the keys.
-        keys: The key of each row.
+    options = {}
+    if address.startswith("http"):
+        from aiohttp import ClientTimeout  # an ImportError names the missing package
+
+        # The default limits a whole download to five minutes.
+        timeout = ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
+        options = {"client_kwargs": {"timeout": timeout}}
+    return fsspec.core.url_to_fs(address, **options)[0]
+
+
+def _streamed(address: str) -> dict[str, int]:
+    """Options to read an address sequentially; fsspec's http else asks for ranges."""
+    return {"block_size": 0} if address.startswith("http") else {}
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, ImportError):
+        return f"{error}; pip install 'frame-flexible[store]'"
+    return f"{type(error).__name__}: {error}"
+
+
+def query(index: Path, text: str, *values: object) -> list[tuple]:
+    """Rows of a finished index.
+
+    Each call opens the file anew, so that threads and forked processes never share a connection.
+
+    Raises:
+        StoreError: if the file is missing or damaged.
     """
-    encoded = [_encoded(key) for key in keys]
-    lengths = np.array([len(key) for key in encoded], dtype=np.int64)
-    rows = rows.copy()
-    rows["key_bytes"], rows["key_offset"] = lengths, np.cumsum(lengths) - lengths
-    hashes = np.array([key_hash(key) for key in keys], dtype="<u8")
-    numbers = np.argsort(hashes, kind="stable").astype("<u4")
-    parts = (rows.tobytes(), hashes[numbers].tobytes(), numbers.tobytes(), *encoded)
-    data = b"".join((MAGIC, *parts))
-    write_bytes(path, data)
-    return File(path.name, len(data), hashlib.sha256(data).hexdigest())
+    try:
+        address = f"{index.absolute().as_uri()}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(address, uri=True)) as database:
+            return database.execute(text, values).fetchall()
+    except sqlite3.Error as error:
+        raise StoreError(f"{index} is missing or damaged ({error}); copy it again") from None
 
 
-def write_bytes(path: Path, data: bytes) -> None:
-    """Write a file atomically and sync it to the disk."""
-    with atomic_write(path, "wb", sync=True) as file:
-        file.write(data)
-
-
-def time_range(row: np.void) -> tuple[float | None, float | None]:
-    """Start and end of a row's clip in seconds; None where the record has none."""
-    start, end = float(row["start"]), float(row["end"])
-    return None if np.isnan(start) else start, None if np.isnan(end) else end
-
-
-def key_hash(key: str) -> np.uint64:
-    """BLAKE2b of a key, with a digest of 8 bytes."""
-    return np.uint64(
-        int.from_bytes(hashlib.blake2b(_encoded(key), digest_size=8).digest(), "little")
-    )
-
-
-def _encoded(key: str) -> bytes:
-    """Bytes of a key; file names may contain bytes that are not UTF-8."""
-    return key.encode("utf-8", "surrogateescape")
-
-
-def key_of(path: str, root: str | None) -> str:
+def key_of(path: str, root: str | os.PathLike[str] | None) -> str:
     """Key of a video: its path relative to `root` with `/`, or the given path if it is outside."""
     if root is None:
         return path
     relative = os.path.relpath(os.path.abspath(path), os.path.abspath(root))
     outside = relative == os.pardir or relative.startswith(os.pardir + os.sep)
     return path if outside else relative.replace(os.sep, "/")
-
-
-def index_name(generation: int) -> str:
-    """File name of the index of a generation."""
-    return f"index-{generation:05d}.bin"
 
 
 def shard_name(number: int) -> str:

@@ -1,12 +1,19 @@
-"""Pack a data set into a clip store, in parallel worker processes."""
+"""Pack a data set into a clip store, in parallel worker processes.
+
+Clips are appended to the last shard, and their rows to `pack.db`; both are synced every second, so
+a pack that is killed at any moment resumes. At the end `pack.db` becomes the index, then
+`store.json` is written. Shards of a finished store never change: added clips go into new ones.
+"""
 
 from __future__ import annotations
 
 import os
 import shutil
+import sqlite3
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,20 +21,31 @@ from typing import TYPE_CHECKING, Any
 
 from filelock import FileLock, Timeout
 
-from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError
-from ffn.data.records import has_several_labels
-from ffn.data.store.clip import EncodedClip, encode_clip
-from ffn.data.store.layout import FORMATS, SEVERAL, StoreError, Unreadable, key_of
-from ffn.data.store.writer import LOCK, TRANSFER, StoreWriter, check_folder
+from ffn.data.records import Record
+from ffn.data.store.layout import (
+    MANIFEST,
+    SCHEMA,
+    Clip,
+    Manifest,
+    StoreError,
+    Unreadable,
+    key_of,
+    sha256_of,
+    shard_name,
+)
+from ffn.data.store.reader import ClipStore
+from ffn.data.store.video import EncodedClip, encode_clip
 from ffn.data.workers import TIMEOUT, check_timeout, map_in_processes
-from ffn.files import naming
+from ffn.files import atomic_write, naming, write_text
 
 if TYPE_CHECKING:
     from rich.progress import Progress
 
 QUALITY = 90
 LOCK_TIMEOUT = 3  # seconds; the workers of a killed pack end within one
+JOURNAL, LOCK, TRANSFER = "pack.db", "pack.lock", "pack-"
+SYNC_SECONDS = 1.0
 
 Name = tuple[str, float | None, float | None]  # key, start, end
 
@@ -52,13 +70,17 @@ class PackReport:
     frames: int = 0
     bytes: int = 0
 
+    def of(self, manifest: Manifest) -> PackReport:
+        """This report with the counts of a store."""
+        counts = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.bytes}
+        return replace(self, **counts)
+
 
 def pack(
     records: Sequence[Record],
     folder: str | os.PathLike[str],
     *,
     root: str | os.PathLike[str] | None = None,
-    format: str = "jpeg",
     short_side: int = 256,
     quality: int = QUALITY,
     shard_mib: int = 256,
@@ -68,20 +90,19 @@ def pack(
     append: bool = False,
     progress: bool = False,
 ) -> PackReport:
-    """Pack videos into a clip store.
+    """Pack the videos of annotations into a clip store.
 
     Every frame of each record (of its time range, if it has one) is decoded, downscaled if its
-    shorter side exceeds `short_side`, encoded and written. Duplicate records are packed once.
-    Calling again with the same arguments resumes an interrupted pack; the result is byte-identical
-    to that of an uninterrupted one. A finished store is not changed unless `append` is True; then
-    the missing records are added in new shards.
+    shorter side exceeds `short_side`, encoded as JPEG and written. Duplicate records are packed
+    once. Calling again with the same arguments resumes an interrupted pack; the shards are those of
+    an uninterrupted one. A finished store is not changed unless `append` is True; then the missing
+    records are added in new shards.
 
     Args:
         records: The videos, as `read_annotations` returns them, of one list or several.
         folder: Folder of the store; created if necessary.
         root: Folder of the data set. Clips are named by their path relative to it, so the data set
             and the store may move. Default: the paths of the records.
-        format: `jpeg`; or `raw`, uncompressed uint8 RGB, for small sets.
         short_side: Upper bound on the shorter side in pixels. Videos are never enlarged.
         quality: JPEG quality, 1 to 100.
         shard_mib: Maximum size of a shard in MiB; a longer clip gets its own shard.
@@ -104,119 +125,95 @@ def pack(
     """
     if not records:
         raise ValueError("records is empty; expected at least one video")
-    check_options(format, short_side, quality, shard_mib, workers, timeout)
+    check_options(short_side, quality, shard_mib, workers, timeout)
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    options = {
-        "format": format,
-        "short_side": short_side,
-        "quality": quality if format == "jpeg" else None,
-    }
-    root = None if root is None else os.fspath(root)
+    check_folder(folder)
     requested = {(key_of(r.path, root), r.start, r.end): r for r in reversed(records)}
     requested = dict(reversed(requested.items()))  # the first of several duplicates
-    check_folder(folder)  # before it gets a lock file
+    options = (short_side, quality)
     try:
-        with (
-            FileLock(folder / LOCK, timeout=LOCK_TIMEOUT),
-            closing(
-                StoreWriter(folder, options, shard_bytes=shard_mib * 2**20, append=append)
-            ) as writer,
-            _transfer_folder(folder) if workers else nullcontext() as transfer,
-        ):
-            encode = partial(_encode, options=options, pattern=pattern, transfer=transfer)
-            run = partial(map_in_processes, encode, workers=workers, timeout=timeout)
-            return _pack(requested, writer, run, progress)
+        with FileLock(folder / LOCK, timeout=LOCK_TIMEOUT):
+            before = _finished(folder)
+            if before is not None and not append and not (folder / JOURNAL).exists():
+                return _kept(folder, before, requested)
+            with (
+                closing(_open_journal(folder, before, options)) as database,
+                closing(_Writer(folder, before, database, shard_mib * 2**20)) as writer,
+                tempfile.TemporaryDirectory(prefix=TRANSFER, dir=folder) as transfer,
+            ):
+                encode = partial(_encode, options=options, pattern=pattern, transfer=transfer)
+                run = partial(map_in_processes, encode, workers=workers, timeout=timeout)
+                return _pack(requested, writer, run, progress)
     except Timeout:
         raise StoreError(f"another process packs into {folder}; wait until it is done") from None
 
 
+def _finished(folder: Path) -> Manifest | None:
+    """Manifest of the finished store in a folder, if there is one."""
+    path = folder / MANIFEST
+    return Manifest.from_json(path.read_bytes(), str(path)) if path.exists() else None
+
+
 def _pack(
     requested: Mapping[Name, Record],
-    writer: StoreWriter,
+    writer: _Writer,
     encode_all: Callable[[Sequence[Record]], Iterator[tuple[Record, Any]]],
     progress: bool,
 ) -> PackReport:
     """Encode and write the clips that the store lacks."""
     missing = {name: record for name, record in requested.items() if name not in writer.known}
     report = PackReport(kept=len(requested) - len(missing))
-    if writer.finished:
-        report.unreadable = _known_unreadable(writer, missing)
-    else:
-        results = encode_all(list(missing.values()))
-        with closing(results), _progress(enabled=progress) as bar:
-            task = bar.add_task("packing", total=len(requested), completed=report.kept)
-            for name, (record, result) in zip(missing, results, strict=True):
-                if isinstance(result, str):
-                    report.unreadable.append(Unreadable(*name, str(result)))
-                else:
-                    label = SEVERAL if has_several_labels([record]) else record.label
-                    writer.add(*name, label, _receive(*result))
-                    report.packed += 1
-                bar.advance(task)
-        writer.finish(report.unreadable)
-    manifest = writer.manifest
-    report.clips, report.frames = manifest.clips, manifest.frames
-    report.bytes = sum(shard.bytes for shard in manifest.shards)
-    return report
+    with closing(encode_all([*missing.values()])) as results, _progress(enabled=progress) as bar:
+        task = bar.add_task("packing", total=len(requested), completed=report.kept)
+        for name, (_, result) in zip(missing, results, strict=True):
+            if isinstance(result, str):
+                report.unreadable.append(Unreadable(*name, str(result)))
+            else:
+                clip, path = result
+                writer.add(*name, replace(clip, data=path.read_bytes()))
+                path.unlink()
+                report.packed += 1
+            bar.advance(task)
+    return report.of(writer.finish(report.unreadable))
 
 
-def _known_unreadable(writer: StoreWriter, missing: Mapping[Name, Record]) -> list[Unreadable]:
-    """Entries of a finished store for the missing videos.
+def _kept(folder: Path, manifest: Manifest, requested: Mapping[Name, Record]) -> PackReport:
+    """The report of a finished store, which is not changed.
 
     Raises:
-        StoreError: if the store has no entry for some of them.
+        StoreError: if the store lacks some of the videos, and has no entry of why.
     """
-    known = [one for one in writer.manifest.unreadable if one[:3] in missing]
-    new = [name for name in missing if name not in {one[:3] for one in known}]
+    store = ClipStore(folder)
+    known, failed = {*store.clips()}, {one[:3]: one for one in store.unreadable}
+    missing = [name for name in requested if name not in known]
+    new = [name for name in missing if name not in failed]
     if new:
         raise StoreError(
-            f"{writer.folder} is a finished store and lacks {len(new)} of the videos, such as "
-            f"{new[0][0]}; add them with append (--append), or name "
+            f"{folder} is a finished store and lacks {len(new)} of the videos, such as "
+            f"{new[0][0]}; add them with append (--append, in prepare_data --overwrite), or name "
             "another folder"
         )
-    return known
+    unreadable = [failed[name] for name in missing]
+    return PackReport(kept=len(requested) - len(missing), unreadable=unreadable).of(manifest)
 
 
 def _encode(
-    record: Record, *, options: Mapping[str, Any], pattern: str, transfer: Path | None
-) -> tuple[EncodedClip, Path | None] | str:
-    """Encode a record, or return why it cannot be read.
+    record: Record, *, options: tuple[int, int], pattern: str, transfer: str
+) -> tuple[EncodedClip, Path] | str:
+    """Encode a record into a file in `transfer`, or return why it cannot be read.
 
-    A worker process writes the bytes of the clip to a file in `transfer`: a process that exits
-    while it sends them through the pipe of the pool would block the pool.
+    The bytes do not pass the pipe of the pool, which a process that exits meanwhile would block.
     """
     try:
-        clip = encode_clip(record, pattern=pattern, **options)
+        clip = encode_clip(record, pattern, *options)
     except VideoError as error:
         frame = "" if error.frame is None else f"frame {error.frame}: "
         return f"{frame}{error.cause}"
-    if transfer is None:
-        return clip, None
     handle, path = tempfile.mkstemp(dir=transfer)
     with naming(Path(path)), open(handle, "wb") as file:
         file.write(clip.data)
     return replace(clip, data=b""), Path(path)
-
-
-def _receive(clip: EncodedClip, path: Path | None) -> EncodedClip:
-    if path is None:
-        return clip
-    data = path.read_bytes()
-    path.unlink()
-    return replace(clip, data=data)
-
-
-@contextmanager
-def _transfer_folder(store: Path) -> Iterator[Path]:
-    """A folder for the clips on their way from the workers to the writer."""
-    folder = store / TRANSFER
-    shutil.rmtree(folder, ignore_errors=True)  # left by a killed pack
-    folder.mkdir()
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder)
 
 
 def _progress(*, enabled: bool) -> Progress:
@@ -232,8 +229,172 @@ def _progress(*, enabled: bool) -> Progress:
     return Progress(*columns, TimeRemainingColumn(), disable=not enabled)
 
 
+class _Writer:
+    """Add clips to a new, an unfinished or a finished store.
+
+    Args:
+        folder: Folder of the store.
+        before: Manifest of the finished store, if there is one.
+        database: From `_open_journal`.
+        shard_bytes: Maximum size of a shard that holds more than one clip.
+
+    Attributes:
+        known: Key, start and end of the clips in the store.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        before: Manifest | None,
+        database: sqlite3.Connection,
+        shard_bytes: int,
+    ) -> None:
+        self.folder, self.shard_bytes = folder, shard_bytes
+        self._before, self._database, self._synced = before, database, time.monotonic()
+        names = database.execute('SELECT key, start, "end" FROM clips')
+        self.known = {(os.fsdecode(key), start, end) for key, start, end in names}
+        self._open_shard()
+
+    def add(self, key: str, start: float | None, end: float | None, clip: EncodedClip) -> None:
+        """Write one clip."""
+        with naming(self.folder):
+            if self._size and self._size + len(clip.data) > self.shard_bytes:
+                self._close_shard()
+                self._open_shard()
+            place = (self._number, self._size, len(clip.data))
+            size = (clip.frames, clip.width, clip.height, clip.timed, clip.crc)
+            row = Clip(os.fsencode(key), start, end, *place, *size)
+            self._shard.write(clip.data)
+            self._database.execute(f"INSERT INTO clips VALUES ({', '.join('?' * len(row))})", row)
+            self._size += len(clip.data)
+            self.known.add((key, start, end))
+            if time.monotonic() > self._synced + SYNC_SECONDS:
+                self._sync()
+
+    def finish(self, unreadable: Sequence[Unreadable]) -> Manifest:
+        """Write the index and `store.json`, and return the manifest.
+
+        Args:
+            unreadable: Videos that could not be packed.
+        """
+        self._close_shard()
+        rows = self._database.execute("SELECT * FROM unreadable ORDER BY rowid")
+        earlier = [Unreadable(os.fsdecode(key), *rest) for key, *rest in rows]
+        failed = {one[:3]: one for one in (*earlier, *unreadable) if one[:3] not in self.known}
+        entries = [(os.fsencode(one.key), *one[1:]) for one in failed.values()]
+        self._database.execute("DELETE FROM unreadable")
+        self._database.executemany("INSERT INTO unreadable VALUES (?, ?, ?, ?)", entries)
+        self._database.commit()
+        count = "SELECT count(*), total(frames), total(bytes) FROM clips"
+        counts = map(int, self._database.execute(count).fetchone())
+        options = self._database.execute("SELECT short_side, quality FROM options").fetchone()
+        journal = self.folder / JOURNAL
+        manifest = Manifest(*options, *counts, sha256_of(journal))
+        _copy(journal, self.folder / manifest.index.name)
+        write_text(self.folder / MANIFEST, manifest.to_json(), sync=True)
+        journal.unlink()
+        # A reader that opened the previous store.json may still open the previous index.
+        used = {one.index.name for one in (manifest, self._before) if one is not None}
+        for index in self.folder.glob("index-*.db"):
+            if index.name not in used:
+                index.unlink()
+        return manifest
+
+    def close(self) -> None:
+        """Close the open shard. An unfinished pack can be resumed."""
+        self._shard.close()
+
+    def _open_shard(self) -> None:
+        """Open the shard that is written, after its last clip in the journal."""
+        (self._number,) = self._database.execute("SELECT count(*) FROM shards").fetchone()
+        ends = "SELECT max(offset + bytes) FROM clips WHERE shard = ?"
+        self._size = self._database.execute(ends, [self._number]).fetchone()[0] or 0
+        self._shard = (self.folder / shard_name(self._number)).open("ab")
+        if self._shard.tell() < self._size:
+            raise StoreError(
+                f"{self._shard.name} is truncated; delete {self.folder} and pack again"
+            )
+        self._shard.truncate(self._size)
+
+    def _sync(self) -> None:
+        """Write the clips so far to the disk, then their rows."""
+        self._shard.flush()
+        os.fsync(self._shard.fileno())
+        self._database.commit()
+        self._synced = time.monotonic()
+
+    def _close_shard(self) -> None:
+        self._sync()
+        self._shard.close()
+        path = Path(self._shard.name)
+        if not self._size:
+            path.unlink()
+            return
+        entry = (self._number, self._size, sha256_of(path))
+        self._database.execute("INSERT INTO shards VALUES (?, ?, ?)", entry)
+        self._database.commit()
+
+
+def _open_journal(
+    folder: Path, before: Manifest | None, options: tuple[int, int]
+) -> sqlite3.Connection:
+    """Open the journal of an unfinished pack, or begin one with the clips of the finished store.
+
+    Raises:
+        StoreError: if the folder holds a store or an unfinished pack with other options.
+        FileExistsError: if it holds a shard that no store names.
+    """
+    journal = folder / JOURNAL
+    if before is not None:
+        _check_equal(folder, (before.short_side, before.quality), options)
+    if before is not None and not journal.exists():
+        _refuse_other_shards(folder)
+        _copy(folder / before.index.name, journal)
+    database = sqlite3.connect(journal)
+    database.executescript(SCHEMA)
+    found = database.execute("SELECT * FROM options").fetchone()
+    if found is None:
+        database.execute("INSERT INTO options VALUES (?, ?)", options)
+        database.commit()
+    elif found != options:
+        database.close()
+        _check_equal(folder, found, options)
+    return database
+
+
+def _check_equal(folder: Path, found: tuple[int, int], options: tuple[int, int]) -> None:
+    if found != options:
+        raise StoreError(
+            f"{folder} is packed with (short_side, quality) {found}, not {options}; use these, or "
+            "name another folder"
+        )
+
+
+def _refuse_other_shards(folder: Path) -> None:
+    """Raise FileExistsError for a shard that the finished store in a folder does not name."""
+    names = [shard.name for shard in ClipStore(folder).shards()]
+    others = sorted(path for path in folder.glob("shard-*.bin") if path.name not in names)
+    if others:
+        raise FileExistsError(f"{others[0]} is not part of the store; move it away")
+
+
+def _copy(source: Path, target: Path) -> None:
+    with source.open("rb") as read, atomic_write(target, sync=True) as write:
+        shutil.copyfileobj(read, write)
+
+
+def check_folder(folder: Path) -> None:
+    """Raise FileExistsError for a folder that has files, but no store and no unfinished pack."""
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    others = [name for name in names if name != LOCK]
+    if others and not {MANIFEST, JOURNAL} & {*others}:
+        raise FileExistsError(
+            f"{folder} holds {others[0]}, which is not part of a store; move it away, or name a "
+            "new folder"
+        )
+
+
 def check_options(
-    format: str = "jpeg",
     short_side: int = 256,
     quality: int = QUALITY,
     shard_mib: int = 256,
@@ -241,15 +402,10 @@ def check_options(
     timeout: float = TIMEOUT,
 ) -> None:
     """Raise ValueError for options of `pack` that are out of range."""
-    if format not in FORMATS:
-        raise ValueError(f"format is {format!r}; expected one of {', '.join(FORMATS)}")
     if not 1 <= quality <= 100:
         raise ValueError(f"quality is {quality}; expected 1 … 100")
     check_timeout(timeout)
-    for name, value, least in (
-        ("short_side", short_side, 1),
-        ("shard_mib", shard_mib, 1),
-        ("workers", workers, 0),
-    ):
+    given = {"short_side": (short_side, 1), "shard_mib": (shard_mib, 1), "workers": (workers, 0)}
+    for name, (value, least) in given.items():
         if value < least:
             raise ValueError(f"{name} is {value}; expected at least {least}")

@@ -1,21 +1,105 @@
-"""A video of a clip store: read frames by index and verify their checksums."""
+"""One video of a clip store: encode its frames, and read them by index.
+
+A clip is a header, with an entry of the dtype `FRAME` per frame, and the JPEG frames.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+import io
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
 
 import numpy as np
-import torch
 from torch import Tensor
+from torchvision.io import encode_jpeg
+from torchvision.transforms.v2 import functional as F
 
-from ffn.data.decoding import VideoError
-from ffn.data.decoding.video import check_indices, frames_between
-from ffn.data.store.clip import Header, decode_frame
-from ffn.data.store.layout import shard_name
-from ffn.data.store.remote import why
-from ffn.data.store.shards import ChecksumError, OpenShards, Span
+from ffn.data.decoding import PyAVDecoder, Video, VideoError, open_video
+from ffn.data.decoding.video import check_indices, frames_between, stack_frames
+from ffn.data.records import Record
+from ffn.data.store.layout import Clip, File, LocalFiles, RemoteFiles, shard_name
 from ffn.limits import FRAME_PIXELS
+
+CHUNK_BYTES = 1 << 29  # of decoded frames in memory at a time
+FRAME = np.dtype(
+    [
+        ("end", "<u8"),  # of its bytes, counted from the end of the header
+        ("time", "<f8"),  # in seconds; NaN in a folder of images
+        ("crc", "<u4"),  # zlib.crc32 of its bytes
+    ]
+)
+
+
+@dataclass(frozen=True)
+class EncodedClip:
+    """An encoded clip: header and frames, and the columns of its row in the index."""
+
+    data: bytes
+    frames: int
+    width: int
+    height: int
+    timed: int
+    crc: int
+
+
+def encode_clip(record: Record, pattern: str, short_side: int, quality: int) -> EncodedClip:
+    """Decode the frames of a record, downscale them if they are larger, and encode them as JPEG.
+
+    Args:
+        record: Video file or folder of frames; only the frames of its time range are encoded.
+        pattern: File name of a frame in a folder of frames.
+        short_side: Upper bound on the shorter side of the stored frames, in pixels.
+        quality: JPEG quality.
+
+    Raises:
+        VideoError: if a frame cannot be decoded, or the frames differ in size.
+    """
+    video = open_video(record.path, pattern=pattern, frames=record.frames)
+    selected = range(len(video))
+    if record.start is not None or record.end is not None:
+        selected = video.between(record.start, record.end)
+    if not selected:
+        raise VideoError(record.path, "has no frame")
+    images: list[bytes] = []
+    shape, first, step = None, 0, 1
+    while first < len(selected):
+        frames = video.read(selected[first : first + step])
+        if shape not in (None, frames.shape[1:3]):
+            size = f"{frames.shape[2]} x {frames.shape[1]}"
+            cause = f"is {size} pixels, others {shape[1]} x {shape[0]}"
+            raise VideoError(record.path, cause, selected[first])
+        shape, first = frames.shape[1:3], first + len(frames)
+        step = max(1, min(len(selected), CHUNK_BYTES // frames[0].nbytes))
+        small = _downscale(frames.permute(0, 3, 1, 2), short_side)  # (N, C, H, W)
+        images += [encode_jpeg(x.contiguous(), quality).numpy().tobytes() for x in small]
+
+    times = _times(video)
+    frames = np.zeros(len(images), FRAME)
+    frames["end"] = np.cumsum([len(image) for image in images])
+    frames["time"] = np.nan if times is None else times[selected.start : selected.stop]
+    frames["crc"] = [zlib.crc32(image) for image in images]
+    header = frames.tobytes()
+    height, width = small.shape[-2:]
+    data = b"".join((header, *images))
+    return EncodedClip(data, len(images), width, height, int(times is not None), zlib.crc32(header))
+
+
+def _downscale(x: Tensor, short_side: int) -> Tensor:
+    """Resize frames (N, C, H, W) to a shorter side of at most `short_side`."""
+    return x if min(x.shape[-2:]) <= short_side else F.resize(x, [short_side], antialias=True)
+
+
+def _times(video: Video) -> np.ndarray | None:
+    """Time of each frame in seconds; None for a folder and for files without timestamps."""
+    if not isinstance(video, PyAVDecoder):
+        return None
+    times = video.timeline.seconds
+    if len(times) != len(video):
+        raise VideoError(video.path, f"{len(times)} frames decode; the list has {len(video)}")
+    return times if len(times) == 1 or times[-1] > 0 else None
 
 
 class StoredVideo:
@@ -23,36 +107,51 @@ class StoredVideo:
 
     Args:
         path: Key of the video.
-        row: Row of the index, of dtype `ffn.data.store.layout.CLIP`.
-        shards: Shards of the store.
-        format: `jpeg` or `raw`.
-        check: Verify the checksum of each frame that is read.
+        clip: Row of the index.
+        files: Files of the store.
+        shard: The shard that holds the clip.
+        shard_bytes: Length of the shard.
 
     Raises:
-        VideoError: if the row names bytes that its shard does not have, or more frames than fit
-            into them.
+        VideoError: if the row names bytes that its shard does not have, or is impossible.
     """
 
     def __init__(
-        self, path: str, row: np.void, shards: OpenShards, *, format: str, check: bool
+        self, path: str, clip: Clip, files: LocalFiles | RemoteFiles, shard: File, shard_bytes: int
     ) -> None:
-        self.path, self.row = path, row
-        self._shards, self._format, self._check = shards, format, check
-        self._cached_header: Header | None = None
-        self._check_row()
+        self.path, self.clip, self._files, self._shard = path, clip, files, shard
+        numbers = clip[3:]
+        if not all(isinstance(number, int) and number >= 0 for number in numbers):
+            raise self._damaged(f"its row of the index is impossible: {numbers}")
+        header = FRAME.itemsize * clip.frames
+        if clip.offset + clip.bytes > shard_bytes or not 0 < header <= clip.bytes:
+            raise self._damaged(
+                f"the index says {clip.frames:,} frames in bytes {clip.offset:,} to "
+                f"{clip.offset + clip.bytes:,} of a shard of {shard_bytes:,} bytes"
+            )
+        if refusal := FRAME_PIXELS.refusal(clip.width * clip.height):
+            raise self._damaged(f"its frames have {clip.width} x {clip.height} pixels: {refusal}")
 
     def __len__(self) -> int:
-        return int(self.row["frames"])
+        return self.clip.frames
 
     @property
     def timed(self) -> bool:
         """Whether frames have times; False for folders of images and files without timestamps."""
-        return bool(self.row["timed"])
+        return bool(self.clip.timed)
 
     @property
     def times(self) -> np.ndarray | None:
         """Time of each frame in seconds, (N,) float64; None if frames have no times."""
-        return self._header().times
+        return self._header["time"] if self.timed else None
+
+    def between(self, start: float | None, end: float | None) -> range:
+        """Indices of the frames with a time in [start, end), in seconds of the original video.
+
+        Raises:
+            VideoError: if there is no such frame, or the frames have no times.
+        """
+        return frames_between(self.path, self.times, start, end)
 
     def read(self, indices: Iterable[int]) -> Tensor:
         """Frames at `indices`, in that order; repeated indices are decoded once.
@@ -66,30 +165,8 @@ class StoredVideo:
         """
         wanted = list(indices)
         check_indices(self.path, wanted, len(self))
-        height, width = int(self.row["height"]), int(self.row["width"])
-        refusal = FRAME_PIXELS.refusal(height * width)
-        if refusal:
-            raise self._damaged(f"its frames have {width} x {height} pixels: {refusal}")
-        chosen = sorted(set(wanted))
-        images = torch.empty(len(chosen), height, width, 3, dtype=torch.uint8)
-        pieces = self._frames(chosen, check=self._check)
-        for image, index, data in zip(images, chosen, pieces, strict=True):
-            try:
-                decode_frame(data, self._format, image)
-            except ValueError as error:
-                raise self._damaged(str(error), index) from None
-        if chosen == wanted:
-            return images
-        position = {index: n for n, index in enumerate(chosen)}
-        return images[[position[index] for index in wanted]]
-
-    def between(self, start: float | None, end: float | None) -> range:
-        """Indices of the frames with a time in [start, end), in seconds of the original video.
-
-        Raises:
-            VideoError: if there is no such frame, or the frames have no times.
-        """
-        return frames_between(self.path, self.times, start, end)
+        frames = self._frames(sorted({*wanted}))
+        return stack_frames(self.path, wanted, {i: self._decode(i, data) for i, data in frames})
 
     def verify(self) -> None:
         """Verify the checksums of the header and of all frames.
@@ -97,69 +174,59 @@ class StoredVideo:
         Raises:
             VideoError: for the first wrong checksum.
         """
-        for _ in self._frames(range(len(self)), check=True):
+        for _ in self._frames(range(len(self))):
             pass
 
-    def _check_row(self) -> None:
-        if self._shard >= len(self._shards.shards):
-            raise self._damaged("store.json does not name the shard")
-        held = self._shards.shards[self._shard]
-        end = int(self.row["offset"]) + int(self.row["bytes"])
-        if end > held.bytes:
-            raise self._damaged(
-                f"the index says that it ends at byte {end:,}; store.json says that the shard has "
-                f"{held.bytes:,}"
-            )
-        if Header.length(len(self), self.timed) + len(self) > self.row["bytes"]:  # a byte a frame
-            raise self._damaged(f"{len(self):,} frames do not fit into its bytes")
+    @cached_property
+    def _header(self) -> np.ndarray:
+        length = FRAME.itemsize * len(self)
+        ((_, data),) = self._read([(None, 0, length, self.clip.crc)])
+        header = np.frombuffer(data, FRAME)
+        ends = header["end"].astype(np.int64)
+        if (np.diff(ends, prepend=0) <= 0).any() or length + ends[-1] != self.clip.bytes:
+            raise self._damaged("its header is wrong")
+        return header
 
-    def _frames(self, indices: Sequence[int], *, check: bool) -> Iterator[bytearray]:
-        """The stored bytes of frames with ascending indices."""
-        spans = [self._span(index) for index in indices]
-        pieces = self._shards.read(self._shard, spans, check=check)
-        for index in indices:
-            with self._naming_damage(index):
-                data = next(pieces)
-            yield data
+    def _frames(self, indices: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+        """Index and JPEG of each frame, compared with its checksum."""
+        first, crcs = FRAME.itemsize * len(self), self._header["crc"].tolist()
+        ends = [0, *self._header["end"].tolist()]
+        return self._read((i, first + ends[i], ends[i + 1] - ends[i], crcs[i]) for i in indices)
 
-    def _span(self, index: int) -> Span:
-        """The bytes of a frame in the shard."""
-        header = self._header()
-        first = int(header.ends[index - 1]) if index else 0
-        offset = Header.length(len(self), self.timed) + first
-        size = int(header.ends[index]) - first
-        if size <= 0 or offset + size > self.row["bytes"]:
-            raise self._damaged("its header is wrong", index)
-        return Span(int(self.row["offset"]) + offset, size, int(header.crcs[index]))
-
-    def _header(self) -> Header:
-        if self._cached_header is None:
-            length = Header.length(len(self), self.timed)
-            span = Span(int(self.row["offset"]), length, int(self.row["crc"]))
-            with self._naming_damage():
-                data = self._shards.read_header(self._shard, span)
-            self._cached_header = Header.from_bytes(data, len(self), self.timed)
-        return self._cached_header
-
-    @contextmanager
-    def _naming_damage(self, frame: int | None = None) -> Iterator[None]:
-        """Turn errors of the shards into errors of this video; no frame: of its header."""
+    def _read(
+        self, parts: Iterable[tuple[int | None, int, int, int]]
+    ) -> Iterator[tuple[int | None, bytes]]:
+        """Bytes of parts of the clip: frame (None for the header), offset, length and CRC-32."""
+        frame = None
         try:
-            yield
-        except EOFError:
-            raise self._damaged("the shard is truncated", frame) from None
+            with Path(self._files.path(self._shard)).open("rb") as file:
+                for frame, offset, size, crc in parts:
+                    file.seek(self.clip.offset + offset)
+                    data = file.read(size)
+                    if len(data) < size:
+                        raise self._damaged("the shard is truncated", frame)
+                    if zlib.crc32(data) != crc:
+                        raise self._damaged("a checksum differs", frame)
+                    yield frame, data
         except FileNotFoundError:
-            raise self._damaged("the shard is missing", frame) from None
-        except ChecksumError as error:
-            which = " of its header" if frame is None else ""
-            raise self._damaged(f"the checksum{which} differs{error}", frame) from None
+            raise self._damaged("the shard is missing") from None
         except OSError as error:
-            raise self._damaged(why(error), frame) from None
+            raise self._damaged(str(error), frame) from None
 
-    @property
-    def _shard(self) -> int:
-        return int(self.row["shard"])
+    def _decode(self, index: int, data: bytes) -> np.ndarray:
+        """Pixels of a frame, uint8 (H, W, 3)."""
+        from PIL import Image
+
+        size = self.clip.width, self.clip.height
+        try:
+            with Image.open(io.BytesIO(data), formats=("JPEG",)) as image:
+                if image.size == size and image.mode == "RGB":
+                    return np.asarray(image)
+                cause = f"a JPEG of {image.size} pixels, {image.mode}; expected {size}, RGB"
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+            cause = f"not a JPEG ({error})"
+        raise self._damaged(cause, index)
 
     def _damaged(self, cause: str, frame: int | None = None) -> VideoError:
-        where = f"{self._shards.files.name}, {shard_name(self._shard)}"
+        where = f"{self._files.name}, {shard_name(self.clip.shard)}"
         return VideoError(self.path, f"{cause} ({where})", frame)
