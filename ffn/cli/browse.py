@@ -1,18 +1,17 @@
-"""``tools/browse.py CONFIG``: a picture of the clips that the network gets."""
+"""Draw the clips that the network gets."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from ffn.cli.arguments import add_overrides_argument, positive_int, refuse_existing
-from ffn.cli.configs import find_config
-from ffn.cli.program import Parser, called_as, fail, program
+from cyclopts.types import PositiveInt
+
+from ffn.cli.arguments import ConfigFile, FrameCounts, Override, Overwrite, refuse_existing
 from ffn.files import make_writable
 from ffn.limits import PICTURE_LINES
 
@@ -25,36 +24,48 @@ if TYPE_CHECKING:
     from ffn.engine.options import Config
 
 
-@program("browse", "no picture is written; the same command starts again")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, read the samples, draw; returns the exit status."""
-    given = _parser().parse_with_overrides(arguments)
+def browse(
+    config: ConfigFile,
+    /,
+    *overrides: Override,
+    videos: PositiveInt = 4,
+    split: Literal["train", "val"] = "train",
+    frames: FrameCounts | None = None,
+    output: Path = Path("samples.png"),
+    overwrite: Overwrite = False,
+) -> None:
+    """Draw the clips that training and testing give the network.
 
-    from ffn.data import VideoError
+    The picture has the clips of the first videos of a training with this config, after frame
+    sampling, crop, flip, augmentation and mixup, and the test clips of the same videos. Another
+    train.seed gives other videos. No network is loaded.
+
+    Args:
+        videos: Number of videos.
+        split: List of the videos; both kinds of clips are shown for either.
+        frames: Frames of the test clips; default: task.frames.
+        output: PNG file.
+    """
+    if output.suffix.lower() != ".png":
+        raise ValueError(f"--output is {output}; the picture is a PNG file, e.g. samples.png")
+    refuse_existing(output, overwrite)
+    make_writable(output.parent)
+
     from ffn.data.contact_sheet import save_contact_sheet
     from ffn.engine.build_data import read_config_splits
     from ffn.engine.config import load_config
 
-    output = Path(given.output)
-    try:
-        if output.suffix.lower() != ".png":
-            raise ValueError(f"--output is {output}; the picture is a PNG file, e.g. samples.png")
-        refuse_existing(output, given.overwrite)
-        make_writable(output.parent)
-        config = load_config(find_config(given.config), given.options)
-        splits = read_config_splits(config.data)
-        records = getattr(splits, given.split)
-        panels = _panels(
-            _for_videos(config, min(given.videos, len(records))),
-            replace(splits, train=records),
-            given.frames or config.task.frames,
-        )
-        title = f"{len(panels)} of {len(records)} {given.split} videos of {given.config}"
-        save_contact_sheet(output, f"{title}; below a frame: its index in the video", panels)
-    except (ValueError, OSError, VideoError) as error:
-        return fail("browse", error)
+    options = load_config(config, overrides)
+    splits = read_config_splits(options.data)
+    records = getattr(splits, split)
+    panels = _panels(
+        _for_videos(options, min(videos, len(records))),
+        replace(splits, train=records),
+        frames or options.task.frames,
+    )
+    title = f"{len(panels)} of {len(records)} {split} videos of {config}"
+    save_contact_sheet(output, f"{title}; below a frame: its index in the video", panels)
     print(output)
-    return 0
 
 
 def _for_videos(config: Config, videos: int) -> Config:
@@ -193,36 +204,3 @@ def _target(label: Tensor, classes: Sequence[str], smoothed: float) -> str:
     if all(share in (0, 1) for share, _ in parts):
         return label_text(tuple(sorted(i for share, i in parts if share)), classes)
     return " + ".join(f"{share:.2f} {classes[i]}" for share, i in parts if share > smoothed + 1e-4)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=called_as("browse"),
-        description="Draw what the network gets: the clips of the first videos of a training with "
-        "this config, after frame sampling, crop, flip, augmentation and mixup, and the test clips "
-        "of the same videos. Another train.seed gives other videos. No network is loaded.",
-    )
-    parser.add_argument(
-        "config", help="YAML file, or a name of `ffn configs`; its data section names the videos"
-    )
-    add_overrides_argument(parser)
-    option = parser.add_argument
-    option(
-        "--videos", type=positive_int, default=4, metavar="N", help="number of videos; default: 4"
-    )
-    option(
-        "--split",
-        default="train",
-        choices=["train", "val"],
-        help="list of the videos; both kinds of clips are shown for either; default: train",
-    )
-    option(
-        "--frames",
-        nargs="+",
-        type=positive_int,
-        metavar="T",
-        help="frames of the test clips; default: task.frames",
-    )
-    option("--output", default="samples.png", metavar="FILE", help="PNG; default: samples.png")
-    option("--overwrite", action="store_true", help="replace an existing file")
-    return parser

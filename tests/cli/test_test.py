@@ -20,7 +20,6 @@ from PIL import Image
 
 import ffn
 from ffn.cli.arguments import names_of
-from ffn.cli.pack import main as pack
 from ffn.cli.test import main
 from ffn.core import convert
 from ffn.data import Preprocessing, decode, read_classes
@@ -338,18 +337,14 @@ def test_every_file_is_kept_without_overwrite(
         path.unlink()
 
 
-SOURCES = ["video", *(pytest.param(s, marks=pytest.mark.slow) for s in ("folder", "store"))]
+SOURCES = ["video", pytest.param("folder", marks=pytest.mark.slow)]
 
 
 @pytest.fixture(params=SOURCES)
 def source(request: pytest.FixtureRequest, root: Path, tmp_path: Path) -> list[str]:
-    """Options that read the same pixels from the videos, folders of frames or a clip store."""
+    """Options that read the same pixels from the videos or folders of frames."""
     if request.param == "video":
         return []
-    if request.param == "store":
-        options = ["data.format=store", f"data.store={tmp_path}/store"]
-        assert pack([str(root / "config.yaml"), "--format", "raw", *options]) == 1  # one unreadable
-        return options
     rows = read(root / "val.csv")
     for row in rows:
         folder = tmp_path / "frames" / Path(row["path"]).stem

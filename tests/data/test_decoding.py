@@ -36,7 +36,6 @@ FORMATS = {
 # Formats that a decoder refuses, since it returns wrong frames of some of their files.
 REFUSED = {
     "decord": {"open groups", "fragmented", "avi", "flv", "mpeg4", "vp8", "hevc", "mpeg2", "ts"},
-    "torchcodec": {"avi", "flv", "mpeg2", "ts"},
 }
 
 
@@ -51,11 +50,9 @@ def test_frames_are_the_requested_ones(format, write_video, numbers, tmp_path):
         assert numbers(frames) == wanted
 
 
-@pytest.mark.parametrize("decoder", ["decord", "torchcodec"])
+@pytest.mark.parametrize("decoder", ["decord"])
 @pytest.mark.parametrize("format", FORMATS)
 def test_other_decoders_agree_or_refuse(decoder, format, write_video, numbers, tmp_path):
-    if decoder == "torchcodec":
-        pytest.importorskip("torchcodec", exc_type=(ImportError, RuntimeError, OSError))
     name, options = FORMATS[format]
     path = write_video(tmp_path / name, 40, **options)
     if format in REFUSED[decoder]:

@@ -191,7 +191,7 @@ def _kept(folder: Path, manifest: Manifest, requested: Mapping[Name, Record]) ->
     if new:
         raise StoreError(
             f"{folder} is a finished store and lacks {len(new)} of the videos, such as "
-            f"{new[0][0]}; add them with append (--append, in prepare_data --overwrite), or name "
+            f"{new[0][0]}; add them with append (--append), or name "
             "another folder"
         )
     unreadable = [failed[name] for name in missing]
