@@ -241,7 +241,6 @@ def loader_for(
         preprocessing=Preprocessing.from_dict(record.preprocessing),
         protocol=protocol,
         shuffle_frames=shuffle_frames,
-        access="few",
     )
     return loader, splits.classes
 
