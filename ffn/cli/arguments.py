@@ -87,7 +87,7 @@ Override = Annotated[
     ),
 ]
 FrameCount = Annotated[int, Parameter(validator=_check_frames)]
-FrameCounts = Annotated[list[int], Parameter(validator=_check_frames)]
+FrameCounts = Annotated[Sequence[int], Parameter(validator=_check_frames)]
 # "early_exit" needs `ffn early_exit fit` before.
 FramesOrAuto = Annotated[int | Literal["auto"], Parameter(validator=_check_frames)]
 Weights = Annotated[

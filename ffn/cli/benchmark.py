@@ -1,164 +1,219 @@
-"""``ffn benchmark``: throughput and memory as ratios from one run."""
+"""Compare throughput and peak memory of variants.
+
+The variants alternate, A B C A B C, so that other load on the machine affects all of them equally.
+OMP_NUM_THREADS sets the number of CPU threads.
+"""
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+from cyclopts import Parameter
+from cyclopts.types import ExistingPath, PositiveInt
 
 from ffn.cli.arguments import (
-    add_device_argument,
-    add_imports_argument,
+    Device,
+    FrameCounts,
+    Imports,
+    Overwrite,
     find_device,
-    load_imports,
-    positive_int,
     refuse_existing,
 )
-from ffn.cli.program import Parser, called_as, fail, program
+from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
     import torch
 
     from ffn.benchmarks.timing import Comparison
+    from ffn.engine.train_step import TrainStep
 
 
-@program("benchmark", "the same command starts again")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, measure, print and write; returns 2 on an error."""
-    given = _parser().parse_args(arguments)
+@Parameter(name="*")
+@dataclass(frozen=True)
+class Settings:
+    """Options of all benchmarks.
+
+    Attributes:
+        size: Height and width of a clip.
+        rounds: Timed runs.
+        output: A .json file of the results.
+        overwrite: Replace the file.
+        imports: Your own packages that register models.
+        device: cpu, cuda, cuda:1, …; default: cuda if there is one.
+    """
+
+    size: PositiveInt = 224
+    rounds: PositiveInt = 10
+    output: Path | None = None
+    overwrite: Overwrite = False
+    imports: Imports = None
+    device: Device = None
+
+
+DEFAULTS = Settings()
+
+
+def train(
+    *,
+    model: str = "tsm_r50",
+    frames: FrameCounts = (4, 8, 16),
+    batch_size: PositiveInt | None = None,
+    num_classes: PositiveInt = 174,
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32",
+    compile: bool = False,
+    settings: Settings = DEFAULTS,
+) -> None:
+    """Measure training steps: views together and in sequence, with and without checkpointing.
+
+    Args:
+        model: Name of a model.
+        frames: Trained frame counts.
+        batch_size: Videos; default: 8 on CUDA, else 2.
+        num_classes: Classes of the model.
+        precision: Of the forward pass.
+        compile: Also measure torch.compile.
+    """
+
+    def measure(device: torch.device) -> Iterator[Comparison]:
+        from ffn.benchmarks.training import compare_training
+        from ffn.engine import build, build_network
+        from ffn.engine.config import load_config
+        from ffn.engine.distributed import World
+
+        def build_step(task: str, counts: Sequence[int], options: Sequence[str]) -> TrainStep:
+            network = [f"model.name={model}", f"task.name={task}", f"task.frames={list(counts)}"]
+            config = load_config(None, [*network, *options])
+            built = build_network.build_model(config, num_classes).to(device)
+            return build.build_train_step(
+                config, built, World(0, 1, device), num_classes=num_classes
+            )
+
+        yield compare_training(
+            model,
+            list(frames),
+            build_step,
+            batch_size=batch_size or (8 if device.type == "cuda" else 2),
+            size=settings.size,
+            num_classes=num_classes,
+            precision=precision,
+            compiled=compile,
+            rounds=settings.rounds,
+            device=device,
+        )
+
+    _report(measure, settings, "videos")
+
+
+def infer(
+    *,
+    model: Sequence[str] = ("tsm_r50",),
+    trained_frames: FrameCounts = (4, 8, 16),
+    frames: FrameCounts | None = None,
+    batch_size: PositiveInt = 1,
+    num_classes: PositiveInt = 174,
+    compile: bool = False,
+    settings: Settings = DEFAULTS,
+) -> None:
+    """Measure forward passes: as trained, fused, in bf16, compiled.
+
+    Args:
+        model: Names of models.
+        trained_frames: Trained frame counts.
+        frames: Frames of a clip; default: the trained counts.
+        batch_size: Clips.
+        num_classes: Classes of the models.
+        compile: Also measure torch.compile.
+    """
+
+    def measure(device: torch.device) -> Iterator[Comparison]:
+        from ffn.benchmarks.inference import compare_inference
+        from ffn.core import convert
+        from ffn.zoo import create_model
+
+        for name in model:
+            network = create_model(name, num_classes=num_classes).to(device).eval()
+            yield from compare_inference(
+                name,
+                convert(network, tuple(trained_frames)),
+                frames=list(frames or trained_frames),
+                batch_size=batch_size,
+                size=settings.size,
+                compiled=compile,
+                rounds=settings.rounds,
+            )
+
+    _report(measure, settings, "clips")
+
+
+def data(
+    *,
+    annotations: ExistingPath,
+    root: Path | None = None,
+    videos: PositiveInt = 14,
+    frames: FrameCounts = (4, 8, 16),
+    workers: Sequence[PositiveInt] = (1, 2),
+    settings: Settings = DEFAULTS,
+) -> None:
+    """Measure training samples: one decode or several, and numbers of workers.
+
+    Args:
+        annotations: List of videos.
+        root: Folder of the paths in the list.
+        videos: The first videos are read.
+        frames: Views of a sample.
+        workers: Numbers of loader processes.
+    """
+
+    def measure(_: torch.device) -> Iterator[Comparison]:
+        from ffn.benchmarks.reading import compare_reading
+        from ffn.data import read_annotations
+
+        records = read_annotations(annotations, root=root)[0]
+        yield from compare_reading(
+            records[:videos],
+            list(frames),
+            size=settings.size,
+            workers=list(workers),
+            rounds=settings.rounds,
+        )
+
+    _report(measure, settings, "samples")
+
+
+benchmark = {"train": train, "infer": infer, "data": data}
+
+
+def _report(
+    measure: Callable[[torch.device], Iterator[Comparison]], settings: Settings, items: str
+) -> None:
+    """Print each comparison, and write the file after each: Ctrl-C keeps what was measured."""
     # The profiler measures CPU memory; without this it logs that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     import torch
 
     from ffn.benchmarks import report
-    from ffn.data import VideoError
     from ffn.files import make_writable
 
-    command = shlex.join(["ffn", "benchmark", *(sys.argv[1:] if arguments is None else arguments)])
-    try:
-        if given.output:
-            refuse_existing(given.output, given.overwrite)
-            make_writable(given.output.parent)
-        load_imports(given)
-        torch.manual_seed(0)
-        device = find_device(given.device, report.MEMORY)
-        measured = report.describe_run(device)
-        comparisons = []
-        for comparison in given.measure(given, device):
-            comparisons.append(comparison)
-            report.print_comparison(comparison, items=given.items)
-            if given.output:  # after each: an interrupted run keeps what it has measured
-                report.save_comparisons(
-                    comparisons, given.output, measured=measured, command=command
-                )
-        print(*(f"{key}: {value}" for key, value in measured.items()), sep="\n")
-    except (ValueError, RuntimeError, OSError, ImportError, VideoError) as error:
-        return fail("benchmark", error)
-    return 0
-
-
-def _train(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
-    from ffn.benchmarks.training import compare_training
-    from ffn.engine import build, build_network
-    from ffn.engine.config import load_config
-    from ffn.engine.distributed import World
-    from ffn.engine.train_step import TrainStep
-
-    def build_step(task: str, frames: Sequence[int], options: Sequence[str]) -> TrainStep:
-        network = [f"model.name={given.model}", f"task.name={task}", f"task.frames={list(frames)}"]
-        config = load_config(None, [*network, *options])
-        model = build_network.build_model(config, given.num_classes).to(device)
-        world = World(0, 1, device)
-        return build.build_train_step(config, model, world, num_classes=given.num_classes)
-
-    yield compare_training(
-        given.model,
-        given.frames,
-        build_step,
-        batch_size=given.batch_size or (8 if device.type == "cuda" else 2),
-        size=given.size,
-        num_classes=given.num_classes,
-        precision=given.precision,
-        compiled=given.compile,
-        rounds=given.rounds,
-        device=device,
-    )
-
-
-def _infer(given: argparse.Namespace, device: torch.device) -> Iterator[Comparison]:
-    from ffn.benchmarks.inference import compare_inference
-    from ffn.core import convert
-    from ffn.zoo import create_model
-
-    for name in given.model:
-        model = create_model(name, num_classes=given.num_classes).to(device).eval()
-        yield from compare_inference(
-            name,
-            convert(model, given.trained_frames),
-            frames=given.frames or given.trained_frames,
-            batch_size=given.batch_size,
-            size=given.size,
-            compiled=given.compile,
-            rounds=given.rounds,
-        )
-
-
-def _data(given: argparse.Namespace, _: torch.device) -> Iterator[Comparison]:
-    from ffn.benchmarks.reading import compare_reading
-    from ffn.data import read_annotations
-
-    records = read_annotations(given.annotations, root=given.root)[0]
-    yield from compare_reading(
-        records[: given.videos],
-        given.frames,
-        size=given.size,
-        workers=given.workers,
-        rounds=given.rounds,
-    )
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=called_as("benchmark"),
-        description="Compare throughput and peak memory of variants. The variants alternate, "
-        "A B C A B C, so that other load on the machine affects all of them equally. "
-        "OMP_NUM_THREADS sets the number of CPU threads.",
-    )
-    commands = parser.add_subparsers(required=True, metavar="train|infer|data")
-    train = commands.add_parser("train", help="training steps: views together and in sequence")
-    train.set_defaults(measure=_train, items="videos")
-    train.add_argument("--model", default="tsm_r50", help="name of a model; default: tsm_r50")
-    train.add_argument("--frames", type=positive_int, nargs="+", default=[4, 8, 16], metavar="T")
-    train.add_argument("--batch-size", type=positive_int, metavar="B")
-    train.add_argument("--precision", default="fp32", choices=["fp32", "bf16", "fp16"])
-
-    infer = commands.add_parser("infer", help="forward passes: as trained, fused, bf16, compiled")
-    infer.set_defaults(measure=_infer, items="clips")
-    infer.add_argument("--model", nargs="+", default=["tsm_r50"], help="names of models")
-    infer.add_argument("--trained-frames", type=positive_int, nargs="+", default=[4, 8, 16])
-    infer.add_argument("--frames", type=positive_int, nargs="+", metavar="T")
-    infer.add_argument("--batch-size", type=positive_int, default=1, metavar="B")
-
-    data = commands.add_parser("data", help="training samples: one decode or several, workers")
-    data.set_defaults(measure=_data, items="samples", device="cpu")
-    data.add_argument("--annotations", type=Path, required=True, help="list of videos")
-    data.add_argument("--root", type=Path, help="folder of the paths in the list")
-    data.add_argument("--videos", type=positive_int, default=14, help="the first videos")
-    data.add_argument("--frames", type=positive_int, nargs="+", default=[4, 8, 16], metavar="T")
-    data.add_argument("--workers", type=positive_int, nargs="*", default=[1, 2])
-
-    for command in (train, infer):
-        command.add_argument("--num-classes", type=positive_int, default=174, metavar="K")
-        command.add_argument("--compile", action="store_true", help="also measure torch.compile")
-        add_device_argument(command)
-    for command in (train, infer, data):
-        command.add_argument("--size", type=positive_int, default=224, metavar="PX")
-        command.add_argument("--rounds", type=positive_int, default=10, help="timed runs")
-        command.add_argument("--output", type=Path, metavar="FILE.json")
-        command.add_argument("--overwrite", action="store_true")
-        add_imports_argument(command)
-    return parser
+    if settings.output:
+        refuse_existing(settings.output, settings.overwrite)
+        make_writable(settings.output.parent)
+    import_extensions(settings.imports or [])
+    torch.manual_seed(0)
+    device = find_device("cpu" if items == "samples" else settings.device, report.MEMORY)
+    measured = report.describe_run(device)
+    command = shlex.join(["ffn", *sys.argv[1:]])
+    comparisons = []
+    for comparison in measure(device):
+        comparisons.append(comparison)
+        report.print_comparison(comparison, items=items)
+        if settings.output:
+            report.save_comparisons(
+                comparisons, settings.output, measured=measured, command=command
+            )
+    print(*(f"{key}: {value}" for key, value in measured.items()), sep="\n")

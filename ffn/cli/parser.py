@@ -76,7 +76,9 @@ def _build(program: str, command: Command | Mapping[str, Command]) -> App:
 
 
 def _shown_default(value: object) -> object:
-    """The default in the help; a flag that is off needs none."""
+    """The default in the help as it is typed; a flag that is off needs none."""
+    if isinstance(value, (list, tuple)):
+        return " ".join(map(str, value))
     return None if value is False else value
 
 
