@@ -19,6 +19,7 @@ FRAMES ?= 2 4 6 8 10 12 14 16 18 20
 BIN := $(VENV)/bin
 TRAIN := $(BIN)/torchrun --standalone --nproc_per_node=2 tools/train.py
 READY := $(VENV)/.ready
+READY_FOR_TESTS := $(VENV)/.ready_for_tests
 READY_FOR_DOCS := $(VENV)/.ready_for_docs
 
 CHECK_PYTHON := 'import sys; sys.version_info >= (3, 11) or sys.exit("The versions in constraints.txt need Python \
@@ -30,6 +31,10 @@ $(READY): setup.cfg constraints.txt
 	@test -d $(VENV) || $(PYTHON) -c $(CHECK_PYTHON)
 	test -d $(VENV) || $(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) -c constraints.txt torch torchvision
+	$(BIN)/python -m pip install -c constraints.txt -e '.[plot]'
+	touch $@
+
+$(READY_FOR_TESTS): $(READY)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[dev]'
 	touch $@
 
@@ -45,13 +50,13 @@ quickstart: $(READY)
 	$(BIN)/python tools/test.py configs/quickstart/motion_any_count.yaml --output $(RUN)/test --overwrite \
 		--weights $(RUN)/any_count/last.pt tsm_tiny.motion_f4_8_16 $(RUN)/plain_16/last.pt --frames $(FRAMES)
 
-test: $(READY)
+test: $(READY_FOR_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
 
-test-slow: $(READY)
+test-slow: $(READY_FOR_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
 
-$(READY_FOR_DOCS): $(READY)
+$(READY_FOR_DOCS): $(READY_FOR_TESTS)
 	$(BIN)/python -m pip install -c constraints.txt -e '.[docs]'
 	touch $@
 
@@ -60,11 +65,11 @@ docs: $(READY_FOR_DOCS)
 	$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning -d build/doctrees docs build/docs
 	$(BIN)/python docs/check_links.py build/docs
 
-lint: $(READY)
+lint: $(READY_FOR_TESTS)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: $(READY)
+format: $(READY_FOR_TESTS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
