@@ -6,10 +6,10 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from multiprocessing import connection
 from typing import Any, TypeVar
 
 import torch
@@ -103,11 +103,12 @@ def start_worker() -> None:
 
 
 def end_with_parent() -> None:
-    """End this worker process when its parent is killed; otherwise it waits for jobs forever."""
-    parent = multiprocessing.parent_process()
+    """Send this process SIGTERM when its parent has ended, as when that was killed."""
+    parent = os.getppid()
 
     def watch() -> None:
-        connection.wait([parent.sentinel])
-        os._exit(1)
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()

@@ -15,10 +15,9 @@ import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from ffn.data import LoaderError, VideoError, watching
-from ffn.engine.distributed import ReplicaError, World, processes
+from ffn.engine.distributed import ReplicaError, World, cleanup, init_distributed
 from ffn.engine.signals import EXIT_STOPPED, StoppedError
 from ffn.files import explain
-from ffn.host_memory import tune_allocator
 from ffn.registry import is_raised_in_extension
 from ffn.zoo import WeightsError
 
@@ -44,7 +43,7 @@ REPORTED: tuple[type[Exception], ...] = (
     OSError,
     FloatingPointError,
     ImportError,  # of an extra that is not installed
-    dist.DistError,  # at the rendezvous
+    dist.DistError,  # while the processes connect
     LoaderError,
     LostProcessError,
     OutOfMemoryError,
@@ -80,22 +79,22 @@ def explain_failures(
             raise OutOfMemoryError(
                 f"{batch_size} videos need more memory than there is: {remedy} ({cause})"
             ) from error
-        if world.size > 1 and _is_lost_process(error):
-            raise _lost_process(error) from error
-        raise
+        lost = _lost_process(error, world)
+        if lost is None:
+            raise
+        raise lost from error
 
 
-def _lost_process(error: RuntimeError) -> LostProcessError:
+def _lost_process(error: BaseException, world: World) -> LostProcessError | None:
+    """The error to raise in place of one of gloo or NCCL about another process."""
+    from_backend = type(error) is RuntimeError and ("gloo" in str(error) or "NCCL" in str(error))
+    if world.size == 1 or not (from_backend or isinstance(error, dist.DistError)):
+        return None
     cause = str(error).partition("\n")[0][:200]
     return LostProcessError(
         "another process of the run has ended or did not answer; see its message, or "
         f"torchrun's ({cause})"
     )
-
-
-def _is_lost_process(error: RuntimeError) -> bool:
-    from_backend = "gloo" in str(error) or "NCCL" in str(error)
-    return isinstance(error, dist.DistError) or (type(error) is RuntimeError and from_backend)
 
 
 def run_command(
@@ -111,86 +110,53 @@ def run_command(
         program: its name, for messages.
         function: takes the processes.
         data_timeout: seconds that a process may wait for its data; 0 is without limit.
-        device: of the processes, see :func:`ffn.engine.distributed.processes`.
+        device: of the processes, see :func:`ffn.engine.distributed.init_distributed`.
 
     Returns:
         The exit status: 0, `EXIT_FAILED`, or `EXIT_STOPPED` for a run that a signal has stopped.
     """
-    world = None
+    world, status = World(0, 1, torch.device("cpu")), 0
     try:
-        with processes(2 * data_timeout or UNLIMITED, device) as world:
-            if world.device.type == "cpu":
-                tune_allocator()
-            try:
-                _call(function, world)
-            except BaseException as error:
-                _report(program, error, world)  # before other processes can notice the failure
-                raise
-    except StoppedError:
-        return _end(EXIT_STOPPED)
-    except BrokenPipeError:  # of the console: the caller ends the program
-        if not _in_group():
-            raise
-        return _end(EXIT_FAILED)
-    except REPORTED as error:
-        if world is None:
-            print(f"{program}: {explain(error)}", file=sys.stderr)
-        return _end(EXIT_FAILED)
-    except BaseException as error:
-        if not _in_group():
-            raise
-        if isinstance(error, KeyboardInterrupt):
-            return _end(128 + signal.SIGINT)
-        sys.excepthook(*sys.exc_info())
-        return _end(1)
-    return 0
-
-
-def _call(function: Callable[[World], None], world: World) -> None:
-    try:
+        world = init_distributed(2 * data_timeout or UNLIMITED, device)
         function(world)
-    except RuntimeError as error:
-        if world.size > 1 and not isinstance(error, REPORTED) and _is_lost_process(error):
-            raise _lost_process(error) from error
-        raise
-
-
-def _report(program: str, error: BaseException, world: World) -> None:
-    """Print an error's message, unless another process has printed it or its cause."""
-    if isinstance(error, StoppedError):
+    except StoppedError as error:
+        status = EXIT_STOPPED
         if world.is_main:
             print(f"{program}: {error}; the same command resumes the run", file=sys.stderr)
-    elif isinstance(error, BrokenPipeError):
-        return
-    elif _is_first(error, world) and isinstance(error, REPORTED):
-        process = f", process {world.rank}" if world.size > 1 else ""
-        if is_raised_in_extension(error):  # the message alone does not name the line
-            traceback.print_exception(error)
-        print(f"{program}{process}: {explain(error)}", file=sys.stderr)
-
-
-def _is_first(error: BaseException, world: World) -> bool:
-    if world.store is None:
-        return True
-    try:
-        failures = world.store.add("failures", 1)
-        if isinstance(error, LostProcessError):
-            return failures == 1
-        return world.store.add(f"failure: {error}", 1) == 1
-    except dist.DistError:  # torchrun has ended
-        return True
-
-
-def _end(status: int) -> int:
-    """Return the status, or exit with it at once if the process group cannot be destroyed."""
-    if _in_group():
+    except REPORTED as error:
+        if world.size == 1 and isinstance(error, BrokenPipeError):
+            raise  # of the console: the caller ends the program
+        status = EXIT_FAILED
+        _report(program, error, world)
+    except (Exception, KeyboardInterrupt) as error:
+        if world.size == 1:
+            raise
+        lost = _lost_process(error, world)
+        status = EXIT_FAILED if lost else 1
+        if lost:
+            _report(program, lost, world)
+        else:
+            traceback.print_exc()
+    if status and dist.is_initialized():
+        # Destroying an NCCL group waits for collectives that may never complete after a failure.
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(status)
-    # At exit, Python ends the workers that are left; torch's handler would raise an error for each.
-    atexit.register(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
+    if status:
+        # At exit, Python ends the workers that are left; torch's handler would raise for each.
+        atexit.register(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
+    cleanup()
     return status
 
 
-def _in_group() -> bool:
-    return dist.is_initialized()
+def _report(program: str, error: Exception, world: World) -> None:
+    """Print an error's message, unless another process has printed it or its cause."""
+    if world.store is not None:
+        failures = world.store.add("failures", 1)
+        is_first = world.store.add(f"failure: {error}", 1) == 1
+        if not is_first or (isinstance(error, LostProcessError) and failures > 1):
+            return
+    if is_raised_in_extension(error):  # the message alone does not name the line
+        traceback.print_exception(error)
+    process = f", process {world.rank}" if world.size > 1 else ""
+    print(f"{program}{process}: {explain(error)}", file=sys.stderr)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from contextlib import ExitStack
 from pathlib import Path
 
 from ffn.data import VideoError
-from ffn.engine.checkpoints.checkpointer import RunState
+from ffn.engine.checkpointer import RunState
 from ffn.engine.distributed import any_of, average_buffers
 from ffn.engine.failures import explain_failures
 from ffn.engine.logs import console
@@ -34,9 +35,10 @@ def train(run: Run) -> Path:
         )
         stack.enter_context(run.checkpointer.lock())
         state = run.checkpointer.restore()
-        if not is_finished(run, state):
-            run.checkpointer.update_options()
-        log = stack.enter_context(run.open_log(state.step, is_finished(run, state)))
+        was_finished = is_finished(run, state)
+        if not was_finished:
+            run.checkpointer.write_config()
+        log = stack.enter_context(run.open_log(state.step, was_finished))
         for line in start_lines(run, state):
             log.print(line)
 
@@ -44,20 +46,21 @@ def train(run: Run) -> Path:
             if not state.validation_pending:
                 train_epoch(run, state, log, stop)
                 state.epoch += 1
-                is_last = state.epoch == run.epochs
                 average_buffers(run.train_step.model, run.world)
                 if run.train_step.ema is not None:
                     average_buffers(run.train_step.network, run.world)
+                is_last = state.epoch == run.epochs
                 state.validation_pending = is_last or state.epoch % run.validate_epochs == 0
-                run.checkpointer.save(state, final=is_last)
+                run.checkpointer.save(state)
             if state.validation_pending:
-                kept = console.stopped(state.step, run.checkpointer.saved_step)
-                with stop.interrupting(kept), log.status("validating"):
+                stopped = f"stopped and saved at step {state.step}"
+                with stop.interrupting(stopped), log.status("validating"):
                     validate(run, state, log)
                 state.validation_pending = False
-                run.checkpointer.save(state, final=is_finished(run, state))
-                if has_lost_patience(run, state):
-                    log.print(console.stopped_early(state.epoch, run.epochs, state.since_best))
+                run.checkpointer.save(state)
+        if has_lost_patience(run, state) and not was_finished:
+            log.print(console.stopped_early(state.epoch, run.epochs, state.since_best))
+        run.checkpointer.finish(state)
     return run.folder / "best.pt"
 
 
@@ -79,7 +82,7 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
     run.train_loader.sampler.set_epoch(state.epoch, skip_batches=first * step.grad_accum_steps)
     meter.restart_clock()
     batches = meter.timed(iter(run.train_loader))
-    used = 0
+    used, text = 0, ""
 
     for _ in range(first, run.steps_per_epoch):
         lr = run.learning_rate(state.step / run.steps_per_epoch)
@@ -90,18 +93,18 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
         meter.add(result)
         if result.warning:
             log.print(result.warning)
-        log.step(state.step, console.speed(*meter.speed()))
         if is_logged(state.step, run.log_interval, run.steps_per_epoch):
             epoch = state.step / run.steps_per_epoch
             left = (run.epochs * run.steps_per_epoch - state.step) * meter.seconds_per_step()
-            values = meter.interval(lr=lr, grad_norm=result.grad_norm)
-            log.print(console.interval(epoch, state.step, values, left))
-            log.record("train", state.step, {"epoch": epoch, **values})
+            run.last = meter.interval(lr=lr, grad_norm=result.grad_norm)
+            text = console.interval(epoch, run.last, left)
+            log.record("train", state.step, {"epoch": epoch, **run.last})
             meter.restart()
+        log.progress(state.step, text)
         if result.stop or (run.save_steps and state.step % run.save_steps == 0):
             run.checkpointer.save(state)
         if result.stop:
-            raise StoppedError(console.stopped(state.step, run.checkpointer.saved_step))
+            raise StoppedError(f"stopped and saved at step {state.step}")
 
     skipped = meter.take_skipped()
     if skipped and first == 0 and not any_of([used > 0], run.world)[0]:
@@ -115,7 +118,7 @@ def train_epoch(run: Run, state: RunState, log: RunLog, stop: StopRequest) -> No
 
 
 def is_logged(step: int, interval: int, steps_per_epoch: int) -> bool:
-    """Whether a line follows a step: every interval, and every epoch that is shorter."""
+    """Whether a step ends an interval: every ``interval``, and every epoch that is shorter."""
     return step % interval == 0 or (steps_per_epoch < interval and step % steps_per_epoch == 0)
 
 
@@ -124,16 +127,26 @@ def validate(run: Run, state: RunState, log: RunLog) -> None:
     for message in run.validator.update_statistics(state.epoch):
         log.print(f"exact BatchNorm statistics: {message}")
     state.metrics, failed = run.validator.evaluate()
-    log.unreadable(f"{len(failed)} unreadable validation videos", failed)
-    score = run.validator.score(state.metrics)
-    name, videos = run.validator.measure, run.validator.videos
-    log.print(console.validation(state.epoch, state.metrics, score, videos, measure=name))
-    accuracies = {f"{name}/{frames}": values[name] for frames, values in state.metrics.items()}
-    state.since_best = 0 if score > state.best else state.since_best + 1
+    log.unreadable(f"{len(failed)} unreadable validation videos count as wrong", failed)
+    score, measure = run.validator.score(state.metrics), run.validator.measure
+    is_best = score > state.best
+    state.since_best = 0 if is_best else state.since_best + 1
+    log.validation(
+        console.validation_cells(
+            state.epoch,
+            state.metrics,
+            score,
+            loss=run.last.get("loss", math.nan),
+            lr=run.learning_rate(state.step / run.steps_per_epoch),
+            measure=measure,
+            is_best=is_best,
+        )
+    )
+    accuracies = {f"{measure}/{frames}": found[measure] for frames, found in state.metrics.items()}
     waited = {"since_best": state.since_best} if run.patience else {}
     values = {"epoch": state.epoch, **accuracies, "mean": score, "failed": len(failed), **waited}
     log.record("val", state.step, values)
-    if score > state.best:
+    if is_best:
         state.best = score
         run.checkpointer.save_best(state)
 
@@ -145,12 +158,5 @@ def start_lines(run: Run, state: RunState) -> list[str]:
         return [*notes, console.finished(run.folder, state.epoch, run.epochs)]
     if not state.step:
         return [*notes, *run.introduction, *run.settings]
-    resumed = console.resumed(
-        run.folder,
-        step=state.step,
-        steps_per_epoch=run.steps_per_epoch,
-        epochs=run.epochs,
-        writers=run.checkpointer.writers,
-        processes=run.world.size,
-    )
-    return [*notes, *resumed, *run.settings]
+    resumed = console.resumed(run.folder, state.step, run.steps_per_epoch, run.epochs)
+    return [*notes, resumed, *run.settings]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from torch.utils.data import DataLoader
 
-from ffn.engine.checkpoints.checkpointer import Checkpointer
+from ffn.engine.checkpointer import Checkpointer
 from ffn.engine.distributed import World
 from ffn.engine.logs.meter import Meter
 from ffn.engine.logs.run_log import RunLog
@@ -16,7 +16,7 @@ from ffn.engine.train_step import TrainStep
 from ffn.engine.validation import Validator
 
 
-@dataclass(frozen=True)
+@dataclass
 class Run:
     """A training run, as :func:`ffn.engine.build.build_run` makes it and the loop runs it.
 
@@ -38,6 +38,7 @@ class Run:
         patience: validations without a better score that end the run; 0 for no early end.
         save_steps: steps between checkpoints inside an epoch; 0 for none.
         log_interval: steps between log lines.
+        last: metrics of the last interval.
     """
 
     folder: Path
@@ -57,3 +58,4 @@ class Run:
     patience: int
     save_steps: int
     log_interval: int
+    last: dict[str, float] = field(default_factory=dict)

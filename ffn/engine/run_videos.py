@@ -1,126 +1,169 @@
-"""The videos of a run: those that it began with, those that the lists name now, the difference."""
+"""The videos of a run: a list that is kept in its folder, to notice changes on resume."""
 
 from __future__ import annotations
 
+import csv
+import gzip
+import hashlib
+import io
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from concurrent.futures import ThreadPoolExecutor
+from itertools import zip_longest
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ffn import data
-from ffn.data import video_list
+from ffn.data import Record, Splits, label_text
+from ffn.engine.checkpoints import RunError
 from ffn.engine.distributed import World, on_main
+from ffn.files import atomic_write
 
 NAME = "videos.csv.gz"  # in the folder of the run
+THREADS = 16  # that ask for file sizes; a network file system answers each after a millisecond
+
+
+class ListedVideo(NamedTuple):
+    """A line of the list; all values are text, empty where there is none.
+
+    Attributes:
+        split: ``train`` or ``val``.
+        path: relative to the root if it is inside.
+        label: class index; class indices separated by ``|`` in lists with several labels.
+        frames: number of frames of a folder.
+        start: of the time range, in seconds.
+        end: of the time range, in seconds.
+        content: length of the file in bytes; number of files in a folder; length and checksum of a
+            clip in a store.
+    """
+
+    split: str
+    path: str
+    label: str
+    frames: str
+    start: str
+    end: str
+    content: str
 
 
 class RunVideos:
-    """Compares the lists of a run with those that it began with, which its folder keeps.
+    """Compares the lists of a run with those that it began with.
 
     Args:
         folder: of the run.
         splits: the lists now.
         root: folder of the videos.
         world: the processes; all of them call it.
-        contents: function that describes the content of each record; by default the sizes of files.
-        allow_changes: files may have been replaced, and videos that were taken out of the lists
-            count as unreadable.
+        contents: function that describes the content of each record; default :func:`file_sizes`.
 
     Attributes:
-        splits: the lists now; removed training videos keep their places.
-        removed: indices of the removed training videos.
         fingerprint: plain values, for checkpoints.
-
-    Raises:
-        ValueError: changes are allowed, and the list in the folder is damaged.
     """
 
     def __init__(
         self,
         folder: Path,
-        splits: data.Splits,
+        splits: Splits,
         root: str,
         world: World,
-        *,
-        contents: Callable[[Sequence[data.Record]], list[str]] | None = None,
-        allow_changes: bool = False,
+        contents: Callable[[Sequence[Record]], list[str]] | None = None,
     ) -> None:
-        self.path, self._root = folder / NAME, root
-        whole, before, self._taken_out = splits, [], []
-        self.removed: frozenset[int] = frozenset()
-        if allow_changes and self.path.is_file():
-            before = video_list.read_videos(self.path)
-            whole, self.removed, self._taken_out = video_list.with_removed(splits, before, root)
-            before = video_list.as_now(before, root)
-        self.splits = replace(splits, train=whole.train)
-        self._now: list[video_list.ListedVideo] = []  # on the main process
-        self._replaced: list[str] = []
+        self.path, self._world = folder / NAME, world
+        self._now: list[ListedVideo] = []  # on the main process
 
-        def scan() -> tuple[str, str]:
-            listed = video_list.list_videos(whole, root, contents)
-            self._now = video_list.with_contents_of(video_list.as_now(before, root, listed), listed)
-            pairs = zip(listed, self._now, strict=True)
-            gone = {*self._taken_out}
-            self._replaced = [old.path for new, old in pairs if new != old and old not in gone]
-            earlier = video_list.as_before(self._now, whole, root)
-            return video_list.videos_sha256(self._now), video_list.videos_sha256(earlier)
+        def scan() -> str:
+            self._now = list_videos(splits, root, contents or file_sizes)
+            return hashlib.sha256(_to_csv(self._now)).hexdigest()
 
-        sha256, self._earlier_sha256 = on_main(scan, world)
-        self.fingerprint = {**whole.fingerprint(), "videos_sha256": sha256}
+        self.fingerprint = {**splits.fingerprint(), "videos_sha256": on_main(scan, world)}
 
-    def write(self, *, replace: bool) -> None:
-        """Write the list into the folder. The main process calls it.
+    def write(self) -> None:
+        """Write the list into the folder. The main process calls it."""
+        with atomic_write(self.path) as file:
+            file.write(gzip.compress(_to_csv(self._now), mtime=0))
 
-        Args:
-            replace: also if there is one; else it is that of the run, in its first order.
+    def check(self, fingerprint: dict[str, Any], path: Path) -> None:
+        """Compare with the fingerprint in a checkpoint. All processes call it.
+
+        Raises:
+            RunError: videos, labels or files differ; names the first difference.
         """
-        if replace or not self.path.exists() or self._is_outdated():
-            video_list.write_videos(self.path, self._now)
-
-    def _is_outdated(self) -> bool:
-        """Whether version 0.2 wrote the list in the folder; it has the same videos."""
-        try:
-            before = video_list.read_videos(self.path)
-        except (ValueError, OSError):
-            return False
-        return before != self._now == video_list.as_now(before, self._root, self._now)
-
-    def differ_from(self, fingerprint: dict) -> bool:
-        """Whether a checkpoint's fingerprint is that of other videos; it may lack newer keys."""
-        changing = {"prepared"} if self._taken_out else set()  # the data set was prepared again
-        if fingerprint.get("videos_sha256") == self._earlier_sha256:
-            changing.add("videos_sha256")
-        return any(
-            self.fingerprint.get(key) != value
-            for key, value in fingerprint.items()
-            if key not in changing
-        )
-
-    def changes(self) -> str:
-        """What changed since the run began, and what helps. The main process calls it."""
-        remedy = "restore the lists and the files, or choose another log.output"
-        try:
-            before = video_list.read_videos(self.path)
-            before = video_list.as_now(before, self._root, self._now)
-            found = video_list.describe_changes(before, self._now)
-        except (ValueError, OSError):  # written by version 0.1, or damaged
-            found = []
-        kinds = ("missing", "another file", "other frames")
-        if found and all(any(kind in text for kind in kinds) for text in found):
-            remedy = f"set data.allow_changes=true to go on, {remedy}"
-        return f"{': ' if found else ''}{'; '.join(found)}; {remedy}"
-
-    def notes(self) -> list[str]:
-        """Console lines about removed videos and replaced files, if there are any."""
-        lines = []
-        if self._taken_out:
-            first = self._taken_out[0]
-            lines.append(
-                f"{len(self._taken_out)} videos were taken out of the lists since the run began, "
-                f"first {first.split} {first.path}; training skips them"
+        names = {*fingerprint, *self.fingerprint} - {"prepared"}  # when the data set was prepared
+        if any(fingerprint.get(name) != self.fingerprint.get(name) for name in names):
+            change = on_main(self._first_change, self._world)
+            raise RunError(
+                f"{path} was trained on other videos or labels than data.root lists now: {change}. "
+                "Restore the lists and the files, or choose another log.output"
             )
-        if self._replaced:
-            lines.append(
-                f"{len(self._replaced)} files were replaced since the run began, first "
-                f"{self._replaced[0]}"
-            )
-        return lines
+
+    def _first_change(self) -> str:
+        try:
+            before = read_videos(self.path)
+        except (OSError, ValueError):
+            return f"{self.path} cannot be read"
+        for old, new in zip_longest(before, self._now):
+            if old == new:
+                continue
+            if old is None or new is None or old.path != new.path:
+                shown = [f"{row.split} {row.path}" if row else "none" for row in (old, new)]
+                return f"first {shown[0]}, now {shown[1]}"
+            pairs = zip(ListedVideo._fields, old, new, strict=True)
+            changed = (f"{name} {a or 'none'} -> {b or 'none'}" for name, a, b in pairs if a != b)
+            return f"first {new.split} {new.path} ({', '.join(changed)})"
+        return "the class names"
+
+
+def list_videos(
+    splits: Splits, root: str | Path, contents: Callable[[Sequence[Record]], list[str]]
+) -> list[ListedVideo]:
+    """List the videos of a run, those of training first.
+
+    Args:
+        splits: training and validation videos.
+        root: folder that the paths are relative to.
+        contents: function that describes the content of each record.
+    """
+    start = os.path.join(os.path.abspath(root), "")
+    listed = []
+    for split, records in (("train", splits.train), ("val", splits.val)):
+        for record, content in zip(records, contents(records), strict=True):
+            path = os.path.abspath(record.path).removeprefix(start)
+            values = (label_text(record.label), record.frames, record.start, record.end)
+            texts = ["" if value is None else str(value) for value in values]
+            listed.append(ListedVideo(split, path, *texts, content))
+    return listed
+
+
+def file_sizes(records: Sequence[Record]) -> list[str]:
+    """Bytes of each file, or number of files in a folder; empty for a missing file."""
+
+    def size(record: Record) -> str:
+        try:
+            if os.path.isdir(record.path):
+                return f"{len(os.listdir(record.path))} files"
+            return str(os.stat(record.path).st_size)
+        except OSError:
+            return ""
+
+    with ThreadPoolExecutor(THREADS) as pool:
+        return list(pool.map(size, records, chunksize=256))
+
+
+def read_videos(path: Path) -> list[ListedVideo]:
+    """Read the list of a run.
+
+    Raises:
+        OSError: the file is missing or damaged.
+        ValueError: it is not such a list.
+    """
+    text = gzip.decompress(path.read_bytes()).decode("utf-8", "surrogateescape")
+    try:
+        _, *rows = csv.reader(io.StringIO(text, newline=""))
+        return [ListedVideo(*row) for row in rows]
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{path} is not the list of a run ({error})") from error
+
+
+def _to_csv(videos: Sequence[ListedVideo]) -> bytes:
+    text = io.StringIO(newline="")
+    csv.writer(text, lineterminator="\n").writerows([ListedVideo._fields, *videos])
+    return text.getvalue().encode("utf-8", "surrogateescape")

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 EXIT_STOPPED = 75  # sysexits.h: EX_TEMPFAIL, "the user is invited to retry"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
 # torchrun forwards a signal that its process group has already received: both are one request.
 SAME_REQUEST = 1.0  # seconds
-
-
-def stop_with_parent() -> None:
-    """Let Linux send SIGTERM to this process when its parent ends, as a killed torchrun does."""
-    if sys.platform == "linux":
-        set_parent_death_signal = 1  # PR_SET_PDEATHSIG of prctl(2)
-        ctypes.CDLL(None).prctl(set_parent_death_signal, int(signal.SIGTERM))
 
 
 class StoppedError(Exception):
@@ -53,12 +44,7 @@ class StopRequest:
             self._previous = {}
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for number, handler in self._previous.items():
             signal.signal(number, handler)
 
@@ -81,14 +67,13 @@ class StopRequest:
             self._interrupts = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        now = time.monotonic()
         if self.requested:
-            if now - self._since > SAME_REQUEST:
+            if time.monotonic() - self._since > SAME_REQUEST:
                 show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
                 os.write(2, f"{show_cursor}\nexited without saving\n".encode())
                 os._exit(128 + number)
             return
-        self.requested, self._since = True, now
+        self.requested, self._since = True, time.monotonic()
         if self.verbose:
             name = signal.Signals(number).name
             text = f"\n{name}: the run stops after this step and saves; repeat to exit at once\n"

@@ -13,18 +13,11 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ffn.data import Normalize, VideoError
-from ffn.engine.distributed import (
-    World,
-    any_of,
-    average,
-    average_gradients,
-    broadcast_parameters,
-    gather,
-)
-from ffn.engine.logs.run_log import BadBatches
+from ffn.engine.distributed import World, any_of, average_gradients, broadcast_parameters, gather
 from ffn.engine.optim import moving_average, set_learning_rate
-from ffn.engine.sync_bn import SYNCHRONIZED
 from ffn.engine.tasks import Task
+
+MAX_BAD_STEPS = 10  # in a row; then the run ends
 
 
 @dataclass(frozen=True)
@@ -32,8 +25,8 @@ class StepResult:
     """Outcome of a step. All but ``outputs`` are equal on all processes.
 
     Attributes:
-        outputs: per micro-batch the losses and logits of the task, and ``label``, ``index`` and
-            ``skipped`` of the batch; without losses and logits if it had no readable video.
+        outputs: per micro-batch the losses and logits of the task, and ``label`` and ``skipped`` of
+            the batch; without losses and logits from the first one without a readable video on.
         grad_norm: norm of the gradients before clipping.
         updated: the optimizer has stepped.
         warning: message about a step whose loss or gradients are not finite, or without readable
@@ -51,10 +44,9 @@ class StepResult:
 class TrainStep:
     """Trains a task's model, one optimizer step per call of :meth:`step`.
 
-    A step whose loss or gradients are not finite on any process changes nothing: weights,
-    optimizer and the running statistics of norms stay. So does one without a readable video on any
-    process. Several in a row end the run. A micro-batch without readable videos counts as nothing;
-    with synchronized norms those of the other processes at this time count as nothing, too.
+    A step is bad if its loss or gradients are not finite on any process, or if a process has no
+    readable video in a micro-batch. A bad step changes nothing: weights, optimizer and the running
+    statistics of norms stay. `MAX_BAD_STEPS` in a row end the run.
 
     Args:
         task: model and loss, on the device.
@@ -67,8 +59,6 @@ class TrainStep:
         grad_accum_steps: micro-batches per step.
         clip_grad_norm: largest gradient norm; None does not clip.
         ema_decay: of a moving average of the model; 0 has none.
-        max_bad_steps: consecutive bad steps that raise.
-        bad_batches: file that lists the videos of bad steps; None lists none.
         may_skip: micro-batches may be without videos; the processes then agree on each.
         advice: remedy for non-finite numbers, for messages.
         seed: of dropout; a step's random numbers depend on (seed, step, rank) alone.
@@ -76,10 +66,8 @@ class TrainStep:
     Attributes:
         model: the network in training.
         ema: its moving average (timm's ``ModelEmaV3``), or None.
-        sync_bn: norms are synchronized between processes.
         bad_steps: bad steps of the run.
-        consecutive_bad_steps: bad steps since the last good one.
-        non_finite_steps: those of them with a loss or gradients that are not finite.
+        bad_steps_in_a_row: bad steps since the last good one.
     """
 
     def __init__(
@@ -95,8 +83,6 @@ class TrainStep:
         grad_accum_steps: int = 1,
         clip_grad_norm: float | None = None,
         ema_decay: float = 0.0,
-        max_bad_steps: int = 10,
-        bad_batches: BadBatches | None = None,
         may_skip: bool = False,
         advice: str = "",
         seed: int = 0,
@@ -105,14 +91,12 @@ class TrainStep:
         self.normalize, self.batch_mix = normalize, batch_mix
         self.precision, self.sequential = precision, sequential
         self.grad_accum_steps, self.clip_grad_norm = grad_accum_steps, clip_grad_norm
-        self.max_bad_steps, self.bad_batches = max_bad_steps, bad_batches
         self.may_skip, self.advice, self.seed = may_skip, advice, seed
-        self.sync_bn = any(isinstance(m, SYNCHRONIZED) for m in self.model.modules())
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         # Makes the scale, also for a first step without videos, which scales no loss.
         self.scaler.scale(torch.zeros((), device=world.device))
         self.ema = moving_average(self.model, ema_decay) if ema_decay else None
-        self.bad_steps = self.consecutive_bad_steps = self.non_finite_steps = 0
+        self.bad_steps = self.bad_steps_in_a_row = 0
         self._forward = self._wrap()
         self._buffers = _BufferCopies(self.model)
 
@@ -141,16 +125,19 @@ class TrainStep:
         set_learning_rate(self.optimizer, lr)
         seed_step(self.seed, number, self.world.rank)
         self._buffers.save()
-        outputs, complete = [], True
+        outputs, has_videos = [], True
         for micro, batch in zip(range(self.grad_accum_steps), batches, strict=False):
-            complete = self.is_complete(batch)  # at the end: that of the last micro-batch
-            outputs.append(self._backward(batch, number=number, micro=micro, complete=complete))
+            has_videos = has_videos and self.has_videos(batch)
+            kept = {"label": batch["label"], "skipped": batch["skipped"]}
+            losses = self._backward(batch, number=number, micro=micro) if has_videos else {}
+            outputs.append({**kept, **losses})
         if len(outputs) < self.grad_accum_steps:
             raise ValueError(
                 f"step {number + 1} got {len(outputs)} micro-batches; grad_accum_steps is "
                 f"{self.grad_accum_steps}"
             )
-        has_videos = self._average(outputs, by_ddp=complete and not self.sequential)
+        if self.sequential and has_videos:
+            average_gradients(self.model.parameters(), self.world)
         grad_norm = self._clip(has_videos=has_videos)
 
         losses = [output["loss"].detach() for output in outputs if "loss" in output]
@@ -169,9 +156,10 @@ class TrainStep:
         self.optimizer.zero_grad(set_to_none=True)
         warning = None
         if not has_videos:
-            warning = self._count_empty_step(number + 1, outputs)
+            skipped = [reason for output in outputs for reason in output["skipped"]]
+            warning = self._count_empty_step(number + 1, skipped)
         elif bad_loss or (bad_norm and not overflow):
-            warning = self._count_bad_step(number + 1, outputs, bad_loss)
+            warning = self._count_bad_step(number + 1, "loss" if bad_loss else "gradient")
         return StepResult(outputs, grad_norm, updated, warning, stops)
 
     @property
@@ -184,69 +172,30 @@ class TrainStep:
         dtype = torch.float16 if self.precision == "fp16" else torch.bfloat16
         return torch.autocast(self.world.device.type, dtype, self.precision != "fp32")
 
-    def is_complete(self, batch: dict[str, Any]) -> bool:
+    def has_videos(self, batch: dict[str, Any]) -> bool:
         """Whether every process has videos in this micro-batch; all processes call it."""
         if not self.may_skip or self.world.size == 1:
             return bool(batch["clips"])
         return not any_of([not batch["clips"]], self.world)[0]
 
-    def usable(self, batch: dict[str, Any], *, complete: bool) -> bool:
-        """Whether this process uses a micro-batch; ``complete``: as :meth:`is_complete` returned.
-
-        Synchronized norms need videos on every process.
-        """
-        return bool(batch["clips"]) and (complete or not self.sync_bn)
-
     def state_dict(self) -> dict[str, Any]:
         """State other than the network's: optimizer, loss scale, counts of bad steps."""
-        counts = {
-            "total": self.bad_steps,
-            "in_a_row": self.consecutive_bad_steps,
-            "not_finite": self.non_finite_steps,
-        }
         return {
             "optimizer": self.optimizer.state_dict(),
             "scaler": self.scaler.state_dict(),
-            "guard": counts,
+            "bad_steps": self.bad_steps,
+            "bad_steps_in_a_row": self.bad_steps_in_a_row,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned."""
         self.optimizer.load_state_dict(state["optimizer"])
         self.scaler.load_state_dict(state["scaler"])
-        counts = state.get("guard", {"total": 0, "in_a_row": 0})  # not in files of format 1
-        self.bad_steps, self.consecutive_bad_steps = counts["total"], counts["in_a_row"]
-        self.non_finite_steps = counts.get("not_finite", 0)  # not in files of version 0.2
+        self.bad_steps = state["bad_steps"]
+        self.bad_steps_in_a_row = state["bad_steps_in_a_row"]
 
-    def _average(self, outputs: list[dict[str, Any]], *, by_ddp: bool) -> bool:
-        """Average gradients over all micro-batches with videos; return whether there are any."""
-        parameters = list(self.model.parameters())
-        every = self.grad_accum_steps
-        used = float(sum("loss" in output for output in outputs))
-        if self.may_skip and self.world.size > 1:
-            used = average(torch.tensor(used, device=self.world.device), self.world).item()
-        if used < every and self.world.size > 1:  # a process without videos has no gradients
-            learns = any_of([parameter.grad is not None for parameter in parameters], self.world)
-            for parameter, one in zip(parameters, learns, strict=True):
-                if one and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-        if not by_ddp and (self.sequential or self.world.size > 1):
-            average_gradients(parameters, self.world)
-        if 0 < used < every:
-            torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], every / used)
-        return used > 0
-
-    def _backward(
-        self, batch: dict[str, Any], *, number: int, micro: int, complete: bool
-    ) -> dict[str, Any]:
-        """Forward and backward of one micro-batch.
-
-        DDP, which averages gradients, runs only the last one, and only if it is ``complete``: it
-        needs all processes.
-        """
-        kept = {key: batch[key] for key in ("skipped", "index")}
-        if not self.usable(batch, complete=complete):
-            return {**kept, "label": batch["label"][:0]}
+    def _backward(self, batch: dict[str, Any], *, number: int, micro: int) -> dict[str, Any]:
+        """Forward and backward of one micro-batch; DDP, which averages, runs only the last one."""
         batch = to_device(batch, self.world.device, self.normalize)
         batch = self.batch_mix(batch, step=number, micro=micro, rank=self.world.rank)
         scale = 1 / self.grad_accum_steps
@@ -255,9 +204,9 @@ class TrainStep:
         else:
             last = micro == self.grad_accum_steps - 1
             with self.autocast():
-                outputs = (self._forward if last and complete else self.task)(batch)
+                outputs = (self._forward if last else self.task)(batch)
             self.scaler.scale(outputs["loss"] * scale).backward()
-        return {**outputs, **kept, "label": batch["label"]}
+        return {**outputs, "label": batch["label"]}
 
     def _clip(self, *, has_videos: bool) -> Tensor:
         """Clip the gradient norm, in the units of the loss in every precision; return it."""
@@ -272,51 +221,41 @@ class TrainStep:
         self.scaler.step(self.optimizer)
         if self.ema is not None:
             self.ema.update(self.model, number + 1)
-        self.consecutive_bad_steps = self.non_finite_steps = 0
+        self.bad_steps_in_a_row = 0
 
-    def _count_bad_step(self, number: int, outputs: list[dict[str, Any]], bad_loss: bool) -> str:
-        """Count a bad step and list its videos; all processes call it."""
-        text = f"the {'loss' if bad_loss else 'gradient'} is not finite at step {number}"
-        self.non_finite_steps += 1
-        listed = ""
-        if self.bad_batches is not None:
-            losses = [output["loss"].item() for output in outputs if "loss" in output]
-            indices = torch.cat([output["index"] for output in outputs]).tolist()
-            self.bad_batches.append(number, losses, indices)
-            listed = f"{self.bad_batches.path} lists the videos. "
-        if self._count_one():
+    def _count_bad_step(self, number: int, what: str) -> str:
+        text = f"the {what} is not finite at step {number}"
+        if self._is_last_allowed():
             raise FloatingPointError(
-                f"{text}, the last of {self.consecutive_bad_steps} such steps in a row. {listed}"
-                f"{self.advice}. Checkpoints, if there are any, precede these steps"
+                f"{text}, the last of {MAX_BAD_STEPS} such steps in a row. {self.advice}. "
+                "Checkpoints, if there are any, precede these steps"
             )
         return self._skipped(text)
 
-    def _count_empty_step(self, number: int, outputs: list[dict[str, Any]]) -> str:
-        """Count a step without usable videos as a bad one; all processes call it."""
-        own = [reason for output in outputs for reason in output["skipped"]]
-        reasons = [reason for texts in gather(own, self.world) for reason in texts]
-        text = f"no video of step {number} is readable ({reasons[0]})"
-        unused = [len(output["index"]) > 0 for output in outputs]
-        if any_of([any(unused)], self.world)[0]:
-            text = (
-                f"a process has no readable video in step {number} ({reasons[0]}), and "
-                "train.sync_bn needs videos of all processes"
-            )
-        if self._count_one():
+    def _count_empty_step(self, number: int, skipped: list[str]) -> str:
+        """Count a step with too few readable videos; all processes call it."""
+        reasons = [reason for texts in gather(skipped, self.world) for reason in texts]
+        text = f"a process has no readable video in step {number} ({reasons[0]})"
+        if self._is_last_allowed():
             raise VideoError(
+<<<<<<< HEAD
                 f"{text}, the last of {self.consecutive_bad_steps} bad steps in a row. Check the "
                 f"videos with ffn check_data"
+=======
+                f"{text}, the last of {MAX_BAD_STEPS} bad steps in a row. Check the videos with "
+                f"ffn check_data"
+>>>>>>> 94a344f (WIP: simpler resume, process care, log)
             )
         return self._skipped(text)
 
-    def _count_one(self) -> bool:
-        """Count one bad step; whether it is the last one that is allowed."""
+    def _is_last_allowed(self) -> bool:
+        """Count one bad step; whether the run has to end."""
         self.bad_steps += 1
-        self.consecutive_bad_steps += 1
-        return self.consecutive_bad_steps >= self.max_bad_steps
+        self.bad_steps_in_a_row += 1
+        return self.bad_steps_in_a_row >= MAX_BAD_STEPS
 
     def _skipped(self, text: str) -> str:
-        counts = f"{self.consecutive_bad_steps} in a row, {self.bad_steps} in all"
+        counts = f"{self.bad_steps_in_a_row} in a row, {self.bad_steps} in all"
         return f"{text}: step skipped ({counts})"
 
     def _wrap(self) -> nn.Module:

@@ -48,7 +48,6 @@ class Validator:
         self.trained_frames, self.batch_size = tuple(trained_frames), batch_size
         self.measure = measure
         self.precise_bn, self.train_loader = precise_bn, train_loader
-        self.videos = len(loader.dataset)
 
     def evaluate(self) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
         """Measures of the network at every tested frame count, by count; unreadable videos.
@@ -77,8 +76,8 @@ class Validator:
         The network runs on the clips that its task trains on, without mixup.
 
         Returns:
-            What a person should know: unreadable videos, over all processes, and networks or
-            sub-networks that keep their running statistics, because there was no clip for them.
+            Messages about unreadable videos, over all processes, and about networks or sub-networks
+            that keep their running statistics, because there was no clip for them.
         """
         if not self.precise_bn:
             return []
@@ -94,10 +93,9 @@ class Validator:
             self.train_loader.sampler.set_epoch(epoch)
             for batch in itertools.islice(self.train_loader, self.precise_bn):
                 skipped.extend(batch["skipped"])
-                if not step.usable(batch, complete=step.is_complete(batch)):
-                    continue
-                batch = to_device(batch, self.world.device, step.normalize)
-                yield {"clips": step.task.clips(batch)}
+                if step.has_videos(batch):
+                    batch = to_device(batch, self.world.device, step.normalize)
+                    yield {"clips": step.task.clips(batch)}
 
         seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random
         norms: int | None = None
@@ -108,7 +106,11 @@ class Validator:
         if norms is None:
             messages.append(
                 f"none of the first {self.precise_bn} micro-batches has readable videos; running "
+<<<<<<< HEAD
                 f"statistics are kept. Check the videos with ffn check_data"
+=======
+                "statistics are kept. Check the videos with ffn check_data"
+>>>>>>> 94a344f (WIP: simpler resume, process care, log)
             )
         elif norms and isinstance(step.network, FrameFlexible):
             drawn = {count for counts in gather(updated, self.world) for count in counts}

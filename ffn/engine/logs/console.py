@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
@@ -51,34 +52,11 @@ def stopped_early(done: int, epochs: int, validations: int) -> str:
     )
 
 
-def resumed(
-    folder: Path,
-    *,
-    step: int,
-    steps_per_epoch: int,
-    epochs: int,
-    writers: int,
-    processes: int,
-) -> list[str]:
-    """Lines about a run that is resumed from a checkpoint.
-
-    Args:
-        folder: of the run.
-        step: optimizer steps done.
-        steps_per_epoch: optimizer steps.
-        epochs: passes over the training videos.
-        writers: processes that wrote the checkpoint.
-        processes: processes now.
-    """
+def resumed(folder: Path, step: int, steps_per_epoch: int, epochs: int) -> str:
+    """Line about a run that is resumed from a checkpoint."""
     done, within = divmod(step, steps_per_epoch)
     more = f" and {within} step(s)" if within else ""
-    lines = [f"{folder}: resumed after {done} of {epochs} epochs{more}"]
-    if writers != processes:
-        lines.append(
-            f"the checkpoint was written by {writers} process(es), now there are {processes}: "
-            "running statistics are averaged"
-        )
-    return lines
+    return f"{folder}: resumed after {done} of {epochs} epochs{more}"
 
 
 def schedule(
@@ -154,75 +132,68 @@ def frame_counts(views: Mapping[int, Mapping[int, float]]) -> str:
     return f"frames drawn for each step from {drawn}: {mean:.1f} per video on average"
 
 
-def interval(epoch: float, step: int, values: Mapping[str, float], seconds_left: float) -> str:
-    """Line about the steps since the last one.
+def interval(epoch: float, values: Mapping[str, float], seconds_left: float) -> str:
+    """Text about the steps since the last one.
 
     Args:
         epoch: epochs done, with fraction.
-        step: optimizer steps done.
         values: as :meth:`ffn.engine.logs.meter.Meter.interval` returns them.
         seconds_left: time that the remaining steps take at this speed, without validations.
     """
-    shown = "  ".join(
-        f"{key} {value:.3f}" for key, value in values.items() if "/" in key or key == "loss"
-    )
     return (
-        f"epoch {epoch:6.2f}  step {step}  lr {values['lr']:.2e}  {shown}  "
-        f"grad {values['grad_norm']:.2f}  {speed(values['videos_per_s'], values['data_wait'])}"
-        f"{f', {duration(seconds_left)} left' if seconds_left else ''}"
+        f"epoch {epoch:.2f}  loss {values.get('loss', math.nan):.3f}  "
+        f"{values['videos_per_s']:.0f} videos/s  data wait {values['data_wait']:.0%}  "
+        f"{clock(seconds_left)} left"
     )
 
 
-def duration(seconds: float) -> str:
-    """A time to come, rounded for reading.
+def clock(seconds: float) -> str:
+    """A duration as hours, minutes and seconds.
 
     Example:
-        >>> duration(40), duration(3605), duration(200_000)
-        ('40 s', '1 h 0 min', '2 d 7 h')
+        >>> clock(62), clock(200_000)
+        ('1:02', '55:33:20')
     """
-    minutes, hours = seconds / 60, seconds / 3600
-    if minutes < 2:
-        return f"{seconds:.0f} s"
-    if hours < 1:
-        return f"{minutes:.0f} min"
-    if hours < 48:
-        return f"{int(hours)} h {int(minutes) % 60} min"
-    return f"{int(hours) // 24} d {int(hours) % 24} h"
+    minutes, seconds = divmod(int(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-def speed(videos_per_s: float, data_wait: float) -> str:
-    """Videos per second, and the share of time spent waiting for data."""
-    return f"{videos_per_s:.0f} videos/s, data wait {data_wait:.0%}"
-
-
-def validation(
+def validation_cells(
     epoch: int,
     metrics: Mapping[int, Mapping[str, float]],
     score: float,
-    videos: int,
     *,
-    measure: str = "top1",
-) -> str:
-    """Line with the accuracy at every tested frame count.
+    loss: float,
+    lr: float,
+    measure: str,
+    is_best: bool,
+) -> dict[str, str]:
+    """A row of the table of validations: texts by the titles of the columns.
 
     Args:
         epoch: epochs done.
         metrics: measures by frame count.
-        score: mean accuracy over the trained counts, in percent; of all videos.
-        videos: number of validation videos.
+        score: mean accuracy over the trained counts, in percent.
+        loss: mean training loss since the last log line.
+        lr: learning rate.
         measure: name of the accuracy: top1, or map with several labels per video.
+        is_best: the score is the best so far.
     """
-    shown = "  ".join(f"{frames}f {values[measure]:.1f}" for frames, values in metrics.items())
-    failed = next(iter(metrics.values()))["failed"]
-    note = ""
-    if failed and measure == "map":
-        note = f"  (the labels of {failed} unreadable videos count as not found)"
-    elif failed:
-        readable = videos - failed
-        mean = f"{score * videos / readable:.2f}" if readable else "none"
-        note = f"  ({failed} unreadable videos count as wrong; mean without them {mean})"
-    title = {"top1": "top-1", "map": "mAP"}[measure]
-    return f"epoch {epoch:>3} validation {title} %: {shown}  mean {score:.2f}{note}"
+    title = {"top1": "top-1 %", "map": "mAP %"}[measure]
+    first, *others = metrics
+    accuracies = {f"{title}: {first}f": f"{metrics[first][measure]:.1f}"}
+    accuracies |= {f"{frames}f": f"{metrics[frames][measure]:.1f}" for frames in others}
+    mean = f"{score:.1f}{'*' if is_best else ' '}"
+    values = {"epoch": f"{epoch}", "loss": f"{loss:.3f}", "lr": f"{lr:.2g}"}
+    return {**values, **accuracies, "mean": mean}
+
+
+def table_lines(cells: Mapping[str, str]) -> tuple[str, str]:
+    """Header and row of a table; a column is as wide as its title, and at least 7 characters."""
+    widths = {title: max(7, len(title) + 2) for title in cells}
+    header = "".join(title.rjust(width) for title, width in widths.items())
+    return header, "".join(cells[title].rjust(width) for title, width in widths.items())
 
 
 def unreadable(title: str, reasons: Sequence[str], file: Path) -> str:
@@ -230,18 +201,3 @@ def unreadable(title: str, reasons: Sequence[str], file: Path) -> str:
     more = len(reasons) - 10
     listed = [*reasons[:10], *([f"... and {more} more, see {file}"] if more > 0 else [])]
     return "\n  ".join([title, *listed])
-
-
-def stopped(step: int, saved_step: int) -> str:
-    """Line about a run that a signal stopped.
-
-    Args:
-        step: optimizer steps done.
-        saved_step: step of the last checkpoint.
-    """
-    if saved_step == step:
-        return f"stopped and saved at step {step}"
-    return (
-        f"stopped at step {step} after non-finite steps: the last checkpoint is of step "
-        f"{saved_step}"
-    )

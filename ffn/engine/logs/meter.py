@@ -56,36 +56,28 @@ class Meter:
         for outputs in result.outputs:
             self._videos += len(outputs["label"])
             self._skipped += outputs["skipped"]
-            if result.updated and "loss" in outputs:
+            if result.updated:
                 self._add_losses(outputs)
         self._steps += 1
         self._bad_steps += result.warning is not None
 
     def interval(self, *, lr: float, grad_norm: Tensor) -> dict[str, float]:
         """Metrics of the interval, as the log stores them; see docs/logging.md."""
-        rate, waited = self.speed()
+        elapsed = time.perf_counter() - self._started
         return {
             **self.means(),
             "lr": lr,
             "grad_norm": float(grad_norm),
-            "videos_per_s": rate,
-            "data_wait": waited,
+            "videos_per_s": self._videos * self.world.size / elapsed,
+            "data_wait": self._waited / elapsed,
             "memory_mib": memory_mib(self.world.device),
         }
 
     def means(self) -> dict[str, float]:
         """Means over the interval and all processes, and the count ``bad_steps``."""
-        sums, batches = self._total()
-        means = {key: value / batches for key, value in sums.items()}
+        sums = self._total()
+        means = {key: value / max(1, self._batches) for key, value in sums.items()}
         return {**means, "bad_steps": self._bad_steps}
-
-    def speed(self) -> tuple[float, float]:
-        """Videos per second over all processes, and the share of time spent waiting for data.
-
-        With repeated augmentation each sample of a video counts.
-        """
-        elapsed = time.perf_counter() - self._started
-        return self._videos * self.world.size / elapsed, self._waited / elapsed
 
     def seconds_per_step(self) -> float:
         """Mean time of a step since the clock was restarted, with the waiting for data."""
@@ -101,29 +93,26 @@ class Meter:
 
     def state_dict(self) -> dict[str, Any]:
         """State of the interval over all processes; all of them call it."""
-        sums, batches = self._total()
-        size = self.world.size
         return {
-            "sums": {k: torch.tensor(v / size, dtype=torch.float64) for k, v in sums.items()},
-            "batches": batches / size,
+            "means": {k: torch.tensor(v, dtype=torch.float64) for k, v in self._total().items()},
+            "batches": self._batches,
             "skipped": [text for texts in gather(self._skipped, self.world) for text in texts],
-            "left_out": self._bad_steps,
+            "bad_steps": self._bad_steps,
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what :meth:`state_dict` returned; rank 0 takes the skipped videos of all."""
-        self._sums = {k: value.to(self.world.device) for k, value in state["sums"].items()}
-        self._batches, self._bad_steps = state["batches"], state["left_out"]
+        self._sums = {k: value.to(self.world.device) for k, value in state["means"].items()}
+        self._batches, self._bad_steps = state["batches"], state["bad_steps"]
         if self.world.is_main:
             self._skipped = list(state["skipped"])
 
-    def _total(self) -> tuple[dict[str, float], float]:
-        """Sums and number of micro-batches over all processes; one may have had no videos."""
+    def _total(self) -> dict[str, float]:
+        """Sums, of which each is the mean over all processes."""
         values = torch.stack(list(self._sums.values())).tolist() if self._sums else []
-        states = gather((dict(zip(self._sums, values, strict=True)), self._batches), self.world)
-        keys = dict.fromkeys(key for sums, _ in states for key in sums)
-        totals = {key: sum(sums.get(key, 0.0) for sums, _ in states) for key in keys}
-        return totals, sum(batches for _, batches in states)
+        every = gather(dict(zip(self._sums, values, strict=True)), self.world)
+        keys = dict.fromkeys(key for sums in every for key in sums)
+        return {key: sum(sums.get(key, 0.0) for sums in every) / self.world.size for key in keys}
 
     def _add_losses(self, outputs: dict[str, Any]) -> None:
         values = {k: v.detach() for k, v in outputs.items() if k.startswith("loss")}

@@ -1,6 +1,6 @@
-"""Log of a run: progress bar, console lines, ``log.jsonl``, TensorBoard and wandb.
+"""Log of a run: console, progress bar, ``log.jsonl``, TensorBoard and wandb.
 
-All of them have the same numbers under the same keys, ``train/loss``, ``val/top1/8``, …;
+The last three have the same numbers under the same keys, ``train/loss``, ``val/top1/8``, …;
 docs/logging.md lists them. Only the main process logs.
 """
 
@@ -12,39 +12,32 @@ import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from rich.console import Console
-from rich.progress import (
-    BarColumn,
-    MofNCompleteColumn,
-    Progress,
-    TextColumn,
-    TimeElapsedColumn,
-    TimeRemainingColumn,
-)
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from ffn.engine.distributed import World, gather
+from ffn.engine.distributed import World
 from ffn.engine.logs import console
-from ffn.engine.logs.trackers import TensorBoardTracker, Tracker, start_wandb
+from ffn.engine.logs.trackers import TensorBoardTracker, Tracker, WandbTracker
 from ffn.engine.signals import StoppedError
-from ffn.files import keep_damaged, naming, printable, write_text
+from ffn.files import naming, printable, write_text
 
 NAME = "log.jsonl"
 UNREADABLE = "unreadable.txt"
-
-_logger = logging.getLogger(__name__)
+SHOWN_EVERY = 60.0  # seconds between lines about the progress, where there is no bar
 
 
 class RunLog:
     """Writes a run's numbers to the console, ``log.jsonl``, TensorBoard and wandb.
 
-    A context manager. The log of a resumed run equals that of an uninterrupted one: lines of steps
-    after ``first_step`` are removed, since the run repeats these steps, and a line that exists for
+    A context manager. The console gets a line per validation; between them a terminal shows a
+    progress bar, and other outputs get a line each minute.
+
+    The log of a resumed run equals that of an uninterrupted one: lines of steps after
+    ``first_step`` are removed, since the run repeats these steps, and a line that exists for
     ``first_step`` itself is not written again.
 
     Args:
@@ -52,7 +45,7 @@ class RunLog:
         world: the processes; the log of all but the main one does nothing.
         first_step: optimizer steps done; 0 removes all lines of an earlier run.
         total_steps: optimizer steps of the run, for the progress bar.
-        wandb_mode: "auto", "online", "offline" or "disabled".
+        wandb_mode: "disabled", "online" or "offline".
         project: wandb project.
         config: shown in wandb.
         tensorboard: whether to write event files into ``folder/tensorboard``.
@@ -78,30 +71,31 @@ class RunLog:
         logging.getLogger().setLevel(logging.INFO if self.active else logging.WARNING)
         self.console = Console(quiet=not self.active, highlight=False, markup=False, soft_wrap=True)
         self._step, self._written = first_step, []  # keys of each record of the step
+        self._started = self._shown = time.monotonic()
+        self._header = ""
         self._trackers: list[Tracker] = []
         if self.active:
             kept = _drop_later(folder / NAME, first_step)
             self._written = [set(_numbers(line)) for line in kept if line["step"] == first_step]
+            self._file = (folder / NAME).open("a")
             if tensorboard:
                 self._trackers.append(TensorBoardTracker(folder / "tensorboard", first_step))
             if wandb_mode != "disabled":
-                self._trackers.append(start_wandb(folder, first_step, wandb_mode, project, config))
-                _send(kept, self._trackers[-1])
-            self._file = (folder / NAME).open("a")
+                self._trackers.append(
+                    WandbTracker(folder, first_step, wandb_mode, project, config)
+                )
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[rate]}"),
-            TimeElapsedColumn(),
-            TextColumn("left"),
-            TimeRemainingColumn(elapsed_when_finished=False),
+            TextColumn("{task.fields[text]}"),
+            TimeRemainingColumn(),
             console=self.console,
             disable=not (self.active and self.console.is_terminal),
             transient=True,
         )
         self._bar = self._progress.add_task(
-            "steps", total=total_steps, completed=first_step, rate=""
+            "steps", total=total_steps, completed=first_step, text=""
         )
 
     def __enter__(self) -> RunLog:
@@ -124,6 +118,23 @@ class RunLog:
         """Print a line on the console."""
         self._progress.console.print(printable(text))
 
+    def progress(self, step: int, text: str) -> None:
+        """Move the progress bar; without a terminal, print the text once a minute."""
+        self._progress.update(self._bar, completed=step, text=text)
+        now = time.monotonic()
+        if self._progress.disable and text and now - self._shown >= SHOWN_EVERY:
+            self._shown = now
+            self.print(f"  step {step}  {text}")
+
+    def validation(self, cells: Mapping[str, str]) -> None:
+        """Print a row of the table of validations, with the time since the start of the log."""
+        cells = {**cells, "time": console.clock(time.monotonic() - self._started)}
+        header, row = console.table_lines(cells)
+        if header != self._header:
+            self.print(header)
+        self._header, self._shown = header, time.monotonic()
+        self.print(row)
+
     def unreadable(self, title: str, reasons: Sequence[str]) -> None:
         """Print a title, and list unreadable videos on the console and in ``unreadable.txt``.
 
@@ -136,9 +147,7 @@ class RunLog:
         path = self._folder / UNREADABLE
         known = path.read_text("utf-8", "surrogateescape").splitlines() if path.is_file() else []
         found = {" ".join(reason.split()) for reason in reasons}
-        lines = sorted({*known, *found})
-        if lines != known:
-            write_text(path, "".join(f"{line}\n" for line in lines))
+        write_text(path, "".join(f"{line}\n" for line in sorted({*known, *found})))
         self.print(console.unreadable(title, sorted(found - self._listed), path))
         self._listed |= found
 
@@ -148,10 +157,6 @@ class RunLog:
         self._progress.update(self._bar, description=text)
         yield
         self._progress.update(self._bar, description="steps")
-
-    def step(self, step: int, rate: str) -> None:
-        """Move the progress bar."""
-        self._progress.update(self._bar, completed=step, rate=rate)
 
     def record(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Write numbers with the step they belong to.
@@ -180,8 +185,7 @@ class RunLog:
 def read_log(path: str | Path) -> list[dict[str, Any]]:
     """Read the lines of a run's log, in order; the run may still be in progress.
 
-    Non-finite numbers, null in the file, become NaN. An incomplete last line is left out. Lines of
-    the first format, ``{"kind": "train", "loss": 1.2}``, are converted.
+    Non-finite numbers, null in the file, become NaN. An incomplete last line is left out.
 
     Args:
         path: a run's folder, or its ``log.jsonl``.
@@ -207,34 +211,23 @@ def read_log(path: str | Path) -> list[dict[str, Any]]:
 
 
 def _drop_later(path: Path, first_step: int) -> list[dict[str, Any]]:
-    """Remove invalid lines and those of later steps from a log; return the others."""
+    """Remove cut lines and those of later steps from a log; return the others."""
     if not path.is_file():
         return []
-    text = path.read_text("utf-8", errors="replace")
-    *entries, last = map(_parse, text.split("\n"))  # the last one may be cut
-    _keep_if_damaged(path, entries)
-    kept = [entry for entry in (*entries, last) if entry and entry["step"] <= first_step]
-    whole = "".join(f"{_to_json(entry)}\n" for entry in kept)
-    if whole != text:
-        write_text(path, whole)
+    entries = [_parse(line) for line in path.read_text("utf-8", errors="replace").split("\n")]
+    kept = [entry for entry in entries if entry and entry["step"] <= first_step]
+    write_text(path, "".join(f"{_to_json(entry)}\n" for entry in kept))
     return kept
 
 
 def _parse(line: str) -> dict[str, Any] | None:
-    """A log line in today's format; None if it is cut or not a log line."""
+    """A log line; None if it is cut or not a log line."""
     try:
         entry = json.loads(line)
-        kind, step, when = entry.pop("kind", None), entry.pop("step"), entry.pop("time", math.nan)
-        if kind == "skipped":
-            kind, entry = "train", {"skipped": entry["videos"]}
-    except (ValueError, TypeError, AttributeError, KeyError):
+        entry = {key: math.nan if value is None else value for key, value in entry.items()}
+        return entry if {"step", "time"} <= entry.keys() else None
+    except (ValueError, AttributeError):
         return None
-    if kind is not None:
-        entry = {f"{kind}/{key}": value for key, value in entry.items()}
-    entry = {"step": step, "time": when, **entry}
-    entry = {key: math.nan if value is None else value for key, value in entry.items()}
-    is_valid = type(step) is int and all(type(value) in (int, float) for value in entry.values())
-    return entry if is_valid else None
 
 
 def _to_json(entry: dict[str, Any]) -> str:
@@ -245,77 +238,3 @@ def _to_json(entry: dict[str, Any]) -> str:
 
 def _numbers(entry: dict[str, Any]) -> dict[str, float]:
     return {key: value for key, value in entry.items() if key not in ("step", "time")}
-
-
-def _send(kept: list[dict[str, Any]], wandb: Tracker) -> None:
-    """Send wandb the lines before the resumed step: a killed run may have lost the latest ones."""
-    for step, lines in groupby(kept, key=itemgetter("step")):
-        for position, line in enumerate(lines):
-            wandb.record(step, position, _numbers(line))
-
-
-class BadBatches:
-    """``bad_batches.jsonl`` of a run: one line per skipped step, with its losses and videos.
-
-    Args:
-        path: the file.
-        videos: paths of the training videos, by index.
-        world: the processes; the main one writes.
-    """
-
-    def __init__(self, path: Path, videos: Sequence[str], world: World) -> None:
-        self.path, self._videos, self._world = path, videos, world
-
-    def append(self, step: int, losses: Sequence[float], indices: Sequence[int]) -> None:
-        """Add the line of a step; all processes call it.
-
-        Args:
-            step: its number, from 1.
-            losses: of this process's micro-batches.
-            indices: of this process's videos.
-        """
-        own = {
-            "loss": [str(loss) for loss in losses],  # JSON has no NaN
-            "videos": [self._videos[index] for index in indices],
-        }
-        line = {"step": step, "ranks": gather(own, self._world)}
-        if self._world.is_main:
-            with naming(self.path), self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(line) + "\n")
-
-    def truncate(self, step: int) -> None:
-        """Remove damaged lines, and those of later steps, which a resumed run repeats.
-
-        The main process calls it.
-        """
-        if not self.path.is_file():
-            return
-        lines = self.path.read_text("utf-8", errors="replace").splitlines(keepends=True)
-        steps = [_step_of(line) for line in lines]
-        _keep_if_damaged(self.path, steps if lines and lines[-1].endswith("\n") else steps[:-1])
-        kept = [
-            line for line, at in zip(lines, steps, strict=True) if at is not None and at <= step
-        ]
-        if kept != lines:
-            write_text(self.path, "".join(kept))
-
-
-def _step_of(line: str) -> int | None:
-    """The step of a line; None if the line is damaged or cut."""
-    try:
-        step = json.loads(line)["step"] if line.endswith("\n") else None
-    except (ValueError, TypeError, KeyError, IndexError):
-        return None
-    return step if type(step) is int else None
-
-
-def _keep_if_damaged(path: Path, lines: Sequence[object]) -> None:
-    """Keep a copy of a file of which a line, None here, is damaged and will be removed."""
-    if None in lines:
-        _logger.warning(
-            "%s, line %d is damaged. The run goes on without the damaged lines; the file as it "
-            "was is %s",
-            path,
-            list(lines).index(None) + 1,
-            keep_damaged(path),
-        )

@@ -1,19 +1,13 @@
-"""Write a run's numbers to TensorBoard and wandb, with the keys of ``log.jsonl``.
-
-When a run resumes from a step before the last one written, both replace the later points.
-"""
+"""Write a run's numbers to TensorBoard and wandb, with the keys of ``log.jsonl``."""
 
 from __future__ import annotations
 
-import netrc
-import os
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
-# Each record is one row in wandb; a step has up to ten.
-ROWS_PER_STEP = 10
+ROWS_PER_STEP = 10  # each record is one row in wandb; a step has a few
 
 
 class Tracker(Protocol):
@@ -58,20 +52,39 @@ class TensorBoardTracker:
 
 
 class WandbTracker:
-    """Writes to a run of wandb.
+    """Writes to a run of wandb; a resumed run continues that whose id is in ``folder/wandb_id``.
 
     wandb accepts rows in ascending order only. Row numbers are computed from step and position, so
     that a resumed run gives a repeated step the same rows, which are not sent again. ``step`` is
     the x axis of all charts.
 
     Args:
-        run: as ``wandb.init`` returned it.
+        folder: the run's folder.
+        first_step: optimizer steps done; 0 starts a new run.
+        mode: "online" or "offline".
+        project: wandb project.
+        config: displayed in wandb.
     """
 
-    def __init__(self, run: Any) -> None:
-        self._run = run
-        run.define_metric("step", hidden=True)
-        run.define_metric("*", step_metric="step")
+    def __init__(
+        self, folder: Path, first_step: int, mode: str, project: str, config: dict[str, Any]
+    ) -> None:
+        import wandb
+
+        identity = folder / "wandb_id"
+        if first_step == 0 or not identity.is_file():
+            identity.write_text(secrets.token_hex(4))
+        self._run = wandb.init(
+            project=project,
+            id=identity.read_text().strip(),
+            resume="allow",
+            dir=str(folder),
+            mode=mode,
+            config=config,
+            settings=wandb.Settings(silent=mode == "offline", console="off"),
+        )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
 
     def record(self, step: int, position: int, numbers: Mapping[str, float]) -> None:
         """Send numbers by key, unless the run has this row already."""
@@ -82,47 +95,3 @@ class WandbTracker:
     def close(self, *, failed: bool) -> None:
         """Wait until everything is sent."""
         self._run.finish(exit_code=int(failed))
-
-
-def start_wandb(
-    folder: Path, first_step: int, mode: str, project: str, config: dict[str, Any]
-) -> WandbTracker:
-    """Start a run of wandb, or resume the one whose id is in ``folder/wandb_id``.
-
-    Offline, each part of a resumed run has its folder in ``folder/wandb``, with the same id, so
-    that ``wandb sync`` joins them.
-
-    Args:
-        folder: the run's folder.
-        first_step: optimizer steps done; 0 starts a new run.
-        mode: "auto" (online with an account configured, else offline), "online" or "offline".
-        project: wandb project.
-        config: displayed in wandb.
-    """
-    if mode == "auto":
-        mode = "online" if _has_wandb_account() else "offline"
-    import wandb
-
-    identity = folder / "wandb_id"
-    if first_step == 0 or not identity.is_file():
-        identity.write_text(secrets.token_hex(4))
-    run = wandb.init(
-        project=project,
-        id=identity.read_text().strip(),
-        resume="allow",
-        dir=str(folder),
-        mode=mode,
-        config=config,
-        settings=wandb.Settings(silent=mode == "offline", console="off"),
-    )
-    return WandbTracker(run)
-
-
-def _has_wandb_account() -> bool:
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    try:
-        hosts = netrc.netrc().hosts
-    except (FileNotFoundError, netrc.NetrcParseError):
-        return False
-    return any("wandb" in host for host in hosts)

@@ -1,1 +1,0 @@
-"""Checkpoints of a run: file format, run folder, lock, save and restore."""
