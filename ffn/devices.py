@@ -30,6 +30,13 @@ FLAGS = PROCESSOR.get("flags", PROCESSOR.get("Features", "")).split()
 HAS_AMX = "amx_tile" in FLAGS  # a constant: torch.compile cannot call functions of the system
 
 
+def usable_cores() -> int:
+    """CPUs that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def describe_device(device: torch.device) -> str:
     """Name of the hardware: "NVIDIA H200", or a CPU with its number of threads."""
     if device.type == "cuda":

@@ -46,7 +46,7 @@ def find_lr(
             "e.g. --low 1e-6 --high 1"
         )
     options, chosen = read_run(config, overrides, device)
-    folder = output or Path(options.log.output) / "find_lr"
+    folder = output or Path(options.log.output or Path("runs", config.stem)) / "find_lr"
     for suffix in ("json", "png"):
         refuse_existing(folder / f"lr_range.{suffix}", overwrite)
     make_writable(folder)

@@ -48,7 +48,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config, device = read_run(given)
         _check_precisions(given)
-        given.output = Path(given.output or Path(config.log.output) / "test")
+        folder = config.log.output or Path("runs", Path(given.config).stem)
+        given.output = Path(given.output or Path(folder) / "test")
         for path in _targets(given):
             refuse_existing(path, given.overwrite)
         make_writable(given.output)

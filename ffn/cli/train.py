@@ -25,8 +25,9 @@ def train(config: ConfigFile, /, *overrides: Override, device: Device = None) ->
     from ffn.engine.loop import train
 
     def run(world: World) -> None:
-        best = train(build_run(options, world))
+        best = train(build_run(options, world, config.stem))
         if world.is_main:
-            print(f"best network: {best}")
+            print(f"best network: {best}; test it with")
+            print(f"ffn test {best.with_name('config.yaml')} --weights {best}")
 
     return run_command("ffn train", run, data_timeout=options.data.timeout, device=chosen)

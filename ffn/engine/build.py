@@ -6,6 +6,7 @@ engine that receive a config. All others take plain values.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -17,14 +18,13 @@ from torch.utils.data import DataLoader
 from ffn.core import frame_ranges
 from ffn.data import Normalize, Splits, check_splits
 from ffn.engine import build_data, build_messages, build_network
-from ffn.engine.checkpoints.checkpointer import Checkpointer
-from ffn.engine.checkpoints.file import versions
-from ffn.engine.checkpoints.folder import RunFolder
+from ffn.engine.checkpointer import Checkpointer
+from ffn.engine.checkpoints import RunFolder, numbered_folder, versions
 from ffn.engine.compile import with_changing_lengths
 from ffn.engine.config import ConfigError, changed_options, config_to_dict
-from ffn.engine.distributed import World, gather
+from ffn.engine.distributed import World, on_main
 from ffn.engine.logs.meter import Meter
-from ffn.engine.logs.run_log import BadBatches, RunLog
+from ffn.engine.logs.run_log import RunLog
 from ffn.engine.options import Config, OnError, Precision, Views
 from ffn.engine.run import Run
 from ffn.engine.train_step import TrainStep
@@ -32,12 +32,14 @@ from ffn.engine.validation import Validator
 from ffn.zoo import WeightRecord
 
 
-def build_run(config: Config, world: World) -> Run:
+def build_run(config: Config, world: World, name: str = "run") -> Run:
     """Build all parts of a training run.
 
     Args:
         config: a checked config.
         world: the processes; all of them call it.
+        name: of the folder in ``runs``, if the config has no ``log.output``; see
+            :func:`ffn.engine.checkpoints.numbered_folder`.
 
     Raises:
         ConfigError: the options do not fit the data, the model or the device.
@@ -45,30 +47,19 @@ def build_run(config: Config, world: World) -> Run:
     """
     if config.train.deterministic:
         build_network.use_deterministic_algorithms()
+    config = _with_folder(config, world, name)
     folder = RunFolder(Path(config.log.output), keep=config.train.keep_checkpoints)
     splits = build_data.read_config_splits(config.data)
     check_splits(splits)
-    is_new = gather(folder.is_empty, world)[0]  # else the weights come from a checkpoint
-    videos = build_data.find_run_videos(config, splits, world, is_new=is_new)
-    train = videos.splits.train  # with those that were taken out of the list on the way
-    train_loader = build_data.build_train_loader(
-        config, videos.splits, world, removed=videos.removed
-    )
-    steps_per_epoch = _steps_per_epoch(config, train_loader, len(train))
+    is_new = on_main(lambda: folder.is_new, world)  # else the weights come from a checkpoint
+    train_loader = build_data.build_train_loader(config, splits, world)
+    steps_per_epoch = _steps_per_epoch(config, train_loader, len(splits.train))
     model, start = build_network.build_started_model(
         config, len(splits.classes), world, is_new=is_new
     )
-    bad_batches = BadBatches(
-        folder.path / "bad_batches.jsonl", [record.path for record in train], world
-    )
-    class_weights = build_data.build_class_weights(config, videos.splits)
+    class_weights = build_data.build_class_weights(config, splits)
     train_step = build_train_step(
-        config,
-        model,
-        world,
-        num_classes=len(splits.classes),
-        class_weights=class_weights,
-        bad_batches=bad_batches,
+        config, model, world, num_classes=len(splits.classes), class_weights=class_weights
     )
     meter = Meter(world, accuracy=not splits.multi_label)
     return Run(
@@ -84,9 +75,8 @@ def build_run(config: Config, world: World) -> Run:
             meter,
             world,
             metadata=_metadata(config, splits),
-            videos=videos,
+            videos=build_data.find_run_videos(config, splits, world),
             changed_options=partial(changed_options, now=config),
-            resume_notes=partial(build_messages.resume_notes, config),
         ),
         learning_rate=build_network.build_schedule(config),
         open_log=partial(_open_log, config, world, config.train.epochs * steps_per_epoch),
@@ -103,11 +93,24 @@ def build_run(config: Config, world: World) -> Run:
     )
 
 
+def _with_folder(config: Config, world: World, name: str) -> Config:
+    """The config with the folder of the run, which the main process chooses if none is given."""
+    if config.log.output is not None:
+        return config
+
+    def is_same_run(options: dict[str, Any]) -> bool:
+        with suppress(ConfigError):
+            return not changed_options(options, config)
+        return False
+
+    folder = on_main(lambda: numbered_folder(Path("runs", name), is_same_run), world)
+    return replace(config, log=replace(config.log, output=str(folder)))
+
+
 def build_range_test(config: Config, world: World) -> tuple[TrainStep, DataLoader]:
     """The train step and the training batches of a new run, without its folder.
 
-    The train step keeps no moving average, which a range test does not read, and counts a
-    non-finite loss without raising an error.
+    The train step keeps no moving average, which a range test does not read.
 
     Raises:
         As :func:`build_run`.
@@ -119,7 +122,7 @@ def build_range_test(config: Config, world: World) -> tuple[TrainStep, DataLoade
     loader = build_data.build_train_loader(config, splits, world)
     model, _ = build_network.build_started_model(config, len(splits.classes), world)
     train_step = build_train_step(
-        replace(config, train=replace(config.train, ema_decay=0.0, max_bad_steps=2)),
+        replace(config, train=replace(config.train, ema_decay=0.0)),
         model,
         world,
         num_classes=len(splits.classes),
@@ -135,7 +138,6 @@ def build_train_step(
     *,
     num_classes: int,
     class_weights: Tensor | None = None,
-    bad_batches: BadBatches | None = None,
 ) -> TrainStep:
     """The train step of a config for a model on its device.
 
@@ -145,7 +147,6 @@ def build_train_step(
         world: the processes.
         num_classes: K.
         class_weights: weights of the classes in the loss (K,).
-        bad_batches: file for the videos of bad steps.
 
     Raises:
         ConfigError: the model cannot be trained with these options.
@@ -165,9 +166,7 @@ def build_train_step(
         grad_accum_steps=train.grad_accum_steps,
         clip_grad_norm=train.clip_grad_norm,
         ema_decay=train.ema_decay,
-        max_bad_steps=train.max_bad_steps,
-        bad_batches=bad_batches,
-        may_skip=config.data.on_error is OnError.skip or config.data.allow_changes,
+        may_skip=config.data.on_error is OnError.skip,
         advice=_advice(config),
         seed=train.seed,
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,29 +64,19 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
     )
 
 
-def find_run_videos(
-    config: Config, splits: data.Splits, world: World, *, is_new: bool
-) -> RunVideos:
+def find_run_videos(config: Config, splits: data.Splits, world: World) -> RunVideos:
     """The videos of a run; all processes call it."""
     store = _open_store(config.data, resize=config.data.resize)
-    return RunVideos(
-        Path(config.log.output),
-        splits,
-        config.data.root,
-        world,
-        contents=None if store is None else store.contents,
-        allow_changes=config.data.allow_changes and not is_new,
-    )
+    contents = None if store is None else store.contents
+    return RunVideos(Path(config.log.output), splits, config.data.root, world, contents)
 
 
 def build_train_loader(
     config: Config,
     splits: data.Splits,
     world: World,
-    *,
-    removed: Collection[int] = (),
 ) -> DataLoader:
-    """Training batches: one micro-batch of this process each, without the removed videos.
+    """Training batches: one micro-batch of this process each.
 
     Raises:
         ConfigError: the batch size is not divisible, or the frames of the store are too small.
@@ -105,7 +95,6 @@ def build_train_loader(
         nested=options.nested,
         seed=train.seed,
         on_error=options.on_error.value,
-        removed=removed,
         num_classes=len(splits.classes),
         cache_bytes=int(options.cache_gib * 2**30),
         **_frame_source(options, store),

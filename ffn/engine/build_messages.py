@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from ffn.data import Splits, split_warnings
-from ffn.devices import SLOW_BF16, has_bf16
+from ffn.devices import SLOW_BF16, has_bf16, usable_cores
 from ffn.engine import build_data, build_network, recipe
 from ffn.engine.build_network import Start
-from ffn.engine.config import config_from_dict
 from ffn.engine.distributed import World
 from ffn.engine.freezing import frozen_parts
-from ffn.engine.jobs import usable_cores
 from ffn.engine.logs import console
 from ffn.engine.options import Config, Flip, Precision
 from ffn.engine.tasks import TASKS
@@ -60,21 +58,6 @@ def settings(
         *_class_weights_line(splits, class_weights),
         *(f"warning: {text}" for text in _warnings(config, splits, model, start, world)),
     ]
-
-
-def resume_notes(config: Config, before: dict[str, Any], epoch: int) -> list[str]:
-    """Lines about options that may change on resume and change what the run computes."""
-    old, notes = config_from_dict(before), []
-    if old.data.on_error is not config.data.on_error:
-        notes.append(f"data.on_error is now {config.data.on_error.value}")
-    if old.train.epochs < config.train.epochs:
-        rates = [build_network.build_schedule(one)(epoch) for one in (old, config)]
-        notes.append(
-            f"train.epochs {old.train.epochs} -> {config.train.epochs}: the learning rate follows "
-            f"the schedule of {config.train.epochs} epochs from here, {rates[1]:.3g} in place of "
-            f"{rates[0]:.3g}"
-        )
-    return notes
 
 
 def _schedule_line(config: Config, world: World, steps_per_epoch: int) -> str:

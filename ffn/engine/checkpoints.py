@@ -236,10 +236,11 @@ def numbered_folder(first: Path, is_same_run: Callable[[dict[str, Any]], bool]) 
     """
     for number in count(1):
         folder = first if number == 1 else first.with_name(f"{first.name}_{number}")
-        if not folder.exists() or not any(folder.iterdir()):
+        run, options = RunFolder(folder), read_options(folder)
+        own = ("config.yaml", "best.pt")
+        if run.is_new and not any((folder / name).exists() for name in own):
             return folder
-        options = read_options(folder)
-        if options is not None and not RunFolder(folder).is_finished and is_same_run(options):
+        if options is not None and not run.is_finished and is_same_run(options):
             return folder
     raise AssertionError("unreachable")
 

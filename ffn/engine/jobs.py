@@ -7,9 +7,7 @@ on SIGTERM after a checkpoint, so the same jobs continue later.
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +17,7 @@ from typing import IO
 
 import torch
 
+from ffn.devices import usable_cores
 from ffn.engine.signals import StoppedError, StopRequest
 
 POLL = 0.1  # seconds
@@ -101,20 +100,6 @@ def run_jobs(
         _end(running)
 
 
-def end_with_parent() -> None:
-    """Make this process receive SIGTERM when the process that runs the jobs has ended.
-
-    Its standard input is a pipe from that process, which closes even if that process is killed.
-    """
-
-    def wait() -> None:
-        while os.read(0, 1):
-            pass
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=wait, daemon=True).start()
-
-
 def job_environment(
     slot: int, parallel: int, before: Mapping[str, str], gpus: int
 ) -> dict[str, str]:
@@ -171,10 +156,3 @@ def _failure(one: _Running) -> str:
     status = one.process.returncode
     how = f"signal {-status}" if status < 0 else f"status {status}"
     return f"{one.job.name} ended with {how} (log: {one.job.log}): {last}"
-
-
-def usable_cores() -> int:
-    """CPUs that this process may use."""
-    if hasattr(os, "sched_getaffinity"):
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -121,15 +121,9 @@ class Flip(Enum):
 class Wandb(Enum):
     """Mode of Weights & Biases."""
 
-    auto = "auto"
+    disabled = "disabled"
     online = "online"
     offline = "offline"
-    disabled = "disabled"
-
-    @classmethod
-    def _missing_(cls, value: object) -> Wandb | None:
-        """Accept the words of YAML for false."""
-        return cls.disabled if str(value).lower() in ("off", "no", "false") else None
 
 
 @dataclass
@@ -327,11 +321,13 @@ class OptimConfig:
 class LogConfig:
     """Output of a run."""
 
-    output: str = option("runs/default", "run folder: config, checkpoints, log.jsonl")
+    output: str | None = option(
+        None, "run folder; null: runs/CONFIG, or runs/CONFIG_2, … if that has another run"
+    )
     interval: int = option(
         50, "optimizer steps between log lines; an epoch with fewer has one at its end", least=1
     )
-    wandb: Wandb = option(Wandb.auto, "auto: online with an account configured, else offline")
+    wandb: Wandb = option(Wandb.disabled, "Weights & Biases")
     project: str = option("ffn", "wandb project")
     tensorboard: bool = option(False, "write TensorBoard event files to the run folder")
 

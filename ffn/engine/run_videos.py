@@ -78,8 +78,7 @@ class RunVideos:
 
     def write(self) -> None:
         """Write the list into the folder. The main process calls it."""
-        with atomic_write(self.path) as file:
-            file.write(gzip.compress(_to_csv(self._now), mtime=0))
+        write_videos(self.path, self._now)
 
     def check(self, fingerprint: dict[str, Any], path: Path) -> None:
         """Compare with the fingerprint in a checkpoint. All processes call it.
@@ -146,6 +145,12 @@ def file_sizes(records: Sequence[Record]) -> list[str]:
 
     with ThreadPoolExecutor(THREADS) as pool:
         return list(pool.map(size, records, chunksize=256))
+
+
+def write_videos(path: Path, videos: Sequence[ListedVideo]) -> None:
+    """Write a list as a compressed csv."""
+    with atomic_write(path) as file:
+        file.write(gzip.compress(_to_csv(videos), mtime=0))
 
 
 def read_videos(path: Path) -> list[ListedVideo]:

@@ -238,13 +238,8 @@ class TrainStep:
         text = f"a process has no readable video in step {number} ({reasons[0]})"
         if self._is_last_allowed():
             raise VideoError(
-<<<<<<< HEAD
-                f"{text}, the last of {self.consecutive_bad_steps} bad steps in a row. Check the "
-                f"videos with ffn check_data"
-=======
                 f"{text}, the last of {MAX_BAD_STEPS} bad steps in a row. Check the videos with "
                 f"ffn check_data"
->>>>>>> 94a344f (WIP: simpler resume, process care, log)
             )
         return self._skipped(text)
 

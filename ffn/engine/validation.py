@@ -106,11 +106,7 @@ class Validator:
         if norms is None:
             messages.append(
                 f"none of the first {self.precise_bn} micro-batches has readable videos; running "
-<<<<<<< HEAD
-                f"statistics are kept. Check the videos with ffn check_data"
-=======
                 "statistics are kept. Check the videos with ffn check_data"
->>>>>>> 94a344f (WIP: simpler resume, process care, log)
             )
         elif norms and isinstance(step.network, FrameFlexible):
             drawn = {count for counts in gather(updated, self.world) for count in counts}

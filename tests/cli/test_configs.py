@@ -9,7 +9,7 @@ import torch
 
 from ffn.cli import configs, main
 from ffn.cli.arguments import find_device
-from ffn.engine.distributed import processes
+from ffn.engine.distributed import init_distributed
 
 ROOT = Path(__file__).parents[2]
 
@@ -61,11 +61,11 @@ def test_a_process_uses_the_device_of_its_local_rank(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("LOCAL_RANK", "3")
     expected = {None: "cuda:3", "cuda": "cuda:3", "cuda:1": "cuda:1", "cpu": "cpu"}
     for name, device in expected.items():
-        with processes(device=None if name is None else torch.device(name)) as world:
-            assert world.device == torch.device(device)
+        world = init_distributed(device=None if name is None else torch.device(name))
+        assert world.device == torch.device(device)
     assert chosen == [torch.device(name) for name in ("cuda:3", "cuda:3", "cuda:1")]
 
     monkeypatch.setenv("LOCAL_RANK", "4")
     message = "no CUDA device for process 4, counted from 0: torch finds 4 .*--nproc_per_node=4"
-    with pytest.raises(ValueError, match=message), processes():
-        pass
+    with pytest.raises(ValueError, match=message):
+        init_distributed()

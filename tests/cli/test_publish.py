@@ -14,7 +14,7 @@ import torch
 import ffn
 from ffn.cli.publish import main
 from ffn.data import Preprocessing
-from ffn.engine.checkpoints.file import save_checkpoint
+from ffn.engine.checkpoints import save_checkpoint
 from ffn.evaluation import Row, Sweep, save_table
 from ffn.zoo import WeightRecord, load_with_record, save_weights
 

@@ -26,7 +26,6 @@ from ffn.data import (
     split_warnings,
 )
 from ffn.data.records import SharedRecords
-from ffn.data.video_list import describe_changes, list_videos, with_removed
 
 SOURCES = (Path("no/train.csv"), Path("no/val.csv"))
 
@@ -196,18 +195,6 @@ def test_a_flip_exchanges_each_of_several_labels() -> None:
         x, label = transform(frames, (0, 1), np.random.default_rng(seed))
         found.add((bool(x[0, 0, 0, 0]), label))  # whether the left side is bright
     assert found == {(True, (0, 1)), (False, (1, 3))}
-
-
-def test_list_of_a_run(tmp_path: Path) -> None:
-    before = list_videos(splits(tmp_path), tmp_path)
-    assert [video.label for video in before] == ["0|2", "", "0", "2", "0", ""]
-    changed = [before[0]._replace(label="0"), *before[1:]]
-    assert describe_changes(before, changed) == ["1 changed, first train 0.mp4 (label 0|2 -> 0)"]
-
-    whole, indices, lines = with_removed(splits(tmp_path, removed=(0, 1)), before, tmp_path)
-    assert whole.train == splits(tmp_path).train
-    assert (indices, lines) == ({0, 1}, before[:2])
-    assert splits().fingerprint() != splits(removed=(1,)).fingerprint()
 
 
 def test_text_of_a_label() -> None:

@@ -12,7 +12,7 @@ from config_toys import ToyTask
 from engine_toys import train, write_videos
 from ranks import Ranks
 
-from ffn.engine.checkpoints.file import load_checkpoint, save_checkpoint
+from ffn.engine.checkpoints import load_checkpoint, save_checkpoint
 from ffn.engine.tasks import TASKS, register_task
 
 

@@ -272,7 +272,7 @@ def _arm(where: str, after: float, rank: int, nth: int = 1) -> None:
             os.kill(int(random.choice(children)), signal.SIGKILL)
 
     if where == "save":
-        from ffn.engine.checkpoints.folder import RunFolder
+        from ffn.engine.checkpoints import RunFolder
 
         at(RunFolder, "save", die)
     elif where == "validation":

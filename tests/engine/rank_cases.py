@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import warnings
 from collections.abc import Iterator
 from typing import Any
 
 import torch
 from engine_toys import batch, flexible_task
-from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.checkpoint import checkpoint
 
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.build import build_run
@@ -21,51 +18,9 @@ from ffn.engine.freezing import freeze
 from ffn.engine.logs.meter import Meter
 from ffn.engine.options import Config
 from ffn.engine.precise_bn import update_precise_bn
-from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.train_step import TrainStep, backward_each_view
 
-CHANNELS = 5
 ONE = World(0, 1, torch.device("cpu"))
-NORMS: dict[str, tuple[type[nn.Module], dict[str, Any], tuple[int, ...]]] = {
-    "1d": (nn.BatchNorm1d, {}, ()),
-    "1d of sequences": (nn.BatchNorm1d, {"momentum": 0.3}, (4,)),
-    "2d": (nn.BatchNorm2d, {"eps": 1e-3}, (3, 4)),
-    "3d": (nn.BatchNorm3d, {}, (2, 3, 3)),
-    "no affine": (nn.BatchNorm2d, {"affine": False}, (3, 3)),
-    "cumulative": (nn.BatchNorm2d, {"momentum": None}, (3, 3)),
-    "no statistics": (nn.BatchNorm2d, {"track_running_stats": False}, (3, 3)),
-    "with activation": (BatchNormAct2d, {"act_layer": nn.SiLU}, (3, 3)),
-    "activation in place": (BatchNormAct2d, {"affine": False, "inplace": True}, (3, 3)),
-}
-
-
-def norm_steps(
-    world: World, name: str, dtype: torch.dtype, shares: list[int], device: str = "cpu"
-) -> dict[str, Tensor]:
-    """Run a norm forward and backward three times; rank r has ``shares[r]`` items of the batch."""
-    kind, options, rest = NORMS[name]
-    torch.manual_seed(0)
-    norm = kind(CHANNELS, **options)
-    for parameter in norm.parameters():
-        nn.init.uniform_(parameter, 0.5, 1.5)
-    world = dataclasses.replace(world, device=torch.device(device))
-    norm = convert_sync_bn(norm.to(dtype), world).to(device)
-    found: dict[str, Tensor] = {}
-    for step in range(3):
-        generator = torch.Generator().manual_seed(step)
-        shape = (sum(shares), CHANNELS, *rest)
-        # A large mean: sums of squares would lose four digits.
-        x = 100 + 3 * torch.randn(shape, generator=generator, dtype=dtype)
-        goal = torch.randn(shape, generator=generator, dtype=dtype)
-        if world.size > 1:
-            x, goal = (values.split(shares)[world.rank] for values in (x, goal))
-        x = x.to(device).requires_grad_()
-        y = norm(x)
-        (y.sigmoid() * goal.to(device)).sum().backward()
-        found |= {f"{step} output": y.detach(), f"{step} input gradient": x.grad}
-    found |= {f"gradient of {n}": p.grad for n, p in norm.named_parameters()}
-    found |= {f"buffer {n}": b for n, b in norm.named_buffers()}
-    return {key: value.cpu() for key, value in found.items()}
 
 
 def training_steps(
@@ -73,7 +28,6 @@ def training_steps(
 ) -> dict[str, Any]:
     """Train a frame-flexible network with SGD on 8 videos per step; return losses and state."""
     task = flexible_task().to(dtype).train()
-    task.model = convert_sync_bn(task.model, world)
     if checkpointed:
         checkpoint_blocks(task.model)
     together = world.size > 1 and views == "together"
@@ -105,74 +59,18 @@ def share(values: Tensor, world: World) -> Tensor:
     return values.chunk(world.size)[world.rank]
 
 
-def modes_of_a_synchronized_norm(world: World) -> dict[str, bool]:
-    """Check a norm in evaluation, frozen, and without tracking; inputs differ between ranks."""
-    torch.manual_seed(0)
-    plain = nn.BatchNorm2d(3)
-    nn.init.uniform_(plain.running_mean)
-    norm = convert_sync_bn(nn.Sequential(plain), world)[0]
-    x = torch.randn(4, 3, 5, 5, generator=torch.Generator().manual_seed(world.rank))
-    before = {key: value.clone() for key, value in norm.state_dict().items()}
-
-    def unchanged() -> bool:
-        return all(torch.equal(before[key], value) for key, value in norm.state_dict().items())
-
-    found = {}
-    norm.track_running_stats = False
-    untracked = norm(x)
-    found["untracked keeps statistics"] = unchanged()
-    norm.track_running_stats = True
-    found["untracked output"] = torch.equal(untracked, norm(x))
-    found["tracked moves statistics"] = not unchanged()
-    norm.load_state_dict(before)
-
-    plain.eval(), norm.eval()
-    if world.rank == 0:  # without the other process: no collective is called
-        found["evaluation"] = torch.equal(norm(x), plain(x)) and unchanged()
-
-    norm.train().requires_grad_(False)
-    x.requires_grad_()
-    norm(x).square().sum().backward()
-    found["frozen affine"] = norm.weight.grad is None and bool(x.grad.abs().sum() > 0)
-    return found
-
-
-def one_value_per_channel(world: World) -> str:
-    norm = convert_sync_bn(nn.Sequential(nn.BatchNorm1d(3)), world)
-    try:
-        norm(torch.ones(1 if world.rank == 0 else 0, 3))
-    except ValueError as error:
-        return str(error)
-    return ""
-
-
-def statistics_of_batches(world: World, shares: list[int], synchronized: bool) -> dict[str, Any]:
+def statistics_of_batches(world: World, shares: list[int]) -> dict[str, Any]:
     """Compute precise statistics of a frame-flexible network.
 
-    Rank r has ``shares[r]`` of the batches. With synchronized norms, each rank has a part of every
-    batch.
+    Rank r has ``shares[r]`` of the batches.
     """
     model = flexible_task((2, 4)).double().model
     batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
     batches = [{"clips": {t: c.double() for t, c in b["clips"].items()}} for b in batches]
-    if synchronized:
-        model = convert_sync_bn(model, world)
-        batches = [{"clips": {t: share(c, world) for t, c in b["clips"].items()}} for b in batches]
-    else:
-        first = sum(shares[: world.rank])
-        batches = batches[first : first + shares[world.rank]]
+    first = sum(shares[: world.rank])
+    batches = batches[first : first + shares[world.rank]]
     update_precise_bn(model, batches, world)
     return dict(model.named_buffers())
-
-
-def coarse_and_checkpointed(world: World) -> dict[str, Tensor]:
-    """Run a norm on bfloat16 values with activation checkpointing."""
-    norm = convert_sync_bn(nn.Sequential(nn.BatchNorm2d(3)), world)[0]
-    x = torch.randn(6, 3, 4, 4, generator=torch.Generator().manual_seed(0))
-    x = share(x.bfloat16(), world).requires_grad_()
-    y = checkpoint(norm, x, use_reentrant=False)
-    y.float().sigmoid().square().sum().backward()
-    return {"output": y.detach(), "input gradient": x.grad, "gradient": norm.weight.grad}
 
 
 def steps_of_run(world: World, config: Config) -> dict[str, Any]:
@@ -192,13 +90,23 @@ def steps_of_run(world: World, config: Config) -> dict[str, Any]:
     return {"counts": counts, "state": run.train_step.model.state_dict()}
 
 
-def skipping_steps(
-    world: World, plan: list[list[list[int]]], views: str, synchronized: bool
+def averaged_statistics(world: World) -> dict[str, bool]:
+    """Whether statistics that are equal on all processes stay the same when they are averaged."""
+    torch.manual_seed(0)
+    norms = nn.ModuleDict({name: nn.BatchNorm1d(100) for name in ("frozen", "trained")})
+    freeze(norms, "frozen")
+    for norm in norms.values():
+        norm.running_var.uniform_(1, 2)
+    before = {name: norm.running_var.clone() for name, norm in norms.items()}
+    average_buffers(norms, world)
+    return {name: torch.equal(norm.running_var, before[name]) for name, norm in norms.items()}
+
+
+def steps_with_empty_batches(
+    world: World, plan: list[list[list[int]]], views: str
 ) -> dict[str, Any]:
     """Train on micro-batches; those that the plan gives 0 for this rank have no videos."""
     task = flexible_task().train()
-    if synchronized:
-        task.model = convert_sync_bn(task.model, world)
     step = TrainStep(
         task,
         torch.optim.SGD([{"params": list(task.parameters()), "lr_scale": 1.0}], 0.01, momentum=0.9),
@@ -213,25 +121,11 @@ def skipping_steps(
     for number, ranks in enumerate(plan):
         batches = []
         for micro, has_videos in enumerate(ranks[world.rank]):
-            videos = batch(seed=100 * number + 10 * world.rank + micro)
-            index = torch.arange(4)
-            videos |= {"index": index, "skipped": []}
-            empty = {"clips": {}, "label": index[:0], "index": index[:0], "skipped": ["a.mp4: bad"]}
+            videos = batch(seed=100 * number + 10 * world.rank + micro) | {"skipped": []}
+            empty = {"clips": {}, "label": torch.arange(0), "skipped": ["a.mp4: bad"]}
             batches.append(videos if has_videos else empty)
         result = step.step(batches, number=number, lr=0.01)
         meter.add(result)
         warned.append(result.warning)
     weights = {name: value.detach() for name, value in task.model.named_parameters()}
     return {"weights": weights, "warnings": warned, "means": meter.means()}
-
-
-def averaged_statistics(world: World) -> dict[str, bool]:
-    """Whether statistics that are equal on all processes stay the same when they are averaged."""
-    torch.manual_seed(0)
-    norms = nn.ModuleDict({name: nn.BatchNorm1d(100) for name in ("frozen", "trained")})
-    freeze(norms, "frozen")
-    for norm in norms.values():
-        norm.running_var.uniform_(1, 2)
-    before = {name: norm.running_var.clone() for name, norm in norms.items()}
-    average_buffers(norms, world)
-    return {name: torch.equal(norm.running_var, before[name]) for name, norm in norms.items()}

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-from ffn.engine.distributed import World, leave
+from ffn.engine.distributed import World, cleanup
 
 SECONDS = 120.0  # timeout of a function
 
@@ -77,7 +77,7 @@ def _serve(pipe: Connection, rank: int, size: int, store: str) -> None:
         except Exception:
             answer = (traceback.format_exc(), None)
         pipe.send_bytes(_pack(answer))
-    leave()
+    cleanup()
 
 
 def _pack(value: Any) -> bytes:

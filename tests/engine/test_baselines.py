@@ -28,7 +28,7 @@ from ranks import Ranks
 from torch import Tensor, nn
 
 from ffn.cli import test as command
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 from ffn.engine.tasks import (
     TASKS,
     MixedSamplingOptions,

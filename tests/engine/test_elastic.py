@@ -11,7 +11,7 @@ import torch
 from engine_toys import options, read_log, weights
 from forked import Forks
 
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 
 FOUR = ("train.batch_size=4", "train.save_steps=1")  # 6 steps per epoch
 

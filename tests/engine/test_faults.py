@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from forked import Forks
 
 from ffn.data import LoaderError
 from ffn.engine import loop
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 
 SMALL_STEPS = ("train.batch_size=4", "train.save_steps=1")  # 6 steps per epoch
 FAMILIES = {
@@ -90,12 +89,15 @@ def killed_at(
     raise AssertionError(f"the run has not ended: {output.read_text()[-3000:]}")
 
 
-def plans(rng: random.Random, number: int, *, world: int = 1) -> list[dict[str, Any]]:
-    """Places and times of kills; the four places alternate."""
+def plans(number: int, *, world: int = 1) -> list[dict[str, Any]]:
+    """Places and times of kills, drawn anew in every run of the tests; the seed is printed."""
+    seed = random.SystemRandom().randrange(10**6)
+    print(f"seed of the kills: {seed}")
+    rng = random.Random(seed)
     slowest = {"anywhere": 2.0, "save": 0.012, "validation": 0.05, "worker": 0.05}
     found = []
     for turn in range(number):
-        where = ("save", "anywhere", "save", "validation", "save", "worker")[turn % 6]
+        where = ("save", "anywhere", "validation", "save", "worker")[turn % 5]
         kill = {
             "where": where,
             "after": rng.uniform(0, slowest[where]),
@@ -110,76 +112,24 @@ def plans(rng: random.Random, number: int, *, world: int = 1) -> list[dict[str, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_killed_in_every_place(forks: Forks, videos: Path, tmp_path: Path, family: str) -> None:
-    more = (*SMALL_STEPS, *FAMILIES[family], "train.epochs=2")
-    whole = train(videos, tmp_path / "whole", *more)
-    plan = plans(random.Random(family), 6)
+@pytest.mark.parametrize(("family", "world"), [("tsm", 1), ("uniformer", 1), ("tsm", 2)])
+def test_killed_at_random_moments(
+    forks: Forks, videos: Path, tmp_path: Path, family: str, world: int
+) -> None:
+    """Anywhere, inside a save, in a validation, in a loader worker; of one and two processes."""
+    more = (*SMALL_STEPS, *FAMILIES[family], "train.epochs=4", "data.workers=1")
+    whole = forks.run(options(videos, tmp_path / "whole", *more), world=world)
+    assert whole["status"] == [0] * world
+    output, run = tmp_path / "output", tmp_path / "run"
 
     places = killed_at(
-        forks, videos, tmp_path / "run", plan, *more, "data.workers=1", output=tmp_path / "output"
+        forks, videos, run, plans(15, world=world), *more, world=world, output=output
     )
 
-    assert len(places) >= 3
-    assert digest(tmp_path / "run") == digest(whole)
-    assert log_of(tmp_path / "run") == log_of(whole)
-    assert not list((tmp_path / "run").rglob(".*.part*"))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
-def test_killed_fifty_times_and_more(
-    forks: Forks, videos: Path, tmp_path: Path, family: str, figure: Callable[..., None]
-) -> None:
-    """At random moments: anywhere, inside a save, in a loader worker, in a validation."""
-    more = (*SMALL_STEPS, *FAMILIES[family], "train.epochs=4", "data.workers=2")
-    finished = forks.run(options(videos, tmp_path / "whole", *more))
-    assert finished["status"] == [0]
-    expected, log = digest(tmp_path / "whole"), log_of(tmp_path / "whole")
-
-    rng, places, runs = random.Random(family), Counter(), 0
-    while places.total() < 54 or places["save"] < 16:
-        folder, plan = tmp_path / f"run{runs}", plans(rng, 18)
-        places.update(killed_at(forks, videos, folder, plan, *more, output=tmp_path / "output"))
-        assert digest(folder) == expected, (runs, plan)
-        assert log_of(folder) == log
-        runs += 1
-    figure("runs that end with the SHA-256 of the uninterrupted one", f"{runs} of {runs}")
-    names = {"save": "inside a save", "validation": "in a validation", "worker": "of a worker"}
-    listed = (f"{number} {names.get(place, place)}" for place, number in sorted(places.items()))
-    figure("kills", f"{places.total()}: {', '.join(listed)}")
-    assert min(places["validation"], places["worker"]) >= 5
-
-
-@pytest.mark.slow
-def test_two_processes_killed(
-    forks: Forks, videos: Path, tmp_path: Path, figure: Callable[..., None]
-) -> None:
-    more = (*SMALL_STEPS, "train.epochs=3", "data.workers=1")
-    assert forks.run(options(videos, tmp_path / "whole", *more), world=2)["status"] == [0, 0]
-    plan = plans(random.Random(0), 12, world=2)
-
-    output = tmp_path / "output"
-    places = killed_at(forks, videos, tmp_path / "run", plan, *more, world=2, output=output)
-
-    assert len(places) >= 6
-    assert digest(tmp_path / "run") == digest(tmp_path / "whole")
-    figure("kills of one of two processes, same SHA-256", len(places))
-
-
-@pytest.mark.slow
-def test_process_killed_while_a_run_starts(forks: Forks, videos: Path, tmp_path: Path) -> None:
-    """The other process ends with a message; before it has joined, its launcher ends it."""
-    output, statuses = tmp_path / "output", Counter()
-    for turn in range(16):
-        kill = {"where": "anywhere", "after": 0.03 * turn, "rank": turn % 2}
-        run = options(videos, tmp_path / "run", *SMALL_STEPS, "data.workers=1")
-        found = forks.run(run, world=2, kill=kill, output=output)
-        assert found["seconds"] < 60
-        statuses[found["status"][1 - kill["rank"]]] += 1
-    assert set(statuses) <= {2, -signal.SIGTERM}
-    assert statuses[2] >= 2
-    assert "Traceback" not in output.read_text()
+    assert len(places) >= 5
+    assert digest(run) == digest(tmp_path / "whole")
+    assert log_of(run) == log_of(tmp_path / "whole")
+    assert not list(run.rglob(".*.part*"))
 
 
 def ranks_of(process: subprocess.Popen) -> list[int]:
@@ -300,10 +250,6 @@ def test_bad_step_of_one_process_is_skipped_by_all(
 
     assert job["status"] == [0, 0]
     assert output.read_text().count("the loss is not finite at step 2: step skipped") == 1
-    (line,) = (tmp_path / "run/bad_batches.jsonl").read_text().splitlines()
-    ranks = json.loads(line)["ranks"]
-    assert ["nan" in rank["loss"] for rank in ranks] == [False, True]
-    assert [len(rank["videos"]) for rank in ranks] == [3, 3]
     entries = read_log(tmp_path / "run")
     assert [e["bad_steps"] for e in entries] == [0, 1, 0, 0]
     assert len(load_checkpoint(tmp_path / "run/last.pt")["training"]["buffers"]) == 2

@@ -26,7 +26,7 @@ from torch import nn
 
 import ffn
 from ffn.engine import loop
-from ffn.engine.checkpoints.checkpointer import gather_buffers, load_buffers
+from ffn.engine.checkpointer import gather_buffers, load_buffers
 from ffn.engine.config import ConfigError
 from ffn.engine.freezing import freeze_features, frozen_parts
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import os
-import re
 from pathlib import Path
 
 import pytest
@@ -25,9 +23,8 @@ from engine_toys import (
 from ffn.core import WeightAlteration
 from ffn.data import VideoError
 from ffn.engine import loop
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 from ffn.engine.config import config_to_dict
-from ffn.engine.failures import REPORTED, OutOfMemoryError
 
 # --- output of a run ----------------------------------------------------------------------------
 
@@ -38,6 +35,7 @@ def test_run_writes_config_checkpoints_and_log(videos: Path, finished: Path) -> 
         "best.pt",
         "checkpoints",
         "config.yaml",
+        "finished.json",
         "last.pt",
         "log.jsonl",
         "videos.csv.gz",
@@ -92,14 +90,6 @@ def test_best_is_the_best_mean_over_the_trained_counts(finished: Path) -> None:
     assert (best["2"]["top1"] + best["4"]["top1"]) / 2 == pytest.approx(max(means))
 
 
-def test_log_is_valid_json(finished: Path) -> None:
-    def refuse(name: str) -> None:
-        raise AssertionError(name)
-
-    for line in (finished / "log.jsonl").read_text().splitlines():
-        json.loads(line, parse_constant=refuse)
-
-
 # --- the same result ----------------------------------------------------------------------------
 
 
@@ -122,6 +112,8 @@ def test_saving_and_logging_change_nothing(videos: Path, finished: Path, tmp_pat
 
     assert same_weights(run, finished)
     assert [entry["step"] for entry in read_log(run)] == [3, 6]
+    long = train(videos, tmp_path / "long", "log.interval=50")  # epochs are shorter
+    assert [entry["step"] for entry in read_log(long)] == [STEPS, 2 * STEPS]
 
 
 def test_deterministic_runs_repeat(videos: Path, tmp_path: Path) -> None:
@@ -226,20 +218,6 @@ def test_every_augmentation_has_an_effect(
     assert read_log(run)[0]["loss"] != pytest.approx(read_log(finished)[0]["loss"], rel=1e-6)
 
 
-def test_epochs_shorter_than_the_interval_have_a_line(
-    videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    train(videos, tmp_path / "long", "log.interval=50")  # 4 steps per epoch
-    train(videos, tmp_path / "odd", "log.interval=3")
-
-    shown = capsys.readouterr().out
-    assert [entry["step"] for entry in read_log(tmp_path / "long")] == [4, 8]
-    assert [entry["step"] for entry in read_log(tmp_path / "odd")] == [3, 6]
-    lines = [line for line in shown.splitlines() if " step 4 " in line]
-    assert re.search(r"videos/s, data wait \d+%, \d+ s left$", lines[0])
-    assert not any("left" in line for line in shown.splitlines() if " step 8 " in line)
-
-
 # --- failures -----------------------------------------------------------------------------------
 
 
@@ -268,8 +246,7 @@ def test_skipped_videos_are_counted_and_shown(
     assert "epoch 1: 2 unreadable videos skipped" in shown
     assert "train_3.mp4" in shown
     assert "train_7.mp4" in shown
-    assert "1 unreadable videos count as wrong" in shown
-    assert "1 unreadable validation videos" in shown
+    assert "1 unreadable validation videos count as wrong" in shown
     for video in ("train_3.mp4", "train_7.mp4", "val_0.mp4"):  # each is named once
         assert shown.count(video) == 1
     lines = (folder / "unreadable.txt").read_text().splitlines()
@@ -290,34 +267,3 @@ def test_without_any_readable_validation_video_the_run_ends(broken: Path, tmp_pa
         train(broken, tmp_path / "run", "data.on_error=skip")
 
     assert not (tmp_path / "run/best.pt").exists()
-
-
-def test_without_any_readable_training_video_the_run_ends(broken: Path, tmp_path: Path) -> None:
-    """Also if an epoch has fewer steps than ``train.max_bad_steps``."""
-    for path in broken.glob("train_*.mp4"):
-        path.write_bytes(b"no video")
-    with pytest.raises(VideoError, match=r"no training video of epoch 1 can be read; .*train_\d"):
-        train(broken, tmp_path / "run", "data.on_error=skip")
-
-    assert not [*(tmp_path / "run").glob("*.pt")]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [
-        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried"),
-        torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"),
-    ],
-    ids=["cpu", "cuda"],
-)
-def test_batch_that_does_not_fit(videos: Path, tmp_path: Path, error: Exception) -> None:
-    run = build(videos, tmp_path / "run")
-
-    def refuse(*_: object) -> None:
-        raise error
-
-    run.train_step.task.register_forward_pre_hook(refuse)
-    message = r"6 videos need more memory .*train\.activation_checkpointing=true"
-    with pytest.raises(OutOfMemoryError, match=message):
-        loop.train(run)
-    assert OutOfMemoryError in REPORTED

@@ -14,7 +14,7 @@ from engine_toys import CPU, all_tasks, batch, build, config, read_log, train
 from multi_label_videos import CLASSES, write_multi_label_videos
 
 from ffn.engine.build_data import build_class_weights, read_config_splits
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 from ffn.engine.config import ConfigError
 from ffn.engine.logs.meter import Meter
 from ffn.engine.mixup import BatchMix

@@ -9,8 +9,6 @@ import pytest
 from engine_toys import (
     STEPS,
     build,
-    finish,
-    launch,
     read_log,
     same_weights,
     train,
@@ -18,7 +16,7 @@ from engine_toys import (
 )
 
 from ffn.engine import loop
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 from ffn.engine.recipe import patience_warnings
 from ffn.engine.run import Run
 
@@ -122,36 +120,6 @@ def test_a_killed_run_ends_at_the_same_step(videos: Path, tmp_path: Path, step: 
     assert same_weights(killed, whole)
     values = [[(e["step"], e["since_best"]) for e in read_log(f, "val")] for f in (killed, whole)]
     assert values[0] == values[1] == [(STEPS, 0), (2 * STEPS, 1), (3 * STEPS, 2)]
-
-
-def test_a_validation_that_was_killed_counts_once(
-    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Between the score and the checkpoint that holds it."""
-
-    class Killed(BaseException):
-        pass
-
-    run = build(videos, tmp_path, *STILL, "train.patience=2")
-    save = run.checkpointer.save
-
-    def killed(state: loop.RunState, *, final: bool = False) -> None:
-        if state.epoch == 2 and not state.validation_pending:
-            raise Killed
-        save(state, final=final)
-
-    monkeypatch.setattr(run.checkpointer, "save", killed)
-    with pytest.raises(Killed):
-        loop.train(run)
-    train(videos, tmp_path, *STILL, "train.patience=2")
-    assert [entry["since_best"] for entry in read_log(tmp_path, "val")] == [0, 1, 2]
-
-
-@pytest.mark.slow
-def test_two_processes_end_together(videos: Path, tmp_path: Path) -> None:
-    out, _ = finish(launch(videos, tmp_path, *STILL, "train.patience=2", processes=2))
-    assert "(train.patience): the run ends after 3 of 6 epochs" in out
-    assert load_checkpoint(tmp_path / "last.pt")["training"]["step"] == 3 * STEPS
 
 
 @pytest.mark.parametrize(

@@ -217,8 +217,8 @@ def test_no_batch_is_an_error() -> None:
 
 @pytest.mark.parametrize("shares", [pytest.param([2, 2], marks=pytest.mark.slow), [1, 3], [4, 0]])
 def test_two_processes_equal_one(two_ranks: Ranks, shares: list[int]) -> None:
-    expected = statistics_of_batches(ONE, [4], False)
-    found = two_ranks.run(statistics_of_batches, shares, False)
+    expected = statistics_of_batches(ONE, [4])
+    found = two_ranks.run(statistics_of_batches, shares)
 
     assert len(expected) == 3 * 2 * 14
     for key, value in expected.items():
@@ -227,15 +227,6 @@ def test_two_processes_equal_one(two_ranks: Ranks, shares: list[int]) -> None:
             assert int(found[0][key]) == max(shares)
         else:
             torch.testing.assert_close(found[0][key], value, rtol=1e-10, atol=1e-12)
-
-
-def test_synchronized_norms_equal_one_process(two_ranks: Ranks) -> None:
-    expected = statistics_of_batches(ONE, [4], False)
-    found = two_ranks.run(statistics_of_batches, [4], True)
-
-    for key, value in expected.items():
-        torch.testing.assert_close(found[0][key], value, rtol=1e-10, atol=1e-12)
-        assert torch.equal(found[0][key], found[1][key])
 
 
 def test_dropout_before_a_norm_is_off() -> None:

@@ -19,7 +19,7 @@ from engine_toys import (
     weights,
 )
 
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 
 
 def losses(folder: Path) -> list[dict[str, float]]:

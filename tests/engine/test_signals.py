@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from engine_toys import (
     ROOT,
     build,
@@ -24,7 +23,7 @@ from engine_toys import (
 )
 
 from ffn.engine import loop
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 from ffn.engine.run import Run
 from ffn.engine.signals import EXIT_STOPPED, SIGNALS, StoppedError, StopRequest
 
@@ -101,22 +100,6 @@ def test_validation_is_interrupted_and_repeated(
     assert logged[0] == logged[1]
 
 
-def test_message_names_the_saved_step(
-    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    run = build(videos, tmp_path / "run")
-    signal_in_step(run, 1, signal.SIGTERM)
-    with pytest.raises(StoppedError, match="stopped and saved at step 2"):
-        loop.train(run)
-
-    run = build(videos, tmp_path / "run")
-    signal_in_step(run, 3, signal.SIGTERM)
-    normalize = run.train_step.normalize
-    run.train_step.normalize = lambda clip: normalize(clip) * torch.nan
-    with pytest.raises(StoppedError, match=r"stopped at step 4 after .* checkpoint is of step 2"):
-        loop.train(run)
-
-
 def test_two_signals_within_a_second_are_one_request() -> None:
     """For example one from the terminal, and the same one forwarded by torchrun."""
     with StopRequest(verbose=False) as stop:
@@ -191,9 +174,6 @@ def test_all_processes_stop_after_the_same_step(videos: Path, tmp_path: Path) ->
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(
-    sys.platform != "linux", reason="only Linux tells a process of its parent's end"
-)
 def test_processes_of_a_killed_torchrun_save_and_end(videos: Path, tmp_path: Path) -> None:
     process = launch(
         videos, tmp_path / "run", "train.batch_size=2", "train.epochs=3000", processes=2

@@ -10,7 +10,7 @@ import torch
 from engine_toys import after_each_step, build, weights
 
 from ffn.engine import loop
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 
 
 def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: Path) -> None:
@@ -79,7 +79,6 @@ def test_score_is_the_mean_over_the_trained_counts(videos: Path, tmp_path: Path)
     metrics = {2: {"top1": 30.0}, 3: {"top1": 99.0}, 4: {"top1": 50.0}}
 
     assert validator.score(metrics) == 40.0
-    assert validator.videos == 9
     measures, failed = validator.evaluate()
     assert set(measures) == {2, 3, 4}
     assert failed == ()
@@ -88,7 +87,7 @@ def test_score_is_the_mean_over_the_trained_counts(videos: Path, tmp_path: Path)
 def test_without_readable_videos_statistics_are_kept(videos: Path, tmp_path: Path) -> None:
     run = build(videos, tmp_path / "run", "train.precise_bn=2", "data.on_error=skip")
     before = {key: value.clone() for key, value in run.train_step.network.state_dict().items()}
-    run.train_step.usable = lambda batch, *, complete: False
+    run.train_step.has_videos = lambda batch: False
 
     (message,) = run.validator.update_statistics(0)
 

@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from ffn.core import FrameFlexible, convert
 from ffn.data import ClipSampler, Preprocessing, Protocol, collate_eval
-from ffn.engine.distributed import leave
+from ffn.engine.distributed import cleanup
 from ffn.evaluation import ensemble, evaluate, sweep
 from ffn.layers import AlterationSite, PerFrame
 
@@ -149,7 +149,7 @@ def spawned(rank: int, world_size: int, folder: str) -> None:
     twice = DataLoader(ToyVideos(7), 2, sampler=padded, collate_fn=collate_eval)
     results["padded"] = evaluate(flexible(), twice)
     Path(folder, f"{world_size}_{rank}.json").write_text(json.dumps(results))
-    leave()
+    cleanup()
 
 
 def comparable(result: object) -> dict:

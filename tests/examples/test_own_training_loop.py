@@ -13,7 +13,7 @@ import torch
 import ffn
 from ffn.cli import main
 from ffn.datasets.synthetic import generate
-from ffn.engine.checkpoints.file import load_checkpoint
+from ffn.engine.checkpoints import load_checkpoint
 from ffn.engine.logs.run_log import read_log
 
 ROOT = Path(__file__).parents[2]

@@ -16,7 +16,7 @@ import ffn
 from ffn.backbones.slowfast import SlowFast
 from ffn.cli.export import main
 from ffn.data import Preprocessing
-from ffn.engine.checkpoints.file import save_checkpoint
+from ffn.engine.checkpoints import save_checkpoint
 from ffn.export import ExportError, export_all, formats, register_format
 from ffn.files import part_of
 from ffn.zoo import save_weights

@@ -81,9 +81,7 @@ class RunLog:
             if tensorboard:
                 self._trackers.append(TensorBoardTracker(folder / "tensorboard", first_step))
             if wandb_mode != "disabled":
-                self._trackers.append(
-                    WandbTracker(folder, first_step, wandb_mode, project, config)
-                )
+                self._trackers.append(WandbTracker(folder, first_step, wandb_mode, project, config))
         self._progress = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
