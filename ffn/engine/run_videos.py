@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ffn.data import Record, Splits, label_text
+from ffn.data.suffixes import is_system_name
 from ffn.engine.checkpoints import RunError
 from ffn.engine.distributed import World, on_main
 from ffn.files import atomic_write
@@ -138,7 +139,8 @@ def file_sizes(records: Sequence[Record]) -> list[str]:
     def size(record: Record) -> str:
         try:
             if os.path.isdir(record.path):
-                return f"{len(os.listdir(record.path))} files"
+                names = os.listdir(record.path)
+                return f"{sum(not is_system_name(name) for name in names)} files"
             return str(os.stat(record.path).st_size)
         except OSError:
             return ""
