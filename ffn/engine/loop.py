@@ -137,7 +137,7 @@ def validate(run: Run, state: RunState, log: RunLog) -> None:
             state.metrics,
             score,
             loss=run.last.get("loss", math.nan),
-            lr=run.learning_rate(state.step / run.steps_per_epoch),
+            lr=run.last.get("lr", math.nan),
             measure=measure,
             is_best=is_best,
         )

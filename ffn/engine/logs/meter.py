@@ -62,7 +62,7 @@ class Meter:
         self._bad_steps += result.warning is not None
 
     def interval(self, *, lr: float, grad_norm: Tensor) -> dict[str, float]:
-        """Metrics of the interval, as the log stores them; see docs/logging.md."""
+        """Metrics of the interval, as the log stores them; see docs/training.md."""
         elapsed = time.perf_counter() - self._started
         return {
             **self.means(),

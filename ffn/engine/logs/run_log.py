@@ -1,7 +1,7 @@
 """Log of a run: console, progress bar, ``log.jsonl``, TensorBoard and wandb.
 
 The last three have the same numbers under the same keys, ``train/loss``, ``val/top1/8``, …;
-docs/logging.md lists them. Only the main process logs.
+docs/training.md lists them. Only the main process logs.
 """
 
 from __future__ import annotations
