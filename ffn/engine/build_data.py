@@ -71,11 +71,7 @@ def find_run_videos(config: Config, splits: data.Splits, world: World) -> RunVid
     return RunVideos(Path(config.log.output), splits, config.data.root, world, contents)
 
 
-def build_train_loader(
-    config: Config,
-    splits: data.Splits,
-    world: World,
-) -> DataLoader:
+def build_train_loader(config: Config, splits: data.Splits, world: World) -> DataLoader:
     """Training batches: one micro-batch of this process each.
 
     Raises:
