@@ -3,7 +3,7 @@
 python examples/live_under_load.py              # 30 minutes at twice their rate: takes 15 minutes
 python examples/live_under_load.py --minutes 2  # takes one minute
 
-A generated film is played again and again. In the second third of the time, other processes
+A generated video is played again and again. In the second third of the time, other processes
 compete for the core. Writes live.jsonl. The network is the one that ships with ffn,
 with frames so large that 16 of them take a third of the core's time; its labels are then wrong.
 """
@@ -23,13 +23,13 @@ from ffn.datasets.synthetic import CLASSES, draw
 from ffn.serve import Predictor
 from ffn.zoo import load_with_record, save_weights
 
-SHIPPED, SIZE = "tsm_tiny.motion_f4_8_16", 112  # of the film, in pixels
+SHIPPED, SIZE = "tsm_tiny.motion_f4_8_16", 112  # of the video, in pixels
 CROPS = range(64, 513, 32)  # of the network, in pixels
 RATE, SPEED, EVERY = 20, 2, 8  # frames per second, factor, frames from answer to answer
 SHARE = 1 / 3  # of the time between two answers, for 16 frames on an idle core
 
 
-def write_film(path: Path) -> None:
+def write_video(path: Path) -> None:
     """Two seconds of each class."""
     random = np.random.default_rng(0)
     with av.open(str(path), "w") as output:
@@ -49,8 +49,8 @@ def write_weights(path: Path) -> None:
     for crop in CROPS:
         meta["preprocessing"] = record.preprocessing | {"crop": crop, "resize": crop}
         save_weights(network, path, meta, overwrite=True)
-        predictor, film = Predictor(path), np.zeros((16, crop, crop, 3), np.uint8)
-        milliseconds = min(predictor(film, frames=16).model_ms for _ in range(5))
+        predictor, video = Predictor(path), np.zeros((16, crop, crop, 3), np.uint8)
+        milliseconds = min(predictor(video, frames=16).model_ms for _ in range(5))
         if milliseconds > 1000 * SHARE * EVERY / RATE / SPEED:
             break
     print(f"{crop} px: 16 frames take {milliseconds:.0f} ms", file=sys.stderr)
@@ -63,9 +63,9 @@ if __name__ == "__main__":
     parser.add_argument("--folder", type=Path, default=Path("runs/live"), help="of the files")
     given = parser.parse_args()
     given.folder.mkdir(parents=True, exist_ok=True)
-    film, weights = given.folder / "film.mp4", given.folder / "large.safetensors"
-    if not film.exists():
-        write_film(film)
+    video, weights = given.folder / "video.mp4", given.folder / "large.safetensors"
+    if not video.exists():
+        write_video(video)
     if hasattr(os, "sched_setaffinity"):  # Linux
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     if not weights.exists():
@@ -85,7 +85,7 @@ if __name__ == "__main__":
     try:
         words = f"--speed {SPEED} --repeat --step {EVERY / RATE} --duration {seconds} --overwrite"
         files = ["--log", str(given.folder / "live.jsonl")]
-        status = main(["live", str(film), "--weights", str(weights), *words.split(), *files])
+        status = main(["live", str(video), "--weights", str(weights), *words.split(), *files])
     finally:
         begin.cancel()
         end.cancel()

@@ -29,7 +29,7 @@ NEAR = 2  # pixels
 
 
 @dataclass(frozen=True)
-class Film:
+class Footage:
     """A generated video: its label, frames, and the parts that its two darts cover, (T, H, W)."""
 
     label: str
@@ -38,7 +38,7 @@ class Film:
     decoy: np.ndarray
 
 
-def film(label: str, number: int) -> Film:
+def footage(label: str, number: int) -> Footage:
     """The video of a class and number, none of those in the data set, and where its darts are."""
     seed = [2, motions.CLASSES.index(label), number]
     covers: list[np.ndarray] = []
@@ -53,13 +53,15 @@ def film(label: str, number: int) -> Film:
         frames = motions.draw(label, size=SIZE, frames=LENGTH, rng=np.random.default_rng(seed))
     finally:
         motions._dart = original
-    return Film(label, frames, *covers)
+    return Footage(label, frames, *covers)
 
 
-def films(count: int) -> Iterator[Film]:
+def footages(count: int) -> Iterator[Footage]:
     """Videos of all classes in turn."""
     for number in range(count):
-        yield film(motions.CLASSES[number % len(motions.CLASSES)], number // len(motions.CLASSES))
+        yield footage(
+            motions.CLASSES[number % len(motions.CLASSES)], number // len(motions.CLASSES)
+        )
 
 
 def share(heat: HeatMap, cover: np.ndarray) -> float:

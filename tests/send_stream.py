@@ -1,4 +1,4 @@
-"""Send a generated film over the network, at its own rate, as a camera does.
+"""Send a generated video over the network, at its own rate, as a camera does.
 
     python tests/send_stream.py rtsp://127.0.0.1:8554/live
 

@@ -122,13 +122,13 @@ def measured() -> dict[str, list[float]]:
     predictor = Predictor(quality.WEIGHTS, precision="fp32")
     random = quality.randomized(predictor)
     found: dict[str, list[float]] = {key: [] for key in ("dart", "decoy", "chance", "correlation")}
-    for film in quality.films(12):
-        clip = predictor.reader(quality.FRAMES).read(film.frames)
-        heat = predictor.heat_map(clip, label=film.label, layer="net.layer3")
-        other = random(clip, film.label, "net.layer3")
-        found["dart"].append(quality.share(heat, film.dart))
-        found["decoy"].append(quality.share(heat, film.decoy))
-        found["chance"].append(quality.chance(heat, film.dart))
+    for footage in quality.footages(12):
+        clip = predictor.reader(quality.FRAMES).read(footage.frames)
+        heat = predictor.heat_map(clip, label=footage.label, layer="net.layer3")
+        other = random(clip, footage.label, "net.layer3")
+        found["dart"].append(quality.share(heat, footage.dart))
+        found["decoy"].append(quality.share(heat, footage.decoy))
+        found["chance"].append(quality.chance(heat, footage.dart))
         if other.values.any():
             found["correlation"].append(quality.correlation(heat, other))
     return found

@@ -21,7 +21,7 @@ PATTERN = "{:05d}.jpg"
 
 
 @pytest.fixture(scope="module")
-def film() -> np.ndarray:
+def footage() -> np.ndarray:
     """Thirty frames of one color each, the last ones brighter."""
     levels = np.linspace(10, 240, 30).astype(np.uint8)
     return np.broadcast_to(levels[:, None, None, None], (30, 90, 120, 3)).copy()
@@ -42,8 +42,8 @@ def predicted(weights, path, frames=6):
     return clip, predictor.predict([clip])[0]
 
 
-def test_a_gif_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
-    path = write_video(tmp_path / "film.mp4", film, rate=10)
+def test_a_gif_has_the_frames_of_the_clip(weights, footage, tmp_path) -> None:
+    path = write_video(tmp_path / "video.mp4", footage, rate=10)
     clip, prediction = predicted(weights, path)
 
     save(tmp_path / "out.gif", path, clip, prediction, pattern=PATTERN)
@@ -60,9 +60,9 @@ def test_a_gif_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
         assert np.abs(pixels.mean() - frame.mean()) < 2  # 256 colors
 
 
-def test_frames_far_apart(weights, film, tmp_path) -> None:
-    """Films of hours, and time lapses."""
-    path = write_video(tmp_path / "film.mp4", film[:4], rate=Fraction(1, 4000))
+def test_frames_far_apart(weights, footage, tmp_path) -> None:
+    """Videos of hours, and time lapses."""
+    path = write_video(tmp_path / "video.mp4", footage[:4], rate=Fraction(1, 4000))
     clip, prediction = predicted(weights, path, frames=4)
     for kind in ("gif", "mp4"):
         save(tmp_path / f"out.{kind}", path, clip, prediction, pattern=PATTERN)
@@ -72,8 +72,8 @@ def test_frames_far_apart(weights, film, tmp_path) -> None:
     assert times == pytest.approx([0, 4000, 8000, 12000])
 
 
-def test_a_sheet_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
-    path = write_video(tmp_path / "film.mp4", film, rate=10)
+def test_a_sheet_has_the_frames_of_the_clip(weights, footage, tmp_path) -> None:
+    path = write_video(tmp_path / "video.mp4", footage, rate=10)
     clip, prediction = predicted(weights, path)
 
     save(tmp_path / "out.png", path, clip, prediction, pattern=PATTERN)
@@ -84,9 +84,9 @@ def test_a_sheet_has_the_frames_of_the_clip(weights, film, tmp_path) -> None:
 
 
 @pytest.fixture
-def explained(weights, film, tmp_path):
+def explained(weights, footage, tmp_path):
     """The arguments of `save` for a video of 4:3 and a heat map that is hot in the last frames."""
-    path = write_video(tmp_path / "film.mp4", film, rate=10)
+    path = write_video(tmp_path / "video.mp4", footage, rate=10)
     clip, prediction = predicted(weights, path)
     heat = Predictor(weights, precision="fp32").heat_map(clip)
     values = torch.zeros_like(heat.values)
@@ -143,22 +143,22 @@ def test_a_heat_map_in_a_video(explained, tmp_path) -> None:
     assert left[cold].mean() == pytest.approx(UNSEEN * middle[cold].mean(), abs=3)
 
 
-def test_a_video_keeps_its_frames_and_times(weights, film, tmp_path) -> None:
-    path = write_video(tmp_path / "film.mp4", film, rate=10)
+def test_a_video_keeps_its_frames_and_times(weights, footage, tmp_path) -> None:
+    path = write_video(tmp_path / "video.mp4", footage, rate=10)
     clip, prediction = predicted(weights, path)
 
     save(tmp_path / "out.mp4", path, clip, prediction, pattern=PATTERN)
 
     times, pixels = frames_of(tmp_path / "out.mp4")
     assert times == pytest.approx([n / 10 for n in range(30)], abs=1e-3)
-    assert pixels.shape == film.shape
-    assert np.abs(pixels[:, :60].astype(int) - film[:, :60]).mean() < 3  # above the label
+    assert pixels.shape == footage.shape
+    assert np.abs(pixels[:, :60].astype(int) - footage[:, :60]).mean() < 3  # above the label
     text = pixels[:, -12:].reshape(30, -1)
     assert (text.max(1).astype(int) - text.min(1) > 80).all()  # white on dark, in all frames
 
 
-def test_a_video_has_the_label_of_each_time(film, tmp_path) -> None:
-    path = write_video(tmp_path / "film.mp4", film, rate=10)
+def test_a_video_has_the_label_of_each_time(footage, tmp_path) -> None:
+    path = write_video(tmp_path / "video.mp4", footage, rate=10)
     labelled = [Segment(1.0, 2.0, "up", 0.9)]
 
     save_video(tmp_path / "out.mp4", path, labelled, [], pattern=PATTERN)
@@ -170,8 +170,8 @@ def test_a_video_has_the_label_of_each_time(film, tmp_path) -> None:
     assert differ.tolist() == [False] * 10 + [True] * 10 + [False] * 10
 
 
-def test_frames_in_memory_and_odd_or_large_sizes(film, tmp_path) -> None:
-    odd = torch.from_numpy(film[:5, :33, :47].copy())
+def test_frames_in_memory_and_odd_or_large_sizes(footage, tmp_path) -> None:
+    odd = torch.from_numpy(footage[:5, :33, :47].copy())
     save_video(tmp_path / "odd.mp4", odd, [], [0], pattern=PATTERN)
     times, pixels = frames_of(tmp_path / "odd.mp4")
     assert pixels.shape == (5, 32, 48, 3)
@@ -198,10 +198,10 @@ def test_ticks_never_hide_the_line_of_time() -> None:
     assert white(17) == white(500) == 0
 
 
-def test_a_failed_video_leaves_no_file(film, tmp_path) -> None:
-    path = write_video(tmp_path / "film.mp4", film, rate=10)
+def test_a_failed_video_leaves_no_file(footage, tmp_path) -> None:
+    path = write_video(tmp_path / "video.mp4", footage, rate=10)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(Exception, match=r"film\.mp4"):
+    with pytest.raises(Exception, match=r"footage\.mp4"):
         save_video(tmp_path / "out.mp4", path, [], [], pattern=PATTERN)
-    assert [p.name for p in tmp_path.iterdir()] == ["film.mp4"]
+    assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]

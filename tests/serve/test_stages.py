@@ -22,15 +22,15 @@ STAGES = (2, 4, 8)
 
 
 @pytest.fixture(scope="module")
-def films() -> list[np.ndarray]:
+def footages() -> list[np.ndarray]:
     """Videos of different lengths, brightness and contrast, so that answers differ."""
     random = np.random.default_rng(0)
-    films = []
+    footages = []
     for number in range(30):
         shape = (int(random.integers(3, 30)), 40, 48, 3)
         pixels = random.normal(random.uniform(30, 220), 10 + 2 * number, shape)
-        films.append(pixels.clip(0, 255).astype(np.uint8))
-    return films
+        footages.append(pixels.clip(0, 255).astype(np.uint8))
+    return footages
 
 
 @pytest.fixture(scope="module")
@@ -44,11 +44,11 @@ def plain(weights) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def stored(plain, films) -> dict[int, torch.Tensor]:
+def stored(plain, footages) -> dict[int, torch.Tensor]:
     """Logits of the network at each count."""
     logits = {}
     for count in STAGES:
-        clips = [plain.reader(count).read(film).pixels / 255 for film in films]
+        clips = [plain.reader(count).read(footage).pixels / 255 for footage in footages]
         clip = (torch.stack(clips) - 0.4) / 0.2  # the preprocessing, by hand
         with torch.no_grad():
             logits[count] = plain.model(clip)
@@ -71,12 +71,12 @@ def predictor(weights, file) -> Predictor:
     return Predictor(weights, precision="fp32", early_exit=file)
 
 
-def test_a_served_early_exit_equals_the_one_on_stored_logits(predictor, stored, films, file):
+def test_a_served_early_exit_equals_the_one_on_stored_logits(predictor, stored, footages, file):
     stage, classes = EarlyExit.load(file).answer(stored)
     assert len(stage.unique()) == 3
 
-    one_by_one = [predictor(film, frames="early_exit") for film in films]
-    together = predictor(films, frames="early_exit", batch_size=7)
+    one_by_one = [predictor(footage, frames="early_exit") for footage in footages]
+    together = predictor(footages, frames="early_exit", batch_size=7)
 
     for found in (one_by_one, together):
         assert [p.frames for p in found] == [STAGES[s] for s in stage]
@@ -88,12 +88,12 @@ def test_a_served_early_exit_equals_the_one_on_stored_logits(predictor, stored, 
     assert predictor([], frames="early_exit") == []
 
 
-def test_the_times_are_those_of_all_stages(predictor, films, monkeypatch) -> None:
+def test_the_times_are_those_of_all_stages(predictor, footages, monkeypatch) -> None:
     """Each forward pass, of any number of clips, takes 10 ms per clip here."""
     run = Predictor._logits
     monkeypatch.setattr(Predictor, "_logits", lambda self, clips: (run(self, clips)[0], 10.0))
 
-    found = predictor(films, frames="early_exit")
+    found = predictor(footages, frames="early_exit")
 
     assert {p.frames: p.model_ms for p in found} == {2: 10.0, 4: 20.0, 8: 30.0}
     assert all(p.decode_ms > 0 for p in found)
@@ -159,13 +159,13 @@ def test_the_stages_of_a_file(tmp_path, plain) -> None:
 
 
 def test_early_exit_kept_with_its_weights(
-    tmp_path, films, weights, file, predictor, capsys
+    tmp_path, footages, weights, file, predictor, capsys
 ) -> None:
     kept = tmp_path / "kept.safetensors"
     for end in (".safetensors", ".yaml"):
         shutil.copy(weights.with_suffix(end), kept.with_suffix(end))
     shutil.copy(file, early_exit_path(kept))
-    video = write_video(tmp_path / "video.mp4", films[0], rate=20)
+    video = write_video(tmp_path / "video.mp4", footages[0], rate=20)
 
     given = [str(video), "--weights", str(kept), "--precision", "fp32", "--frames", "early_exit"]
     assert main([*given, "--format", "json"]) == 0
@@ -174,12 +174,12 @@ def test_early_exit_kept_with_its_weights(
     assert json.loads(capsys.readouterr().out)["why"] == expected.why
 
 
-def test_early_exit_of_other_weights_or_none_is_refused(tmp_path, file, plain, films) -> None:
+def test_early_exit_of_other_weights_or_none_is_refused(tmp_path, file, plain, footages) -> None:
     other = save_network(tmp_path / "other.safetensors", spread=0.07)
     with pytest.raises(ValueError, match="fitted to tiny"):
         Predictor(other, early_exit=file)
     with pytest.raises(ValueError, match="fit one"):
-        plain(films[0], frames="early_exit")
+        plain(footages[0], frames="early_exit")
 
 
 def test_early_exit_that_ships() -> None:

@@ -157,7 +157,7 @@ class Service:
         self._places = threading.BoundedSemaphore(self.limits.requests)
         self._readers = Readers(workers, self.limits.timeout)
         self._threads = {name: ThreadPoolExecutor(1, f"ffn-{name}") for name in predictors}
-        self._closed = False
+        self._closing, self._closed = threading.Lock(), False
 
     def __enter__(self) -> Service:
         return self
@@ -247,10 +247,12 @@ class Service:
 
     def close(self) -> None:
         """End the processes and threads; requests that wait fail."""
-        self._closed = True
-        self._readers.close()
-        for thread in self._threads.values():
-            thread.shutdown(wait=False, cancel_futures=True)
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._readers.close()
+                for thread in self._threads.values():
+                    thread.shutdown(wait=False, cancel_futures=True)
 
     def check_size(self, size: int, name: str = "the video") -> None:
         """Raise Refusal for a file of too many bytes."""

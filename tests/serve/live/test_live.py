@@ -24,7 +24,7 @@ def predictor(tmp_path_factory) -> Predictor:
 
 
 @pytest.fixture(scope="module")
-def film() -> np.ndarray:
+def footage() -> np.ndarray:
     return np.random.default_rng(1).integers(0, 256, (70, 40, 48, 3), dtype=np.uint8)
 
 
@@ -48,11 +48,11 @@ def assert_same(answers, windows) -> None:
 
 
 @pytest.mark.parametrize(("kind", "seconds", "step"), [("mp4", 0.8, 0.3), ("memory", 30.0, 1.0)])
-def test_a_file_has_the_answers_of_its_windows(predictor, film, tmp_path, kind, seconds, step):
+def test_a_file_has_the_answers_of_its_windows(predictor, footage, tmp_path, kind, seconds, step):
     """Bit by bit, the last one included; with a simulated clock, at no time."""
-    given, fps = film, 10
+    given, fps = footage, 10
     if kind != "memory":
-        given, fps = str(write_video(tmp_path / f"a.{kind}", film, rate=10)), None
+        given, fps = str(write_video(tmp_path / f"a.{kind}", footage, rate=10)), None
     windows = list(predictor.windows(given, seconds, step=step, fps=fps, frames=6, batch_size=1))
     source, clock = open_source(given, fps=fps), SimulatedClock()
 
@@ -68,9 +68,9 @@ def given_source(given, fps):
     return open_source(given, fps=fps, speed=3)
 
 
-def test_a_file_in_real_time(predictor, film, tmp_path) -> None:
+def test_a_file_in_real_time(predictor, footage, tmp_path) -> None:
     """20 times its rate, with the clock of the machine; ``with`` and ``for`` end the thread."""
-    path = str(write_video(tmp_path / "a.mp4", film, rate=10))
+    path = str(write_video(tmp_path / "a.mp4", footage, rate=10))
     began = time.monotonic()
     with LivePredictor(predictor, open_source(path, speed=20), 1.0, step=3.5, frames=2) as live:
         answers = list(live)
@@ -80,8 +80,8 @@ def test_a_file_in_real_time(predictor, film, tmp_path) -> None:
     assert not threads()
 
 
-def test_the_largest_count_is_used_while_it_fits(predictor, film) -> None:
-    answers = list(LivePredictor(predictor, given_source(film, 10), 2.0, clock=SimulatedClock()))
+def test_the_largest_count_is_used_while_it_fits(predictor, footage) -> None:
+    answers = list(LivePredictor(predictor, given_source(footage, 10), 2.0, clock=SimulatedClock()))
     assert predictor.counts == list(range(2, 13))
     assert {(a.prediction.frames, a.prediction.why) for a in answers} == {(12, "the largest count")}
 
@@ -178,9 +178,9 @@ def changed_at(answers) -> float:
     return next(a.time for a in answers if a.time >= 9.8 + after - 1e-9)
 
 
-def test_a_repeated_file_goes_on_for_ever(predictor, film) -> None:
+def test_a_repeated_file_goes_on_for_ever(predictor, footage) -> None:
     clock = SimulatedClock()
-    source = open_source(film[:20], fps=10, repeat=True, speed=2)
+    source = open_source(footage[:20], fps=10, repeat=True, speed=2)
     numbers = []
     for answer in LivePredictor(predictor, source, 1.0, step=1.0, frames=2, clock=clock):
         numbers.append(answer.prediction.indices)
@@ -191,13 +191,13 @@ def test_a_repeated_file_goes_on_for_ever(predictor, film) -> None:
     assert not threads()
 
 
-def test_errors_come_after_the_answers(predictor, film, tmp_path) -> None:
+def test_errors_come_after_the_answers(predictor, footage, tmp_path) -> None:
     with pytest.raises(VideoError, match="no such file"):
         list(LivePredictor(predictor, str(tmp_path / "missing.mp4"), frames=2))
 
     def broken():
         for number in range(25):
-            yield number / 10, film[number]
+            yield number / 10, footage[number]
         raise RuntimeError("the plug was pulled")
 
     answers = []
@@ -206,20 +206,24 @@ def test_errors_come_after_the_answers(predictor, film, tmp_path) -> None:
     assert not threads()
 
 
-def test_an_iterator_of_frames(predictor, film) -> None:
+def test_an_iterator_of_frames(predictor, footage) -> None:
     """Arrays or tensors, from any time on; the answers are those of a video of these frames."""
-    pairs = ((1000 + n / 10, torch.from_numpy(f) if n % 2 else f) for n, f in enumerate(film))
+    pairs = ((1000 + n / 10, torch.from_numpy(f) if n % 2 else f) for n, f in enumerate(footage))
     (answer,) = LivePredictor(predictor, pairs, 60.0, frames=8)
-    assert torch.equal(answer.prediction.probabilities, predictor(film, frames=8).probabilities)
+    assert torch.equal(answer.prediction.probabilities, predictor(footage, frames=8).probabilities)
 
-    wrong = [[(0, film[0].astype(float))], [(0, film[0, 0])], [(1, film[0]), (1, film[1])]]
+    wrong = [
+        [(0, footage[0].astype(float))],
+        [(0, footage[0, 0])],
+        [(1, footage[0]), (1, footage[1])],
+    ]
     for frames, error in zip(wrong, (TypeError, ValueError, ValueError), strict=True):
         with pytest.raises(error):
             list(LivePredictor(predictor, frames, frames=2))
 
 
-def test_closing(predictor, film) -> None:
-    live = LivePredictor(predictor, given_source(film, 1), 100.0, frames=2)
+def test_closing(predictor, footage) -> None:
+    live = LivePredictor(predictor, given_source(footage, 1), 100.0, frames=2)
     answers = iter(live)
     threading.Timer(0.3, live.close).start()  # of another thread, while it waits
     assert list(answers) == []
@@ -228,10 +232,10 @@ def test_closing(predictor, film) -> None:
         next(iter(live))
 
 
-def test_wrong_options_and_sources(predictor, film) -> None:
+def test_wrong_options_and_sources(predictor, footage) -> None:
     for options in ({"window": 0}, {"step": -1}, {"frames": 0}, {"max_lag": 0}):
         with pytest.raises(ValueError, match=next(iter(options))):
-            LivePredictor(predictor, given_source(film, 10), **options)
+            LivePredictor(predictor, given_source(footage, 10), **options)
     with pytest.raises(TypeError, match="float"):
         open_source(1.5)
     for given, options in (("a.mp4", {"attempts": 3}), ("rtsp://camera/1", {"speed": 2})):

@@ -212,9 +212,9 @@ def test_names_of_cameras_and_addresses() -> None:
 
 
 @pytest.fixture(scope="module")
-def film(tmp_path_factory) -> bytes:
+def content(tmp_path_factory) -> bytes:
     """Sixty frames at 20 per second, a key frame every 5, as MPEG transport stream."""
-    path = tmp_path_factory.mktemp("film") / "film.ts"
+    path = tmp_path_factory.mktemp("content") / "video.ts"
     random = np.random.default_rng(0)
     with av.open(str(path), "w", format="mpegts") as output:
         stream = output.add_stream("mpeg2video", rate=25, options={"g": "5"})
@@ -227,20 +227,20 @@ def film(tmp_path_factory) -> bytes:
 
 
 class Server:
-    """Serves a film; each connection has its own share of it, or fails.
+    """Serves a video; each connection has its own share of it, or fails.
 
     Args:
-        film: the bytes.
-        shares: of the film that each connection gets; 0: an error; None: nothing, and no end.
+        content: the bytes.
+        shares: of the content that each connection gets; 0: an error; None: nothing, and no end.
     """
 
-    def __init__(self, film: bytes, *shares: float | None) -> None:
-        self.film, self.shares = film, list(shares)
+    def __init__(self, content: bytes, *shares: float | None) -> None:
+        self.content, self.shares = content, list(shares)
         self.agents: list[str] = []
         self.release = threading.Event()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), partial(Handler, self))
         self._server.daemon_threads = True
-        self.address = f"http://127.0.0.1:{self._server.server_port}/film.ts"
+        self.address = f"http://127.0.0.1:{self._server.server_port}/video.ts"
 
     def __enter__(self) -> Server:
         threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True).start()
@@ -266,7 +266,7 @@ class Handler(BaseHTTPRequestHandler):
         self.send_response(200)
         self.send_header("Content-Type", "video/mp2t")
         self.end_headers()
-        self.wfile.write(self.owner.film[: int(len(self.owner.film) * (share or 0.4))])
+        self.wfile.write(self.owner.content[: int(len(self.owner.content) * (share or 0.4))])
         if share is None:
             self.wfile.flush()
             self.owner.release.wait(20)
@@ -291,10 +291,11 @@ class Quick(Clock):
         return super().wait(condition, ready, seconds)
 
 
-def test_a_server_that_breaks_off(film) -> None:
-    """Half of the film; an error; all of it; errors. Nothing is left open."""
+@pytest.mark.slow
+def test_a_server_that_breaks_off(content) -> None:
+    """Half of the content; an error; all of it; errors. Nothing is left open."""
     clock, events = Quick(), []
-    with Server(film, 0.5, 0, 1) as server:
+    with Server(content, 0.5, 0, 1) as server:
         before = open_files()
         options = {"options": {"user_agent": "a test"}, "attempts": 3}
         source = open_source(server.address, **options)
@@ -315,9 +316,10 @@ def test_a_server_that_breaks_off(film) -> None:
     assert open_files() <= before
 
 
-def test_a_server_that_falls_silent(film) -> None:
+@pytest.mark.slow
+def test_a_server_that_falls_silent(content) -> None:
     clock, events = Quick(), []
-    with Server(film, None, None) as server:
+    with Server(content, None, None) as server:
         source = open_source(server.address, timeout=0.5, attempts=0)
         began = time.monotonic()
         with pytest.raises(VideoError, match=r"interrupted: no data for 0\.5 s; gave up after 0 "):
@@ -326,6 +328,7 @@ def test_a_server_that_falls_silent(film) -> None:
     assert [e.state for e in events] == ["connected"]
 
 
+@pytest.mark.slow
 def test_addresses_that_cannot_be_opened(tmp_path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
         port = closed.getsockname()[1]

@@ -25,6 +25,7 @@ from ffn.serve import Client, Predictor, ServiceError
 from ffn.serve.client import __file__ as client_file
 from ffn.serve.web import Limits, Metrics, Service, create_app, mount_page
 
+pytestmark = pytest.mark.slow  # processes and HTTP
 LIMITS = Limits(mebibytes=1.0, frames=16, timeout=60.0, requests=4)
 COUNTS = (2, 3, 4, 7, 8, 12)
 
@@ -96,7 +97,6 @@ def test_the_page_opens_no_addresses(address) -> None:
         )
 
 
-@pytest.mark.slow
 def test_the_page_opens_uploaded_files_only(address, client, videos) -> None:
     """A request may name any path in place of an uploaded file; /dev/zero never ends."""
     for path in (str(videos[1]), "/dev/zero", "/etc/hostname", __file__):

@@ -23,6 +23,7 @@ from ffn.serve.web.containers import HEAD_BYTES, container_of
 from ffn.zoo import save_weights
 
 SETTINGS = Preprocessing(crop=32, resize=32).to_dict()
+pytestmark = pytest.mark.slow  # processes and HTTP
 LIMITS = Limits(mebibytes=0.5, seconds=3.0, frames=16, counts=4, timeout=60.0, requests=2)
 
 
@@ -47,19 +48,19 @@ def upload(tmp_path, mp4) -> Path:
 
 def refused(service: Service, path: Path, query: Query | None = None) -> tuple[int, str]:
     with pytest.raises(Refusal) as caught:
-        service.predict(path, query or Query(name="film.mp4"))
+        service.predict(path, query or Query(name="video.mp4"))
     return caught.value.status, caught.value.message
 
 
 def test_answers_are_those_of_the_predictor(service, predictor, upload) -> None:
     counts = (4, 7, "auto", 2)
-    answers = service.predict(upload, Query(frames=counts, name="film.mp4"))
+    answers = service.predict(upload, Query(frames=counts, name="video.mp4"))
 
     for count, answer in zip(counts, answers, strict=True):
         expected, clip = predictor(upload, frames=count), predictor.reader(count).read(upload)
         found = answer.prediction
         torch.testing.assert_close(found.probabilities, expected.probabilities, atol=1e-5, rtol=0)
-        assert (found.path, found.why) == ("film.mp4", expected.why)
+        assert (found.path, found.why) == ("video.mp4", expected.why)
         assert found.indices == expected.indices == answer.clip.indices
         assert torch.equal(answer.clip.pixels, clip.pixels)
         assert answer.gmacs == predictor.gmacs(expected.frames)
@@ -109,7 +110,7 @@ def test_files_that_are_not_accepted(service, upload) -> None:
         upload.write_bytes(text)
         found, message = refused(service, upload)
         assert found == status
-        assert message.startswith("film.mp4")
+        assert message.startswith("video.mp4")
         assert str(upload) not in message
     upload.unlink()
     assert refused(service, upload)[0] == 422
@@ -121,7 +122,6 @@ def test_a_video_that_is_too_long(service, upload) -> None:
     assert refused(service, upload.with_suffix(".mp4"))[0] == 413
 
 
-@pytest.mark.slow
 def test_a_video_that_ends_or_blocks_its_worker(predictor, upload, monkeypatch) -> None:
     limits = replace(LIMITS, timeout=10.0)
     with Service({"tiny": predictor}, limits=limits, workers=1) as service:
@@ -144,7 +144,6 @@ def test_a_video_that_ends_or_blocks_its_worker(predictor, upload, monkeypatch) 
     assert not service.healthy
 
 
-@pytest.mark.slow
 def test_closing_ends_a_request_whose_video_blocks(predictor, upload, monkeypatch) -> None:
     plain = predictor.reader()
     monkeypatch.setattr(
@@ -161,7 +160,6 @@ def test_closing_ends_a_request_whose_video_blocks(predictor, upload, monkeypatc
         assert time.monotonic() - began < 10
 
 
-@pytest.mark.slow
 def test_the_time_of_the_network_is_that_of_all_numbers_of_frames(
     predictor, upload, monkeypatch
 ) -> None:
@@ -199,9 +197,9 @@ def test_predictors_that_cannot_be_served(predictor, tmp_path) -> None:
 def test_logits_that_are_not_finite_are_refused(upload, tmp_path) -> None:
     damaged = save_network(tmp_path / "damaged.safetensors", spread=float("nan"))
     with Service({"damaged": Predictor(damaged, fuse=False)}, workers=1) as service:
-        status, message = refused(service, upload, Query(frames=(4,), name="film.mp4"))
+        status, message = refused(service, upload, Query(frames=(4,), name="video.mp4"))
 
-    assert (status, message.split(":")[0]) == (500, "film.mp4")
+    assert (status, message.split(":")[0]) == (500, "video.mp4")
 
 
 WRITTEN = {  # suffix: format and codec of FFmpeg, container
