@@ -9,7 +9,6 @@ import csv
 import errno
 import io
 import os
-import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -100,16 +99,6 @@ def make_writable(folder: Path) -> None:
     attempt = part_of(folder / "attempt")
     attempt.touch()
     attempt.unlink(missing_ok=True)  # ids of processes on other machines may be equal
-
-
-def keep_damaged(path: Path) -> Path:
-    """Copy a damaged file to ``NAME.damaged``, or ``NAME.damaged.1``, …; return the copy."""
-    number, copy = 0, path.with_name(f"{path.name}.damaged")
-    while copy.exists():
-        number += 1
-        copy = path.with_name(f"{path.name}.damaged.{number}")
-    shutil.copy2(path, copy)
-    return copy
 
 
 @contextmanager
