@@ -17,7 +17,7 @@ import fnmatch
 import inspect
 import re
 from collections.abc import Callable
-from typing import Any, TypeVar, get_type_hints
+from typing import Any, TypeVar
 
 import timm
 from torch import nn
@@ -104,31 +104,9 @@ def build(
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None or unknown[1] not in {*kwargs, "num_classes"}:
             raise  # an error inside the factory
-        known = _arguments(name, factory)
-        close = difflib.get_close_matches(unknown[1], known, n=1)
-        hint = f"did you mean {close[0]}?" if close else "remove it, or add it to the factory."
         raise ValueError(
-            f"{name} takes no {unknown[1]}; {hint} It takes {', '.join(known)}"
+            f"{name} takes no {unknown[1]}; remove it, or add it to the factory"
         ) from error
-
-
-def _arguments(name: str, factory: Callable[..., nn.Module]) -> list[str]:
-    """Names of the arguments that a model takes: its factory's, and those of what it calls."""
-    names = dict(inspect.signature(factory).parameters)
-    if any(p.kind is p.VAR_KEYWORD for p in names.values()):
-        inner = _families.get(re.split(r"[._]", name)[0]) or _return_type(factory)
-        names |= inspect.signature(inner).parameters if callable(inner) else {}
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [key for key, p in names.items() if p.kind in kinds and key != "timm_name"]
-    return list(dict.fromkeys(["num_classes", "pretrained", *taken]))
-
-
-def _return_type(factory: Callable[..., nn.Module]) -> Any:
-    """The annotated class of a factory's models; None if it is unknown."""
-    try:
-        return get_type_hints(factory).get("return")
-    except NameError:  # imported for type checkers alone
-        return None
 
 
 def _find(name: str) -> tuple[Any, ...]:
@@ -141,7 +119,7 @@ def _find(name: str) -> tuple[Any, ...]:
         return (_models[name],)
     except KeyError as error:
         raise ValueError(
-            f"{error.args[0]}. Any timm CNN with residual blocks is available as "
+            f"{error.args[0]}. timm CNNs of the blocks in ffn.backbones.residual are "
             f"{', '.join(f'{f}.<timm name>' for f in families())}."
         ) from None
 

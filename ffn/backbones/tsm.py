@@ -14,7 +14,7 @@ from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
 from ffn.backbones.registry import register, register_family, register_pretrained
-from ffn.backbones.residual import residual_convs
+from ffn.backbones.residual import BLOCKS, residual_convs
 from ffn.layers import HEAD_STD, ShiftConv2d, TimedPerFrame, init_classifier
 
 # What ffn.convert makes private by default.
@@ -25,7 +25,8 @@ class TSM(TimedPerFrame):
     """A 2-D CNN with temporal shifts, for clips of any length.
 
     Args:
-        net: a timm CNN with residual blocks; changed in place. Its state-dict keys do not change.
+        net: a timm CNN with residual blocks of a known class; changed in place. Its state-dict
+            keys do not change.
         shift_divisor: 8 shifts 1/8 of a block's input channels back and 1/8 forth.
         shift_every: 2 shifts in every second block of each stage, starting with the first.
 
@@ -48,33 +49,25 @@ class TSM(TimedPerFrame):
 def shiftable_convs(net: nn.Module) -> dict[str, str]:
     """Find the convolutions that shift: the name of the residual block, by that of the convolution.
 
-    They read the input of a residual branch; see :func:`~ffn.backbones.residual.residual_convs`. A
-    block without a shortcut (as the strided blocks of MobileNet) does not shift: without the
-    unshifted path in parallel, the shift would destroy spatial features (TSM §3.2).
+    They read the input of a residual branch; see :func:`~ffn.backbones.residual.residual_convs`.
 
     Raises:
         ValueError: there is none, one of them is of another class than ``nn.Conv2d``, or the
             network has no norm that :func:`ffn.convert` could make private.
     """
     kind, choice = type(net).__name__, "resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
-    try:
-        convs = residual_convs(net)
-    except RuntimeError as error:
-        raise ValueError(
-            f"{kind} cannot run on the meta device to find its residual blocks ({error}); choose a "
-            f"CNN for RGB images such as {choice}"
-        ) from error
+    convs = residual_convs(net)
     if not convs:
+        known = ", ".join(sorted({block.__name__ for block in BLOCKS}))
         raise ValueError(
-            f"{kind} has no residual block with a convolution over space, whose input is added to "
-            f"its output; choose a CNN such as {choice}"
+            f"{kind} has no residual block of a class that is known ({known}); choose a CNN such "
+            f"as {choice}"
         )
     for name, block in convs.items():
-        conv = type(net.get_submodule(name)).__name__ if name else "convolution of its own kind"
-        if conv != "Conv2d":
+        if type(conv := net.get_submodule(name)) is not nn.Conv2d:
             raise ValueError(
-                f"{block} of {kind} starts with a {conv}; only an nn.Conv2d, with its own weights "
-                f"and one run per image, can shift. Choose a CNN such as {choice}"
+                f"{block} of {kind} starts with a {type(conv).__name__}; only an nn.Conv2d can "
+                f"shift. Choose a CNN such as {choice}"
             )
     if not any(isinstance(module, NORMS) and module._parameters for module in net.modules()):
         raise ValueError(

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 import ffn
 from ffn import backbones
 from ffn.core import PrivateModules
-from ffn.layers import PerFrame, check_clip
 
 NAMES = ("tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny")
 FORMS = ("plain", "flexible", "extracted", "fused")
@@ -51,7 +50,7 @@ def classifier_input(model: nn.Module, clip: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("form", FORMS)
-@pytest.mark.parametrize("name", [*NAMES, "tsm.mobilenetv3_small_050", "tsm.regnetx_002"])
+@pytest.mark.parametrize("name", [*NAMES, "tsm.mobilenetv3_small_050"])
 @torch.no_grad()
 def test_head_of_features_is_the_forward_pass(name: str, form: str) -> None:
     model = build(name, form)
@@ -203,10 +202,3 @@ def test_networks_of_other_channels_are_not_swapped() -> None:
     remedy = r"C = 8\. .* \(B, T, C, H, W\); pass clip\.transpose\(1, 2\)"
     with pytest.raises(ValueError, match=remedy):
         model(torch.randn(1, 4, 8, 32, 32))
-
-
-@torch.no_grad()
-def test_own_networks_of_other_channels_take_any_length() -> None:
-    net = nn.Sequential(nn.AdaptiveAvgPool2d(1), nn.Flatten())  # no convolution shows its C
-    assert PerFrame(net)(torch.randn(2, 8, 3, 4, 4)).shape == (2, 8)
-    check_clip(torch.randn(2, 8, 3, 4, 4))
