@@ -1,82 +1,79 @@
-"""``tools/publish.py CHECKPOINT NAME``: write a trained network and its record for release."""
+"""Write a trained network and its record for release."""
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ffn.cli.arguments import add_imports_argument, load_imports, names_of, refuse_existing
-from ffn.cli.program import Parser, called_as, fail, program
+from cyclopts import Parameter
+from cyclopts.types import ExistingFile
+
+from ffn.cli.arguments import Imports, Overwrite, Weights, names_of, refuse_existing
 from ffn.files import atomic_write, make_writable
+from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
     from torch import nn
 
     from ffn.data import Protocol
     from ffn.evaluation import Sweep
-    from ffn.zoo import WeightRecord
 
 
-@program("publish", "the same command starts again")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, read, write; returns the exit status."""
-    parser = _parser()
-    given = parser.parse_args(arguments)
-    if given.private and not given.hub:
-        parser.error("--private needs --hub")
+def publish(
+    checkpoint: Annotated[Weights, Parameter(name="CHECKPOINT")],
+    name: Annotated[str, Parameter(name="NAME")],
+    /,
+    *,
+    output: Path = Path(),
+    results: ExistingFile | None = None,
+    knows: str | None = None,
+    source: str | None = None,
+    licence: str | None = None,
+    hub: Annotated[str | None, Parameter(name="--hub")] = None,
+    private: bool = False,
+    overwrite: Overwrite = False,
+    imports: Imports = None,
+) -> None:
+    """Write a trained network as one weight file, NAME.safetensors, with its record, NAME.yaml.
 
-    from ffn.zoo import WeightsError
+    The record has the model, classes, preprocessing, metrics per frame count and SHA-256, for
+    `ffn.load`. A file of early exit that is kept with the
+    checkpoint is written beside them.
 
-    try:
-        load_imports(given)
-        _publish(given)
-    except (ValueError, OSError, ImportError, WeightsError) as error:
-        return fail("publish", error)
-    return 0
+    Args:
+        checkpoint: best.pt or last.pt of a run.
+        name: model.dataset_frames, e.g. tsm_r50.sthv1_f4_8_16.
+        output: Folder; default: the current one.
+        results: results.json of `ffn test` for this checkpoint, alone or with others.
+        knows: What the classes are, e.g. "12 exercises"; default: that of the record.
+        source: Origin of the weights, in a sentence; default: that of the record.
+        licence: SPDX name, e.g. Apache-2.0; default: that of the record.
+        hub: USER/REPO: also publish on the Hugging Face Hub, with a model card.
+        private: In a private repository.
+    """
+    if private and not hub:
+        raise ValueError("--private needs --hub")
+    import_extensions(imports or [])
 
-
-def _parser() -> Parser:
-    parser = Parser(
-        prog=called_as("publish"),
-        description="Write a training checkpoint as NAME.safetensors and its record NAME.yaml "
-        "(model, classes, preprocessing, metrics per frame count, SHA-256) for ffn.load. A file of "
-        "early exit that is kept with the checkpoint is written beside them.",
-    )
-    parser.add_argument("checkpoint", help="best.pt or last.pt of a run")
-    parser.add_argument("name", help="model.dataset_frames, e.g. tsm_r50.sthv1_f4_8_16")
-    parser.add_argument("--output", default=".", help="folder; default: the current one")
-    parser.add_argument(
-        "--results",
-        help="results.json of ffn test for this checkpoint, alone or with others",
-    )
-    kept = "; default: that of the record"
-    parser.add_argument("--source", default="", help=f"origin of the weights, in a sentence{kept}")
-    parser.add_argument("--licence", default="", help=f"SPDX name, e.g. Apache-2.0{kept}")
-    parser.add_argument(
-        "--hub", metavar="USER/REPO", help="also publish on the Hugging Face Hub, with a model card"
-    )
-    parser.add_argument("--private", action="store_true", help="in a private repository")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
-    add_imports_argument(parser)
-    return parser
-
-
-def _publish(given: argparse.Namespace) -> None:
     from ffn.zoo import early_exit_path, load_with_record, push_to_hub, save_weights
     from ffn.zoo.repositories import check_repository
 
-    if given.hub:
-        check_repository(given.hub)
-    model, record = load_with_record(given.checkpoint)
-    path = Path(given.output) / f"{given.name}.safetensors"
-    early_exit, kept = _early_exit_of(given.checkpoint, model), early_exit_path(path)
-    refuse_existing(kept, given.overwrite)
-    meta = _meta(given, model, record)
-    make_writable(path.parent)
-    written = save_weights(model, path, meta, overwrite=given.overwrite)
+    if hub:
+        check_repository(hub)
+    model, record = load_with_record(checkpoint)
+    path = output / f"{name}.safetensors"
+    early_exit, kept = _early_exit_of(checkpoint, model), early_exit_path(path)
+    refuse_existing(kept, overwrite)
+    about = {"knows": knows, "source": source, "licence": licence}
+    meta = record.to_dict() | {key: value for key, value in about.items() if value is not None}
+    meta |= {"name": name, "config": without_places(record.config)}
+    meta |= _measured(checkpoint, model, results) if results else {}
+    if meta.get("metrics"):
+        meta.setdefault("origin", "measured")
+    make_writable(output)
+    written = save_weights(model, path, meta, overwrite=overwrite)
     print(f"{path}: {written.size / 1e6:.2f} MB, SHA-256 {written.sha256}")
     if early_exit is not None:
         with atomic_write(kept) as file:
@@ -84,40 +81,28 @@ def _publish(given: argparse.Namespace) -> None:
         print(f"{kept}: its early exit")
     else:
         kept.unlink(missing_ok=True)  # that of the weights which were replaced
-    if given.hub:
-        options = {"private": given.private, "overwrite": given.overwrite}
+    if hub:
         try:
-            print(push_to_hub(path, given.hub, **options))
+            print(push_to_hub(path, hub, private=private, overwrite=overwrite))
         except BaseException:
-            again = f"ffn.push_to_hub({str(path)!r}, {given.hub!r})"
+            again = f"ffn.push_to_hub({str(path)!r}, {hub!r})"
             print(f"{path} is written; to upload it later: {again}", file=sys.stderr)
             raise
 
 
-def _meta(given: argparse.Namespace, model: nn.Module, record: WeightRecord) -> dict[str, Any]:
-    """The record to write: that of the checkpoint, with what the command gives."""
+def _measured(checkpoint: str, model: nn.Module, results: Path) -> dict[str, Any]:
+    """The metrics and the protocol of a results.json."""
     from ffn.data import Protocol
     from ffn.evaluation import load_table
 
-    metrics, protocol, origin = record.metrics, record.protocol, record.origin or "measured"
-    if given.results:
-        sweep = _sweep_of(given.checkpoint, given.results, load_table(given.results))
-        _check_network(sweep, model, given)
-        origin = "measured"
-        metrics = {
-            row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
-            for row in sweep.rows
-        }
-        protocol = _views(Protocol.parse(sweep.protocol))
-    return record.to_dict() | {
-        "name": given.name,
-        "metrics": metrics,
-        "protocol": protocol,
-        "origin": origin if metrics else None,
-        "source": given.source or record.source,
-        "licence": given.licence or record.licence,
-        "config": without_places(record.config),
+    sweep = _sweep_of(checkpoint, results, load_table(results))
+    _check_network(sweep, model, checkpoint, results)
+    metrics = {
+        row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
+        for row in sweep.rows
     }
+    protocol = _views(Protocol.parse(sweep.protocol))
+    return {"metrics": metrics, "protocol": protocol, "origin": "measured"}
 
 
 def _views(protocol: Protocol) -> str | None:
@@ -142,7 +127,7 @@ def _early_exit_of(checkpoint: str, model: nn.Module) -> Path | None:
     return path
 
 
-def _sweep_of(checkpoint: str, results: str, sweeps: Sequence[Sweep]) -> Sweep:
+def _sweep_of(checkpoint: str, results: Path, sweeps: Sequence[Sweep]) -> Sweep:
     """The results with the name that :func:`names_of` gives a checkpoint, alone or with others."""
     shortest = names_of([checkpoint])[checkpoint]
     path = Path(checkpoint).resolve().with_suffix("").as_posix()
@@ -161,7 +146,7 @@ def _sweep_of(checkpoint: str, results: str, sweeps: Sequence[Sweep]) -> Sweep:
     return found[0]
 
 
-def _check_network(sweep: Sweep, model: nn.Module, given: argparse.Namespace) -> None:
+def _check_network(sweep: Sweep, model: nn.Module, checkpoint: str, results: Path) -> None:
     """Raise ValueError for results of another network with the name of the checkpoint."""
     from ffn.core import FrameFlexible, all_trained_frames
     from ffn.evaluation.cost import count_parameters
@@ -172,9 +157,9 @@ def _check_network(sweep: Sweep, model: nn.Module, given: argparse.Namespace) ->
     for what, (tested, own) in values.items():
         if tested != own:
             raise ValueError(
-                f"{given.results} has results of another network with the name {sweep.name}: its "
-                f"{what} are {tested}, those of {given.checkpoint} {own}. "
-                f"{_test_it(given.checkpoint)}"
+                f"{results} has results of another network with the name {sweep.name}: its "
+                f"{what} are {tested}, those of {checkpoint} {own}. "
+                f"{_test_it(checkpoint)}"
             )
 
 
