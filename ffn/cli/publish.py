@@ -45,7 +45,7 @@ def publish(
     Args:
         checkpoint: best.pt or last.pt of a run.
         name: model.dataset_frames, e.g. tsm_r50.sthv1_f4_8_16.
-        output: Folder; default: the current one.
+        output: Folder.
         results: results.json of `ffn test` for this checkpoint, alone or with others.
         knows: What the classes are, e.g. "12 exercises"; default: that of the record.
         source: Origin of the weights, in a sentence; default: that of the record.

@@ -11,11 +11,14 @@ import parity
 import pytest
 import torch
 
-from ffn import extract, load
-from ffn.cli.convert_checkpoint import main
+from ffn import cli, extract, load
 from ffn.core import convert
 from ffn.zoo import WeightsError, create_model, load_with_record
 from ffn.zoo.remap import ffn_pytorch, from_foreign, read_foreign
+
+
+def main(arguments: list[str]) -> int:
+    return cli.main(["convert_checkpoint", *arguments])
 
 
 @pytest.fixture(scope="module")

@@ -19,14 +19,17 @@ import torch
 import torchvision
 from torch import Tensor
 
-from ffn import load
+from ffn import cli, load
 from ffn.backbones import slowfast
-from ffn.cli.convert_checkpoint import main
 from ffn.layers import ShiftConv2d
 from ffn.zoo import WeightsError, create_model
 from ffn.zoo.remap import detect_source, from_foreign, preprocessing_of, read_foreign, rename
 
 State = dict[str, Tensor]
+
+
+def main(arguments: list[str]) -> int:
+    return cli.main(["convert_checkpoint", *arguments])
 
 
 def numbered(model: str, num_classes: int = 5) -> State:
