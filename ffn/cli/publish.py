@@ -39,8 +39,7 @@ def publish(
     """Write a trained network as one weight file, NAME.safetensors, with its record, NAME.yaml.
 
     The record has the model, classes, preprocessing, metrics per frame count and SHA-256, for
-    `ffn.load`. A file of early exit that is kept with the
-    checkpoint is written beside them.
+    `ffn.load`. A file of early exit that is kept with the checkpoint is written beside them.
 
     Args:
         checkpoint: best.pt or last.pt of a run.
@@ -57,7 +56,7 @@ def publish(
         raise ValueError("--private needs --hub")
     import_extensions(imports or [])
 
-    from ffn.zoo import early_exit_path, load_with_record, push_to_hub, save_weights
+    from ffn.zoo import early_exit_path, load_with_record, save_weights
     from ffn.zoo.repositories import check_repository
 
     if hub:
@@ -82,12 +81,19 @@ def publish(
     else:
         kept.unlink(missing_ok=True)  # that of the weights which were replaced
     if hub:
-        try:
-            print(push_to_hub(path, hub, private=private, overwrite=overwrite))
-        except BaseException:
-            again = f"ffn.push_to_hub({str(path)!r}, {hub!r})"
-            print(f"{path} is written; to upload it later: {again}", file=sys.stderr)
-            raise
+        print(_upload(path, hub, private=private, overwrite=overwrite))
+
+
+def _upload(path: Path, repo: str, **options: bool) -> str:
+    """Publish a written file; after an error, say how to do it later."""
+    from ffn.zoo import push_to_hub
+
+    try:
+        return push_to_hub(path, repo, **options)
+    except BaseException:
+        again = f"ffn.push_to_hub({str(path)!r}, {repo!r})"
+        print(f"{path} is written; to upload it later: {again}", file=sys.stderr)
+        raise
 
 
 def _measured(checkpoint: str, model: nn.Module, results: Path) -> dict[str, Any]:
