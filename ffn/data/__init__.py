@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from ffn.data.annotations import (
-    AnnotationRow,
     read_annotation_rows,
     read_annotations,
     read_classes,
@@ -22,6 +21,7 @@ from ffn.data.decoding import (
 )
 from ffn.data.frame_counts import FrameCounts
 from ffn.data.global_rng import library_draws
+from ffn.data.lists import AnnotationRow
 from ffn.data.loader import collate_eval, collate_train, make_loader
 from ffn.data.overview import check_splits, describe_splits, split_warnings
 from ffn.data.preprocessing import Normalize, Preprocessing

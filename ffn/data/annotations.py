@@ -3,7 +3,7 @@
 * a folder with one sub-folder per class, of video files or of folders of frames;
 * a text list, one video per line: `path label` or `path frames label`;
 * a table with a header, separated by commas, tabs or semicolons: a path column, a label column,
-  optionally frames, start, end, width, height and group. A column `labels` in place of the label
+  optionally frames, start, end and group. A column `labels` in place of the label
   column has any number of labels per video, separated by `|`.
 
 `docs/data.md` has the grammar. Labels are class indices or class names. Pass the classes of the
@@ -15,17 +15,17 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import replace
 from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from ffn.data.annotation_rows import AnnotationRow, is_number, short
 from ffn.data.class_folders import read_class_folders
-from ffn.data.lists import read_lines, read_list
+from ffn.data.lists import AnnotationRow, is_number, read_lines, read_list
 from ffn.data.records import Label, Record
 from ffn.labels import SEPARATOR
 from ffn.limits import CLASSES
+
+NAMES_REMEDY = "If the list is right, give all class names (data.classes=FILE, one per line)"
 
 
 def read_annotations(
@@ -132,12 +132,8 @@ def read_annotation_rows(
     if not source.exists():
         folder = source.with_suffix("")
         hint = f"; the folder {folder.name} exists: use its name" if folder.is_dir() else ""
-        index = source.parent / "index"
-        if (index / source.name).is_file() and (index / "classes.txt").is_file():
-            hint = (
-                f"; {index} holds an index: data.train=index/train.csv data.val=index/val.csv "
-                "data.classes=index/classes.txt"
-            )
+        if (source.parent / "index" / source.name).is_file():
+            hint = f"; there is index/{source.name}: use this name, and index/classes.txt"
         raise FileNotFoundError(
             f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
             f"sub-folder per class{hint} (data.train and data.val of a config)"
@@ -156,109 +152,75 @@ def _label_indices(
     rows: Sequence[AnnotationRow], classes: Sequence[str] | None
 ) -> tuple[list[Label], list[str]]:
     """Class index of each row, or indices of a row with several labels, and all class names."""
+    each = [(row.where, label) for row in rows for label in row.labels]
     if not isinstance(rows[0].label, tuple):
-        return _single_indices(rows, classes)
-    _check_separator(classes or ())
-    each = [replace(row, label=label) for row in rows for label in row.label]
+        return _class_indices(each, classes)
     if not each and classes is None:
+        raise ValueError(f"{rows[0].where}: no video of the list has a label")
+    wrong = [name for name in classes or () if SEPARATOR in str(name)]
+    if wrong:
         raise ValueError(
-            f"{rows[0].where}: no video of the list has a label; expected labels separated by "
-            f"{SEPARATOR} in the column labels, e.g. push{SEPARATOR}pull"
+            f"class {wrong[0]!r} contains {SEPARATOR}, which separates the labels of a video; "
+            "rename the class"
         )
-    indices, names = _single_indices(each, classes)
-    found = iter(indices)
-    labels = []
+    indices, names = _class_indices(each, classes)
+    found, labels = iter(indices), []
     for row in rows:
-        own = [*islice(found, len(row.label))]
-        repeated = next((i for i in own if own.count(i) > 1), None)
-        if repeated is not None:
-            raise ValueError(
-                f"{row.where}: label {names[repeated]!r} occurs twice in "
-                f"{short(SEPARATOR.join(row.label))}; write it once"
-            )
-        labels.append(tuple(sorted(own)))
+        own = tuple(sorted(islice(found, len(row.labels))))
+        if len({*own}) < len(own):
+            raise ValueError(f"{row.where}: {SEPARATOR.join(row.labels)} has a label twice")
+        labels.append(own)
     return labels, names
 
 
-def _check_separator(classes: Sequence[str]) -> None:
-    """Raise ValueError for a class name that a list with several labels cannot contain."""
-    for name in classes:
-        if SEPARATOR in str(name):
-            raise ValueError(
-                f"class {name!r} contains {SEPARATOR}, which separates the labels of a video; "
-                "rename the class in data.classes"
-            )
-
-
-def _single_indices(
-    rows: Sequence[AnnotationRow], classes: Sequence[str] | None
+def _class_indices(
+    labels: Sequence[tuple[str, str]], classes: Sequence[str] | None
 ) -> tuple[list[int], list[str]]:
-    """Class index of each row with one label, and all class names."""
-    if classes is not None:
-        names = [str(name) for name in classes]
-        return _known_labels(rows, names), names
-
-    numeric = [is_number(row.label) for row in rows]
-    if all(numeric):
-        return _indices(rows)
-    if any(numeric):
-        odd = rows[numeric.index(sum(numeric) * 2 <= len(rows))]
-        raise ValueError(
-            f"{odd.where}: label {odd.label!r} differs in kind from other labels; expected class "
-            "indices in every line or class names in every line. If class names are digits, "
-            "give all of them (data.classes=FILE, one per line)"
-        )
-    names = sorted({row.label for row in rows})
-    index = {name: i for i, name in enumerate(names)}
-    return [index[row.label] for row in rows], names
-
-
-def _indices(rows: Sequence[AnnotationRow]) -> tuple[list[int], list[str]]:
-    """The labels of rows as class indices, which start at 0 and have no gaps."""
-    remedy = "give all class names (data.classes=FILE, one per line), or write names as labels"
-    for row in rows:
-        # A larger index is taken for a name, e.g. a date.
-        if len(row.label) > 9 or int(row.label) >= CLASSES.value:
+    """Class index of each label, given with its place, and all class names."""
+    names = None if classes is None else [str(name) for name in classes]
+    numeric = [is_number(label) for _, label in labels]
+    if all(numeric) and not any(map(is_number, names or ())):
+        return _numbered(labels, names)
+    if names is None:
+        if any(numeric):
+            where, label = labels[numeric.index(sum(numeric) * 2 <= len(numeric))]
             raise ValueError(
-                f"{row.where}: label {row.label[:40]} is no class index; expected 0 … "
-                f"{CLASSES.value - 1} (raise the limit with the environment variable "
-                f"{CLASSES.variable}). If it is a name, {remedy}"
+                f"{where}: label {label!r} differs in kind from other labels; expected class "
+                f"indices in every line or class names in every line. {NAMES_REMEDY}"
             )
-    labels = [int(row.label) for row in rows]
-    missing = sorted({*range(max(labels) + 1)} - {*labels})
-    if missing:
-        last = rows[labels.index(max(labels))]
-        if missing == [*range(min(labels))]:
-            remedy = f"subtract {min(labels)} from every label, or {remedy}"
+        names = sorted({label for _, label in labels})
+    index = {name: i for i, name in enumerate(names)}
+    for where, label in labels:
+        if label not in index:
+            close = get_close_matches(label, names, n=1, cutoff=0.0)
+            raise ValueError(
+                f"{where}: label {label[:99]!r} is not one of the {len(names)} classes; the "
+                f"closest is {close[0]!r}"
+            )
+    return [index[label] for _, label in labels], names
+
+
+def _numbered(
+    labels: Sequence[tuple[str, str]], names: list[str] | None
+) -> tuple[list[int], list[str]]:
+    """Labels that are class indices, which without class names have no gaps."""
+    count = CLASSES.value if names is None else len(names)
+    for where, label in labels:
+        if len(label) > 9 or int(label) >= count:
+            raise ValueError(
+                f"{where}: label {label[:40]} is no class index; expected 0 … {count - 1}. "
+                f"{NAMES_REMEDY}"
+            )
+    indices = [int(label) for _, label in labels]
+    missing = sorted({*range(max(indices, default=-1) + 1)} - {*indices})
+    if names is None and missing:
+        where, label = labels[indices.index(max(indices))]
         shown = f"{', '.join(map(str, missing[:5]))}{' …' if len(missing) > 5 else ''}"
         raise ValueError(
-            f"{last.where}: label {last.label} makes {max(labels) + 1} classes, but no video has "
-            f"label {shown}; class indices are 0, 1, 2, … without gaps. If the list is right, "
-            f"{remedy}"
+            f"{where}: label {label} makes {max(indices) + 1} classes, but no video has label "
+            f"{shown}; class indices are 0, 1, 2, … without gaps. {NAMES_REMEDY}"
         )
-    return labels, [str(i) for i in range(max(labels) + 1)]
-
-
-def _known_labels(rows: Sequence[AnnotationRow], names: list[str]) -> list[int]:
-    """Class index of each row, if all labels are known names, or all are indices."""
-    index = {name: i for i, name in enumerate(names)}
-    unknown = next((row for row in rows if row.label not in index), None)
-    if unknown is None:
-        return [index[row.label] for row in rows]
-    are_indices = all(is_number(row.label) for row in rows)
-    if not are_indices or any(map(is_number, names)):
-        close = get_close_matches(unknown.label, names, n=1, cutoff=0.0)
-        raise ValueError(
-            f"{unknown.where}: label {unknown.label[:99]!r} is not one of the {len(names)} "
-            f"classes; the closest is {close[0]!r}"
-        )
-    for row in rows:
-        if len(row.label) > 9 or int(row.label) >= len(names):
-            raise ValueError(
-                f"{row.where}: label {row.label[:40]} is not one of the {len(names)} classes; "
-                f"expected 0 … {len(names) - 1}"
-            )
-    return [int(row.label) for row in rows]
+    return indices, names or [str(i) for i in range(max(indices) + 1)]
 
 
 def to_record(row: AnnotationRow, label: Label, base: str | os.PathLike[str]) -> Record:

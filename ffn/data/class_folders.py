@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-from ffn.data.annotation_rows import AnnotationRow
+from ffn.data.lists import AnnotationRow
 from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_system_name
 from ffn.data.tool_files import has_tool_file, is_tool_folder
 
@@ -24,21 +24,17 @@ def read_class_folders(folder: Path) -> Iterator[AnnotationRow]:
             or holds folders that are no frames.
     """
     entries = [entry for entry in sorted(folder.iterdir()) if not is_system_name(entry.name)]
-    folders = [entry for entry in entries if entry.is_dir()]
-    written = [entry for entry in folders if is_tool_folder(entry)]
-    classes = [entry for entry in folders if entry not in written]
+    classes = [entry for entry in entries if entry.is_dir() and not is_tool_folder(entry)]
     lists = [e for e in entries if e.suffix.lower() in LIST_SUFFIXES and e.is_file()]
     lists = [e for e in lists if e.stem.lower() not in OTHER_TEXTS]
     if lists:
-        shown = f"the folders {_names(classes)}" if classes else "no folder of a class"
         raise ValueError(
-            f"{folder} holds {_names(lists)} beside {shown}. To read a list, "
-            f"give its name (data.root={folder} data.train={lists[0].name}); if the folders are "
-            "classes, move the list away"
+            f"{folder} holds {lists[0].name} beside {len(classes)} class folders. To read the "
+            f"list, give its name (data.root={folder} data.train={lists[0].name}); if the folders "
+            "are classes, move the list away"
         )
     if not classes:
-        left_out = f" but {_names(written)}, which a tool wrote" if written else ""
-        raise ValueError(f"{folder} has no sub-folders{left_out}; expected one per class")
+        raise ValueError(f"{folder} has no sub-folders of videos; expected one per class")
     for class_folder in classes:
         yield from _videos(class_folder)
 
@@ -74,8 +70,3 @@ def _videos(folder: Path) -> Iterator[AnnotationRow]:
 def _holds_images(folder: Path) -> bool:
     with os.scandir(folder) as entries:
         return any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in entries)
-
-
-def _names(entries: list[Path]) -> str:
-    names = [entry.name for entry in entries]
-    return f"{', '.join(names[:3])}{f' … ({len(names)})' if len(names) > 3 else ''}"

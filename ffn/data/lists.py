@@ -9,30 +9,78 @@ import csv
 import os
 import re
 from collections.abc import Iterator, Sequence
-from difflib import get_close_matches
+from dataclasses import dataclass
 from pathlib import Path
 
-from ffn.data.annotation_rows import SUFFIX, AnnotationRow, is_several_numbers, is_video, short
-from ffn.data.text_lists import read_text_list
+from ffn.data.suffixes import VIDEO_SUFFIXES
 from ffn.labels import SEPARATOR
 from ffn.limits import CELL_CHARACTERS
 
 # Accepted names of the columns of a table, in lower case; the first one found is used.
-_COLUMNS = {
+COLUMNS = {
     "path": ("path", "video", "video_path", "file", "filename"),
     "label": ("label", "class", "class_name", "category"),
     "labels": ("labels",),
     "frames": ("frames", "num_frames"),
     "start": ("start",),
     "end": ("end",),
-    "width": ("width",),
-    "height": ("height",),
     "group": ("group",),
 }
-_LABELS = (*_COLUMNS["label"], *_COLUMNS["labels"])
+_LABELS = {*COLUMNS["label"], *COLUMNS["labels"]}
+_NAMES = {name for names in COLUMNS.values() for name in names}
 _SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+_SUFFIX = rf"(?i:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})"
+_BLANKS = r"[ \t]+"
+# A line of a text list: path, number of frames if there is one, label.
+_FILE_LINE = re.compile(rf"(.+?{_SUFFIX}){_BLANKS}(?:([0-9]+){_BLANKS})?(.+)")
+_FOLDER_LINE = re.compile(rf"([^ \t]+){_BLANKS}(?:([0-9]+){_BLANKS})?([^ \t]+)")
+
+
+@dataclass(frozen=True, slots=True)
+class AnnotationRow:
+    """One unparsed entry of annotations.
+
+    Attributes:
+        where: File and line, for messages.
+        path: As written.
+        label: Class index or class name; in a list with several labels per video, all of them.
+        frames: Number of frames, or None.
+        start: Start in seconds, or None.
+        end: End in seconds, or None.
+        group: Name of the group of related videos, or None.
+        extra: Cells of the other columns that the reader asked for, in that order.
+    """
+
+    where: str
+    path: str
+    label: str | tuple[str, ...]
+    frames: str | None = None
+    start: str | None = None
+    end: str | None = None
+    group: str | None = None
+    extra: tuple[str, ...] = ()
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """All labels: one, or any number in a list with several labels per video."""
+        return self.label if isinstance(self.label, tuple) else (self.label,)
+
+
+def is_video(path: str) -> bool:
+    """Whether a path has a video suffix."""
+    return path.lower().endswith(VIDEO_SUFFIXES)
+
+
+def is_number(text: str) -> bool:
+    """Whether a text has digits alone."""
+    return text.isascii() and text.isdigit()
+
+
+def is_several_numbers(text: str) -> bool:
+    """Whether a text is numbers with blanks between them."""
+    return re.fullmatch(rf"[0-9]+({_BLANKS}[0-9]+)+", text) is not None
 
 
 def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, str]]:
@@ -51,12 +99,26 @@ def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, str]]:
             "e.g. with iconv -f LATIN1 -t UTF-8"
         ) from None
     lines = [(n, line) for n, line in enumerate(_LINE_END.split(text), 1) if line.strip(" \t")]
-    if _CONTROL.search(text):
-        n, found = next((n, m) for n, line in lines if (m := _CONTROL.search(line)))
-        raise ValueError(
-            f"{path}:{n}: control character {found[0]!r}; a list is plain text. Write it again"
-        )
+    for number, line in lines:
+        if found := _CONTROL.search(line):
+            raise ValueError(f"{path}:{number}: control character {found[0]!r} in a text file")
     return lines
+
+
+def read_list(path: Path, columns: Sequence[str] = ()) -> list[AnnotationRow]:
+    """Read the rows of a table or a text list; see `ffn.data.read_annotation_rows`."""
+    lines = read_lines(path)
+    separator = _separator(path, *lines[0]) if lines else None
+    if separator is not None:
+        rows = list(_table_rows(path, lines, separator, columns))
+    elif columns:
+        raise ValueError(
+            f"{path} is no table and has no columns {', '.join(columns)}; expected a csv with the "
+            f"header path,label,{','.join(columns)}"
+        )
+    else:
+        rows = _text_rows(path, lines)
+    return _checked(path, rows)
 
 
 def read_paths(path: Path) -> list[AnnotationRow]:
@@ -76,53 +138,13 @@ def read_paths(path: Path) -> list[AnnotationRow]:
         wrong = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"list {path} {wrong}; expected a csv, or a path per line")
     lines = read_lines(path)
-    paths = {*_COLUMNS["path"]}
-    separator = next(
-        (c for c in _SEPARATORS if lines and _header_names(lines[0][1], c) & paths), None
-    )
-    if separator is not None:
-        rows = list(_table_rows(path, lines, separator, (), labelled=False))
-    elif path.suffix.lower() == ".csv" and lines:
-        raise ValueError(
-            f"{path}:{lines[0][0]}: no column for the path in the header {short(lines[0][1])}; "
-            f"expected one of {', '.join(_COLUMNS['path'])}"
-        )
+    paths = {*COLUMNS["path"]}
+    separators = [c for c in _SEPARATORS if lines and _header_names(lines[0][1], c) & paths]
+    if separators or (lines and path.suffix.lower() == ".csv"):
+        rows = list(_table_rows(path, lines, [*separators, ","][0], (), labelled=False))
     else:
         rows = [AnnotationRow(f"{path}:{n}", line.strip(), "") for n, line in lines]
-    if not rows:
-        raise ValueError(f"{path} contains no video; write a path per line, or a header with path")
-    for row in rows:
-        _check_cells(row)
-    return rows
-
-
-def read_list(path: Path, columns: Sequence[str] = ()) -> list[AnnotationRow]:
-    """Read the rows of a table or a text list; see `ffn.data.read_annotation_rows`."""
-    lines = read_lines(path)
-    if not lines:
-        raise ValueError(
-            f"{path} contains no video; write lines as clip.mp4,push under the header path,label"
-        )
-    separator = _separator(path, *lines[0])
-    if separator is None and columns:
-        raise ValueError(
-            f"{path} is not a csv and has no columns {', '.join(columns)}; expected a csv with "
-            f"the header path,label,{','.join(columns)}"
-        )
-    is_table = separator is not None
-    rows = list(
-        _table_rows(path, lines, separator, columns) if is_table else read_text_list(path, lines)
-    )
-    if not rows:
-        raise ValueError(
-            f"{path} contains no video; write lines as clip.mp4,push under the header path,label"
-        )
-    for row in rows:
-        _check_cells(row)
-    first, *others = (is_video(row.path) for row in rows)
-    if not is_table and not first and others and all(others):
-        _refuse_header(rows[0].where, lines[0][1])
-    return rows
+    return _checked(path, rows)
 
 
 def further_columns(path: Path) -> tuple[str, ...]:
@@ -131,44 +153,29 @@ def further_columns(path: Path) -> tuple[str, ...]:
     separator = _separator(path, *lines[0]) if lines else None
     if separator is None:
         return ()
-    where = f"{path}:{lines[0][0]}"
-    header = [cell.lower() for cell in _cells(where, lines[0][1], separator)]
-    fields = _find_columns(where, header, labelled=True)
+    header = _header(f"{path}:{lines[0][0]}", lines[0][1], separator)
+    fields = _find_columns("", header, labelled=True)
     used = {fields.get(field) for field in ("path", "label", "labels", "frames", "start", "end")}
     return tuple(name for column, name in enumerate(header) if name and column not in used)
 
 
 def _separator(path: Path, number: int, line: str) -> str | None:
     """The character between the columns of a table; None if the line is no header."""
-    for separator in _SEPARATORS:
-        names = _header_names(line, separator)
-        if names & {*_COLUMNS["path"]} and names & {*_LABELS}:
+    names = {separator: _header_names(line, separator) for separator in _SEPARATORS}
+    for separator, found in names.items():
+        if found & {*COLUMNS["path"]} and found & _LABELS:
             return separator
-    used = [separator for separator in _SEPARATORS if separator in line]
-    known = {*_COLUMNS["path"], *_LABELS}
-    lacking = [separator for separator in used if _header_names(line, separator) & known]
+    lacking = [c for c, found in names.items() if len(found) > 1 and found & _NAMES]
     if lacking or path.suffix.lower() == ".csv":
-        return [*lacking, *used, ","][0]  # a header that lacks a column
+        return [*lacking, *(c for c in names if c in line), ","][0]  # a column is missing
     words = line.lower().split()
-    known = {name for names in _COLUMNS.values() for name in names}
-    is_label = words[-1] in _LABELS and not re.search(rf"{SUFFIX}\s", line)
-    if len(words) > 1 and (is_label or {*words} <= known):
-        _refuse_header(f"{path}:{number}", line)
+    if len(words) > 1 and ({*words} <= _NAMES or (words[-1] in _LABELS and not _files(line))):
+        _refuse(f"{path}:{number}", line, "looks like a header")
     return None
 
 
 def _header_names(line: str, separator: str) -> set[str]:
     return {cell.strip(' \t"').lower() for cell in line.split(separator)}
-
-
-def _refuse_header(where: str, line: str) -> None:
-    raise ValueError(
-        f"{where}: {short(line)} looks like a header; separate its columns with commas or tabs "
-        "and name two of them path and label, or remove the line"
-    )
-
-
-# --- tables --------------------------------------------------------------------------------------
 
 
 def _table_rows(
@@ -180,10 +187,14 @@ def _table_rows(
     labelled: bool = True,
 ) -> Iterator[AnnotationRow]:
     (first, line), *lines = lines
-    where = f"{path}:{first}"
-    header = [cell.lower() for cell in _cells(where, line, separator)]
-    columns = _find_columns(where, header, labelled)
-    others = [_find_column(where, header, name) for name in extra]
+    header = _header(f"{path}:{first}", line, separator)
+    columns = _find_columns(f"{path}:{first}", header, labelled)
+    missing = [name for name in extra if name.lower() not in header]
+    if missing:
+        raise ValueError(
+            f"{path}:{first}: no column {missing[0]!r}; the columns are {', '.join(header)}"
+        )
+    others = [header.index(name.lower()) for name in extra]
     for number, line in lines:
         where = f"{path}:{number}"
         cells = _cells(where, line, separator)
@@ -195,15 +206,19 @@ def _table_rows(
                 f'separated by {_SEPARATORS[separator]}. Quote ("…") cells that contain them'
             )
         values = {field: cells[column] or None for field, column in columns.items()}
+        several = values.pop("labels", None)
         if not labelled:
-            values.pop("labels", None)
             values["label"] = ""
-        if "labels" in values:
-            values["label"] = _split_labels(where, values.pop("labels"))
+        elif "labels" in columns:
+            values["label"] = _split_labels(where, several)
         for field in ("path", "label"):
             if values[field] is None:
                 raise ValueError(f"{where}: the {field} is empty")
         yield AnnotationRow(where, **values, extra=tuple(cells[i] for i in others))
+
+
+def _header(where: str, line: str, separator: str) -> list[str]:
+    return [cell.lower() for cell in _cells(where, line, separator)]
 
 
 def _cells(where: str, line: str, separator: str) -> list[str]:
@@ -227,7 +242,7 @@ def _split_labels(where: str, cell: str | None) -> tuple[str, ...]:
     if not all(labels):
         raise ValueError(
             f"{where}: labels {short(cell)} has an empty label; expected labels separated by "
-            f"{SEPARATOR}, e.g. push{SEPARATOR}pull, and an empty cell for a video without a label"
+            f"{SEPARATOR}, and an empty cell for a video without a label"
         )
     return labels
 
@@ -238,50 +253,104 @@ def _find_columns(where: str, header: list[str], labelled: bool) -> dict[str, in
     if repeated:
         raise ValueError(f"{where}: the header has {repeated[0]!r} twice; rename one of them")
     found = {
-        field: next((header.index(name) for name in names if name in header), None)
-        for field, names in _COLUMNS.items()
+        field: header.index(next(name for name in names if name in header))
+        for field, names in COLUMNS.items()
+        if {*names} & {*header}
     }
-    single = [name for name in _COLUMNS["label"] if name in header]
-    if single and found["labels"] is not None:
+    if "label" in found and "labels" in found:
         raise ValueError(
-            f"{where}: the header has {single[0]} (one per video) and labels (several per video); "
-            "remove or rename one of the columns"
+            f"{where}: the header has a column of one label per video and labels (several); "
+            "remove or rename one of them"
         )
-    found["label"] = found["label"] if found["labels"] is None else found["labels"]
-    for field, names in (("path", _COLUMNS["path"]), ("label", _LABELS)):
-        if found[field] is None and (labelled or field == "path"):
+    needed = {"path": {"path"}, "label": {"label", "labels"}} if labelled else {"path": {"path"}}
+    for field, fields in needed.items():
+        if not fields & {*found}:
+            names = [name for one in sorted(fields) for name in COLUMNS[one]]
             raise ValueError(
-                f"{where}: no column for the {field} in the header {short(header)}; "
-                f"expected one of {', '.join(names)}. A list without a header is a .txt "
-                "file with lines 'path label'"
+                f"{where}: no column for the {field} in the header {short(header)}; expected one "
+                f"of {', '.join(names)}. A list without a header is a .txt file with lines "
+                "'path label'"
             )
-    return {field: column for field, column in found.items() if column is not None}
+    return found
 
 
-def _find_column(where: str, header: list[str], name: str) -> int:
-    if name.lower() in header:
-        return header.index(name.lower())
-    close = get_close_matches(name.lower(), header, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    raise ValueError(f"{where}: no column {name!r}; the columns are {', '.join(header)}{hint}")
+def _text_rows(path: Path, lines: Sequence[tuple[int, str]]) -> list[AnnotationRow]:
+    """Rows of lines `path label` or `path frames label`; the format is that of the whole list."""
+    lines = [(number, line.strip(" \t")) for number, line in lines]
+    by_tabs = all("\t" in line for _, line in lines)
+    everywhere = [mark for mark in ",;" if lines and all(mark in line for _, line in lines)]
+    rows = []
+    for number, line in lines:
+        where = f"{path}:{number}"
+        if everywhere or line.startswith('"') or re.search(rf"{_SUFFIX}\"?[,;]", line):
+            _refuse(where, line, "has quotes, commas or semicolons, which need a header")
+        video, frames, label = _split_line(where, line, by_tabs)
+        rows.append(AnnotationRow(where, video, label, frames))
+    counted = [row.frames is not None for row in rows]
+    if any(counted) and not all(counted):
+        odd = counted.index(sum(counted) * 2 <= len(counted))  # the rarer is more likely wrong
+        _refuse(rows[odd].where, lines[odd][1], "has another number of columns than other lines")
+    first, *others = (is_video(row.path) for row in rows) if rows else (True,)
+    if not first and others and all(others):
+        _refuse(rows[0].where, lines[0][1], "looks like a header")
+    return rows
 
 
-def _check_cells(row: AnnotationRow) -> None:
-    """Raise ValueError for a path or a label that cannot be one."""
-    longest = max(row.path, *row.labels, key=len)
-    if refusal := CELL_CHARACTERS.refusal(len(longest)):
+def _split_line(where: str, line: str, by_tabs: bool) -> tuple[str, str | None, str]:
+    """Path, number of frames if there is one, and label of a line."""
+    if by_tabs:
+        cells = re.split(r" *\t[\t ]*", line)
+        if len(cells) == 2:
+            return cells[0], None, cells[1]
+        if len(cells) == 3 and is_number(cells[1]):
+            return cells[0], cells[1], cells[2]
+        _refuse(where, line, f"has {len(cells)} columns")
+    found = _FILE_LINE.fullmatch(line) if _files(line) else _FOLDER_LINE.fullmatch(line)
+    if found is None:
+        _refuse(where, line, "is not 'path label' or 'path frames label'")
+    video, frames, label = found.groups()
+    several_words = re.search(_BLANKS, label)
+    if _files(line) > 1 or (several_words and (frames is not None or "/" in label)):
+        _refuse(where, line, "can be divided at several places")
+    return video, frames, label
+
+
+def _files(line: str) -> int:
+    """How many video files a line names before its end."""
+    return len(re.findall(rf"{_SUFFIX}(?=[ \t])", line))
+
+
+def _refuse(where: str, line: str, reason: str) -> None:
+    raise ValueError(
+        f"{where}: {short(line)} {reason}. Write a csv with the header path,label, or lines 'path "
+        "label' or 'path frames label', with tabs between the columns of every line"
+    )
+
+
+def _checked(path: Path, rows: list[AnnotationRow]) -> list[AnnotationRow]:
+    """The rows of a list; ValueError without any, or for a path or a label that cannot be one."""
+    if not rows:
         raise ValueError(
-            f"{row.where}: the path or label {short(longest)} has {refusal}. Is a line end or a "
-            "quote missing?"
+            f"{path} contains no video; write lines as clip.mp4,push under the header path,label"
         )
-    for label in row.labels:
-        if is_video(label):
+    for row in rows:
+        longest = max(row.path, *row.labels, key=len)
+        if refusal := CELL_CHARACTERS.refusal(len(longest)):
             raise ValueError(
-                f"{row.where}: label {short(label)} is a video; expected the path first, then "
-                "the label"
+                f"{row.where}: the path or label {short(longest)} has {refusal}. Is a line end or "
+                "a quote missing?"
             )
-        if is_several_numbers(label):
-            remedy = f" between {SEPARATOR}" if isinstance(row.label, tuple) else ""
-            raise ValueError(
-                f"{row.where}: label {short(label)} is several numbers; expected one{remedy}"
-            )
+        for label in row.labels:
+            if is_video(label) or is_several_numbers(label):
+                kind = "a video" if is_video(label) else "several numbers"
+                raise ValueError(
+                    f"{row.where}: label {short(label)} is {kind}; expected the path first, then "
+                    f"one label (several labels: a column labels, with {SEPARATOR} between them)"
+                )
+    return rows
+
+
+def short(text: object) -> str:
+    """A text for messages: quoted, and cut after 100 characters."""
+    shown = repr(text)
+    return shown if len(shown) <= 100 else f"{shown[:97]}…"

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from ffn.data.annotation_rows import AnnotationRow
+from ffn.data.lists import AnnotationRow
 from ffn.data.records import Record, labels_of
 from ffn.data.splits import Splits
 

@@ -9,13 +9,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ffn.data.annotation_rows import AnnotationRow
 from ffn.data.annotations import (
     check_several_classes,
     read_annotation_rows,
     read_classes,
     rows_to_records,
 )
+from ffn.data.lists import AnnotationRow
 from ffn.data.records import Record, has_several_labels, label_text
 from ffn.labels import SEPARATOR
 

@@ -8,10 +8,10 @@ from ffn.data.suffixes import VIDEO_SUFFIXES, is_system_name
 
 COPIES = "derived.json"  # of `ffn prepare`, beside the copies
 # One of these files is in every folder that a tool wrote: an index, copies, a clip store, a report,
-# a cross-validation, a run, results, a learning rate range.
+# a run, results, a learning rate range.
 TOOL_FILES = (
-    *(COPIES, "dataset.json", "store.json", "pack.journal", "report.csv"),
-    *("plan.json", "log.jsonl", "results.json", "results.png", "lr_range.json", "lr_range.png"),
+    *(COPIES, "dataset.json", "store.json", "pack.db", "report.csv"),
+    *("log.jsonl", "results.json", "results.png", "lr_range.json", "lr_range.png"),
 )
 
 

