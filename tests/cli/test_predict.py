@@ -52,7 +52,7 @@ def test_json_lines(capsys, weights, videos) -> None:
     assert status == 1
     first, missing, second = map(json.loads, out.splitlines())
     assert missing == {"path": "missing.mp4", "error": "no such file or folder"}
-    assert "predict.py: missing.mp4: no such file or folder\n" in err
+    assert "ffn predict: missing.mp4: no such file or folder\n" in err
     predictor = Predictor(weights, precision="fp32")
     for found, path in ((first, videos[0]), (second, videos[1])):
         expected = predictor(path, frames=4)
@@ -176,7 +176,6 @@ def strip_times(text: str) -> str:
         ("A --fps 5", "--fps is 5; it is for --window and for --save *.mp4"),
         ("A --window 1 --step 0.0000001", "windows with a step of 1e-07 s; at most"),
         ("A --workers 1", "--workers is for lists of videos; add --output TABLE.csv"),
-        ("A --features", "--features is for lists of videos; add --output TABLE.csv"),
         ("A B --output o.csv", "--output is for one list of videos; got 2 files"),
         ("A --output o.csv --window 1", "--window is not for lists of videos"),
         ("A --output o.csv --fps 5", "--fps is not for lists of videos"),
@@ -184,9 +183,6 @@ def strip_times(text: str) -> str:
         ("list.csv --output o.csv", "list list.csv does not exist"),
         (". --output o.csv", "list . is a folder; expected a csv, or a path per line"),
         ("LIST --output o.xls", "the table is o.xls; expected a file *.csv or *.parquet"),
-        ("LIST --output o.csv --features", "features need a file *.parquet"),
-        ("LIST --output o.parquet --features --compile", "leave out --compile"),
-        ("LIST --output o.parquet --features --cuda-graphs", "leave out --cuda-graphs"),
         ("A --device cpu --cuda-graphs", "CUDA graphs are for fused networks on a CUDA device"),
         ("LIST --output o.csv --workers -1", "'-1' is not an integer of 0 or more"),
         ("LIST --output o.csv --timeout 0", "argument --timeout: '0' is not a number above 0"),
