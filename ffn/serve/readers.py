@@ -68,7 +68,8 @@ class Readers:
 
         Returns:
             A function that waits and returns the clip of each reader. It raises VideoError if the
-            video cannot be read or ends its process, and BlockedError if it takes too long.
+            video cannot be read or ends its process, or this is closed, and BlockedError if it
+            takes too long.
         """
         from pebble import ProcessExpired
 
@@ -80,6 +81,8 @@ class Readers:
             with folder:
                 while not task.done() and self.alive:
                     wait_for([task], 0.5)
+                if not task.done():
+                    raise VideoError(_name(given), "the processes that read it have ended")
                 try:
                     clips = task.result(0)
                 except FutureTimeoutError:

@@ -197,7 +197,7 @@ def test_command_reports_errors_of_the_system_in_one_line(
     monkeypatch.setenv("FFN_HOME", str(tmp_path / "missing.safetensors"))
     assert main([str(video), "--weights", name]) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("predict.py: ")
+    assert line.startswith("ffn predict: ")
     assert "FFN_HOME" in line or name in line
 
 

@@ -220,6 +220,8 @@ class Service:
         except BlockedError as error:
             raise Refusal(504, f"{name} {error.cause}; try a shorter or smaller video") from error
         except VideoError as error:
+            if not self.healthy:
+                raise Refusal(503, "the service ends") from None
             raise Refusal(422, str(type(error)(name, error.cause, error.frame))) from error
         found = self._in_thread(query, lambda clip: predictor.predict([clip])[0], clips)
         return [

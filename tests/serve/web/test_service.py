@@ -156,7 +156,7 @@ def test_closing_ends_a_request_whose_video_blocks(predictor, upload, monkeypatc
         time.sleep(1)
         began = time.monotonic()
         service.close()
-        assert request.result(10)[0] == 422
+        assert request.result(10)[0] == 503
         assert time.monotonic() - began < 10
 
 
