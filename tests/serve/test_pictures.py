@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from fractions import Fraction
 
 import av
 import numpy as np
@@ -15,7 +14,7 @@ from serve_files import write_video
 
 from ffn.serve import Predictor, Segment
 from ffn.serve.overlays import UNSEEN, colors
-from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, draw_label, save, save_video
+from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, save, save_video
 
 PATTERN = "{:05d}.jpg"
 
@@ -58,18 +57,6 @@ def test_a_gif_has_the_frames_of_the_clip(weights, footage, tmp_path) -> None:
         assert image.size[0] == 256
     for pixels, frame in zip(shown, clip.pixels.permute(1, 2, 3, 0).numpy(), strict=True):
         assert np.abs(pixels.mean() - frame.mean()) < 2  # 256 colors
-
-
-def test_frames_far_apart(weights, footage, tmp_path) -> None:
-    """Videos of hours, and time lapses."""
-    path = write_video(tmp_path / "video.mp4", footage[:4], rate=Fraction(1, 4000))
-    clip, prediction = predicted(weights, path, frames=4)
-    for kind in ("gif", "mp4"):
-        save(tmp_path / f"out.{kind}", path, clip, prediction, pattern=PATTERN)
-    with Image.open(tmp_path / "out.gif") as image:
-        assert image.info["duration"] == 655_350  # the longest that the format can state
-    times, _ = frames_of(tmp_path / "out.mp4")
-    assert times == pytest.approx([0, 4000, 8000, 12000])
 
 
 def test_a_sheet_has_the_frames_of_the_clip(weights, footage, tmp_path) -> None:
@@ -182,20 +169,6 @@ def test_frames_in_memory_and_odd_or_large_sizes(footage, tmp_path) -> None:
     times, pixels = frames_of(tmp_path / "wide.mp4")
     assert pixels.shape == (2, 128, MAX_SIDE, 3)
     assert times == pytest.approx([0, 0.25], abs=1e-3)
-
-
-def test_ticks_never_hide_the_line_of_time() -> None:
-    """Windows of a long video see hundreds of frames."""
-    frame = np.full((64, 96, 3), 100, np.uint8)
-
-    def white(count: int) -> int:
-        """White pixels in the last rows, right of the line."""
-        drawn = draw_label(frame, "", 0.5, [n / count for n in range(count)])
-        return int((drawn[-4:, 50:] == 255).all(2).any(0).sum())
-
-    assert white(8) == 3  # of the ticks 4 to 7, the first is left of 50
-    assert white(16) == 7
-    assert white(17) == white(500) == 0
 
 
 def test_a_failed_video_leaves_no_file(footage, tmp_path) -> None:

@@ -80,12 +80,6 @@ def test_a_file_in_real_time(predictor, footage, tmp_path) -> None:
     assert not threads()
 
 
-def test_the_largest_count_is_used_while_it_fits(predictor, footage) -> None:
-    answers = list(LivePredictor(predictor, given_source(footage, 10), 2.0, clock=SimulatedClock()))
-    assert predictor.counts == list(range(2, 13))
-    assert {(a.prediction.frames, a.prediction.why) for a in answers} == {(12, "the largest count")}
-
-
 def test_half_an_hour_with_a_load_in_the_middle() -> None:
     """Answers take 10 T ms, and 5 times that from minute 10 to 20; one is due every 400 ms."""
     clock = SimulatedClock()

@@ -93,20 +93,6 @@ def test_attempts_wait_longer_and_longer() -> None:
     assert answers[6].time - answers[5].time == pytest.approx(sum(waits[1:]) + 1 + 1.0)
 
 
-def test_attempts_may_be_limited() -> None:
-    clock = SimulatedClock()
-    camera = Camera(clock, 10, 10)
-    predictor, events = live(clock, camera, attempts=3)
-    with pytest.raises(VideoError, match="camera: refused; gave up after 3 attempts"):
-        list(predictor)
-    assert len(camera.tried) == 2 + 3
-    assert events[-1].state == "failed"
-
-    predictor, events = live(clock, Camera(clock, 10), attempts=0)
-    assert len(list(predictor)) == 6
-    assert [e.state for e in events] == ["connected"]
-
-
 def test_the_first_connection_must_work() -> None:
     clock = SimulatedClock()
     camera = Camera(clock)

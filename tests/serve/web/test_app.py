@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import http.client
 import json
-import os
 import socket
 import subprocess
 import sys
@@ -312,15 +311,6 @@ def test_a_service_that_does_not_answer() -> None:
     assert not client.healthy()
     with pytest.raises(ValueError, match="localhost:7860"):
         Client("localhost:7860")
-
-
-def test_a_file_whose_name_is_no_text(client, videos, tmp_path) -> None:
-    path = tmp_path / os.fsdecode(b"\xff.mp4")
-    try:
-        path.write_bytes(videos[0].read_bytes())
-    except OSError:
-        pytest.skip("the file system needs UTF-8")
-    assert client.predict(path, 2)["name"] == "?.mp4"
 
 
 def test_the_client_needs_the_standard_library_only(address, videos) -> None:

@@ -66,11 +66,6 @@ def test_answers_are_those_of_the_predictor(service, predictor, upload) -> None:
         assert answer.gmacs == predictor.gmacs(expected.frames)
 
 
-def test_without_frames_the_largest_trained_count_answers(service, upload) -> None:
-    (answer,) = service.predict(upload, Query())
-    assert answer.prediction.frames == 8
-
-
 def test_a_heat_map_is_that_of_the_predictor(service, predictor, upload) -> None:
     (answer,) = service.predict(upload, Query(frames=(5,)))
     label = answer.prediction.top(1)[0][0]
@@ -171,16 +166,6 @@ def test_the_time_of_the_network_is_that_of_all_numbers_of_frames(
     with Service({"tiny": predictor}, limits=replace(LIMITS, timeout=1.5)) as service:
         service.warm_up()
         assert refused(service, upload, Query(frames=(2, 3, 4, 5)))[0] == 504
-
-
-def test_requests_beyond_the_limit_are_refused(service) -> None:
-    with service.place(), service.place():
-        third = service.place()
-        with pytest.raises(Refusal) as caught:
-            third.__enter__()
-        assert caught.value.status == 503
-    with service.place():
-        pass
 
 
 def test_predictors_that_cannot_be_served(predictor, tmp_path) -> None:
