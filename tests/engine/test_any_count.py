@@ -137,11 +137,9 @@ def test_sub_networks_without_exact_statistics_are_named(videos: Path, tmp_path:
         DRAWS,
         (*DRAWS, "train.views=sequential"),
         (*DRAWS, "train.batch_size=4", "train.grad_accum_steps=2"),
-        (*DRAWS, "train.sync_bn=true", "train.freeze_bn=false"),
     ],
 )
 def test_two_processes_train_as_one(videos: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
-    """With frozen norms, or with learning ones whose statistics are those of both processes."""
     more = ("train.freeze_bn=true", "model.dropout=0", "optim.lr=1e-3", *more)
     process = launch(videos, tmp_path / "two", *more, processes=2)
     one = train(videos, tmp_path / "one", *more)

@@ -114,7 +114,6 @@ def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> No
 
     assert step.model is model
     assert step.sequential
-    assert step.bad_batches is None
     assert model.training
     norms = [m for m in model.modules() if isinstance(m, NORMS)]
     assert norms

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -43,16 +43,7 @@ def batches(folder: Path) -> dict[int, list[int]]:
 def test_order_of_samples(forks: Forks, videos: Path, tmp_path: Path) -> None:
     """For 1, 2, 4 processes, 0 and 2 workers, 1 and 2 micro-batches, and after changes of all."""
     found = []
-    ways = [
-        (1, 0, 1),
-        (1, 2, 1),
-        (2, 0, 1),
-        (2, 2, 1),
-        (4, 0, 1),
-        (4, 2, 1),
-        (1, 0, 2),
-        (2, 2, 2),
-    ]
+    ways = [(1, 0, 1), (1, 2, 1), (2, 2, 1), (4, 0, 1), (2, 2, 2)]
     for world, workers, accumulate in ways:
         place = tmp_path / f"{world}_{workers}_{accumulate}"
         (place / "order").mkdir(parents=True)
@@ -104,21 +95,11 @@ EXACT = ("model.dropout=0", "train.epochs=1", "optim.groups=standard")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("views", ["together", "sequential"])
-@pytest.mark.parametrize(
-    ("norms", "accuracy"), [("train.freeze_bn=true", 1e-6), ("train.sync_bn=true", 1e-5)]
-)
 def test_losses_are_those_of_one_process(
-    forks: Forks,
-    videos: Path,
-    start: str,
-    tmp_path: Path,
-    norms: str,
-    accuracy: float,
-    views: str,
-    figure: Callable[..., None],
+    forks: Forks, videos: Path, start: str, tmp_path: Path, views: str
 ) -> None:
     """In float64: in float32, the order of sums changes six steps by more than 1e-6."""
-    more = (*FOUR, *EXACT, start, norms, f"train.views={views}")
+    more = (*FOUR, *EXACT, start, "train.freeze_bn=true", f"train.views={views}")
     for world in (1, 2, 4):
         job = forks.run(options(videos, tmp_path / str(world), *more), world=world, double=True)
         assert job["status"] == [0] * world
@@ -126,19 +107,13 @@ def test_losses_are_those_of_one_process(
     one = read_log(tmp_path / "1")
     assert len(one) == 6
     assert max(entry["loss/kl_2"] for entry in one) > 0.1  # not negligible
-    worst = 0.0
     for world in (2, 4):
         for entry, expected in zip(read_log(tmp_path / str(world)), one, strict=True):
             for key in ("loss", "loss/ce_4", "loss/kl_2"):
-                assert entry[key] == pytest.approx(expected[key], rel=accuracy), (world, key)
-                worst = max(worst, abs(entry[key] / expected[key] - 1))
+                assert entry[key] == pytest.approx(expected[key], rel=1e-6), (world, key)
         for key, value in weights(tmp_path / str(world)).items():
             expected = weights(tmp_path / "1")[key]
             torch.testing.assert_close(value, expected, rtol=1e-6, atol=1e-6, msg=key)
-    if "sync" in norms:
-        moved = [k for k in weights(tmp_path / "1") if "running_mean" in k and ".2." in k]
-        assert moved  # private statistics too
-    figure("losses of 2 and 4 processes and of 1 differ by at most", f"{worst:.0e}")
 
 
 @pytest.mark.slow
@@ -154,5 +129,4 @@ def test_statistics_of_other_processes_are_averaged(
 
     output = tmp_path / "output"
     assert forks.run(options(videos, tmp_path / "run", *more), output=output)["status"] == [0]
-    message = "was written by 2 process(es), now there are 1: running statistics are averaged"
-    assert message in output.read_text()
+    assert "running statistics are averaged" in output.read_text()
