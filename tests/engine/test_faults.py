@@ -174,7 +174,7 @@ def test_killed_worker_is_named(forks: Forks, videos: Path, tmp_path: Path) -> N
         if found["status"] == [0]:
             break  # killed at the end
         assert found["status"] == [2]
-    lines = [line for line in output.read_text().splitlines() if line.startswith("train.py: ")]
+    lines = [line for line in output.read_text().splitlines() if line.startswith("ffn train: ")]
     assert lines
     assert all(re.search(r"a worker exited unexpectedly \(", line) for line in lines)
     assert "Traceback" not in output.read_text()
@@ -199,7 +199,7 @@ def test_video_that_hangs_one_of_two_processes(
     assert job["seconds"] < 60
     text = output.read_text()
     assert re.search(rf"process {rank}: no batch within 3 s; worker 0 has been reading ", text)
-    others = re.findall(rf"train\.py, process {1 - rank}: (.*)", text)
+    others = re.findall(rf"ffn train, process {1 - rank}: (.*)", text)
     assert len(others) <= 1
     assert all("another process of the run has ended" in message for message in others)
     assert "Traceback" not in text
@@ -235,7 +235,7 @@ def test_full_disk_ends_the_run_and_keeps_its_checkpoints(
 
     assert job["status"] == [2]
     text = output.read_text()
-    assert re.search(r"train\.py: .*step_00000006\.pt", text)
+    assert re.search(r"ffn train: .*step_00000006\.pt", text)
     assert "Traceback" not in text
     assert load_checkpoint(tmp_path / "run/last.pt")["training"]["step"] == 5
     assert not list((tmp_path / "run").rglob("*.part"))
