@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -40,12 +41,13 @@ def load_tensors(path: Path) -> Any:
             has_digest = check_digest(file)
             content = torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
-            cause = " ".join(str(error).split())[:300]
+            requested = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
+            what = "is damaged, not a torch file, or contains objects"
             raise WeightsError(
-                f"{path} is not a torch file, is damaged, or holds objects, which could execute "
-                "code and are not loaded. If you trust its origin, save its tensors alone: "
-                "torch.save(torch.load(path, weights_only=False)['state_dict'], new_path). "
-                f"torch says: {cause}"
+                f"{path} {f'requests {requested[1]}' if requested else what}. Only tensors and "
+                "plain values are loaded; anything else could execute code. If you trust its "
+                "origin, save its tensors alone: torch.save({'state_dict': "
+                "torch.load(path, weights_only=False)['state_dict']}, new_path)"
             ) from None
         except MemoryError:
             raise

@@ -188,14 +188,14 @@ LITERAL = {
 }
 
 
-@pytest.mark.parametrize(("source", "theirs"), LITERAL)
-def test_names_written_out(source: str, theirs: str) -> None:
-    context = {
-        "pyslowfast": "t_conv1_w",
-        "mmaction2": "backbone.slow_path.x" if "slow" in theirs else "backbone.x",
-    }
-    state = {theirs: torch.ones(2), context.get(source, theirs): torch.ones(2)}
-    assert LITERAL[source, theirs] in rename(state, source)
+def test_names_written_out() -> None:
+    for (source, theirs), ours in LITERAL.items():
+        context = {
+            "pyslowfast": "t_conv1_w",
+            "mmaction2": "backbone.slow_path.x" if "slow" in theirs else "backbone.x",
+        }
+        state = {theirs: torch.ones(2), context.get(source, theirs): torch.ones(2)}
+        assert ours in rename(state, source)
 
 
 @pytest.mark.slow
@@ -245,24 +245,20 @@ def test_a_malicious_caffe2_pickle_runs_nothing(tmp_path: Path, place: str) -> N
     assert not (tmp_path / "ran").exists()
 
 
-@pytest.mark.parametrize("keep", [0, 1, 30, 200])
-def test_a_caffe2_pickle_cut_short_is_refused(tmp_path: Path, keep: int) -> None:
-    data = pickle.dumps({"blobs": {"conv1_w": np.ones((64, 3))}}, protocol=2)
+def test_arrays_come_back_and_a_file_cut_short_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "x.pkl"
-    path.write_bytes(data[:keep])
-    with pytest.raises(WeightsError, match=r"x\.pkl"):
-        read_foreign(path)
-
-
-@pytest.mark.parametrize("dtype", [np.float32, np.float64, np.int64, ">f4"])
-@pytest.mark.parametrize("protocol", [2, 3, 4])
-def test_arrays_come_back(tmp_path: Path, dtype: object, protocol: int) -> None:
-    array = np.arange(24, dtype=dtype).reshape(2, 3, 4)
-    path = tmp_path / "x.pkl"
-    path.write_bytes(pickle.dumps({"blobs": {"a": array, "b": array.T}}, protocol=protocol))
-    state = read_foreign(path)
-    assert np.array_equal(state["a"].numpy(), array)
-    assert np.array_equal(state["b"].numpy(), array.T)
+    for dtype in (np.float32, np.int64, ">f4"):
+        array = np.arange(24, dtype=dtype).reshape(2, 3, 4)
+        for protocol in (2, 3, 4):
+            content = pickle.dumps({"blobs": {"a": array, "b": array.T}}, protocol=protocol)
+            path.write_bytes(content)
+            state = read_foreign(path)
+            assert np.array_equal(state["a"].numpy(), array)
+            assert np.array_equal(state["b"].numpy(), array.T)
+            for keep in (0, 1, 30, len(content) - 1):
+                path.write_bytes(content[:keep])
+                with pytest.raises(WeightsError, match=r"x\.pkl"):
+                    read_foreign(path)
 
 
 def test_image_weights_of_torchvision_start_a_tsm() -> None:
@@ -410,7 +406,7 @@ def test_the_published_jester_names_convert(tmp_path: Path, capsys) -> None:
     assert torch.equal(ours["net.blocks.1.0.conv_pw.weight"], state["features.2.conv.0.weight"])
 
 
-@pytest.mark.parametrize("partial", [[], ["--partial"]])
+@pytest.mark.parametrize("partial", [[], ["--partial", "0.95"]])
 def test_a_backbone_without_a_classifier_converts_with_a_number_of_classes(
     partial: list[str], tmp_path: Path, capsys
 ) -> None:
@@ -434,45 +430,15 @@ def test_a_backbone_without_a_classifier_converts_with_a_number_of_classes(
     assert torch.equal(again["net.classifier.weight"], model.net.classifier.weight)
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--num-classes", "0"], "num_classes is 0; expected 1 or more"),
-        (["--num-classes", "-3"], "num_classes is -3; expected 1 or more"),
-        *(
-            (["--partial", share], f"--partial) is {share}; expected a share of the parameters")
-            for share in ("2", "-1", "0", "nan", "1.01", "inf")
-        ),
-    ],
-)
-def test_numbers_out_of_range_are_refused(
-    options: list[str], message: str, tmp_path: Path, capsys
-) -> None:
-    torch.save(jester_state(27), tmp_path / "jester.pth")
-    out = tmp_path / "out.safetensors"
-
-    assert main([str(tmp_path / "jester.pth"), str(out), *MOBILE, *options]) == 2
-
-    assert message in capsys.readouterr().err
-    assert not out.exists()
+def test_numbers_out_of_range_are_refused() -> None:
+    state = jester_state(27)
+    for options in ({"num_classes": 0}, {"min_match": 0.0}, {"min_match": float("nan")}):
+        with pytest.raises(ValueError, match="expected"):
+            from_foreign(state, model="tsm_mobilenetv2", **options)
 
 
-def test_a_share_of_one_is_accepted() -> None:
-    found = from_foreign(jester_state(27), model="tsm_mobilenetv2", min_match=1.0)
-    assert found.match.share == 1
-
-
-def test_a_safetensors_file_is_refused_with_what_to_do(
-    tmp_path: Path, capsys, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    safetensors.torch.save_file(jester_state(27), "jester.safetensors")
-
-    assert main(["jester.safetensors", "out.safetensors", *MOBILE]) == 2
-
-    error = capsys.readouterr().err
-    assert "expected a torch file (.pth, .pth.tar, .pyth, .pt, .ckpt, .bin) or a Caffe2" in error
-    exec(re.search(r"torch\.save\(.*\)", error)[0])
-    assert main(["jester.pth", "out.safetensors", *MOBILE]) == 0
-    assert main(["none.safetensors", "o.safetensors", *MOBILE]) == 2
-    assert "no file none.safetensors" in capsys.readouterr().err
+def test_a_safetensors_file_is_refused(tmp_path: Path, capsys) -> None:
+    path = tmp_path / "jester.safetensors"
+    safetensors.torch.save_file(jester_state(27), path)
+    assert main([str(path), str(tmp_path / "out.safetensors"), *MOBILE]) == 2
+    assert "expected a torch file" in capsys.readouterr().err

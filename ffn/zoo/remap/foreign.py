@@ -27,7 +27,7 @@ from ffn.zoo.remap.names import (
 from ffn.zoo.state_match import Match, match_state
 
 _HEADS = ("net.fc", "head", "net.classifier", "net.head.fc")  # classifiers of our models
-_PARTIAL = "--partial (min_match=0.95) loads what matches, initializes the rest and lists it."
+_PARTIAL = "--partial 0.95 (min_match) loads what matches, initializes the rest and lists it."
 
 
 def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
