@@ -107,7 +107,7 @@ def test_rooms_import_one_way(path: Path) -> None:
 
 
 # The modules with the options, and the modules that may import them.
-OPTIONS = {"ffn.engine.options", "ffn.engine.config", "ffn.engine.config_checks"}
+OPTIONS = {"ffn.engine.options", "ffn.engine.config"}
 READERS_OF_OPTIONS = ("ffn.engine.build", "ffn.engine.config", "ffn.engine.options", "ffn.cli.")
 
 

@@ -34,7 +34,7 @@ def configs(
         options: Print all options of a config, with their defaults.
     """
     if options:
-        from ffn.engine.config_help import option_help
+        from ffn.engine.config import option_help
 
         print(option_help())
         return

@@ -202,10 +202,7 @@ def _is_override(text: str) -> bool:
 
 def _config_keys(name: str) -> list[str]:
     """Keys of the options of a config with this name, or with its meaning in other projects."""
-    from ffn.engine.config import SYNONYMS, option_keys
+    from ffn.engine.config import option_keys
 
     keys = option_keys()
-    same = [key for key in keys if name in (key, key.partition(".")[2])]
-    if not same and name in SYNONYMS:
-        return [SYNONYMS[name]]
-    return same
+    return [key for key in keys if name in (key, key.partition(".")[2])]

@@ -278,9 +278,9 @@ def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
     from ffn.engine.build_data import read_config_splits
 
     kind = "multi" if record.multi_label else "single"
-    if config.data.labels.value != kind:
+    if config.data.labels != kind:
         raise ValueError(
-            f"data.labels is {config.data.labels.value}; {weights} was trained with {kind}. Set "
+            f"data.labels is {config.data.labels}; {weights} was trained with {kind}. Set "
             f"data.labels={kind}, with lists of this kind, or name other weights"
         )
     splits = read_config_splits(config.data, with_train=False, classes=record.classes)

@@ -7,7 +7,6 @@ engine that receive a config. All others take plain values.
 from __future__ import annotations
 
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ from ffn.engine.config import ConfigError, changed_options, config_to_dict
 from ffn.engine.distributed import World, on_main
 from ffn.engine.logs.meter import Meter
 from ffn.engine.logs.run_log import RunLog
-from ffn.engine.options import Config, OnError, Precision, Views
+from ffn.engine.options import Config
 from ffn.engine.run import Run
 from ffn.engine.train_step import TrainStep
 from ffn.engine.validation import Validator
@@ -104,7 +103,8 @@ def _with_folder(config: Config, world: World, name: str) -> Config:
         return False
 
     folder = on_main(lambda: numbered_folder(Path("runs", name), is_same_run), world)
-    return replace(config, log=replace(config.log, output=str(folder)))
+    log = config.log.model_copy(update={"output": str(folder)})
+    return config.model_copy(update={"log": log})
 
 
 def build_range_test(config: Config, world: World) -> tuple[TrainStep, DataLoader]:
@@ -121,8 +121,9 @@ def build_range_test(config: Config, world: World) -> tuple[TrainStep, DataLoade
     check_splits(splits)
     loader = build_data.build_train_loader(config, splits, world)
     model, _ = build_network.build_started_model(config, len(splits.classes), world)
+    no_average = config.train.model_copy(update={"ema_decay": 0.0})
     train_step = build_train_step(
-        replace(config, train=replace(config.train, ema_decay=0.0)),
+        config.model_copy(update={"train": no_average}),
         model,
         world,
         num_classes=len(splits.classes),
@@ -161,12 +162,12 @@ def build_train_step(
         world,
         normalize=Normalize(build_data.build_preprocessing(config.data)),
         batch_mix=with_changing_lengths(batch_mix) if changing else batch_mix,
-        precision=train.precision.value,
-        sequential=train.views is Views.sequential,
+        precision=train.precision,
+        sequential=train.views == "sequential",
         grad_accum_steps=train.grad_accum_steps,
         clip_grad_norm=train.clip_grad_norm,
         ema_decay=train.ema_decay,
-        may_skip=config.data.on_error is OnError.skip,
+        may_skip=config.data.on_error == "skip",
         advice=_advice(config),
         seed=train.seed,
     )
@@ -252,7 +253,7 @@ def _open_log(
         world,
         first_step=first_step,
         total_steps=total_steps,
-        wandb_mode="disabled" if is_finished else config.log.wandb.value,
+        wandb_mode="disabled" if is_finished else config.log.wandb,
         project=config.log.project,
         config=config_to_dict(config),
         tensorboard=config.log.tensorboard and not is_finished,
@@ -264,6 +265,6 @@ def _advice(config: Config) -> str:
     remedies = [f"lower optim.lr ({config.optim.lr:g})"]
     if config.train.clip_grad_norm is None:
         remedies.append("set train.clip_grad_norm")
-    if config.train.precision is Precision.fp16:
+    if config.train.precision == "fp16":
         remedies.append("train in bf16 or fp32")
     return f"Remedies: {', '.join(remedies)}"

@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
@@ -19,10 +18,9 @@ from ffn.engine.class_weights import (
     with_mean_one,
 )
 from ffn.engine.config import ConfigError
-from ffn.engine.config_checks import nearest_multiples
 from ffn.engine.distributed import World
 from ffn.engine.mixup import BatchMix
-from ffn.engine.options import ClassWeights, Config, DataConfig, DataFormat, Flip, Labels
+from ffn.engine.options import Config, DataConfig, divisible
 from ffn.engine.run_videos import RunVideos
 from ffn.engine.tasks import TASKS
 
@@ -44,7 +42,7 @@ def read_config_splits(
 
 def is_multi_label(options: DataConfig) -> bool:
     """Whether videos have any number of labels, in place of one."""
-    return options.labels is Labels.multi
+    return options.labels == "multi"
 
 
 def describe_videos(options: DataConfig, splits: data.Splits) -> list[str]:
@@ -59,8 +57,8 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
         resize=options.resize,
         mean=tuple(options.mean),
         std=tuple(options.std),
-        color=options.color.value,
-        sampling=options.sampling.value,
+        color=options.color,
+        sampling=options.sampling,
     )
 
 
@@ -90,7 +88,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         transform=_train_transform(options, preprocessing, splits.classes),
         nested=options.nested,
         seed=train.seed,
-        on_error=options.on_error.value,
+        on_error=options.on_error,
         num_classes=len(splits.classes),
         cache_bytes=int(options.cache_gib * 2**30),
         **_frame_source(options, store),
@@ -110,33 +108,20 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
 
 
 def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
-    """Weights of the classes in the loss (K,), see ``ffn.engine.class_weights``; None for none.
-
-    Raises:
-        ConfigError: ``train.class_weight_list`` has another length.
-    """
+    """Weights of the classes in the loss (K,), see ``ffn.engine.class_weights``; None for none."""
     train, options = config.train, config.data
-    if train.class_weights is ClassWeights.none and not train.class_weight_list:
+    if train.class_weights == "none":
         return None
-    swapped = options.flip_pairs if options.flip is Flip.swap else ()
+    swapped = options.flip_pairs if options.flip == "swap" else ()
     counts = class_counts(
         [label for record in splits.train for label in data.labels_of(record)],
         len(splits.classes),
         data.swap_pairs(swapped, splits.classes),
     )
-    several = is_multi_label(options)
-    if not train.class_weight_list:
-        power = 0.5 if train.class_weights is ClassWeights.sqrt else 1.0
-        if several:
-            return positive_weights(counts, len(splits.train), power)
-        return with_mean_one(balanced_weights(counts, power), counts)
-    if len(train.class_weight_list) != len(counts):
-        raise ConfigError(
-            f"train.class_weight_list has {len(train.class_weight_list)} numbers; the data have "
-            f"{len(counts)} classes. Give one for each, in the order of data.classes"
-        )
-    given = torch.tensor(train.class_weight_list, dtype=torch.float64)
-    return given.float() if several else with_mean_one(given, counts)
+    power = 0.5 if train.class_weights == "sqrt" else 1.0
+    if is_multi_label(options):
+        return positive_weights(counts, len(splits.train), power)
+    return with_mean_one(balanced_weights(counts, power), counts)
 
 
 def build_test_loader(
@@ -162,7 +147,7 @@ def build_test_loader(
         preprocessing=preprocessing,
         protocol=parsed,
         shuffle_frames=shuffle_frames,
-        on_error=config.data.on_error.value,
+        on_error=config.data.on_error,
         num_classes=len(splits.classes),
         **_frame_source(config.data, store),
     )
@@ -204,10 +189,7 @@ def _check_batch_size(config: Config, world: World, videos: int) -> None:
     share = world.size * train.grad_accum_steps * train.repeated_aug
     if train.batch_size % share:
         raise ConfigError(
-            f"train.batch_size is {train.batch_size}; it must be divisible by {share} "
-            f"({world.size} processes x {train.grad_accum_steps} accumulation steps x "
-            f"{train.repeated_aug} samples per video). "
-            f"Use {nearest_multiples(train.batch_size, share)}"
+            divisible(train.batch_size, share, "processes x grad_accum_steps x repeated_aug")
         )
     needed = train.batch_size // train.repeated_aug
     if needed > videos:
@@ -224,13 +206,13 @@ def _train_transform(
     pairs = options.flip_pairs
     return data.TrainTransform(
         preprocessing,
-        crop_mode=options.crop_mode.value,
+        crop_mode=options.crop_mode,
         scales=options.scales,
         area=options.area,
         aspect=options.aspect,
         jitter_scales=options.jitter_scales,
-        flip=options.flip.value,
-        flip_pairs=data.swap_pairs(pairs, classes) if options.flip is Flip.swap else (),
+        flip=options.flip,
+        flip_pairs=data.swap_pairs(pairs, classes) if options.flip == "swap" else (),
         color_jitter=options.color_jitter,
         randaugment=options.randaugment,
         random_erasing=options.random_erasing,
@@ -239,7 +221,7 @@ def _train_transform(
 
 def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
     """The clip store with the frames; None if they are read from the video files."""
-    if options.format is DataFormat.video:
+    if options.format == "video":
         return None
     store = data.ClipStore(store_location(options), root=options.root)
     if store.manifest.short_side < resize:
@@ -267,7 +249,7 @@ def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str
     """Arguments of ``data.VideoDataset`` for the source of the frames."""
     if store is not None:
         return {"source": store.open_record}
-    return {"decoder": options.decoder.value, **_pattern(options)}
+    return {"decoder": options.decoder, **_pattern(options)}
 
 
 def _pattern(options: DataConfig) -> dict[str, str]:

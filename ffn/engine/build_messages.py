@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from dataclasses import fields
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from ffn.engine.build_network import Start
 from ffn.engine.distributed import World
 from ffn.engine.freezing import frozen_parts
 from ffn.engine.logs import console
-from ffn.engine.options import Config, Flip, Precision
+from ffn.engine.options import Config
 from ffn.engine.tasks import TASKS
 
 
@@ -71,7 +70,7 @@ def _schedule_line(config: Config, world: World, steps_per_epoch: int) -> str:
         grad_accum_steps=config.train.grad_accum_steps,
         lr=build_network.scaled_learning_rate(config),
         base=None if optim.base_batch_size is None else (optim.lr, optim.base_batch_size),
-        precision=config.train.precision.value,
+        precision=config.train.precision,
         device=world.device.type,
     )
 
@@ -109,7 +108,7 @@ def _warnings(
     )
     yield from recipe.learning_rate_warnings(
         config.model.name,
-        config.optim.name.value,
+        config.optim.name,
         build_network.scaled_learning_rate(config),
         train.batch_size,
         fine_tuning=config.model.weights is not None,
@@ -117,31 +116,29 @@ def _warnings(
     yield from recipe.warmup_warnings(config.optim.warmup_epochs, train.epochs)
     yield from recipe.optimizer_warnings(
         _changed(config.optim),
-        name=config.optim.name.value,
-        schedule=config.optim.schedule.value,
+        name=config.optim.name,
+        schedule=config.optim.schedule,
         milestones=config.optim.milestones,
         epochs=train.epochs,
-        linear_probe=train.linear_probe,
+        linear_probe="head_only" in train.freeze,
     )
     if world.device.type == "cpu":
         processes = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
         yield from recipe.thread_warnings(torch.get_num_threads(), processes, usable_cores())
-        if train.precision is Precision.bf16 and not has_bf16():
+        if train.precision == "bf16" and not has_bf16():
             yield f"{SLOW_BF16}; train.precision=fp32 is faster here"
-    if config.data.flip is Flip.random:
+    if config.data.flip == "random":
         yield from recipe.flip_warnings(splits.classes)
     if config.model.weights is None and not config.model.pretrained:
         yield from recipe.random_feature_warnings(
-            linear_probe=train.linear_probe,
-            freeze_blocks=train.freeze_blocks is not None,
-            freeze_modules=bool(train.freeze_modules),
+            freeze=bool({*train.freeze} - {"norms"}),
         )
     clips = build_data.clips_per_forward(config, world)
     yield from recipe.mix_warnings(clips, mixup=train.mixup, cutmix=train.cutmix)
     yield from recipe.batch_norm_warnings(
         model,
         clips=clips * (world.size if train.sync_bn else 1),
-        freeze_bn=train.freeze_bn or train.linear_probe,
+        freeze_bn=bool({"norms", "head_only"} & {*train.freeze}),
         sync_bn=train.sync_bn,
         precise_bn=train.precise_bn,
     )
@@ -159,5 +156,4 @@ def _warnings(
 def _changed(options: Any) -> set[str]:
     """Names of options that do not have their default values."""
     defaults = type(options)()
-    names = (field.name for field in fields(options))
-    return {name for name in names if getattr(options, name) != getattr(defaults, name)}
+    return {n for n in type(options).model_fields if getattr(options, n) != getattr(defaults, n)}

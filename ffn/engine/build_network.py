@@ -16,7 +16,7 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
-from ffn.engine.options import Config, Groups, Labels, Optimizer
+from ffn.engine.options import Config
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import TASKS, FlexibleOptions, Task
 from ffn.labels import MultiLabel
@@ -126,25 +126,13 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
 
 
 def _freeze(config: Config, model: nn.Module) -> None:
-    train = config.train
+    parts = config.train.freeze
     try:
-        if train.freeze_bn:
-            freezing.freeze_norms(model)
-        if train.freeze_blocks is not None:
-            freezing.freeze(model, train.freeze_blocks)
-        if train.freeze_modules:
-            freezing.freeze(model, train.freeze_modules)
-        if train.linear_probe:
-            freezing.freeze_features(model)
+        freezing.freeze(model, parts)
     except ValueError as error:
-        raise ConfigError(
-            f"{config.model.name}, options train.freeze_… and train.linear_probe: {error}"
-        ) from error
+        raise ConfigError(f"train.freeze for {config.model.name}: {error}") from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(
-            f"train.freeze_modules {train.freeze_modules} leaves no parameter to train; name a "
-            "part of the network"
-        )
+        raise ConfigError(f"train.freeze is {parts}; no parameter is left to train")
 
 
 def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = None) -> Task:
@@ -163,7 +151,7 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
     if class_weights is not None:
         _require_label_loss(task, config, "class weights", "train.class_weights=none")
         task.class_weights = class_weights
-    if config.data.labels is Labels.multi:
+    if config.data.labels == "multi":
         _require_label_loss(task, config, "several labels per video", "data.labels=single")
         task.labels = MultiLabel
     known = {id(parameter) for parameter in model.parameters()}
@@ -195,9 +183,9 @@ def lengths_change(config: Config) -> bool:
 def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
     """Optimizer over parameter groups that carry an ``lr_scale``; torch's fused kernels."""
     options = config.optim
-    make = optim.tsm_groups if options.groups is Groups.tsm else optim.standard_groups
+    make = optim.tsm_groups if options.groups == "tsm" else optim.standard_groups
     groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
-    if options.name is Optimizer.adamw:
+    if options.name == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr, fused=True)
     return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=True)
 
@@ -218,7 +206,7 @@ def build_schedule(config: Config) -> Callable[[float], float]:
             epoch,
             lr=options.lr,
             epochs=config.train.epochs,
-            schedule=options.schedule.value,
+            schedule=options.schedule,
             milestones=options.milestones,
             gamma=options.gamma,
             final_lr=options.final_lr,

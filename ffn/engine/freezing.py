@@ -13,58 +13,33 @@ from ffn.core import NORMS, FrameFlexible
 from ffn.engine.optim import layer_numbers
 
 
-def freeze(model: nn.Module, what: int | str | Iterable[str]) -> tuple[str, ...]:
+def freeze(model: nn.Module, what: str | Iterable[str]) -> tuple[str, ...]:
     """Freeze parameters, and keep their norms in eval mode, also after ``model.train()``.
 
     Args:
         model: plain or frame-flexible; changed in place.
-        what: a number n: the stem and the first n residual blocks, in the order of the network's
-            ``group_matcher``. Or glob patterns of the names of modules or parameters, as in the
-            state dict: ``"net.layer1"`` is the module and all that it contains.
+        what: parts of the network:
+
+            - ``"head_only"``: everything except the classifier, a linear probe.
+            - ``"norms"``: all normalization layers.
+            - ``"stem"``, ``"blocks:2"``: the stem, and with it the first two residual blocks, in
+              the order of the network's ``group_matcher``.
+            - any other text is a glob pattern of names of modules or parameters, as in the state
+              dict: ``"net.layer1"`` is the module and all that it contains.
 
     Returns:
         Names of the frozen parameters, as in the state dict.
 
     Raises:
         ValueError: a pattern matches nothing (the message names the closest module), or the network
-            has fewer blocks.
+            has fewer blocks or no classifier.
     """
-    return _set_frozen(model, what, True)
+    return _set_frozen(model, what, frozen=True)
 
 
-def unfreeze(model: nn.Module, what: int | str | Iterable[str] = "*") -> tuple[str, ...]:
+def unfreeze(model: nn.Module, what: str | Iterable[str] = "*") -> tuple[str, ...]:
     """Undo :func:`freeze` for a part of a network, by default all; see there."""
-    return _set_frozen(model, what, False)
-
-
-def freeze_norms(model: nn.Module) -> tuple[str, ...]:
-    """Freeze all normalization layers; see :func:`freeze`."""
-    modules = _network(model).named_modules()
-    return freeze(model, [name for name, module in modules if isinstance(module, NORMS)])
-
-
-def freeze_features(model: nn.Module) -> tuple[str, ...]:
-    """Freeze everything except the classifier, with all of its copies if it is private.
-
-    Returns:
-        Names of the frozen parameters.
-
-    Raises:
-        ValueError: the network has no ``get_classifier``, or no classifier.
-    """
-    network = _network(model)
-    if not hasattr(network, "get_classifier"):
-        raise ValueError(
-            f"a {type(network).__name__} has no get_classifier() to name its classifier; freeze by "
-            "name patterns"
-        )
-    classifier = {id(p) for p in network.get_classifier().parameters()}
-    names = [name for name, p in network.named_parameters() if id(p) in classifier]
-    if not names:
-        raise ValueError(f"the {type(network).__name__} has no classifier to train")
-    frozen = freeze(model, "*")
-    unfreeze(model, names)
-    return tuple(name for name in frozen if name not in names)
+    return _set_frozen(model, what, frozen=False)
 
 
 def frozen_buffers(model: nn.Module) -> set[int]:
@@ -94,23 +69,20 @@ def _network(model: nn.Module) -> nn.Module:
     return model.model if isinstance(model, FrameFlexible) else model
 
 
-def _set_frozen(model: nn.Module, what: int | str | Iterable[str], frozen: bool) -> tuple[str, ...]:
+def _set_frozen(model: nn.Module, what: str | Iterable[str], *, frozen: bool) -> tuple[str, ...]:
     network = _network(model)
+    selected: set[str] = set()
+    for part in [what] if isinstance(what, str) else what:
+        selected |= _names(network, part)
     parameters = dict(network.named_parameters())
-    if isinstance(what, int):
-        names = _first_blocks(network, what)
-        selected = set(names)
-    else:
-        selected = _matching(network, [what] if isinstance(what, str) else list(what))
-        names = [name for name in parameters if name in selected]
+    names = [name for name in parameters if name in selected]
     for name in names:
         parameters[name].requires_grad_(not frozen)
     for name, module in network.named_modules():
-        if not isinstance(module, NORMS):
-            continue
-        own = _own_or_outer(network, name)
-        if name in selected or (own and own <= selected):
-            _keep_in_eval(module) if frozen else _release(module, model.training)
+        if isinstance(module, NORMS):
+            own = _own_or_outer(network, name)
+            if name in selected or (own and own <= selected):
+                _keep_in_eval(module) if frozen else _release(module, model.training)
     return tuple(names)
 
 
@@ -123,31 +95,43 @@ def _own_or_outer(network: nn.Module, name: str) -> set[str]:
     return own
 
 
-def _first_blocks(network: nn.Module, count: int) -> list[str]:
+def _names(network: nn.Module, part: str) -> set[str]:
+    """Names of the modules and parameters of a part of a network."""
+    known = [name for name, _ in (*network.named_modules(), *network.named_parameters()) if name]
+    if part == "norms":
+        found = [name for name, m in network.named_modules() if isinstance(m, NORMS)]
+    elif part == "head_only":
+        if not hasattr(network, "get_classifier"):
+            raise ValueError(
+                f"a {type(network).__name__} has no get_classifier(); give name patterns"
+            )
+        head = {id(p) for p in network.get_classifier().parameters()}
+        trained = [name for name, p in network.named_parameters() if id(p) in head]
+        if not trained:
+            raise ValueError(f"the {type(network).__name__} has no classifier to train")
+        return {n for n in known if not any(f"{one}.".startswith(f"{n}.") for one in trained)}
+    elif part == "stem" or part.startswith("blocks:"):
+        return _first_blocks(network, part.removeprefix("blocks:"))
+    else:
+        found = [name for name in known if fnmatch.fnmatchcase(name, part)]
+        if not found:
+            close = difflib.get_close_matches(part, known, n=3) or known[:3]
+            raise ValueError(f"{part!r} matches no module; did you mean {', '.join(close)}?")
+    inside = tuple(f"{name}." for name in found)
+    return {*found, *(name for name in known if name.startswith(inside))}
+
+
+def _first_blocks(network: nn.Module, count: str) -> set[str]:
     """Names of the parameters of the stem and the first blocks."""
     numbers = layer_numbers(network)
     blocks = max(numbers.values()) - 1  # the stem is layer 0, the head the last one
-    if not 0 <= count <= blocks:
+    last = "0" if count == "stem" else count
+    if not last.isdecimal() or int(last) > blocks:
         raise ValueError(
-            f"{count} blocks of a {type(network).__name__} with {blocks}; give 0 (the stem alone) "
-            f"to {blocks}, or name patterns"
+            f"blocks:{count}; a {type(network).__name__} has {blocks} blocks. Give blocks:1 to "
+            f"blocks:{blocks}, stem, or name patterns"
         )
-    return [name for name, number in numbers.items() if number <= count]
-
-
-def _matching(network: nn.Module, patterns: list[str]) -> set[str]:
-    """Names of the modules and parameters that patterns match, and of all inside them."""
-    known = [*(name for name, _ in network.named_modules() if name)]
-    known += [name for name, _ in network.named_parameters()]
-    selected: set[str] = set()
-    for pattern in patterns:
-        found = [n for n in known if fnmatch.fnmatchcase(n, pattern)]
-        if not found:
-            close = difflib.get_close_matches(pattern, known, n=3) or known[:3]
-            raise ValueError(f"{pattern!r} matches no module; did you mean {', '.join(close)}?")
-        selected |= {*found}
-    roots = tuple(f"{name}." for name in selected)
-    return selected | {name for name in known if name.startswith(roots)}
+    return {name for name, number in numbers.items() if number <= int(last)}
 
 
 def _keep_in_eval(norm: nn.Module) -> None:

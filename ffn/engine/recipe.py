@@ -105,7 +105,7 @@ def batch_norm_warnings(
             f"BatchNorm takes its statistics over {clips} clips; below {FEW_CLIPS} they are poor. "
             "train.views=sequential or train.activation_checkpointing=true make room for larger "
             "batches, train.sync_bn=true takes statistics over all processes, "
-            "train.freeze_bn=true keeps those of the start weights"
+            "train.freeze=[norms] keeps those of the start weights"
         )
 
 
@@ -177,7 +177,7 @@ def optimizer_warnings(
     idle = {
         f"optim.schedule={schedule}": ["final_lr"] if steps else ["milestones", "gamma"],
         f"optim.name={name}": [] if name == "sgd" else ["momentum"],
-        "train.linear_probe, which trains one layer": ["layer_decay"] if linear_probe else [],
+        "train.freeze=[head_only], which trains one layer": ["layer_decay"] if linear_probe else [],
     }
     for reason, options in idle.items():
         for option in changed & set(options):
@@ -233,7 +233,7 @@ def folded_norm_warnings(name: str, model: nn.Module) -> Iterator[str]:
             f"all BatchNorms of {name} have mean 0 and variance 1: they were folded into the "
             "convolutions. Training normalizes with the statistics of its batches, which such "
             "weights do not expect. Start from weights that are not folded, or set "
-            "train.freeze_bn=true"
+            "train.freeze=[norms]"
         )
 
 

@@ -64,7 +64,7 @@ def test_the_printed_command_trains_with_the_index(
     assert found.fingerprint()["prepared"]["videos"] == {"train": 12, "val": 4}
     pairs = [[f"{name}_clockwise", f"{name}_counterclockwise"] for name in ("orbit", "spin")]
     for one in (config, load_config(output / "flip_pairs.yaml", [])):
-        assert one.data.flip.value == "swap"
+        assert one.data.flip == "swap"
         assert [list(pair) for pair in one.data.flip_pairs] == pairs
     assert main(["prepare_data", "folder", "--root", str(videos), "--output", str(output)]) == 2
     assert "Replace it with --overwrite" in capsys.readouterr().err

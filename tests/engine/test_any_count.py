@@ -140,7 +140,7 @@ def test_sub_networks_without_exact_statistics_are_named(videos: Path, tmp_path:
     ],
 )
 def test_two_processes_train_as_one(videos: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
-    more = ("train.freeze_bn=true", "model.dropout=0", "optim.lr=1e-3", *more)
+    more = ("train.freeze=[norms]", "model.dropout=0", "optim.lr=1e-3", *more)
     process = launch(videos, tmp_path / "two", *more, processes=2)
     one = train(videos, tmp_path / "one", *more)
     finish(process)

@@ -285,7 +285,7 @@ def test_two_processes_train_one_network(
     two_ranks: Ranks, videos: Path, tmp_path: Path, task: tuple[str, ...]
 ) -> None:
     """Proportional sampling: as one process, because all draw the same count."""
-    more = (*task, "train.freeze_bn=true", "model.dropout=0", "optim.lr=0.1")
+    more = (*task, "train.freeze=[norms]", "model.dropout=0", "optim.lr=0.1")
     options = config(videos, tmp_path / "two", *more)
 
     one, other = two_ranks.run(steps_of_run, options)

@@ -85,7 +85,7 @@ def test_start_lines_have_model_data_and_warnings(
 
 def test_settings_without_effect_are_reported(videos: Path, tmp_path: Path) -> None:
     more = ("train.batch_size=2", "train.grad_accum_steps=2", "train.mixup=0.5")
-    run = build(videos, tmp_path / "run", *more, "optim.warmup_epochs=2", "train.freeze_bn=true")
+    run = build(videos, tmp_path / "run", *more, "optim.warmup_epochs=2", "train.freeze=[norms]")
 
     warned = [line for line in run.settings if line.startswith("warning: ")]
     assert len(warned) == 2
@@ -106,7 +106,7 @@ def test_slow_bf16_is_reported(
 
 
 def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> None:
-    options = config(videos, tmp_path, "train.freeze_bn=true", "train.views=sequential")
+    options = config(videos, tmp_path, "train.freeze=[norms]", "train.views=sequential")
     run = build(videos, tmp_path / "run")
     model = build_model(options, 3)
 

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from config_toys import problems
 from engine_toys import (
     CLASSES,
     all_tasks,
@@ -62,8 +61,6 @@ def of(rows: list[dict[str, str]], name: str) -> list[dict[str, str]]:
     ("options", "expected"),
     [
         (["train.class_weights=balanced"], [14 / 24, 14 / 12, 14 / 6]),  # n / (K n_c)
-        (["train.class_weight_list=[14, 28, 56]"], [14 / 24, 14 / 12, 14 / 6]),
-        (["train.class_weight_list=[5, 5, 5]"], [1, 1, 1]),
         # left and right are exchanged in half of the samples: 6 videos of each
         (
             ["train.class_weights=balanced", "data.flip=swap", "data.flip_pairs=[[left,right]]"],
@@ -209,7 +206,7 @@ def test_run_with_weights_prints_them_and_resumes(unbalanced: Path, tmp_path: Pa
 
 def test_micro_batches_train_as_one(unbalanced: Path, tmp_path: Path) -> None:
     more = ("train.class_weights=balanced", "train.batch_size=14", "model.dropout=0")
-    more += ("train.freeze_bn=true", "train.epochs=1")
+    more += ("train.freeze=[norms]", "train.epochs=1")
     one = train(unbalanced, tmp_path / "one", *more)
     two = train(unbalanced, tmp_path / "two", *more, "train.grad_accum_steps=2")
     for key in ("loss", "grad_norm"):
@@ -224,10 +221,6 @@ class OwnLoss(PlainTask):
 
 
 def test_what_is_refused(unbalanced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (text,) = problems("train.class_weights=sqrt", "train.class_weight_list=[1,2]")
-    assert "exclude each other" in text
-    with pytest.raises(ConfigError, match="has 2 numbers; the data have 3 classes"):
-        build(unbalanced, tmp_path, "train.class_weight_list=[1,2]")
     monkeypatch.setitem(tasks.TASKS._entries, "own", OwnLoss)
     more = ("task.name=own", "task.frames=[4]", "train.class_weights=balanced")
     with pytest.raises(ConfigError, match="task own does not use class weights; set"):

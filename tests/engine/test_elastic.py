@@ -99,7 +99,7 @@ def test_losses_are_those_of_one_process(
     forks: Forks, videos: Path, start: str, tmp_path: Path, views: str
 ) -> None:
     """In float64: in float32, the order of sums changes six steps by more than 1e-6."""
-    more = (*FOUR, *EXACT, start, "train.freeze_bn=true", f"train.views={views}")
+    more = (*FOUR, *EXACT, start, "train.freeze=[norms]", f"train.views={views}")
     for world in (1, 2, 4):
         job = forks.run(options(videos, tmp_path / str(world), *more), world=world, double=True)
         assert job["status"] == [0] * world

@@ -49,7 +49,7 @@ def train(model: nn.Module) -> dict[str, bool]:
 def test_the_first_block_does_not_train(name: str, first: tuple[str, ...], flexible: bool) -> None:
     """The stem and the first block, by names written out here."""
     model = build(name, flexible)
-    frozen = ffn.freeze(model, 1)
+    frozen = ffn.freeze(model, "blocks:1")
     model.eval()
     model.train()
     changed = train(model)
@@ -118,7 +118,7 @@ def test_norms_without_parameters_are_frozen_with_their_block(flexible: bool) ->
     for block in (model.net.layer1[0], model.net.layer2[0]):
         block.bn1 = nn.BatchNorm2d(block.bn1.num_features, affine=False)
     model = ffn.convert(model, (2, 4)) if flexible else model
-    ffn.freeze(model, 1)
+    ffn.freeze(model, "blocks:1")
     changed = train(model.train())
     moved = {key for key, is_new in changed.items() if is_new and ".bn1." in key}
     assert not {key for key in moved if key.startswith(("net.bn1.", "net.layer1."))}
@@ -133,6 +133,6 @@ def test_what_cannot_be_frozen() -> None:
         ValueError, match=r"'net.layr1' matches no module; did you mean net\.layer1"
     ):
         ffn.freeze(model, "net.layr1")
-    with pytest.raises(ValueError, match=r"5 blocks of a TSM with 4; give 0 .* to 4"):
-        ffn.freeze(model, 5)
+    with pytest.raises(ValueError, match="blocks:5; a TSM has 4 blocks"):
+        ffn.freeze(model, "blocks:5")
     assert all(p.requires_grad for p in model.parameters())

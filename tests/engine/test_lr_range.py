@@ -243,7 +243,7 @@ def test_two_processes_measure_the_loss_of_one(videos: Path, tmp_path: Path, emp
     for processes in (1, 2):
         launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
         output = tmp_path / str(processes)
-        arguments = options(videos, output, "train.freeze_bn=true", "model.dropout=0")
+        arguments = options(videos, output, "train.freeze=[norms]", "model.dropout=0")
         arguments += ["--steps", "50", "--low", "1e-6", "--high", "1e-3"]
         subprocess.run(
             [sys.executable, *launcher, "-m", "ffn", "find_lr", empty, *arguments],

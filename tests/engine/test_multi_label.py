@@ -120,7 +120,6 @@ def test_labels_are_mixed_and_smoothed(kind: str) -> None:
     [
         (["train.class_weights=balanced"], [1.0, 11.0, 5.0]),  # (12 - n_c) / n_c
         (["train.class_weights=sqrt"], [1.0, 11**0.5, 5**0.5]),
-        (["train.class_weight_list=[1,2,3]"], [1.0, 2.0, 3.0]),
         # a flip exchanges the last two in half of the samples: 1.5 videos of each
         (
             ["train.class_weights=balanced", "data.flip=swap", "data.flip_pairs=[[slide,tint]]"],
@@ -161,7 +160,7 @@ def test_run_logs_the_mean_average_precision(several: Path, tmp_path: Path) -> N
 
 
 def test_micro_batches_and_sequential_views_train_as_one(several: Path, tmp_path: Path) -> None:
-    same = (MULTI, "train.freeze_bn=true", "train.epochs=1", "model.dropout=0")
+    same = (MULTI, "train.freeze=[norms]", "train.epochs=1", "model.dropout=0")
     losses = []
     for number, more in enumerate([(), ("train.grad_accum_steps=2",), ("train.views=sequential",)]):
         folder = train(several, tmp_path / f"{number}", *same, *more)

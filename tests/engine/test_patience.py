@@ -21,7 +21,7 @@ from ffn.engine.recipe import patience_warnings
 from ffn.engine.run import Run
 
 # Weights that do not move have the same score in every validation.
-STILL = ("optim.lr=1e-12", "train.freeze_bn=true", "train.epochs=6")
+STILL = ("optim.lr=1e-12", "train.freeze=[norms]", "train.epochs=6")
 
 
 def with_scores(run: Run, scores: dict[int, float]) -> Run:

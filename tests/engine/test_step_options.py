@@ -32,7 +32,7 @@ def train_in_float64(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_accumulated_micro_batches_equal_one_batch(
     videos: Path, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: str
 ) -> None:
-    more = (start, f"train.views={views}", "train.freeze_bn=true", "model.dropout=0")
+    more = (start, f"train.views={views}", "train.freeze=[norms]", "model.dropout=0")
 
     entries, states = [], []
     for number in (1, 2, 3):
@@ -59,7 +59,7 @@ def test_sequential_views_train_as_together(videos: Path, finished: Path, tmp_pa
 
 
 def test_frozen_norms_keep_statistics_and_affine(videos: Path, tmp_path: Path) -> None:
-    run = build(videos, tmp_path / "run", "train.freeze_bn=true")
+    run = build(videos, tmp_path / "run", "train.freeze=[norms]")
     before = state_of(run.train_step.model)
 
     loop.train(run)  # two epochs, with a validation between them

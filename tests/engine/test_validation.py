@@ -97,7 +97,7 @@ def test_without_readable_videos_statistics_are_kept(videos: Path, tmp_path: Pat
 
 
 def test_frozen_norms_need_no_clips(videos: Path, tmp_path: Path) -> None:
-    frozen = "train.freeze_modules=[net.conv1, net.bn1, net.layer*]"
+    frozen = "train.freeze=[net.conv1, net.bn1, net.layer*]"
     run = build(videos, tmp_path / "run", frozen, "train.precise_bn=1")
     assert run.validator.update_statistics(0) == []
 

@@ -6,10 +6,11 @@ does not depend on the kind of task. Tasks are registered by name with :func:`re
 with its own options; your own package adds one in the same way.
 """
 
-from ffn.engine.tasks.base import TASKS, Task, TaskOptions, option, register_task
+from ffn.engine.tasks.base import TASKS, Task, TaskOptions, register_task
 from ffn.engine.tasks.baselines import (
     MixedSamplingOptions,
     MixedSamplingTask,
+    PlainOptions,
     PlainTask,
     ProportionalSamplingOptions,
     ProportionalSamplingTask,
@@ -18,8 +19,6 @@ from ffn.engine.tasks.baselines import (
 from ffn.engine.tasks.flexible import (
     FlexibleOptions,
     FlexibleTask,
-    Private,
-    SmallViews,
     distillation,
 )
 
@@ -29,15 +28,13 @@ __all__ = [
     "FlexibleTask",
     "MixedSamplingOptions",
     "MixedSamplingTask",
+    "PlainOptions",
     "PlainTask",
-    "Private",
     "ProportionalSamplingOptions",
     "ProportionalSamplingTask",
-    "SmallViews",
     "Task",
     "TaskOptions",
     "distillation",
     "mix_frames",
-    "option",
     "register_task",
 ]

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import MISSING, dataclass, fields
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+from pydantic import Field, model_validator
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ffn.core import frame_ranges
-from ffn.engine.option_fields import option
+from ffn.engine.section import Section
 from ffn.labels import LabelKind, SingleLabel
+from ffn.limits import CLIP_FRAMES
 from ffn.registry import Registry
 
 TASKS: Registry[type[Task]] = Registry("task")
@@ -21,44 +22,50 @@ def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
     """Decorator that registers a subclass of :class:`Task` for ``task.name`` in a config.
 
     Raises:
-        ValueError: another class has the name, the class is no task, or its ``Options`` are no
-            dataclass derived from :class:`TaskOptions` with a default for every option.
+        ValueError: another class has the name, the class is no task, or its ``Options`` do not
+            derive from :class:`TaskOptions` or have an option without a default.
     """
 
     def register(task: type[Task]) -> type[Task]:
         if not issubclass(task, Task):
             raise ValueError(f"task {name!r}: {task.__name__} does not derive from ffn's Task")
-        _check_options(name, task.Options)
+        if not issubclass(task.Options, TaskOptions):
+            raise ValueError(f"task {name!r}: its Options do not derive from TaskOptions")
+        required = [n for n, field in task.Options.model_fields.items() if field.is_required()]
+        if required:
+            raise ValueError(f"task {name!r}: its option {required[0]} has no default")
         return TASKS.register(name)(task)
 
     return register
 
 
-def _check_options(task: str, options: type) -> None:
-    shown = f"task {task!r}: the options {options.__name__}"
-    if not issubclass(options, TaskOptions):
-        raise ValueError(f"{shown} do not derive from TaskOptions")
-    known = {field.name: field for field in fields(options)}
-    named = [k for k, v in inspect.get_annotations(options).items() if "ClassVar" not in str(v)]
-    missing = [key for key in named if key not in known]
-    if missing:
-        raise ValueError(f"{shown} have {missing[0]}, which is no option; decorate with @dataclass")
-    for key, field_ in known.items():
-        if field_.default is MISSING and field_.default_factory is MISSING:
-            raise ValueError(f"{shown} have no default for {key}; use option(default, meaning)")
-
-
-@dataclass
-class TaskOptions:
+class TaskOptions(Section):
     """Options that every task has. A custom task derives its options from this class."""
 
-    name: str = option("flexible", "registered task")
-    frames: list[int] = option([4, 8, 16], "trained frame counts", least=1)
-    ranges: list[list[int]] = option(
-        [],
-        "first and last count of each of frames, drawn per step; []: the counts themselves",
-        least=1,
+    name: str = Field("flexible", description="registered task")
+    frames: list[Annotated[int, Field(ge=1)]] = Field(
+        [4, 8, 16], description="trained frame counts", min_length=1
     )
+    ranges: list[list[Annotated[int, Field(ge=1)]]] = Field(
+        [], description="first and last count of each of frames, drawn per step; []: frames"
+    )
+
+    @model_validator(mode="after")
+    def _check_frames(self) -> Self:
+        counts = sorted({*self.frames})
+        if len(counts) < len(self.frames):
+            raise ValueError(f"task.frames is {self.frames}; give different counts")
+        if refusal := CLIP_FRAMES.refusal(counts[-1]):
+            raise ValueError(f"task.frames has {refusal}")
+        try:
+            frame_ranges(self.trained_frames)
+        except ValueError as error:
+            raise ValueError(
+                f"task.ranges is {self.ranges} for task.frames {counts}; give the first and the "
+                "last count of a range around each of them, without overlap, e.g. "
+                f"[[2, 5], [6, 11], [12, 20]] for [4, 8, 16] ({error})"
+            ) from error
+        return self
 
     @property
     def trained_frames(self) -> Iterable[int]:
@@ -80,7 +87,7 @@ class Task(nn.Module):
         model: takes a clip (B, C, T, H, W), returns logits (B, K).
 
     Attributes:
-        Options: dataclass of the task's options, derived from :class:`TaskOptions`.
+        Options: pydantic model of the task's options, derived from :class:`TaskOptions`.
         uses_every_parameter: each step uses all parameters; if not, those that a step does not use
             stay as they are, and ``DistributedDataParallel`` must find them.
         uses_label_loss: the losses call :meth:`label_loss`, which weighs the classes and knows the
@@ -135,11 +142,6 @@ class Task(nn.Module):
             count: dict.fromkeys(range(low, high + 1), 1 / (high - low + 1))
             for count, (low, high) in frame_ranges(options.trained_frames).items()
         }
-
-    @classmethod
-    def problems(cls, options: Any) -> list[str]:
-        """Messages about options that contradict each other; empty if there are none."""
-        return []
 
     def clips(self, batch: dict[str, Any]) -> dict[int, Tensor]:
         """The clips of a batch that the model runs on, by view.

@@ -8,13 +8,21 @@ with :func:`ffn.evaluation.ensemble`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
-from ffn.engine.tasks.base import Task, TaskOptions, option, register_task
+from ffn.engine.tasks.base import Task, TaskOptions, register_task
+
+
+class PlainOptions(TaskOptions):
+    """Options of :class:`PlainTask`."""
+
+    frames: list[Annotated[int, Field(ge=1)]] = Field(
+        [8], description="the frame count", min_length=1, max_length=1
+    )
 
 
 @register_task("plain")
@@ -26,6 +34,7 @@ class PlainTask(Task):
         frames: the view of the batch to train on.
     """
 
+    Options = PlainOptions
     uses_label_loss = True
 
     def __init__(self, model: nn.Module, frames: int) -> None:
@@ -37,16 +46,6 @@ class PlainTask(Task):
         """Build the task at the one count in ``options.frames``."""
         return cls(model, options.frames[0])
 
-    @classmethod
-    def problems(cls, options: TaskOptions) -> list[str]:
-        """Report any number of frame counts other than one."""
-        if len(options.frames) == 1:
-            return []
-        return [
-            f"task.frames is {options.frames}; task.name=plain trains exactly one frame count, "
-            "e.g. task.frames=[8]"
-        ]
-
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the cross-entropy of the one view."""
         logits = self.model(self.clips(batch)[self.frames])
@@ -54,15 +53,17 @@ class PlainTask(Task):
         yield name, self.label_loss(logits, batch["label"]), self.frames, logits
 
 
-@dataclass
 class MixedSamplingOptions(TaskOptions):
     """Options of :class:`MixedSamplingTask`."""
 
-    mix_probability: float = option(
+    frames: list[Annotated[int, Field(ge=1)]] = Field(
+        [4, 16], description="the two frame counts", min_length=2, max_length=2
+    )
+    mix_probability: float = Field(
         0.5,
-        "probability to mix a video's smaller view into its larger (rho); 0 is task.name=plain",
-        above=0,
-        most=1,
+        description="probability to mix a video's smaller view into its larger (rho)",
+        gt=0,
+        le=1,
     )
 
 
@@ -99,16 +100,6 @@ class MixedSamplingTask(PlainTask):
         small, large = sorted(options.frames)
         return cls(model, large, small, mix_probability=options.mix_probability)
 
-    @classmethod
-    def problems(cls, options: MixedSamplingOptions) -> list[str]:
-        """Report any number of frame counts other than two."""
-        if len(options.frames) == 2:
-            return []
-        return [
-            f"task.frames is {options.frames}; task.name=mixed_sampling mixes clips of two "
-            "frame counts, e.g. task.frames=[4,16]"
-        ]
-
     def clips(self, batch: dict[str, Any]) -> dict[int, Tensor]:
         """The larger view of a batch, mixed anew at each call."""
         large, small = batch["clips"][self.frames], batch["clips"][self.small]
@@ -141,15 +132,14 @@ def mix_frames(large: Tensor, small: Tensor, probability: float) -> Tensor:
     return mixed
 
 
-@dataclass
 class ProportionalSamplingOptions(TaskOptions):
     """Options of :class:`ProportionalSamplingTask`."""
 
-    largest_probability: float = option(
-        0.5,
-        "probability of a step at the largest count (p); for one count, task.name=plain",
-        above=0,
-        below=1,
+    frames: list[Annotated[int, Field(ge=1)]] = Field(
+        [4, 16], description="two or more frame counts", min_length=2
+    )
+    largest_probability: float = Field(
+        0.5, description="probability of a step at the largest count (p)", gt=0, lt=1
     )
 
 
@@ -186,13 +176,3 @@ class ProportionalSamplingTask(PlainTask):
         rest = (1 - options.largest_probability) / len(small)
         share = dict.fromkeys(small, rest) | {largest: options.largest_probability}
         return {largest: {n: share[v] * p for v, drawn in views.items() for n, p in drawn.items()}}
-
-    @classmethod
-    def problems(cls, options: ProportionalSamplingOptions) -> list[str]:
-        """Report fewer than two frame counts."""
-        if len(options.frames) >= 2:
-            return []
-        return [
-            f"task.frames is {options.frames}; task.name=proportional_sampling trains at two "
-            "or more frame counts, e.g. task.frames=[4,16]"
-        ]

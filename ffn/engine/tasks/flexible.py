@@ -3,55 +3,58 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field, model_validator
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ffn.core import frame_ranges, nearest
-from ffn.engine.tasks.base import Task, TaskOptions, option, register_task
+from ffn.engine.tasks.base import Task, TaskOptions, register_task
 from ffn.labels import MultiLabel, SingleLabel
 
 
-class SmallViews(Enum):
-    """Target of the views below the largest."""
-
-    distill = "distill"
-    label = "label"
-    mixed = "mixed"
-
-
-class Private(Enum):
-    """Modules that each trained count owns."""
-
-    norms = "norms"
-    none = "none"
-    all = "all"
-
-
-@dataclass
 class FlexibleOptions(TaskOptions):
     """Options of :class:`FlexibleTask`."""
 
-    private: Private = option(
-        Private.norms, "private modules of each count: norms (paper), none, all"
+    private: Literal["norms", "none", "all"] = Field(
+        "norms", description="private modules of each count; norms: the paper"
     )
-    alteration: bool = option(True, "weight alteration per count at the backbone's sites")
-    draws: list[list[int]] = option(
+    alteration: bool = Field(
+        True, description="weight alteration per count at the backbone's sites"
+    )
+    draws: list[list[Annotated[int, Field(ge=1)]]] = Field(
         [],
-        "first and last count of each view, drawn per step; []: one view per count in frames",
-        least=1,
+        description="first and last count of each view, drawn per step; []: one view per count in "
+        "frames",
     )
-    interpolate: bool = option(
-        False, "in tests, interpolate private norms and alterations between counts or ranges"
+    interpolate: bool = Field(
+        False,
+        description="in tests, interpolate private norms and alterations between counts or ranges",
     )
-    small_views: SmallViews = option(
-        SmallViews.distill, "target of smaller views: KL to the largest, the label, or the mean"
+    small_views: Literal["distill", "label", "mixed"] = Field(
+        "distill", description="target of smaller views: KL to the largest, the label, or the mean"
     )
-    distill_weight: float = option(1.0, "weight of each smaller view's loss (lambda)", least=0)
+    distill_weight: float = Field(
+        1.0, description="weight of each smaller view's loss (lambda)", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check_draws(self) -> Self:
+        if self.interpolate and self.private == "all":
+            raise ValueError(
+                "task.interpolate=true needs shared weights; task.private is all. Use "
+                "task.private=norms"
+            )
+        if self.draws and not _same_counts(self):
+            raise ValueError(
+                f"task.draws is {self.draws}; give the first and the last count of each view, "
+                "ascending and without overlap, which together are the counts of task.ranges, "
+                f"{self.ranges}"
+            )
+        return self
 
 
 @register_task("flexible")
@@ -94,7 +97,7 @@ class FlexibleTask(Task):
         small_views: str = "distill",
     ) -> None:
         super().__init__(model)
-        allowed = [member.value for member in SmallViews]
+        allowed = ["distill", "label", "mixed"]
         if small_views not in allowed:
             raise ValueError(f'small_views is "{small_views}"; allowed: {", ".join(allowed)}')
         self.trained_frames = tuple(sorted(trained_frames))
@@ -111,7 +114,7 @@ class FlexibleTask(Task):
             tuple(cls.views(options)),
             owners=frame_ranges(options.trained_frames) if options.draws else None,
             distill_weight=options.distill_weight,
-            small_views=options.small_views.value,
+            small_views=options.small_views,
         )
 
     @classmethod
@@ -119,7 +122,7 @@ class FlexibleTask(Task):
         """Private modules and alterations for all counts in ``options.frames``."""
         return {
             "trained_frames": options.trained_frames,
-            "private": options.private.value,
+            "private": options.private,
             "alter": "sites" if options.alteration else "none",
             "interpolate": options.interpolate,
         }
@@ -131,23 +134,6 @@ class FlexibleTask(Task):
             return super().views(options)
         views = {high: (low, high) for low, high in options.draws}
         return super().views(TaskOptions(frames=list(views), ranges=list(views.values())))
-
-    @classmethod
-    def problems(cls, options: FlexibleOptions) -> list[str]:
-        """Report interpolation of weights that are not shared, and draws of other counts."""
-        found = []
-        if options.interpolate and options.private is Private.all:
-            found.append(
-                "task.interpolate=true needs shared weights; task.private is all. Use "
-                "task.private=norms"
-            )
-        if options.draws and not _same_counts(options):
-            found.append(
-                f"task.draws is {options.draws}; give the first and the last count of each view, "
-                "ascending and without overlap, which together are the counts of task.ranges, "
-                f"{options.ranges}"
-            )
-        return found
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""
