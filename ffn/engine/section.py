@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 from typing import Any, get_args, get_origin
 
-from annotated_types import Ge, Gt, Le, Lt
 from pydantic import BaseModel, ConfigDict, ValidationInfo, field_validator
 from pydantic.fields import FieldInfo
 
 NULLS = ("", "~", "null", "Null", "NULL")
-SIGNS = {Ge: (">=", "ge"), Gt: (">", "gt"), Le: ("<=", "le"), Lt: ("<", "lt")}
+SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 class Section(BaseModel):
@@ -46,20 +45,18 @@ def limits(option: FieldInfo) -> str:
     words = [word for word in get_args(option.annotation) if isinstance(word, str)]
     if words:
         return "|".join(words)
-    found = [f"{sign} {getattr(m, name)}" for m in option.metadata for sign, name in _signs(m)]
-    return ", ".join(found or _item_limits(option.annotation))
+    return ", ".join(_signs(option.metadata) or _item_limits(option.annotation))
 
 
 def _item_limits(kind: Any) -> list[str]:
     """The range of the items of a list."""
     for item in get_args(kind):
-        parts = getattr(item, "__metadata__", ())
-        fields = [m for part in parts for m in getattr(part, "metadata", ())]
-        found = [f"{sign} {getattr(m, name)}" for m in fields for sign, name in _signs(m)]
+        parts = [m for part in getattr(item, "__metadata__", ()) for m in part.metadata]
+        found = _signs(parts)
         if found or get_origin(item) is list:
             return found or _item_limits(item)
     return []
 
 
-def _signs(limit: Any) -> list[tuple[str, str]]:
-    return [SIGNS[type(limit)]] if type(limit) in SIGNS else []
+def _signs(limits: list[Any]) -> list[str]:
+    return [f"{s} {getattr(m, n)}" for m in limits for n, s in SIGNS.items() if hasattr(m, n)]

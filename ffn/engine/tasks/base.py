@@ -7,7 +7,6 @@ from typing import Annotated, Any, ClassVar
 
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from ffn.core import frame_ranges
 from ffn.engine.section import Section
@@ -51,7 +50,7 @@ class TaskOptions(Section):
     )
 
     @model_validator(mode="after")
-    def _check_frames(self) -> Self:
+    def _check_frames(self) -> TaskOptions:
         counts = sorted({*self.frames})
         if len(counts) < len(self.frames):
             raise ValueError(f"task.frames is {self.frames}; give different counts")

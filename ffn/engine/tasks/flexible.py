@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from pydantic import Field, model_validator
 from torch import Tensor, nn
-from typing_extensions import Self
 
 from ffn.core import frame_ranges, nearest
 from ffn.engine.tasks.base import Task, TaskOptions, register_task
@@ -42,7 +41,7 @@ class FlexibleOptions(TaskOptions):
     )
 
     @model_validator(mode="after")
-    def _check_draws(self) -> Self:
+    def _check_draws(self) -> FlexibleOptions:
         if self.interpolate and self.private == "all":
             raise ValueError(
                 "task.interpolate=true needs shared weights; task.private is all. Use "
