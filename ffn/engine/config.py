@@ -15,7 +15,6 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 from pydantic.fields import FieldInfo
-from pydantic_core import ErrorDetails
 from yaml.constructor import ConstructorError
 
 from ffn.engine.options import Config
@@ -186,7 +185,7 @@ def _checked(values: Mapping[str, Any]) -> Config:
         raise ConfigError(*problems) from None
 
 
-def _problem(error: ErrorDetails, kind: type[Config]) -> list[str]:
+def _problem(error: Mapping[str, Any], kind: type[Config]) -> list[str]:
     """Lines about an error of pydantic: value, what is accepted, the closest key."""
     names = [part for part in error["loc"] if isinstance(part, str)]
     key = ".".join(names)
