@@ -58,7 +58,7 @@ def residual_convs(net: nn.Module) -> dict[str, str]:
     """
     found = {}
     for name, module in net.named_modules():
-        block = BLOCKS.get(type(module))
+        block = next((BLOCKS[kind] for kind in type(module).__mro__ if kind in BLOCKS), None)
         if block is None or (block.shortcut and not getattr(module, block.shortcut)):
             continue
         kernels = [getattr(m, "kernel_size", 1) for m in module.modules()]
