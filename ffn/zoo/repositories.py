@@ -7,7 +7,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -131,36 +130,33 @@ def model_card(record: WeightRecord, repo: str, *, early_exit: bool = False) -> 
         repo: "user/name".
         early_exit: the repository has an early exit.
     """
-    tags = ["video-classification", "frame-flexible", record.model]
+    # A plain network has the counts of its training in its config.
+    trained = record.trained_frames or record.options("task").get("frames") or (8,)
     lines = ["---", "library_name: frame-flexible", "pipeline_tag: video-classification"]
     lines += [f"license: {record.licence.lower()}"] * bool(record.licence)
+    tags = ("video-classification", "frame-flexible", record.model)
     lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {repo.partition('/')[2]}", ""]
-    counts = record.trained_frames
-    # A plain network has the counts of its training in its config.
-    trained = counts or record.options("task").get("frames") or (8,)
-    if counts is None:
+    if record.trained_frames is None:
         lines.append(f"`{record.model}`, a network for video recognition.")
     else:
-        shown = ", ".join(map(str, counts))
+        shown = ", ".join(map(str, record.trained_frames))
         lines.append(
             f"`{record.model}`, a frame-flexible network for video recognition: one set of weights "
             f"for any number of frames, with sub-networks of {shown} frames."
         )
+    lines += ["", f"It knows {record.knows}."] * bool(record.knows)
     lines += ["", record.source] * bool(record.source)
+    frames = '"early_exit"' if early_exit else max(trained)
     lines += [
         *("", "## Use", "", "```bash", "pip install frame-flexible", "```", "", "```python"),
         *("import ffn", "", f'predictor = ffn.Predictor("hf://{repo}")'),
-        f'print(predictor("video.mp4", frames={max(trained)}).top(5))',
-        *["# More frames only if few are not enough:"] * early_exit,
-        *['print(predictor("video.mp4", frames="early_exit").top(5))'] * early_exit,
-        *("```", ""),
+        *(f'print(predictor("video.mp4", frames={frames}).top(5))', "```", ""),
     ]
     if record.metrics:
         lines += ["## Accuracy", "", *_metrics_table(record), ""]
-    lines += ["## Details", "", *_details(record), ""]
     if record.classes:
         lines += [f"## {record.num_classes} classes", "", ", ".join(record.classes), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, f"SHA-256 of `{WEIGHTS}`: `{record.sha256}`", ""])
 
 
 def _metrics_table(record: WeightRecord) -> Iterator[str]:
@@ -171,17 +167,4 @@ def _metrics_table(record: WeightRecord) -> Iterator[str]:
         cells = [f"{row[name]:.2f}" if name in row else "" for name in names]
         yield f"| {frames} | {' | '.join(cells)} |"
     origin = "reported by the authors" if record.origin == "reported" else "measured with ffn"
-    views = f", {record.protocol}" if record.protocol else ", one clip and crop"
-    yield from ("", f"In percent; {origin}{views}.")
-
-
-def _details(record: WeightRecord) -> Iterator[str]:
-    values: dict[str, Any] = {
-        "labels": "any number per video" if record.multi_label else "one per video",
-        **{key: record.preprocessing.get(key) for key in ("resize", "crop", "color", "sampling")},
-        **{f"version of {k}": v for k, v in (record.versions or {}).items()},
-    }
-    for name, value in values.items():
-        if value is not None:
-            yield f"- {name}: {value}"
-    yield f"- SHA-256 of `{WEIGHTS}`: `{record.sha256}`"
+    yield from ("", f"In percent; {origin}, {record.protocol or 'one clip and crop'}.")
