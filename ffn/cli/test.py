@@ -1,24 +1,25 @@
-"""``tools/test.py CONFIG --weights W --frames 2 4 …``: test networks at any frame counts."""
+"""Test networks at any frame counts."""
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
+
+from cyclopts import Parameter
 
 from ffn.cli.arguments import (
-    add_device_argument,
-    add_overrides_argument,
-    frame_count,
+    ConfigFile,
+    Device,
+    FrameCounts,
+    ManyWeights,
+    Override,
+    Overwrite,
     names_of,
-    refuse_existing,
+    read_run,
 )
-from ffn.cli.configs import read_run
-from ffn.cli.program import Parser, called_as, fail_once, prefix, program
 from ffn.files import make_writable
 
 if TYPE_CHECKING:
@@ -28,85 +29,53 @@ if TYPE_CHECKING:
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
     from ffn.evaluation import Sweep
-    from ffn.export import Calibration
     from ffn.zoo import WeightRecord
 
-HELD_OUT_CLIPS = 256  # other training clips, which decide how much of a network stays in fp32
-# What the files per network end in.
-PREDICTION_KINDS = ("predictions.csv", "predictions.safetensors")
-DETAIL_KINDS = ("classes.csv", "classes.png", "confusion.csv", "confusion.png", "mistakes.png")
+# What the files of a test end in.
+TABLES = ("results.json", "results.csv", "results.png")
+PREDICTIONS = (".predictions.csv", ".predictions.safetensors")
+DETAILS = (".classes.csv", ".classes.png", ".confusion.csv", ".confusion.png", ".mistakes.png")
 
 
-@program(
-    "test",
-    "no table is written; the same command starts again (--overwrite replaces saved predictions)",
-)
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, test each network, print and write the tables; returns the exit status."""
-    given = _parser().parse_with_overrides(arguments)
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What is tested, measured and written.
 
-    try:
-        config, device = read_run(given)
-        _check_precisions(given)
-        folder = config.log.output or Path("runs", Path(given.config).stem)
-        given.output = Path(given.output or Path(folder) / "test")
-        for path in _targets(given):
-            refuse_existing(path, given.overwrite)
-        make_writable(given.output)
-    except (ValueError, OSError) as error:
-        return fail_once("test", error)
+    Attributes:
+        weights: Names in the zoo, .pt or .safetensors files, or hf://user/name.
+        frames: Frames of a clip; default: data.test_frames.
+        protocol: Clips x crops per video: 1x1, 1x3, 2x3 or 10x3; default: data.test_protocol.
+        shuffle_frames: Put the frames of each clip in a random, reproducible order.
+        interpolate: Interpolate the private modules for counts between two trained ones, or use the
+            nearest sub-network; default: as stored with the weights. If this changes a network, its
+            name in the results starts with interpolated/ or nearest/.
+        precision: Of the forward pass; auto: the fastest one on this device, in one process.
+        runtime: What runs the network.
+        no_fuse: Run the network as it was trained.
+        no_latency: Do not measure latency.
+        ensemble: Also average the probabilities of all networks, as one more network `ensemble`.
+        save_predictions: Also write the answer for every video as CSV, and logits as safetensors.
+        details: Also write, per network, the accuracy of each class, the confusion matrix, and a
+            picture of the most confident mistakes.
+        output: Folder of the results; default: test in log.output, else beside the weights.
+        overwrite: Replace files that exist.
+    """
 
-    from ffn.engine.failures import run_command
-
-    run = partial(_test, given, config)
-    return run_command(prefix("test"), run, data_timeout=config.data.timeout, device=device)
-
-
-def _check_precisions(given: argparse.Namespace) -> None:
-    """Raise ValueError for options that contradict the precisions."""
-    precisions = given.precision
-    if len({*precisions}) < len(precisions):
-        raise ValueError(f"--precision {' '.join(precisions)} has one of them twice")
-    if given.ensemble and len(precisions) > 1:
-        raise ValueError("--ensemble is of networks in one precision; name one --precision")
-    if "int8" in precisions and (given.no_fuse or given.compile):
-        raise ValueError(
-            "--precision int8 takes neither --no-fuse nor --compile, since its networks are fused "
-            "and run in ONNX Runtime; test int8 in a command of its own"
-        )
-    if given.calibration and "int8" not in precisions:
-        raise ValueError("--calibration: of --precision int8 only; add it, or leave this out")
-
-
-def _targets(given: argparse.Namespace) -> list[Path]:
-    """The files that the test writes; more than it writes if a name may get a prefix."""
-    names = list(names_of(given.weights).values())
-    if given.interpolate is not None:  # the networks are not loaded yet
-        names += [f"{_way(given)}/{name}" for name in names]
-    names = [_full_name(name, p, given) for name in names for p in given.precision]
-    names += ["ensemble"] * given.ensemble
-    files = ["results.json", "results.csv", "results.png"]
-    starts = [name.replace("/", "_") for name in names]
-    twice = sorted({start for start in starts if starts.count(start) > 1})
-    if twice and (given.save_predictions or given.details):
-        raise ValueError(
-            f"two networks would write the files {given.output / twice[0]}.*; rename one of their "
-            "weights, or test them one by one"
-        )
-    for start in starts:
-        kinds = PREDICTION_KINDS * given.save_predictions + DETAIL_KINDS * given.details
-        files += [f"{start}.{kind}" for kind in kinds]
-    return [given.output / file for file in files]
-
-
-def _way(given: argparse.Namespace) -> str:
-    return "interpolated" if given.interpolate else "nearest"
-
-
-def _full_name(name: str, precision: str, given: argparse.Namespace) -> str:
-    """The name of a network in the results, with what distinguishes it from its other tests."""
-    named = f"{precision}/" * (len(given.precision) > 1)
-    return f"{'shuffled/' * given.shuffle_frames}{named}{name}"
+    weights: ManyWeights
+    frames: FrameCounts | None = None
+    protocol: str | None = None
+    shuffle_frames: bool = False
+    interpolate: Annotated[bool | None, Parameter(negative="--no-interpolate")] = None
+    precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
+    runtime: Literal["torch", "compile"] = "torch"
+    no_fuse: bool = False
+    no_latency: bool = False
+    ensemble: bool = False
+    save_predictions: bool = False
+    details: bool = False
+    output: Path | None = None
+    overwrite: Overwrite = False
 
 
 class _Tested(NamedTuple):
@@ -118,32 +87,58 @@ class _Tested(NamedTuple):
     weights_sha256: str | None  # of a network that ran as it is stored
 
 
-def _test(given: argparse.Namespace, config: Config, world: World) -> None:
-    from ffn.export import ExportError
+def test(
+    config: ConfigFile, /, *overrides: Override, options: Options, device: Device = None
+) -> int:
+    """Test networks at any frame counts, in one process or under torchrun.
 
-    if given.ensemble:
-        _check_ensemble(given.weights, config)
-    if "int8" in given.precision:
-        _check_int8(given, config, world)
-    tested = []
-    networks = product(names_of(given.weights).items(), given.precision)
+    The data section of the config selects the videos. Reports accuracy, the sub-network used,
+    multiply-accumulates, parameters and latency; prints a table and writes CSV, JSON and a figure.
+    """
+    names = names_of(options.weights)
+    read, chosen = read_run(config, overrides, device)
+    output = options.output or _default_output(read, config, options.weights[0])
+    endings = TABLES + PREDICTIONS + DETAILS
+    there = [path for path in output.glob("*") if path.name.endswith(endings)]
+    if there and not options.overwrite:
+        raise FileExistsError(f"{there[0]} exists; choose another --output, or add --overwrite")
+    if len({name.replace("/", "_") for name in names.values()}) < len(names):
+        raise ValueError("two of the weights would write files of one name; test them one by one")
+    make_writable(output)
+
+    from ffn.engine.failures import run_command
+
+    run = partial(_test_all, names, options, output, read)
+    return run_command("ffn test", run, data_timeout=read.data.timeout, device=chosen)
+
+
+def _default_output(read: Config, config: Path, weights: str) -> Path:
+    if read.log.output:
+        return Path(read.log.output) / "test"
+    return (Path(weights).parent if Path(weights).is_file() else Path("runs", config.stem)) / "test"
+
+
+def _test_all(
+    names: dict[str, str], options: Options, output: Path, config: Config, world: World
+) -> None:
+    """Test each network, print and write the tables; every process calls this."""
+    if options.ensemble:
+        _check_ensemble(options.weights, config)
+    tested: list[_Tested] = []
     try:
-        for (weights, name), precision in networks:
-            tested.append(_sweep(weights, name, precision, given, config, world))
-            if given.save_predictions and world.is_main:
-                _save_predictions(tested[-1], given.output)
-        if given.ensemble and world.is_main:
+        for weights, name in names.items():
+            tested.append(_test_one(weights, name, options, config, world))
+            if options.save_predictions and world.is_main:
+                _save_predictions(tested[-1], output)
+        if options.ensemble and world.is_main:
             tested.append(_ensemble(tested))
-            if given.save_predictions:
-                _save_predictions(tested[-1], given.output)
-    except Exception as error:
+            if options.save_predictions:
+                _save_predictions(tested[-1], output)
+    finally:  # what took long is not lost
         if tested and world.is_main:
-            _write(tested, given)  # what took long is not lost
-        if isinstance(error, ExportError):  # its message needs no traceback
-            raise ValueError(str(error)) from error
-        raise
-    if world.is_main:
-        _write(tested, given)
+            _write(tested, output, details=options.details)
+    if world.is_main and len(names) == 1 and options.weights[0].endswith(".pt"):
+        print(f"publish: ffn publish {options.weights[0]} NAME --results {output / TABLES[0]}")
 
 
 def _ensemble(tested: Sequence[_Tested]) -> _Tested:
@@ -153,28 +148,21 @@ def _ensemble(tested: Sequence[_Tested]) -> _Tested:
     return tested[0]._replace(sweep=joined, weights_sha256=None)
 
 
-def _write(tested: Sequence[_Tested], given: argparse.Namespace) -> None:
+def _write(tested: Sequence[_Tested], output: Path, *, details: bool) -> None:
     """Print and write the tables of all networks."""
     from ffn.evaluation import print_table, save_details, save_table
 
     sweeps = [one.sweep for one in tested]
     print_table(sweeps)
-    for file in save_table(sweeps, given.output):
+    for file in save_table(sweeps, output):
         print(file)
-    for one in tested if given.details else ():
-        for file in save_details(one.sweep, one.dataset, one.classes, given.output):
+    for one in tested if details else ():
+        for file in save_details(one.sweep, one.dataset, one.classes, output):
             print(file)
 
 
-def _sweep(
-    weights: str,
-    name: str,
-    precision: str,
-    given: argparse.Namespace,
-    config: Config,
-    world: World,
-) -> _Tested:
-    """Test one network in one precision at all frame counts; every process calls this."""
+def _test_one(weights: str, name: str, options: Options, config: Config, world: World) -> _Tested:
+    """Test one network at all frame counts; every process calls this."""
     from ffn.core import FrameFlexible
     from ffn.engine.build_data import clips_per_forward
     from ffn.engine.failures import explain_failures
@@ -182,22 +170,22 @@ def _sweep(
     from ffn.zoo import load_with_record, state_sha256
 
     model, record = load_with_record(weights, device=world.device)
-    as_stored = not given.shuffle_frames and precision != "int8"
-    digest = state_sha256(model.state_dict()) if as_stored else None
-    if given.interpolate is not None and isinstance(model, FrameFlexible):
-        if given.interpolate and record.private == "all":
+    digest = None if options.shuffle_frames else state_sha256(model.state_dict())
+    if options.interpolate is not None and isinstance(model, FrameFlexible):
+        if options.interpolate and record.private == "all":
             raise ValueError(f"{weights} shares no weights (private: all); drop --interpolate")
-        if given.interpolate != model.interpolate:
-            name, digest = f"{_way(given)}/{name}", None
-        model.interpolate = given.interpolate
+        if options.interpolate != model.interpolate:
+            way = "interpolated" if options.interpolate else "nearest"
+            name, digest = f"{way}/{name}", None
+        model.interpolate = options.interpolate
     loader, classes = loader_for(
         weights,
         record,
         config,
         world,
-        frames=given.frames or config.data.test_frames,
-        protocol=given.protocol,
-        shuffle_frames=given.shuffle_frames,
+        frames=options.frames or config.data.test_frames,
+        protocol=options.protocol,
+        shuffle_frames=options.shuffle_frames,
     )
     batch_size = clips_per_forward(config, world)
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
@@ -205,14 +193,13 @@ def _sweep(
         result = sweep(
             model,
             loader,
-            name=_full_name(name, precision, given),
+            name=f"{'shuffled/' * options.shuffle_frames}{name}",
             trained_frames=_trained_frames(record.config),
-            precision=precision,
-            fused=not given.no_fuse,
-            compiled=given.compile,
-            calibrate=partial(_calibration, given, config, record),
-            latency=not given.no_latency,
-            keep_logits=given.save_predictions or given.ensemble or given.details,
+            precision=options.precision,
+            fused=not options.no_fuse,
+            compiled=options.runtime == "compile",
+            latency=not options.no_latency,
+            keep_logits=options.save_predictions or options.ensemble or options.details,
             batch_size=batch_size,
             progress=True,
         )
@@ -244,30 +231,6 @@ def loader_for(
         shuffle_frames=shuffle_frames,
     )
     return loader, splits.classes
-
-
-def _calibration(
-    given: argparse.Namespace,
-    config: Config,
-    record: WeightRecord,
-    frames: int,
-    size: tuple[int, int],
-) -> Calibration:
-    """Clips for int8: of ``--calibration``, or of the training list; never test videos."""
-    from ffn.cli.calibration import read_calibration
-    from ffn.data import Preprocessing
-
-    return read_calibration(
-        [given.calibration] if given.calibration else [given.config, *given.options],
-        classes=record.classes,
-        # Views of a protocol may be larger than the trained crop.
-        preprocessing=replace(Preprocessing.from_dict(record.preprocessing), crop=size[0]),
-        pattern=config.data.frame_pattern,
-        frames=frames,
-        held_out=HELD_OUT_CLIPS,
-        root=config.data.root,
-        training_only=True,
-    )
 
 
 def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
@@ -307,27 +270,6 @@ def _check_ensemble(names: Sequence[str], config: Config) -> None:
     check_members(members)
 
 
-def _check_int8(given: argparse.Namespace, config: Config, world: World) -> None:
-    """Raise an error for what int8 cannot run with, before the first test."""
-    from ffn.data import Preprocessing
-    from ffn.zoo import read_weights
-
-    if world.size > 1 or world.device.type != "cpu":
-        raise ValueError(
-            "--precision int8 runs in one process on a CPU; start the command without torchrun and "
-            "with --device cpu"
-        )
-    for name in given.weights:
-        record, _ = read_weights(name)
-        if record.multi_label:
-            raise ValueError(
-                f"{name} has several labels per video, but int8 is compared with fp32 by top-1; "
-                "leave int8 out of --precision"
-            )
-        crop = Preprocessing.from_dict(record.preprocessing).crop
-        _calibration(given, config, record, 1, (crop, crop))  # reads the lists
-
-
 def _save_predictions(tested: _Tested, output: Path) -> None:
     from ffn.evaluation import save_prediction_table, save_predictions
 
@@ -335,103 +277,6 @@ def _save_predictions(tested: _Tested, output: Path) -> None:
     digest = tested.weights_sha256
     print(save_predictions(tested.sweep, f"{start}.safetensors", weights_sha256=digest))
     print(save_prediction_table(tested.sweep.predictions, tested.classes, f"{start}.csv"))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=called_as("test"),
-        description="Test networks at any frame counts, in one process or under torchrun. Reports "
-        "accuracy, the sub-network used, multiply-accumulates, parameters and latency; prints a "
-        "table and writes CSV, JSON and a figure. Exit status: 0 tested; 2 error, with a message "
-        "that names the cause.",
-    )
-    parser.add_argument(
-        "config", help="YAML file, or a name of `ffn configs`; its data section selects the videos"
-    )
-    add_overrides_argument(parser)
-    parser.add_argument(
-        "--weights",
-        nargs="+",
-        required=True,
-        help="names in the zoo, .pt or .safetensors files, or hf://user/name",
-    )
-    parser.add_argument(
-        "--frames",
-        nargs="+",
-        type=frame_count,
-        metavar="T",
-        help="frames of a clip; default: data.test_frames",
-    )
-    parser.add_argument(
-        "--protocol",
-        metavar="CLIPSxCROPS",
-        help="clips x crops per video: 1x1, 1x3, 2x3 or 10x3; default: data.test_protocol",
-    )
-    parser.add_argument(
-        "--shuffle-frames",
-        action="store_true",
-        help="put the frames of each clip in a random, reproducible order: the accuracy without "
-        "the order of the frames",
-    )
-    parser.add_argument(
-        "--interpolate",
-        action=argparse.BooleanOptionalAction,
-        help="interpolate the private modules of frame-flexible networks for frame counts between "
-        "two trained ones, or use the nearest sub-network; default: as stored with the weights. If "
-        "this changes a network, its name in the results starts with interpolated/ or nearest/",
-    )
-    _add_precision(parser)
-    _add_output(parser)
-    return parser
-
-
-def _add_precision(parser: argparse.ArgumentParser) -> None:
-    """Options about how the networks run."""
-    parser.add_argument(
-        "--precision",
-        nargs="+",
-        default=["fp32"],
-        choices=["fp32", "bf16", "fp16", "auto", "int8"],
-        help="precision of the forward pass; of several, each is tested. auto: the fastest one on "
-        "this device, as predict chooses it, in one process; int8: as `export --int8`, in ONNX "
-        "Runtime, in one process on a CPU; default: fp32",
-    )
-    parser.add_argument(
-        "--calibration",
-        metavar="LIST",
-        help="annotation list of videos that set the ranges of int8, with paths under data.root, "
-        "or a config with a training list; default: the training list of CONFIG",
-    )
-    parser.add_argument(
-        "--no-fuse", action="store_true", help="run the network as it was trained, not fused"
-    )
-    parser.add_argument(
-        "--compile", action="store_true", help="compile the network; slow for the first clips"
-    )
-
-
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    """Options about what is measured and written."""
-    parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
-    parser.add_argument(
-        "--ensemble",
-        action="store_true",
-        help="also average the probabilities of all networks, as one more network `ensemble`",
-    )
-    parser.add_argument(
-        "--save-predictions",
-        action="store_true",
-        help="also write the answer for every video as CSV, and the logits as safetensors",
-    )
-    parser.add_argument(
-        "--details",
-        action="store_true",
-        help="also write, per network, the accuracy of each class, the confusion matrix (CSV and "
-        "figure), and a picture of the most confident mistakes",
-    )
-    parser.add_argument("--output", help="folder for the results; default: test/ in log.output")
-    parser.add_argument("--overwrite", action="store_true", help="replace existing results")
-    add_device_argument(parser)
 
 
 def _trained_frames(config: dict[str, Any] | None) -> Iterable[int] | None:

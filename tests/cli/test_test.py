@@ -191,7 +191,7 @@ def test_what_cannot_be_tested_is_refused_before_the_first_test(
     network = create_model("tsm_tiny", num_classes=10)
     save_weights(network, root / "unnamed.safetensors", record | unnamed)
     for names, more, named in (
-        ("plain", "--ensemble", "2"),
+        ("plain", "--ensemble", "ensemble"),
         ("plain reversed", "--ensemble", "class 0"),
         ("plain missing", "", "missing.safetensors"),
         ("plain plain", "", "twice"),

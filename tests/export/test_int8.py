@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 from collections import Counter
 from pathlib import Path
@@ -13,13 +12,10 @@ from PIL import Image
 from torch import Tensor
 
 import ffn
-from ffn.cli.calibration import Inputs, Labelled, read_calibration
+from ffn.cli.calibration import read_calibration
 from ffn.cli.export import main
-from ffn.cli.test import main as run_test
-from ffn.data import Preprocessing, open_video, pack, read_annotations
+from ffn.data import Preprocessing, pack, read_annotations
 from ffn.datasets.synthetic import generate
-from ffn.evaluation import load_predictions, load_table
-from ffn.evaluation.report import timing
 from ffn.export import Calibration, ExportError
 
 onnx = pytest.importorskip("onnx")
@@ -110,166 +106,6 @@ def test_clips_are_read_as_in_training(motion: Path, tmp_path: Path, source: str
     assert {clip.shape[2] for clip in clips} == {28 if source == "store" else 32}
     if source != "store":
         assert {int(clip[0, 0, 0, 0, 0]) % 60 for clip in clips} == {0}
-
-
-@pytest.mark.slow
-def test_networks_are_tested_in_several_precisions(motion: Path, tmp_path: Path) -> None:
-    """int8 gives the logits of the file that ``ffn.export`` writes for the same clips."""
-    lists = [f"data.train={motion / 'train.csv'}", f"data.val={motion / 'val.csv'}"]
-    config = ["quickstart/motion_flexible", f"data.root={motion}", *lists]
-    output = ["--output", str(tmp_path / "test"), "--save-predictions", "--no-latency"]
-    given = ["--weights", SHIPPED, "--frames", "4", "8", "--precision", "fp32", "int8", *output]
-
-    assert run_test([*config, *given, "--calibration", str(motion / "train.csv")]) == 0
-
-    whole, int8 = load_table(tmp_path / "test" / "results.json")
-    assert (whole.name, int8.name) == (f"fp32/{SHIPPED}", f"int8/{SHIPPED}")
-    assert (whole.measured["precision"], int8.measured["precision"]) == ("fp32", "int8")
-    assert int8.measured["int8"].keys() == {"4", "8"}
-    assert int8.measured["int8"]["4"]["clips"] == 24  # half of the training clips
-    assert [(row.frames, row.subnet) for row in int8.rows] == [(4, 4), (8, 8)]
-    kept = load_predictions(tmp_path / "test" / f"int8_{SHIPPED}.predictions.safetensors")
-    assert kept.weights_sha256 is None  # an early exit fitted on them is not one of fp32
-    model = ffn.load(SHIPPED)
-    settings = Preprocessing.from_dict(model.record.preprocessing)
-    sources = {"training_only": True, "classes": model.record.classes, "pattern": None}
-    clips = read_calibration(config, **sources, preprocessing=settings, frames=8, held_out=256)
-    path = tmp_path / "net.onnx"
-    ffn.export(model, path, frames=8, calibration=clips)
-    session = onnxruntime.InferenceSession(path)
-    test = Labelled(
-        Inputs(
-            read_annotations(motion / "val.csv", classes=model.record.classes)[0],
-            lambda record: open_video(record.path),
-            8,
-            settings,
-            as_frames=False,
-        )
-    )
-    expected = torch.cat(
-        [torch.from_numpy(session.run(None, {"clip": x.numpy()})[0]) for x, _ in test]
-    )
-    torch.testing.assert_close(kept.logits[8], expected)
-    right = expected.argmax(1) == kept.label
-    assert int8.rows[1].top1 == pytest.approx(100 * right.double().mean().item())
-    assert timing(int8).startswith("fused, ONNX Runtime, int8, on ")
-
-
-@pytest.mark.slow
-def test_int8_is_calibrated_at_the_size_of_the_views(motion: Path, tmp_path: Path) -> None:
-    config = ["quickstart/motion_flexible", f"data.root={motion}", "--protocol", "1x3"]
-    given = ["--weights", SHIPPED, "--frames", "4", "--precision", "fp32", "int8", "--no-latency"]
-    assert run_test([*config, *given, "--output", str(tmp_path)]) == 0
-    whole, int8 = load_table(tmp_path / "results.json")
-    assert int8.crop == whole.crop == (28, 28)
-    assert int8.rows[0].top1 == pytest.approx(whole.rows[0].top1, abs=10)
-
-
-def test_a_failure_of_int8_keeps_the_finished_results(
-    motion: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise ExportError("int8 changes the outputs too much")
-
-    module = importlib.import_module("ffn.export.int8_networks")  # ffn.export is the function
-    monkeypatch.setattr(module, "export", fail)
-    config = ["quickstart/motion_flexible", f"data.root={motion}", "--output", str(tmp_path)]
-    given = ["--weights", SHIPPED, "--frames", "4", "--precision", "fp32", "int8", "--no-latency"]
-    assert run_test([*config, *given]) == 2
-    assert "int8 changes the outputs too much" in capsys.readouterr().err
-    assert [one.name for one in load_table(tmp_path / "results.json")] == [f"fp32/{SHIPPED}"]
-
-
-def test_lists_for_int8_are_read_before_the_first_test(
-    motion: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = ["quickstart/motion_flexible", f"data.root={motion}", "--output", str(tmp_path / "x")]
-    given = ["--weights", SHIPPED, "--precision", "fp32", "int8", "--calibration", "none.csv"]
-    assert run_test([*config, *given]) == 2
-    assert "none.csv" in capsys.readouterr().err
-    assert not (tmp_path / "x" / "results.json").exists()
-
-
-@pytest.mark.parametrize("command", ["export", "test"])
-def test_paths_of_a_list_start_from_the_root(
-    motion: Path,
-    tmp_path: Path,
-    command: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As in the lists of an index; with another root, nothing starts."""
-    found: list[str] = []
-
-    def fail(*_: object, calibration: Calibration, **__: object) -> None:
-        found.append(calibration.clips.records[0].path)
-        raise ExportError("stop")
-
-    module = "ffn.export" if command == "export" else "ffn.export.int8_networks"
-    monkeypatch.setattr(importlib.import_module(module), "export", fail)
-    index = tmp_path / "index.csv"
-    index.write_bytes((motion / "train.csv").read_bytes())
-
-    def run(root: Path | None) -> str:
-        given = ["--weights", SHIPPED, "--frames", "4", "--calibration", str(index)]
-        if command == "export":
-            more = ["--root", str(root)] if root else []
-            assert main([*given, "--to", "onnx", "--int8", *more]) == 2
-        else:
-            options = [f"data.root={root or tmp_path}", f"data.val={motion / 'val.csv'}"]
-            more = ["--precision", "int8", "--no-latency", "--output", str(tmp_path)]
-            assert run_test(["quickstart/motion_flexible", *options, *given, *more]) == 2
-        return capsys.readouterr().err
-
-    assert f"the first video of {index}, does not exist; relative paths start from" in run(None)
-    assert not found
-    assert "stop" in run(motion)
-    assert Path(found[0]).is_relative_to(motion)
-
-
-def test_root_belongs_to_a_list(capsys: pytest.CaptureFixture[str]) -> None:
-    given = ["--weights", SHIPPED, "--frames", "4", "--to", "onnx", "--root", "data"]
-    assert main([*given, "--int8", "--calibration", "quickstart/motion_flexible"]) == 2
-    assert "--root is for the paths of a list of --calibration" in capsys.readouterr().err
-
-
-def test_clips_of_a_test_are_no_test_videos(motion: Path) -> None:
-    classes = ffn.load(SHIPPED).record.classes
-    settings = Preprocessing.from_dict(ffn.load(SHIPPED).record.preprocessing)
-    config = ["quickstart/motion_flexible", f"data.root={motion}"]
-    found = read_calibration(
-        config,
-        training_only=True,
-        classes=classes,
-        preprocessing=settings,
-        pattern=None,
-        frames=4,
-        held_out=256,
-    )
-    used = [{str(r.path) for r in part.records} for part in (found.clips, found.held_out.inputs)]
-    assert [len(part) for part in used] == [24, 24]
-    train = {str(r.path) for r in read_annotations(motion / "train.csv", classes=classes)[0]}
-    assert used[0] | used[1] == train
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--precision", "int8", "int8"], "int8 int8 has one of them twice"),
-        (["--precision", "fp32", "bf16", "--ensemble"], "name one --precision"),
-        (["--precision", "int8", "--compile"], "takes neither --no-fuse nor"),
-        (["--precision", "int8", "--no-fuse"], "neither --no-fuse nor"),
-        (["--calibration", "train.csv"], "of --precision int8 only"),
-    ],
-)
-def test_options_that_contradict_the_precision(
-    tmp_path: Path, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    output = tmp_path / "test"
-    given = ["quickstart/motion_flexible", "--weights", SHIPPED, "--output", str(output)]
-    assert run_test([*given, *options]) == 2
-    assert message in capsys.readouterr().err
-    assert not output.exists()
 
 
 def test_convolutions_are_quantized_but_not_the_classifier(tmp_path: Path) -> None:
