@@ -33,8 +33,6 @@ class ClipSampler(Sampler[tuple]):
         drop_last: Training only. True drops the videos that do not fill a batch on every rank.
             False keeps the smaller last batch; if it does not divide evenly, the first samples of
             the epoch are repeated (at most world_size - 1).
-        order: Training only. A function of (seed, epoch) that returns the permutation of an epoch;
-            default uniformly random. For a clip store: `functools.partial(page_order, pages)`.
         frame_counts: Training only. A function of (epoch, batch) that returns the number of frames
             of each view in a batch, as `FrameCounts`; the keys are then `(epoch, index, copy,
             numbers)`.
@@ -54,7 +52,6 @@ class ClipSampler(Sampler[tuple]):
         batch_size: int = 1,
         repeats: int = 1,
         drop_last: bool = False,
-        order: Callable[[int, int], np.ndarray] | None = None,
         frame_counts: Callable[[int, int], Mapping[int, int]] | None = None,
     ) -> None:
         if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
@@ -74,13 +71,12 @@ class ClipSampler(Sampler[tuple]):
                 f"{size} videos do not fill one batch of {batch_size // repeats} on each of "
                 f"{world_size} ranks; use a smaller batch, or drop_last=False"
             )
-        if not shuffle and (order is not None or frame_counts is not None):
-            option = "frame_counts" if order is None else "order"
-            raise ValueError(f"{option} is only used in training; omit it, or set shuffle=True")
+        if not shuffle and frame_counts is not None:
+            raise ValueError("frame_counts is only used in training; omit it, or set shuffle=True")
         self.size, self.shuffle, self.seed = size, shuffle, seed
         self.rank, self.world_size = rank, world_size
         self.batch_size, self.repeats, self.drop_last = batch_size, repeats, drop_last
-        self.order, self.frame_counts = order, frame_counts
+        self.frame_counts = frame_counts
         self.epoch = self.skip_batches = 0
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
@@ -126,15 +122,7 @@ class ClipSampler(Sampler[tuple]):
         return order[self.rank :: self.world_size][self.skip_batches * videos :].tolist()
 
     def _permutation(self) -> np.ndarray:
-        if self.order is None:
-            order = np.arange(self.size)
-            entropy = np.random.SeedSequence([self.seed, self.epoch])
-            np.random.default_rng(entropy).shuffle(order)
-            return order
-        order = self.order(self.seed, self.epoch)
-        if not np.array_equal(np.sort(order), np.arange(self.size)):
-            raise ValueError(
-                f"order gives {len(order)} indices for {self.size} samples; expected each of "
-                f"0 … {self.size - 1} once"
-            )
+        order = np.arange(self.size)
+        entropy = np.random.SeedSequence([self.seed, self.epoch])
+        np.random.default_rng(entropy).shuffle(order)
         return order

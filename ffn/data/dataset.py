@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -50,7 +50,6 @@ class VideoDataset(Dataset[dict[str, Any]]):
         source: Function that opens a record, instead of `open_video`, as
             `ClipStore(...).open_record`.
         on_error: `fail` raises an error; `skip` returns zeros with `ok` False and the error.
-        removed: Training only: indices of records that count as unreadable, whatever `on_error` is.
         num_classes: Number of classes K, for records with several labels.
         cache_bytes: Memory for decoded videos, per process. A data set that fits is decoded once
             instead of every epoch; samples are the same. The cache stops growing at the first video
@@ -76,7 +75,6 @@ class VideoDataset(Dataset[dict[str, Any]]):
         pattern: str = PATTERN,
         source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
-        removed: Collection[int] = (),
         num_classes: int | None = None,
         cache_bytes: int = 0,
     ) -> None:
@@ -94,7 +92,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.shuffle_frames = shuffle_frames
         self.nested, self.seed, self.on_error = nested, seed, on_error
-        self.removed, self.num_classes = frozenset(removed), num_classes
+        self.num_classes = num_classes
         self.decoder, self.pattern = decoder, pattern
         self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
@@ -127,11 +125,9 @@ class VideoDataset(Dataset[dict[str, Any]]):
         if self.worker_status is not None:
             self.worker_status.begin(index)
         try:
-            if index in self.removed:
-                raise VideoError(record.path, "taken out of the list")
             clips, label = self._load(record, (epoch, index, copy), numbers)
         except VideoError as error:
-            if self.on_error == "fail" and index not in self.removed:
+            if self.on_error == "fail":
                 advice = "set data.on_error=skip, or take the video out of the list"
                 cause = f"{error.cause}; {advice} (ffn check_data finds all such videos)"
                 raise VideoError(error.path, cause, error.frame) from error

@@ -6,7 +6,6 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch.utils.data import DataLoader
 
@@ -27,7 +26,6 @@ def make_loader(
     repeats: int = 1,
     drop_last: bool = True,
     timeout: float = 0.0,
-    order: Callable[[int, int], np.ndarray] | None = None,
     frame_counts: Callable[[int, int], Mapping[int, int]] | None = None,
 ) -> DataLoader:
     """Build a loader; call `loader.sampler.set_epoch(epoch)` before each epoch.
@@ -48,7 +46,6 @@ def make_loader(
         drop_last: See `ClipSampler`; training only.
         timeout: Seconds to wait for a batch before `LoaderError` is raised, which names the videos
             that the workers are reading; 0 for no limit.
-        order: See `ClipSampler`; training only.
         frame_counts: See `ClipSampler`; training only.
 
     Returns:
@@ -63,7 +60,6 @@ def make_loader(
         batch_size=batch_size,
         repeats=repeats,
         drop_last=train and drop_last,
-        order=order,
         frame_counts=frame_counts,
     )
     options = {

@@ -124,7 +124,7 @@ def test_stopped_at_any_moment(root, records, tmp_path, monkeypatch):
     expected = content(tmp_path / "whole")
     seed = random.randrange(2**32)
     print(f"seed {seed}")
-    for count in sorted(random.Random(seed).sample(range(1, 30), 8)):
+    for count in sorted(random.Random(seed).sample(range(1, 30), 6)):
         folder = tmp_path / str(count)
         with monkeypatch.context() as patch:
             patch.setattr(packing, "SYNC_SECONDS", 0)

@@ -125,7 +125,15 @@ def pack(
     """
     if not records:
         raise ValueError("records is empty; expected at least one video")
-    check_options(short_side, quality, shard_mib, workers, timeout)
+    check_timeout(timeout)
+    for name, value, least in (
+        ("short_side", short_side, 1),
+        ("quality", quality, 1),
+        ("shard_mib", shard_mib, 1),
+        ("workers", workers, 0),
+    ):
+        if value < least or (name == "quality" and value > 100):
+            raise ValueError(f"{name} is {value}; expected at least {least}, a quality at most 100")
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     check_folder(folder)
@@ -278,13 +286,14 @@ class _Writer:
             unreadable: Videos that could not be packed.
         """
         self._close_shard()
-        rows = self._database.execute("SELECT * FROM unreadable ORDER BY rowid")
+        rows = self._database.execute("SELECT * FROM unreadable ORDER BY rowid").fetchall()
         earlier = [Unreadable(os.fsdecode(key), *rest) for key, *rest in rows]
         failed = {one[:3]: one for one in (*earlier, *unreadable) if one[:3] not in self.known}
         entries = [(os.fsencode(one.key), *one[1:]) for one in failed.values()]
-        self._database.execute("DELETE FROM unreadable")
-        self._database.executemany("INSERT INTO unreadable VALUES (?, ?, ?, ?)", entries)
-        self._database.commit()
+        if entries != rows:  # a pack that was stopped at its end writes the same index again
+            self._database.execute("DELETE FROM unreadable")
+            self._database.executemany("INSERT INTO unreadable VALUES (?, ?, ?, ?)", entries)
+            self._database.commit()
         count = "SELECT count(*), total(frames), total(bytes) FROM clips"
         counts = map(int, self._database.execute(count).fetchone())
         options = self._database.execute("SELECT short_side, quality FROM options").fetchone()
@@ -392,20 +401,3 @@ def check_folder(folder: Path) -> None:
             f"{folder} holds {others[0]}, which is not part of a store; move it away, or name a "
             "new folder"
         )
-
-
-def check_options(
-    short_side: int = 256,
-    quality: int = QUALITY,
-    shard_mib: int = 256,
-    workers: int = 0,
-    timeout: float = TIMEOUT,
-) -> None:
-    """Raise ValueError for options of `pack` that are out of range."""
-    if not 1 <= quality <= 100:
-        raise ValueError(f"quality is {quality}; expected 1 … 100")
-    check_timeout(timeout)
-    given = {"short_side": (short_side, 1), "shard_mib": (shard_mib, 1), "workers": (workers, 0)}
-    for name, (value, least) in given.items():
-        if value < least:
-            raise ValueError(f"{name} is {value}; expected at least {least}")
