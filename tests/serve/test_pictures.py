@@ -175,6 +175,6 @@ def test_a_failed_video_leaves_no_file(footage, tmp_path) -> None:
     path = write_video(tmp_path / "video.mp4", footage, rate=10)
     content = path.read_bytes()
     path.write_bytes(content[: len(content) // 2])
-    with pytest.raises(Exception, match=r"footage\.mp4"):
+    with pytest.raises(Exception, match=r"video\.mp4"):
         save_video(tmp_path / "out.mp4", path, [], [], pattern=PATTERN)
     assert [p.name for p in tmp_path.iterdir()] == ["video.mp4"]
