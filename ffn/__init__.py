@@ -27,7 +27,6 @@ _HOMES = {
     "nearest": "ffn.core",
     "push_to_hub": "ffn.zoo",
     "summary": "ffn.evaluation",
-    "tune_allocator": "ffn.host_memory",
     "unfreeze": "ffn.engine.freezing",
 }
 

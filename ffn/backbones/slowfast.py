@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.backbones.registry import register
-from ffn.layers import AlterationSite, Conv3d, PooledClassifier, check_clip
+from ffn.layers import AlterationSite, PooledClassifier, check_clip
 
 
 def slow_frames(
@@ -303,9 +303,9 @@ def _conv(
     out: int,
     kernel: tuple[int, int, int],
     stride: tuple[int, int, int] = (1, 1, 1),
-) -> Conv3d:
+) -> nn.Conv3d:
     padding = tuple(size // 2 for size in kernel)
-    return Conv3d(channels, out, kernel, stride, padding, bias=False)
+    return nn.Conv3d(channels, out, kernel, stride, padding, bias=False)
 
 
 def _init(model: nn.Module, zero_init_last: bool) -> None:

@@ -89,13 +89,10 @@ class TemporalConv(nn.Module):
 
 
 class _OverTime(nn.Conv1d):
-    """A 1-D convolution over the T of a clip (B, C, T, H, W), as the faster 2-D or 3-D one."""
+    """A 1-D convolution over the T of a clip (B, C, T, H, W), as the faster 2-D one."""
 
     def forward(self, x: Tensor) -> Tensor:
         (pad,) = self.padding
-        if x.dtype == torch.bfloat16 and x.device.type == "cpu" and not x.requires_grad:
-            weight = self.weight[..., None, None]
-            return F.conv3d(x, weight, self.bias, padding=(pad, 0, 0), groups=self.groups)
         weight = self.weight[..., None]  # (C, 1, 3, 1)
         x, area = _as_images(x.flatten(3)), x.shape[3:]  # (B, C, T, H * W)
         x = F.conv2d(x, weight, self.bias, padding=(pad, 0), groups=self.groups)

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from ffn.backbones.registry import register
 from ffn.clips import is_exporting
 from ffn.devices import HAS_AMX
-from ffn.layers import AlterationSite, Conv3d, PooledClassifier, ShortcutConv3d, check_clip
+from ffn.layers import AlterationSite, PooledClassifier, check_clip
 
 
 class Embedding(nn.Module):
@@ -38,7 +38,7 @@ class Embedding(nn.Module):
     def __init__(self, channels: int, dim: int, *, patch: int, halve_time: bool = False) -> None:
         super().__init__()
         span, step = (3, 2) if halve_time else (1, 1)
-        self.proj = Conv3d(
+        self.proj = nn.Conv3d(
             channels, dim, (span, patch, patch), (step, patch, patch), (span // 2, 0, 0)
         )
         self.norm = nn.LayerNorm(dim)
@@ -77,10 +77,10 @@ class LocalBlock(nn.Module):
     def __init__(self, dim: int, *, mlp_ratio: float = 4.0, drop_path: float = 0.0) -> None:
         super().__init__()
         self.site = AlterationSite(dim)
-        self.pos_embed = ShortcutConv3d(dim, dim, 3, padding=1, groups=dim)
+        self.pos_embed = nn.Conv3d(dim, dim, 3, padding=1, groups=dim)
         self.norm1 = nn.BatchNorm3d(dim)
         self.conv1 = _pointwise(dim, dim)
-        self.attn = Conv3d(dim, dim, 5, padding=2, groups=dim)
+        self.attn = nn.Conv3d(dim, dim, 5, padding=2, groups=dim)
         self.conv2 = _pointwise(dim, dim)
         self.norm2 = nn.BatchNorm3d(dim)
         self.mlp = Mlp(dim, int(dim * mlp_ratio), _pointwise)
@@ -88,7 +88,8 @@ class LocalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, T, H, W) to the same shape."""
-        x = self.pos_embed(self.site(x))  # the site is before the shortcuts, as in the reference
+        x = self.site(x)  # before the shortcuts, as in the reference
+        x = x + self.pos_embed(x)
 
         x = x + self.drop_path(self.conv2(self.attn(self.conv1(self.norm1(x)))))
 
@@ -131,7 +132,7 @@ class GlobalBlock(nn.Module):
     ) -> None:
         super().__init__()
         self.site = AlterationSite(dim)
-        self.pos_embed = ShortcutConv3d(dim, dim, 3, padding=1, groups=dim)
+        self.pos_embed = nn.Conv3d(dim, dim, 3, padding=1, groups=dim)
         self.norm1 = nn.LayerNorm(dim, eps=1e-6)
         self.attn = Attention(dim, heads)
         self.norm2 = nn.LayerNorm(dim, eps=1e-6)
@@ -140,7 +141,8 @@ class GlobalBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, C, T, H, W) to the same shape."""
-        x = self.pos_embed(self.site(x))
+        x = self.site(x)
+        x = x + self.pos_embed(x)
         batch, channels, frames, *size = x.shape
 
         x = x.flatten(2).transpose(1, 2)  # (B, T * H * W, C)
@@ -299,8 +301,8 @@ def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v)
 
 
-def _pointwise(channels: int, out: int) -> Conv3d:
-    return Conv3d(channels, out, 1)
+def _pointwise(channels: int, out: int) -> nn.Conv3d:
+    return nn.Conv3d(channels, out, 1)
 
 
 def _init(model: UniFormer) -> None:

@@ -18,7 +18,7 @@ from ffn.benchmarks.timing import (
 )
 from ffn.core import FrameFlexible
 from ffn.devices import has_bf16
-from ffn.export import Networks
+from ffn.export import InferenceRunner
 
 REFERENCE = "as trained"
 
@@ -54,7 +54,7 @@ def compare_inference(
 
 
 def forms(device: torch.device, *, compiled: bool) -> dict[str, dict[str, Any]]:
-    """The forms that run on a device: name -> arguments of ``ffn.export.Networks``."""
+    """The forms that run on a device: name -> arguments of ``ffn.export.InferenceRunner``."""
     found = {
         REFERENCE: {"precision": "fp32", "fused": False},
         "fused": {"precision": "fp32"},
@@ -63,7 +63,7 @@ def forms(device: torch.device, *, compiled: bool) -> dict[str, dict[str, Any]]:
         found["fused, bf16"] = {"precision": "bf16"}
     if compiled:
         fastest = next(reversed(found))
-        found[f"{fastest}, compiled"] = found[fastest] | {"compiled": True}
+        found[f"{fastest}, compiled"] = found[fastest] | {"runtime": "compile"}
     return found
 
 
@@ -75,7 +75,7 @@ def _compare(
     rounds: int,
 ) -> Comparison:
     """Time and memory of all forms for the same clips (B, C, T, H, W)."""
-    networks = {form: Networks(model, **given) for form, given in options.items()}
+    networks = {form: InferenceRunner(model, **given) for form, given in options.items()}
     calls: dict[str, Callable[[], object]] = {
         form: lambda run=run: run(clips) for form, run in networks.items()
     }

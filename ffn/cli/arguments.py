@@ -246,9 +246,12 @@ def add_network_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_precision_argument(parser)
     option("--no-fuse", action="store_true", help="run the network as it was trained")
-    option("--compile", action="store_true", help="compile it; worth it for many files")
-    text = "launch the kernels of a forward pass together; faster for single clips on CUDA"
-    option("--cuda-graphs", action="store_true", help=text)
+    option(
+        "--runtime",
+        default="torch",
+        help="what runs the network: torch (default), compile, onnxruntime, openvino, or auto, the "
+        "fastest of them by a measurement",
+    )
 
 
 def refuse_existing(

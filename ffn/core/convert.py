@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ffn.conv3d import use_right_conv3d
 from ffn.core.flexible import FrameFlexible
 from ffn.core.private import PrivateModules, WeightAlteration
 from ffn.frame_counts import frame_ranges
@@ -79,7 +78,7 @@ def convert(
     if any(isinstance(module, (FrameFlexible, PrivateModules)) for module in model.modules()):
         raise ValueError("the model is frame-flexible already; convert the plain network")
     ranges = frame_ranges(trained_frames)
-    original, model = model, use_right_conv3d(copy.deepcopy(model))
+    original, model = model, copy.deepcopy(model)
     chosen = _select_private(model, private)
     altered = _put_alterations(model, alter, ranges, chosen)
     replace_all(model, {k: PrivateModules(m) for k, m in _copies(chosen, model, ranges).items()})

@@ -10,13 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from ffn import core, zoo
-from ffn.conv3d import use_right_conv3d
 from ffn.engine import freezing, optim
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
-from ffn.engine.options import Config
+from ffn.engine.options import Config, Precision
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import TASKS, FlexibleOptions, Task
 from ffn.labels import MultiLabel
@@ -113,7 +112,12 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
     Raises:
         ConfigError: the model has no blocks to freeze or to checkpoint, or cannot be compiled here.
     """
-    use_right_conv3d(model)
+    half = config.train.precision is not Precision.fp32
+    if half and device.type == "cpu" and any(isinstance(m, nn.Conv3d) for m in model.modules()):
+        raise ConfigError(
+            f"train.precision is {config.train.precision.value}, in which torch's gradients of 3-D "
+            f"convolutions are wrong on a CPU; train {config.model.name} there in fp32"
+        )
     model.train()
     _freeze(config, model)
     try:

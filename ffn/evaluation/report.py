@@ -264,10 +264,8 @@ def _comparison(sweeps: Sequence[Sweep]) -> Table:
 
 def timing(sweep: Sweep) -> str:
     """How latencies were measured, e.g. "fused, bf16, on NVIDIA H200"."""
-    how = [word for word in ("fused", "compiled") if sweep.measured.get(word)]
-    if "int8" in sweep.measured:
-        how.append("ONNX Runtime")
-    return f"{', '.join([*how, sweep.measured['precision']])}, on {sweep.measured['device']}"
+    how = sweep.measured["runtime"] if sweep.measured["fused"] else "as trained"
+    return f"{how}, {sweep.measured['precision']}, on {sweep.measured['device']}"
 
 
 def _table(sweep: Sweep) -> Table:

@@ -26,7 +26,7 @@ from ffn.evaluation.cost import (
     measure_latency,
 )
 from ffn.evaluation.results import Predictions, Row, Sweep
-from ffn.export import Calibration, Int8Networks, Networks
+from ffn.export import Calibration, InferenceRunner
 
 
 def evaluate(
@@ -75,7 +75,7 @@ def measure(
     progress: bool = False,
 ) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
     """As :func:`evaluate`; also returns the reason of each video that cannot be decoded."""
-    run = Networks(model, precision=precision, fused=False)
+    run = InferenceRunner(model, precision=precision, fused=False)
     outputs = collect(model, loader, run, batch_size, keep_logits=False, progress=progress)
     measures = {
         frames: {
@@ -95,7 +95,7 @@ def sweep(
     trained_frames: Iterable[int] | None = None,
     precision: str = "fp32",
     fused: bool = False,
-    compiled: bool = False,
+    runtime: str = "torch",
     calibrate: Callable[[int, tuple[int, int]], Calibration] | None = None,
     latency: bool = True,
     keep_logits: bool = False,
@@ -116,7 +116,7 @@ def sweep(
         precision: "fp32", "bf16" or "fp16"; or, in one process, "auto": the fastest on this device,
             or "int8": quantized sub-networks in ONNX Runtime, on a CPU.
         fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
-        compiled: compile them with ``torch.compile``.
+        runtime: what runs the fused networks, see :class:`ffn.export.InferenceRunner`.
         calibrate: clips of T frames of H x W pixels, for T and (H, W), which set the ranges of
             int8.
         latency: also measure the latency of one clip.
@@ -127,7 +127,7 @@ def sweep(
     Raises:
         FloatingPointError, RuntimeError: see :func:`evaluate`.
         ValueError: "auto" in several processes, which could choose differently; "int8" in several
-            processes, unfused, compiled, or without ``calibrate``; or as :func:`evaluate`.
+            processes, or without ``calibrate``; or as :func:`evaluate`.
         ImportError, ExportError: a network cannot be quantized, see :func:`ffn.export`.
     """
     if precision in ("auto", "int8") and process_count() > 1:
@@ -138,14 +138,13 @@ def sweep(
         trained_frames = model.ranges
     if trained_frames is not None:
         trained_frames = all_trained_frames(trained_frames)
-    if precision == "int8":
-        run = _int8_networks(model, fused, compiled, calibrate)
-    else:
-        run = Networks(model, precision=precision, fused=fused, compiled=compiled)
+    run = InferenceRunner(
+        model, runtime=runtime, precision=precision, fused=fused, calibrate=calibrate
+    )
     outputs = collect(model, loader, run, batch_size, keep_logits=keep_logits, progress=progress)
     cost = None
     if is_first():
-        measured = _measured(model, run) | {"fused": fused, "compiled": compiled}
+        measured = _measured(model, run) | {"fused": fused, "runtime": run.runtime}
         cost = _rows(model, outputs, run if latency else None), measured
     rows, measured = gather(cost)[0]
 
@@ -166,25 +165,7 @@ def sweep(
     )
 
 
-def _int8_networks(
-    model: nn.Module,
-    fused: bool,
-    compiled: bool,
-    calibrate: Callable[[int, tuple[int, int]], Calibration] | None,
-) -> Int8Networks:
-    device = next(model.parameters()).device
-    if calibrate is None:
-        raise ValueError('precision is "int8", which needs calibration clips: pass calibrate')
-    if compiled or not fused:
-        raise ValueError('precision is "int8", of fused networks, not compiled ones; pass fused')
-    if device.type != "cpu":
-        raise ValueError(f'precision is "int8", which runs on a CPU; the network is on {device}')
-    return Int8Networks(model, calibrate)
-
-
-def _rows(
-    model: nn.Module, outputs: Outputs, run: Networks | Int8Networks | None
-) -> tuple[Row, ...]:
+def _rows(model: nn.Module, outputs: Outputs, run: InferenceRunner | None) -> tuple[Row, ...]:
     """Accuracy and cost per frame count; the latency is that of ``run``."""
     device, rows = next(model.parameters()).device, []
     for frames, column in outputs.columns.items():
@@ -204,13 +185,14 @@ def _rows(
     return tuple(rows)
 
 
-def _measured(model: nn.Module, run: Networks | Int8Networks) -> dict[str, Any]:
+def _measured(model: nn.Module, run: InferenceRunner) -> dict[str, Any]:
     """Date, device, precision and library versions; of int8, how each count was quantized."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
     int8 = {}
     packages = ["frame-flexible", "timm"]
-    if isinstance(run, Int8Networks):
-        packages.append("onnxruntime")
+    if run.runtime in ("onnxruntime", "openvino"):
+        packages.append(run.runtime)
+    if run.reports:
         int8 = {"int8": {str(frames): asdict(report) for frames, report in run.reports.items()}}
     for package in packages:
         try:

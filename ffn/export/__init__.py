@@ -1,4 +1,4 @@
-"""Networks for inference: ``ffn.fuse``, and ``ffn.export`` to files that run without ffn."""
+"""Networks for inference: ``ffn.fuse``, runtimes, and ``ffn.export`` to files without ffn."""
 
 import sys
 from types import ModuleType
@@ -10,25 +10,22 @@ from ffn.export.folder import FolderReport, export_all
 from ffn.export.formats import ExportError, register_format
 from ffn.export.fuse import FuseError, FusionReport, fuse
 from ffn.export.int8 import Calibration, Int8Report
-from ffn.export.int8_networks import Int8Networks
-from ffn.export.networks import Networks
-from ffn.export.packing import can_pack, pack
+from ffn.export.runner import InferenceRunner
+from ffn.export.runtimes import RUNTIMES
 
 __all__ = [
+    "RUNTIMES",
     "Calibration",
     "ExportError",
     "ExportReport",
     "FolderReport",
     "FuseError",
     "FusionReport",
-    "Int8Networks",
+    "InferenceRunner",
     "Int8Report",
-    "Networks",
-    "can_pack",
     "export",
     "export_all",
     "fuse",
-    "pack",
     "register_format",
 ]
 

@@ -128,7 +128,7 @@ def _split_assertions(graph: fx.Graph) -> None:
 
 
 def require(name: str) -> ModuleType:
-    """Import a package of the extra ``onnx``.
+    """Import a package of the extra ``onnx`` or ``openvino``.
 
     Raises:
         ImportError: it is not installed; the message names the extra.
@@ -138,9 +138,10 @@ def require(name: str) -> ModuleType:
     except ModuleNotFoundError as error:
         if error.name != name.partition(".")[0]:
             raise
+        extra = "openvino" if name == "openvino" else "onnx"
         raise ImportError(
-            f'ONNX export needs {name}, which the extra "onnx" installs: '
-            'pip install "frame-flexible[onnx]"'
+            f'{name} is not installed; the extra "{extra}" installs it: '
+            f'pip install "frame-flexible[{extra}]"'
         ) from None
 
 

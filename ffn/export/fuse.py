@@ -17,7 +17,6 @@ from ffn.export.deployed import dtype_of
 from ffn.export.folding import Folder
 from ffn.export.formats import ExportError
 from ffn.export.kernels import InFloat32, choose_kernels
-from ffn.export.packing import is_packed
 
 HALVES = (torch.bfloat16, torch.float16)
 TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
@@ -98,22 +97,17 @@ def fuse(
         model: a frame-flexible network, or a plain one.
         frames: T; needed for a frame-flexible network. The result also accepts clips of other T.
         example: a clip (B, C, T, H, W) that the network accepts; default: random frames of 64 px.
-        kernels: also choose the memory layout and operators that PyTorch runs fast on a CPU
-            (``ffn.export.kernels``); False for other runtimes, which choose their own.
+        kernels: for a network on a CPU, also choose the memory layout and operators that torch
+            runs fast there (``ffn.export.kernels``); False for other runtimes.
 
     Raises:
-        ValueError: ``frames`` is missing or less than 1, the network is in half precision or
-            packed, or its output is no tensor.
+        ValueError: ``frames`` is missing or less than 1, the network is in half precision,
+            or its output is no tensor.
         FuseError: an output for the example is NaN or infinite, or differs by more than 1e-4 of
             the largest one, also for clips of 1 and 2 frames and of the ends of the range.
     """
     if frames is not None and (not isinstance(frames, int) or frames < 1):
         raise ValueError(f"frames is {frames!r}; expected an integer of 1 or more")
-    if is_packed(model):
-        raise ValueError(
-            f"{type(model).__name__} has packed layers (ffn.export.pack), whose weights other "
-            "formats cannot read; fuse or export the network from before, and pack a copy of it"
-        )
     if isinstance(model, FrameFlexible):
         if frames is None:
             counts = ", ".join(map(str, model.trained_frames))
@@ -142,20 +136,19 @@ def fuse(
     counts = {1, 2, *(model.ranges[active] if active in getattr(model, "ranges", {}) else ())}
     cases = [(clip, expected), *_of_other_lengths(network, clip, time, sorted(counts))]
 
-    ours = [module for module in network.modules() if hasattr(module, "for_inference")]
-    replace_all(network, {id(m): m.for_inference() for m in ours})  # by layers of torch
     _remove(network, _is_dropout)  # one between a layer and its norm would separate them
     folder = Folder(network)
     while folder.fold([record(network, x, WeightAlteration) for x, _ in cases]):
         pass  # a fold may allow another
     _remove(network, lambda module: getattr(module, "is_alteration_site", False))
-    network, difference, slow = _checked(network, cases, time, kernels=kernels)
+    on_cpu = clip.device.type == "cpu"
+    network, difference, slow = _checked(network, cases, time, kernels=kernels and on_cpu)
     folder.network = network
 
     fp32 = tuple(name for name, _ in network.named_modules() if name in folder.fp32)
-    if kernels:
-        exact = [network.get_submodule(name) for name in fp32]
-        replace_all(network, {id(layer): InFloat32(layer) for layer in exact})
+    exact = [network.get_submodule(name) for name in fp32]
+    exact = [layer for layer in exact if not isinstance(layer, InFloat32)]
+    replace_all(network, {id(layer): InFloat32(layer) for layer in exact})
     largest, kept = expected.abs().max().item(), folder.kept()
     network.fusion = FusionReport(
         frames, folder.folded, kept, fp32, difference, largest, active, slow

@@ -24,8 +24,7 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 HEAVY = ("Conv", "MatMul")
-PERCENTILES = (99.99, 100.0)  # % of the values of an activation that its range holds
-FP32_LAYERS = (0, 4, 8, 16)  # first layers that stay in fp32
+PERCENTILE = 99.99  # % of the values of an activation that its range holds
 TIMED = 20  # runs of one clip
 
 
@@ -70,8 +69,6 @@ class Int8Report:
         top1_int8: accuracy after it, in %.
         ms_fp32: median time of a clip in ONNX Runtime, in milliseconds.
         ms_int8: the same after quantization.
-        percentile: share of the values of an activation that its range holds, in %.
-        fp32_layers: number of convolutions and matrix products, from the first, that stay in fp32.
     """
 
     clips: int
@@ -81,34 +78,20 @@ class Int8Report:
     top1_int8: float
     ms_fp32: float
     ms_int8: float
-    percentile: float
-    fp32_layers: int
 
     def __str__(self) -> str:
-        layers = f"; the first {self.fp32_layers} layers are in fp32" if self.fp32_layers else ""
         return (
             f"int8 on {self.clips} held-out clips: top-1 {self.top1_int8:.2f} % (fp32 "
             f"{self.top1_fp32:.2f} %), same class in {self.agreement:.2f} %, RMS difference "
             f"{self.difference:.3f} of the standard deviation; {self.ms_int8:.2f} ms per clip "
-            f"(fp32 {self.ms_fp32:.2f} ms){layers}"
+            f"(fp32 {self.ms_fp32:.2f} ms)"
         )
-
-
-@dataclass(frozen=True)
-class _Choice:
-    """How a file is quantized; the fields of `Int8Report`."""
-
-    percentile: float
-    fp32_layers: int
 
 
 def quantize(source: Path, calibration: Calibration) -> tuple[ModelProto, Int8Report]:
     """Quantize an ONNX file: weights per channel, activations per tensor, in QDQ format.
 
-    The range of an activation holds 99.99 % of its values on the calibration clips, and no layer
-    stays in fp32. If this changes the outputs on the held-out clips by more than is accepted, the
-    ranges hold all values, then the first 4, 8 or 16 layers stay in fp32. Networks that start with
-    depthwise convolutions need it: their channels have very different ranges.
+    The range of an activation holds 99.99 % of its values on the calibration clips.
 
     Args:
         source: the file, with its metadata.
@@ -122,43 +105,26 @@ def quantize(source: Path, calibration: Calibration) -> tuple[ModelProto, Int8Re
         ValueError: there is no calibration clip, or no held-out clip.
         ExportError: the difference from fp32 is larger than accepted.
     """
-    onnx = require("onnx")
-    original = onnx.load(source)
+    original = require("onnx").load(source)
     if not len(calibration.clips):
         raise ValueError("there is no calibration clip to set the int8 ranges")
-    fp32, reports = open_session(original), []
-    expected, _, _ = _run(fp32, calibration.held_out)
-    for choice in _choices(original):
-        with _quiet():
-            model = _quantize(source, original, calibration.clips, choice)
-        del model.metadata_props[:]
-        model.metadata_props.extend(original.metadata_props)
-        report = _compare(expected, fp32, open_session(model), calibration, choice)
-        if report.difference <= calibration.max_difference:
-            model.metadata_props.add(key="int8", value=json.dumps(asdict(report)))
-            return model, report
-        reports.append(report)
-    best = min(reports, key=lambda report: report.difference)
-    raise ExportError(
-        f"int8 changes the outputs too much: {best}. {calibration.max_difference:g} of the "
-        "standard deviation is accepted. Calibrate with more clips, or export fp32. Nothing "
-        "was written."
-    )
+    with _quiet():
+        model = _quantize(source, original, calibration.clips)
+    del model.metadata_props[:]
+    model.metadata_props.extend(original.metadata_props)
+    report = _compare(open_session(original), open_session(model), calibration)
+    if not report.difference <= calibration.max_difference:
+        raise ExportError(
+            f"int8 changes the outputs too much: {report}. {calibration.max_difference:g} of the "
+            "standard deviation is accepted. Calibrate with more clips, or export fp32. Nothing "
+            "was written."
+        )
+    model.metadata_props.add(key="int8", value=json.dumps(asdict(report)))
+    return model, report
 
 
-def _choices(model: ModelProto) -> Iterator[_Choice]:
-    layers = sum(node.op_type in HEAVY for node in model.graph.node)
-    for fp32_layers in FP32_LAYERS:
-        if fp32_layers <= layers // 2:
-            for percentile in PERCENTILES:
-                yield _Choice(percentile, fp32_layers)
-
-
-def _quantize(
-    source: Path, model: ModelProto, clips: Sequence[Tensor], choice: _Choice
-) -> ModelProto:
-    quantization, onnx = require("onnxruntime.quantization"), require("onnx")
-    name = model.graph.input[0].name
+def _quantize(source: Path, model: ModelProto, clips: Sequence[Tensor]) -> ModelProto:
+    quantization = require("onnxruntime.quantization")
 
     class Reader(quantization.CalibrationDataReader):
         """Gives the clips that `set_range` names."""
@@ -171,7 +137,7 @@ def _quantize(
 
         def get_next(self) -> dict[str, Any] | None:
             i = next(self.indices, None)
-            return None if i is None else {name: clips[i].numpy()}
+            return None if i is None else {model.graph.input[0].name: clips[i].numpy()}
 
     # Quantized residual sums double the error of a transformer; they are most of the gain in a CNN.
     transformer = any(node.op_type == "LayerNormalization" for node in model.graph.node)
@@ -186,24 +152,21 @@ def _quantize(
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
             op_types_to_quantize=list(HEAVY) if transformer else None,
-            nodes_to_exclude=_ends(model, choice.fp32_layers),
+            nodes_to_exclude=_ends(model),
             calibrate_method=quantization.CalibrationMethod.Percentile,
             # The activations of one clip at a time are in memory.
-            extra_options={"CalibPercentile": choice.percentile, "CalibStridedMinMax": 1},
+            extra_options={"CalibPercentile": PERCENTILE, "CalibStridedMinMax": 1},
         )
-        return onnx.load(path)
+        return require("onnx").load(path)
 
 
-def _ends(model: ModelProto, fp32_layers: int) -> list[str]:
-    """Names of the nodes before the first layer in int8, and of the classifier and what follows.
+def _ends(model: ModelProto) -> list[str]:
+    """Names of the nodes before the first heavy layer, and of the classifier and what follows.
 
-    Logits larger than those of the calibration clips would be cut off. A layer in fp32 between
-    layers in int8 is no choice: ONNX Runtime quantizes its weights, per tensor, when it opens the
-    file (WeightBiasQuantization).
+    Logits larger than those of the calibration clips would be cut off.
     """
     nodes = list(model.graph.node)
-    heavy = [i for i, node in enumerate(nodes) if node.op_type in HEAVY]
-    first = heavy[min(fp32_layers, len(heavy) - 1)] if heavy else 0
+    first = next((i for i, node in enumerate(nodes) if node.op_type in HEAVY), 0)
     last = max((i for i, node in enumerate(nodes) if node.op_type == "Gemm"), default=len(nodes))
     return [node.name for node in (*nodes[:first], *nodes[last:])]
 
@@ -219,10 +182,9 @@ def _run(run: Run, held_out: Iterable[tuple[Tensor, int]]) -> tuple[Tensor, Tens
     return torch.cat(outputs), torch.tensor(labels), clip
 
 
-def _compare(
-    expected: Tensor, fp32: Run, int8: Run, calibration: Calibration, choice: _Choice
-) -> Int8Report:
-    found, label, clip = _run(int8, calibration.held_out)
+def _compare(fp32: Run, int8: Run, calibration: Calibration) -> Int8Report:
+    expected, label, clip = _run(fp32, calibration.held_out)
+    found = _run(int8, calibration.held_out)[0]
 
     def share(one: Tensor, other: Tensor) -> float:
         return 100 * (one == other).float().mean().item()
@@ -235,7 +197,6 @@ def _compare(
         top1_int8=share(found.argmax(1), label),
         ms_fp32=_milliseconds(fp32, clip),
         ms_int8=_milliseconds(int8, clip),
-        **asdict(choice),
     )
 
 

@@ -12,7 +12,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ffn.conv3d import Conv2d, use_right_conv3d
 from ffn.core.convert import replace_all
 
 
@@ -87,22 +86,25 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def choose_kernels(network: nn.Module) -> None:
-    """Replace the convolutions and poolings of a network by faster equivalents, in place."""
+    """Replace the convolutions and poolings of a network by faster equivalents, in place.
+
+    3-D convolutions that stay are computed in fp32: in bf16, oneDNN (torch 2.15) reads memory that
+    is not initialized if the kernel spans more frames than the clip has.
+    """
     spatial = [m for m in network.modules() if isinstance(m, (nn.Conv3d, nn.MaxPool3d))]
     faster = {id(module): _as_2d(module) for module in spatial}
     replace_all(network, {key: flat for key, flat in faster.items() if flat is not None})
-    use_right_conv3d(network)  # those that are left; for bf16, as Conv2d below
+    left = [module for module in network.modules() if isinstance(module, nn.Conv3d)]
     for module in network.modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)
         elif isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
-            if type(module) is nn.Conv2d:
-                module.__class__ = Conv2d
-            if module.kernel_size == (1, 1) and not module.weight.is_cuda:
+            if module.kernel_size == (1, 1):
                 # Dilation does not change a kernel of one pixel. Without it, torch runs its slow
                 # kernel for one thread and fewer than 16 images (ATen/native/Convolution.cpp).
                 module.dilation = (2, 2)
+    replace_all(network, {id(conv): InFloat32(conv) for conv in left})
 
 
 def _as_2d(layer: nn.Conv3d | nn.MaxPool3d) -> nn.Module | None:

@@ -7,11 +7,9 @@ The letters in shape comments, everywhere in ffn::
 """
 
 from ffn.clips import check_clip
-from ffn.conv3d import Conv3d
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.classifier import PooledClassifier, init_classifier
 from ffn.layers.clip import ClipLength
-from ffn.layers.conv3d import ShortcutConv3d
 from ffn.layers.per_frame import HEAD_STD, PerFrame, TimedPerFrame
 from ffn.layers.temporal_shift import ShiftConv2d, temporal_shift
 
@@ -19,11 +17,9 @@ __all__ = [
     "HEAD_STD",
     "AlterationSite",
     "ClipLength",
-    "Conv3d",
     "PerFrame",
     "PooledClassifier",
     "ShiftConv2d",
-    "ShortcutConv3d",
     "TimedPerFrame",
     "check_clip",
     "init_classifier",

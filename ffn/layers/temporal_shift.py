@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ffn.conv3d import Conv2d
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.clip import ClipLength
 
@@ -88,7 +87,7 @@ def _shift(x: Tensor, frames: int, fold: int, is_reverse: bool) -> Tensor:
     return out
 
 
-class ShiftConv2d(Conv2d):
+class ShiftConv2d(nn.Conv2d):
     """Temporal shift, alteration site and convolution; state-dict keys are those of ``nn.Conv2d``.
 
     Args:

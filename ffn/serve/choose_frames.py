@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, all_trained_frames
 from ffn.evaluation import count_macs, measure_latency
-from ffn.export.networks import read_measurements, write_measurements
+from ffn.export.runner import measured_once
 from ffn.limits import CLIP_FRAMES
 from ffn.serve.clips import Part
 
@@ -207,16 +207,13 @@ class Budget:
             self._run(clips[counts[0]])  # chooses the precision, which is part of the key
         path = self._cache / FILE if self._cache else None
         key = f"{self._describe()}, {self.size} px, {', '.join(map(str, counts))} frames"
-        known = read_measurements(path, _valid) if path else {}
-        if key not in known:
-            run, model = self._run, self._model
-            known[key] = {
-                str(n): measure_latency(run, clip, model=model, repeats=10, seconds=1.0)
-                for n, clip in clips.items()
-            }
-            if path:
-                write_measurements(path, known, "latencies")
-        return {int(count): ms for count, ms in known[key].items()}
+        run, model = self._run, self._model
+
+        def measure() -> dict[str, float]:
+            given = {"model": model, "repeats": 10, "seconds": 1.0}
+            return {str(n): measure_latency(run, clip, **given) for n, clip in clips.items()}
+
+        return {int(count): ms for count, ms in measured_once(path, key, measure).items()}
 
 
 def _largest(counts: Sequence[int], limit: float, cost: Callable[[int], float]) -> int | None:
@@ -227,13 +224,3 @@ def _largest(counts: Sequence[int], limit: float, cost: Callable[[int], float]) 
 
 def _too_small(name: str, limit: float, count: int, needed: str) -> str:
     return f"{name} is {limit:g}; the smallest count, {count} frames, takes {needed}. Give more"
-
-
-def _valid(entry: object) -> bool:
-    """Whether an entry of the file has milliseconds by count."""
-    if not isinstance(entry, dict) or not entry:
-        return False
-    return all(
-        count.isdigit() and isinstance(ms, (int, float)) and 0 < ms < math.inf
-        for count, ms in entry.items()
-    )

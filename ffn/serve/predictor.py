@@ -16,7 +16,7 @@ from ffn.data import Normalize, Preprocessing
 from ffn.data.decoding import PATTERN, check_pattern
 from ffn.devices import check_device
 from ffn.evaluation.early_exit import EarlyExit
-from ffn.export import Networks
+from ffn.export import InferenceRunner
 from ffn.labels import label_kind
 from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice, counts_of
 from ffn.serve.clips import Choice, Clip, ClipReader, Windows
@@ -36,23 +36,23 @@ class Predictor:
     Args:
         name_or_path: Name or path of weights, see :func:`ffn.load`.
         device: Device of the network.
-        precision: "fp32", "bf16", "fp16", or "auto". On a CPU, "auto" is bf16 if a measurement
-            shows that it is faster. The measurement takes a few forward passes; a file in
-            ``FFN_HOME`` keeps it for later processes. On CUDA, "auto" is bf16 or else fp16.
+        runtime: What runs the network: "torch"; "compile" (``torch.compile``; the first video of a
+            length may take a minute); "onnxruntime" or "openvino", on a CPU; or "auto", the fastest
+            of those that are installed. It is measured once for a network, a number of frames and a
+            machine; a file in ``FFN_HOME`` keeps it for later processes.
+        precision: "fp32", "bf16", "fp16", or "auto". On a CPU, "auto" is bf16 if it is
+            measured to be faster, as the runtime. On CUDA, "auto" is bf16 or else fp16.
         fuse: Run fused networks; False for the network as it was trained.
-        compile: Use ``torch.compile``; the first video of a length may take a minute.
-        cuda_graphs: Launch the kernels of a forward pass together, which makes single clips faster;
-            on CUDA, for fused networks.
         pattern: File names in a folder of frames, e.g. ``img_{:05d}.jpg``. Default: that of the
             training (``data.frame_pattern`` in the record), or else ``{:05d}.jpg``.
         early_exit: File of ``ffn early_exit`` for these weights, for ``frames="early_exit"``;
             default: the one that is kept with the weights.
 
     Raises:
-        ValueError: if the name, the device or the precision is unknown, the record has no valid
-            preprocessing, there is no C++ compiler for ``compile=True`` on a CPU,
-            ``cuda_graphs=True`` is not for a fused network on CUDA, or the early exit is damaged or
-            belongs to other weights.
+        ValueError: if the name, the device, the runtime or the precision is unknown or excludes
+            another, the record has no valid preprocessing, or the early exit is damaged or belongs
+            to other weights.
+        ImportError: if the runtime is not installed.
         FileNotFoundError: if the file, or that of early exit, does not exist.
         WeightsError: if the weights cannot be loaded.
         TypeError: if `name_or_path` is neither a name nor a path.
@@ -63,10 +63,9 @@ class Predictor:
         name_or_path: str | os.PathLike[str],
         *,
         device: str | torch.device = "cpu",
+        runtime: str = "torch",
         precision: str = "auto",
         fuse: bool = True,
-        compile: bool = False,
-        cuda_graphs: bool = False,
         pattern: str | None = None,
         early_exit: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -81,13 +80,8 @@ class Predictor:
         self.classes = self.record.classes or tuple(
             f"class {i}" for i in range(self.record.num_classes)
         )
-        self._networks = Networks(
-            self.model,
-            precision=precision,
-            fused=fuse,
-            compiled=compile,
-            cuda_graphs=cuda_graphs,
-            cache=home(),
+        self._networks = InferenceRunner(
+            self.model, runtime=runtime, precision=precision, fused=fuse, cache=home()
         )
         self._normalize = Normalize(self.preprocessing)
         self._heat_maps = HeatMaps(
@@ -129,7 +123,7 @@ class Predictor:
 
     @property
     def network(self) -> str:
-        """How the network runs, e.g. "fused, bf16"; precision "auto" until the first video."""
+        """How the network runs, e.g. "torch, bf16"; "auto" until the first video."""
         return str(self._networks)
 
     def gmacs(self, frames: int) -> float:
@@ -317,7 +311,7 @@ class Predictor:
             sorted(self._listed_frames),
             size=self.preprocessing.crop,
             run=self._networks,
-            describe=lambda: self._networks.describe(self.device),
+            describe=lambda: self._networks.describe(),
             device=self.device,
             cache=home(),
         )

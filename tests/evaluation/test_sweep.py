@@ -234,14 +234,14 @@ def test_mixed_precision_gives_similar_logits(swept: Sweep, precision: str) -> N
 
 
 def test_auto_is_resolved_and_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    networks = importlib.import_module("ffn.export.networks")  # ffn.export is the function
-    monkeypatch.setattr(networks, "has_bf16", lambda: True)
-    monkeypatch.setattr(networks, "_is_faster_in_bf16", lambda *_: True)
+    runner = importlib.import_module("ffn.export.runner")  # ffn.export is the function
+    monkeypatch.setattr(runner, "has_bf16", lambda: True)
+    monkeypatch.setattr(runner.InferenceRunner, "_fastest", lambda *_: "torch bf16")
     result = sweep(flexible(), loader(ToyVideos(5)), precision="auto", fused=True)
     assert result.measured["precision"] == "bf16"
     text = io.StringIO()
     print_table([result], Console(file=text, width=200))
-    assert "median latency of one clip, fused, bf16, on " in text.getvalue()
+    assert "median latency of one clip, torch, bf16, on " in text.getvalue()
     module = importlib.import_module("ffn.evaluation.sweep")  # so is ffn.evaluation.sweep
     monkeypatch.setattr(module, "process_count", lambda: 2)
     with pytest.raises(ValueError, match='precision is "auto" in several processes'):
@@ -324,7 +324,7 @@ def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
     assert (rows[3]["subnet"], rows[3]["latency_ms"]) == ("", "")
     assert files[2].read_bytes().startswith(b"\x89PNG")
     written = json.loads(files[1].read_text())["networks"][0]
-    how = {"precision", "fused", "compiled"}
+    how = {"precision", "fused", "runtime"}
     assert set(written["measured"]) == {"date", "device", "versions", *how}
     assert written["measured"]["versions"]["torch"] == torch.__version__
 

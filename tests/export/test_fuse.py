@@ -15,10 +15,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import ffn
-from ffn.conv3d import Conv3d
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration
-from ffn.export import FuseError, Networks, fuse
-from ffn.export.kernels import OverFrames, OverTime, choose_kernels
+from ffn.export import FuseError, InferenceRunner, fuse
+from ffn.export.kernels import InFloat32, OverFrames, OverTime, choose_kernels
 from ffn.layers import PerFrame
 
 FAMILIES = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"]
@@ -332,7 +331,7 @@ def test_errors() -> None:
 def test_2d_forms(layer: nn.Module, kind: type, frames: int, batch: int) -> None:
     net = nn.Sequential(copy.deepcopy(layer))
     choose_kernels(net)
-    assert type(net[0]) is (Conv3d if kind is nn.Conv3d else kind)
+    assert type(net[0]) is (InFloat32 if kind is nn.Conv3d else kind)
     x = torch.randn(batch, 4, frames, 9, 7)
     if isinstance(layer, nn.MaxPool3d) and kind is nn.MaxPool3d and frames == 1:
         return
@@ -374,7 +373,7 @@ def test_layers_with_two_names(mean: float) -> None:
     assert_close(fused(clip), model(clip))
     half = copy.deepcopy(fused).bfloat16()(clip.bfloat16()).float()
     assert (half - model(clip)).abs().max() <= 0.05 * model(clip).abs().max()
-    assert_close(Networks(model, precision="fp32")(clip), model(clip))
+    assert_close(InferenceRunner(model, precision="fp32")(clip), model(clip))
 
 
 def test_layers_of_channels_far_from_zero_stay_in_fp32() -> None:
@@ -448,7 +447,7 @@ def test_outputs_in_float64_leave_the_weights_as_they_are() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("tf32", [False, True])
 def test_on_a_gpu(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison does not depend on TF32; `Networks` answers in every precision."""
+    """The comparison does not depend on TF32; the runner answers in every precision."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
     torch.manual_seed(0)
     network = randomize(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)))
@@ -458,7 +457,7 @@ def test_on_a_gpu(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> Non
     assert fused.fusion.difference <= 1e-6 * fused.fusion.largest
     for precision, error in (("fp32", 2e-3), ("bf16", 0.1), ("fp16", 0.02), ("auto", 0.1)):
         with torch.no_grad():
-            found = Networks(network, precision=precision)(clip.cuda()).cpu()
+            found = InferenceRunner(network, precision=precision)(clip.cuda()).cpu()
         assert (found - expected).abs().max() <= error * expected.abs().max()
 
 
@@ -507,7 +506,7 @@ def test_other_lengths_may_run_other_branches(order: tuple[int, ...], convert: b
     model = randomize(BranchOnTime()).eval()
     if convert:
         model = randomize(ffn.convert(model, (4, 8), alter="none")).eval()
-    run = Networks(model, precision="fp32")
+    run = InferenceRunner(model, precision="fp32")
     for frames in order:
         clip = torch.randn(2, 3, frames, 8, 8)
         assert_close(run(clip), model(clip))
@@ -534,7 +533,7 @@ def test_layers_whose_settings_are_read_keep_their_operators() -> None:
     assert_close(fused(clip), model(clip))
     assert isinstance(fused.conv, nn.Conv3d)
     assert "all layers keep their operators: AttributeError" in str(fused.fusion)
-    assert_close(Networks(model, precision="fp32")(clip), model(clip))
+    assert_close(InferenceRunner(model, precision="fp32")(clip), model(clip))
 
 
 class WrongForALayout(nn.Conv2d):

@@ -192,13 +192,9 @@ def test_a_budget_of_time_reads_a_table_that_is_measured_once(
     Predictor(weights, precision="bf16")(mp4, budget_ms=50)
     assert len(calls) == 8  # another precision is measured
     (first, second) = json.loads((home / "latencies.json").read_text())
-    assert "fused, fp32" in first
+    assert "torch, fp32" in first
     assert f"ffn {ffn.__version__}" in first  # another version may be faster
-    assert "fused, bf16" in second
-
-    for damaged in ("[", "{}", json.dumps({first: {"2": "fast"}}), json.dumps({first: [1]})):
-        (home / "latencies.json").write_text(damaged)
-        assert Predictor(weights, precision="fp32")(mp4, budget_ms=50).frames == 5
+    assert "torch, bf16" in second
 
 
 def test_a_budget_of_time_is_measured_at_every_trained_count(weights, mp4) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -15,7 +16,6 @@ from PIL import Image
 import ffn
 from ffn.cli.predict import main
 from ffn.data import EvalTransform, Preprocessing, VideoError, decode, segment_center
-from ffn.export import networks
 from ffn.serve import Predictor
 from ffn.zoo import create_model, save_weights
 
@@ -207,9 +207,10 @@ def test_command_labels_videos_without_a_folder_to_write(
     (tmp_path / "file").touch()
     monkeypatch.setenv("FFN_HOME", str(tmp_path / "file/x"))
     # Without fast bf16, there is no measurement to keep.
-    monkeypatch.setattr(networks, "has_bf16", lambda: True)
+    runner = importlib.import_module("ffn.export.runner")  # ffn.export is the function
+    monkeypatch.setattr(runner, "has_bf16", lambda: True)
     assert main([str(video), "--weights", str(weights), "--device", "cpu"]) == 0
-    assert "file/x/precision.json: Not a directory" in caplog.text
+    assert "file/x/runtimes.json: Not a directory" in caplog.text
     assert "FFN_HOME" in caplog.text
 
 

@@ -1,0 +1,301 @@
+"""Run a network at any frame count, by the runtime and in the precision that are fastest here."""
+
+from __future__ import annotations
+
+import json
+import logging
+import tempfile
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ffn.core import FrameFlexible
+from ffn.devices import describe_device, has_bf16
+from ffn.export.exporter import export
+from ffn.export.formats import ExportError, Run, require
+from ffn.export.fuse import TOLERANCE, FuseError
+from ffn.export.int8 import Calibration, Int8Report
+from ffn.export.onnx_format import open_session
+from ffn.export.runtimes import PRECISIONS, RUNTIMES, takes_any_frames, unavailable
+from ffn.files import write_text
+from ffn.version import __version__
+
+# Built networks in memory: a test at 20 counts uses all in turn.
+KEPT_BYTES = 2**31
+KEPT = 8  # of larger networks
+# Largest difference of an output in bf16, fp16 and TF32, relative to the largest: rounding moves
+# those of networks with random weights by up to 0.06.
+HALF_TOLERANCE = 0.25
+LEAST_GAIN = 0.9  # of the time in fp32, above which bf16 is not chosen
+ROUNDS = 3  # timed passes of each candidate
+
+_log = logging.getLogger(__name__)
+
+
+class InferenceRunner:
+    """Runs the network for the T of a clip by one of the runtimes.
+
+    Several threads may call it. The first clip of each T also runs through the network as trained,
+    in fp32, since a network of others may do something else for this T. If the answers differ by
+    more than rounding, a warning says so, and the network as trained runs for all clips of this T.
+    "auto" is resolved by the first call. Where there is a choice, the candidates are timed on its
+    clip; a file keeps the result for later processes.
+
+    Args:
+        model: in eval mode.
+        runtime: "torch", "compile" (``torch.compile``; the first clip of every shape takes long),
+            "onnxruntime", "openvino", or "auto": the fastest of those that are installed.
+        precision: "fp32", "bf16", "fp16", "auto", or "int8": quantized in ONNX Runtime. On a CPU
+            with fast bf16 operators, "auto" is measured; on other CPUs it is fp32; on CUDA bf16,
+            or fp16 on cards without it.
+        fused: False runs the model as trained in torch, under autocast for a precision other than
+            fp32.
+        calibrate: for int8: clips for T and (H, W).
+        cache: folder of the file with measurements; None: every process measures.
+
+    Attributes:
+        reports: of int8, the comparison with fp32 per T.
+
+    Raises:
+        ValueError: an unknown runtime or precision, or one that this device or ``fused`` excludes.
+        ImportError: the runtime needs an extra that is not installed.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        runtime: str = "torch",
+        precision: str = "auto",
+        fused: bool = True,
+        calibrate: Callable[[int, tuple[int, int]], Calibration] | None = None,
+        cache: Path | None = None,
+    ) -> None:
+        self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        self.runtime, self.precision, self.fused = runtime, precision, fused
+        self.reports: dict[int, Int8Report] = {}
+        self._model, self._cache, self._calibrate = model, cache, calibrate
+        self._time = model.frame_dim if isinstance(model, FrameFlexible) else 2
+        self._runs: OrderedDict[tuple, Run] = OrderedDict()
+        self._checked: dict[tuple, Run] = {}  # the one that answers, per T
+        self._lock = threading.Lock()
+        self._check_options()
+
+    def __call__(self, clip: Tensor) -> Tensor:
+        """Logits (B, K) in fp32 of clips (B, C, T, H, W)."""
+        return self._run_for(clip)(clip)
+
+    def prepare(self, clip: Tensor) -> None:
+        """Build the network for a clip, unless it exists, so that the next call does not."""
+        self._run_for(clip)
+
+    def __str__(self) -> str:
+        return ", ".join([self.runtime if self.fused else "as trained", self.precision])
+
+    def describe(self) -> str:
+        """How the network runs where, for files of measurements; after the first call."""
+        return f"{_kind(self._model)}, {self}, {self._machine()}"
+
+    def select(self, frames: int) -> int | None:
+        """The count of the sub-network for a number of frames; None for a plain network."""
+        return self._model.select(frames) if isinstance(self._model, FrameFlexible) else None
+
+    def _check_options(self) -> None:
+        allowed = {"runtime": ("auto", *RUNTIMES), "precision": ("auto", *PRECISIONS, "int8")}
+        for name, values in allowed.items():
+            if getattr(self, name) not in values:
+                raise ValueError(f'{name} is "{getattr(self, name)}"; allowed: {", ".join(values)}')
+        device = self.device.type
+        if self.precision == "int8":
+            self.runtime = "onnxruntime" if self.runtime == "auto" else self.runtime
+            if self._calibrate is None or self.runtime != "onnxruntime":
+                raise ValueError(
+                    'precision is "int8"; it needs runtime="onnxruntime" and calibration clips'
+                )
+        if not self.fused and self.runtime != "torch":
+            raise ValueError(
+                f"runtime is {self.runtime}, which runs fused networks; leave out fuse=False "
+                "(--no-fuse), or choose runtime torch"
+            )
+        if self.runtime != "auto" and not self._precisions(self.runtime):
+            raise ValueError(
+                f"precision is {self.precision}, which {self.runtime} does not have on {device}; "
+                "choose fp32, or another runtime"
+            )
+        if reason := self.runtime != "auto" and unavailable(self.runtime, device):
+            raise (ImportError if "pip install" in reason else ValueError)(reason)
+        is_half = self.precision in ("bf16", "fp16") and device == "cpu" and not self.fused
+        if is_half and any(isinstance(m, nn.Conv3d) for m in self._model.modules()):
+            raise ValueError(
+                f"precision is {self.precision}, in which torch's 3-D convolutions are wrong on a "
+                "CPU; choose fp32, or fused networks, which keep them in fp32"
+            )
+
+    def _precisions(self, runtime: str) -> list[str]:
+        """The precisions of a runtime that are candidates here; none if it lacks the given one."""
+        if self.precision == "int8":
+            return ["int8"] * (runtime == "onnxruntime")
+        has = {"onnxruntime": ("fp32",), "openvino": ("fp32", "bf16")}.get(runtime, (*PRECISIONS,))
+        if self.precision != "auto":
+            return [self.precision] * (self.precision in has)
+        if self.device.type == "cuda" and self.fused:
+            emulated = {"including_emulation": False}
+            return ["bf16" if torch.cuda.is_bf16_supported(**emulated) else "fp16"]
+        is_measured = self.device.type == "cpu" and self.fused and has_bf16()
+        return [p for p in has if p == "fp32" or (p == "bf16" and is_measured)]
+
+    def _run_for(self, clip: Tensor) -> Run:
+        """What runs a clip; built by the first thread that needs it."""
+        with self._lock, torch.inference_mode(False), torch.no_grad():
+            if "auto" in (self.runtime, self.precision):
+                self._resolve(clip.clone())
+            key = self._key(clip)
+            if key not in self._runs:
+                self._runs[key] = self._build(self.runtime, self.precision, clip.clone())
+                while len(self._runs) > self._most():
+                    self._runs.popitem(last=False)
+            self._runs.move_to_end(key)
+            run, frames = self._runs[key], clip.shape[self._time]
+            if not self.fused or self.precision == "int8":
+                return run
+            if frames not in self._checked:
+                self._checked[frames] = self._is_right(run, clip.clone())
+            return run if self._checked[frames] else self._as_trained
+
+    def _key(self, clip: Tensor) -> tuple:
+        shape = () if takes_any_frames(self.runtime) else tuple(clip.shape[1:])
+        return (self.select(clip.shape[self._time]), *shape)
+
+    def _most(self) -> int:
+        """How many built networks are kept."""
+        size = 4 * sum(p.numel() for p in self._model.parameters())
+        return max(KEPT, KEPT_BYTES // max(size, 1))
+
+    def _build(self, runtime: str, precision: str, clip: Tensor) -> Run:
+        if not self.fused:
+            return self._autocast(precision)
+        if precision == "int8":
+            return self._build_int8(frames=clip.shape[2], size=tuple(clip.shape[3:]))
+        try:
+            return RUNTIMES[runtime](self._model, clip.shape[self._time], clip, precision)
+        except FuseError as error:
+            _log.warning("the network runs as trained, which is slower: %s", error)
+            return self._as_trained
+
+    def _build_int8(self, frames: int, size: tuple[int, int]) -> Run:
+        calibration = self._calibrate(frames, size)
+        with tempfile.TemporaryDirectory() as folder:
+            path = Path(folder) / "int8.onnx"
+            report = export(self._model, path, frames=frames, size=size, calibration=calibration)
+            self.reports[frames] = report.int8
+            return open_session(require("onnx").load(path))
+
+    def _as_trained(self, clip: Tensor) -> Tensor:
+        with torch.no_grad():
+            return self._model(clip).float()
+
+    def _autocast(self, precision: str) -> Run:
+        def run(clip: Tensor) -> Tensor:
+            dtype = PRECISIONS[precision]
+            with torch.autocast(clip.device.type, dtype=dtype, enabled=precision != "fp32"):
+                return self._as_trained(clip)
+
+        return run
+
+    def _is_right(self, run: Run, clip: Tensor) -> bool:
+        """Whether a built network answers as the one as trained for this length; else warn."""
+        expected, found = self._as_trained(clip), run(clip)
+        largest, difference = expected.abs().max(), (found - expected).abs().max()
+        is_exact = self.precision == "fp32" and not clip.is_cuda  # there, fp32 may be TF32
+        tolerance = TOLERANCE if is_exact else HALF_TOLERANCE
+        if not difference.isfinite() or difference <= tolerance * largest:
+            return True  # infinite in fp16, or of damaged weights: the caller reports them
+        _log.warning(
+            "for %d frames, %s (%s) differs from the network as trained by %.1e of the largest "
+            "output; clips of this length run through the network as trained, which is slower",
+            *(clip.shape[self._time], type(self._model).__name__, self, difference / largest),
+        )
+        return False
+
+    def _resolve(self, clip: Tensor) -> None:
+        """Replace "auto" by the fastest runtime and precision for a clip."""
+        device = self.device.type
+        names = [self.runtime] if self.runtime != "auto" else RUNTIMES
+        usable = [name for name in names if not unavailable(name, device)]
+        candidates = [(name, p) for name in usable for p in self._precisions(name)]
+        if len(candidates) > 1:
+            shape = "x".join(map(str, clip.shape))
+            options = "; ".join(" ".join(pair) for pair in candidates)
+            key = f"{_kind(self._model)}, {shape}, {options}, {self._machine()}"
+            path = self._cache / "runtimes.json" if self._cache else None
+            chosen = measured_once(path, key, lambda: self._fastest(candidates, clip))
+            candidates = [tuple(chosen.split())]
+        if not candidates:
+            raise ValueError(f"no runtime for precision {self.precision} on {device}")
+        self.runtime, self.precision = candidates[0]
+
+    def _fastest(self, candidates: Iterable[tuple[str, str]], clip: Tensor) -> str:
+        """The candidate of the shortest time; bf16 must be faster by a tenth."""
+        runs = dict(self._buildable(candidates, clip))
+        best = dict.fromkeys(runs, float("inf"))
+        for number in range(ROUNDS + 1):  # alternately; the first pass warms up
+            for key, run in runs.items():
+                started = time.perf_counter()
+                run(clip).cpu()  # waits for a GPU
+                spent = time.perf_counter() - started
+                best[key] = min(best[key], spent) if number else best[key]
+        cost = {key: ms / (LEAST_GAIN if key[1] == "bf16" else 1) for key, ms in best.items()}
+        return " ".join(min(cost, key=cost.get))
+
+    def _buildable(
+        self, candidates: Iterable[tuple[str, str]], clip: Tensor
+    ) -> Iterator[tuple[tuple[str, str], Run]]:
+        for name, precision in candidates:
+            try:
+                run = self._build(name, precision, clip)
+                run(clip)
+                yield (name, precision), run
+            except (ExportError, RuntimeError) as error:
+                if name == "torch":
+                    raise
+                text = " ".join(str(error).split())
+                _log.warning("%s cannot run the network: %s", name, text[:200])
+
+    def _machine(self) -> str:
+        """What a measured time depends on beside the network: the device and the software."""
+        device = describe_device(self.device)
+        return f"{device}, torch {torch.__version__}, ffn {__version__}"
+
+
+def _kind(network: nn.Module) -> str:
+    size = sum(p.numel() for p in network.parameters())
+    return f"{type(network).__name__} of {size} parameters"
+
+
+def measured_once(path: Path | None, key: str, measure: Callable[[], Any]) -> Any:
+    """A measurement that a file keeps for later processes.
+
+    Args:
+        path: a JSON file of measurements by key; None measures in every process.
+        key: describes the measurement.
+        measure: returns plain values.
+    """
+    try:
+        known = json.loads(path.read_text(encoding="utf-8")) if path else {}
+    except (OSError, ValueError):  # no file, or a damaged one
+        known = {}
+    if key not in known:
+        known[key] = measure()
+        try:
+            if path:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                write_text(path, json.dumps(known, indent=1) + "\n")
+        except OSError as error:
+            _log.warning("cannot keep measurements in %s: %s. Set FFN_HOME", path, error)
+    return known[key]

@@ -1,0 +1,166 @@
+"""The programs that run a network: torch, ``torch.compile``, ONNX Runtime and OpenVINO.
+
+A runtime gets a network, T, a clip of T frames and a precision. It returns a function that maps
+clips (B, C, T, H, W) of any B to logits (B, K) in fp32. Several threads may call the function.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import importlib.util
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Lock
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor, nn
+
+from ffn.core import FrameFlexible, extract
+from ffn.devices import NO_COMPILER, has_compiler
+from ffn.export.deployed import DeployedNetwork
+from ffn.export.formats import Run, require
+from ffn.export.fuse import fuse
+from ffn.export.onnx_format import open_session, to_onnx
+
+if TYPE_CHECKING:
+    from onnx import ModelProto
+
+PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+Build = Callable[[nn.Module, int, Tensor, str], Run]
+
+
+def run_torch(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
+    """torch's operators: on a CPU of the fused network, on CUDA in the channels-last layout."""
+    if clip.device.type == "cpu":
+        network = fuse(model, frames, example=clip[:1]).to(PRECISIONS[precision])
+    else:  # cuDNN adds a folded norm's bias in a pass of its own, so that folding gains nothing
+        is_flexible = isinstance(model, FrameFlexible)
+        plain = extract(model, model.select(frames)) if is_flexible else copy.deepcopy(model)
+        network = _convert(plain.eval(), PRECISIONS[precision])
+    return _in_precision(network, precision)
+
+
+def run_compiled(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
+    """``torch.compile``; on CUDA in CUDA graphs, whose memory belongs to one thread."""
+    on_cpu = clip.device.type == "cpu"
+    network = fuse(model, frames, example=clip[:1]).to(PRECISIONS[precision])
+    if not on_cpu:
+        network = _channels_last(network)
+
+    def forward(x: Tensor) -> Tensor:
+        return network(x)
+
+    forward.__code__ = forward.__code__.replace()  # torch keeps eight graphs for a code object
+    # On a CPU, weights are constants of the graph, so that oneDNN packs them once.
+    how = {"options": {"freezing": True}} if on_cpu else {"mode": "reduce-overhead"}
+    run = _in_precision(torch.compile(forward, dynamic=False, **how), precision)
+    return run if on_cpu else functools.partial(_in_graph_thread, run)
+
+
+def run_onnxruntime(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
+    """ONNX Runtime on the CPU, with the file that ``ffn.export`` writes."""
+    return open_session(_as_onnx(model, frames, clip))
+
+
+def run_openvino(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
+    """OpenVINO on the CPU, with the file that ``ffn.export`` writes."""
+    core = require("openvino").Core()
+    options = {
+        "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+    file = core.read_model(_as_onnx(model, frames, clip).SerializeToString())
+    request, lock = core.compile_model(file, "CPU", options).create_infer_request(), Lock()
+
+    def run(x: Tensor) -> Tensor:
+        with lock:
+            return torch.from_numpy(request.infer([x.numpy()])[0])
+
+    return run
+
+
+RUNTIMES: dict[str, Build] = {
+    "torch": run_torch,
+    "compile": run_compiled,
+    "onnxruntime": run_onnxruntime,
+    "openvino": run_openvino,
+}
+_FILES = ("onnxruntime", "openvino")  # runtimes of files, on a CPU
+
+
+def unavailable(runtime: str, device: str) -> str:
+    """Why a runtime cannot run on a type of device here; empty if it can."""
+    if runtime == "compile" and device == "cpu" and not has_compiler():
+        return f"{NO_COMPILER}. Install one, or choose another runtime"
+    if runtime not in _FILES:
+        return ""
+    if device != "cpu":
+        return f"{runtime} runs on the CPU; the network is on {device}"
+    missing = [name for name in ("onnx", "onnxscript", runtime) if not _is_installed(name)]
+    extra = "onnx" if runtime == "onnxruntime" else "openvino"
+    hint = f'which the extra "{extra}" installs: pip install "frame-flexible[{extra}]"'
+    return f"{runtime} needs {', '.join(missing)}, {hint}" if missing else ""
+
+
+def takes_any_frames(runtime: str) -> bool:
+    """Whether a built network also runs clips of another T, height and width."""
+    return runtime not in _FILES
+
+
+def _is_installed(name: str) -> bool:
+    return importlib.util.find_spec(name) is not None
+
+
+def _as_onnx(model: nn.Module, frames: int, clip: Tensor) -> ModelProto:
+    plain = fuse(model, frames, example=clip[:1], kernels=False)
+    deployed = DeployedNetwork(plain, shape=tuple(clip.shape[1:])).eval()
+    return to_onnx(deployed, torch.cat([clip[:1]] * 2))  # torch.export fixes a batch size of 1
+
+
+def _in_precision(network: Callable[[Tensor], Tensor], precision: str) -> Run:
+    dtype = PRECISIONS[precision]
+
+    def run(clip: Tensor) -> Tensor:
+        with torch.inference_mode(False), torch.no_grad():  # one graph for all callers
+            clip = clip.clone() if clip.is_inference() else clip
+            return network(clip.to(dtype)).float()
+
+    return run
+
+
+def _convert(network: nn.Module, dtype: torch.dtype) -> nn.Module:
+    """Convert a network in place to another precision, but for the statistics of batch norms."""
+    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    state = [copy.deepcopy(norm.state_dict()) for norm in norms]
+    network.to(dtype)
+    for norm, values in zip(norms, state, strict=True):
+        norm.float().load_state_dict(values)
+    return _channels_last(network)
+
+
+def _channels_last(network: nn.Module) -> nn.Module:
+    for module in network.modules():
+        if isinstance(module, nn.Conv3d):
+            module.to(memory_format=torch.channels_last_3d)
+        elif isinstance(module, nn.Conv2d):
+            module.to(memory_format=torch.channels_last)
+    return network
+
+
+@functools.cache
+def _graph_thread() -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(1, thread_name_prefix="cuda graphs")
+
+
+def _in_graph_thread(run: Run, clip: Tensor) -> Tensor:
+    """Run in the thread that owns the CUDA graphs, on the stream of the caller."""
+    stream = torch.cuda.current_stream(clip.device)
+
+    def on_stream() -> Tensor:
+        with torch.cuda.stream(stream):
+            return run(clip).clone()  # the next run of the graph overwrites its output
+
+    return _graph_thread().submit(on_stream).result()
