@@ -16,17 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
-from ffn.export.deployed import DeployedNetwork, FrameTransform, dtype_of
+from ffn.export.deployed import DeployedNetwork, FrameTransform, describe, dtype_of
 from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, pt2
-from ffn.export.fuse import fuse
+from ffn.export.fuse import TOLERANCE, fuse
 from ffn.export.int8 import Calibration, Int8Report, quantize
-from ffn.export.metadata import describe
 from ffn.export.onnx_format import onnx
 from ffn.files import atomic_write, write_text
 
-TOLERANCE = 1e-4  # largest difference of an output, relative to the largest output
 # A few pixels of resized frames are rounded differently by other runtimes.
-RESIZED_TOLERANCE = 1e-2
+RESIZED_TOLERANCE = 1e-2  # as TOLERANCE
 TRACED_BATCH, CHECKED_BATCHES = 2, (1, 3)
 
 
@@ -51,36 +49,33 @@ class ExportReport:
     active: int | None
     difference: float
     largest: float
-    inputs: tuple[tuple[int, ...], ...] = ()
-    metadata: Mapping[str, Any] | None = None
+    inputs: tuple[tuple[int, ...], ...]
+    metadata: Mapping[str, Any]
     int8: Int8Report | None = None
 
     def __str__(self) -> str:
         given, output = self.metadata["input"], self.metadata["output"]["name"]
-        kind = "clips" if given["name"] == "clip" else "uint8 frames"
         shape = ", ".join(map(str, given["shape"]))
         sub = f", sub-network of {self.active} frames" if self.active else ""
-        one = "a logit" if output == "logits" else "a probability"
-        noun = "logit" if output == "logits" else "probability"
         quantized = f"\n{self.int8}" if self.int8 else ""
         return (
-            f"{self.path}: {self.path.stat().st_size / 1e6:.2f} MB, {kind} ({shape}){sub}; largest "
-            f"difference of {one} {self.difference:.1e} (largest {noun} {self.largest:.3g}, "
-            f"{len(self.inputs)} inputs){quantized}"
+            f"{self.path}: {self.path.stat().st_size / 1e6:.2f} MB, {given['content']} ({shape})"
+            f"{sub}; largest difference of the {output} {self.difference:.1e} (largest "
+            f"{self.largest:.3g}, {len(self.inputs)} inputs){quantized}"
         )
 
     def to_dict(self) -> dict[str, Any]:
         """The metadata and the comparison, as plain values for JSON."""
+        digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
+        int8 = {"int8": asdict(self.int8)} if self.int8 else {}
         check = {
             "largest_difference": self.difference,
             "largest_output": self.largest,
             "inputs": [" x ".join(map(str, shape)) for shape in self.inputs],
             "torch": str(torch.__version__),
         }
-        digest = hashlib.sha256(self.path.read_bytes()).hexdigest()
         named = {"file": self.path.name, "sha256": digest}
-        int8 = {"int8": asdict(self.int8)} if self.int8 else {}
-        return {**named, **(self.metadata or {}), **int8, "compared_with_network": check}
+        return {**named, **self.metadata, **int8, "compared_with_network": check}
 
 
 def export(
@@ -120,19 +115,17 @@ def export(
         calibration: clips for static int8 quantization; ONNX only.
         record: of the weights, as ``WeightRecord.to_dict`` returns it; default: that of a network
             from :func:`ffn.load`.
-        overwrite: replace an existing file, unless it is that of the weights.
+        overwrite: replace an existing file.
 
     Returns:
         The report, printable.
 
     Raises:
         ValueError: no such format, or ``path`` has the suffix of another one; ``frames`` or
-            ``size`` is less than 1, ``preprocess`` without a record, a record of another number of
-            classes, or ``calibration`` for weights
-            with several labels per video.
+            ``size`` is less than 1, ``preprocess`` without a record, or a record of another number
+            of classes.
         ImportError: the format needs an extra that is not installed.
-        FileExistsError: the file or its ``.json`` exists and ``overwrite`` is false; or the file
-            has the hash of the record.
+        FileExistsError: the file or its ``.json`` exists and ``overwrite`` is false.
         ExportError: the format cannot express the network, the file does not run, or its logits
             differ from the network's.
     """
@@ -140,17 +133,14 @@ def export(
     write = find_format(path, to)
     if frames is None and hasattr(model, "fusion"):
         frames = model.fusion.frames
-    if frames is None:
-        raise ValueError("frames is missing; give the number of frames of the clips")
     if not isinstance(frames, int):
-        raise ValueError(f"frames is {frames!r}; expected an integer of 1 or more")
+        raise ValueError(f"frames is {frames!r}; expected the T of the clips, 1 or more")
     described = Path(f"{path}.json")
     if not overwrite and (existing := [one for one in (path, described) if one.exists()]):
         raise FileExistsError(
             f"{existing[0]} exists; choose another name, or overwrite it: overwrite=True in "
             "Python, --overwrite in a command"
         )
-    _keep_weights(path, _record_of(model) if record is None else record)
     network = deploy(
         model,
         frames,
@@ -161,11 +151,6 @@ def export(
         dynamic_frames=dynamic_frames,
         record=record,
     )
-    if calibration is not None and network.metadata.get("multi_label"):
-        raise ValueError(
-            "int8 is compared with fp32 by top-1, but the weights have several labels per video; "
-            "export fp32, without a calibration (--int8)"
-        )
     if calibration is None:
         report = write_checked(network, path, write)
     else:
@@ -254,10 +239,10 @@ def _write_int8(
 ) -> ExportReport:
     if write is not onnx:
         raise ValueError(f"{path}: int8 needs the format onnx")
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as folder:
         report = write_checked(network, Path(folder) / "fp32.onnx", write)
         model, int8 = quantize(report.path, calibration)
+    path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as file:
         file.write(model.SerializeToString())
     return replace(report, path=path, int8=int8)
@@ -272,23 +257,14 @@ def _record_of(model: nn.Module) -> Mapping[str, Any]:
 def _check_classes(network: DeployedNetwork, record: Mapping[str, Any]) -> None:
     """Raise ValueError for a record of other classes, as after ``reset_classifier``."""
     stated = record.get("num_classes") or len(record.get("classes") or ())
-    if not stated:
-        return
     with torch.no_grad():
-        found = network(network.example(1)).shape[-1]
+        found = network(network.example(1)).shape[-1] if stated else stated
     if found != stated:
         raise ValueError(
             f"the network has {found} outputs, and its record {stated} classes, so that the file "
             'would name wrong ones. Pass the record of this network, e.g. record={"classes": '
             "[...]}, or record={} for a file that names none"
         )
-
-
-def _keep_weights(path: Path, record: Mapping[str, Any]) -> None:
-    """Raise FileExistsError for the file of the weights that are exported."""
-    digest = record.get("sha256")
-    if digest and path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest:
-        raise FileExistsError(f"{path} has the weights that are exported; choose another name")
 
 
 def _clip_size(
@@ -307,9 +283,8 @@ def _clip_size(
 def _transform(record: Mapping[str, Any]) -> FrameTransform:
     if "preprocessing" not in record:
         raise ValueError(
-            "preprocess needs the preprocessing of the weights; load them with ffn.load, or use "
-            "`from ffn.data import Preprocessing` and pass "
-            'record={"preprocessing": Preprocessing(...).to_dict()}'
+            "preprocess needs the preprocessing of the weights; load them with ffn.load, or pass "
+            'record={"preprocessing": ffn.data.Preprocessing(...).to_dict()}'
         )
     values = {k: v for k, v in record["preprocessing"].items() if k != "sampling"}
     return FrameTransform(**values)

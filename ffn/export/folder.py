@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import os
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,11 @@ from torch import nn
 
 from ffn.core import FrameFlexible, nearest
 from ffn.export.exporter import ExportReport, deploy, write_checked
-from ffn.export.formats import ExportError, find_format, suffix_of
+from ffn.export.formats import find_format, suffix_of
 from ffn.export.shared_weights import share_tensors
 from ffn.files import part_of, write_text
 
 INDEX, SHARED = "index.json", "weights.bin"
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -45,12 +42,8 @@ class FolderReport:
         return sum(path.stat().st_size for path in self.folder.iterdir())
 
     def __str__(self) -> str:
-        lines = [str(report) for report in self.files]
-        shared = self.folder / SHARED
-        if shared.exists():
-            lines.append(f"{shared}: {shared.stat().st_size / 1e6:.2f} MB for all of them")
         megabytes = f"{self.size / 1e6:.2f} MB; separate files: {self.separate / 1e6:.2f} MB"
-        return "\n".join([*lines, f"{self.folder}: {megabytes}"])
+        return "\n".join([*map(str, self.files), f"{self.folder}: {megabytes}"])
 
 
 def export_all(
@@ -77,8 +70,7 @@ def export_all(
         to: the format, see :func:`ffn.export`; so are the other arguments.
 
     Raises:
-        ValueError: the network is not frame-flexible, or ``folder`` is the current folder or around
-            it; or as :func:`ffn.export`, as are the others.
+        ValueError: the network is not frame-flexible; or as :func:`ffn.export`, as are the others.
     """
     folder = Path(folder)
     if not isinstance(model, FrameFlexible):
@@ -88,42 +80,28 @@ def export_all(
     part = part_of(target)
     shutil.rmtree(part, ignore_errors=True)  # of an attempt that was killed
     shares = to == "onnx"
-
-    def write_file(count: int, *, any_frames: bool) -> ExportReport:
-        path = part / f"frames_{count}{suffix_of(to)}"
-        write = find_format(path, to)
-        network = deploy(
-            model,
-            count,
-            write,
-            size=size,
-            preprocess=preprocess,
-            probabilities=probabilities,
-            dynamic_frames=any_frames,
-            record=record,
-            fused=not shares,  # folded weights differ between counts
-        )
-        network.fold_norms = not shares
-        return write_checked(network, path, write)
-
+    reports = []
     try:
-        reports = []
         for count in model.trained_frames:
-            try:
-                reports.append(write_file(count, any_frames=dynamic_frames))
-            except ExportError:
-                if not dynamic_frames or count == model.trained_frames[-1]:
-                    raise
-                reports.append(write_file(count, any_frames=False))
-                _log.warning(
-                    "the file for %d frames takes no other number of frames: with so few, "
-                    "torch.export cannot trace this network for any T",
-                    count,
-                )
+            path = part / f"frames_{count}{suffix_of(to)}"
+            write = find_format(path, to)
+            network = deploy(
+                model,
+                count,
+                write,
+                size=size,
+                preprocess=preprocess,
+                probabilities=probabilities,
+                dynamic_frames=dynamic_frames,
+                record=record,
+                fused=not shares,  # folded weights differ between counts
+            )
+            network.fold_norms = not shares
+            reports.append(write_checked(network, path, write))
         separate = sum(report.path.stat().st_size for report in reports)
         if shares:
             share_tensors([report.path for report in reports], part / SHARED)
-        _write_index(part / INDEX, reports, _answered(model, dynamic_frames))
+        _write_index(part, reports, _answered(model, dynamic_frames))
         if target.exists():
             shutil.rmtree(target)
         os.replace(part, target)
@@ -134,14 +112,7 @@ def export_all(
 
 
 def _check_folder(folder: Path, overwrite: bool) -> None:
-    """Raise FileExistsError for a folder with files, but for an export that is to be replaced.
-
-    Raise ValueError for the current folder, or one around it: it would be removed and made anew.
-    """
-    if folder.is_dir() and Path.cwd().is_relative_to(folder.resolve()):
-        raise ValueError(
-            f"{folder} is the current folder, or contains it; name a folder in it, which may be new"
-        )
+    """Raise FileExistsError for a folder with files, but for an export that is to be replaced."""
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     if not overwrite:
@@ -149,18 +120,12 @@ def _check_folder(folder: Path, overwrite: bool) -> None:
             f"{folder} exists; choose another name, or overwrite it: overwrite=True in Python, "
             "--overwrite in a command"
         )
-    try:
-        names = [file["file"] for file in json.loads((folder / INDEX).read_text())["files"]]
-    except (OSError, ValueError, KeyError, TypeError):
+    known = (INDEX, SHARED)
+    others = [p.name for p in folder.iterdir() if p.name not in known and p.stem[:7] != "frames_"]
+    if others or not (folder / INDEX).exists():
         raise FileExistsError(
-            f"{folder} is not a folder of an export; choose another name"
-        ) from None
-    written = {INDEX, SHARED, *names, *(f"{name}.json" for name in names)}
-    others = sorted({path.name for path in folder.iterdir()} - written)
-    if others:
-        raise FileExistsError(
-            f"{folder} is not a folder of an export alone, it has {others[0]} too; choose another "
-            "name, or move what you want to keep"
+            f"{folder} is not a folder of an export alone; choose another name, or move what you "
+            "want to keep"
         )
 
 
@@ -174,27 +139,18 @@ def _answered(model: FrameFlexible, dynamic_frames: bool) -> dict[int, tuple[int
     return {c: (owners.index(c) + 1, ends.get(c)) for c in trained}
 
 
-def _only(report: ExportReport) -> dict[str, int]:
-    """First and last number of frames of a file for one number."""
-    frames = report.metadata["frames"]
-    return {} if report.metadata["any_frames"] else {"first": frames, "last": frames}
-
-
 def _write_index(
-    path: Path, reports: Iterable[ExportReport], answered: Mapping[int, tuple[int, int | None]]
+    folder: Path,
+    reports: Sequence[ExportReport],
+    answered: Mapping[int, tuple[int, int | None]],
 ) -> None:
-    files = [
-        {
-            "first": max(answered[r.active][0], r.metadata.get("least_frames", 1)),
-            "last": answered[r.active][1],
-            **_only(r),
-            **r.to_dict(),
-        }
-        for r in reports
-    ]
+    files = []
+    for report in reports:
+        first, last = answered[report.active]
+        first = max(first, report.metadata.get("least_frames", 1))
+        files.append({"first": first, "last": last, **report.to_dict()})
     index: dict[str, Any] = {"files": files}
-    shared = path.with_name(SHARED)
-    if shared.exists():
-        digest = hashlib.sha256(shared.read_bytes()).hexdigest()
+    if (folder / SHARED).exists():
+        digest = hashlib.sha256((folder / SHARED).read_bytes()).hexdigest()
         index["shared_weights"] = {"file": SHARED, "sha256": digest}
-    write_text(path, json.dumps(index, indent=1) + "\n")
+    write_text(folder / INDEX, json.dumps(index, indent=1) + "\n")

@@ -6,9 +6,6 @@ After a layer W x + b, it gives s W x + (s b + t). Before a layer, W (s x + t) +
 
 A fold is made where the calls of forward passes, of clips of several lengths, prove it: the layer's
 weight is a parameter that is used once, and nothing else reads the tensor between the two.
-
-A channel whose mean is many standard deviations from 0 makes the weights and the bias large, which
-then cancel. In bf16 and fp16 that leaves their rounding errors: such layers need fp32.
 """
 
 from __future__ import annotations
@@ -30,9 +27,6 @@ from ffn.export.kernels import has_hooks
 
 _LAYERS = {"conv1d": 1, "conv2d": 2, "conv3d": 3, "linear": 0}  # dimensions after the channels
 _BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-# |μ| / σ, from which a layer needs fp32: bf16 rounds a bias of 32 σ by up to 0.06 σ. Of published
-# ImageNet weights of MobileNetV2, one layer has 1556, the others have up to 7.4.
-LARGEST_MEAN = 32.0
 Layer = tuple[str, nn.Module]
 
 
@@ -57,14 +51,12 @@ class Folder:
     Attributes:
         folded: names of those that are gone, with the names of the layers that they are in.
         reasons: of those that stay.
-        fp32: names of the layers that contain a norm with a mean of `LARGEST_MEAN` or more.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self.folded: dict[str, tuple[str, ...]] = {}
         self.reasons: dict[str, str] = {}
-        self.fp32: set[str] = set()
 
     def fold(self, flows: Sequence[Dataflow]) -> bool:
         """Fold what all recorded forward passes allow; return whether there was anything."""
@@ -100,8 +92,6 @@ class Folder:
         else:
             rest, (scale, shift) = _without_norm(module), _affine(module)
         if fold.is_before:
-            if _largest_mean(module, layers[0]) >= LARGEST_MEAN:
-                self.fp32.add(fold.layers[0])
             _scale_outputs(layers[0], scale, shift)
         else:
             for layer in layers:
@@ -250,12 +240,6 @@ def _affine(norm: nn.Module) -> tuple[Tensor, Tensor]:
         scale = scale * norm.weight.detach().double()
     shift = -mean * scale
     return scale, shift if norm.bias is None else shift + norm.bias.detach().double()
-
-
-def _largest_mean(norm: nn.Module, layer: nn.Module) -> float:
-    """|μ - b| / σ of the channel where it is largest, b being the bias of the layer before."""
-    bias = 0 if layer.bias is None else layer.bias.detach()
-    return ((norm.running_mean - bias).abs() * (norm.running_var + norm.eps).rsqrt()).max().item()
 
 
 def _scale_outputs(layer: nn.Module, scale: Tensor, shift: Tensor) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import importlib
 import json
-import operator
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from types import ModuleType
 from typing import IO
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from ffn.export.deployed import DeployedNetwork
 from ffn.registry import Registry
@@ -109,22 +108,7 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
         network.metadata["least_frames"] = network.least_frames
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # with paths of this machine
-    _split_assertions(program.graph)
     return program
-
-
-def _split_assertions(graph: fx.Graph) -> None:
-    """Assert the two terms of an "and" one after another: torch 2.6 cannot save the operator."""
-    check = torch.ops.aten._assert_scalar.default
-    for node in reversed(list(graph.nodes)):
-        if node.target is not operator.and_ or any(user.target is not check for user in node.users):
-            continue
-        for user in list(node.users):
-            with graph.inserting_before(user):
-                for term in node.args:
-                    graph.call_function(check, (term, *user.args[1:])).meta.update(user.meta)
-            graph.erase_node(user)
-        graph.erase_node(node)
 
 
 def require(name: str) -> ModuleType:

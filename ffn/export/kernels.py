@@ -26,14 +26,11 @@ class OverFrames(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, input: Tensor, *more: Tensor) -> Tensor:
-        """(B, C, T, H, W) to (B, C', T, H', W'); a layer may take more tensors."""
-        frames = self.layer(*map(self._frames, (input, *more)))
-        return as_clips(frames, input.shape[0], frames.shape[2:])
-
-    @staticmethod
-    def _frames(x: Tensor) -> Tensor:
-        return x.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (N, C, H, W)
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, T, H, W) to (B, C', T, H', W')."""
+        x = input.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (N, C, H, W)
+        x = self.layer(x)
+        return _as_clips(x, input.shape[0], x.shape[2:])
 
 
 class OverTime(nn.Module):
@@ -47,14 +44,10 @@ class OverTime(nn.Module):
         super().__init__()
         self.layer = layer
 
-    def forward(self, input: Tensor, *more: Tensor) -> Tensor:
-        """(B, C, T, H, W) to (B, C', T', H, W); a layer may take more tensors."""
-        pixels = self.layer(*map(self._pixels, (input, *more)))
-        return as_clips(pixels, input.shape[0], input.shape[3:])
-
-    @staticmethod
-    def _pixels(x: Tensor) -> Tensor:
-        return x.permute(0, 2, 3, 4, 1).flatten(2, 3).permute(0, 3, 1, 2)  # (B, C, T, P)
+    def forward(self, input: Tensor) -> Tensor:
+        """(B, C, T, H, W) to (B, C', T', H, W)."""
+        x = input.permute(0, 2, 3, 4, 1).flatten(2, 3).permute(0, 3, 1, 2)  # (B, C, T, P)
+        return _as_clips(self.layer(x), input.shape[0], input.shape[3:])
 
 
 class InFloat32(nn.Module):
@@ -86,15 +79,15 @@ def has_hooks(module: nn.Module) -> bool:
 
 
 def choose_kernels(network: nn.Module) -> None:
-    """Replace the convolutions and poolings of a network by faster equivalents, in place.
+    """Replace the convolutions of a network by faster equivalents, in place.
 
     3-D convolutions that stay are computed in fp32: in bf16, oneDNN (torch 2.15) reads memory that
     is not initialized if the kernel spans more frames than the clip has.
     """
-    spatial = [m for m in network.modules() if isinstance(m, (nn.Conv3d, nn.MaxPool3d))]
-    faster = {id(module): _as_2d(module) for module in spatial}
+    faster = {id(m): _as_2d(m) for m in network.modules() if isinstance(m, nn.Conv3d)}
     replace_all(network, {key: flat for key, flat in faster.items() if flat is not None})
-    left = [module for module in network.modules() if isinstance(module, nn.Conv3d)]
+    exact = {id(module.layer) for module in network.modules() if isinstance(module, InFloat32)}
+    left = [m for m in network.modules() if isinstance(m, nn.Conv3d) and id(m) not in exact]
     for module in network.modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)
@@ -107,22 +100,10 @@ def choose_kernels(network: nn.Module) -> None:
     replace_all(network, {id(conv): InFloat32(conv) for conv in left})
 
 
-def _as_2d(layer: nn.Conv3d | nn.MaxPool3d) -> nn.Module | None:
+def _as_2d(layer: nn.Conv3d) -> nn.Module | None:
     """A 2-D form of a layer that spans time or space alone; None if it spans both, or has hooks."""
-    if has_hooks(layer):
-        return None
-    if type(layer) is nn.MaxPool3d:
-        sizes = [
-            _three(v) for v in (layer.kernel_size, layer.stride, layer.padding, layer.dilation)
-        ]
-        if [size[0] for size in sizes[:3]] != [1, 1, 0] or layer.return_indices:
-            return None
-        return OverFrames(nn.MaxPool2d(*(size[1:] for size in sizes), ceil_mode=layer.ceil_mode))
-    if (
-        type(layer) is not nn.Conv3d
-        or layer.padding_mode != "zeros"
-        or layer.padding in ("same", "valid")
-    ):
+    is_plain = type(layer) is nn.Conv3d and layer.padding_mode == "zeros"
+    if not is_plain or isinstance(layer.padding, str) or has_hooks(layer):
         return None
     if (layer.kernel_size[0], layer.stride[0], layer.padding[0]) == (1, 1, 0):
         return OverFrames(_conv2d(layer, slice(1, 3)))
@@ -148,14 +129,10 @@ def _conv2d(conv: nn.Conv3d, kept: slice) -> nn.Conv2d:
     return flat
 
 
-def as_clips(x: Tensor, batch: int, area: torch.Size) -> Tensor:
+def _as_clips(x: Tensor, batch: int, area: torch.Size) -> Tensor:
     """View the channels-last output of a 2-D layer as clips (B, C, T, H, W)."""
     # Through one dimension: for batches of 1, torch returns a stride by which torch.cat does not
     # recognize the layout.
     channels = x.shape[1]
     flat = x.permute(0, 2, 3, 1).flatten()
     return flat.view(batch, -1, *area, channels).permute(0, 4, 1, 2, 3)
-
-
-def _three(size: int | tuple[int, int, int]) -> tuple[int, int, int]:
-    return size if isinstance(size, tuple) else (size, size, size)

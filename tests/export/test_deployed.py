@@ -13,8 +13,7 @@ from torchvision.transforms.v2 import functional as V
 import ffn
 from ffn.data import EvalTransform, Normalize, Preprocessing, sample_views
 from ffn.data.sampling import RULES
-from ffn.export.deployed import FrameTransform
-from ffn.export.metadata import SAMPLING
+from ffn.export.deployed import SAMPLING, FrameTransform
 
 SIZES = [(28, 28), (240, 320), (320, 240), (100, 133), (17, 31), (97, 131), (360, 480), (64, 36)]
 

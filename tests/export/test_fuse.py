@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import importlib
-import warnings
 
 import pytest
 import timm
@@ -21,7 +20,6 @@ from ffn.export.kernels import InFloat32, OverFrames, OverTime, choose_kernels
 from ffn.layers import PerFrame
 
 FAMILIES = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"]
-fuse_module = importlib.import_module("ffn.export.fuse")  # ffn.export.fuse is the function
 
 
 def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
@@ -46,7 +44,6 @@ def test_families(name: str, frames: int) -> None:
     if name != "uniformer_tiny":
         assert not any(isinstance(m, (BATCH_NORM, WeightAlteration)) for m in fused.modules())
         assert fused.fusion.kept == {}
-    assert not fused.fusion.slow
     assert not fused.training
     assert not any(p.requires_grad for p in fused.parameters())
 
@@ -63,20 +60,13 @@ def test_fused_families_in_bf16(name: str, frames: int) -> None:
     assert (found - expected).norm() < 0.1 * expected.norm()
 
 
-def test_uniformer_says_what_it_keeps() -> None:
+def test_uniformer_keeps_its_layer_norms() -> None:
     model = ffn.convert(ffn.create_model("uniformer_tiny", num_classes=5), (4, 8)).eval()
     report = ffn.fuse(model, 4).fusion
-    kept = set(report.kept)
-    norms = {f"embeds.{i}.norm" for i in range(4)} | {
-        f"blocks.{i}.0.norm{k}" for i in (2, 3) for k in (1, 2)
-    }
-    sites = {f"blocks.{i}.0.site" for i in range(4)}
-    assert kept == norms | {"norm"}
-    assert set(report.folded) == sites | {f"blocks.{i}.0.norm{k}" for i in (0, 1) for k in (1, 2)}
-    assert report.folded["blocks.0.0.site"] == ("blocks.0.0.pos_embed",)
+    norms = {f"embeds.{i}.norm" for i in range(4)}
+    assert set(report.kept) >= norms | {"norm"} | {f"blocks.3.0.norm{k}" for k in (1, 2)}
     assert report.folded["blocks.0.0.norm1"] == ("blocks.0.0.conv1",)
-    assert "8 norms and weight alterations folded, 9 kept" in str(report)
-    assert "8 kept (embeds.0.norm, embeds.1.norm, embeds.2.norm, …): its statistics" in str(report)
+    assert "kept (embeds.0.norm, embeds.1.norm, embeds.2.norm, …): its statistics" in str(report)
 
 
 class Net(nn.Module):
@@ -164,26 +154,6 @@ def test_altered_3d_convolutions_of_a_foreign_network(kernel: tuple, mode: str) 
         fused = ffn.fuse(model, 4, example=clip)
         assert_close(fused(clip), model(clip))
         assert "1" in fused.fusion.folded
-
-
-class CalledTwice(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.stem, self.conv = nn.Conv3d(3, 4, 1), nn.Conv3d(4, 4, (1, 3, 3), padding=(0, 1, 1))
-
-    def forward(self, clip):
-        return self.conv(self.conv(self.stem(clip)).relu()).mean((2, 3, 4))
-
-
-@torch.no_grad()
-def test_an_alteration_that_stays_on_a_3d_convolution() -> None:
-    """The convolution is called twice, and keeps its hook and its form."""
-    torch.manual_seed(0)
-    clip = torch.randn(1, 3, 4, 16, 16)
-    model = randomize(ffn.convert(CalledTwice(), (4, 8), private="none", alter=["conv"]))
-    fused = ffn.fuse(model, 4, example=clip)
-    assert_close(fused(clip), model(clip))
-    assert list(fused.fusion.kept) == ["conv.alteration"]
 
 
 @pytest.mark.parametrize("tokens", [12, 8])
@@ -291,57 +261,6 @@ def test_the_model_does_not_change() -> None:
     assert all(m.dilation == (1, 1) for m in model.modules() if isinstance(m, nn.Conv2d))
 
 
-def test_errors() -> None:
-    model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (4, 8))
-    with pytest.raises(ValueError, match=r"frames is missing; .* those of 4, 8 frames"):
-        ffn.fuse(model)
-
-    class Noise(Net):
-        def forward(self, clip):
-            return super().forward(clip) + torch.rand(())
-
-    with pytest.raises(FuseError, match=r"the fused Noise differs .* run it unfused"):
-        ffn.fuse(Noise(nn.Conv2d(3, 2, 1)))
-
-    next(model.parameters()).data[0] = torch.nan
-    with pytest.raises(FuseError, match=r"TSM are NaN or infinite .* weights are damaged"):
-        ffn.fuse(model, 4)
-
-
-@pytest.mark.parametrize("batch", [1, 2])
-@pytest.mark.parametrize("frames", [1, 5])
-@pytest.mark.parametrize(
-    ("layer", "kind"),
-    [
-        (nn.Conv3d(4, 6, (1, 3, 3), (1, 2, 2), (0, 1, 1), groups=2), OverFrames),
-        (nn.Conv3d(4, 6, 1, bias=False), OverFrames),
-        (nn.Conv3d(4, 6, (1, 3, 1), padding=(0, 2, 0), dilation=(1, 2, 1)), OverFrames),
-        (nn.Conv3d(4, 6, (3, 1, 1), (2, 1, 1), (1, 0, 0)), OverTime),
-        (nn.Conv3d(4, 6, (5, 1, 1), padding=(4, 0, 0), dilation=(2, 1, 1)), OverTime),
-        (nn.MaxPool3d((1, 3, 3), (1, 2, 2), (0, 1, 1)), OverFrames),
-        (nn.Conv3d(4, 6, 3, padding=1), nn.Conv3d),
-        (nn.Conv3d(4, 6, (3, 1, 1), (1, 2, 2), (1, 0, 0)), nn.Conv3d),
-        (nn.Conv3d(4, 6, (1, 3, 3), padding=(1, 1, 1)), nn.Conv3d),
-        (nn.Conv3d(4, 6, (1, 3, 3), padding=(0, 1, 1), padding_mode="reflect"), nn.Conv3d),
-        (nn.Conv3d(4, 6, (1, 3, 3), padding="same"), nn.Conv3d),
-        (nn.MaxPool3d(2, 1), nn.MaxPool3d),
-    ],
-)
-@torch.no_grad()
-def test_2d_forms(layer: nn.Module, kind: type, frames: int, batch: int) -> None:
-    net = nn.Sequential(copy.deepcopy(layer))
-    choose_kernels(net)
-    assert type(net[0]) is (InFloat32 if kind is nn.Conv3d else kind)
-    x = torch.randn(batch, 4, frames, 9, 7)
-    if isinstance(layer, nn.MaxPool3d) and kind is nn.MaxPool3d and frames == 1:
-        return
-    for clip in (x, x.contiguous(memory_format=torch.channels_last_3d)):
-        torch.testing.assert_close(net(clip), layer(x), rtol=1e-4, atol=1e-5)
-    if kind in (OverFrames, OverTime):  # as torch.cat recognizes it
-        _, c, t, h, w = net(x).shape
-        assert net(x).stride() == (c * t * h * w, 1, c * h * w, c * w, c)
-
-
 class Aliased(nn.Module):
     """Its layers have two names each; the forward runs them by the second."""
 
@@ -354,117 +273,6 @@ class Aliased(nn.Module):
 
     def forward(self, clip):
         return self.fc(self.body(clip).mean((2, 3, 4)))
-
-
-@pytest.mark.parametrize("mean", [0.5, 60.0])
-@torch.no_grad()
-def test_layers_with_two_names(mean: float) -> None:
-    """They are replaced in both places; with a mean of 60, the convolution stays in fp32."""
-    torch.manual_seed(0)
-    plain = Aliased().eval()
-    nn.init.constant_(plain.norm.running_mean, mean)
-    model = ffn.convert(plain, (2, 4), alter=["stem"]).eval()
-    fused, clip = fuse(model, 4), torch.randn(2, 3, 4, 16, 16)
-    assert fused.fusion.kept == {}
-    assert not fused.fusion.slow
-    assert fused.fusion.fp32 == (("stem",) if mean > 32 else ())
-    assert fused.body[0] is fused.stem
-    assert not any(isinstance(m, (BATCH_NORM, nn.Conv3d, nn.Dropout)) for m in fused.modules())
-    assert_close(fused(clip), model(clip))
-    half = copy.deepcopy(fused).bfloat16()(clip.bfloat16()).float()
-    assert (half - model(clip)).abs().max() <= 0.05 * model(clip).abs().max()
-    assert_close(InferenceRunner(model, precision="fp32")(clip), model(clip))
-
-
-def test_layers_of_channels_far_from_zero_stay_in_fp32() -> None:
-    """Channels with |mean| / deviation of 500, as in published weights of MobileNetV2."""
-    torch.manual_seed(0)
-    network = nn.Sequential(
-        nn.Conv2d(3, 8, 1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 4, 1)
-    ).eval()
-    norm, x = network[1], torch.randn(4, 3, 6, 6)
-    x[:, 0] += 100
-    plain = network[0](x).transpose(0, 1).flatten(1).detach()
-    norm.running_mean.copy_(plain.mean(1))
-    norm.running_var.copy_(plain.var(1))
-    assert (norm.running_mean.abs() / norm.running_var.sqrt()).max() > 32
-    x = x.bfloat16().float()  # so that only the weights differ
-    expected = network(x)
-
-    fused = fuse(network, example=x)
-    assert fused.fusion.fp32 == ("0",)
-    assert "in fp32 in every precision: 0" in str(fused.fusion)
-    half = copy.deepcopy(fused).bfloat16()
-    found = half(x.bfloat16()).float()
-    naive = copy.deepcopy(network)
-    naive[0] = copy.deepcopy(fused[0].layer).bfloat16()
-    naive[1] = nn.Identity()
-    rounded = naive[3](naive[2](naive[0](x.bfloat16()).float()))
-
-    def error(y: Tensor) -> float:
-        return ((y - expected).square().mean().sqrt() / expected.std()).item()
-
-    assert error(found) < 0.01
-    assert error(rounded) > 5 * error(found)  # what the rounded weights give
-    assert {p.dtype for p in half[0].parameters()} == {torch.float32}
-    assert {p.dtype for p in half[3].parameters()} == {torch.bfloat16}
-    program = torch.export.export(half, (x.bfloat16(),))
-    torch.testing.assert_close(program.module()(x.bfloat16()), half(x.bfloat16()))
-    assert (
-        fused.to(memory_format=torch.channels_last).double()[0].layer.weight.dtype == torch.float32
-    )
-
-
-def test_ordinary_networks_have_no_layer_in_fp32() -> None:
-    assert fuse(ffn.load("tsm_tiny.motion_f4_8_16"), 8).fusion.fp32 == ()
-
-
-@pytest.mark.parametrize("name", ["tea_tiny", "uniformer_tiny"])
-def test_stochastic_depth_is_removed(name: str) -> None:
-    network = ffn.create_model(name, num_classes=3)
-    assert "DropPath" in str(network)
-    assert "DropPath" not in str(fuse(network, 4))
-
-
-def test_outputs_in_float64_leave_the_weights_as_they_are() -> None:
-    """Of a GPU, where fp32 may be TF32; here with a clip that says that it is on one."""
-    network = ffn.create_model("tsm_tiny", num_classes=3).eval()
-    before = copy.deepcopy(network.state_dict())
-    clip = torch.randn(1, 3, 4, 24, 24)
-
-    class OnGpu(Tensor):
-        is_cuda = True
-
-    found = fuse_module._outputs(network, clip.as_subclass(OnGpu))
-    assert found.dtype == torch.float64
-    torch.testing.assert_close(found.as_subclass(Tensor).float(), network(clip).detach())
-    assert all(
-        v.dtype == before[k].dtype and v.equal(before[k]) for k, v in network.state_dict().items()
-    )
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("tf32", [False, True])
-def test_on_a_gpu(name: str, tf32: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The comparison does not depend on TF32; the runner answers in every precision."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
-    torch.manual_seed(0)
-    network = randomize(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)))
-    clip = torch.randn(2, 3, 8, 64, 64)
-    expected = network(clip).detach()
-    fused = fuse(network.cuda(), 8, example=clip.cuda())
-    assert fused.fusion.difference <= 1e-6 * fused.fusion.largest
-    for precision, error in (("fp32", 2e-3), ("bf16", 0.1), ("fp16", 0.02), ("auto", 0.1)):
-        with torch.no_grad():
-            found = InferenceRunner(network, precision=precision)(clip.cuda()).cpu()
-        assert (found - expected).abs().max() <= error * expected.abs().max()
-
-
-def test_half_precision_is_refused_before_it_is_lossy() -> None:
-    network = ffn.create_model("tsm_tiny", num_classes=3).bfloat16()
-    with pytest.raises(ValueError, match=r"is in bfloat16; fusion needs the weights in fp32"):
-        ffn.fuse(network)
 
 
 class Clips(nn.Module):
@@ -532,7 +340,6 @@ def test_layers_whose_settings_are_read_keep_their_operators() -> None:
     fused = fuse(model, 4)
     assert_close(fused(clip), model(clip))
     assert isinstance(fused.conv, nn.Conv3d)
-    assert "all layers keep their operators: AttributeError" in str(fused.fusion)
     assert_close(InferenceRunner(model, precision="fp32")(clip), model(clip))
 
 
@@ -551,7 +358,6 @@ def test_a_layout_for_which_a_kernel_is_wrong_is_not_chosen() -> None:
     clip = torch.randn(2, 3, 9, 9)
     fused = fuse(model, example=clip)
     assert_close(fused(clip), model(clip))
-    assert "all layers keep their operators: DifferenceError: the fused" in str(fused.fusion)
     assert fused.fusion.difference < 1e-5
 
 
@@ -563,32 +369,6 @@ def test_a_norm_with_a_hook_stays() -> None:
     fused = fuse(model, 4)
     assert_close(fused(clip), model(clip))
     assert fused.fusion.kept == {"norm": "it has hooks"}
-
-
-@pytest.mark.parametrize("frames", [0, -1, 8.0, "8"])
-def test_frames_that_are_no_count(frames: object) -> None:
-    with pytest.raises(ValueError, match="expected an integer of 1 or more"):
-        fuse(ffn.create_model("tsm_tiny", num_classes=3), frames)
-
-
-def test_outputs_that_are_no_tensor() -> None:
-    class Two(Clips):
-        def forward(self, clip: Tensor) -> tuple[Tensor, Tensor]:
-            return super().forward(clip), clip
-
-    with pytest.raises(ValueError, match="Two returns a tuple; fusion needs"):
-        fuse(Two(), 4)
-
-
-@torch.no_grad()
-def test_clips_with_another_order_of_dimensions() -> None:
-    class FramesFirst(Clips):
-        def forward(self, clip: Tensor) -> Tensor:
-            return super().forward(clip.transpose(1, 2))
-
-    model = ffn.convert(FramesFirst(), (2, 4), alter="none", frame_dim=1).eval()
-    clip = torch.randn(2, 4, 3, 8, 8)
-    assert_close(fuse(model, 4)(clip), model(clip))
 
 
 class OwnWeight(nn.Module):
@@ -666,24 +446,71 @@ def test_folds_are_proven_at_the_ends_of_the_range(frames: int) -> None:
     assert fused.fusion.folded == {}  # the ends, or clips of 1 and 2 frames, run through the other
 
 
-def test_a_network_without_parameters() -> None:
-    assert ffn.fuse(nn.Flatten(), 4).fusion.folded == {}
-
-
-def test_clips_that_a_network_does_not_take_are_refused() -> None:
-    with pytest.raises(ValueError, match=r"random frames \(2, 3, 4, 64, 64\); pass a clip"):
-        ffn.fuse(nn.Conv3d(2, 4, 1), 4)
-    with pytest.raises(ValueError, match=r"does not take the example \(1, 3, 4, 8, 8\)"):
-        ffn.fuse(nn.Conv3d(2, 4, 1), 4, example=torch.randn(1, 3, 4, 8, 8))
-
-
-@pytest.mark.parametrize("name", FAMILIES)
 @torch.no_grad()
-def test_sub_networks_can_be_traced_by_torch_jit(name: str) -> None:
-    model = ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)).eval()
-    clip, other = torch.randn(2, 3, 8, 32, 32), torch.randn(3, 3, 8, 32, 32)
-    for network in (ffn.extract(model, 8), ffn.fuse(model, 8)):
-        with warnings.catch_warnings():  # of what a trace fixes, and of its deprecation
-            warnings.simplefilter("ignore")
-            traced = torch.jit.trace(network, clip)
-        assert_close(traced(other), network(other))
+def test_2d_forms() -> None:
+    layers = [
+        (nn.Conv3d(4, 6, (1, 3, 3), (1, 2, 2), (0, 1, 1), groups=2), OverFrames),
+        (nn.Conv3d(4, 6, (1, 3, 1), padding=(0, 2, 0), dilation=(1, 2, 1)), OverFrames),
+        (nn.Conv3d(4, 6, (3, 1, 1), (2, 1, 1), (1, 0, 0), bias=False), OverTime),
+        (nn.Conv3d(4, 6, (5, 1, 1), padding=(4, 0, 0), dilation=(2, 1, 1)), OverTime),
+        (nn.Conv3d(4, 6, (3, 1, 1), (1, 2, 2), (1, 0, 0)), InFloat32),
+        (nn.Conv3d(4, 6, (1, 3, 3), padding=(0, 1, 1), padding_mode="reflect"), InFloat32),
+        (nn.Conv3d(4, 6, (1, 3, 3), padding="same"), InFloat32),
+    ]
+    for layer, kind in layers:
+        net = nn.Sequential(copy.deepcopy(layer))
+        choose_kernels(net)
+        assert type(net[0]) is kind
+        for batch, frames in ((1, 1), (2, 5)):
+            x = torch.randn(batch, 4, frames, 9, 7)
+            for clip in (x, x.contiguous(memory_format=torch.channels_last_3d)):
+                torch.testing.assert_close(net(clip), layer(x), rtol=1e-4, atol=1e-5)
+
+
+def test_3d_convolutions_stay_in_fp32() -> None:
+    network = nn.Sequential(nn.Conv3d(3, 4, 3, padding=1), nn.ReLU(), nn.Conv3d(4, 4, 1))
+    half, clip = fuse(network, 4).bfloat16(), torch.randn(1, 3, 1, 8, 8)
+    assert [p.dtype for p in half.parameters()] == 2 * [torch.float32] + 2 * [torch.bfloat16]
+    difference = (half(clip.bfloat16()).float() - network(clip)).abs().max()
+    assert difference < 0.05 * network(clip).abs().max()
+    again = fuse(half, 4)  # as an export does
+    assert torch.equal(again(clip.bfloat16()), half(clip.bfloat16()))
+
+
+@torch.no_grad()
+def test_layers_with_two_names() -> None:
+    torch.manual_seed(0)
+    model = ffn.convert(Aliased().eval(), (2, 4), alter=["stem"]).eval()
+    fused, clip = fuse(model, 4), torch.randn(2, 3, 4, 16, 16)
+    assert fused.fusion.kept == {}
+    assert fused.body[0] is fused.stem
+    assert not any(isinstance(m, (BATCH_NORM, nn.Conv3d, nn.Dropout)) for m in fused.modules())
+    assert_close(fused(clip), model(clip))
+
+
+def test_errors() -> None:
+    class Two(Clips):
+        def forward(self, clip: Tensor) -> tuple[Tensor, Tensor]:
+            return super().forward(clip), clip
+
+    broken = Clips()
+    nn.init.constant_(broken.conv.weight, float("nan"))
+    tsm = ffn.create_model("tsm_tiny", num_classes=3)
+    for network, frames, message in (
+        (ffn.convert(tsm, (4, 8)), None, "frames is missing"),
+        (tsm, 0, "frames is 0"),
+        (copy.deepcopy(tsm).bfloat16(), 4, "bfloat16"),
+        (Two(), 4, "returns a tuple"),
+        (nn.Conv3d(2, 4, 1), 4, "does not take the example"),
+        (broken, 4, "NaN"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            fuse(network, frames)
+
+
+@torch.no_grad()
+def test_a_fused_network_that_differs_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    folding = importlib.import_module("ffn.export.folding")  # ffn.export is the function
+    monkeypatch.setattr(folding, "_affine", lambda norm: (norm.weight, norm.bias))
+    with pytest.raises(FuseError, match="differs by up to"):
+        fuse(randomize(Clips()), 4)
