@@ -40,11 +40,9 @@ ROOMS = {
 # Files that every folder may import.
 SHARED = {
     "clips",
-    "conv3d",
     "devices",
     "files",
     "frame_counts",
-    "host_memory",
     "labels",
     "limits",
     "plain_yaml",

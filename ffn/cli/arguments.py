@@ -10,10 +10,11 @@ import difflib
 import math
 import os
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from cyclopts import Parameter, Token
+from cyclopts import Group, Parameter, Token
 
 from ffn.cli.configs import find_config, shipped
 from ffn.limits import CLIP_FRAMES
@@ -112,6 +113,30 @@ Imports = Annotated[
     list[str] | None,
     Parameter(help="Your own packages that register models, tasks, data sets or export formats."),
 ]
+
+
+@Parameter(name="*", group=Group("How the network runs"))
+@dataclass(frozen=True)
+class Network:
+    """How the network of a predictor runs.
+
+    Attributes:
+        device: cpu, cuda, cuda:1, …; default: cuda if there is one.
+        runtime: What runs it; auto: the fastest that is installed, measured once.
+        precision: auto: bf16 on CPUs where it is measured to be faster, else fp32; half precision
+            on CUDA.
+        no_fuse: Run the network as it was trained.
+        pattern: File names in a folder of frames, e.g. img_{:05d}.jpg; default: as in training.
+    """
+
+    device: str | None = None
+    runtime: Literal["torch", "compile", "onnxruntime", "openvino", "auto"] = "torch"
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
+    no_fuse: bool = False
+    pattern: str | None = None
+
+
+DEFAULT_NETWORK = Network()
 
 
 def read_run(

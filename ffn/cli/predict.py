@@ -1,158 +1,310 @@
-"""``tools/predict.py FILE… --weights W --frames n``: predict labels of video files."""
+"""Predict labels of video files, or of a list of videos into a table."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Group, Parameter
+from cyclopts.types import NonNegativeInt, PositiveFloat, PositiveInt
 
 from ffn.cli.arguments import (
-    WEIGHTS_HELP,
-    add_device_argument,
-    add_imports_argument,
-    add_network_arguments,
+    DEFAULT_NETWORK,
+    FramesOrAuto,
+    Imports,
+    Network,
+    Overwrite,
+    Weights,
     find_device,
-    frames_auto_or_early_exit,
-    load_imports,
-    positive_int,
-    positive_number,
     refuse_existing,
 )
-from ffn.cli.predict_list import (
-    add_list_arguments,
-    build_predictor,
-    predict_list,
-    refuse_list_arguments,
-)
-from ffn.cli.program import Parser, called_as, fail, prefix, program
 from ffn.files import make_writable
+from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
+    import torch
+
+    from ffn.engine.distributed import World
     from ffn.serve import Predictor
     from ffn.serve.output import TextOutput
 
 NAME = "{name}"  # in --save: the name of the video without its suffix
-LISTS = (".csv", ".tsv", ".txt")
 PICTURES = (".png", ".gif", ".mp4")
+MAX_DEFAULT_WORKERS = 8
 
 
-@program("predict", "the same command starts again; leave out the files above")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Print the labels of each file.
+@Parameter(name="*", group=Group("Number of frames; default: the largest trained count"))
+@dataclass(frozen=True)
+class Choice:
+    """The number of frames of a clip; one of these.
 
-    Returns:
-        0; 1 if a file could not be read; 2 if the weights could not be loaded.
+    Attributes:
+        frames: Number; or auto: 8 per second, rounded up, none twice; or early_exit: more only if
+            few are not enough, by the early exit that is kept with the weights.
+        budget_ms: The most frames whose forward pass takes at most this time, measured once.
+        budget_gmacs: The most frames of at most so many giga multiply-accumulates.
+        early_exit: As --frames early_exit, by this file of `ffn early_exit`.
     """
-    given = _parser().parse_args(arguments)
-    if given.output is not None:
-        return predict_list(given)
 
-    from ffn.data import VideoError
+    frames: FramesOrAuto | Literal["early_exit"] | None = None
+    budget_ms: PositiveFloat | None = None
+    budget_gmacs: PositiveFloat | None = None
+    early_exit: Path | None = None
+
+    @property
+    def exits_early(self) -> bool:
+        """Whether early exit chooses."""
+        return self.early_exit is not None or self.frames == "early_exit"
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Arguments of a predictor."""
+        budgets = {"budget_ms": self.budget_ms, "budget_gmacs": self.budget_gmacs}
+        return {"frames": self.frames, **budgets}
+
+
+@Parameter(name="*", group=Group("Long videos"))
+@dataclass(frozen=True)
+class Window:
+    """Windows of long videos.
+
+    Attributes:
+        window: Seconds: predict windows of this length, and join those of one label to segments.
+        step: Seconds from the start of a window to that of the next; default: half a window.
+        fps: Frames per second of folders of frames, which have no times.
+    """
+
+    window: PositiveFloat | None = None
+    step: PositiveFloat | None = None
+    fps: PositiveFloat | None = None
+
+
+@Parameter(name="*", group=Group("Pictures"))
+@dataclass(frozen=True)
+class Picture:
+    """What is drawn.
+
+    Attributes:
+        save: Write *.png or *.gif, the frames that the network saw with the labels, or *.mp4, the
+            video with its labels; `{name}` stands for the name of a file.
+        heat_map: Draw over the frames of --save where the network sees evidence (Grad-CAM).
+        label: Class of the heat map; default: the most probable.
+        layer: Layer whose feature map the heat map is made of; default: the last with more than
+            one position per frame.
+    """
+
+    save: str | None = None
+    heat_map: bool = False
+    label: str | None = None
+    layer: str | None = None
+
+
+@Parameter(name="*", group=Group("A list of videos into a table, also under torchrun"))
+@dataclass(frozen=True)
+class Batch:
+    """Prediction of a list, which goes on where a stopped call ended.
+
+    Attributes:
+        output: Table *.csv or *.parquet; FILE is a list: a csv with a column path, or a path per
+            line.
+        root: Folder that relative paths of the list start from; default: its folder.
+        batch_size: Videos per forward pass.
+        workers: Processes that decode, per process; default: one per core, but one core is left
+            free, at most 8.
+        timeout: Seconds for a batch; a video that blocks is a row with its cause.
+    """
+
+    output: Path | None = None
+    root: str | None = None
+    batch_size: PositiveInt = 16
+    workers: NonNegativeInt | None = None
+    timeout: PositiveFloat = 600.0
+
+
+def predict(
+    *files: Annotated[str, Parameter(name="FILE")],
+    weights: Weights,
+    choice: Choice = Choice(),
+    window: Window = Window(),
+    picture: Picture = Picture(),
+    batch: Batch = Batch(),
+    network: Network = DEFAULT_NETWORK,
+    top: PositiveInt = 5,
+    format: Literal["text", "json", "csv"] = "text",
+    overwrite: Overwrite = False,
+    imports: Imports = None,
+) -> int:
+    """Predict labels of videos, with any number of frames.
+
+    Prints the labels of files; with --output, writes those of a list of videos to a table.
+
+    Exit status: 0: predicted. 1: a file could not be read. 2: error.
+
+    Args:
+        files: Video files, folders of videos, folders of frames, or addresses as
+            https://host/video.mp4.
+        top: Labels per file.
+        format: text for people; json: an object per line and file; csv: a table.
+    """
+    if not files:
+        raise ValueError("no FILE is given; name a video, or a folder of videos")
+    if batch.output is not None:
+        _refuse_for_lists(files, choice, window, picture)
+        refuse_existing(batch.output, overwrite, inputs=files)
+        make_writable(batch.output.parent)
+        import_extensions(imports or [])
+        from ffn.engine.failures import run_command
+
+        device = find_device(network.device)
+        run = partial(_predict_list, Path(files[0]), weights, choice, batch, network, top)
+        return run_command("ffn predict", run, device=device)
+    _refuse(choice, window, picture, batch)
+    paths = [path for given in files for path in _videos(given)]
+    targets = _targets(picture, window, paths, overwrite)
+    import_extensions(imports or [])
     from ffn.serve.output import OUTPUTS
-    from ffn.zoo import WeightsError
 
-    try:
-        _refuse(given)
-        targets = _targets(given)
-        load_imports(given)
-        predictor = build_predictor(
-            given, find_device(given.device), given.precision, given.early_exit
-        )
-        predict = _prediction(given, predictor)
-    except (ValueError, OSError, ImportError, WeightsError) as error:
-        return fail("predict", error)
-
-    report, failed = OUTPUTS[given.format](sys.stdout, given.top), 0
-    for path, target in zip(given.files, targets, strict=True):
-        try:
-            predict(path, target, report)
-        except VideoError as error:
-            print(f"{prefix('predict')}: {error}", file=sys.stderr)
-            report.add_error(path, error.cause)
-            failed += 1
-        except (ValueError, OSError) as error:  # too many windows; a picture
-            return fail("predict", error)
+    predictor = build_predictor(weights, network, early_exit=choice.early_exit)
+    report = OUTPUTS[format](sys.stdout, top)
+    predict_one = _prediction(predictor, choice, window, picture, report)
+    failed = _predict_files(paths, targets, predict_one, report)
+    if format == "text" and predictor.record.knows:
+        print(f"{predictor.record.name} knows {predictor.record.knows}", file=sys.stderr)
     if failed:
-        text = f"{failed} of {len(given.files)} files could not be read"
-        print(f"{prefix('predict')}: {text}", file=sys.stderr)
+        print(f"ffn predict: {failed} of {len(paths)} files could not be read", file=sys.stderr)
     return 1 if failed else 0
 
 
-def _refuse(given: argparse.Namespace) -> None:
-    """Raise ValueError for a list among the videos, and for options that would do nothing."""
-    for path in given.files:
-        if Path(path).suffix.lower() in LISTS and Path(path).is_file():
-            raise ValueError(f"{path} is no video; for a list of videos, add --output TABLE.csv")
-    refuse_list_arguments(given)
-    if given.step is not None and given.window is None:
-        raise ValueError(f"--step is {given.step:g}; it needs --window, their length")
-    if given.heat_map and given.save is None:
-        raise ValueError("--heat-map is drawn into a picture; add --save *.png, *.gif or *.mp4")
-    if given.heat_map and given.window is not None:
-        raise ValueError("--heat-map is not for --window; leave one of them out")
-    for option in ("label", "layer"):
-        if getattr(given, option) is not None and not given.heat_map:
-            raise ValueError(f"--{option} is for --heat-map; add it")
-    if _uses_early_exit(given) and given.window is not None:
-        raise ValueError("early exit is for whole videos; leave out --window, or give --frames n")
-    saves_video = given.save is not None and given.save.lower().endswith(".mp4")
-    if given.fps is not None and given.window is None and not saves_video:
-        raise ValueError(f"--fps is {given.fps:g}; it is for --window and for --save *.mp4")
+def build_predictor(
+    weights: str,
+    network: Network,
+    *,
+    device: torch.device | None = None,
+    early_exit: Path | None = None,
+) -> Predictor:
+    """The predictor that the options of a command describe.
+
+    Args:
+        weights: name or path.
+        network: how it runs.
+        device: in place of that of ``network``.
+        early_exit: file of early exit.
+    """
+    from ffn.serve import Predictor
+
+    return Predictor(
+        weights,
+        device=find_device(network.device) if device is None else device,
+        runtime=network.runtime,
+        precision=network.precision,
+        fuse=not network.no_fuse,
+        pattern=network.pattern,
+        early_exit=early_exit,
+    )
 
 
-def _uses_early_exit(given: argparse.Namespace) -> bool:
-    return given.early_exit is not None or given.frames == "early_exit"
+def _refuse(choice: Choice, window: Window, picture: Picture, batch: Batch) -> None:
+    """Raise ValueError for options that would do nothing."""
+    saves_video = picture.save is not None and picture.save.lower().endswith(".mp4")
+    needs = {
+        "--step needs --window": window.step is not None and window.window is None,
+        "--fps needs --window or --save *.mp4": window.fps is not None
+        and not (window.window or saves_video),
+        "--heat-map needs --save": picture.heat_map and picture.save is None,
+        "--label and --layer need --heat-map": (picture.label or picture.layer)
+        and not picture.heat_map,
+        "--heat-map is not for --window": picture.heat_map and window.window is not None,
+        "early exit is for whole videos, without --window": choice.exits_early
+        and window.window is not None,
+        "--root, --batch-size, --workers and --timeout need --output": batch != Batch(),
+    }
+    for reason, applies in needs.items():
+        if applies:
+            raise ValueError(f"{reason}; add it, or leave the other out")
+
+
+def _videos(given: str) -> Iterator[str]:
+    """The videos in a folder, sorted; or the given file, folder of frames or address itself."""
+    from ffn.data.annotation_rows import is_video
+
+    found = []
+    if os.path.isdir(given):
+        found = sorted(entry.path for entry in os.scandir(given) if is_video(entry.name))
+    yield from found or [given]
+
+
+def _predict_files(
+    paths: Sequence[str],
+    targets: Sequence[Path | None],
+    predict_one: Callable[[str, Path | None], None],
+    report: TextOutput,
+) -> int:
+    """Predict one file after another; the number of those that could not be read."""
+    from ffn.data import VideoError
+
+    failed = 0
+    for path, target in zip(paths, targets, strict=True):
+        try:
+            predict_one(path, target)
+        except VideoError as error:
+            print(f"ffn predict: {error}", file=sys.stderr)
+            report.add_error(path, error.cause)
+            failed += 1
+    return failed
 
 
 def _prediction(
-    given: argparse.Namespace, predictor: Predictor
-) -> Callable[[str, Path | None, TextOutput], None]:
+    predictor: Predictor, choice: Choice, window: Window, picture: Picture, report: TextOutput
+) -> Callable[[str, Path | None], None]:
     """A function that predicts a video, draws it if there is a target, and reports it."""
     from ffn.serve import merge_windows
     from ffn.serve.clips import Windows
-    from ffn.serve.heat_maps import find_class
-    from ffn.serve.pictures import save, save_video
 
-    if not _uses_early_exit(given):
-        reader = predictor.reader(
-            given.frames, budget_ms=given.budget_ms, budget_gmacs=given.budget_gmacs
-        )
-    options = {"pattern": predictor.pattern, "fps": given.fps}
-    if given.label is not None:
-        find_class(given.label, predictor.classes)
+    reader = None if choice.exits_early else predictor.reader(**choice.options)
+    options = {"pattern": predictor.pattern, "fps": window.fps}
+    if picture.label is not None:
+        from ffn.serve.heat_maps import find_class
 
-    def whole(path: str, target: Path | None, report: TextOutput) -> None:
-        if _uses_early_exit(given):
+        find_class(picture.label, predictor.classes)
+
+    def whole(path: str, target: Path | None) -> None:
+        if reader is None:
             clip, prediction = predictor.predict_early_exit([path])[0]
         else:
             clip = reader.read(path)
             prediction = predictor.predict([clip])[0]
         if target is not None:
+            from ffn.serve.pictures import save
+
             heat = None
-            if given.heat_map:
-                label = given.label or prediction.top(1)[0][0]
-                heat = predictor.heat_map(clip, label=label, layer=given.layer)
+            if picture.heat_map:
+                label = picture.label or prediction.top(1)[0][0]
+                heat = predictor.heat_map(clip, label=label, layer=picture.layer)
             save(target, path, clip, prediction, heat=heat, **options)
         report.add(prediction)
 
-    def in_windows(path: str, target: Path | None, report: TextOutput) -> None:
+    def in_windows(path: str, target: Path | None) -> None:
+        windows = Windows(window.window, window.step, window.fps)
         found = list(predictor.predict_all(reader.read_windows(path, windows)))
         segments = merge_windows(found)
         if target is not None:
-            seen = [index for window in found for index in window.indices]
+            from ffn.serve.pictures import save_video
+
+            seen = [index for one in found for index in one.indices]
             save_video(target, path, segments, seen, **options)
         report.add_windows(found, segments)
 
-    if given.window is None:
-        return whole
-    windows = Windows(given.window, given.step, given.fps)
-    return in_windows
+    return whole if window.window is None else in_windows
 
 
-def _targets(given: argparse.Namespace) -> list[Path | None]:
+def _targets(
+    picture: Picture, window: Window, paths: Sequence[str], overwrite: bool
+) -> list[Path | None]:
     """The picture or video of each file that ``--save`` names; None without it.
 
     Raises:
@@ -160,139 +312,87 @@ def _targets(given: argparse.Namespace) -> list[Path | None]:
         FileExistsError: a file exists.
         OSError: a folder cannot be written.
     """
-    if given.save is None:
-        return [None] * len(given.files)
-    kind = Path(given.save).suffix.lower()
-    if kind not in PICTURES:
-        raise ValueError(f"--save is {given.save}; expected a file *{', *'.join(PICTURES)}")
-    if given.window is not None and kind != ".mp4":
-        raise ValueError(f"--save is {given.save}; with --window, expected a file *.mp4")
-    if len(given.files) > 1 and NAME not in given.save:
+    if picture.save is None:
+        return [None] * len(paths)
+    kind = Path(picture.save).suffix.lower()
+    allowed = PICTURES if window.window is None else (".mp4",)
+    if kind not in allowed:
+        raise ValueError(f"--save is {picture.save}; expected a file *{', *'.join(allowed)}")
+    names = [Path(os.path.abspath(path)).stem for path in paths]  # "." is a folder, too
+    targets = [Path(picture.save.replace(NAME, name)) for name in names]
+    if len({*targets}) < len(targets):
         raise ValueError(
-            f"--save is {given.save}, for {len(given.files)} files; put {NAME} into it, which is "
-            f"the name of the file, e.g. out/{NAME}{kind}"
+            f"--save is {picture.save}, one file for several videos; put {NAME} into it, which is "
+            f"the name of the video, e.g. out/{NAME}{kind}"
         )
-    names = [Path(os.path.abspath(path)).stem for path in given.files]  # "." is a folder, too
-    targets = [Path(given.save.replace(NAME, name)) for name in names]
-    repeated = [target for target in targets if targets.count(target) > 1]
-    if repeated:
-        raise ValueError(f"--save gives several files the name {repeated[0]}; predict them alone")
     for target in targets:
-        refuse_existing(target, given.overwrite, "--save", inputs=given.files)
+        refuse_existing(target, overwrite, "--save", inputs=paths)
     for folder in {target.parent for target in targets}:
         make_writable(folder)
     return targets
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=called_as("predict"),
-        description="Predict labels of videos, with any number of frames. Prints those of files; "
-        "with --output, writes those of a list of videos to a table, also under torchrun, and goes "
-        "on where a stopped call ended. Exit status: 0 predicted; 1 a file could not be read (with "
-        "--output, it is a row with its cause, and the status is 0); 2 error, with a message that "
-        "names the cause.",
-    )
-    option = parser.add_argument
-    option(
-        "files",
-        nargs="+",
-        metavar="FILE",
-        help="video files, folders of frames, or addresses as https://host/video.mp4; with "
-        "--output, one list of these: a csv with a column path, or a path per line",
-    )
-    option("--weights", required=True, help=WEIGHTS_HELP)
-    _add_frames(parser)
-    option("--top", type=positive_int, default=5, metavar="k", help="labels per file; default: 5")
-    _add_windows(parser)
-    _add_output(parser)
-    add_list_arguments(parser)
-    add_device_argument(parser)
-    add_network_arguments(parser)
-    add_imports_argument(parser)
-    return parser
+def _refuse_for_lists(
+    files: Sequence[str], choice: Choice, window: Window, picture: Picture
+) -> None:
+    """Raise ValueError for options that a list of videos does not take."""
+    if len(files) > 1:
+        raise ValueError(f"--output is for one list of videos; got {len(files)} files")
+    if choice.exits_early or window != Window() or picture != Picture():
+        raise ValueError(
+            "early exit, windows and pictures are not for lists of videos; leave out --output"
+        )
 
 
-def _add_frames(parser: argparse.ArgumentParser) -> None:
-    """Options that choose the number of frames."""
-    option = parser.add_mutually_exclusive_group().add_argument
-    option(
-        "--frames",
-        type=frames_auto_or_early_exit,
-        metavar="n",
-        help="frames of a clip; or auto: 8 per second, rounded up, none twice; or early_exit: more "
-        "only if few are not enough, by the early exit that is kept with the weights; default: the "
-        "largest trained count",
-    )
-    option(
-        "--budget-ms",
-        type=positive_number,
-        metavar="MS",
-        help="the most frames whose forward pass takes at most this time, by a measurement that is "
-        "made once",
-    )
-    option(
-        "--budget-gmacs",
-        type=positive_number,
-        metavar="G",
-        help="the most frames of at most so many giga multiply-accumulates",
-    )
-    option(
-        "--early-exit",
-        metavar="FILE",
-        help="as --frames early_exit, by this file of ffn early_exit for these weights",
+def _predict_list(
+    path: Path,
+    weights: str,
+    choice: Choice,
+    batch: Batch,
+    network: Network,
+    top: int,
+    world: World,
+) -> None:
+    from rich.console import Console
+    from rich.progress import Progress
+
+    from ffn.serve.batch import BatchOptions, VideoList, predict_batch
+
+    workers = _default_workers() if batch.workers is None else batch.workers
+    options = BatchOptions(
+        **choice.options,
+        labels=top,
+        batch_size=batch.batch_size,
+        workers=workers,
+        timeout=batch.timeout,
     )
 
+    def build(precision: str | None) -> Predictor:
+        chosen = replace(network, precision=precision or network.precision)
+        return build_predictor(weights, chosen, device=world.device)
 
-def _add_windows(parser: argparse.ArgumentParser) -> None:
-    """Options for long videos."""
-    option = parser.add_argument
-    option(
-        "--window",
-        type=positive_number,
-        metavar="SECONDS",
-        help="predict windows of this length, and join those with the same label to segments",
-    )
-    option(
-        "--step",
-        type=positive_number,
-        metavar="SECONDS",
-        help="from the start of a window to that of the next; default: half a window",
-    )
-    option(
-        "--fps",
-        type=positive_number,
-        metavar="n",
-        help="frames per second of folders of frames, which have no times",
-    )
+    console = Console(stderr=True)
+    hidden = not (world.is_main and console.is_terminal)
+    with Progress(console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("predicting", total=None)
+        result = predict_batch(
+            build,
+            VideoList.read(path, batch.root),
+            batch.output,
+            options,
+            rank=world.rank,
+            size=world.size,
+            progress=lambda done, total: bar.update(task, completed=done, total=total),
+        )
+    if world.is_main:
+        kept = f", {result.kept} of them by an earlier call" if result.kept else ""
+        errors = f"; {result.errors} could not be read, see its column error"
+        print(f"{batch.output}: {result.videos} videos{kept}{errors if result.errors else ''}")
 
 
-def _add_output(parser: argparse.ArgumentParser) -> None:
-    """Options about what is printed and written."""
-    option = parser.add_argument
-    option(
-        "--format",
-        choices=("text", "json", "csv"),
-        default="text",
-        help="text for people, the default; json: an object per line and file; csv: a table",
-    )
-    option(
-        "--save",
-        metavar="PICTURE",
-        help="also write *.png or *.gif, the frames that the network saw with the labels, or "
-        f"*.mp4, the video with its labels; {NAME} stands for the name of a file",
-    )
-    option(
-        "--heat-map",
-        action="store_true",
-        help="draw over the frames of --save where the network sees evidence for the label "
-        "(Grad-CAM)",
-    )
-    option("--label", metavar="CLASS", help="class of the heat map; default: the most probable")
-    option(
-        "--layer",
-        metavar="NAME",
-        help="layer whose feature map the heat map is made of, e.g. net.layer3; default: the last "
-        "with more than one position per frame",
-    )
-    option("--overwrite", action="store_true", help="replace files of --save or --output")
+def _default_workers() -> int:
+    """Processes that decode, for each process of this machine: its share of the cores but one."""
+    from ffn.engine.jobs import usable_cores
+
+    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    return min(MAX_DEFAULT_WORKERS, max(1, usable_cores() // processes - 1))
