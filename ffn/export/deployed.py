@@ -206,9 +206,9 @@ def describe(
 
 
 def dtype_of(network: nn.Module) -> torch.dtype:
-    """The precision of most parameters: of a fused network in bf16, some layers stay in fp32."""
+    """The precision of a network: of a fused one in bf16, some layers stay in fp32."""
     dtypes = [p.dtype for p in network.parameters()]
-    return max(dtypes, key=dtypes.count, default=torch.float32)
+    return min(dtypes, key=lambda dtype: dtype.itemsize, default=torch.float32)
 
 
 def _resize(x: Tensor, size: tuple[int, int]) -> Tensor:

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from PIL import Image
 from serve_files import save_network, write_video
 
 import ffn
-from ffn.cli.predict import main
+from ffn.cli import main
 from ffn.serve import Predictor, merge_windows
 from ffn.zoo import save_weights
 
@@ -41,7 +42,7 @@ def home(tmp_path, monkeypatch) -> None:
 
 
 def predict(capsys, weights, *words: object) -> tuple[int, str, str]:
-    status = main([*map(str, words), "--weights", str(weights), "--precision", "fp32"])
+    status = main(["predict", *map(str, words), "--weights", str(weights), "--precision", "fp32"])
     return status, *capsys.readouterr()
 
 
@@ -58,7 +59,7 @@ def test_json_lines(capsys, weights, videos) -> None:
         expected = predictor(path, frames=4)
         assert [(one["label"], one["probability"]) for one in found["labels"]] == expected.top()
         assert (found["path"], found["frames"], found["sub_network"]) == (path, 4, 4)
-        assert found["network"] == "fused, fp32"
+        assert found["network"] == "torch, fp32"
         assert found["decode_ms"] > 0
 
 
@@ -90,7 +91,7 @@ def test_windows(capsys, weights, videos) -> None:
 
     _, out, _ = predict(capsys, weights, *words)
     first, *lines = out.splitlines()
-    assert first.startswith(f"{videos[0]}: 5 windows of 2 s, 4 frames, sub-network 4, fused, fp32")
+    assert first.startswith(f"{videos[0]}: 5 windows of 2 s, 4 frames, sub-network 4, torch, fp32")
     assert len(lines) == len(segments)
     for line, segment in zip(lines, segments, strict=True):
         times = rf"\s+{segment.start:.2f} - +{segment.end:.2f} s +"
@@ -150,56 +151,53 @@ def strip_times(text: str) -> str:
     return re.sub(r"[\d.]+ ms", "", text)
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        ("A --heat-map", "--heat-map is drawn into a picture; add --save *.png, *.gif or *.mp4"),
-        ("A --heat-map --window 1 --save out.mp4", "--heat-map is not for --window"),
-        ("A --label up --save out.png", "--label is for --heat-map; add it"),
-        ("A --layer net --save out.png", "--layer is for --heat-map; add it"),
-        ("A --heat-map --label u --save out.png", "label is 'u', none of the 3 classes"),
-        ("A --heat-map --layer net.x --save out.png", "there is no layer 'net.x'; similar: net"),
-        ("LIST --output o.csv --heat-map", "--heat-map is not for lists of videos"),
-        ("LIST --output o.csv --label up", "--label is not for lists of videos"),
-        ("A --save out.jpg", "--save is out.jpg; expected a file *.png, *.gif, *.mp4"),
-        ("A --window 2 --save out.png", "with --window, expected a file *.mp4"),
-        ("A B --save out.png", "--save is out.png, for 2 files; put {name} into it"),
-        ("A A --save {name}.png", "--save gives several files the name a.png"),
-        ("LIST", "list.txt is no video; for a list of videos, add --output TABLE.csv"),
-        ("A --step 1", "--step is 1; it needs --window, their length"),
-        ("A --window 1 --step 2", "step is 2 s, the window 1 s"),
-        ("A --window 0", "argument --window: '0' is not a number above 0"),
-        ("A --fps nan", "argument --fps: 'nan' is not a number above 0"),
-        ("A --budget-ms -2", "argument --budget-ms: '-2' is not a number above 0"),
-        ("A --save A --overwrite", "a.mp4 is what the command reads; choose another --save"),
-        ("LIST --output LIST --overwrite", "list.txt is what the command reads; choose another"),
-        ("A --fps 5", "--fps is 5; it is for --window and for --save *.mp4"),
-        ("A --window 1 --step 0.0000001", "windows with a step of 1e-07 s; at most"),
-        ("A --workers 1", "--workers is for lists of videos; add --output TABLE.csv"),
-        ("A B --output o.csv", "--output is for one list of videos; got 2 files"),
-        ("A --output o.csv --window 1", "--window is not for lists of videos"),
-        ("A --output o.csv --fps 5", "--fps is not for lists of videos"),
-        ("LIST --output o.csv --format json", "--format json is not for lists of videos"),
-        ("list.csv --output o.csv", "list list.csv does not exist"),
-        (". --output o.csv", "list . is a folder; expected a csv, or a path per line"),
-        ("LIST --output o.xls", "the table is o.xls; expected a file *.csv or *.parquet"),
-        ("A --device cpu --cuda-graphs", "CUDA graphs are for fused networks on a CUDA device"),
-        ("LIST --output o.csv --workers -1", "'-1' is not an integer of 0 or more"),
-        ("LIST --output o.csv --timeout 0", "argument --timeout: '0' is not a number above 0"),
-        ("LIST --output o.csv --timeout 1e9", "timeout is 1e+09; expected more than 0 s and at"),
-    ],
-)
-def test_wrong_options(capsys, weights, videos, tmp_path, monkeypatch, words, message) -> None:
+def test_a_folder_of_videos(capsys, weights, videos, tmp_path) -> None:
+    for path in videos:
+        (tmp_path / Path(path).name).symlink_to(path)
+    (tmp_path / "broken.mp4").write_text("no video")
+    (tmp_path / "notes.txt").write_text("not listed")
+    status, out, err = predict(capsys, weights, tmp_path, "--format", "json")
+    assert status == 1
+    rows = {Path(row["path"]).name: row for row in map(json.loads, out.splitlines())}
+    assert list(rows) == ["a.mp4", "b.mp4", "broken.mp4"]
+    assert [name for name, row in rows.items() if "error" in row] == ["broken.mp4"]
+
+    status, out, _ = predict(capsys, weights, tmp_path / "notes.txt", videos[0], "--format", "json")
+    assert status == 1
+    assert ["error" in json.loads(line) for line in out.splitlines()] == [True, False]
+
+
+def test_options_without_effect_and_wrong_values(
+    capsys, weights, videos, tmp_path, monkeypatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "list.txt").write_text(videos[0])
-    words = words.replace("LIST", "list.txt").replace("A", videos[0]).replace("B", videos[1])
-    try:
+    for words, value in (
+        ("", "FILE"),
+        ("A --heat-map", "--save"),
+        ("A --heat-map --window 1 --save out.mp4", "--window"),
+        ("A --label up --save out.png", "--heat-map"),
+        ("A --heat-map --label u --save out.png", "'u'"),
+        ("A --save out.jpg", "out.jpg"),
+        ("A --window 2 --save out.png", ".mp4"),
+        ("A B --save out.png", "{name}"),
+        ("A --step 1", "--window"),
+        ("A --window 0", "--window"),
+        ("A --save A --overwrite", "a.mp4"),
+        ("A --fps 5", "--window"),
+        ("A --workers 1", "--output"),
+        ("A B --output o.csv", "2 files"),
+        ("A --output o.csv --window 1", "windows"),
+        ("list.csv --output o.csv", "list.csv"),
+        ("LIST --output o.xls", "o.xls"),
+        ("A --no-fuse --runtime openvino", "openvino"),
+        ("A --frames 0", "--frames"),
+    ):
+        words = words.replace("LIST", "list.txt").replace("A", videos[0]).replace("B", videos[1])
         status, out, err = predict(capsys, weights, *words.split())
-    except SystemExit as error:
-        status, (out, err) = error.code, capsys.readouterr()
-    assert (status, out) == (2, "")
-    assert message in err
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith(("o.", "out"))]
+        assert (status, out) == (2, ""), words
+        assert value in err, (words, err)
+        assert not [path for path in tmp_path.iterdir() if path.name.startswith(("o.", "out"))]
 
 
 def test_weights_with_nan(capsys, weights, videos, tmp_path) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
@@ -14,7 +12,6 @@ import torch
 from PIL import Image
 
 import ffn
-from ffn.cli.predict import main
 from ffn.data import EvalTransform, Preprocessing, VideoError, decode, segment_center
 from ffn.serve import Predictor
 from ffn.zoo import create_model, save_weights
@@ -148,76 +145,6 @@ def test_unreadable_video_and_zero_frames_are_errors(weights, video, tmp_path):
         predictor(tmp_path / "none.mp4")
     with pytest.raises(ValueError, match="frames is 0"):
         predictor(video, frames=0)
-
-
-# The command.
-
-
-def test_command_prints_labels_and_times(weights, mp4, video, capsys):
-    assert main([str(mp4), str(video), "--weights", str(weights), "--frames", "3"]) == 0
-
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 * (1 + 3)
-    assert re.match(rf"{mp4}: 3 frames, sub-network 2, fused, (fp32|bf16), decode ", lines[0])
-    best, probability = Predictor(weights)(mp4, frames=3).top(1)[0]
-    assert lines[1].split() == [f"{probability:.2%}", best]
-
-
-def test_command_reports_unreadable_files_and_labels_the_others(weights, video, tmp_path, capsys):
-    bad = tmp_path / "bad.mp4"
-    bad.write_bytes(b"not a video")
-    command = [str(bad), str(video), str(tmp_path / "gone.mp4"), "--weights", str(weights)]
-
-    assert main([*command, "--top", "1"]) == 1
-
-    printed = capsys.readouterr()
-    assert printed.out.startswith(f"{video}: 8 frames (the largest trained count), sub-network 8")
-    assert len(printed.out.splitlines()) == 2
-    assert str(bad) in printed.err
-    assert "gone.mp4: no such file" in printed.err
-    assert "2 of 3 files could not be read" in printed.err
-
-
-def test_command_without_weights_is_an_error(video, tmp_path, capsys):
-    assert main([str(video), "--weights", str(tmp_path / "none.pt")]) == 2
-    assert "no file" in capsys.readouterr().err
-    assert main([str(video), "--weights", "tsm_none"]) == 2
-    assert "no weights" in capsys.readouterr().err
-    command = [str(video), "--weights", "tsm_none", "--imports", "no_such_package"]
-    assert main(command) == 2
-    assert "cannot import 'no_such_package'" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("name", ["tea_r50.sthv1_f16", "missing.safetensors/x.pt"])
-def test_command_reports_errors_of_the_system_in_one_line(
-    name, video, tmp_path, monkeypatch, capsys
-):
-    (tmp_path / "missing.safetensors").touch()
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("FFN_HOME", str(tmp_path / "missing.safetensors"))
-    assert main([str(video), "--weights", name]) == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("ffn predict: ")
-    assert "FFN_HOME" in line or name in line
-
-
-def test_command_labels_videos_without_a_folder_to_write(
-    weights, video, tmp_path, monkeypatch, capsys, caplog
-):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FFN_HOME", str(tmp_path / "file/x"))
-    # Without fast bf16, there is no measurement to keep.
-    runner = importlib.import_module("ffn.export.runner")  # ffn.export is the function
-    monkeypatch.setattr(runner, "has_bf16", lambda: True)
-    assert main([str(video), "--weights", str(weights), "--device", "cpu"]) == 0
-    assert "file/x/runtimes.json: Not a directory" in caplog.text
-    assert "FFN_HOME" in caplog.text
-
-
-def test_frames_is_at_least_one(video, weights, capsys):
-    with pytest.raises(SystemExit):
-        main([str(video), "--weights", str(weights), "--frames", "0"])
-    assert "'0' is not an integer of 1 or more" in capsys.readouterr().err
 
 
 def test_misuse_says_what_is_allowed(weights, video):

@@ -11,7 +11,7 @@ import pytest
 import torch
 from serve_files import PREPROCESSING, save_network, write_video
 
-from ffn.cli.predict import main
+from ffn.cli import main
 from ffn.evaluation.early_exit import EarlyExit
 from ffn.serve import Predictor
 from ffn.serve.clips import ClipReader
@@ -168,7 +168,7 @@ def test_early_exit_kept_with_its_weights(
     video = write_video(tmp_path / "video.mp4", footages[0], rate=20)
 
     given = [str(video), "--weights", str(kept), "--precision", "fp32", "--frames", "early_exit"]
-    assert main([*given, "--format", "json"]) == 0
+    assert main(["predict", *given, "--format", "json"]) == 0
 
     expected = predictor(video, frames="early_exit")
     assert json.loads(capsys.readouterr().out)["why"] == expected.why
