@@ -1,120 +1,199 @@
-"""``tools/export.py --weights W --frames T --to onnx``: export a network to a file."""
+"""Export trained weights to files that run without ffn."""
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from ffn.cli.arguments import (
-    WEIGHTS_HELP,
-    add_imports_argument,
-    frame_count,
-    load_imports,
-    positive_int,
-)
-from ffn.cli.calibration import CLIPS, is_config, read_calibration
-from ffn.cli.program import Parser, called_as, fail, program
+from cyclopts import Group, Parameter
+from cyclopts.types import ExistingPath, PositiveInt
+
+from ffn.cli.arguments import FrameCount, Imports, Overwrite, Weights, refuse_existing
+from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from ffn.data import Preprocessing, Record
     from ffn.export import Calibration
     from ffn.zoo import WeightRecord
 
-HELD_OUT_CLIPS = 512
+CALIBRATION_CLIPS, HELD_OUT_CLIPS = 256, 512  # at most
+SEED = 0  # of the choice of clips
+
+_INT8 = Parameter(group=Group("int8"))
 
 
-@program("export", "the same command starts again")
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Parse, load, export, print the report; returns 2 on an error."""
-    given = _parser().parse_args(arguments)
+def export(
+    *,
+    weights: Weights,
+    frames: FrameCount | None = None,
+    all_frames: bool = False,
+    to: str | None = None,
+    output: Path | None = None,
+    preprocess: bool = False,
+    probabilities: bool = False,
+    dynamic_frames: bool = False,
+    size: PositiveInt | None = None,
+    int8: Annotated[bool, _INT8] = False,
+    calibration: Annotated[ExistingPath | None, _INT8] = None,
+    root: Annotated[str | None, _INT8] = None,
+    overwrite: Overwrite = False,
+    imports: Imports = None,
+) -> None:
+    """Export weights to a file that runs without ffn, for any batch size.
 
-    from ffn.data import VideoError
-    from ffn.export import ExportError, export, export_all
-    from ffn.zoo import WeightsError, load_with_record
+    The file is compared with the network. Of a frame-flexible network, the sub-network for
+    --frames is exported.
 
-    try:
-        load_imports(given)
-        _check_arguments(given)
-        model, record = load_with_record(given.weights)
-        options: dict[str, Any] = {
-            "to": given.to,
-            "size": given.size,
-            "preprocess": given.preprocess,
-            "probabilities": given.probabilities,
-            "dynamic_frames": given.dynamic_frames,
-            "record": _with_hash(record, given.weights).to_dict(),
-            "overwrite": given.overwrite,
-        }
-        if given.calibration:
-            options["calibration"] = _calibration(given, record)
-        output = given.output or _default_output(record.name, given)
-        if given.all_frames:
-            report = export_all(model, output, **{**options, "to": given.to or "onnx"})
-        else:
-            report = export(model, output, frames=given.frames, **options)
-    except (ValueError, OSError, ImportError, ExportError, WeightsError, VideoError) as error:
-        return fail("export", error)
-    print(report)
-    return 0
-
-
-def _check_arguments(given: argparse.Namespace) -> None:
-    if (given.frames is None) != given.all_frames:
+    Args:
+        frames: Frames of a clip.
+        all_frames: Write a folder with a file per trained count and an index; ONNX files share
+            their weights.
+        to: torch (torch.export, .pt2), onnx, or aotinductor (.aoti.pt2); default: by the suffix of
+            the output, of a folder onnx.
+        output: Default: the name of the weights, with --to.
+        preprocess: The file takes uint8 RGB frames (B, T, H, W, 3) of any size, and resizes, crops
+            and normalizes them.
+        probabilities: The file returns probabilities.
+        dynamic_frames: The file takes clips of any length, not only T.
+        size: Height and width of a clip; default: the trained crop.
+        int8: Quantize an ONNX file; needs --calibration.
+        calibration: Annotation list, or a folder per class: half of the videos set the ranges, the
+            others compare int8 with fp32.
+        root: Folder that relative paths of the list start from; default: its folder.
+    """
+    if (frames is None) != all_frames:
         raise ValueError("give either --frames T, for one file, or --all-frames, for a folder")
-    if not given.output and not given.to:
+    if output is None and to is None:
         raise ValueError("give --output FILE, or the format with --to torch|onnx|aotinductor")
-    if given.int8 != bool(given.calibration):
-        raise ValueError("--int8 and --calibration belong together: name a config or a list")
-    unused = {
-        "--calibration-clips": given.calibration_clips,
-        "--held-out-clips": given.held_out_clips,
-        "--seed": given.seed,
-        "--root": given.root,
+    if int8 != (calibration is not None) or (int8 and (all_frames or size)):
+        raise ValueError("--int8 and --calibration belong together, for one file of trained size")
+    import_extensions(imports or [])
+    from ffn.export import export as export_file
+    from ffn.export import export_all
+    from ffn.zoo import load_with_record
+
+    model, record = load_with_record(weights)
+    output = output or _default_output(record.name, frames, to, int8=int8)
+    refuse_existing(output, overwrite, "--output", inputs=[weights])
+    options: dict[str, Any] = {
+        "to": to,
+        "size": size,
+        "preprocess": preprocess,
+        "probabilities": probabilities,
+        "dynamic_frames": dynamic_frames,
+        "record": _with_hash(record, weights).to_dict(),
+        "overwrite": overwrite,
     }
-    named = [name for name, value in unused.items() if value is not None]
-    if named and not given.int8:
-        raise ValueError(f"{', '.join(named)}: of --int8 only; add it, or leave them out")
-    if given.root and (is_config(given.calibration[0]) or Path(given.calibration[0]).is_dir()):
-        raise ValueError(
-            "--root is for the paths of a list of --calibration; a config has data.root, and a "
-            "folder per class has its videos in it"
-        )
-    if given.all_frames and given.output and not given.to and Path(given.output).suffix:
-        raise ValueError(
-            f"--all-frames writes a folder, and --output {given.output} has the suffix of a file; "
-            "name the format of the files with --to"
-        )
-    if given.int8 and (given.all_frames or given.size):
-        raise ValueError("--int8 takes neither --all-frames nor --size; export one file")
+    if all_frames:
+        print(export_all(model, output, **{**options, "to": to or "onnx"}))
+        return
+    if int8:
+        options["calibration"] = read_calibration(calibration, record, frames, preprocess, root)
+    print(export_file(model, output, frames=frames, **options))
 
 
-def _calibration(given: argparse.Namespace, record: WeightRecord) -> Calibration:
-    from ffn.data import Preprocessing
+def read_calibration(
+    path: Path, record: WeightRecord, frames: int, preprocess: bool, root: str | None = None
+) -> Calibration:
+    """Calibration clips and held-out ones of the videos of a list, in a fixed random order.
 
-    return read_calibration(
-        given.calibration,
-        classes=record.classes,
-        preprocessing=Preprocessing.from_dict(record.preprocessing),
-        pattern=record.options("data").get("frame_pattern"),
-        frames=given.frames,
-        root=given.root,
-        as_frames=given.preprocess,
-        clips=given.calibration_clips,
-        held_out=given.held_out_clips or HELD_OUT_CLIPS,
-        seed=given.seed or 0,
-    )
+    Args:
+        path: annotation list, or a folder per class.
+        record: of the weights.
+        frames: T.
+        preprocess: inputs are uint8 frames (1, T, H, W, 3) instead of normalized clips.
+        root: folder that relative paths of the list start from; default: that of the list.
+
+    Raises:
+        ValueError: the list is invalid, or has fewer than two videos.
+    """
+    import numpy as np
+
+    from ffn.data import Preprocessing, read_annotations
+    from ffn.export import Calibration
+
+    options = {} if path.is_dir() else {"root": root}
+    videos = read_annotations(path, classes=record.classes, **options)[0]
+    order = np.random.default_rng(SEED).permutation(len(videos)).tolist()
+    half = min(CALIBRATION_CLIPS, len(videos) // 2)
+    if half == 0:
+        raise ValueError(f"{path} has {len(videos)} videos; int8 needs two or more")
+    settings = Preprocessing.from_dict(record.preprocessing)
+    pattern = record.options("data").get("frame_pattern")
+
+    def inputs(numbers: Sequence[int]) -> Inputs:
+        chosen = [videos[n] for n in numbers]
+        return Inputs(chosen, frames, settings, pattern, as_frames=preprocess)
+
+    return Calibration(inputs(order[:half]), _Labelled(inputs(order[half : half + HELD_OUT_CLIPS])))
 
 
-def _default_output(name: str, given: argparse.Namespace) -> str:
+class Inputs(Sequence["Tensor"]):
+    """Inputs of an exported file, (1, …) each, by the test rule; read when they are needed.
+
+    Args:
+        videos: the records.
+        frames: T.
+        preprocessing: of the network.
+        pattern: file names in folders of frames; None for the default.
+        as_frames: uint8 frames (1, T, H, W, 3) instead of normalized clips.
+    """
+
+    def __init__(
+        self,
+        videos: Sequence[Record],
+        frames: int,
+        preprocessing: Preprocessing,
+        pattern: str | None,
+        *,
+        as_frames: bool,
+    ) -> None:
+        from ffn.data import EvalTransform, Normalize
+
+        self.videos, self._frames, self._rule = videos, frames, preprocessing.sampling
+        self._pattern = {} if pattern is None else {"pattern": pattern}
+        self._transform, self._normalize = EvalTransform(preprocessing), Normalize(preprocessing)
+        self._as_frames = as_frames
+
+    def __len__(self) -> int:
+        return len(self.videos)
+
+    def __getitem__(self, index: int) -> Tensor:
+        from ffn.data import open_video, sample_views
+
+        record = self.videos[index]
+        video = open_video(record.path, frames=record.frames, **self._pattern)
+        usable = range(len(video))
+        if record.start is not None or record.end is not None:
+            usable = video.between(record.start, record.end)
+        indices = sample_views(len(usable), (self._frames,), rule=self._rule)[self._frames]
+        frames = video.read([usable[i] for i in indices])
+        if self._as_frames:
+            return frames[None]
+        return self._normalize(self._transform(frames).transpose(0, 1)[None])
+
+
+class _Labelled:
+    """Inputs with their labels; read once or more."""
+
+    def __init__(self, inputs: Inputs) -> None:
+        self._inputs = inputs
+
+    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
+        return zip(self._inputs, (video.label for video in self._inputs.videos), strict=True)
+
+
+def _default_output(name: str, frames: int | None, to: str, *, int8: bool) -> Path:
     """``NAME.frames_8.onnx``, or the folder ``NAME.onnx``, in the current folder."""
     from ffn.export.formats import suffix_of
 
     name = Path(name.replace("\\", "/")).name  # a record of others may have any name
-    count = "" if given.all_frames else f".frames_{given.frames}"
-    count += ".int8" if given.int8 else ""
-    return f"{name}{count}{suffix_of(given.to)}"
+    count = "" if frames is None else f".frames_{frames}"
+    return Path(f"{name}{count}{'.int8' * int8}{suffix_of(to)}")
 
 
 def _with_hash(record: WeightRecord, weights: str) -> WeightRecord:
@@ -124,75 +203,3 @@ def _with_hash(record: WeightRecord, weights: str) -> WeightRecord:
     if record.sha256 is not None or not Path(weights).is_file():
         return record
     return replace(record, sha256=sha256_of(Path(weights)))
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        prog=called_as("export"),
-        description="Export trained weights to a file that runs without ffn, for any batch size, "
-        "and compare the file with the network. Of a frame-flexible network, the sub-network for T "
-        "frames is exported.",
-    )
-    option = parser.add_argument
-    option("--weights", required=True, help=WEIGHTS_HELP)
-    option("--frames", type=frame_count, metavar="T", help="frames of a clip")
-    option(
-        "--all-frames",
-        action="store_true",
-        help="write a folder with a file per trained count and an index; ONNX files share weights",
-    )
-    option(
-        "--to",
-        metavar="FORMAT",
-        help="torch (torch.export, .pt2), onnx, or aotinductor (.aoti.pt2); default: by the suffix "
-        "of the output, of a folder onnx",
-    )
-    option("--output", metavar="FILE", help="default: the name of the weights, with --to")
-    option(
-        "--preprocess",
-        action="store_true",
-        help="the file takes uint8 RGB frames (B, T, H, W, 3) of any size, and resizes, crops and "
-        "normalizes them",
-    )
-    option("--probabilities", action="store_true", help="the file returns probabilities")
-    option(
-        "--dynamic-frames",
-        action="store_true",
-        help="the file takes clips of any length, not only T",
-    )
-    option(
-        "--size",
-        type=positive_int,
-        metavar="PX",
-        help="height and width of a clip; default: the trained crop",
-    )
-    _add_int8_arguments(parser)
-    option("--overwrite", action="store_true", help="replace an existing file")
-    add_imports_argument(parser)
-    return parser
-
-
-def _add_int8_arguments(parser: argparse.ArgumentParser) -> None:
-    option = parser.add_argument
-    option("--int8", action="store_true", help="quantize an ONNX file; needs --calibration")
-    option(
-        "--calibration",
-        nargs="+",
-        metavar="SOURCE",
-        help="CONFIG [key=value ...]: calibrate with training clips, compare with validation "
-        "clips; or LIST [LIST]: annotations for the one, and for the other",
-    )
-    option("--root", help="folder that relative paths of LIST start from; default: its folder")
-    option(
-        "--calibration-clips",
-        type=positive_int,
-        metavar="N",
-        help=f"clips that set the int8 ranges; default: {CLIPS}, or half of a single list",
-    )
-    option(
-        "--held-out-clips",
-        type=positive_int,
-        metavar="N",
-        help=f"other clips, to compare int8 with fp32; default: {HELD_OUT_CLIPS}",
-    )
-    option("--seed", type=int, help="of the choice of clips; default: 0")

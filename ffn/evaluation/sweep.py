@@ -9,8 +9,7 @@ from __future__ import annotations
 import datetime
 import importlib.metadata
 import platform
-from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -26,7 +25,7 @@ from ffn.evaluation.cost import (
     measure_latency,
 )
 from ffn.evaluation.results import Predictions, Row, Sweep
-from ffn.export import Calibration, InferenceRunner
+from ffn.export import InferenceRunner
 
 
 def evaluate(
@@ -96,7 +95,6 @@ def sweep(
     precision: str = "fp32",
     fused: bool = False,
     runtime: str = "torch",
-    calibrate: Callable[[int, tuple[int, int]], Calibration] | None = None,
     latency: bool = True,
     keep_logits: bool = False,
     batch_size: int | None = None,
@@ -113,12 +111,9 @@ def sweep(
         name: of the network or its weights.
         trained_frames: frame counts that a plain network was trained at, or their ranges, for the
             figure; a frame-flexible network has its own.
-        precision: "fp32", "bf16" or "fp16"; or, in one process, "auto": the fastest on this device,
-            or "int8": quantized sub-networks in ONNX Runtime, on a CPU.
+        precision: "fp32", "bf16" or "fp16"; or, in one process, "auto": the fastest on this device.
         fused: test the fused sub-networks (``ffn.fuse``), as ``ffn.Predictor`` runs them.
         runtime: what runs the fused networks, see :class:`ffn.export.InferenceRunner`.
-        calibrate: clips of T frames of H x W pixels, for T and (H, W), which set the ranges of
-            int8.
         latency: also measure the latency of one clip.
         keep_logits: keep all logits on rank 0, for :func:`~ffn.evaluation.save_predictions`.
         batch_size: see :func:`evaluate`.
@@ -126,21 +121,20 @@ def sweep(
 
     Raises:
         FloatingPointError, RuntimeError: see :func:`evaluate`.
-        ValueError: "auto" in several processes, which could choose differently; "int8" in several
-            processes, or without ``calibrate``; or as :func:`evaluate`.
-        ImportError, ExportError: a network cannot be quantized, see :func:`ffn.export`.
+        ValueError: "auto" in several processes, which could choose differently; or as
+            :func:`evaluate`.
+        ImportError: a runtime is not installed.
     """
-    if precision in ("auto", "int8") and process_count() > 1:
+    if "auto" in (precision, runtime) and process_count() > 1:
         raise ValueError(
-            f'precision is "{precision}" in several processes; choose "fp32" or "bf16"'
+            f'precision is "{precision}", runtime "{runtime}" in several processes, which could '
+            'choose differently; choose "fp32" or "bf16", and "torch"'
         )
     if isinstance(model, FrameFlexible):
         trained_frames = model.ranges
     if trained_frames is not None:
         trained_frames = all_trained_frames(trained_frames)
-    run = InferenceRunner(
-        model, runtime=runtime, precision=precision, fused=fused, calibrate=calibrate
-    )
+    run = InferenceRunner(model, runtime=runtime, precision=precision, fused=fused)
     outputs = collect(model, loader, run, batch_size, keep_logits=keep_logits, progress=progress)
     cost = None
     if is_first():
@@ -186,14 +180,11 @@ def _rows(model: nn.Module, outputs: Outputs, run: InferenceRunner | None) -> tu
 
 
 def _measured(model: nn.Module, run: InferenceRunner) -> dict[str, Any]:
-    """Date, device, precision and library versions; of int8, how each count was quantized."""
+    """Date, device, precision and library versions."""
     versions = {"python": platform.python_version(), "torch": str(torch.__version__)}
-    int8 = {}
     packages = ["frame-flexible", "timm"]
     if run.runtime in ("onnxruntime", "openvino"):
         packages.append(run.runtime)
-    if run.reports:
-        int8 = {"int8": {str(frames): asdict(report) for frames, report in run.reports.items()}}
     for package in packages:
         try:
             versions[package] = importlib.metadata.version(package)
@@ -204,5 +195,4 @@ def _measured(model: nn.Module, run: InferenceRunner) -> dict[str, Any]:
         "device": describe_device(next(model.parameters()).device),
         "precision": run.precision,
         "versions": versions,
-        **int8,
     }

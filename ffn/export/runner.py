@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import tempfile
 import threading
 import time
 from collections import OrderedDict
@@ -17,11 +16,8 @@ from torch import Tensor, nn
 
 from ffn.core import FrameFlexible
 from ffn.devices import describe_device, has_bf16
-from ffn.export.exporter import export
-from ffn.export.formats import ExportError, Run, require
+from ffn.export.formats import ExportError, Run
 from ffn.export.fuse import TOLERANCE, FuseError
-from ffn.export.int8 import Calibration, Int8Report
-from ffn.export.onnx_format import open_session
 from ffn.export.runtimes import PRECISIONS, RUNTIMES, takes_any_frames, unavailable
 from ffn.files import write_text
 from ffn.version import __version__
@@ -51,16 +47,11 @@ class InferenceRunner:
         model: in eval mode.
         runtime: "torch", "compile" (``torch.compile``; the first clip of every shape takes long),
             "onnxruntime", "openvino", or "auto": the fastest of those that are installed.
-        precision: "fp32", "bf16", "fp16", "auto", or "int8": quantized in ONNX Runtime. On a CPU
-            with fast bf16 operators, "auto" is measured; on other CPUs it is fp32; on CUDA bf16,
-            or fp16 on cards without it.
+        precision: "fp32", "bf16", "fp16" or "auto". On a CPU with fast bf16 operators, "auto" is
+            measured; on other CPUs it is fp32; on CUDA bf16, or fp16 on cards without it.
         fused: False runs the model as trained in torch, under autocast for a precision other than
             fp32.
-        calibrate: for int8: clips for T and (H, W).
         cache: folder of the file with measurements; None: every process measures.
-
-    Attributes:
-        reports: of int8, the comparison with fp32 per T.
 
     Raises:
         ValueError: an unknown runtime or precision, or one that this device or ``fused`` excludes.
@@ -74,13 +65,11 @@ class InferenceRunner:
         runtime: str = "torch",
         precision: str = "auto",
         fused: bool = True,
-        calibrate: Callable[[int, tuple[int, int]], Calibration] | None = None,
         cache: Path | None = None,
     ) -> None:
         self.device = next((p.device for p in model.parameters()), torch.device("cpu"))
         self.runtime, self.precision, self.fused = runtime, precision, fused
-        self.reports: dict[int, Int8Report] = {}
-        self._model, self._cache, self._calibrate = model, cache, calibrate
+        self._model, self._cache = model, cache
         self._time = model.frame_dim if isinstance(model, FrameFlexible) else 2
         self._runs: OrderedDict[tuple, Run] = OrderedDict()
         self._checked: dict[tuple, Run] = {}  # the one that answers, per T
@@ -107,17 +96,11 @@ class InferenceRunner:
         return self._model.select(frames) if isinstance(self._model, FrameFlexible) else None
 
     def _check_options(self) -> None:
-        allowed = {"runtime": ("auto", *RUNTIMES), "precision": ("auto", *PRECISIONS, "int8")}
+        allowed = {"runtime": ("auto", *RUNTIMES), "precision": ("auto", *PRECISIONS)}
         for name, values in allowed.items():
             if getattr(self, name) not in values:
                 raise ValueError(f'{name} is "{getattr(self, name)}"; allowed: {", ".join(values)}')
         device = self.device.type
-        if self.precision == "int8":
-            self.runtime = "onnxruntime" if self.runtime == "auto" else self.runtime
-            if self._calibrate is None or self.runtime != "onnxruntime":
-                raise ValueError(
-                    'precision is "int8"; it needs runtime="onnxruntime" and calibration clips'
-                )
         if not self.fused and self.runtime != "torch":
             raise ValueError(
                 f"runtime is {self.runtime}, which runs fused networks; leave out fuse=False "
@@ -139,8 +122,6 @@ class InferenceRunner:
 
     def _precisions(self, runtime: str) -> list[str]:
         """The precisions of a runtime that are candidates here; none if it lacks the given one."""
-        if self.precision == "int8":
-            return ["int8"] * (runtime == "onnxruntime")
         has = {"onnxruntime": ("fp32",), "openvino": ("fp32", "bf16")}.get(runtime, (*PRECISIONS,))
         if self.precision != "auto":
             return [self.precision] * (self.precision in has)
@@ -162,7 +143,7 @@ class InferenceRunner:
                     self._runs.popitem(last=False)
             self._runs.move_to_end(key)
             run, frames = self._runs[key], clip.shape[self._time]
-            if not self.fused or self.precision == "int8":
+            if not self.fused:
                 return run
             if frames not in self._checked:
                 self._checked[frames] = self._is_right(run, clip.clone())
@@ -180,21 +161,11 @@ class InferenceRunner:
     def _build(self, runtime: str, precision: str, clip: Tensor) -> Run:
         if not self.fused:
             return self._autocast(precision)
-        if precision == "int8":
-            return self._build_int8(frames=clip.shape[2], size=tuple(clip.shape[3:]))
         try:
             return RUNTIMES[runtime](self._model, clip.shape[self._time], clip, precision)
         except FuseError as error:
             _log.warning("the network runs as trained, which is slower: %s", error)
             return self._as_trained
-
-    def _build_int8(self, frames: int, size: tuple[int, int]) -> Run:
-        calibration = self._calibrate(frames, size)
-        with tempfile.TemporaryDirectory() as folder:
-            path = Path(folder) / "int8.onnx"
-            report = export(self._model, path, frames=frames, size=size, calibration=calibration)
-            self.reports[frames] = report.int8
-            return open_session(require("onnx").load(path))
 
     def _as_trained(self, clip: Tensor) -> Tensor:
         with torch.no_grad():

@@ -156,7 +156,7 @@ def test_a_folder_of_videos(capsys, weights, videos, tmp_path) -> None:
         (tmp_path / Path(path).name).symlink_to(path)
     (tmp_path / "broken.mp4").write_text("no video")
     (tmp_path / "notes.txt").write_text("not listed")
-    status, out, err = predict(capsys, weights, tmp_path, "--format", "json")
+    status, out, _ = predict(capsys, weights, tmp_path, "--format", "json")
     assert status == 1
     rows = {Path(row["path"]).name: row for row in map(json.loads, out.splitlines())}
     assert list(rows) == ["a.mp4", "b.mp4", "broken.mp4"]

@@ -8,13 +8,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from PIL import Image
 from torch import Tensor
 
 import ffn
-from ffn.cli.calibration import read_calibration
-from ffn.cli.export import main
-from ffn.data import Preprocessing, pack, read_annotations
+from ffn.cli import main
 from ffn.datasets.synthetic import generate
 from ffn.export import Calibration, ExportError
 
@@ -24,88 +21,29 @@ onnxruntime = pytest.importorskip("onnxruntime")
 SHIPPED = "tsm_tiny.motion_f4_8_16"
 
 
-@pytest.fixture(scope="module")
-def motion(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("motion")
-    generate(folder, train_per_class=4, val_per_class=4)
-    return folder
-
-
 def noise(count: int, seed: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(seed)
     return [torch.randn(1, 3, 4, 24, 24, generator=generator) for _ in range(count)]
 
 
 @pytest.mark.slow
-def test_the_command_calibrates_with_training_clips(motion: Path, tmp_path: Path, capsys) -> None:
+def test_the_command_calibrates_with_a_list(tmp_path: Path, capsys) -> None:
+    generate(tmp_path / "motion", train_per_class=4, val_per_class=4)
+    videos = tmp_path / "motion/train.csv"
     path = tmp_path / "net.onnx"
-    command = ["--weights", SHIPPED, "--frames", "8", "--output", str(path), "--int8"]
-    config = Path(__file__).parents[2] / "configs/quickstart/motion_flexible.yaml"
+    command = ["export", "--weights", SHIPPED, "--frames", "8", "--output", str(path), "--int8"]
+    assert main(command) == 2
+    assert "--calibration" in capsys.readouterr().err
+    for more in ([], ["--preprocess", "--overwrite"]):
+        assert main([*command, *more, "--calibration", str(videos)]) == 0
+        assert "int8 on 24 held-out clips: top-1" in capsys.readouterr().out
 
-    assert main([*command, "--calibration", str(config), f"data.root={motion}"]) == 0
-
-    assert "int8 on 48 held-out clips: top-1" in capsys.readouterr().out
     inside = {p.key: json.loads(p.value) for p in onnx.load(path).metadata_props}
     assert inside["int8"] == json.loads(Path(f"{path}.json").read_text())["int8"]
     assert inside["int8"]["difference"] < 0.1
-    assert inside["int8"]["agreement"] > 90
-    assert inside["sub_network"] == 8
+    assert inside["int8"]["agreement"] > 80
     parameters = sum(p.numel() for p in ffn.extract(ffn.load(SHIPPED), 8).parameters())
-    assert path.stat().st_size < 1.5 * parameters  # one byte each, and the graph
-
-    assert main([*command, "--overwrite"]) == 2
-    assert "--int8 and --calibration belong together" in capsys.readouterr().err
-    lists = [str(motion / "train.csv"), str(motion / "val.csv")]
-    frames = ["--preprocess", "--overwrite", "--calibration-clips", "32"]
-    assert main([*command, *frames, "--calibration", lists[0]]) == 0
-    assert "int8 on 16 held-out clips" in capsys.readouterr().out  # the rest of the list
-    assert main([*command, *frames, "--held-out-clips", "9", "--calibration", *lists]) == 0
-    assert "int8 on 9 held-out clips" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("source", ["config", "list", "store"])
-def test_clips_are_read_as_in_training(motion: Path, tmp_path: Path, source: str) -> None:
-    """From folders of frames whose names have a pattern of their own, or from a store."""
-    shipped = ffn.load(SHIPPED).record
-    settings = Preprocessing.from_dict(shipped.preprocessing)
-    root, pattern, config = tmp_path / "frames", None, "quickstart/motion_plain_16"
-    options = [f"data.root={root}", "data.train=train.csv", "data.val=train.csv"]
-    if source == "store":
-        videos = read_annotations(motion / "train.csv", root=motion, classes=shipped.classes)[0]
-        pack(videos, tmp_path / "store", short_side=28, root=motion)
-        options = [f"data.root={motion}", "data.format=store", f"data.store={tmp_path / 'store'}"]
-        sources = [config, *options]
-    else:
-        for number in range(4):
-            (root / f"v{number}").mkdir(parents=True)
-            for n in range(8):
-                Image.new("RGB", (32, 32), (60 * number, n, 0)).save(
-                    root / f"v{number}/img_{n:05d}.png"
-                )
-        rows = [f"v{number},{shipped.classes[number]}\n" for number in range(4)]
-        (root / "train.csv").write_text("path,label\n" + "".join(rows))
-        sources = [config, *options, "data.frame_pattern=img_{:05d}.png"]
-    if source == "list":
-        sources, pattern = [str(root / "train.csv")], "img_{:05d}.png"
-
-    found = read_calibration(
-        sources,
-        classes=shipped.classes,
-        preprocessing=settings,
-        pattern=pattern,
-        frames=4,
-        as_frames=True,
-        clips=2,
-        held_out=1,
-        seed=0,
-    )
-
-    clips = list(found.clips)
-    assert len(clips) == 2
-    assert {clip.shape[:2] for clip in clips} == {(1, 4)}
-    assert {clip.shape[2] for clip in clips} == {28 if source == "store" else 32}
-    if source != "store":
-        assert {int(clip[0, 0, 0, 0, 0]) % 60 for clip in clips} == {0}
+    assert path.stat().st_size < 1.6 * parameters  # one byte each, and the graph
 
 
 def test_convolutions_are_quantized_but_not_the_classifier(tmp_path: Path) -> None:
@@ -147,31 +85,6 @@ def test_a_large_error_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_first_layers_stay_in_fp32_if_int8_changes_the_outputs(tmp_path: Path) -> None:
-    """Channels of very different ranges, as after depthwise convolutions, share one range."""
-    clips, held_out = noise(8, seed=0), [(clip, 0) for clip in noise(8, seed=1)]
-    network = ffn.extract(ffn.load(SHIPPED), 4)
-    expected = network.eval()(clips[0])
-    scale = torch.logspace(-3, 0, 8)
-    with torch.no_grad():  # the same function: ReLU(s x) = s ReLU(x)
-        network.net.conv1[1].weight *= scale
-        network.net.conv1[1].bias *= scale
-        network.net.conv1[3].weight /= scale[:, None, None]
-        torch.testing.assert_close(network(clips[0]), expected, rtol=1e-3, atol=1e-3)
-
-    path = tmp_path / "net.onnx"
-    calibration = Calibration(clips, held_out)
-    report = ffn.export(network, path, frames=4, size=24, calibration=calibration)
-
-    assert report.int8.fp32_layers == 4
-    assert report.int8.difference < 0.1
-    assert "the first 4 layers are in fp32" in str(report)
-    graph = onnx.load(path).graph
-    made = {name: node for node in graph.node for name in node.output}
-    convs = [node for node in graph.node if node.op_type == "Conv"]
-    assert [conv.input[1] in made for conv in convs] == [False] * 4 + [True] * 10
-
-
 def test_rare_values_do_not_widen_the_range_of_the_input(tmp_path: Path) -> None:
     """The ranges hold 99.99 % of the values. With the largest, the scale would be 4."""
     clips = noise(8, seed=0)
@@ -197,17 +110,3 @@ def test_a_single_output(tmp_path: Path) -> None:
     path = tmp_path / "net.onnx"
     report = ffn.export(model, path, frames=4, size=24, calibration=calibration)
     assert 0 <= report.int8.difference <= 0.5
-
-
-def test_clips_are_a_sequence() -> None:
-    with pytest.raises(TypeError, match="clips is a generator; expected a sequence"):
-        Calibration((clip for clip in noise(1, seed=0)), [])
-    with pytest.raises(TypeError, match="held_out is a generator; expected a list"):
-        Calibration(noise(1, seed=0), ((clip, 0) for clip in noise(1, seed=0)))
-
-
-def test_clips_to_calibrate_with_are_needed(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no calibration clip to set the int8 ranges"):
-        ffn.export(
-            ffn.load(SHIPPED), tmp_path / "net.onnx", frames=4, calibration=Calibration([], [])
-        )

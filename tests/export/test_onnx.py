@@ -14,14 +14,12 @@ from random_norms import randomize
 from torch import Tensor
 
 import ffn
-from ffn.cli.export import main
 from ffn.export import ExportError, export_all
 
 onnx = pytest.importorskip("onnx")
 ort = pytest.importorskip("onnxruntime")
 SHIPPED = "tsm_tiny.motion_f4_8_16"
 TINY = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"]
-FULL = ["tsm_r50", "tea_r50", "slowfast_r50", "uniformer_s"]
 
 
 def run(path: Path, x: Tensor) -> Tensor:
@@ -41,37 +39,20 @@ def shipped() -> ffn.FrameFlexible:
 
 
 @pytest.mark.parametrize(
-    "frames", [7, *(pytest.param(t, marks=pytest.mark.slow) for t in (1, 4, 16))]
-)
-@pytest.mark.parametrize(
     "name", [TINY[0], *(pytest.param(name, marks=pytest.mark.slow) for name in TINY[1:])]
 )
 @torch.no_grad()
-def test_a_file_computes_the_logits_of_the_sub_network(
-    name: str, frames: int, tmp_path: Path
-) -> None:
+def test_a_file_computes_the_logits_of_the_sub_network(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = randomize(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8, 16)))
 
-    report = ffn.export(model, tmp_path / "net.onnx", frames=frames, size=(48, 32))
+    report = ffn.export(model, tmp_path / "net.onnx", frames=7, size=(48, 32))
 
     for batch in (1, 4):
-        clip = torch.randn(batch, 3, frames, 48, 32)
+        clip = torch.randn(batch, 3, 7, 48, 32)
         assert_equal(run(report.path, clip), model(clip))
     nodes = Counter(node.op_type for node in onnx.load(report.path).graph.node)
     assert not nodes["ScatterND"]  # slow; the temporal shift was written with it
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FULL)
-@torch.no_grad()
-def test_full_size(name: str, tmp_path: Path) -> None:
-    torch.manual_seed(0)
-    model = ffn.convert(ffn.create_model(name, num_classes=174), (4, 8, 16)).eval()
-    report = ffn.export(model, tmp_path / "net.onnx", frames=8)
-    assert report.clip == (3, 8, 224, 224)
-    clip = torch.randn(2, 3, 8, 224, 224)
-    assert_equal(run(report.path, clip), model(clip))
 
 
 @torch.no_grad()
@@ -142,63 +123,9 @@ def test_a_folder_of_all_counts(shipped: ffn.FrameFlexible, tmp_path: Path) -> N
     sizes = {path.name: path.stat().st_size for path in (tmp_path / "all").iterdir()}
     assert sizes["weights.bin"] < 1.1 * 4 * parameters  # one network, and some private tensors
     assert sum(sizes.values()) == report.size < 0.5 * report.separate
-    assert "weights.bin" in str(report)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tea_tiny", "slowfast_tiny", "uniformer_tiny"])
-@torch.no_grad()
-def test_folders_of_the_other_families(name: str, tmp_path: Path) -> None:
-    """Their norms have trained statistics and scales, and convolutions with and without bias."""
-    torch.manual_seed(0)
-    model = ffn.convert(ffn.create_model(name, num_classes=5), (2, 4))
-    for norm in (m for m in model.modules() if hasattr(m, "running_mean")):
-        norm.running_mean.normal_(std=0.1)
-        norm.running_var.uniform_(0.5, 2)
-        norm.weight.uniform_(0.5, 2)
-        norm.bias.normal_(std=0.1)
-
-    report = export_all(model.eval(), tmp_path / "all", size=32)
-
-    for count in (2, 4):
-        clip = torch.randn(2, 3, count, 32, 32)
-        assert_equal(run(tmp_path / "all" / f"frames_{count}.onnx", clip), model(clip))
-    assert report.size < 0.75 * report.separate
-    path = tmp_path / "all" / "frames_4.onnx"
-    nodes = Counter(node.op_type for node in onnx.load(path).graph.node)
-    left = 5 if name == "uniformer_tiny" else 0  # norms that follow no convolution
-    assert nodes["BatchNormalization"] == left
-
-
-def test_a_folder_is_written_completely_or_not_at_all(
-    shipped: ffn.FrameFlexible, tmp_path: Path
-) -> None:
-    (tmp_path / "all").mkdir()
-    (tmp_path / "all" / "mine").touch()
-    with pytest.raises(FileExistsError, match="all exists"):
-        export_all(shipped, tmp_path / "all")
-    with pytest.raises(ValueError, match='no export format "onx"'):
-        export_all(shipped, tmp_path / "new", to="onx")
-    with pytest.raises(ValueError, match="TSM, which has one network"):
-        export_all(ffn.extract(shipped, 4), tmp_path / "new")
-    assert [path.name for path in tmp_path.rglob("*")] == ["all", "mine"]
-
-
-@torch.no_grad()
-def test_the_command(tmp_path: Path, capsys, monkeypatch, shipped: ffn.FrameFlexible) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert main(["--weights", SHIPPED, "--frames", "4", "--to", "onnx", "--probabilities"]) == 0
-    name = f"{SHIPPED}.frames_4.onnx"
-    assert capsys.readouterr().out.startswith(f"{name}: ")
-    clip = torch.randn(2, 3, 4, 24, 24)
-    torch.testing.assert_close(run(Path(name), clip), shipped(clip).softmax(1))
-
-    assert main(["--weights", SHIPPED, "--to", "onnx"]) == 2
-    assert "either --frames T" in capsys.readouterr().err
-    assert main(["--weights", SHIPPED, "--frames", "4"]) == 2
-    assert "give --output FILE" in capsys.readouterr().err
-
-
 def test_a_missing_package_names_the_extra(tmp_path: Path) -> None:
     """In a process that has no onnxruntime, torch.export works and ONNX names the extra."""
     code = (
@@ -214,6 +141,5 @@ def test_a_missing_package_names_the_extra(tmp_path: Path) -> None:
         text=True,
         env={"PYTHONPATH": str(Path(ffn.__file__).parents[1]), "PATH": ""},
     )
-    assert 'onnxruntime, which the extra "onnx" installs' in done.stdout, done.stderr
-    assert "frame-flexible[onnx]" in done.stdout
+    assert "frame-flexible[onnx]" in done.stdout, done.stderr
     assert list(tmp_path.iterdir()) == []

@@ -195,7 +195,6 @@ def test_options_that_exclude_each_other(model: ffn.FrameFlexible) -> None:
     for options in (
         {"precision": "int4"},
         {"runtime": "tvm"},
-        {"precision": "int8"},  # without clips
         {"runtime": "openvino", "fused": False},
         {"runtime": "onnxruntime", "precision": "bf16"},
     ):
