@@ -263,8 +263,8 @@ def _comparison(sweeps: Sequence[Sweep]) -> Table:
 
 
 def timing(sweep: Sweep) -> str:
-    """How latencies were measured, e.g. "fused, bf16, on NVIDIA H200"."""
-    how = sweep.measured["runtime"] if sweep.measured["fused"] else "as trained"
+    """How latencies were measured, e.g. "torch, bf16, on NVIDIA H200"."""
+    how = sweep.measured.get("runtime", "torch") if sweep.measured.get("fused") else "as trained"
     return f"{how}, {sweep.measured['precision']}, on {sweep.measured['device']}"
 
 

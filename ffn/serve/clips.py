@@ -5,18 +5,17 @@ from __future__ import annotations
 import math
 import numbers
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ffn.data import EvalTransform, Preprocessing, VideoError, sample_views
 from ffn.data.crops import naming_video
 from ffn.data.decoding import Video
-from ffn.serve.inputs import Input, frame_times, frames_in_order, open_input
+from ffn.serve.inputs import Input, frame_times, open_input
 
 READ_TOGETHER = 64  # frames of windows that are decoded at once, which bounds the memory
 MAX_WINDOWS = 1_000_000  # of a video
@@ -167,8 +166,7 @@ class ClipReader:
     def read_windows(self, given: Input, windows: Windows) -> Iterator[Clip]:
         """The clips of the windows of a video, in their order.
 
-        Windows that overlap are decoded together, up to `READ_TOGETHER` frames. A file that is not
-        seekable is decoded once, from its first frame on.
+        Windows that overlap are decoded together, up to `READ_TOGETHER` frames.
 
         Raises:
             VideoError: as `open_input`; or the video has no times and ``fps`` is not given.
@@ -177,10 +175,6 @@ class ClipReader:
         with open_input(given, pattern=self.pattern) as (name, video):
             times, duration = frame_times(video, windows.fps)
             planned = (self._plan(times, *window) for window in windows.of(duration))
-            timeline = getattr(video, "timeline", None)
-            if timeline is not None and timeline.not_seekable:
-                yield from self._read_in_order(name, video, planned)
-                return
             group: list[_Window] = []
             union: set[int] = set()
             for window in planned:
@@ -205,24 +199,9 @@ class ClipReader:
         spent = 1000 * (time.perf_counter() - started) / len(group)
         for window in group:
             pixels = frames[:, [place[index] for index in window.indices]]
-            yield _clip(name, window, pixels, spent)
-
-    def _read_in_order(self, name: str, video: Video, windows: Iterable[_Window]) -> Iterator[Clip]:
-        """The clips of windows; the frames of the last ones are in memory, transformed."""
-        windows = list(windows)
-        needed = sorted({index for window in windows for index in window.indices})
-        frames = frames_in_order(video, needed)
-        kept: dict[int, Tensor] = {}
-        # The first frame that a window, or a later one, needs: windows differ in their counts.
-        first = np.minimum.accumulate([min(window.indices) for window in reversed(windows)])[::-1]
-        for number, window in enumerate(windows):
-            started = time.perf_counter()
-            kept = {index: x for index, x in kept.items() if index >= first[number]}
-            while max(window.indices) not in kept:
-                index, image = next(frames)
-                kept[index] = self._pixels(name, torch.from_numpy(np.array(image))[None])
-            pixels = torch.cat([kept[index] for index in window.indices], dim=1)
-            yield _clip(name, window, pixels, 1000 * (time.perf_counter() - started))
+            start, end = window.start, window.end
+            indices, seconds = window.indices, end - start
+            yield Clip(name, pixels, window.why, indices, spent, seconds, start, end)
 
     def _pixels(self, name: str, frames: Tensor) -> Tensor:
         """Transformed frames (C, N, H, W) of uint8 RGB (N, H, W, 3) of a video."""
@@ -238,11 +217,6 @@ class ClipReader:
     @cached_property
     def _transform(self) -> EvalTransform:
         return EvalTransform(self.preprocessing)
-
-
-def _clip(name: str, window: _Window, pixels: Tensor, spent: float) -> Clip:
-    start, end = window.start, window.end
-    return Clip(name, pixels, window.why, window.indices, spent, end - start, start, end)
 
 
 def duration_of(video: Video) -> float | None:

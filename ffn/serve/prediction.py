@@ -22,7 +22,7 @@ class Prediction:
         classes: K class names.
         frames: Number of input frames.
         active: Trained count of the sub-network that was used; None for a plain network.
-        network: How the network ran, e.g. "fused, bf16".
+        network: How the network ran, e.g. "torch, bf16".
         decode_ms: Time to decode and transform the clip, in milliseconds; of windows that were
             read together, each has the same share; of an early exit, of all its stages.
         model_ms: Time of the forward pass, the copy to the device included, but not the building
@@ -64,7 +64,7 @@ class Prediction:
 
     @property
     def how(self) -> str:
-        """Frames, sub-network and form of the network, e.g. "8 frames, sub-network 8, fused"."""
+        """Frames, sub-network and form of the network, e.g. "8 frames, sub-network 8, torch"."""
         part = f"sub-network {self.active}" if self.active else "plain network"
         why = f" ({self.why})" if self.why else ""
         return f"{self.frames} frames{why}, {part}, {self.network}"

@@ -80,7 +80,7 @@ class Predictor:
         self.classes = self.record.classes or tuple(
             f"class {i}" for i in range(self.record.num_classes)
         )
-        self._networks = InferenceRunner(
+        self._runner = InferenceRunner(
             self.model, runtime=runtime, precision=precision, fused=fuse, cache=home()
         )
         self._normalize = Normalize(self.preprocessing)
@@ -103,28 +103,23 @@ class Predictor:
         """
         return max(self.trained_frames)
 
-    @property
-    def fused(self) -> bool:
-        """Whether fused networks run."""
-        return self._networks.fused
-
     def resolve_precision(self, frames: int) -> str:
         """The precision of the network; "auto" is resolved by a clip of so many frames."""
-        if self._networks.precision == "auto":
+        if self._runner.precision == "auto":
             self.warm_up([frames])
-        return self._networks.precision
+        return self._runner.precision
 
     def warm_up(self, counts: Iterable[int]) -> None:
         """Build the networks for numbers of frames, so that no video waits for it."""
         size = self.preprocessing.crop
         with torch.inference_mode():
             for count in counts:
-                self._networks(torch.zeros(1, 3, count, size, size, device=self.device))
+                self._runner(torch.zeros(1, 3, count, size, size, device=self.device))
 
     @property
     def network(self) -> str:
         """How the network runs, e.g. "torch, bf16"; "auto" until the first video."""
-        return str(self._networks)
+        return str(self._runner)
 
     def gmacs(self, frames: int) -> float:
         """Giga multiply-accumulates of a forward pass for one clip of so many frames."""
@@ -310,8 +305,8 @@ class Predictor:
             self.counts if self.knows_trained_frames else [],
             sorted(self._listed_frames),
             size=self.preprocessing.crop,
-            run=self._networks,
-            describe=lambda: self._networks.describe(),
+            run=self._runner,
+            describe=self._runner.describe,
             device=self.device,
             cache=home(),
         )
@@ -373,9 +368,9 @@ class Predictor:
             batch = torch.stack([clip.pixels for clip in clips])  # (B, C, T, H, W)
             batch = self._normalize(batch.to(self.device))
             built = time.perf_counter()
-            self._networks.prepare(batch)
+            self._runner.prepare(batch)
             started += time.perf_counter() - built  # building is no time of the video
-            logits = self._networks(batch).cpu()  # synchronizes with the device
+            logits = self._runner(batch).cpu()  # synchronizes with the device
         if not logits.isfinite().all():
             self._refuse(clips[int(logits.isfinite().all(1).int().argmin())])
         return logits, 1000 * (time.perf_counter() - started) / len(clips)
@@ -383,7 +378,7 @@ class Predictor:
     def _refuse(self, clip: Clip) -> NoReturn:
         raise NotFiniteError(
             f"{clip.name}: the logits at {clip.pixels.shape[1]} frames are NaN or infinite "
-            f"({self._networks}). Try precision fp32 without fusion; if they still are, the "
+            f"({self._runner}). Try precision fp32 without fusion; if they still are, the "
             "weights are damaged"
         )
 
@@ -394,8 +389,8 @@ class Predictor:
             probabilities=probabilities,
             classes=self.classes,
             frames=frames,
-            active=self._networks.select(frames),
-            network=str(self._networks),
+            active=self._runner.select(frames),
+            network=str(self._runner),
             decode_ms=clip.decode_ms,
             model_ms=model_ms,
             multi_label=self.record.multi_label,

@@ -170,7 +170,7 @@ def test_the_page(address, browser, weights, videos) -> None:
     predictor = Predictor(weights, precision="fp32")
     page, others = open_page(browser, address)
     upload(page, videos[0])
-    assert "8 frames, sub-network 8, fused, fp32" in wait_for(page, "8 frames")
+    assert "8 frames, sub-network 8, torch, fp32" in wait_for(page, "8 frames")
     for count, part in ((5, 4), (12, 8), (2, 2)):
         set_frames(page, count)
         assert f"{count} frames, sub-network {part}," in wait_for(page, f"{count} frames,")

@@ -95,8 +95,8 @@ def test_a_list_gives_the_predictions_of_its_videos(weights, mp4, pixels) -> Non
 def test_a_list_runs_in_batches(weights, pixels, monkeypatch) -> None:
     predictor = Predictor(weights, precision="fp32")
     sizes = []
-    run = predictor._networks
-    monkeypatch.setattr(predictor, "_networks", Spy(run, sizes))
+    run = predictor._runner
+    monkeypatch.setattr(predictor, "_runner", Spy(run, sizes))
 
     predictor([pixels] * 5, frames=4, batch_size=2)
 

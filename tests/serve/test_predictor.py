@@ -183,13 +183,13 @@ def test_budgets_may_be_numbers_of_numpy(weights, video) -> None:
 
 def test_the_time_of_the_network_does_not_include_its_building(weights, video, monkeypatch) -> None:
     predictor = Predictor(weights, precision="fp32")
-    build = predictor._networks._build
+    build = predictor._runner._build
 
     def slow(*arguments):
         time.sleep(2)
         return build(*arguments)
 
-    monkeypatch.setattr(predictor._networks, "_build", slow)
+    monkeypatch.setattr(predictor._runner, "_build", slow)
 
     assert predictor(video, frames=4).model_ms < 2000
 
