@@ -4,7 +4,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-from ffn.export import aotinductor  # noqa: F401  registers the format
 from ffn.export.exporter import ExportReport, export
 from ffn.export.folder import FolderReport, export_all
 from ffn.export.formats import ExportError, register_format

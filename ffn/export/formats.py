@@ -1,4 +1,4 @@
-"""Registry of export formats by file suffix, and the format ``.pt2`` of ``torch.export``.
+"""Registry of export formats by file suffix, and those of torch: ``.pt2`` and ``.aoti.pt2``.
 
 Your own package adds a format with the same decorator::
 
@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import tempfile
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,7 @@ from typing import IO
 import torch
 from torch import Tensor
 
+from ffn.devices import NO_COMPILER, has_compiler
 from ffn.export.deployed import DeployedNetwork
 from ffn.registry import Registry
 
@@ -142,3 +144,21 @@ def pt2(network: DeployedNetwork, clip: Tensor, file: IO[bytes]) -> Run:
         torch.export.save(program, file, extra_files={METADATA_FILE: metadata})
     file.seek(0)
     return torch.export.load(file).module()
+
+
+@register_format("aoti.pt2")
+def aotinductor(network: DeployedNetwork, clip: Tensor, file: IO[bytes]) -> Run:
+    """A package for ``torch._inductor.aoti_load_package``; its metadata values are JSON."""
+    from torch._inductor import aoti_compile_and_package, aoti_load_package
+
+    if not has_compiler():  # found before the minutes that a trace may take
+        raise ExportError(f"{NO_COMPILER}, which AOTInductor needs too; install one")
+    program = trace(network, clip)
+    metadata = {key: json.dumps(value) for key, value in network.metadata.items()}
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "network.pt2")
+        aoti_compile_and_package(
+            program, package_path=path, inductor_configs={"aot_inductor.metadata": metadata}
+        )
+        file.write(Path(path).read_bytes())
+        return aoti_load_package(path)
