@@ -15,7 +15,7 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
-from ffn.engine.options import Config, Precision
+from ffn.engine.options import Config
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import TASKS, FlexibleOptions, Task
 from ffn.labels import MultiLabel
@@ -112,10 +112,10 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
     Raises:
         ConfigError: the model has no blocks to freeze or to checkpoint, or cannot be compiled here.
     """
-    half = config.train.precision is not Precision.fp32
+    half = config.train.precision != "fp32"
     if half and device.type == "cpu" and any(isinstance(m, nn.Conv3d) for m in model.modules()):
         raise ConfigError(
-            f"train.precision is {config.train.precision.value}, in which torch's gradients of 3-D "
+            f"train.precision is {config.train.precision}, in which torch's gradients of 3-D "
             f"convolutions are wrong on a CPU; train {config.model.name} there in fp32"
         )
     model.train()

@@ -39,7 +39,7 @@ class Calibration:
 
     clips: Sequence[Tensor]
     held_out: Iterable[tuple[Tensor, int]]
-    max_difference: float = 0.1
+    max_difference: float = 0.15
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def test_a_torch_file_takes_frames_of_any_size(tmp_path: Path) -> None:
         clip = EvalTransform(preprocessing)(frames).transpose(0, 1)[None]
         expected = model(Normalize(preprocessing)(clip)).softmax(1)
         torch.testing.assert_close(loaded(frames[None]), expected, rtol=0, atol=0.01)
-    assert "uint8 frames (B, 4, H, W, 3)" in str(report)
+    assert "uint8 RGB frames (B, 4, H, W, 3)" in str(report)
 
 
 @torch.no_grad()
@@ -98,7 +98,7 @@ def test_preprocessing_without_a_record_is_refused(tmp_path: Path) -> None:
     plain = ffn.create_model("tsm_tiny", num_classes=3)
     with pytest.raises(
         ValueError,
-        match=r"preprocess needs the .*ffn\.load.*`from ffn\.data import",
+        match=r"preprocess needs the .*ffn\.load",
     ):
         ffn.export(plain, tmp_path / "net.pt2", frames=4, preprocess=True)
     record = {"preprocessing": Preprocessing(crop=24, resize=28).to_dict()}

@@ -52,7 +52,7 @@ def test_convolutions_are_quantized_but_not_the_classifier(tmp_path: Path) -> No
     held_out = [(clip, 0) for clip in noise(8, seed=1)]
     path = tmp_path / "net.onnx"
 
-    ffn.export(model, path, frames=4, calibration=Calibration(noise(8, seed=0), held_out))
+    ffn.export(model, path, frames=4, calibration=Calibration(noise(8, seed=0), held_out, 0.2))
 
     graph = onnx.load(path).graph
     count = Counter(node.op_type for node in graph.node)
