@@ -392,7 +392,7 @@ def _predict_list(
 
 def _default_workers() -> int:
     """Processes that decode, for each process of this machine: its share of the cores but one."""
-    from ffn.engine.jobs import usable_cores
+    from ffn.devices import usable_cores
 
     processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     return min(MAX_DEFAULT_WORKERS, max(1, usable_cores() // processes - 1))
