@@ -68,7 +68,7 @@ class Options:
     shuffle_frames: bool = False
     interpolate: Annotated[bool | None, Parameter(negative="--no-interpolate")] = None
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
-    runtime: Literal["torch", "compile"] = "torch"
+    runtime: Literal["torch", "compile", "onnxruntime", "openvino", "auto"] = "torch"
     no_fuse: bool = False
     no_latency: bool = False
     ensemble: bool = False
@@ -197,7 +197,7 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
             trained_frames=_trained_frames(record.config),
             precision=options.precision,
             fused=not options.no_fuse,
-            compiled=options.runtime == "compile",
+            runtime=options.runtime,
             latency=not options.no_latency,
             keep_logits=options.save_predictions or options.ensemble or options.details,
             batch_size=batch_size,
