@@ -45,7 +45,6 @@ SHARED = {
     "frame_counts",
     "labels",
     "limits",
-    "plain_yaml",
     "registry",
     "version",
 }
