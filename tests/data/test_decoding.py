@@ -288,6 +288,7 @@ def test_error_is_picklable():
     assert (copy.path, copy.cause, copy.frame) == ("a b.mp4", "is empty", 3)
 
 
+@pytest.mark.slow
 def test_import_loads_no_decoder():
     code = (
         "import sys, torchvision; before = set(sys.modules); import ffn.data; "  # old ones load av

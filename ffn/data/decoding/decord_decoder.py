@@ -8,14 +8,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 from torch import Tensor
 
-from ffn.data.decoding.timeline import SeekableFile, Timeline
+from ffn.data.decoding.container import open_container
+from ffn.data.decoding.timeline import Timeline, read_timeline
 from ffn.data.decoding.video import VideoError, check_indices, stack_frames
 
 if TYPE_CHECKING:
     import decord
 
 
-class DecordDecoder(SeekableFile):
+class DecordDecoder:
     """A video file, decoded by decord on one thread; the interface is that of `PyAVDecoder`.
 
     decord returns wrong frames, without an error, for open groups of pictures, MPEG-1/2,
@@ -33,13 +34,24 @@ class DecordDecoder(SeekableFile):
     """
 
     def __init__(self, path: str, frames: int | None = None) -> None:
-        super().__init__(path)
+        self.path = path
+        with open_container(path) as container:
+            self.timeline = read_timeline(path, container, count=False)
         reason = _unsupported(self.timeline)
         if reason:
             raise VideoError(path, f"decord may return wrong frames ({reason}); use decoder auto")
         self._reader = _open_reader(path)
-        self.check_count("decord", len(self._reader))
+        if len(self._reader) != len(self):
+            cause = f"decord counts {len(self._reader)} frames, its packets {len(self)}"
+            raise VideoError(path, f"{cause}; use decoder auto")
         self._next = 0
+
+    def __len__(self) -> int:
+        return len(self.timeline)
+
+    def between(self, start: float | None, end: float | None) -> range:
+        """See `PyAVDecoder.between`."""
+        return self.timeline.between(start, end)
 
     def read(self, indices: Iterable[int]) -> Tensor:
         """See `PyAVDecoder.read`."""

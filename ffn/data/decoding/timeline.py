@@ -83,39 +83,6 @@ class Timeline:
         return int(self.keyframe_times[np.searchsorted(self.keyframe_times, time, "right") - 1])
 
 
-class SeekableFile:
-    """Base of the decoders that take seekable files only: the timeline read from the packets.
-
-    Args:
-        path: The file.
-
-    Raises:
-        VideoError: if the file cannot be opened.
-    """
-
-    def __init__(self, path: str) -> None:
-        self.path = path
-        with open_container(path) as container:
-            self.timeline = read_timeline(path, container, count=False)
-
-    def __len__(self) -> int:
-        return len(self.timeline)
-
-    def between(self, start: float | None, end: float | None) -> range:
-        """See `PyAVDecoder.between`."""
-        return self.timeline.between(start, end)
-
-    def check_count(self, decoder: str, count: int) -> None:
-        """Check that a decoder counts as many frames as the packets.
-
-        Raises:
-            VideoError: if the counts differ.
-        """
-        if count != len(self):
-            cause = f"{decoder} counts {count} frames, its packets {len(self)}; use decoder auto"
-            raise VideoError(self.path, cause)
-
-
 def read_timeline(
     path: str, container: av.container.InputContainer, *, count: bool = True
 ) -> Timeline:
