@@ -74,12 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _call(command: str, arguments: Sequence[str]) -> int | None:
-    module = importlib.import_module(f"ffn.cli.{command}")
-    if hasattr(module, "main"):  # still written with argparse
-        return module.main(arguments)
-
     from ffn.cli.parser import call
 
+    module = importlib.import_module(f"ffn.cli.{command}")
     return call(f"ffn {command}", getattr(module, command), arguments)
 
 

@@ -5,9 +5,7 @@ Nothing here imports torch: files, names and numbers are checked before it is lo
 
 from __future__ import annotations
 
-import argparse
 import difflib
-import math
 import os
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -18,15 +16,11 @@ from cyclopts import Group, Parameter, Token
 
 from ffn.cli.configs import find_config, shipped
 from ffn.limits import CLIP_FRAMES
-from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
     import torch
 
     from ffn.engine.options import Config
-
-# Of ``--weights``: all that ffn.zoo.read takes.
-WEIGHTS_HELP = "name in the zoo, a .pt or .safetensors file, or hf://user/name"
 
 
 def _each(value: Any) -> Sequence[Any]:
@@ -89,7 +83,6 @@ Override = Annotated[
 ]
 FrameCount = Annotated[int, Parameter(validator=_check_frames)]
 FrameCounts = Annotated[Sequence[int], Parameter(validator=_check_frames)]
-# "early_exit" needs `ffn early_exit fit` before.
 FramesOrAuto = Annotated[int | Literal["auto"], Parameter(validator=_check_frames)]
 Weights = Annotated[
     str,
@@ -153,83 +146,6 @@ def read_run(
     return load_config(config, overrides), None if device is None else find_device(device)
 
 
-# The functions of argparse below serve the commands that are not typed functions yet.
-
-
-def positive_int(text: str) -> int:
-    """An integer of 1 or more, as ``type=`` of an argparse option."""
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or more")
-    return int(text)
-
-
-def frame_count(text: str) -> int:
-    """A number of frames of a clip, as ``type=`` of an argparse option; `CLIP_FRAMES` at most."""
-    frames = positive_int(text)
-    if refusal := CLIP_FRAMES.refusal(frames):
-        raise argparse.ArgumentTypeError(refusal)
-    return frames
-
-
-def non_negative_int(text: str) -> int:
-    """An integer of 0 or more, as ``type=`` of an argparse option."""
-    if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 0 or more")
-    return int(text)
-
-
-def positive_number(text: str) -> float:
-    """A finite number above 0, as ``type=`` of an argparse option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not 0 < value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
-
-
-def non_negative_number(text: str) -> float:
-    """A finite number of 0 or more, as ``type=`` of an argparse option."""
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value < math.inf:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of 0 or more")
-    return value
-
-
-def frames_or_auto(text: str) -> int | str:
-    """A number of frames of 1 or more, or "auto", as ``type=`` of an argparse option."""
-    try:
-        return text if text == "auto" else frame_count(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f'{error}, nor "auto"') from None
-
-
-def frames_auto_or_early_exit(text: str) -> int | str:
-    """A number of frames, "auto" or "early_exit", as ``type=`` of an argparse option."""
-    try:
-        return text if text == "early_exit" else frames_or_auto(text)
-    except argparse.ArgumentTypeError as error:
-        raise argparse.ArgumentTypeError(f'{error}, nor "early_exit"') from None
-
-
-def add_overrides_argument(parser: argparse.ArgumentParser) -> None:
-    """Add the ``key=value`` options of a config, for ``Parser.parse_with_overrides``."""
-    parser.add_argument(
-        "options", nargs="*", metavar="key=value", help="options that override the config"
-    )
-
-
-def add_device_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--device``; :func:`find_device` returns the device."""
-    parser.add_argument(
-        "--device", help="auto, cpu, cuda, cuda:1, …; default: auto, which is cuda if available"
-    )
-
-
 def find_device(name: str | None, kinds: Collection[str] = ("cpu", "cuda", "mps")) -> torch.device:
     """The device of ``--device``.
 
@@ -249,36 +165,6 @@ def find_device(name: str | None, kinds: Collection[str] = ("cpu", "cuda", "mps"
     return check_device(name, "--device", kinds)
 
 
-def add_precision_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--precision`` of a predictor."""
-    parser.add_argument(
-        "--precision",
-        choices=("auto", "fp32", "bf16", "fp16"),
-        default="auto",
-        help="auto, the default: bf16 on CPUs where it is faster by a measurement, else fp32; half "
-        "precision on CUDA",
-    )
-
-
-def add_network_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options that say how the network of a predictor runs, and ``--pattern``."""
-    option = parser.add_argument
-    option(
-        "--pattern",
-        metavar="NAME",
-        help="file names in a folder of frames, e.g. img_{:05d}.jpg; default: data.frame_pattern "
-        "of the training, else {:05d}.jpg",
-    )
-    add_precision_argument(parser)
-    option("--no-fuse", action="store_true", help="run the network as it was trained")
-    option(
-        "--runtime",
-        default="torch",
-        help="what runs the network: torch (default), compile, onnxruntime, openvino, or auto, the "
-        "fastest of them by a measurement",
-    )
-
-
 def refuse_existing(
     path: Path, overwrite: bool, option: str = "--output", *, inputs: Iterable[str | Path] = ()
 ) -> None:
@@ -292,26 +178,6 @@ def refuse_existing(
         raise FileExistsError(f"{path} exists; choose another {option}, or add --overwrite")
     if any(os.path.exists(one) and os.path.samefile(one, path) for one in inputs):
         raise FileExistsError(f"{path} is what the command reads; choose another {option}")
-
-
-def add_imports_argument(parser: argparse.ArgumentParser) -> None:
-    """Add ``--imports``; :func:`load_imports` imports the packages."""
-    parser.add_argument(
-        "--imports",
-        nargs="+",
-        default=[],
-        metavar="PACKAGE",
-        help="your own packages that register models, tasks, data sets or export formats",
-    )
-
-
-def load_imports(given: argparse.Namespace) -> None:
-    """Import the packages that ``--imports`` names.
-
-    Raises:
-        ffn.registry.ExtensionError: a package cannot be imported.
-    """
-    import_extensions(given.imports)
 
 
 def names_of(weights: Sequence[str]) -> dict[str, str]:

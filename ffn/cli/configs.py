@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import difflib
 import fnmatch
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter
-
-if TYPE_CHECKING:
-    import torch
-
-    from ffn.engine.options import Config
 
 
 def configs(
@@ -60,20 +54,6 @@ def config_names() -> list[str]:
     """Names of the configs that ship, e.g. ``quickstart/own_clips``, sorted."""
     folder = shipped("configs")
     return sorted(p.relative_to(folder).with_suffix("").as_posix() for p in folder.glob("*/*.yaml"))
-
-
-def read_run(given: argparse.Namespace) -> tuple[Config, torch.device | None]:
-    """As `ffn.cli.arguments.read_run`, of the arguments of argparse."""
-    import torch
-
-    from ffn.devices import check_device
-    from ffn.engine.config import load_config
-
-    device = None
-    if given.device is not None:
-        cuda = "cuda" if torch.cuda.is_available() else "cpu"
-        device = check_device(cuda if given.device == "auto" else given.device, "--device")
-    return load_config(find_config(given.config), given.options), device
 
 
 def find_config(path: str | Path) -> Path:
