@@ -230,7 +230,7 @@ def _refuse(choice: Choice, window: Window, picture: Picture, batch: Batch) -> N
 
 def _videos(given: str) -> Iterator[str]:
     """The videos in a folder, sorted; or the given file, folder of frames or address itself."""
-    from ffn.data.annotation_rows import is_video
+    from ffn.data.lists import is_video
 
     found = []
     if os.path.isdir(given):

@@ -45,5 +45,7 @@ def run(program: str, command: Callable[[], int | None]) -> int:
 
 def _is_for_users(error: Exception) -> bool:
     """Whether the message of an error names the cause and the remedy: ours, and those of files."""
+    if isinstance(error, ImportError) and (error.name or "").startswith("ffn."):
+        return False  # a fault of ours; other packages may not be installed
     ours = type(error).__module__.startswith("ffn.")
     return ours or isinstance(error, (ValueError, OSError, ImportError, FloatingPointError))
