@@ -53,7 +53,7 @@ def test_weights_by_name() -> None:
 def test_what_has_no_entry_point() -> None:
     with pytest.raises(RuntimeError, match="Cannot find callable tsm_r5 in hubconf"):
         load("tsm_r5")
-    with pytest.raises(ValueError, match="did you mean dropout"):
+    with pytest.raises(ValueError, match="tsm_tiny takes no dropot"):
         load("tsm_tiny", dropot=0.5)
     with pytest.raises(ValueError, match='no weights "nothing" in the zoo'):
         load("weights", "nothing")

@@ -45,18 +45,8 @@ def test_a_name_is_a_text() -> None:
 
 
 def test_arguments_that_a_model_does_not_take() -> None:
-    with pytest.raises(ValueError, match="tsm_tiny takes no drop_path; "):
+    with pytest.raises(ValueError, match="tsm_tiny takes no drop_path"):
         create_model("tsm_tiny", drop_path=0.1)
-
-
-def test_an_unknown_argument_is_answered_with_the_closest() -> None:
-    for name, given, close in (
-        ("tsm_tiny", "widht", "width"),
-        ("tsm.resnet18", "shift_evry", "shift_every"),
-        ("slowfast_r50", "fusion_kernal", "fusion_kernel"),
-    ):
-        with pytest.raises(ValueError, match=f"{name} takes no {given}; did you mean {close}"):
-            create_model(name, **{given: 1})
 
 
 @pytest.mark.parametrize("name", ["tsm_r18", "tea_r50", "uniformer_s"])
