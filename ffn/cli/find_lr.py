@@ -57,15 +57,21 @@ def find_lr(
     from ffn.engine.build_network import scaled_learning_rate
     from ffn.engine.config import config_to_dict
     from ffn.engine.failures import explain_failures, run_command
-    from ffn.engine.lr_range import endless, learning_rates, range_test, suggest
-    from ffn.engine.lr_range_report import report_lines, save_range_test
+    from ffn.engine.lr_range import (
+        endless,
+        learning_rates,
+        range_test,
+        report_lines,
+        save_range_test,
+        suggest,
+    )
 
     def run(world: World) -> None:
         step, loader = build_range_test(options, world)
         rates = learning_rates(low, high, steps)
         shown = track(rates, "learning rates", transient=True, disable=not world.is_main)
         with closing(shown), explain_failures(world, loader, batch_size=loader.batch_size):
-            result = range_test(step, endless(loader), shown, steps=steps)
+            result = range_test(step, endless(loader), shown)
         if not world.is_main:
             return
         suggestion = suggest(result)

@@ -1,37 +1,44 @@
-"""The lines that a run prints at its start."""
+"""The lines that a run prints at its start: network, videos, schedule, and warnings."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
-from typing import Any
+import re
+from collections.abc import Iterator, Sequence
 
-import torch
 from torch import Tensor, nn
 
+from ffn import zoo
 from ffn.data import Splits, split_warnings
-from ffn.devices import SLOW_BF16, has_bf16, usable_cores
-from ffn.engine import build_data, build_network, recipe
-from ffn.engine.build_network import Start
+from ffn.devices import SLOW_BF16, has_bf16
+from ffn.engine import build_data, build_network
 from ffn.engine.distributed import World
 from ffn.engine.freezing import frozen_parts
-from ffn.engine.logs import console
 from ffn.engine.options import Config
 from ffn.engine.tasks import TASKS
 
+FEW_CLIPS = 8  # batches below this have poor statistics (Wu and He 2018, figure 1)
+LR_FACTOR = 4.0  # a learning rate further than this from the published one is reported
+MIN_SHARE = 0.95  # of the parameters that start weights should contain
+
+# Published optimizer and learning rate per video of a step (FFN, CVPR 2023, and its configs).
+PUBLISHED = {
+    "tsm": ("sgd", 0.01 / 32),
+    "tea": ("sgd", 0.02 / 32),
+    "slowfast": ("sgd", 0.03 / 16),
+    "uniformer": ("adamw", 2e-4 / 32),
+}
+
 
 def introduction(
-    config: Config, splits: Splits, model: nn.Module, start: Start | None
+    config: Config, splits: Splits, model: nn.Module, start: build_network.Start | None
 ) -> list[str]:
     """Lines about a new run: network, videos, start weights."""
-    lines = console.new_run(
-        config.model.name,
-        config.task.name,
-        train_videos=len(splits.train),
-        val_videos=len(splits.val),
-        classes=len(splits.classes),
-        report=getattr(model, "report", None),
-    )
+    lines = [
+        f"{config.model.name}, task {config.task.name}: {len(splits.train)} training and "
+        f"{len(splits.val)} validation videos, {len(splits.classes)} classes"
+    ]
+    if getattr(model, "report", None) is not None:
+        lines.append(str(model.report))
     lines += build_data.describe_videos(config.data, splits)
     if start is not None:
         lines.append(f"start weights {config.model.weights}: {start[0]}")
@@ -44,116 +51,136 @@ def settings(
     config: Config,
     splits: Splits,
     model: nn.Module,
-    start: Start | None,
+    start: build_network.Start | None,
     world: World,
     steps_per_epoch: int,
     class_weights: Tensor | None,
 ) -> list[str]:
     """Lines about batches, learning rate, frozen parts and weights, and warnings."""
-    return [
-        _schedule_line(config, world, steps_per_epoch),
-        *_frames_line(config),
-        *_frozen_line(model),
-        *_class_weights_line(splits, class_weights),
-        *(f"warning: {text}" for text in _warnings(config, splits, model, start, world)),
-    ]
+    lines = [_schedule(config, world, steps_per_epoch)]
+    if build_network.lengths_change(config):
+        views = TASKS[config.task.name].views(config.task)
+        drawn = ", ".join(
+            f"{min(v)}-{max(v)}" if len(v) > 1 else f"{min(v)}" for v in views.values()
+        )
+        mean = sum(n * p for numbers in views.values() for n, p in numbers.items())
+        lines.append(f"frames drawn for each step from {drawn}: {mean:.1f} per video on average")
+    if parts := frozen_parts(model):
+        shown = ", ".join(parts[:10]) + (f" and {len(parts) - 10} more" if parts[10:] else "")
+        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
+        trained, total = sum(n for n, trains in sizes if trains), sum(n for n, _ in sizes)
+        lines.append(f"frozen: {shown}; {trained:,} of {total:,} parameters train")
+    if class_weights is not None:
+        low, high = int(class_weights.argmin()), int(class_weights.argmax())
+        lines.append(
+            f"class weights: {class_weights[low]:.3g} ({splits.classes[low]}) to "
+            f"{class_weights[high]:.3g} ({splits.classes[high]})"
+        )
+    warnings = [*split_warnings(splits), *_warnings(config, splits, model, world)]
+    if start is not None:
+        warnings += start_weight_warnings(config.model.weights, *start, splits.classes)
+    return [*lines, *(f"warning: {text}" for text in warnings)]
 
 
-def _schedule_line(config: Config, world: World, steps_per_epoch: int) -> str:
-    optim = config.optim
-    return console.schedule(
-        epochs=config.train.epochs,
-        steps_per_epoch=steps_per_epoch,
-        batch_size=config.train.batch_size,
-        repeated_aug=config.train.repeated_aug,
-        processes=world.size,
-        grad_accum_steps=config.train.grad_accum_steps,
-        lr=build_network.scaled_learning_rate(config),
-        base=None if optim.base_batch_size is None else (optim.lr, optim.base_batch_size),
-        precision=config.train.precision,
-        device=world.device.type,
+def _schedule(config: Config, world: World, steps_per_epoch: int) -> str:
+    train, optim = config.train, config.optim
+    videos = f"{train.batch_size // train.repeated_aug} videos"
+    videos += f" x {train.repeated_aug} samples" if train.repeated_aug > 1 else ""
+    rate = f"{build_network.scaled_learning_rate(config):g}"
+    if optim.base_batch_size is not None:
+        rate += f" ({optim.lr:g} for {optim.base_batch_size})"
+    micro = train.batch_size // (world.size * train.grad_accum_steps)
+    return (
+        f"{train.epochs} epochs of {steps_per_epoch} steps; {videos} per step = {world.size} "
+        f"process(es) x {train.grad_accum_steps} micro-batch(es) x {micro}; learning rate {rate}, "
+        f"{train.precision} on {world.device.type}"
     )
 
 
-def _frames_line(config: Config) -> list[str]:
-    if not build_network.lengths_change(config):
-        return []
-    return [console.frame_counts(TASKS[config.task.name].views(config.task))]
-
-
-def _class_weights_line(splits: Splits, class_weights: Tensor | None) -> list[str]:
-    if class_weights is None:
-        return []
-    note = "the mean over the training videos is 1"
-    note = "of the positive labels" if splits.multi_label else note
-    return [console.class_weights(class_weights, splits.classes, note)]
-
-
-def _frozen_line(model: nn.Module) -> list[str]:
-    parts = frozen_parts(model)
-    if not parts:
-        return []
-    total = sum(p.numel() for p in model.parameters())
-    trained = sum(p.numel() for p in model.parameters() if p.requires_grad)
-    return [console.frozen(parts, trained=trained, total=total)]
-
-
-def _warnings(
-    config: Config, splits: Splits, model: nn.Module, start: Start | None, world: World
-) -> Iterator[str]:
+def _warnings(config: Config, splits: Splits, model: nn.Module, world: World) -> Iterator[str]:
+    """Options that seldom train well."""
     train = config.train
-    yield from split_warnings(splits)
-    yield from recipe.patience_warnings(
-        train.patience, epochs=train.epochs, validate_epochs=train.validate_epochs
-    )
-    yield from recipe.learning_rate_warnings(
+    yield from learning_rate_warnings(
         config.model.name,
         config.optim.name,
         build_network.scaled_learning_rate(config),
         train.batch_size,
         fine_tuning=config.model.weights is not None,
     )
-    yield from recipe.warmup_warnings(config.optim.warmup_epochs, train.epochs)
-    yield from recipe.optimizer_warnings(
-        _changed(config.optim),
-        name=config.optim.name,
-        schedule=config.optim.schedule,
-        milestones=config.optim.milestones,
-        epochs=train.epochs,
-        linear_probe="head_only" in train.freeze,
-    )
-    if world.device.type == "cpu":
-        processes = int(os.environ.get("LOCAL_WORLD_SIZE", world.size))
-        yield from recipe.thread_warnings(torch.get_num_threads(), processes, usable_cores())
-        if train.precision == "bf16" and not has_bf16():
-            yield f"{SLOW_BF16}; train.precision=fp32 is faster here"
+    if world.device.type == "cpu" and train.precision == "bf16" and not has_bf16():
+        yield f"{SLOW_BF16}; train.precision=fp32 is faster here"
     if config.data.flip == "random":
-        yield from recipe.flip_warnings(splits.classes)
-    if config.model.weights is None and not config.model.pretrained:
-        yield from recipe.random_feature_warnings(
-            freeze=bool({*train.freeze} - {"norms"}),
-        )
-    clips = build_data.clips_per_forward(config, world)
-    yield from recipe.mix_warnings(clips, mixup=train.mixup, cutmix=train.cutmix)
-    yield from recipe.batch_norm_warnings(
-        model,
-        clips=clips * (world.size if train.sync_bn else 1),
-        freeze_bn=bool({"norms", "head_only"} & {*train.freeze}),
-        sync_bn=train.sync_bn,
-        precise_bn=train.precise_bn,
-    )
-    if start is not None:
-        match, record = start
-        yield from recipe.folded_norm_warnings(config.model.weights, model)
-        yield from recipe.start_weight_warnings(
-            config.model.weights,
-            share=match.share,
-            start_classes=None if match.classes is not None else record.classes,
-            classes=splits.classes,
+        yield from flip_warnings(splits.classes)
+    if {*train.freeze} - {"norms"} and not (config.model.weights or config.model.pretrained):
+        yield "train.freeze without model.weights or model.pretrained freezes random weights"
+    clips = build_data.clips_per_forward(config, world) * (world.size if train.sync_bn else 1)
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    if clips < FEW_CLIPS and any(norm.training for norm in norms):
+        yield (
+            f"BatchNorm takes its statistics over {clips} clips; below {FEW_CLIPS} they are poor. "
+            "train.views=sequential or train.activation_checkpointing=true make room for larger "
+            "batches, train.sync_bn=true takes statistics over all processes, "
+            "train.freeze=[norms] keeps those of the start weights"
         )
 
 
-def _changed(options: Any) -> set[str]:
-    """Names of options that do not have their default values."""
-    defaults = type(options)()
-    return {n for n in type(options).model_fields if getattr(options, n) != getattr(defaults, n)}
+def learning_rate_warnings(
+    model_name: str, optimizer: str, lr: float, batch_size: int, *, fine_tuning: bool = False
+) -> Iterator[str]:
+    """A learning rate far from the published one of the model's family.
+
+    Args:
+        model_name: e.g. ``tsm_r50``.
+        optimizer: its name.
+        lr: rate in use, scaled to the batch.
+        batch_size: samples per step.
+        fine_tuning: the network starts from trained weights, for which lower rates are usual.
+    """
+    used, per_video = PUBLISHED.get(re.split(r"[_.]", model_name)[0], (None, 0.0))
+    if optimizer != used or model_name.endswith("_tiny"):
+        return  # no published rate
+    expected = per_video * batch_size
+    least = 0.0 if fine_tuning else 1 / LR_FACTOR
+    if not least <= lr / expected <= LR_FACTOR:
+        yield (
+            f"the learning rate is {lr:g} for {batch_size} samples per step; the published one of "
+            f"{model_name} is {expected:g} for as many. optim.lr={per_video * 32:g} with "
+            "optim.base_batch_size=32 scales it"
+        )
+
+
+def flip_warnings(classes: Sequence[str]) -> Iterator[str]:
+    """Class names with "left" or "right", for training with a random horizontal flip."""
+    sided = [name for name in classes if re.search(r"(?i)(?<![a-z])(left|right)(?![a-z])", name)]
+    if sided:
+        yield (
+            f"data.flip=random flips clips of {len(sided)} classes with left or right in their "
+            f"names, e.g. {sided[0]!r}; data.flip=swap exchanges their labels, data.flip=none does "
+            "not flip"
+        )
+
+
+def start_weight_warnings(
+    name: str, match: zoo.Match, record: zoo.WeightRecord, classes: Sequence[str]
+) -> Iterator[str]:
+    """Start weights that lack parameters, or whose classifier is kept for other classes.
+
+    Args:
+        name: of the weights.
+        match: what the network took from them.
+        record: of the weights.
+        classes: class names of the data.
+    """
+    if match.share < MIN_SHARE:
+        yield f"{name} contains {match.share:.0%} of the parameters; the others are initialized"
+    if match.classes is not None or record.classes is None:
+        return  # a new classifier, or unknown names
+    pairs = list(zip(record.classes, classes, strict=True))
+    moved = [number for number, (there, here) in enumerate(pairs) if there != here]
+    if moved:
+        there, here = pairs[moved[0]]
+        yield (
+            f"the classes differ from those of {name}, whose classifier is kept: {len(moved)} of "
+            f"{len(pairs)} differ, the first is class {moved[0]}, {here!r} here "
+            f"and {there!r} there. data.classes=FILE sets the order"
+        )

@@ -8,9 +8,11 @@ the training loss is used.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,8 @@ from torch.utils.data import DataLoader
 
 from ffn.engine.distributed import average
 from ffn.engine.train_step import TrainStep
+from ffn.evaluation.plots import COLORS, GRAY, new_figure, tidy, write_figure
+from ffn.files import write_text
 
 BETA = 0.95  # of the moving averages, which span about 20 steps
 DIVERGED = 2.0  # the test ends at a smoothed loss this many times the lowest one
@@ -70,7 +74,7 @@ class Suggestion:
 
 
 def range_test(
-    step: TrainStep, batches: Iterator[dict[str, Any]], rates: Iterable[float], *, steps: int
+    step: TrainStep, batches: Iterator[dict[str, Any]], rates: Iterable[float]
 ) -> RangeTest:
     """Train one step at each rate, until the loss diverges. All processes call it.
 
@@ -78,7 +82,6 @@ def range_test(
         step: of the network, which is trained.
         batches: micro-batches, without end.
         rates: ascending, as of :func:`learning_rates`.
-        steps: number of rates.
     """
     done: list[float] = []
     losses: list[float] = []
@@ -164,3 +167,83 @@ def suggest(result: RangeTest) -> Suggestion | None:
     )
     steepest = int(middle[slopes.argmin()])
     return Suggestion(rates[steepest], rates[lowest], float(smoothed[lowest]))
+
+
+def report_lines(result: RangeTest, suggestion: Suggestion | None, scale: float) -> list[str]:
+    """Console lines about a range test.
+
+    Args:
+        result: the test.
+        suggestion: what was found in it.
+        scale: learning rate of a step over ``optim.lr``; not 1 with ``optim.base_batch_size``.
+    """
+    rates = result.rates
+    end = "; the loss has diverged" if result.diverged else ""
+    first = f"{len(rates)} steps at learning rates from {rates[0]:.2g} to {rates[-1]:.2g}{end}"
+    if suggestion is None:
+        return [
+            first,
+            "no suggestion: the smoothed loss did not fall. Give more --steps or other rates, and "
+            "check the start weights; without any, epochs may pass before the loss falls",
+        ]
+    steepest, lowest = suggestion.steepest, suggestion.lowest
+    return [
+        first,
+        f"the smoothed loss falls fastest at {steepest:.2g}, and is lowest "
+        f"({suggestion.loss:.3g}) at {lowest:.2g}",
+        f"suggestion: optim.lr from {steepest / scale:.2g} to {lowest / scale:.2g}, between these "
+        "two; one seed and a few steps find the order of magnitude",
+    ]
+
+
+def save_range_test(
+    result: RangeTest, suggestion: Suggestion | None, folder: Path, config: dict[str, Any]
+) -> list[Path]:
+    """Write ``lr_range.json`` and ``lr_range.png``; existing files are replaced.
+
+    Args:
+        result: the test.
+        suggestion: what was found in it.
+        folder: created if it is missing.
+        config: options of the test, as plain values.
+
+    Returns:
+        The two files.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    files = [folder / f"lr_range.{suffix}" for suffix in ("json", "png")]
+    content = {
+        "suggestion": None if suggestion is None else asdict(suggestion),
+        "diverged": result.diverged,
+        "rates": result.rates,
+        "losses": [loss if math.isfinite(loss) else None for loss in result.losses],
+        "config": config,
+    }
+    write_text(files[0], json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n")
+    _save_figure(result, suggestion, files[1])
+    return files
+
+
+def _save_figure(result: RangeTest, suggestion: Suggestion | None, path: Path) -> None:
+    figure = new_figure(6.4, 4.0)
+    axes = figure.subplots()
+    axes.plot(result.rates, result.losses, color=COLORS[0], alpha=0.3, label="loss")
+    axes.plot(
+        result.smoothed_rates, result.smoothed, color=COLORS[0], linewidth=1.8, label="smoothed"
+    )
+    found = {} if suggestion is None else {"fastest fall": suggestion.steepest}
+    found |= {} if suggestion is None else {"lowest": suggestion.lowest}
+    for (name, rate), style in zip(found.items(), ("--", ":"), strict=False):
+        label = f"{name}: {rate:.2g}"
+        axes.axvline(rate, color=GRAY, linestyle=style, linewidth=1.2, label=label)
+    axes.set_xscale("log")
+    axes.set_xlabel("learning rate")
+    axes.set_ylabel("training loss")
+    shown = [value for value in result.smoothed if math.isfinite(value)]
+    if shown:
+        low, high = min(shown), max(shown)
+        margin = 0.25 * (high - low) or 0.1
+        axes.set_ylim(low - margin, high + margin)  # single losses may be far above
+    tidy(axes)
+    axes.legend(frameon=False)
+    write_figure(figure, path)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 from timm.models import group_parameters
+from timm.optim import param_groups_weight_decay
 from timm.utils import ModelEmaV3
 from torch import nn
 
@@ -28,44 +28,40 @@ def tsm_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     if not linear:
         raise ValueError("optim.groups=tsm needs a linear classifier; use optim.groups=standard")
     private = [m for m in model.modules() if isinstance(m, PrivateModules)]
-    copies = next((list(m.values()) for m in private if linear[-1] in m.values()), linear[-1:])
-    weights, biases = ({id(getattr(m, name)) for m in copies} for name in ("weight", "bias"))
+    heads = next((list(m.values()) for m in private if linear[-1] in m.values()), linear[-1:])
+    head = {id(p) for layer in heads for p in layer.parameters()}
     norms = {id(p) for m in model.modules() if isinstance(m, NORMS) for p in m.parameters()}
-    rules: dict[str, dict[str, Any]] = {
-        "weights": {"lr_scale": 1.0, "weight_decay": weight_decay},
-        "biases": {"lr_scale": 2.0, "weight_decay": 0.0},
-        "norms": {"lr_scale": 1.0, "weight_decay": 0.0},
-        "head weight": {"lr_scale": 5.0, "weight_decay": weight_decay},
-        "head bias": {"lr_scale": 10.0, "weight_decay": 0.0},
+    rules = {
+        "weights": (1.0, weight_decay),
+        "biases": (2.0, 0.0),
+        "norms": (1.0, 0.0),
+        "head weight": (5.0, weight_decay),
+        "head bias": (10.0, 0.0),
     }
-    groups = {name: {"params": [], "name": name, **rule} for name, rule in rules.items()}
+    groups: dict[str, list[nn.Parameter]] = {name: [] for name in rules}
     for name, parameter in model.named_parameters():
         if not parameter.requires_grad:
             continue
-        if id(parameter) in weights:
-            kind = "head weight"
-        elif id(parameter) in biases:
-            kind = "head bias"
+        is_bias = name.endswith("bias")
+        if id(parameter) in head:
+            kind = "head bias" if is_bias else "head weight"
         elif id(parameter) in norms:
             kind = "norms"
         else:
-            kind = "biases" if name.endswith("bias") else "weights"
-        groups[kind]["params"].append(parameter)
-    return [group for group in groups.values() if group["params"]]
+            kind = "biases" if is_bias else "weights"
+        groups[kind].append(parameter)
+    return [
+        {"params": groups[name], "name": name, "lr_scale": scale, "weight_decay": decay}
+        for name, (scale, decay) in rules.items()
+        if groups[name]
+    ]
 
 
 def standard_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
-    """One learning rate; tensors of fewer than two dimensions have no decay (as in timm)."""
-    trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {
-            "params": [p for p in trained if p.ndim >= 2],
-            "name": "weights",
-            "weight_decay": weight_decay,
-        },
-        {"params": [p for p in trained if p.ndim < 2], "name": "vectors", "weight_decay": 0.0},
-    ]
-    return [{"lr_scale": 1.0, **group} for group in groups if group["params"]]
+    """One learning rate; biases and norms have no decay (timm's ``param_groups_weight_decay``)."""
+    groups = param_groups_weight_decay(model, weight_decay)
+    names = ["weights" if group["weight_decay"] else "vectors" for group in groups]
+    return [{"name": n, "lr_scale": 1.0, **g} for n, g in zip(names, groups, strict=True)]
 
 
 def decay_layers(
@@ -74,8 +70,8 @@ def decay_layers(
     """Layer-wise learning-rate decay: lower rates towards the input.
 
     Multiplies a parameter's ``lr_scale`` by ``decay ** (depth - layer)``; the head keeps its rate
-    (BEiT, 2106.08254, appendix; timm's ``param_groups_layer_decay``). :func:`layer_numbers` defines
-    the layers.
+    (BEiT, 2106.08254, appendix; timm's ``param_groups_layer_decay``, which has no TSM groups).
+    :func:`layer_numbers` defines the layers.
 
     Args:
         groups: as :func:`tsm_groups` or :func:`standard_groups` returned them.
@@ -84,12 +80,7 @@ def decay_layers(
 
     Returns:
         A group for each given group and layer, named "weights, layer 3 of 9".
-
-    Raises:
-        ValueError: ``decay`` is out of range.
     """
-    if not 0 < decay <= 1:
-        raise ValueError(f"decay is {decay}; expected above 0, at most 1, e.g. 0.75; 1 is off")
     if decay == 1:
         return groups
     numbers = layer_numbers(model)
@@ -112,50 +103,26 @@ def decay_layers(
 def layer_numbers(model: nn.Module) -> dict[str, int]:
     """The layer of every parameter, counted in residual blocks from the input.
 
-    The stem has number 0, each block the next number, and the head the last. Models with a
-    ``group_matcher``, as all of timm's, name the parameters of stem and blocks; all others belong
-    to the head. In other models the layers are the modules in order of definition, with sequences
-    expanded. A norm belongs to the layer before it.
+    The stem has number 0, each block the next number, and the head the last. The network's
+    ``group_matcher``, as all of timm's have, names the parameters of stem and blocks; all others
+    belong to the head.
 
     Returns:
         Numbers by the names of ``model.named_parameters()``.
+
+    Raises:
+        ValueError: no module has a ``group_matcher``.
     """
     for prefix, module in model.named_modules():
         if hasattr(module, "group_matcher"):
             matched = group_parameters(module, module.group_matcher(coarse=False), reverse=True)
-            head = (
-                max(matched.values()) + 1
-            )  # for parameters outside the network with a group_matcher
-            start = f"{prefix}." if prefix else ""
+            start, head = f"{prefix}." if prefix else "", max(matched.values()) + 1
             numbers = {f"{start}{name}": number for name, number in matched.items()}
             return {name: numbers.get(name, head) for name, _ in model.named_parameters()}
-
-    inner = model
-    while len(children := _children(inner)) == 1:  # wrappers
-        inner = children[0]
-    numbers, layer = {}, -1
-    for part in _parts(inner):
-        layer += not _is_norm(part)
-        numbers.update({id(p): max(0, layer) for p in part.parameters()})
-    return {name: numbers.get(id(p), 0) for name, p in model.named_parameters()}
-
-
-def _children(module: nn.Module) -> list[nn.Module]:
-    return [child for child in module.children() if next(child.parameters(), None) is not None]
-
-
-def _parts(module: nn.Module) -> Iterator[nn.Module]:
-    """Modules with parameters, in order of definition; sequences of modules are opened."""
-    for child in _children(module):
-        if type(child) in (nn.Sequential, nn.ModuleList):
-            yield from _parts(child)
-        else:
-            yield child
-
-
-def _is_norm(module: nn.Module) -> bool:
-    copies = module.values() if isinstance(module, PrivateModules) else [module]
-    return all(isinstance(copy, NORMS) for copy in copies)
+    raise ValueError(
+        f"a {type(model).__name__} has no group_matcher to name its layers, as timm's networks "
+        "have; add one, freeze by name patterns, or set optim.layer_decay=1"
+    )
 
 
 def scaled_lr(lr: float, batch_size: int, base_batch_size: int | None) -> float:
@@ -171,18 +138,8 @@ def scaled_lr(lr: float, batch_size: int, base_batch_size: int | None) -> float:
     Example:
         >>> scaled_lr(0.01, 256, 64)
         0.04
-
-    Raises:
-        ValueError: a batch size below 1.
     """
-    if base_batch_size is None:
-        return lr
-    if batch_size < 1 or base_batch_size < 1:
-        raise ValueError(
-            f"batch_size is {batch_size}, base_batch_size {base_batch_size}; expected 1 or more "
-            "of each"
-        )
-    return lr * batch_size / base_batch_size
+    return lr if base_batch_size is None else lr * batch_size / base_batch_size
 
 
 def learning_rate(
@@ -245,37 +202,7 @@ def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
 
     Returns:
         The average: ``.module`` is the network, in evaluation mode and without gradients.
-
-    Raises:
-        ValueError: ``decay`` is out of range, or weights are in half precision, where most updates
-            round to zero.
     """
-    if not 0 < decay < 1:
-        raise ValueError(f"decay is {decay}; expected above 0 and below 1, e.g. 0.999")
-    narrow = {p.dtype for p in model.parameters()} & {torch.float16, torch.bfloat16}
-    if narrow:
-        raise ValueError(
-            f"the model has weights in {', '.join(map(str, narrow))}, too coarse for an average; "
-            "keep them in float32 and train under torch.autocast (train.precision)"
-        )
-    average = _MovingAverage(model, decay=decay, use_warmup=True)
+    average = ModelEmaV3(model, decay=decay, use_warmup=True)
     average.module.requires_grad_(False)
     return average
-
-
-class _MovingAverage(ModelEmaV3):
-    """Copies buffers that start with infinities, such as masks: their average would be NaN."""
-
-    def __init__(self, model: nn.Module, **options: Any) -> None:
-        super().__init__(model, **options)
-        self._infinite = [
-            name
-            for name, buffer in model.named_buffers()
-            if buffer.is_floating_point() and bool(buffer.isinf().any())
-        ]
-
-    @torch.no_grad()
-    def update(self, model: nn.Module, step: int | None = None) -> None:
-        super().update(model, step)
-        for name in self._infinite:
-            self.module.get_buffer(name).copy_(model.get_buffer(name))

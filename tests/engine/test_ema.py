@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_toys import batch, flexible_task, tiny
+from engine_toys import batch, flexible_task
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, PrivateModules
@@ -128,18 +128,6 @@ def test_average_restored_from_a_file_is_bit_identical(tmp_path: Path) -> None:
         assert torch.equal(continued.module.state_dict()[key], value), key
 
 
-@pytest.mark.parametrize("decay", [0.0, 1.0, -0.1, 1.5])
-def test_other_decays_are_refused(decay: float) -> None:
-    with pytest.raises(ValueError, match="above 0 and below 1"):
-        moving_average(nn.Linear(2, 2), decay)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_coarse_weights_are_refused(dtype: torch.dtype) -> None:
-    with pytest.raises(ValueError, match=rf"weights in {dtype}, too coarse"):
-        moving_average(tiny().to(dtype), DECAY)
-
-
 @pytest.mark.gpu
 def test_average_is_on_the_device() -> None:
     model = nn.Linear(2, 2).cuda()
@@ -147,17 +135,3 @@ def test_average_is_on_the_device() -> None:
     average.update(model, 1)
 
     assert average.module.weight.is_cuda
-
-
-def test_masks_of_infinities_stay() -> None:
-    """Their average would be NaN: -inf - -inf."""
-    model = nn.Linear(2, 2)
-    mask = torch.full((3, 3), -math.inf).triu(1)
-    model.register_buffer("mask", mask.clone())
-    average = moving_average(model, DECAY)
-    for step in range(1, 4):
-        with torch.no_grad():
-            model.weight.add_(1)
-        average.update(model, step)
-    assert torch.equal(average.module.mask, mask)
-    assert not torch.equal(average.module.weight, model.weight)

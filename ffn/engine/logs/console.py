@@ -6,34 +6,6 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from torch import Tensor
-
-
-def new_run(
-    model: str,
-    task: str,
-    *,
-    train_videos: int,
-    val_videos: int,
-    classes: int,
-    report: object = None,
-) -> list[str]:
-    """Lines about a new run.
-
-    Args:
-        model: its name.
-        task: its name.
-        train_videos: number of training videos.
-        val_videos: number of validation videos.
-        classes: number of classes.
-        report: of the model's conversion; printable.
-    """
-    lines = [
-        f"{model}, task {task}: {train_videos} training and {val_videos} validation videos, "
-        f"{classes} classes"
-    ]
-    return lines if report is None else [*lines, str(report)]
-
 
 def finished(folder: Path, done: int, epochs: int) -> str:
     """Line about a run that has no epochs left, or has ended early."""
@@ -57,79 +29,6 @@ def resumed(folder: Path, step: int, steps_per_epoch: int, epochs: int) -> str:
     done, within = divmod(step, steps_per_epoch)
     more = f" and {within} step(s)" if within else ""
     return f"{folder}: resumed after {done} of {epochs} epochs{more}"
-
-
-def schedule(
-    *,
-    epochs: int,
-    steps_per_epoch: int,
-    batch_size: int,
-    repeated_aug: int,
-    processes: int,
-    grad_accum_steps: int,
-    lr: float,
-    base: tuple[float, int] | None,
-    precision: str,
-    device: str,
-) -> str:
-    """Line about the length of a run, its batches and its learning rate.
-
-    Args:
-        epochs: passes over the training videos.
-        steps_per_epoch: optimizer steps.
-        batch_size: samples per step.
-        repeated_aug: samples of each video in a batch.
-        processes: number of them.
-        grad_accum_steps: micro-batches per step.
-        lr: scaled learning rate.
-        base: learning rate and batch size that it was scaled from; None without scaling.
-        precision: of the forward passes.
-        device: its type.
-    """
-    videos = f"{batch_size // repeated_aug} videos"
-    videos += f" x {repeated_aug} samples" if repeated_aug > 1 else ""
-    rate = f"{lr:g}" if base is None else f"{lr:g} ({base[0]:g} for {base[1]})"
-    micro = batch_size // (processes * grad_accum_steps)
-    return (
-        f"{epochs} epochs of {steps_per_epoch} steps; {videos} per step = {processes} process(es) "
-        f"x {grad_accum_steps} micro-batch(es) x {micro}; learning rate {rate}, {precision} on "
-        f"{device}"
-    )
-
-
-def frozen(parts: Sequence[str], *, trained: int, total: int) -> str:
-    """Line about a partly frozen network.
-
-    Args:
-        parts: names of the frozen modules and parameters.
-        trained: number of trained parameters.
-        total: number of all parameters.
-    """
-    shown = ", ".join(parts[:10]) + (f" and {len(parts) - 10} more" if len(parts) > 10 else "")
-    return f"frozen: {shown}; {trained:,} of {total:,} parameters train"
-
-
-def class_weights(weights: Tensor, classes: Sequence[str], note: str) -> str:
-    """Line about the weights of the classes (K,) in the loss, with a note on their meaning."""
-    low, high = int(weights.argmin()), int(weights.argmax())
-    return (
-        f"class weights: {weights[low]:.3g} ({classes[low]}) to {weights[high]:.3g} "
-        f"({classes[high]}); {note}"
-    )
-
-
-def frame_counts(views: Mapping[int, Mapping[int, float]]) -> str:
-    """Line about views whose number of frames changes from step to step.
-
-    Args:
-        views: for each view the possible numbers of frames with their probabilities.
-    """
-    drawn = ", ".join(
-        f"{min(numbers)}-{max(numbers)}" if len(numbers) > 1 else f"{min(numbers)}"
-        for _, numbers in sorted(views.items())
-    )
-    mean = sum(n * p for numbers in views.values() for n, p in numbers.items())
-    return f"frames drawn for each step from {drawn}: {mean:.1f} per video on average"
 
 
 def interval(epoch: float, values: Mapping[str, float], seconds_left: float) -> str:
