@@ -59,7 +59,7 @@ def tsm_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
 
 def standard_groups(model: nn.Module, weight_decay: float) -> list[dict[str, Any]]:
     """One learning rate; biases and norms have no decay (timm's ``param_groups_weight_decay``)."""
-    groups = param_groups_weight_decay(model, weight_decay)
+    groups = param_groups_weight_decay(model, weight_decay)[::-1]  # weights first
     names = ["weights" if group["weight_decay"] else "vectors" for group in groups]
     return [{"name": n, "lr_scale": 1.0, **g} for n, g in zip(names, groups, strict=True)]
 
