@@ -14,10 +14,10 @@ from engine_toys import (
     train,
     train_until,
 )
+from ffn.engine.recipe import patience_warnings
 
 from ffn.engine import loop
 from ffn.engine.checkpoints import load_checkpoint
-from ffn.engine.recipe import patience_warnings
 from ffn.engine.run import Run
 
 # Weights that do not move have the same score in every validation.
