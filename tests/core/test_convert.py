@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
-from collections.abc import Iterable
 
 import pytest
 import torch
@@ -13,7 +11,6 @@ from torch import nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
     apply_activation_checkpointing,
 )
-from torch.utils.checkpoint import checkpoint
 
 from ffn import backbones
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration, convert, extract
@@ -86,11 +83,6 @@ def test_original_stays_as_it_is(case: Case) -> None:
     assert not any(m._forward_pre_hooks for m in plain.modules())
     assert all(p.grad is None for p in plain.parameters())
     assert not storages(plain) & storages(flexible)
-
-
-def test_training_mode_carries_over() -> None:
-    assert convert(TINY.plain().train(), COUNTS).training
-    assert not any(m.training for m in convert(TINY.plain().eval(), COUNTS).modules())
 
 
 # --- what is private ----------------------------------------------------------------------------
@@ -226,13 +218,6 @@ def test_private_all_shares_nothing() -> None:
         assert (parameter.grad is not None) == (id(parameter) in own[4])
 
 
-def test_private_all_owns_norms_without_parameters_too() -> None:
-    net = nn.Sequential(nn.Conv2d(3, 4, 1), nn.BatchNorm2d(4, affine=False), nn.Flatten(2))
-    flexible = convert(net, (2, 4), private="all", alter="none")
-
-    assert flexible.report.private == ("0", "1")
-
-
 def test_private_none_shares_all_but_the_alterations() -> None:
     plain = TINY.plain()
     flexible = convert(plain, (2, 4), private="none")
@@ -240,14 +225,6 @@ def test_private_none_shares_all_but_the_alterations() -> None:
     extra = set(flexible.state_dict()) - set(plain.state_dict())
     assert extra
     assert all(".site." in name for name in extra)
-
-
-def test_optional_sites_are_altered_only_with_all() -> None:
-    plain = CASES["tea_tiny"].plain()
-    blocks = [f"net.layer{stage}.0.site" for stage in (1, 2, 3, 4)]
-
-    assert convert(plain, COUNTS).report.altered == ()
-    assert list(convert(plain, COUNTS, alter="all").report.altered) == blocks
 
 
 def test_without_alterations() -> None:
@@ -283,12 +260,6 @@ def test_private_modules_keep_the_type_of_the_network(dtype: torch.dtype) -> Non
     assert torch.equal(flexible(clip), plain(clip))
 
 
-def test_alterations_live_on_the_device_of_the_network() -> None:
-    flexible = convert(TINY.plain().to("meta"), COUNTS)
-
-    assert {p.device.type for p in flexible.parameters()} == {"meta"}
-
-
 # --- report -------------------------------------------------------------------------------------
 
 
@@ -307,22 +278,6 @@ def test_report_of_resnet50_counted_by_hand() -> None:
     assert added / report.parameters_before < 0.01
     assert (len(report.private), len(report.altered)) == (53, 16)
     assert "145,600 parameters added to 23,864,558 (0.61 %)" in str(report)
-
-
-@every_case
-def test_report_counts_what_is_there(case: Case) -> None:
-    plain = case.plain()
-    flexible = convert(plain, COUNTS, **case.options)
-    report = flexible.report
-
-    assert tuple(report.ranges) == COUNTS
-    assert report.parameters_before == sum(p.numel() for p in plain.parameters())
-    assert report.parameters_after == sum(p.numel() for p in flexible.parameters())
-    kinds = nn.BatchNorm2d | nn.BatchNorm3d | nn.LayerNorm
-    norms = [n for n, m in plain.named_modules() if isinstance(m, kinds)]
-    assert list(report.private) == norms
-    alterations = [m for m in flexible.modules() if isinstance(m, WeightAlteration)]
-    assert len(alterations) == len(COUNTS) * len(report.altered) > 0
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -352,17 +307,6 @@ def test_count_that_was_not_trained(count: object) -> None:
     for call in (lambda: flexible(TINY.clip(4), active=count), lambda: extract(flexible, count)):
         with pytest.raises(ValueError, match=message):
             call()
-
-
-def test_extract_of_a_plain_network() -> None:
-    with pytest.raises(ValueError, match="model is a TSM, not FrameFlexible"):
-        extract(TINY.plain(), 4)
-
-
-@pytest.mark.parametrize("active", [None, 4])
-def test_clip_without_frames(active: int | None) -> None:
-    with pytest.raises(ValueError, match="T >= 1"):
-        convert(TINY.plain(), COUNTS)(torch.zeros(1, 3, 0, 16, 16), active=active)
 
 
 def test_clip_with_permuted_dimensions() -> None:
@@ -417,12 +361,6 @@ def linear_net() -> nn.Module:
 def test_selections_that_select_nothing(options: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         convert(linear_net(), COUNTS, **options)
-
-
-@pytest.mark.parametrize("counts", [(), (4, 4), (0, 4)])
-def test_no_counts(counts: Iterable[int]) -> None:
-    with pytest.raises(ValueError, match="trained_frames"):
-        convert(TINY.plain(), counts)
 
 
 # --- use with torch tools ------------------------------------------------------------------------
@@ -527,61 +465,3 @@ def test_activation_checkpointing_gives_the_same_gradients(name: str) -> None:
     assert len(runs) == 2 * len(counts), "the block did not run again"
     for (key, expected), found in zip(plain.named_parameters(), wrapped.parameters(), strict=True):
         torch.testing.assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-12, msg=key)
-
-
-class Returning(nn.Module):
-    """One block, which runs again in the backward, and a container of the logits."""
-
-    def __init__(self, kind: type, *, again: bool) -> None:
-        super().__init__()
-        self.kind, self.again = kind, again
-        self.conv, self.norm = nn.Conv3d(3, 4, 1), nn.BatchNorm3d(4)
-
-    def block(self, clip: torch.Tensor) -> torch.Tensor:
-        return self.norm(self.conv(clip)).sigmoid()
-
-    def forward(self, clip: torch.Tensor) -> dict | list | tuple:
-        x = checkpoint(self.block, clip, use_reentrant=False) if self.again else self.block(clip)
-        logits = x.mean((2, 3, 4))
-        return {"logits": (logits,)} if self.kind is dict else self.kind([logits])
-
-
-@pytest.mark.parametrize("kind", [dict, list, tuple])
-def test_activation_checkpointing_in_networks_with_several_outputs(kind: type) -> None:
-    gradients = []
-    for again in (False, True):
-        torch.manual_seed(0)
-        model = convert(Returning(kind, again=again), (2, 4), alter="none").double().train()
-        nn.init.constant_(model.model.norm["2"].weight, 3.0)
-        loss = torch.zeros((), dtype=torch.float64)
-        for frames in (4, 2):
-            outputs = model(torch.randn(2, 3, frames, 4, 4, dtype=torch.float64))
-            logits = outputs["logits"][0] if kind is dict else outputs[0]
-            loss = loss + logits.square().sum()
-        loss.backward()
-        gradients.append([parameter.grad for parameter in model.parameters()])
-    torch.testing.assert_close(gradients[1], gradients[0])
-
-
-@torch.no_grad()
-def test_threads_may_run_clips_of_different_lengths() -> None:
-    small = extract(TINY.flexible(), 4)
-    clips = {frames: TINY.clip(frames, batch=1) for frames in (1, 2, 4, 8)}
-    expected = {frames: small(clip) for frames, clip in clips.items()}
-    together = threading.Barrier(len(clips))
-    wrong: list[int] = []
-
-    def serve(frames: int) -> None:
-        with torch.inference_mode():
-            together.wait()
-            for _ in range(40):
-                if not torch.equal(small(clips[frames]), expected[frames]):
-                    wrong.append(frames)
-
-    threads = [threading.Thread(target=serve, args=(frames,)) for frames in clips]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-
-    assert not wrong

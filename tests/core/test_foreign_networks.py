@@ -107,19 +107,6 @@ def test_plain_weights_load_into_a_norm_with_two_names() -> None:
         assert torch.equal(model.model.one[count].weight, norm.weight)
 
 
-def test_missing_entry_of_a_norm_is_found() -> None:
-    """torch excuses a missing num_batches_tracked for files without versions of the layers only."""
-    model = ffn.convert(Layers(norm=nn.BatchNorm1d(3)), (2, 4), alter="none")
-    state = model.state_dict()
-    model.load_state_dict(state)
-    del state["norm.4.num_batches_tracked"]
-
-    with pytest.raises(RuntimeError, match="num_batches_tracked"):
-        model.load_state_dict(state)
-    assert list(state._metadata) == list(model.state_dict()._metadata)  # the caller's is unchanged
-    model.load_state_dict(dict(state))
-
-
 class Hidden(nn.Module):
     """Calls one norm as an attribute, one through a list, and one layer never."""
 
@@ -177,12 +164,3 @@ def test_example_finds_nothing_in_our_networks(name: str) -> None:
             ffn.create_model(name, num_classes=5), (2, 4), example=torch.randn(1, 3, 3, 32, 32)
         )
     assert model.report.idle == ()
-
-
-@pytest.mark.filterwarnings("ignore")  # torch calls its trace deprecated
-def test_trace_is_refused() -> None:
-    model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=5), (2, 4)).eval()
-    with pytest.raises(
-        RuntimeError, match=r"one sub-network; use ffn\.export, or torch\.export of ffn\.extract"
-    ):
-        torch.jit.trace(model, torch.randn(1, 3, 4, 32, 32))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 import torch.nn.functional as F
@@ -166,14 +164,6 @@ def test_gradient_of_the_clip_reaches_it() -> None:
     with torch.no_grad():
         slope = (loss(clip + 1e-6 * direction) - loss(clip - 1e-6 * direction)) / 2e-6
     torch.testing.assert_close((gradient * direction).sum(), slope, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("count", [1, 9, 0, "4", 2.5])
-def test_count_without_a_sub_network(count: Any) -> None:
-    model = TINY.flexible(COUNTS, interpolate=True)
-
-    with pytest.raises(ValueError, match=rf"no sub-network for {count} frames"):
-        model.activate(count)
 
 
 @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])

@@ -98,13 +98,6 @@ def test_plain_weights_that_lack_something(key: str) -> None:
         fresh().load_state_dict(state, strict=True)
 
 
-def test_weights_with_something_more() -> None:
-    for state in (TINY.build().state_dict(), fresh().state_dict()):
-        state["net.layer9.weight"] = torch.zeros(1)
-        with pytest.raises(RuntimeError, match=r"Unexpected key.*net\.layer9\.weight"):
-            fresh().load_state_dict(state, strict=True)
-
-
 def test_weights_trained_at_other_counts() -> None:
     state = convert(TINY.build(), (2, 4, 16)).state_dict()
 
@@ -119,34 +112,6 @@ def test_inside_another_module() -> None:
     assert all(key.startswith("task.net.") for key in state)
     outer.load_state_dict(state, strict=True)
     assert all(torch.equal(outer.state_dict()[key], value) for key, value in state.items())
-
-
-def wrap(network: nn.Module) -> nn.Module:
-    """A parent two levels up."""
-    return nn.ModuleDict({"task": nn.Sequential(network)})
-
-
-@pytest.mark.parametrize("private", ["norms", "none"])
-@pytest.mark.parametrize("source", ["flexible", "plain"])
-def test_a_missing_counter_inside_another_module(private: str, source: str) -> None:
-    """torch alone takes norms for those of its version 0.4, which had no counters."""
-    flexible = convert(TINY.build(), COUNTS, private=private, alter="none")
-    outer = wrap(flexible)
-    state = (outer if source == "flexible" else wrap(TINY.build())).state_dict()
-    assert outer.load_state_dict(state, strict=True).missing_keys == []
-    counters = [key for key in state if key.endswith("layer1.0.bn1.num_batches_tracked")]
-    counters += [key for key in state if key.endswith("layer1.0.bn1.4.num_batches_tracked")]
-    assert len(counters) == 1
-    del state[counters[0]]
-
-    spread = COUNTS if (source, private) == ("plain", "norms") else (4,)
-    name = "task.0.model.net.layer1.0.bn1."
-    missing = [f"{name}{count}.num_batches_tracked" for count in spread]
-    if private == "none":
-        missing = [f"{name}num_batches_tracked"]
-    assert outer.load_state_dict(state, strict=False).missing_keys == missing
-    with pytest.raises(RuntimeError, match=r"Missing key.*bn1\..*num_batches_tracked"):
-        outer.load_state_dict(state, strict=True)
 
 
 class Outer(nn.Module):
@@ -177,27 +142,6 @@ def test_a_missing_counter() -> None:
     assert fresh().load_state_dict(state, strict=False).missing_keys == [name]
     with pytest.raises(RuntimeError, match=r"Missing key.*net\.bn1\.4\.num_batches_tracked"):
         fresh().load_state_dict(state, strict=True)
-
-
-def test_a_missing_counter_of_the_plain_network() -> None:
-    state = TINY.build().state_dict()
-    flexible = convert(TINY.build(), COUNTS, alter="none")
-    assert flexible.load_state_dict(state, strict=True).missing_keys == []
-    del state["net.bn1.num_batches_tracked"]
-
-    missing = [f"model.net.bn1.{count}.num_batches_tracked" for count in COUNTS]
-    assert flexible.load_state_dict(state, strict=False).missing_keys == missing
-    with pytest.raises(RuntimeError, match=r"Missing key.*net\.bn1\.4\.num_batches_tracked"):
-        flexible.load_state_dict(state, strict=True)
-
-
-@pytest.mark.parametrize("outer", [wrap, lambda network: network])
-def test_weights_without_versions_may_lack_counters(outer) -> None:
-    """As those of old files, which torch accepts: the counters of the network stay."""
-    network = outer(fresh())
-    state = {k: v for k, v in network.state_dict().items() if not k.endswith("batches_tracked")}
-
-    assert network.load_state_dict(state, strict=True).missing_keys == []
 
 
 def test_assigned_plain_weights_are_not_shared() -> None:

@@ -139,21 +139,6 @@ def test_export_of_all_sub_networks_is_refused(dim: object, strict: bool) -> Non
     torch.testing.assert_close(program(clip[:, :, :7]), small(clip[:, :, :7]))
 
 
-def test_onnx_export_of_all_sub_networks_is_refused() -> None:
-    """torch.onnx ignores violated ranges, and wrote one sub-network for all lengths."""
-    pytest.importorskip("onnxscript")
-    if not hasattr(torch.compiler, "is_exporting"):
-        pytest.skip("torch 2.6 cannot convert the norms of this network")
-    dims = ({2: DYNAMIC[0]},)
-    with pytest.raises(Exception, match=r"use ffn\.export, or torch\.export of ffn\.extract"):
-        torch.onnx.export(
-            flexible(Small()).eval(),
-            (torch.randn(2, 3, 8, 4, 4),),
-            dynamic_shapes=dims,
-            dynamo=True,
-        )
-
-
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_of_one_length(strict: bool) -> None:
     """A dynamic batch, and T as it is in the example: the sub-network of this T."""

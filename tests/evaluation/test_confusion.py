@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -84,13 +83,6 @@ def test_the_table_per_class_is_that_of_a_loop(tmp_path: Path) -> None:
     assert next(rows, None) is None
 
 
-def test_a_class_without_mistakes_has_no_wrong_answer(tmp_path: Path) -> None:
-    kept = Predictions(("a", "b"), torch.tensor([0, 1]), torch.ones(2) > 0, {8: torch.eye(2)})
-
-    for row in read(save_classes(kept, ["x", "y"], tmp_path / "classes.csv")):
-        assert (row["top1"], row["wrong_answer"], row["wrong_videos"]) == ("100.0", "", "")
-
-
 def test_predictions_are_written_for_every_video(tmp_path: Path) -> None:
     kept = predictions()
 
@@ -110,15 +102,6 @@ def test_predictions_are_written_for_every_video(tmp_path: Path) -> None:
             powers = kept.logits[frames][i].double().exp()
             expected = float(powers[answer] / powers.sum())
             assert float(row["probability"]) == pytest.approx(expected, rel=1e-5)
-
-
-def test_file_names_keep_their_bytes(tmp_path: Path) -> None:
-    name = os.fsdecode(b"caf\xe9.mp4")  # Latin-1
-    kept = Predictions((name,), torch.tensor([0]), torch.ones(1) > 0, {8: torch.eye(1, 2)})
-
-    path = save_prediction_table(kept, ["x", "y"], tmp_path / "predictions.csv")
-
-    assert path.read_bytes().splitlines()[1].startswith(b"caf\xe9.mp4,8,0,x,x,0.73")
 
 
 def test_the_most_confused_classes() -> None:
@@ -237,24 +220,3 @@ def test_the_figure_of_the_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             continue
         name, number = text.rsplit(" (", 1)
         assert int(number[:-1]) == wrong.count(CLASSES.index(name)) == max(map(wrong.count, wrong))
-
-
-def test_the_figure_of_many_classes_and_counts(tmp_path: Path) -> None:
-    """The classes of the lowest accuracy, and counts spread evenly."""
-    label = torch.arange(60)
-    logits = torch.eye(60)
-    logits[:5] = logits[5:10]  # the first five classes get a wrong answer
-    kept = Predictions(
-        tuple(map(str, range(60))), label, label >= 0, dict.fromkeys(range(2, 21), logits)
-    )
-
-    path = class_figure.save_class_figure(
-        kept, [f"class {i}" for i in range(60)], tmp_path / "classes.svg", name="net"
-    )
-
-    text = path.read_text()
-    assert class_figure._spread(range(2, 21)) == [2, 5, 8, 11, 14, 17, 20]
-    assert "40 of 60 classes" in text
-    assert all(f"<!-- class {i} (1) -->" in text for i in range(5))
-    assert "<!-- class 59 (1) -->" not in text
-    assert "<!-- class 7 (1) -->" in text

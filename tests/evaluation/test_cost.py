@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import io
 import time
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import timm
@@ -10,9 +8,8 @@ import torch
 from evaluation_toys import flexible, plain
 from torch import nn
 
-from ffn import devices
 from ffn.core import extract
-from ffn.evaluation import count_macs, count_parameters, describe_device, measure_latency
+from ffn.evaluation import count_macs, count_parameters, measure_latency
 from ffn.layers import PerFrame
 
 # TSM-R50 (a ResNet-50 per frame; the shift is free), 174 classes, one clip at 224: fvcore count
@@ -69,19 +66,6 @@ def test_fused_attention_is_counted(device: str) -> None:
     assert torch.backends.mha.get_fastpath_enabled()
 
 
-def test_threads_count_and_leave_the_setting_of_torch() -> None:
-    def count(_: int) -> int:
-        clip = torch.zeros(1, 3, 10, 8, 8, device="meta")
-        return sum(count_macs(Attention().to("meta"), clip).values())
-
-    expected = count(0)
-    with ThreadPoolExecutor(8) as pool:
-        found = [*pool.map(count, range(64))]
-
-    assert {*found} == {expected}
-    assert torch.backends.mha.get_fastpath_enabled()
-
-
 def test_a_convolution_by_hand() -> None:
     clip = torch.zeros(2, 3, 5, 8, 8)  # a 3x3 convolution with stride 2 makes it 3x3
 
@@ -129,16 +113,6 @@ def test_latency_is_the_median_after_warmup() -> None:
     assert 10 <= latency < 50
 
 
-@pytest.mark.parametrize(("seconds", "calls"), [(0.001, 3), (0.055, 6)])
-def test_a_slow_network_is_timed_less_often(seconds: float, calls: int) -> None:
-    model = Sleeper()
-    model.calls = 100  # past its slow start
-
-    measure_latency(model, torch.zeros(1), warmup=0, seconds=seconds)
-
-    assert 100 + 3 <= model.calls <= 100 + calls
-
-
 def test_measuring_restores_the_model() -> None:
     model = flexible().train()
     model.model.net[2].eval()
@@ -153,36 +127,3 @@ def test_measuring_restores_the_model() -> None:
     assert model.active == 2
     assert [module.training for module in model.modules()] == modes
     torch.testing.assert_close(dict(model.state_dict()), before, rtol=0, atol=0)
-
-
-@pytest.mark.parametrize(("threads", "named"), [(1, "1 thread"), (2, "2 threads")])
-def test_a_cpu_is_named_with_its_threads(
-    threads: int, named: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
-    name = describe_device(torch.device("cpu"))
-
-    assert name.endswith(f", {named}")
-    assert not name.startswith(",")
-
-
-@pytest.mark.parametrize(
-    ("lines", "expected"),
-    [
-        (
-            "processor\t: 0\ncpu family\t: 25\nmodel\t\t: 17\nmodel name\t: AMD EPYC\n"
-            "\nprocessor\t: 1\ncpu family\t: 26\nmodel\t\t: 2\nmodel name\t: other\n",
-            "AMD EPYC (family 25, model 17)",
-        ),
-        ("processor\t: 0\nBogoMIPS\t: 50.00\nFeatures\t: fp asimd\n", "aarch64"),
-    ],
-)
-def test_processors_of_one_name_differ_by_family_and_model(
-    lines: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Virtual machines shorten names: two generations were both called "AMD EPYC"."""
-    monkeypatch.setattr(devices.os.path, "exists", lambda path: path == "/proc/cpuinfo")
-    monkeypatch.setattr(devices, "open", lambda *_, **__: io.StringIO(lines), raising=False)
-    monkeypatch.setattr(devices.platform, "processor", lambda: "")
-    monkeypatch.setattr(devices.platform, "machine", lambda: "aarch64")
-    assert describe_device(torch.device("cpu")).rpartition(",")[0] == expected

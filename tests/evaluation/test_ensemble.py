@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,19 +9,14 @@ import numpy as np
 import pytest
 import torch
 from evaluation_toys import CLASSES, ToyVideos, flexible, loader, plain
-from rich.console import Console
 
 from ffn.data import Preprocessing, Protocol
 from ffn.evaluation import (
-    Predictions,
     Sweep,
     check_members,
     ensemble,
     load_predictions,
-    load_table,
-    print_table,
     save_predictions,
-    save_table,
     sweep,
 )
 
@@ -89,16 +83,6 @@ def test_cost_is_the_sum(networks: list[Sweep]) -> None:
     assert (result.protocol, result.crop) == (networks[0].protocol, (8, 8))
 
 
-def test_what_one_network_lacks_the_ensemble_lacks(networks: list[Sweep]) -> None:
-    one, other = networks[:2]
-    rows = tuple(replace(row, latency_ms=None) for row in other.rows)
-
-    result = ensemble([one, replace(other, rows=rows, trained_frames=None)])
-
-    assert result.trained_frames is None
-    assert {row.latency_ms for row in result.rows} == {None}
-
-
 def test_a_video_that_one_network_could_not_read_is_wrong() -> None:
     readable, fewer = (swept(ToyVideos(9, failed=f), seed) for f, seed in (((), 1), ((3,), 2)))
 
@@ -108,60 +92,6 @@ def test_a_video_that_one_network_could_not_read_is_wrong() -> None:
     assert {row.failed for row in result.rows} == {1}
     assert result.failed == ("video_3.mp4: no frames",)
     assert all(row.top5 <= 100 * 8 / 9 for row in result.rows)
-
-
-def test_the_reasons_of_an_ensemble_are_one_per_video() -> None:
-    """Two clips of one missing file have the same reason."""
-    one, other = (
-        replace(swept(ToyVideos(9, failed=failed), seed), failed=reasons)
-        for seed, failed, reasons in (
-            (1, (2, 5, 6), ("no file a.mp4", "no file b.mp4", "no file a.mp4")),
-            (2, (0, 5), ("truncated", "truncated too")),
-        )
-    )
-
-    result = ensemble([one, other])
-
-    expected = ("truncated", "no file a.mp4", "no file b.mp4", "no file a.mp4")
-    assert result.failed == expected
-    assert {row.failed for row in result.rows} == {4}
-
-
-def test_tables_show_the_ensemble_as_a_network(networks: list[Sweep], tmp_path: Path) -> None:
-    sweeps = [*networks, ensemble(networks)]
-
-    files = save_table(sweeps, tmp_path)
-
-    assert load_table(files[1]) == [replace(one, predictions=None) for one in sweeps]
-    screen = io.StringIO()
-    print_table(sweeps, Console(file=screen, width=120))
-    assert "ensemble, 8 x 8 pixels" in screen.getvalue()
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"protocol": "9x9"}, "different protocols"),
-        ({"paths": ("other",) * 31}, "different videos"),
-        ({"label": torch.zeros(31, dtype=torch.int64)}, "different labels"),
-        ({"logits": {2: torch.zeros(31, 7)}}, "different frame counts"),
-        ({"logits": {t: torch.zeros(31, 8) for t in (2, 4, 6)}}, "different numbers of classes"),
-        ({"predictions": None}, r"needs the predictions.*keep_logits=True"),
-    ],
-    ids=lambda given: next(iter(given)) if isinstance(given, dict) else None,
-)
-def test_networks_that_were_tested_differently(
-    networks: list[Sweep], change: dict[str, object], message: str
-) -> None:
-    one, other = networks[:2]
-    own = {*Predictions.__annotations__} - {*Sweep.__annotations__}
-    inside = {k: v for k, v in change.items() if k in own}
-    outside = {k: v for k, v in change.items() if k not in inside}
-    kept = replace(other.predictions, **inside)
-    changed = replace(other, **({"predictions": kept} | outside))
-
-    with pytest.raises(ValueError, match=message):
-        ensemble([one, changed])
 
 
 A = Preprocessing(crop=8, resize=9)
@@ -194,7 +124,3 @@ def test_networks_of_other_classes_or_preprocessing(
 ) -> None:
     with pytest.raises(ValueError, match=message):
         check_members(members)
-
-
-def test_networks_of_the_same_classes_and_preprocessing() -> None:
-    assert check_members({"a.pt": (["x", "y"], A), "b.pt": (("x", "y"), A)}) is None

@@ -5,7 +5,6 @@ import importlib
 import io
 import json
 import math
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,7 +34,6 @@ from ffn.evaluation import (
     load_predictions,
     load_table,
     print_table,
-    save_figure,
     save_predictions,
     save_table,
     sweep,
@@ -129,24 +127,6 @@ def test_probabilities_are_averaged_and_not_logits() -> None:
     assert mean.exp().sum() == pytest.approx(1, rel=1e-5)
 
 
-def test_tables_name_the_protocol(tmp_path: Path) -> None:
-    toys = ToyVideos(3, protocol=Protocol(2, 3))
-    result = sweep(flexible(), loader(toys), latency=False)
-    screen = io.StringIO()
-    print_table([result], Console(file=screen, width=120))
-    assert "2x3 clips x crops" in screen.getvalue()
-    assert " x 6 " in screen.getvalue()
-
-    files = save_table([result], tmp_path)
-    assert load_table(files[1])[0] == result
-    with files[0].open(newline="") as lines:
-        assert [row["protocol"] for row in csv.DictReader(lines)] == ["2x3"] * 3
-    old = json.loads(files[1].read_text())
-    del old["networks"][0]["protocol"]  # the format before protocols were added
-    files[1].write_text(json.dumps(old))
-    assert load_table(files[1])[0].protocol == "1x1"
-
-
 def test_evaluate_gives_the_accuracies_of_the_sweep(swept: Sweep) -> None:
     got = evaluate(flexible(), loader(ToyVideos(33, failed=(4, 20))))
 
@@ -156,13 +136,6 @@ def test_evaluate_gives_the_accuracies_of_the_sweep(swept: Sweep) -> None:
         }
         for row in swept.rows
     }  # fmt: skip
-
-
-def test_a_plain_network_has_no_sub_network() -> None:
-    result = sweep(plain(), loader(ToyVideos(5)), trained_frames=[4], latency=False)
-
-    assert {(row.subnet, row.latency_ms) for row in result.rows} == {(None, None)}
-    assert result.trained_frames == (4,)
 
 
 def test_ranges_select_the_sub_network_and_are_all_trained() -> None:
@@ -189,16 +162,6 @@ def test_a_count_between_two_is_a_sub_network_of_its_own() -> None:
     small = sum(p.numel() for p in extract(model, 5).parameters())
     assert {row.params for row in result.rows} == {small}
     assert result.trained_frames == (2, 8)
-
-
-def test_interpolation_that_was_turned_off_does_not_end_a_sweep() -> None:
-    model = convert(plain(), (2, 8), interpolate=True).eval()
-    model.activate(5)
-    model.interpolate = False
-
-    sweep(model, loader(ToyVideos(5)), latency=False)
-
-    assert model.active == 8
 
 
 def test_the_model_and_the_random_state_are_restored() -> None:
@@ -305,11 +268,6 @@ def test_predictions_reproduce_the_table(swept: Sweep, tmp_path: Path) -> None:
         assert 100 * right.double().mean().item() == pytest.approx(row.top1, abs=1e-12)
 
 
-def test_saving_needs_kept_predictions(swept: Sweep, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="keep_logits=True"):
-        save_predictions(replace(swept, predictions=None), tmp_path / "toy.safetensors")
-
-
 def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
     other = sweep(plain(), loader(ToyVideos(5)), name="plain", latency=False)
 
@@ -327,75 +285,6 @@ def test_tables_are_read_back(swept: Sweep, tmp_path: Path) -> None:
     how = {"precision", "fused", "runtime"}
     assert set(written["measured"]) == {"date", "device", "versions", *how}
     assert written["measured"]["versions"]["torch"] == torch.__version__
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"format": 99}', "has format 99; expected a results.json of ffn test, format 1"),
-        ("[1, 2]", "is not a file of results; expected a results.json"),
-        ("{", "is damaged: not valid JSON .*run ffn test again with --overwrite"),
-        ('{"format": 1}', "is damaged .KeyError.'networks'"),
-        (
-            '{"format": 1, "networks": [{"trained_frames": null, "crop": [8, 8], "rows": '
-            '[{"frames": 4}], "failed": []}]}',
-            "is damaged .TypeError.* missing .*'top1'",
-        ),
-    ],
-)
-def test_other_files_are_refused(content: str, message: str, tmp_path: Path) -> None:
-    (tmp_path / "results.json").write_text(content)
-
-    with pytest.raises(ValueError, match=rf"results.json {message}"):
-        load_table(tmp_path / "results.json")
-
-
-def test_a_failed_write_leaves_the_old_files(
-    swept: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    files = [*save_table([swept], tmp_path), save_predictions(swept, tmp_path / "p.safetensors")]
-    before = {file: file.read_bytes() for file in files}
-
-    def fail(*_: object) -> None:
-        raise OSError("disk full")
-
-    monkeypatch.setattr("os.replace", fail)
-    for write in (
-        lambda: save_table([replace(swept, name="other")], tmp_path),
-        lambda: save_figure([replace(swept, name="other")], files[2]),
-        lambda: save_predictions(replace(swept, name="other"), files[3]),
-    ):
-        with pytest.raises(OSError, match="disk full"):
-            write()
-
-    assert {file: file.read_bytes() for file in tmp_path.iterdir()} == before
-
-
-def test_tables_are_written_without_matplotlib(
-    swept: Sweep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    files = save_table([swept], tmp_path)
-    assert [file.name for file in files] == ["results.csv", "results.json"]
-    assert "the figure needs matplotlib" in caplog.text
-    assert "results.png is not drawn" in caplog.text
-
-
-def test_a_figure_needs_a_suffix(swept: Sweep, tmp_path: Path) -> None:
-    """matplotlib would add .png to the name."""
-    with pytest.raises(ValueError, match="figure has no suffix; add one"):
-        save_figure([swept], tmp_path / "figure")
-    with pytest.raises(ValueError, match="docx"):
-        save_figure([swept], tmp_path / "figure.docx")
-    assert not list(tmp_path.iterdir())
-
-
-def test_the_table_shows_latency_only_where_it_was_measured(swept: Sweep) -> None:
-    for latency in (None, 1.5):
-        screen = io.StringIO()
-        rows = tuple(replace(row, latency_ms=latency) for row in swept.rows)
-        print_table([replace(swept, rows=rows)], Console(file=screen, width=120))
-        assert ("median latency of one clip" in screen.getvalue()) == (latency is not None)
 
 
 def test_several_networks_are_compared_by_frame_count(swept: Sweep) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 
 import pytest
 import torch
@@ -23,20 +24,18 @@ def shift_by_hand(x: Tensor, clips: int, frames: int, fold: int) -> Tensor:
     return out
 
 
-@pytest.mark.parametrize("frames", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize(("channels", "divisor"), [(16, 8), (19, 8), (6, 8), (8, 4), (1, 8)])
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
-@pytest.mark.parametrize("size", [(3, 2), (1, 1)])
-def test_equals_the_loop(
-    frames: int, channels: int, divisor: int, layout: torch.memory_format, size: tuple[int, int]
-) -> None:
-    x = torch.randn(2 * frames, channels, *size).to(memory_format=layout)
-    expected = shift_by_hand(x, 2, frames, channels // divisor)
+def test_equals_the_loop() -> None:
+    layouts, shapes = (torch.contiguous_format, torch.channels_last), ((16, 8), (19, 8), (1, 8))
+    for frames, layout, (channels, divisor), size in itertools.product(
+        (1, 2, 5), layouts, shapes, ((3, 2), (1, 1))
+    ):
+        x = torch.randn(2 * frames, channels, *size).to(memory_format=layout)
+        expected = shift_by_hand(x, 2, frames, channels // divisor)
 
-    with_gradient = temporal_shift(x.clone().requires_grad_(), frames, divisor)
-    for shifted in (temporal_shift(x, frames, divisor), with_gradient):
-        assert torch.equal(shifted, expected)
-        assert shifted.is_contiguous(memory_format=layout)
+        with_gradient = temporal_shift(x.clone().requires_grad_(), frames, divisor)
+        for shifted in (temporal_shift(x, frames, divisor), with_gradient):
+            assert torch.equal(shifted, expected)
+            assert shifted.is_contiguous(memory_format=layout)
 
 
 def test_slices_of_features() -> None:
