@@ -14,7 +14,6 @@ from engine_toys import (
     train,
     train_until,
 )
-from ffn.engine.recipe import patience_warnings
 
 from ffn.engine import loop
 from ffn.engine.checkpoints import load_checkpoint
@@ -120,13 +119,3 @@ def test_a_killed_run_ends_at_the_same_step(videos: Path, tmp_path: Path, step: 
     assert same_weights(killed, whole)
     values = [[(e["step"], e["since_best"]) for e in read_log(f, "val")] for f in (killed, whole)]
     assert values[0] == values[1] == [(STEPS, 0), (2 * STEPS, 1), (3 * STEPS, 2)]
-
-
-@pytest.mark.parametrize(
-    ("patience", "epochs", "every", "warned"),
-    [(0, 1, 1, 0), (1, 1, 1, 1), (1, 2, 1, 1), (1, 3, 1, 0), (2, 3, 1, 1), (3, 10, 3, 1)],
-)
-def test_patience_without_effect(patience: int, epochs: int, every: int, warned: int) -> None:
-    texts = [*patience_warnings(patience, epochs=epochs, validate_epochs=every)]
-    assert len(texts) == warned
-    assert all("cannot end this run early" in text for text in texts)
