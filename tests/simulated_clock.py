@@ -21,7 +21,7 @@ class Waiter:
 
 
 class SimulatedClock:
-    """Replaces `ffn.serve.live.predictor.Clock` in a thread that iterates over a live predictor."""
+    """Replaces `ffn.serve.live.sources.Clock` in a thread that iterates over a live predictor."""
 
     def __init__(self) -> None:
         self._time = 0.0

@@ -2,30 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import sys
-from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import IO, TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 from cyclopts.types import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ffn.cli.arguments import (
-    Device,
+    DEFAULT_NETWORK,
     FramesOrAuto,
     Imports,
+    Network,
     Overwrite,
     Weights,
-    find_device,
     refuse_existing,
 )
-from ffn.files import make_writable
+from ffn.cli.predict import build_predictor
+from ffn.files import make_writable, printable
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
-    from ffn.serve import LivePredictor, Predictor, SourceEvent
+    from ffn.serve import LiveAnswer, LivePredictor, SourceEvent
 
 
 @Parameter(name="*")
@@ -42,8 +43,6 @@ class SourceOptions:
         timeout: Of a camera or an address: seconds to connect, and to wait for data.
         input_option: Of a camera or an address: options of FFmpeg as KEY=VALUE, e.g.
             rtsp_transport=udp or video_size=640x480.
-        pattern: File names in a folder of frames, e.g. img_{:05d}.jpg; default: that of the
-            training.
     """
 
     speed: PositiveFloat | None = None
@@ -52,7 +51,6 @@ class SourceOptions:
     attempts: NonNegativeInt | None = None
     timeout: PositiveFloat = 5.0
     input_option: list[str] = field(default_factory=list)
-    pattern: str | None = None
 
 
 @Parameter(name="*")
@@ -64,7 +62,6 @@ class AnswerOptions:
         window: Seconds of the stream that an answer is about.
         step: Seconds from one answer to the next; default: half a window.
         frames: Frames of a clip; auto: by the load, up to the largest trained count.
-        max_lag: Frames that are late by more than so many seconds are dropped.
         smooth: Time constant of averaged probabilities in seconds; 0: none.
         margin: Another label is shown if it leads by this averaged probability.
         duration: End after so many seconds of the stream; default: with the stream.
@@ -74,7 +71,6 @@ class AnswerOptions:
     window: PositiveFloat = 2.0
     step: PositiveFloat | None = None
     frames: FramesOrAuto = "auto"
-    max_lag: PositiveFloat = 1.0
     smooth: NonNegativeFloat = 1.0
     margin: NonNegativeFloat = 0.1
     duration: PositiveFloat | None = None
@@ -91,8 +87,7 @@ def live(
     format: Literal["text", "json"] = "text",
     log: Path | None = None,
     overwrite: Overwrite = False,
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
-    device: Device = None,
+    network: Network = DEFAULT_NETWORK,
     imports: Imports = None,
 ) -> None:
     """Label a camera, a stream at an address, or a video file as if it were live.
@@ -102,62 +97,79 @@ def live(
     Args:
         source: A camera, as 0 or /dev/video0; an address, as rtsp://host/stream; a video file or a
             folder of frames.
-        format: text: a line per change of the label; json: an object per answer.
+        format: text: a line per change of the label or the number of frames; json: an object per
+            answer.
         log: Also write the lines of `--format json` to this file.
-        precision: auto: bf16 on CPUs where a measurement shows that it is faster, else fp32; half
-            precision on CUDA.
     """
     if log is not None:
         refuse_existing(log, overwrite, "--log", inputs=(source, weights))
         make_writable(log.parent)
     import_extensions(imports or [])
 
-    from ffn.serve import Predictor
-    from ffn.serve.live.console import LIVE_OUTPUTS, LiveJson
+    from ffn.serve import LivePredictor, open_source
 
-    predictor = Predictor(
-        weights, device=find_device(device), precision=precision, pattern=reading.pattern
-    )
-    outputs = [LIVE_OUTPUTS[format](sys.stdout, answers.top)]
-
-    def add_event(event: SourceEvent) -> None:
-        for output in outputs:
-            output.add_event(event)
-
-    stream = _open(predictor, source, reading, answers, add_event)
-    with ExitStack() as stack:
-        stack.enter_context(stream)
-        if log is not None:
-            outputs.append(LiveJson(stack.enter_context(log.open("w")), answers.top))
-        _write(stream, outputs, answers.duration)
-
-
-def _open(
-    predictor: Predictor,
-    source: str,
-    reading: SourceOptions,
-    answers: AnswerOptions,
-    on_event: Callable[[SourceEvent], None],
-) -> LivePredictor:
-    from ffn.serve import LivePredictor, Smoothing, open_source
-
+    predictor = build_predictor(weights, network)
     given = asdict(reading) | {"pattern": predictor.pattern}
     given["options"] = dict(map(_key_value, given.pop("input_option")))
-    return LivePredictor(
-        predictor,
-        open_source(source, **given),
-        answers.window,
-        step=answers.step,
-        frames=None if answers.frames == "auto" else answers.frames,
-        smoothing=Smoothing(answers.smooth, answers.margin),
-        max_lag=answers.max_lag,
-        on_event=on_event,
-    )
+    opened = open_source(source, **given)
+    with ExitStack() as stack:
+        outputs = [_Output(sys.stdout, answers.top, is_json=format == "json")]
+        if log is not None:
+            file = stack.enter_context(log.open("w", encoding="utf-8"))
+            outputs.append(_Output(file, answers.top, is_json=True))
+        stream = LivePredictor(
+            predictor,
+            opened,
+            answers.window,
+            step=answers.step,
+            frames=None if answers.frames == "auto" else answers.frames,
+            smooth=answers.smooth,
+            margin=answers.margin,
+            on_event=lambda event: [output.add_event(event) for output in outputs],
+        )
+        _write(stack.enter_context(stream), outputs, answers.duration)
 
 
-def _write(stream: LivePredictor, outputs: list, duration: float | None) -> None:
+class _Output:
+    """Writes answers and events as text, or as a JSON object per line.
+
+    Args:
+        file: Where they are written.
+        labels: Number of labels in an answer.
+        is_json: JSON lines in place of text.
+    """
+
+    def __init__(self, file: IO[str], labels: int, *, is_json: bool) -> None:
+        self._file, self._labels, self._is_json = file, labels, is_json
+        self._frames = 0  # of the answer before
+
+    def add(self, answer: LiveAnswer) -> None:
+        """Write an answer; as text, only if the labels or the number of frames change."""
+        if self._is_json:
+            self._line(json.dumps(answer.to_dict(self._labels)))
+        elif answer.changed or answer.prediction.frames != self._frames:
+            labels = answer.labels[: self._labels] or [("no label", float(answer.smoothed.max()))]
+            shown = ", ".join(f"{label}  {probability:.0%}" for label, probability in labels)
+            frames = f"{answer.prediction.frames} frames, {answer.latency_ms:.0f} ms"
+            self._line(f"{_time(answer.time)}  {shown}  ({frames})")
+        self._frames = answer.prediction.frames
+
+    def add_event(self, event: SourceEvent) -> None:
+        """Write a change of the state of the source."""
+        if self._is_json:
+            values = {"event": event.state, "message": event.message}
+            self._line(json.dumps(values | {"attempt": event.attempt, "wait": event.wait}))
+        else:
+            then = "" if event.wait is None else f"; connecting again in {event.wait:g} s"
+            self._line(f"{event.state}: {event.message}{then}")
+
+    def _line(self, text: str) -> None:
+        print(printable(text), file=self._file, flush=True)
+
+
+def _write(stream: LivePredictor, outputs: list[_Output], duration: float | None) -> None:
     """Write the answers until the stream, or the duration, ends; then a line about all."""
-    from ffn.serve.live.console import totals
+    import numpy as np
 
     latencies, answer = [], None
     try:
@@ -168,9 +180,21 @@ def _write(stream: LivePredictor, outputs: list, duration: float | None) -> None
             if duration is not None and answer.prediction.end >= duration:
                 break
     finally:
-        outputs[0].close()
         if answer is not None:
-            print(f"ffn live: {totals(answer, latencies)}", file=sys.stderr)
+            half, most = np.percentile(latencies, [50, 99])
+            print(
+                f"ffn live: {answer.prediction.end:.1f} s, {answer.received:,} frames, "
+                f"{answer.dropped:,} of them dropped; {len(latencies):,} answers, "
+                f"{answer.skipped:,} skipped; latency {half:.1f} ms (median), {most:.1f} ms (99 %)",
+                file=sys.stderr,
+            )
+
+
+def _time(seconds: float) -> str:
+    """Hours, minutes and seconds: 3725.5 is 1:02:05.5."""
+    minutes, rest = divmod(round(seconds, 1), 60)
+    hours, minutes = divmod(int(minutes), 60)
+    return f"{hours}:{minutes:02d}:{rest:04.1f}"
 
 
 def _key_value(text: str) -> tuple[str, str]:

@@ -3,9 +3,7 @@
 from ffn.serve.client import Client, ServiceError
 from ffn.serve.heat_maps import HeatMap
 from ffn.serve.live.predictor import LiveAnswer, LivePredictor
-from ffn.serve.live.smoothing import Smoothing
-from ffn.serve.live.sources import open_source
-from ffn.serve.live.streams import SourceEvent
+from ffn.serve.live.sources import SourceEvent, open_source
 from ffn.serve.overlays import overlay
 from ffn.serve.prediction import Prediction
 from ffn.serve.predictor import Predictor
@@ -20,7 +18,6 @@ __all__ = [
     "Predictor",
     "Segment",
     "ServiceError",
-    "Smoothing",
     "SourceEvent",
     "merge_windows",
     "open_source",

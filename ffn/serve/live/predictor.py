@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import threading
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -17,42 +15,15 @@ from torch import Tensor
 from ffn.data import EvalTransform, sample_views
 from ffn.data.crops import naming_video
 from ffn.serve.clips import Clip
-from ffn.serve.live.load import LoadControl, handful
-from ffn.serve.live.smoothing import Smoothing, SteadyLabels
-from ffn.serve.live.sources import Source, open_source
-from ffn.serve.live.streams import Arrival, SourceEvent
-from ffn.serve.live.window import Frame, Window
+from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, handful
+from ffn.serve.live.sources import Arrival, Clock, Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
 
 if TYPE_CHECKING:
     from ffn.serve.predictor import Predictor
 
 JOIN = 30.0  # seconds that close waits for a source that does not answer
-
-_log = logging.getLogger(__name__)
-
-
-class Clock:
-    """The clock of this machine. All waiting of live prediction goes through it."""
-
-    def now(self) -> float:
-        """Seconds since an arbitrary moment; never steps back."""
-        return time.monotonic()
-
-    def wait(
-        self,
-        condition: threading.Condition,
-        ready: Callable[[], bool],
-        seconds: float | None = None,
-    ) -> bool:
-        """Wait until something is ready or the time has passed; returns whether it is ready.
-
-        Args:
-            condition: Held by the caller; released while it waits, and notified on changes.
-            ready: What is waited for.
-            seconds: At most so long; None: without a limit.
-        """
-        return condition.wait_for(ready, seconds)
+MAX_LAG = 1.0  # seconds; frames that are later are dropped
 
 
 @dataclass(frozen=True)
@@ -64,13 +35,12 @@ class LiveAnswer:
             ``why`` say how many frames, which sub-network and for what reason; ``indices`` counts
             the frames of the stream; ``start`` and ``end`` are seconds of the stream;
             ``decode_ms`` is without the decoding, which the reading thread does.
-        smoothed: Averaged probabilities (K,), see :class:`ffn.serve.Smoothing`.
+        smoothed: Averaged probabilities (K,), see :class:`ffn.serve.live.rules.SteadyLabels`.
         shown: Indices of the classes to show: one, or any number with several labels per video.
         changed: Whether `shown` differs from that of the answer before.
         time: Of the newest frame, in seconds after the first frame of the stream.
         latency_ms: From the capture of the newest frame to the answer. The capture is the time at
             which a frame of a file is due; for streams it is known up to a constant delay.
-        interval_ms: Time from one answer to the next, at the rate of the window.
         received: Frames so far.
         dropped: Frames so far that were late.
         skipped: Answers so far that were due while the network was busy, and were not given.
@@ -82,7 +52,6 @@ class LiveAnswer:
     changed: bool
     time: float
     latency_ms: float
-    interval_ms: float
     received: int
     dropped: int
     skipped: int
@@ -98,10 +67,8 @@ class LiveAnswer:
         found = self.prediction.to_dict(k)
         del found["path"], found["decode_ms"]
         names = ("time", "changed", "latency_ms", "received", "dropped", "skipped")
-        interval = self.interval_ms if math.isfinite(self.interval_ms) else None
         shown = [{"label": label, "probability": p} for label, p in self.labels]
-        more = {"interval_ms": interval, "shown": shown}
-        return {**{name: getattr(self, name) for name in names}, **found, **more}
+        return {**{name: getattr(self, name) for name in names}, **found, "shown": shown}
 
 
 class LivePredictor:
@@ -110,7 +77,7 @@ class LivePredictor:
     A thread reads the source, reduces each frame to the input of the network and keeps those of the
     last `window` seconds. Iterating runs the network and gives a :class:`LiveAnswer` each time that
     one is due. If the network is slower than the stream, a smaller number of frames is used
-    (:class:`ffn.serve.live.load.LoadControl`); if the smallest is too slow, answers are skipped.
+    (:class:`ffn.serve.live.rules.LoadControl`); if the smallest is too slow, answers are skipped.
     Memory and latency are bounded in both cases.
 
     Iterating can be done once. The thread ends with it, also by ``break`` or Ctrl-C; or use the
@@ -123,8 +90,8 @@ class LivePredictor:
         window: Seconds of the stream that an answer is about.
         step: Seconds of the stream from one answer to the next; default: half a window.
         frames: Number of input frames; default: up to five of ``predictor.counts``, by the load.
-        smoothing: How labels are steadied.
-        max_lag: Frames that are late by more than so many seconds are dropped.
+        smooth: Time constant of averaged probabilities in seconds; 0: none.
+        margin: Another label is shown if it leads by this averaged probability.
         on_event: Called by the iterating thread when the state of the source changes.
         clock: For tests.
 
@@ -141,32 +108,32 @@ class LivePredictor:
         *,
         step: float | None = None,
         frames: int | None = None,
-        smoothing: Smoothing | None = None,
-        max_lag: float = 1.0,
-        on_event: Callable[[SourceEvent], None] | None = None,
+        smooth: float = 1.0,
+        margin: float = 0.1,
+        on_event: Callable[[SourceEvent], None] = lambda event: None,
         clock: Clock | None = None,
     ) -> None:
         step = window / 2 if step is None else step
-        for name, value in {"window": window, "step": step, "max_lag": max_lag}.items():
+        for name, value in {"window": window, "step": step}.items():
             if not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number above 0")
+        for name, value in {"smooth": smooth, "margin": margin}.items():
+            if not 0 <= value < math.inf:
+                raise ValueError(f"{name} is {value!r}; expected a number of 0 or more")
         if frames is not None:
             predictor.reader(frames)  # checks it
         self._predictor = predictor
         self._counts = handful(predictor.counts) if frames is None else [frames]
         self._why = "the largest count" if frames is None else ""
-        self.source: Source = open_source(source)
-        self._max_lag, self._on_event, self._clock = max_lag, on_event, clock or Clock()
-        multi_label = predictor.record.multi_label
-        self._labels = SteadyLabels(smoothing or Smoothing(), multi_label=multi_label)
+        self._source, self._on_event = open_source(source), on_event
+        self._pace = Pace(clock or Clock())
+        self._clock, self._changed = self._pace.clock, self._pace.changed
+        self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
         self._transform = EvalTransform(predictor.preprocessing)
-
-        self._condition = threading.Condition()  # of all below
         self._newest = Window(window, step)
         self._thread: threading.Thread | None = None
-        self._closed = self._ended = False
+        self._ended = False
         self._error: BaseException | None = None
-        self._events: list[SourceEvent] = []
         self._due: list[Frame] | None = None  # window of the answer that is due
         self._answered = -1  # number of the newest frame of the last answer
         self._received = self._dropped = self._late = self._skipped = 0
@@ -184,10 +151,10 @@ class LivePredictor:
             VideoError: if the source cannot be read.
             RuntimeError: if it was started or closed before.
         """
-        if self._thread is not None or self._closed:
+        if self._thread is not None or self._pace.closed:
             raise RuntimeError("a live predictor iterates once; make a new one")
         control = LoadControl(self._measure(), self._why)
-        name = f"ffn live: {self.source.name}"
+        name = f"ffn live: {self._source.name}"
         self._thread = threading.Thread(target=self._read, name=name, daemon=True)
         self._thread.start()
         try:
@@ -198,74 +165,71 @@ class LivePredictor:
 
     def close(self) -> None:
         """End the thread and close the source; waits for both."""
-        with self._condition:
-            self._closed = True
-            self._condition.notify_all()
-        if self._thread is not None and self._thread.is_alive():
+        with self._changed:
+            self._pace.closed = True
+            self._changed.notify_all()
+        if self._thread is not None:
             self._thread.join(JOIN)
-            if self._thread.is_alive():
-                _log.warning("%s has not ended within %g s", self.source.name, JOIN)
 
     # The thread that reads.
 
     def _read(self) -> None:
         try:
-            with closing(self.source.frames(_Pace(self))) as arrivals:
+            with closing(self._source.frames(self._pace)) as arrivals:
                 for arrival in arrivals:
-                    if self._closed:
+                    if self._pace.closed:
                         return
                     self._take(arrival)
         except BaseException as error:  # raised where the answers are taken
             self._error = error
         finally:
-            with self._condition:
+            with self._changed:
                 self._ended = True
-                self._condition.notify_all()
+                self._changed.notify_all()
 
     def _take(self, arrival: Arrival) -> None:
         """Keep a frame, and tell if an answer is due."""
         started = self._clock.now()
         number, self._received = self._received, self._received + 1
-        if started - arrival.captured > self._max_lag:
-            with self._condition:
+        if started - arrival.captured > MAX_LAG:
+            with self._changed:
                 self._dropped, self._late = self._dropped + 1, self._late + 1
             return
         image = torch.from_numpy(arrival.image().copy())
-        with naming_video(self.source.name):
+        with naming_video(self._source.name):
             pixels = self._transform(image[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
         spent = 1000 * (self._clock.now() - started)
         frame = Frame(number, arrival.time, arrival.captured, pixels, spent)
-        with self._condition:
+        with self._changed:
             if arrival.is_new_part:
                 self._newest.clear()
             if self._newest.add(frame):
                 self._skipped += self._due is not None
                 self._due = self._newest.frames()
-                self._condition.notify_all()
+                self._changed.notify_all()
 
     # The thread that iterates.
 
     def _next_window(self) -> list[Frame] | None:
         """The frames of the next answer; None at the end."""
         while True:
-            with self._condition:
-                self._clock.wait(self._condition, self._has_news)
-                events, self._events = self._events, []
-                window = None if self._closed else self._take_window()
-                is_over = self._closed or (self._ended and window is None)
+            with self._changed:
+                self._clock.wait(self._changed, self._has_news)
+                events, self._pace.events = self._pace.events, []
+                window = None if self._pace.closed else self._take_window()
+                is_over = self._pace.closed or (self._ended and window is None)
             for event in events:
-                if self._on_event is not None:
-                    self._on_event(event)
+                self._on_event(event)
             if window is not None:
                 return window
             if is_over:
-                if self._error is not None and not self._closed:
+                if self._error is not None and not self._pace.closed:
                     raise self._error
                 return None
 
     def _has_news(self) -> bool:
-        return bool(self._due or self._events or self._ended or self._closed)
+        return bool(self._due or self._pace.events or self._ended or self._pace.closed)
 
     def _take_window(self) -> list[Frame] | None:
         """The frames of the last answer that fell due; or the last ones of a source's end."""
@@ -283,7 +247,7 @@ class LivePredictor:
         changed = self._labels.update(prediction.probabilities, window[-1].time)
         finished = self._clock.now()
         interval = self._newest.interval(window)
-        with self._condition:
+        with self._changed:
             late, self._late = self._late, 0
             counts = (self._received, self._dropped, self._skipped)
         control.update(finished - started, interval, finished, late=late > 0)
@@ -294,7 +258,6 @@ class LivePredictor:
             changed,
             window[-1].time,
             1000 * (finished - window[-1].captured),
-            1000 * interval,
             *counts,
         )
 
@@ -305,7 +268,7 @@ class LivePredictor:
         start, last = window[0].time, window[-1].time
         end = last + (last - start) / max(len(window) - 1, 1)  # shown as long as the mean
         return Clip(
-            name=self.source.name,
+            name=self._source.name,
             pixels=torch.stack([frame.pixels for frame in chosen], dim=1),  # (C, T, H, W)
             why=why,
             indices=tuple(frame.number for frame in chosen),
@@ -328,26 +291,3 @@ class LivePredictor:
                 runs.append(self._clock.now() - started)
             seconds[count] = min(runs[1:])
         return seconds
-
-
-class _Pace:
-    """What the source needs of a live predictor, see :class:`ffn.serve.live.streams.Pace`."""
-
-    def __init__(self, live: LivePredictor) -> None:
-        self._live = live
-
-    def now(self) -> float:
-        return self._live._clock.now()
-
-    def sleep(self, seconds: float) -> bool:
-        live = self._live
-        if seconds > 0 and not live._closed:
-            with live._condition:
-                live._clock.wait(live._condition, lambda: live._closed, seconds)
-        return not live._closed
-
-    def report(self, event: SourceEvent) -> None:
-        live = self._live
-        with live._condition:
-            live._events.append(event)
-            live._condition.notify_all()

@@ -14,7 +14,7 @@ from serve_files import save_network, write_video
 from simulated_clock import SimulatedClock
 
 from ffn.data import VideoError
-from ffn.serve import LivePredictor, Predictor, Smoothing, open_source
+from ffn.serve import LivePredictor, Predictor, open_source
 
 
 @pytest.fixture(scope="module")
@@ -62,10 +62,6 @@ def test_a_file_has_the_answers_of_its_windows(predictor, footage, tmp_path, kin
     assert [(a.dropped, a.skipped) for a in answers] == [(0, 0)] * len(windows)
     assert [a.latency_ms for a in answers] == pytest.approx([0] * len(windows))
     assert answers[-1].received == 70
-
-
-def given_source(given, fps):
-    return open_source(given, fps=fps, speed=3)
 
 
 def test_a_file_in_real_time(predictor, footage, tmp_path) -> None:
@@ -123,7 +119,7 @@ def test_a_source_that_is_late_drops_frames() -> None:
     clock = SimulatedClock()
     live = LivePredictor(
         Network(clock), open_source(np.zeros((100, 2, 2, 3), np.uint8), fps=5), 1.0, step=0.2,
-        clock=clock, max_lag=1.0,
+        clock=clock,
     )  # fmt: skip
     transform, stopped = live._transform, []
 
@@ -155,7 +151,7 @@ def test_labels_are_steady_and_raw_probabilities_stay() -> None:
 
     live = LivePredictor(
         Network(clock), camera(clock, 20, value=brightness), 0.2, step=0.2, frames=1, clock=clock,
-        smoothing=Smoothing(seconds=2.0, margin=0.2),
+        smooth=2.0, margin=0.2,
     )  # fmt: skip
     answers = list(live)
     assert [a.time for a in answers if a.changed] == pytest.approx([0.2, changed_at(answers)])
@@ -170,19 +166,6 @@ def changed_at(answers) -> float:
     p0, p1 = 40 / 255, 215 / 255
     after = -2.0 * np.log((p1 - 0.6) / (p1 - p0))
     return next(a.time for a in answers if a.time >= 9.8 + after - 1e-9)
-
-
-def test_a_repeated_file_goes_on_for_ever(predictor, footage) -> None:
-    clock = SimulatedClock()
-    source = open_source(footage[:20], fps=10, repeat=True, speed=2)
-    numbers = []
-    for answer in LivePredictor(predictor, source, 1.0, step=1.0, frames=2, clock=clock):
-        numbers.append(answer.prediction.indices)
-        if answer.time > 100:
-            break
-    assert numbers[:3] == [(2, 7), (12, 17), (22, 27)]
-    assert clock.now() == pytest.approx(answer.time / 2)
-    assert not threads()
 
 
 def test_errors_come_after_the_answers(predictor, footage, tmp_path) -> None:
@@ -211,13 +194,13 @@ def test_an_iterator_of_frames(predictor, footage) -> None:
         [(0, footage[0, 0])],
         [(1, footage[0]), (1, footage[1])],
     ]
-    for frames, error in zip(wrong, (TypeError, ValueError, ValueError), strict=True):
+    for frames, error in zip(wrong, [ValueError] * 3, strict=True):
         with pytest.raises(error):
             list(LivePredictor(predictor, frames, frames=2))
 
 
 def test_closing(predictor, footage) -> None:
-    live = LivePredictor(predictor, given_source(footage, 1), 100.0, frames=2)
+    live = LivePredictor(predictor, open_source(footage, fps=1, speed=3), 100.0, frames=2)
     answers = iter(live)
     threading.Timer(0.3, live.close).start()  # of another thread, while it waits
     assert list(answers) == []
@@ -227,9 +210,9 @@ def test_closing(predictor, footage) -> None:
 
 
 def test_wrong_options_and_sources(predictor, footage) -> None:
-    for options in ({"window": 0}, {"step": -1}, {"frames": 0}, {"max_lag": 0}):
+    for options in ({"window": 0}, {"step": -1}, {"frames": 0}, {"smooth": -1}, {"margin": np.nan}):
         with pytest.raises(ValueError, match=next(iter(options))):
-            LivePredictor(predictor, given_source(footage, 10), **options)
+            LivePredictor(predictor, open_source(footage, fps=10), **options)
     with pytest.raises(TypeError, match="float"):
         open_source(1.5)
     for given, options in (("a.mp4", {"attempts": 3}), ("rtsp://camera/1", {"speed": 2})):

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from ffn.serve.live.load import HOLD, MARGIN, LoadControl, handful
-from ffn.serve.live.smoothing import Smoothing, SteadyLabels
-from ffn.serve.live.window import Frame, Window
+from ffn.serve.live.rules import HOLD, MARGIN, Frame, LoadControl, SteadyLabels, Window, handful
 
 
 def frame(number: int, time: float) -> Frame:
@@ -119,18 +117,12 @@ def test_late_frames_lower_the_count() -> None:
     assert machine.control.count == 4
 
 
-def test_a_given_count_stays() -> None:
-    control = LoadControl({8: 0.01}, "")
-    control.update(1.0, 0.1, 1.0, late=True)
-    assert (control.count, control.why) == (8, "")
-
-
 def test_the_average_forgets_by_its_time_constant() -> None:
     """Against the sum written out: each answer counts with exp(-age / s), by its share of time."""
     random = np.random.default_rng(0)
     times = np.cumsum(random.uniform(0.1, 1, 30))
     values = random.dirichlet([1, 1, 1], 30)
-    labels = SteadyLabels(Smoothing(seconds=1.5, margin=0))
+    labels = SteadyLabels(1.5, 0)
     for n, time in enumerate(times):
         labels.update(torch.tensor(values[n]), float(time))
         ages = np.exp(-(time - times[: n + 1]) / 1.5)
@@ -149,19 +141,12 @@ def show(labels: SteadyLabels, *rows: tuple[float, ...], step: float = 0.5) -> l
 
 
 def test_a_label_changes_by_the_margin() -> None:
-    raw = Smoothing(seconds=0, margin=0.2)
     near, far, back = (0.45, 0.55), (0.3, 0.7), (0.55, 0.45)
-    assert show(SteadyLabels(raw), (0.6, 0.4), near, far, back) == [(0,), (0,), (1,), (1,)]
+    assert show(SteadyLabels(0, 0.2), (0.6, 0.4), near, far, back) == [(0,), (0,), (1,), (1,)]
 
 
 def test_several_labels_are_shown_one_by_one() -> None:
-    labels = SteadyLabels(Smoothing(seconds=0, margin=0.2), multi_label=True)
+    labels = SteadyLabels(0, 0.2, multi_label=True)
     rows = [(0.9, 0.1), (0.6, 0.8), (0.4, 0.4), (0.2, 0.6)]
     assert show(labels, *rows) == [(0,), (0, 1), (0, 1), (1,)]
-    assert show(SteadyLabels(Smoothing(), multi_label=True), (0.2, 0.3)) == [()]
-
-
-def test_wrong_smoothing() -> None:
-    for values in ({"seconds": -1}, {"margin": math.nan}):
-        with pytest.raises(ValueError, match=next(iter(values))):
-            Smoothing(**values)
+    assert show(SteadyLabels(1, 0.1, multi_label=True), (0.2, 0.3)) == [()]

@@ -22,9 +22,7 @@ from simulated_clock import SimulatedClock
 
 from ffn.data import VideoError
 from ffn.serve import LivePredictor, SourceEvent, open_source
-from ffn.serve.live.predictor import Clock
-from ffn.serve.live.sources import camera_path
-from ffn.serve.live.streams import Grab, StreamSource, without_password
+from ffn.serve.live.sources import Clock, Grab, StreamSource, camera_path, without_password
 
 SENDER = Path(__file__).parents[2] / "send_stream.py"
 
@@ -106,7 +104,7 @@ def test_frames_that_are_late_beyond_the_limit_are_dropped() -> None:
     """A network that holds back frames 20 to 39 until 4 s later, and gives them at once."""
     clock = SimulatedClock()
     camera = Camera(clock, 80, delay=lambda n: max(0.0, 0.2 * (40 - n)) if 20 <= n < 40 else 0.0)
-    predictor, _ = live(clock, camera, attempts=0, max_lag=1.0)
+    predictor, _ = live(clock, camera, attempts=0)
     answers = list(predictor)
     # At 8.2 s, frames 20 to 34 are late by 4 s to 1.2 s.
     assert answers[-1].dropped == 15
@@ -118,7 +116,7 @@ def test_a_camera_whose_clock_is_slow_is_not_late() -> None:
     """By 0.05 %, which makes 1.8 s in an hour."""
     clock = SimulatedClock()
     camera = Camera(clock, 5 * 3600, delay=lambda n: 5e-4 * 0.2 * n)
-    predictor, _ = live(clock, camera, attempts=0, max_lag=1.0, step=100.0)
+    predictor, _ = live(clock, camera, attempts=0, step=100.0)
     answers = list(predictor)
     assert answers[-1].dropped == 0
     assert max(a.latency_ms for a in answers) < 10
@@ -312,21 +310,6 @@ def test_a_server_that_falls_silent(content) -> None:
             list(LivePredictor(Network(clock), source, 0.4, on_event=events.append, clock=clock))
         assert 0.5 <= time.monotonic() - began < 5
     assert [e.state for e in events] == ["connected"]
-
-
-@pytest.mark.slow
-def test_addresses_that_cannot_be_opened(tmp_path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        port = closed.getsockname()[1]
-    for address, message in {
-        f"http://me:secret@127.0.0.1:{port}/a": rf"http://127.0.0.1:{port}/a: cannot be opened: C",
-        f"rtsp://127.0.0.1:{port}/a": "cannot be opened: Connection refused",
-        "file:///etc/hostname": "cannot be opened: ",
-    }.items():
-        predictor = LivePredictor(Network(Quick()), address, frames=4)
-        with pytest.raises(VideoError, match=message) as raised:
-            list(predictor)
-        assert "secret" not in str(raised.value)
 
 
 @pytest.mark.slow
