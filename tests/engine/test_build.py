@@ -82,16 +82,6 @@ def test_start_lines_have_model_data_and_warnings(
     assert "2 of 3 differ, the first is class 0, 'right' here and 'left' there" in warned[2]
 
 
-def test_settings_without_effect_are_reported(videos: Path, tmp_path: Path) -> None:
-    more = ("train.batch_size=2", "train.grad_accum_steps=2", "train.mixup=0.5")
-    run = build(videos, tmp_path / "run", *more, "optim.warmup_epochs=2", "train.freeze=[norms]")
-
-    warned = [line for line in run.settings if line.startswith("warning: ")]
-    assert len(warned) == 2
-    assert "optim.warmup_epochs is 2 and train.epochs is 2" in warned[0]
-    assert "train.mixup has no effect: it mixes the videos of a micro-batch" in warned[1]
-
-
 @pytest.mark.parametrize(("precision", "fast"), [("bf16", False), ("bf16", True), ("fp32", False)])
 def test_slow_bf16_is_reported(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, fast: bool
@@ -155,25 +145,6 @@ def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
     tested = read_config_splits(options, with_train=False, classes=["still", "right", "left"])
     assert (tested.train, tested.classes) == ([], ["still", "right", "left"])
     assert [record.label for record in tested.val] == [2 - record.label for record in both.val]
-
-
-def test_a_run_prints_what_it_understood_of_the_lists(videos: Path, tmp_path: Path) -> None:
-    _, *train = (videos / "train.csv").read_text().splitlines()
-    _, *val = (videos / "val.csv").read_text().splitlines()
-    lists = {"train": train[:-3], "val": [train[0], train[3], *val[:2]]}
-    for name, lines in lists.items():
-        rows = [f"{videos}/{line},{frames}" for frames, line in enumerate(lines, 8)]
-        (tmp_path / f"{name}.csv").write_text("\n".join(["path,label,frames", *rows]))
-    run = build(videos, tmp_path / "run", *(f"data.{name}={tmp_path}/{name}.csv" for name in lists))
-
-    assert [line for line in run.introduction if " per " in line and "frame-" not in line] == [
-        "training videos per class: 7 in each of 3 classes",
-        "validation videos per class: least 1 (right), median 2, most 3 (left)",
-        "frames per video (lists): least 8, median 16, most 28",
-    ]
-    warned = [line for line in run.settings if line.startswith("warning: ")]
-    assert warned[0].startswith("warning: 2 of 4 validation videos are files of the training list")
-    assert warned[1] == "warning: 1 of 3 classes have no validation video (still)"
 
 
 def test_lists_that_cannot_be_trained_on(videos: Path, tmp_path: Path) -> None:
