@@ -26,9 +26,10 @@ COLUMNS = {
     "end": ("end",),
     "group": ("group",),
 }
+_PATHS = {*COLUMNS["path"]}
 _LABELS = {*COLUMNS["label"], *COLUMNS["labels"]}
 _NAMES = {name for names in COLUMNS.values() for name in names}
-_SEPARATORS = {",": "commas", "\t": "tabs", ";": "semicolons"}
+_SEPARATORS = ",\t;"
 _LINE_END = re.compile(r"\r\n|\n|\r")
 _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SUFFIX = rf"(?i:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})"
@@ -36,6 +37,7 @@ _BLANKS = r"[ \t]+"
 # A line of a text list: path, number of frames if there is one, label.
 _FILE_LINE = re.compile(rf"(.+?{_SUFFIX}){_BLANKS}(?:([0-9]+){_BLANKS})?(.+)")
 _FOLDER_LINE = re.compile(rf"([^ \t]+){_BLANKS}(?:([0-9]+){_BLANKS})?([^ \t]+)")
+_TABS_LINE = re.compile(r"([^\t]+?) *\t[\t ]*(?:([0-9]+) *\t[\t ]*)?([^\t]+)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,8 +97,7 @@ def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, str]]:
     except UnicodeDecodeError as error:
         line = len(_LINE_END.split(data[: error.start].decode("utf-8")))
         raise ValueError(
-            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8, "
-            "e.g. with iconv -f LATIN1 -t UTF-8"
+            f"{path}:{line}: byte 0x{data[error.start]:02x} is not UTF-8; save the file as UTF-8"
         ) from None
     lines = [(n, line) for n, line in enumerate(_LINE_END.split(text), 1) if line.strip(" \t")]
     for number, line in lines:
@@ -108,17 +109,15 @@ def read_lines(path: str | os.PathLike[str]) -> list[tuple[int, str]]:
 def read_list(path: Path, columns: Sequence[str] = ()) -> list[AnnotationRow]:
     """Read the rows of a table or a text list; see `ffn.data.read_annotation_rows`."""
     lines = read_lines(path)
-    separator = _separator(path, *lines[0]) if lines else None
+    separator = _separator(path, lines)
     if separator is not None:
-        rows = list(_table_rows(path, lines, separator, columns))
-    elif columns:
+        return _checked(path, [*_table_rows(path, lines, separator, columns)])
+    if columns:
         raise ValueError(
             f"{path} is no table and has no columns {', '.join(columns)}; expected a csv with the "
             f"header path,label,{','.join(columns)}"
         )
-    else:
-        rows = _text_rows(path, lines)
-    return _checked(path, rows)
+    return _checked(path, _text_rows(path, lines))
 
 
 def read_paths(path: Path) -> list[AnnotationRow]:
@@ -138,10 +137,9 @@ def read_paths(path: Path) -> list[AnnotationRow]:
         wrong = "is a folder" if path.is_dir() else "does not exist"
         raise FileNotFoundError(f"list {path} {wrong}; expected a csv, or a path per line")
     lines = read_lines(path)
-    paths = {*COLUMNS["path"]}
-    separators = [c for c in _SEPARATORS if lines and _header_names(lines[0][1], c) & paths]
+    separators = [c for c in _SEPARATORS if lines and _names_in(lines[0][1], c) & _PATHS]
     if separators or (lines and path.suffix.lower() == ".csv"):
-        rows = list(_table_rows(path, lines, [*separators, ","][0], (), labelled=False))
+        rows = [*_table_rows(path, lines, [*separators, ","][0], (), labelled=False)]
     else:
         rows = [AnnotationRow(f"{path}:{n}", line.strip(), "") for n, line in lines]
     return _checked(path, rows)
@@ -150,20 +148,22 @@ def read_paths(path: Path) -> list[AnnotationRow]:
 def further_columns(path: Path) -> tuple[str, ...]:
     """Names of the columns of a table but path, label, frames, start, end; () for a text list."""
     lines = read_lines(path)
-    separator = _separator(path, *lines[0]) if lines else None
+    separator = _separator(path, lines)
     if separator is None:
         return ()
-    header = _header(f"{path}:{lines[0][0]}", lines[0][1], separator)
-    fields = _find_columns("", header, labelled=True)
-    used = {fields.get(field) for field in ("path", "label", "labels", "frames", "start", "end")}
+    header, fields = _header(path, *lines[0], separator, labelled=True)
+    used = {column for field, column in fields.items() if field != "group"}
     return tuple(name for column, name in enumerate(header) if name and column not in used)
 
 
-def _separator(path: Path, number: int, line: str) -> str | None:
-    """The character between the columns of a table; None if the line is no header."""
-    names = {separator: _header_names(line, separator) for separator in _SEPARATORS}
+def _separator(path: Path, lines: Sequence[tuple[int, str]]) -> str | None:
+    """The character between the columns of a table; None if the first line is no header."""
+    if not lines:
+        return None
+    number, line = lines[0]
+    names = {separator: _names_in(line, separator) for separator in _SEPARATORS}
     for separator, found in names.items():
-        if found & {*COLUMNS["path"]} and found & _LABELS:
+        if found & _PATHS and found & _LABELS:
             return separator
     lacking = [c for c, found in names.items() if len(found) > 1 and found & _NAMES]
     if lacking or path.suffix.lower() == ".csv":
@@ -174,7 +174,7 @@ def _separator(path: Path, number: int, line: str) -> str | None:
     return None
 
 
-def _header_names(line: str, separator: str) -> set[str]:
+def _names_in(line: str, separator: str) -> set[str]:
     return {cell.strip(' \t"').lower() for cell in line.split(separator)}
 
 
@@ -186,24 +186,20 @@ def _table_rows(
     *,
     labelled: bool = True,
 ) -> Iterator[AnnotationRow]:
-    (first, line), *lines = lines
-    header = _header(f"{path}:{first}", line, separator)
-    columns = _find_columns(f"{path}:{first}", header, labelled)
-    missing = [name for name in extra if name.lower() not in header]
-    if missing:
-        raise ValueError(
-            f"{path}:{first}: no column {missing[0]!r}; the columns are {', '.join(header)}"
-        )
+    header, columns = _header(path, *lines[0], separator, labelled=labelled)
+    for name in extra:
+        if name.lower() not in header:
+            raise ValueError(f"{path}: no column {name!r}; the columns are {', '.join(header)}")
     others = [header.index(name.lower()) for name in extra]
-    for number, line in lines:
+    for number, line in lines[1:]:
         where = f"{path}:{number}"
         cells = _cells(where, line, separator)
         if not any(cells):
             continue
         if len(cells) != len(header):
             raise ValueError(
-                f"{where}: {len(cells)} cell(s), but the header has {len(header)}; the columns are "
-                f'separated by {_SEPARATORS[separator]}. Quote ("…") cells that contain them'
+                f"{where}: {len(cells)} cell(s), but the header has {len(header)}, separated by "
+                f'{separator!r}. Quote ("…") cells that contain it'
             )
         values = {field: cells[column] or None for field, column in columns.items()}
         several = values.pop("labels", None)
@@ -217,10 +213,6 @@ def _table_rows(
         yield AnnotationRow(where, **values, extra=tuple(cells[i] for i in others))
 
 
-def _header(where: str, line: str, separator: str) -> list[str]:
-    return [cell.lower() for cell in _cells(where, line, separator)]
-
-
 def _cells(where: str, line: str, separator: str) -> list[str]:
     """The cells of a line; blanks around them do not count."""
     try:
@@ -230,25 +222,23 @@ def _cells(where: str, line: str, separator: str) -> list[str]:
         return [cell.strip() for cell in next(table)]
     except csv.Error as error:
         cause = str(error).replace("\t", "tab")
-        raise ValueError(
-            f"{where}: {cause} in {short(line)}; a quoted cell ends in its line, and a quote in "
-            "a cell is written twice"
-        ) from None
+        raise ValueError(f"{where}: {cause} in {short(line)}; a cell ends in its line") from None
 
 
 def _split_labels(where: str, cell: str | None) -> tuple[str, ...]:
     """The labels of a video in a cell of the column labels; an empty cell has none."""
     labels = tuple(label.strip() for label in cell.split(SEPARATOR)) if cell else ()
     if not all(labels):
-        raise ValueError(
-            f"{where}: labels {short(cell)} has an empty label; expected labels separated by "
-            f"{SEPARATOR}, and an empty cell for a video without a label"
-        )
+        raise ValueError(f"{where}: {short(cell)} has an empty label between {SEPARATOR}")
     return labels
 
 
-def _find_columns(where: str, header: list[str], labelled: bool) -> dict[str, int]:
-    """Column of each field that a table has; a label is needed if ``labelled``."""
+def _header(
+    path: Path, number: int, line: str, separator: str, *, labelled: bool
+) -> tuple[list[str], dict[str, int]]:
+    """Names of the columns of a table, and the column of each field that it has."""
+    where = f"{path}:{number}"
+    header = [cell.lower() for cell in _cells(where, line, separator)]
     repeated = [name for name in header if name and header.count(name) > 1]
     if repeated:
         raise ValueError(f"{where}: the header has {repeated[0]!r} twice; rename one of them")
@@ -257,62 +247,45 @@ def _find_columns(where: str, header: list[str], labelled: bool) -> dict[str, in
         for field, names in COLUMNS.items()
         if {*names} & {*header}
     }
-    if "label" in found and "labels" in found:
-        raise ValueError(
-            f"{where}: the header has a column of one label per video and labels (several); "
-            "remove or rename one of them"
-        )
-    needed = {"path": {"path"}, "label": {"label", "labels"}} if labelled else {"path": {"path"}}
-    for field, fields in needed.items():
-        if not fields & {*found}:
-            names = [name for one in sorted(fields) for name in COLUMNS[one]]
+    if {"label", "labels"} <= {*found}:
+        raise ValueError(f"{where}: the header has both one label and labels; remove one of them")
+    needed = (_PATHS, _LABELS) if labelled else (_PATHS,)
+    for names in needed:
+        if not names & {*header}:
             raise ValueError(
-                f"{where}: no column for the {field} in the header {short(header)}; expected one "
-                f"of {', '.join(names)}. A list without a header is a .txt file with lines "
-                "'path label'"
+                f"{where}: the header {short(header)} has none of {', '.join(sorted(names))}. A "
+                "list without a header is a .txt file with lines 'path label'"
             )
-    return found
+    return header, found
 
 
 def _text_rows(path: Path, lines: Sequence[tuple[int, str]]) -> list[AnnotationRow]:
     """Rows of lines `path label` or `path frames label`; the format is that of the whole list."""
     lines = [(number, line.strip(" \t")) for number, line in lines]
     by_tabs = all("\t" in line for _, line in lines)
-    everywhere = [mark for mark in ",;" if lines and all(mark in line for _, line in lines)]
+    marked = any(all(mark in line for _, line in lines) for mark in ",;")
     rows = []
     for number, line in lines:
         where = f"{path}:{number}"
-        if everywhere or line.startswith('"') or re.search(rf"{_SUFFIX}\"?[,;]", line):
+        if marked or line.startswith('"') or re.search(rf"{_SUFFIX}\"?[,;]", line):
             _refuse(where, line, "has quotes, commas or semicolons, which need a header")
-        video, frames, label = _split_line(where, line, by_tabs)
+        pattern = _TABS_LINE if by_tabs else _FILE_LINE if _files(line) else _FOLDER_LINE
+        found = pattern.fullmatch(line)
+        if found is None:
+            _refuse(where, line, "is not 'path label' or 'path frames label'")
+        video, frames, label = found.groups()
+        several_words = not by_tabs and re.search(_BLANKS, label)
+        several_files = not by_tabs and _files(line) > 1
+        if several_files or (several_words and (frames is not None or "/" in label)):
+            _refuse(where, line, "can be divided at several places")
         rows.append(AnnotationRow(where, video, label, frames))
     counted = [row.frames is not None for row in rows]
     if any(counted) and not all(counted):
         odd = counted.index(sum(counted) * 2 <= len(counted))  # the rarer is more likely wrong
         _refuse(rows[odd].where, lines[odd][1], "has another number of columns than other lines")
-    first, *others = (is_video(row.path) for row in rows) if rows else (True,)
-    if not first and others and all(others):
+    if len(rows) > 1 and [is_video(row.path) for row in rows] == [False] + [True] * (len(rows) - 1):
         _refuse(rows[0].where, lines[0][1], "looks like a header")
     return rows
-
-
-def _split_line(where: str, line: str, by_tabs: bool) -> tuple[str, str | None, str]:
-    """Path, number of frames if there is one, and label of a line."""
-    if by_tabs:
-        cells = re.split(r" *\t[\t ]*", line)
-        if len(cells) == 2:
-            return cells[0], None, cells[1]
-        if len(cells) == 3 and is_number(cells[1]):
-            return cells[0], cells[1], cells[2]
-        _refuse(where, line, f"has {len(cells)} columns")
-    found = _FILE_LINE.fullmatch(line) if _files(line) else _FOLDER_LINE.fullmatch(line)
-    if found is None:
-        _refuse(where, line, "is not 'path label' or 'path frames label'")
-    video, frames, label = found.groups()
-    several_words = re.search(_BLANKS, label)
-    if _files(line) > 1 or (several_words and (frames is not None or "/" in label)):
-        _refuse(where, line, "can be divided at several places")
-    return video, frames, label
 
 
 def _files(line: str) -> int:
@@ -336,16 +309,12 @@ def _checked(path: Path, rows: list[AnnotationRow]) -> list[AnnotationRow]:
     for row in rows:
         longest = max(row.path, *row.labels, key=len)
         if refusal := CELL_CHARACTERS.refusal(len(longest)):
-            raise ValueError(
-                f"{row.where}: the path or label {short(longest)} has {refusal}. Is a line end or "
-                "a quote missing?"
-            )
+            raise ValueError(f"{row.where}: the path or label {short(longest)} has {refusal}")
         for label in row.labels:
             if is_video(label) or is_several_numbers(label):
-                kind = "a video" if is_video(label) else "several numbers"
                 raise ValueError(
-                    f"{row.where}: label {short(label)} is {kind}; expected the path first, then "
-                    f"one label (several labels: a column labels, with {SEPARATOR} between them)"
+                    f"{row.where}: label {short(label)} is a video or several numbers; expected "
+                    f"the path first, then one label (several: a column labels, with {SEPARATOR})"
                 )
     return rows
 

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence, Sized
-from dataclasses import dataclass
-from itertools import chain
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
 
 import numpy as np
 import torch
@@ -35,6 +34,9 @@ class Record:
     end: float | None = None
 
 
+_FIELDS = [field.name for field in fields(Record)]
+
+
 def labels_of(record: Record) -> tuple[int, ...]:
     """All class indices of a record."""
     return _as_tuple(record.label)
@@ -52,7 +54,7 @@ def label_text(label: Label, classes: Sequence[object] | None = None) -> str:
 
 
 class SharedRecords(Sequence[Record]):
-    """A sequence of records, stored as tensors in shared memory; indexing builds a `Record`.
+    """A sequence of records, stored as JSON in shared memory; indexing builds a `Record`.
 
     Loader workers do not copy it. A worker started by `spawn` or `forkserver` receives handles of
     the tensors. A forked worker shares their pages; it would copy the pages of a list of objects
@@ -63,59 +65,25 @@ class SharedRecords(Sequence[Record]):
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
-        paths = [record.path.encode("utf-8", "surrogateescape") for record in records]
-        labels = [labels_of(record) for record in records]
-        frames = [_or(record.frames, -1) for record in records]
-        times = [(_or(record.start, np.nan), _or(record.end, np.nan)) for record in records]
-        self._several_labels = has_several_labels(records)
-        self._paths = _Ragged(np.frombuffer(b"".join(paths), dtype=np.uint8), paths)
-        self._labels = _Ragged(np.array([*chain(*labels)], dtype=np.int64), labels)
-        self._frames = _share(np.array(frames, dtype=np.int64))
-        self._times = _share(np.array(times, dtype=np.float64).reshape(-1, 2))  # start, end
+        texts = [json.dumps([getattr(r, name) for name in _FIELDS]).encode() for r in records]
+        ends = np.cumsum([len(text) for text in texts], dtype=np.int64)
+        self._text = torch.frombuffer(bytearray(b"".join(texts)), dtype=torch.uint8).share_memory_()
+        self._ends = torch.from_numpy(ends).share_memory_()
 
     def __len__(self) -> int:
-        return len(self._frames)
+        return len(self._ends)
 
     def __getitem__(self, index: int | slice) -> Record | list[Record]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         index = range(len(self))[index]  # resolves negative indices, raises IndexError
-        path = self._paths[index].numpy().tobytes()
-        labels, frames = self._labels[index].tolist(), int(self._frames[index])
-        label = tuple(labels) if self._several_labels else labels[0]
-        start, end = (None if math.isnan(x) else x for x in self._times[index].tolist())
-        frames = None if frames < 0 else frames
-        return Record(path.decode("utf-8", "surrogateescape"), label, frames, start, end)
+        first = self._ends[index - 1] if index else 0
+        path, label, *rest = json.loads(self._text[first : self._ends[index]].numpy().tobytes())
+        return Record(path, tuple(label) if isinstance(label, list) else label, *rest)
 
     def __iter__(self) -> Iterator[Record]:
         return (self[index] for index in range(len(self)))
 
 
-class _Ragged:
-    """Sequences of different lengths, one after another in shared memory.
-
-    Args:
-        values: The values of all sequences.
-        parts: The sequences, for their lengths.
-    """
-
-    def __init__(self, values: np.ndarray, parts: Sequence[Sized]) -> None:
-        self._values = _share(values)
-        self._ends = _share(np.cumsum([len(part) for part in parts], dtype=np.int64))
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        first = self._ends[index - 1] if index else 0
-        return self._values[first : self._ends[index]]
-
-
 def _as_tuple(label: Label) -> tuple[int, ...]:
     return label if isinstance(label, tuple) else (label,)
-
-
-def _share(array: np.ndarray) -> torch.Tensor:
-    """Copy an array to a tensor in shared memory."""
-    return torch.from_numpy(array.copy()).share_memory_()
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value
