@@ -23,7 +23,6 @@ from ffn.data.frame_counts import FrameCounts
 from ffn.data.global_rng import library_draws
 from ffn.data.lists import AnnotationRow
 from ffn.data.loader import collate_eval, collate_train, make_loader
-from ffn.data.overview import check_splits, describe_splits, split_warnings
 from ffn.data.preprocessing import Normalize, Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.records import Record, has_several_labels, label_text, labels_of
@@ -36,7 +35,13 @@ from ffn.data.sampling import (
     segment_random,
     segment_views,
 )
-from ffn.data.splits import Splits, read_splits
+from ffn.data.splits import (
+    Splits,
+    check_splits,
+    describe_splits,
+    read_splits,
+    split_warnings,
+)
 from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack
 from ffn.data.transforms import EvalTransform, TrainTransform, swap_pairs
 from ffn.data.watched_loader import LoaderError, watching

@@ -19,12 +19,20 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from ffn.data.class_folders import read_class_folders
-from ffn.data.lists import AnnotationRow, is_number, read_lines, read_list
+from ffn.data.lists import AnnotationRow, is_number, read_lines, read_list, short
 from ffn.data.records import Label, Record
+from ffn.data.suffixes import (
+    IMAGE_SUFFIXES,
+    VIDEO_SUFFIXES,
+    has_tool_file,
+    is_system_name,
+    is_tool_folder,
+)
 from ffn.labels import SEPARATOR
 from ffn.limits import CLASSES
 
+LIST_SUFFIXES = (".csv", ".tsv", ".txt")
+OTHER_TEXTS = ("classes", "licence", "license", "readme")  # names of text files that are no lists
 NAMES_REMEDY = "If the list is right, give all class names (data.classes=FILE, one per line)"
 
 
@@ -65,9 +73,8 @@ def check_several_classes(folder: Path, rows: Sequence[AnnotationRow]) -> None:
     names = {label for row in rows for label in row.labels}
     if len(names) == 1:
         raise ValueError(
-            f"{folder} has the single class {names.pop()!r}, from the name of its folder; expected "
-            "two or more. Name the folder that holds the class folders, or a list "
-            "(data.train=LIST.csv)"
+            f"{folder} has the single class {names.pop()!r}; expected two or more. Name the folder "
+            "that holds the class folders, or a list (data.train=LIST.csv)"
         )
 
 
@@ -130,10 +137,9 @@ def read_annotation_rows(
     """
     source = Path(source)
     if not source.exists():
-        folder = source.with_suffix("")
-        hint = f"; the folder {folder.name} exists: use its name" if folder.is_dir() else ""
-        if (source.parent / "index" / source.name).is_file():
-            hint = f"; there is index/{source.name}: use this name, and index/classes.txt"
+        folder, index = source.with_suffix(""), source.parent / "index" / source.name
+        others = [str(other) for other in (folder, index) if other.exists()]
+        hint = f"; {others[0]} exists: use its name" if others else ""
         raise FileNotFoundError(
             f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
             f"sub-folder per class{hint} (data.train and data.val of a config)"
@@ -141,11 +147,55 @@ def read_annotation_rows(
     if not source.is_dir():
         return read_list(source, columns)
     if columns:
+        raise ValueError(f"{source} is a folder and has no columns {', '.join(columns)}; use a csv")
+    return _read_class_folders(source)
+
+
+def _read_class_folders(folder: Path) -> list[AnnotationRow]:
+    """The videos of a folder per class, by class and name.
+
+    Hidden folders and folders that a tool wrote are left out. A list beside the classes is refused.
+    """
+    entries = _entries(folder)
+    lists = [e for e in entries if e.suffix.lower() in LIST_SUFFIXES and e.is_file()]
+    lists = [e for e in lists if e.stem.lower() not in OTHER_TEXTS]
+    if lists:
         raise ValueError(
-            f"{source} is a folder and has no columns {', '.join(columns)}; expected a csv with "
-            f"the header path,label,{','.join(columns)}"
+            f"{folder} holds {lists[0].name} beside its class folders. To read the list, give its "
+            f"name (data.root={folder} data.train={lists[0].name}); else move the list away"
         )
-    return list(read_class_folders(source))
+    classes = [entry for entry in entries if entry.is_dir() and not is_tool_folder(entry)]
+    if not classes:
+        raise ValueError(f"{folder} has no sub-folders of videos; expected one per class")
+    return [row for entry in classes for row in _class_videos(entry)]
+
+
+def _class_videos(folder: Path) -> list[AnnotationRow]:
+    """The videos of one class: files, and folders of frames."""
+    entries = _entries(folder)
+    folders = [entry for entry in entries if entry.is_dir()]
+    files = [e for e in entries if e.suffix.lower() in VIDEO_SUFFIXES and not e.is_dir()]
+    if not files + folders:
+        raise ValueError(f"{folder} contains no video; expected video files or folders of frames")
+    # A class of folders may hold many thousand of them.
+    written = [e for e in (folders if files else folders[:1]) if has_tool_file(e)]
+    if written or (folders and not _holds_images(folders[0])):
+        raise ValueError(
+            f"{(written or folders)[0]} is no folder of frames; expected CLASS/VIDEO in "
+            f"{folder.parent}. Move it away, or give the folder above the classes, e.g. "
+            f"data.train={folder.name}"
+        )
+    videos = sorted([*files, *folders])
+    return [AnnotationRow(str(video), os.path.abspath(video), folder.name) for video in videos]
+
+
+def _entries(folder: Path) -> list[Path]:
+    return [entry for entry in sorted(folder.iterdir()) if not is_system_name(entry.name)]
+
+
+def _holds_images(folder: Path) -> bool:
+    with os.scandir(folder) as entries:
+        return any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in entries)
 
 
 def _label_indices(
@@ -157,12 +207,9 @@ def _label_indices(
         return _class_indices(each, classes)
     if not each and classes is None:
         raise ValueError(f"{rows[0].where}: no video of the list has a label")
-    wrong = [name for name in classes or () if SEPARATOR in str(name)]
-    if wrong:
-        raise ValueError(
-            f"class {wrong[0]!r} contains {SEPARATOR}, which separates the labels of a video; "
-            "rename the class"
-        )
+    for name in classes or ():
+        if SEPARATOR in str(name):
+            raise ValueError(f"class {name!r} contains {SEPARATOR}; rename the class")
     indices, names = _class_indices(each, classes)
     found, labels = iter(indices), []
     for row in rows:
@@ -194,7 +241,7 @@ def _class_indices(
         if label not in index:
             close = get_close_matches(label, names, n=1, cutoff=0.0)
             raise ValueError(
-                f"{where}: label {label[:99]!r} is not one of the {len(names)} classes; the "
+                f"{where}: label {short(label)} is not one of the {len(names)} classes; the "
                 f"closest is {close[0]!r}"
             )
     return [index[label] for _, label in labels], names
@@ -207,20 +254,18 @@ def _numbered(
     count = CLASSES.value if names is None else len(names)
     for where, label in labels:
         if len(label) > 9 or int(label) >= count:
-            raise ValueError(
-                f"{where}: label {label[:40]} is no class index; expected 0 … {count - 1}. "
-                f"{NAMES_REMEDY}"
-            )
+            expected = f"expected 0 … {count - 1}"
+            raise ValueError(f"{where}: label {short(label)}; {expected}. {NAMES_REMEDY}")
     indices = [int(label) for _, label in labels]
-    missing = sorted({*range(max(indices, default=-1) + 1)} - {*indices})
+    largest = max(indices, default=-1)
+    missing = {*range(largest + 1)} - {*indices}
     if names is None and missing:
-        where, label = labels[indices.index(max(indices))]
-        shown = f"{', '.join(map(str, missing[:5]))}{' …' if len(missing) > 5 else ''}"
+        where, label = labels[indices.index(largest)]
         raise ValueError(
-            f"{where}: label {label} makes {max(indices) + 1} classes, but no video has label "
-            f"{shown}; class indices are 0, 1, 2, … without gaps. {NAMES_REMEDY}"
+            f"{where}: label {label} makes {largest + 1} classes, but no video has label "
+            f"{min(missing)}; class indices have no gaps. {NAMES_REMEDY}"
         )
-    return indices, names or [str(i) for i in range(max(indices) + 1)]
+    return indices, names or [str(i) for i in range(largest + 1)]
 
 
 def to_record(row: AnnotationRow, label: Label, base: str | os.PathLike[str]) -> Record:

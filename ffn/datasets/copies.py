@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ffn.data.decoding import PATTERN, VideoError, open_video
-from ffn.data.tool_files import COPIES
+from ffn.data.suffixes import COPIES
 from ffn.data.workers import TIMEOUT, map_in_processes
 from ffn.datasets.facts import VideoFacts, cause_of, read_facts
 from ffn.datasets.index import list_path

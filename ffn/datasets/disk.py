@@ -10,8 +10,13 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_system_name
-from ffn.data.tool_files import COPIES, TOOL_FILES
+from ffn.data.suffixes import (
+    COPIES,
+    IMAGE_SUFFIXES,
+    TOOL_FILES,
+    VIDEO_SUFFIXES,
+    is_system_name,
+)
 
 INDEX = {"dataset.json", "problems.csv"}  # files of the folder of an index
 LIST_SUFFIXES = (".csv", ".json", ".txt")

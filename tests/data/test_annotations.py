@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from ffn.data import Record, read_annotations, read_classes
-from ffn.data.tool_files import TOOL_FILES
+from ffn.data.suffixes import TOOL_FILES
 
 
 @pytest.fixture
@@ -32,31 +33,9 @@ def test_path_and_label(write, tmp_path):
     assert classes == ["0", "1", "2"]
 
 
-def test_path_frames_and_label(write, tmp_path):
-    records, _ = read_annotations(write("clip1 12 0\nv2 30 1\n"))
-    assert records == [
-        Record(str(tmp_path / "clip1"), 0, 12),
-        Record(str(tmp_path / "v2"), 1, 30),
-    ]
-
-
 def test_root_applies_to_relative_paths_only(write, tmp_path):
     records, _ = read_annotations(write("a.mp4 0\n/abs/b.mp4 0\n"), root=tmp_path / "videos")
     assert [r.path for r in records] == [str(tmp_path / "videos/a.mp4"), "/abs/b.mp4"]
-
-
-@pytest.mark.parametrize(
-    ("text", "line"),
-    [
-        ("a.mp4 0\nmy clip 12 0\nb.mp4 1\n", 2),  # one with a number among others without
-        ("v1 10 0\nv2 1\nv3 12 1\n", 2),  # and the reverse
-        ("a.mp4 0\n\nb.mp4\n", 3),
-        ("v1 0 3\nv2 9 3\n", 1),
-    ],
-)
-def test_ambiguous_lines_are_refused(text, line, write):
-    with pytest.raises(ValueError, match=rf"train\.txt:{line}: "):
-        read_annotations(write(text))
 
 
 def test_csv_with_names(write, tmp_path):
@@ -86,11 +65,6 @@ def test_classes_from_a_file(write):
         read_classes(write("run\nrun\n", "twice.txt"))
 
 
-def test_names_may_be_digits(write):
-    records, _ = read_annotations(write("a 7\nb 3\n"), classes=["3", "5", "7"])
-    assert [r.label for r in records] == [2, 0]
-
-
 def test_folder_per_class(tmp_path):
     for name in ("run/b.mp4", "run/a 1.webm", "run/notes.txt", "jump/.cache/x", "jump/v3/1.jpg"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -111,26 +85,29 @@ def test_missing_files(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"names\.txt"):
         read_classes(tmp_path / "names.txt")
     (tmp_path / "train").mkdir()
-    with pytest.raises(FileNotFoundError, match="the folder train exists"):
+    with pytest.raises(FileNotFoundError, match=r"train exists"):
         read_annotations(tmp_path / "train.csv")
 
 
-@pytest.mark.parametrize("separator", ["\t", ",", ";"])
-@pytest.mark.parametrize("name", ["train.txt", "train.tsv", "train.csv", "train"])
-def test_a_header_makes_a_table_in_a_file_of_any_name(separator, name, write, tmp_path):
+def test_a_header_makes_a_table_in_a_file_of_any_name(write, tmp_path):
     lines = [["video", "frames", "label"], ["a b.mp4", "9", "long jump"], ["c.mp4", "", "run"]]
-    text = "\n".join(separator.join(cells) for cells in lines)
-    records, classes = read_annotations(write(text, name))
-    assert classes == ["long jump", "run"]
-    assert records == [
-        Record(str(tmp_path / "a b.mp4"), 0, 9),
-        Record(str(tmp_path / "c.mp4"), 1),
-    ]
+    for separator, name in product("\t,;", ["train.txt", "train.tsv", "train.csv", "train"]):
+        text = "\n".join(separator.join(cells) for cells in lines)
+        records, classes = read_annotations(write(text, name))
+        assert classes == ["long jump", "run"]
+        assert records == [
+            Record(str(tmp_path / "a b.mp4"), 0, 9),
+            Record(str(tmp_path / "c.mp4"), 1),
+        ]
 
 
 def test_lists_that_can_be_read_wrongly_are_refused(write):
     """The message has the line."""
     for line, text in (
+        (2, "a.mp4 0\nmy clip 12 0\nb.mp4 1\n"),  # one with a number among others without
+        (2, "v1 10 0\nv2 1\nv3 12 1\n"),  # and the reverse
+        (3, "a.mp4 0\n\nb.mp4\n"),
+        (1, "v1 0 3\nv2 9 3\n"),
         (1, "video_name class_name\na.mp4 run\n"),
         (1, "path label\na run\n"),
         (1, "name\tkind\na.mp4\trun\nb.mp4\tjump\n"),
@@ -200,12 +177,13 @@ def test_damaged_tables_are_refused(tmp_path):
         read_annotations(path, classes=["jump", "run"])
 
 
-def test_indices_of_classes_whose_names_are_numbers_are_refused(write):
-    """Label 1 would be the class "5", the second name."""
-    with pytest.raises(ValueError, match="label"):
-        read_annotations(write("a 1\n"), classes=["3", "5", "7"])
-    with pytest.raises(ValueError, match=r"train\.txt:2: "):
-        read_annotations(write("a run\nb 1\n"), classes=["jump", "run"])
+def test_classes_whose_names_are_numbers(write):
+    """Label 1 is not the second name, "5"."""
+    records, _ = read_annotations(write("a 7\nb 3\n"), classes=["3", "5", "7"])
+    assert [r.label for r in records] == [2, 0]
+    for text, classes in (("a 3\nb 1\n", ["3", "5", "7"]), ("a run\nb 1\n", ["jump", "run"])):
+        with pytest.raises(ValueError, match=r"train\.txt:2: "):
+            read_annotations(write(text), classes=classes)
 
 
 def files(folder, *names):

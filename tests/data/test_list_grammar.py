@@ -7,8 +7,6 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
-import pytest
-
 from ffn.data import read_annotations
 
 SUFFIXES = (
@@ -245,11 +243,10 @@ def read(path: Path) -> tuple[list[Row] | None, str]:
     return [(record.path, record.frames, classes[record.label]) for record in records], ""
 
 
-@pytest.mark.parametrize("part", range(6))
-def test_mutated_lists(part: int, tmp_path: Path) -> None:
+def test_mutated_lists(tmp_path: Path) -> None:
     accepted = 0
-    for number in range(100):
-        rng = random.Random(f"{part}/{number}")
+    for number in range(400):
+        rng = random.Random(number)
         suffix = rng.choice([".txt", ".csv", ".tsv", ""])
         data = rng.choice(MUTATIONS)(rng, make(rng).encode())
         path = tmp_path / f"list_{number}{suffix}"
@@ -266,11 +263,11 @@ def test_mutated_lists(part: int, tmp_path: Path) -> None:
 
         found, message = read(path)
 
-        assert found == expected, (part, number, data, message)
+        assert found == expected, (number, data, message)
         accepted += found is not None
         if found is None:
             assert message.startswith(str(path)), message
             assert re.match(r":\d+: | contains no video; write ", message[len(str(path)) :])
             assert message.isprintable()  # one line
             assert len(message) < 700
-    assert 25 < accepted < 75
+    assert 100 < accepted < 300

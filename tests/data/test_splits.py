@@ -1,4 +1,4 @@
-"""The training and validation lists of a data set, and their fingerprint."""
+"""The lists of a data set: classes, fingerprint, description, and what is refused."""
 
 from __future__ import annotations
 
@@ -8,75 +8,104 @@ from pathlib import Path
 
 import pytest
 
-from ffn.data import Splits, read_splits
+from ffn.data import Splits, check_splits, describe_splits, read_splits, split_warnings
+
+HEADER = "path,label\n"
+TRAIN = HEADER + "x.mp4,b\ny.mp4,a\nz.mp4,b\n"
+GROUPS = (
+    "path,label,group\na.mp4,run,anna\nb.mp4,run,anna\nc.mp4,jump,ben\nd.mp4,run,\ne.mp4,sit,\n"
+)
 
 
-def write(folder: Path, labels: tuple[str, ...] = ("b", "a", "b")) -> Path:
-    """Lists of three training videos and one validation video."""
+def splits(
+    folder: Path, train: str = TRAIN, val: str = HEADER + "v.mp4,a\n", **more: object
+) -> Splits:
     folder.mkdir(parents=True, exist_ok=True)
-    rows = "".join(f"{name}.mp4,{label}\n" for name, label in zip("xyz", labels, strict=True))
-    (folder / "train.csv").write_text(f"path,label\n{rows}")
-    (folder / "val.csv").write_text("path,label\nv.mp4,a\n")
-    return folder
+    (folder / "train.csv").write_text(train)
+    (folder / "val.csv").write_text(val)
+    return read_splits(folder, train="train.csv", val="val.csv", **more)
 
 
-def read(root: Path, **more: object) -> Splits:
-    return read_splits(root, train="train.csv", val="val.csv", **more)
+def test_classes_come_from_the_list_a_file_or_a_checkpoint(tmp_path: Path) -> None:
+    found = splits(tmp_path)
+    assert (found.classes, [record.label for record in found.train]) == (["a", "b"], [1, 0, 1])
+    assert [Path(record.path) for record in found.val] == [tmp_path / "v.mp4"]
+    tested = splits(tmp_path, with_train=False)
+    assert (tested.train, tested.classes, tested.val[0].label) == ([], ["a", "b"], 0)
 
-
-def test_lists_are_read_with_paths_below_the_root(tmp_path: Path) -> None:
-    splits = read(write(tmp_path))
-
-    assert splits.classes == ["a", "b"]
-    assert [record.label for record in splits.train] == [1, 0, 1]
-    assert [Path(record.path) for record in splits.val] == [tmp_path / "v.mp4"]
-
-
-def test_class_names_of_a_file_or_of_a_checkpoint(tmp_path: Path) -> None:
-    write(tmp_path)
     (tmp_path / "names.txt").write_text("b\na\n")
-
-    assert read(tmp_path, class_file="names.txt").classes == ["b", "a"]
-    given = read(tmp_path, class_file="names.txt", classes=["c", "b", "a"], with_train=False)
-    assert given.classes == ["c", "b", "a"]
-    assert given.train == []
-    assert [record.label for record in given.val] == [2]
+    assert splits(tmp_path, class_file="names.txt").classes == ["b", "a"]
+    given = splits(tmp_path, class_file="names.txt", classes=["c", "b", "a"], with_train=False)
+    assert (given.classes, [record.label for record in given.val]) == (["c", "b", "a"], [2])
     with pytest.raises(ValueError, match="c"):
-        read(write(tmp_path, ("b", "a", "c")), classes=["a", "b"])
-
-
-def test_training_list_gives_the_classes_of_a_test(tmp_path: Path) -> None:
-    splits = read(write(tmp_path), with_train=False)
-
-    assert (splits.train, splits.classes, splits.val[0].label) == ([], ["a", "b"], 0)
+        splits(tmp_path, TRAIN + "u.mp4,c\n", classes=["a", "b"])
 
 
 def test_fingerprint_by_hand(tmp_path: Path) -> None:
     expected = hashlib.sha256(b"a\nb\nx.mp4 1\ny.mp4 0\nz.mp4 1\nv.mp4 0").hexdigest()
-
-    assert read(write(tmp_path / "one")).fingerprint() == {
-        "train_videos": 3,
-        "val_videos": 1,
-        "classes": 2,
-        "sha256": expected,
-    }
-    assert read(write(tmp_path / "other/place")).fingerprint()["sha256"] == expected
-    changed = read(write(tmp_path / "changed", ("b", "a", "a")))
+    counts = {"train_videos": 3, "val_videos": 1, "classes": 2}
+    assert splits(tmp_path / "one").fingerprint() == {**counts, "sha256": expected}
+    assert splits(tmp_path / "other/place").fingerprint()["sha256"] == expected
+    changed = splits(tmp_path / "changed", TRAIN.replace("z.mp4,b", "z.mp4,a"))
     assert changed.fingerprint()["sha256"] != expected
 
-
-@pytest.mark.parametrize("place", ["index", "index/split1"])
-def test_fingerprint_of_a_prepared_data_set(tmp_path: Path, place: str) -> None:
-    write(tmp_path / place)
-    (tmp_path / "index/dataset.json").write_text(json.dumps({"fingerprint": {"counts": [1, 2]}}))
-
-    splits = read_splits(tmp_path, train=f"{place}/train.csv", val=f"{place}/val.csv")
-
-    assert splits.fingerprint()["prepared"] == {"counts": [1, 2]}
+    for place in ("index", "index/split1"):  # of a prepared data set
+        (tmp_path / "index").mkdir(exist_ok=True)
+        (tmp_path / "index/dataset.json").write_text(json.dumps({"fingerprint": [1, 2]}))
+        assert splits(tmp_path / place).fingerprint()["prepared"] == [1, 2]
+    (tmp_path / "one/dataset.json").write_text("{")
+    with pytest.raises(ValueError, match=r"dataset\.json"):
+        splits(tmp_path / "one")
 
 
-def test_invalid_description_is_named(tmp_path: Path) -> None:
-    (write(tmp_path) / "dataset.json").write_text("{")
+def test_description_by_hand(tmp_path: Path) -> None:
+    found = splits(tmp_path, GROUPS, HEADER + "f.mp4,run\ng.mp4,jump\n")
+    assert describe_splits(found) == [
+        "training videos per class: least 1 (jump), median 1, most 3 (run)",
+        "validation videos per class: 1 in each of 2 classes",
+    ]
+    assert [*split_warnings(found)] == ["1 of 3 classes have no validation video (sit)"]
 
-    with pytest.raises(ValueError, match=r"dataset\.json does not describe a data set"):
-        read(tmp_path)
+
+def test_shared_videos_and_groups_repeats_and_empty_classes_are_warned_of(tmp_path: Path) -> None:
+    val = "path,label,group\n./a.mp4,run,anna\nx.mp4,jump,ben\ny.mp4,sit,cleo\nz.mp4,run,\n"
+    shared, group = split_warnings(splits(tmp_path, GROUPS, val))
+    assert shared.startswith("1 of 4 validation videos are files of the training list")
+    assert group.startswith("1 of 4 validation videos have a group of the training list (ben)")
+
+    header = "path,label,start,end\n"  # parts of one file in both lists
+    train = header + "a.mp4,run,0,2\na.mp4,jump,2,4\n"
+    found = splits(tmp_path, train, header + "a.mp4,run,4,6\na.mp4,jump,6,8\n")
+    check_splits(found)
+    (shared,) = split_warnings(found)
+    assert shared.startswith("2 of 2 validation videos are files of the training list")
+
+    train = HEADER + "a.mp4,0\nb.mp4,1\na.mp4,0\nb.mp4,0\n"
+    (tmp_path / "names.txt").write_text("run\njump\nsit\n")
+    val = HEADER + "c.mp4,1\nd.mp4,0\n"
+    assert [
+        text.split(" (")[0]
+        for text in split_warnings(splits(tmp_path, train, val, class_file="names.txt"))
+    ] == [
+        "2 training videos are listed again, 1 of them with another label",
+        "1 of 3 classes have no training video",
+        "1 of 3 classes have no validation video",
+    ]
+
+
+def test_what_cannot_be_trained_or_validated_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    train = HEADER + "run/0.mp4,run\njump/0.mp4,jump\n"
+    splits(Path("root"), train, HEADER + "v.mp4,run\n")
+    same = read_splits("root", train="train.csv", val="train.csv")
+    spelled = f"{tmp_path}/root/run/0.mp4,run\njump/../jump/./0.mp4,jump\n"
+    for found in (
+        same,
+        splits(Path("root"), train, HEADER + spelled),  # the same files
+        splits(Path("root"), train, HEADER + "jump/0.mp4,jump\n"),
+        splits(Path("root"), HEADER + "a.mp4,run\n", HEADER + "b.mp4,run\n"),  # a single class
+    ):
+        with pytest.raises(ValueError, match=r"train\.csv"):
+            check_splits(found)
