@@ -100,7 +100,7 @@ def test_first_day(
         assert main([str(word) for word in words]) == 0
         return capsys.readouterr().out
 
-    shown = run("prepare_data", "folder", "--root", root, "--val-fraction", 0.34)
+    shown = run("prepare", "folder", "--root", root, "--val-fraction", 0.34)
     line = next(line for line in shown.splitlines() if "ffn train" in line)
     options = [word for word in shlex.split(line) if word.startswith("data.")]
     small = ["model.name=tsm_tiny", "model.pretrained=false", f"model.weights={SHIPPED}",
