@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
-from engine_toys import batch, flexible_task
+from engine_toys import batch, config, flexible_task
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -16,7 +17,6 @@ from ffn.engine.build import build_run
 from ffn.engine.distributed import World, average_buffers, average_gradients
 from ffn.engine.freezing import freeze
 from ffn.engine.logs.meter import Meter
-from ffn.engine.options import Config
 from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.train_step import TrainStep, backward_each_view
 
@@ -73,9 +73,9 @@ def statistics_of_batches(world: World, shares: list[int]) -> dict[str, Any]:
     return dict(model.named_buffers())
 
 
-def steps_of_run(world: World, config: Config) -> dict[str, Any]:
+def steps_of_run(world: World, root: Path, output: Path, more: tuple[str, ...]) -> dict[str, Any]:
     """Train the first epoch of a run; return the frames of each step and the final state."""
-    run = build_run(config, world)
+    run = build_run(config(root, output, *more), world)
     run.train_loader.sampler.set_epoch(0)
     counts = []
 

@@ -15,7 +15,6 @@ from engine_toys import (
     STEPS,
     batch,
     build,
-    config,
     read_log,
     same_weights,
     tiny,
@@ -27,7 +26,7 @@ from rank_cases import steps_of_run
 from ranks import Ranks
 from torch import Tensor, nn
 
-from ffn.cli import test as command
+from ffn.cli import main
 from ffn.engine.checkpoints import load_checkpoint
 from ffn.engine.tasks import (
     TASKS,
@@ -286,14 +285,12 @@ def test_two_processes_train_one_network(
 ) -> None:
     """Proportional sampling: as one process, because all draw the same count."""
     more = (*task, "train.freeze=[norms]", "model.dropout=0", "optim.lr=0.1")
-    options = config(videos, tmp_path / "two", *more)
-
-    one, other = two_ranks.run(steps_of_run, options)
+    one, other = two_ranks.run(steps_of_run, videos, tmp_path / "two", more)
 
     assert one["counts"] == other["counts"]
     assert all(torch.equal(value, other["state"][key]) for key, value in one["state"].items())
     if task is PROPORTIONAL:
-        alone = steps_of_run(CPU, config(videos, tmp_path / "one", *more))
+        alone = steps_of_run(CPU, videos, tmp_path / "one", more)
         assert alone["counts"] == one["counts"]
         assert {2, 4} == {*alone["counts"]}
         for key, value in alone["state"].items():
@@ -301,8 +298,10 @@ def test_two_processes_train_one_network(
 
 
 def moments(inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
-    values = torch.cat([x.detach().double().transpose(0, 1).flatten(1) for x in inputs], 1)
-    return values.mean(1), values.var(1)
+    """Means over the batches of their means and variances."""
+    values = [x.detach().double().transpose(0, 1).flatten(1) for x in inputs]
+    means, variances = ([f(v, 1) for v in values] for f in (torch.mean, torch.var))
+    return torch.stack(means).mean(0), torch.stack(variances).mean(0)
 
 
 @TASK_OPTIONS
@@ -358,7 +357,7 @@ def test_score_table_and_predictor_know_the_trained_counts(
     }
     assert Predictor(folder / "best.pt").default_frames == 4
     given = [str(folder / "config.yaml"), "--weights", str(folder / "best.pt"), "--no-latency"]
-    assert command.main([*given, "--output", str(tmp_path / "test")]) == 0
+    assert main(["test", *given, "--output", str(tmp_path / "test")]) == 0
     (result,) = load_table(tmp_path / "test/results.json")
     assert result.trained_frames == (2, 4)
     assert {row.subnet for row in result.rows} == {None}

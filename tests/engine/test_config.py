@@ -54,8 +54,7 @@ def test_every_shipped_config_loads() -> None:
     files = sorted((ROOT / "configs").rglob("*.yaml"))
     assert files
     for file in files:
-        config = load_config(file)
-        assert load_config(None).log.output != config.log.output, file
+        assert load_config(file).model.name, file
 
 
 def test_all_problems_are_reported_together() -> None:
