@@ -71,10 +71,12 @@ def browse(
 def _for_videos(config: Config, videos: int) -> Config:
     """The config with a batch of this many videos, loaded in this process."""
     batch_size = videos * config.train.repeated_aug
-    return replace(
-        config,
-        data=replace(config.data, workers=0, cache_gib=0.0),
-        train=replace(config.train, batch_size=batch_size, grad_accum_steps=1),
+    train = {"batch_size": batch_size, "grad_accum_steps": 1}
+    return config.model_copy(
+        update={
+            "data": config.data.model_copy(update={"workers": 0, "cache_gib": 0.0}),
+            "train": config.train.model_copy(update=train),
+        }
     )
 
 
