@@ -317,8 +317,8 @@ def test_clip_with_permuted_dimensions() -> None:
         return convert(nn.Sequential(*layers), (4, 8), alter="none")
 
     for shape, remedy in {
-        (1, 8, 3, 6, 6): r"\(B, T, C, H, W\); pass clip\.transpose\(1, 2\)",
-        (1, 8, 6, 6, 3): r"\(B, T, H, W, C\); pass clip\.movedim\(-1, 1\)",
+        (1, 8, 3, 6, 6): r"\(B, T, C, H, W\): pass clip\.transpose\(1, 2\)",
+        (1, 8, 6, 6, 3): r"\(B, T, H, W, C\): pass clip\.movedim\(-1, 1\)",
     }.items():
         with pytest.raises(ValueError, match=remedy):
             network(3)(torch.zeros(shape))

@@ -9,7 +9,6 @@ import time
 
 import pytest
 import torch
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from ffn.data import (
     LoaderError,
@@ -89,41 +88,6 @@ def test_video_errors_of_workers_are_those_of_the_dataset(folder, start_method):
 def test_no_error_before_the_timeout(folder, monkeypatch):
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     assert len(list(loader(folder, ["a", "hangs", "b"], timeout=20))) == 3
-
-
-@pytest.mark.parametrize("worker", ["dead", "alive"])
-def test_connection_that_breaks_while_a_batch_arrives(folder, monkeypatch, worker):
-    receive = _MultiProcessingDataLoaderIter._try_get_data
-
-    def broken(iterator, *args, **kwargs):
-        receive(iterator, *args, **kwargs)
-        if worker == "dead":
-            signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # torch's handler would be first
-            os.kill(iterator._workers[0].pid, signal.SIGKILL)
-        raise ConnectionResetError("Connection reset by peer")
-
-    monkeypatch.setattr(_MultiProcessingDataLoaderIter, "_try_get_data", broken)
-    expected = LoaderError if worker == "dead" else ConnectionResetError
-    faulty, handler = loader(folder, ["a", "b"]), signal.getsignal(signal.SIGCHLD)
-    with pytest.raises(expected, match="Connection reset by peer"):
-        list(faulty)
-    if worker == "dead":
-        faulty._iterator._workers[0].join()
-        signal.signal(signal.SIGCHLD, handler)
-
-
-def test_worker_whose_end_torch_has_not_reported(folder):
-    """Python discards the error of torch's signal handler inside a hook of `os.fork`."""
-    faulty = loader(folder, ["a", "b"], timeout=600)
-    list(faulty)
-    handler = signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-    try:
-        os.kill(faulty._iterator._workers[1].pid, signal.SIGKILL)
-        faulty._iterator._workers[1].join()
-    finally:
-        signal.signal(signal.SIGCHLD, handler)
-    with pytest.raises(LoaderError, match=r"a worker exited unexpectedly \(worker has ended\)"):
-        list(faulty)
 
 
 def test_worker_that_exits_during_a_save(folder):
