@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.rendezvous import rendezvous
 
 from ffn.data.workers import end_with_parent
 from ffn.engine.freezing import frozen_buffers
+from ffn.engine.rendezvous import attempt_store
 
 Result = TypeVar("Result")
 
@@ -83,7 +83,7 @@ def init_distributed(timeout: float = 0.0, device: torch.device | None = None) -
         limit = timedelta(seconds=max(DEFAULT_TIMEOUT, timeout))
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
-            store, rank, size = next(rendezvous("env://", timeout=limit))
+            store, rank, size = attempt_store(limit)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         except RuntimeError as error:
             cause = str(error).partition("\n")[0][:200]

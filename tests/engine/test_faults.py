@@ -261,14 +261,8 @@ def test_second_run_in_a_folder_is_refused(videos: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_two_nodes_restart_together(
-    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two launchers with one process each, as on two machines; one process is killed.
-
-    The restart counts of the nodes differ then, which torch needs the variable for.
-    """
-    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+def test_two_nodes_restart_together(videos: Path, tmp_path: Path) -> None:
+    """Two launchers with one process each, as on two machines; one process is killed."""
     more = (*SMALL_STEPS, "train.epochs=6")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
