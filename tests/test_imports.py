@@ -239,7 +239,6 @@ PACKAGES = {
     "aiohttp": "fsspec[http]",
     "decord": "decord2",
     "onnx_ir": "onnxscript",
-    "prometheus_client": "prometheus-client",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",
 }

@@ -6,9 +6,7 @@ python examples/serve/load.py http://localhost:7860 data/motion/videos --request
 
 import argparse
 import random
-import re
 import time
-import urllib.request
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -63,11 +61,9 @@ def main() -> int:
             right = right and all(abs(labels[k] - wanted[k]) < TOLERANCE for k in wanted)
         return f"{status}, {'right' if right else f'WRONG: {found}'}", seconds
 
-    memory, started, results = [_memory(given.address)], time.perf_counter(), []
+    started = time.perf_counter()
     with ThreadPoolExecutor(given.clients) as pool:
-        for tenth in np.array_split(np.arange(len(plan)), 10):
-            results += pool.map(send, [plan[i] for i in tenth])
-            memory.append(_memory(given.address))
+        results = list(pool.map(send, plan))
     spent = time.perf_counter() - started
 
     counts = Counter(result for result, _ in results)
@@ -76,15 +72,7 @@ def main() -> int:
         print(f"{count:6,}  status {result}")
     print(f"{len(plan) / spent:.0f} requests per second from {given.clients} clients")
     print(f"p50 {np.percentile(times, 50):.1f} ms, p99 {np.percentile(times, 99):.1f} ms")
-    print(f"memory of the service, MiB: {', '.join(f'{m:.0f}' for m in memory)}")
     return int(any("WRONG" in result for result in counts))
-
-
-def _memory(address: str) -> float:
-    """Resident memory of the service in MiB; nan where it is not known."""
-    text = urllib.request.urlopen(f"{address}/metrics").read().decode()
-    found = re.search(r"^process_resident_memory_bytes (\S+)$", text, flags=re.MULTILINE)
-    return float(found[1]) / 2**20 if found else float("nan")
 
 
 def _arguments() -> argparse.Namespace:

@@ -11,14 +11,15 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory, PositiveFloat, PositiveInt
 
-from ffn.cli.arguments import Device, Imports, ManyWeights, find_device, names_of
+from ffn.cli.arguments import DEFAULT_NETWORK, Imports, ManyWeights, Network, names_of
+from ffn.cli.predict import build_predictor
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -26,10 +27,9 @@ if TYPE_CHECKING:
     from ffn.serve.web import Service
 
 MAX_SAMPLES = 24
-SAMPLE_SEED = 1000  # of videos that no network was trained on
 END_SECONDS = 3  # for requests that are being answered; open pages never end by themselves
 SUFFIXES = (".mp4", ".mov", ".webm", ".mkv", ".avi", ".gif")
-PACKAGES = ("fastapi", "gradio", "prometheus_client", "uvicorn")
+PACKAGES = ("fastapi", "gradio", "uvicorn")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
@@ -40,14 +40,12 @@ class LimitOptions:
 
     Args:
         max_mib: Size of a file in MiB.
-        max_seconds: Duration of a video.
         max_frames: Frames of a clip.
         max_requests: Requests at a time; others are refused at once.
         timeout: Seconds for receiving a file, for reading it and for the network, each.
     """
 
     max_mib: PositiveFloat = 100.0
-    max_seconds: PositiveFloat = 600.0
     max_frames: PositiveInt = 64
     max_requests: PositiveInt = 32
     timeout: PositiveFloat = 30.0
@@ -63,8 +61,7 @@ def serve(
     no_page: bool = False,
     limits: LimitOptions = LimitOptions(),
     workers: PositiveInt = 2,
-    precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto",
-    device: Device = None,
+    network: Network = DEFAULT_NETWORK,
     imports: Imports = None,
 ) -> None:
     """Serve a web page and an HTTP endpoint that label videos, with any number of frames.
@@ -76,12 +73,9 @@ def serve(
         host: Address to listen on.
         allowed_hosts: Names by which requests may ask for it, as behind a proxy; default: localhost
             if it listens there, else any.
-        samples: Folder of videos that the page offers; default: generated videos, for networks that
-            were trained on such.
+        samples: Folder of videos that the page offers; default: none.
         no_page: The endpoint only.
         workers: Processes that read videos.
-        precision: auto: bf16 on CPUs where a measurement shows that it is faster, else fp32; half
-            precision on CUDA.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -89,28 +83,16 @@ def serve(
             f"the service needs {', '.join(missing)}: pip install 'frame-flexible[serve]'"
         )
     names = names_of(weights)
+    videos = [] if samples is None else _videos_in(samples)
     with _ended_by_sigterm(), _folder_of_the_page():
         import_extensions(imports or [])
         # Before the networks are prepared: a port that another program uses ends the command.
         with _listen(host, port) as listening:
-            predictors = _predictors(names, precision, device)
-            with _samples(samples, predictors) as videos:
-                service = _service(predictors, limits, workers)
-                with service:
-                    _run(service, listening, allowed_hosts, None if no_page else videos)
+            predictors = _predictors(names, network)
+            from ffn.serve.web import Limits, Service
 
-
-def _service(predictors: dict[str, Predictor], limits: LimitOptions, workers: int) -> Service:
-    from ffn.serve.web import Limits, Service
-
-    accepted = Limits(
-        mebibytes=limits.max_mib,
-        seconds=limits.max_seconds,
-        frames=limits.max_frames,
-        timeout=limits.timeout,
-        requests=limits.max_requests,
-    )
-    return Service(predictors, limits=accepted, workers=workers)
+            with Service(predictors, limits=Limits(**asdict(limits)), workers=workers) as service:
+                _run(service, listening, allowed_hosts, None if no_page else videos)
 
 
 def _run(
@@ -122,7 +104,7 @@ def _run(
     """Answer requests until a signal comes; `samples` are those of the page, None for no page."""
     import uvicorn
 
-    from ffn.serve.web import Metrics, create_app, mount_page
+    from ffn.serve.web import create_app, mount_page
 
     class Server(uvicorn.Server):
         def handle_exit(self, *given: object) -> None:
@@ -133,18 +115,17 @@ def _run(
     print("preparing the networks", flush=True)
     service.warm_up()
     host, port = listening.getsockname()[:2]
-    metrics = Metrics()
     hosts = hosts or (LOOPBACK if host in LOOPBACK else ("*",))
-    app = create_app(service, metrics, hosts=hosts)
+    app = create_app(service, hosts=hosts)
     if samples is not None:
-        mount_page(app, service, metrics, samples)
+        mount_page(app, service, samples)
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     networks = ", ".join(f"{name} ({one.network})" for name, one in service.predictors.items())
     page = "" if samples is None else f"page      {address}/\n"
     print(
         f"networks  {networks}\n{page}"
         f"endpoint  {address}/api/predict, described at {address}/docs\n"
-        f"state     {address}/health, {address}/metrics\nCtrl-C ends it.",
+        f"state     {address}/health\nCtrl-C ends it.",
         flush=True,
     )
     # Otherwise it reports open pages as errors when it ends.
@@ -193,12 +174,9 @@ def _listen(host: str, port: int) -> socket.socket:
         raise OSError(f"{cause}; choose others") from error
 
 
-def _predictors(names: dict[str, str], precision: str, device: str | None) -> dict[str, Predictor]:
+def _predictors(names: dict[str, str], network: Network) -> dict[str, Predictor]:
     """The predictors by the names of their records, or by `names` where those are equal."""
-    from ffn.serve import Predictor
-
-    chosen = find_device(device)
-    found = {one: Predictor(one, device=chosen, precision=precision) for one in names}
+    found = {one: build_predictor(one, network) for one in names}
     records = [one.record.name for one in found.values()]
     return {
         names[one] if records.count(predictor.record.name) > 1 else predictor.record.name: predictor
@@ -206,23 +184,9 @@ def _predictors(names: dict[str, str], precision: str, device: str | None) -> di
     }
 
 
-@contextmanager
-def _samples(folder: Path | None, predictors: dict[str, Predictor]) -> Iterator[Sequence[Path]]:
-    """The videos that the page offers; for networks of the generated videos, some of these."""
-    from ffn.datasets import synthetic
-
-    if folder is not None:
-        files = sorted(p for p in folder.iterdir() if p.suffix.lower() in SUFFIXES)
-        if not files:
-            raise ValueError(f"--samples {folder} has no video; expected *{', *'.join(SUFFIXES)}")
-        yield files[:MAX_SAMPLES]
-        return
-    generated = {*synthetic.CLASSES}
-    if not any(generated.issuperset(predictor.classes) for predictor in predictors.values()):
-        yield []
-        return
-    with tempfile.TemporaryDirectory(prefix="ffn-samples-") as root:
-        videos = synthetic.generate(
-            Path(root, "videos"), train_per_class=1, val_per_class=1, seed=SAMPLE_SEED
-        )
-        yield sorted((videos / "videos").glob("val_*.mp4"))
+def _videos_in(folder: Path) -> list[Path]:
+    """The first videos of a folder."""
+    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
+    if not files:
+        raise ValueError(f"--samples {folder} has no video; expected *{', *'.join(SUFFIXES)}")
+    return files[:MAX_SAMPLES]

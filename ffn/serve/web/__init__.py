@@ -1,17 +1,7 @@
 """A web page and an HTTP endpoint for predictors; the extra ``serve`` has the packages."""
 
 from ffn.serve.web.app import create_app
-from ffn.serve.web.metrics import Metrics
 from ffn.serve.web.page import mount_page
 from ffn.serve.web.service import Answer, Limits, Query, Refusal, Service
 
-__all__ = [
-    "Answer",
-    "Limits",
-    "Metrics",
-    "Query",
-    "Refusal",
-    "Service",
-    "create_app",
-    "mount_page",
-]
+__all__ = ["Answer", "Limits", "Query", "Refusal", "Service", "create_app", "mount_page"]

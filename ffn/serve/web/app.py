@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,11 +11,10 @@ import anyio
 from fastapi import FastAPI, Request
 from fastapi import Query as InQuery
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
-from ffn.serve.web.metrics import CONTENT_TYPE, Metrics
 from ffn.serve.web.service import Answer, Query, Refusal, Service
 from ffn.version import __version__
 
@@ -30,21 +28,17 @@ BODY = {
 DISCONNECTED = 499  # as other servers count it; nobody reads the answer
 
 
-def create_app(
-    service: Service, metrics: Metrics | None = None, *, hosts: Sequence[str] = ("*",)
-) -> FastAPI:
+def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
     """The endpoint of a service, as an ASGI application.
 
     Args:
         service: Answers; the caller closes it.
-        metrics: Counts requests; default: new ones.
         hosts: Names of this machine in requests; others are refused, so that a page of another host
             whose name was changed to this address cannot ask.
     """
-    metrics = metrics or Metrics()
     app = FastAPI(title="ffn", version=__version__, description="Video recognition.")
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    threads = anyio.CapacityLimiter(service.limits.requests)
+    threads = anyio.CapacityLimiter(service.limits.max_requests)
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health")
@@ -52,11 +46,6 @@ def create_app(
         """Whether videos are answered: status 200, or else 503."""
         healthy = service.healthy
         return JSONResponse({"healthy": healthy}, 200 if healthy else 503)
-
-    @app.get("/metrics")
-    def read_metrics() -> Response:
-        """Counters and times in the text format of Prometheus."""
-        return Response(metrics.text(), media_type=CONTENT_TYPE)
 
     @app.get("/api/models")
     def models() -> list[dict[str, Any]]:
@@ -66,38 +55,30 @@ def create_app(
     @app.post("/api/predict", openapi_extra=BODY)
     async def predict(request: Request, query: Annotated[Query, InQuery()]) -> dict[str, Any]:
         """Predict the labels of the video in the body, at each number of frames."""
-        started = time.perf_counter()
         if request.headers.get("content-type", "").startswith("multipart/"):
             wrong = "the body is a form; expected the bytes of the video file"
             raise Refusal(415, f"{wrong}, as `curl --data-binary @FILE` sends them")
-        with (
-            service.place(),
-            metrics.active.track_inprogress(),
-            tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder,
-        ):
+        with service.place(), tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder:
             path = Path(folder, "video")
             await _receive(request, path, service)
             answers = await anyio.to_thread.run_sync(service.predict, path, query, limiter=threads)
         model = query.model or next(iter(service.predictors))
-        metrics.answered(model, answers, time.perf_counter() - started)
         found = [_to_dict(answer, query.top) for answer in answers]
         return {"model": model, "predictions": found}
 
-    _add_refusals(app, metrics)
+    _add_refusals(app)
     return app
 
 
-def _add_refusals(app: FastAPI, metrics: Metrics) -> None:
+def _add_refusals(app: FastAPI) -> None:
     """Answer errors with a sentence."""
 
     @app.exception_handler(Refusal)
     def refuse(_: Request, error: Refusal) -> JSONResponse:
-        metrics.refused(error.status)
         return JSONResponse({"error": error.message}, error.status, error.headers)
 
     @app.exception_handler(RequestValidationError)
     def refuse_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
-        metrics.refused(400)
         wrong = {
             f"{one['loc'][1]}: {one['msg'].lower()}, got {one['input']!r}": 0
             for one in error.errors()
@@ -108,7 +89,6 @@ def _add_refusals(app: FastAPI, metrics: Metrics) -> None:
     @app.exception_handler(Exception)
     def fail(_: Request, error: Exception) -> JSONResponse:
         # The server prints the traceback.
-        metrics.refused(500)
         return JSONResponse({"error": f"the service failed: {type(error).__name__}"}, 500)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
@@ -13,8 +12,7 @@ from fastapi import FastAPI
 from gradio import processing_utils
 
 from ffn.serve.heat_maps import HeatMap
-from ffn.serve.web.metrics import Metrics
-from ffn.serve.web.service import Answer, Limits, Query, Refusal, Service
+from ffn.serve.web.service import COUNTS, Answer, Limits, Query, Refusal, Service
 
 PATH = "/"
 LABELS = 5
@@ -37,9 +35,7 @@ CSS = """
 """
 
 
-def mount_page(
-    app: FastAPI, service: Service, metrics: Metrics, samples: Sequence[Path] = ()
-) -> FastAPI:
+def mount_page(app: FastAPI, service: Service, samples: Sequence[Path] = ()) -> FastAPI:
     """Add the page of a service to its endpoint, at `PATH`.
 
     From then on, gradio opens no addresses in this process: a request may name one in place of an
@@ -48,11 +44,10 @@ def mount_page(
     Args:
         app: the endpoint.
         service: answers.
-        metrics: counts requests.
         samples: videos to choose from.
     """
     processing_utils.async_ssrf_protected_get = _refuse_address
-    page = build_page(service, metrics, samples)
+    page = build_page(service, samples)
     # Else gradio takes any path of this machine in place of an uploaded file, which it checks only
     # after `launch`. A page that is mounted is never launched.
     page.has_launched = True
@@ -60,7 +55,7 @@ def mount_page(
         app,
         page,
         PATH,
-        max_file_size=int(service.limits.mebibytes * 2**20),
+        max_file_size=int(service.limits.max_mib * 2**20),
         theme=gr.themes.Default(font=FONT, font_mono=MONO),
         css=CSS,
         footer_links=[],
@@ -75,7 +70,7 @@ async def _refuse_address(url: str) -> NoReturn:
     raise gr.Error(wrong, print_exception=False)
 
 
-def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ()) -> gr.Blocks:
+def build_page(service: Service, samples: Sequence[Path] = ()) -> gr.Blocks:
     """The page, as a gradio application; see :func:`mount_page`."""
     models = service.models()
     first = models[0]
@@ -105,15 +100,15 @@ def build_page(service: Service, metrics: Metrics, samples: Sequence[Path] = ())
                 examples_per_page=len(samples),
             )
         seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
-        by_name = {one["name"]: (one["default_frames"], _ticked(one, limits)) for one in models}
+        by_name = {one["name"]: (one["default_frames"], _ticked(one)) for one in models}
         model.change(by_name.__getitem__, model, [frames, others], api_visibility="private")
         gr.on(
             [component.change for component in inputs],
-            _answer_function(service, metrics),
+            _answer_function(service),
             inputs,
             [message, labels, table, seen],
             trigger_mode="always_last",
-            concurrency_limit=limits.requests,
+            concurrency_limit=limits.max_requests,
             show_progress_on=[labels],
             api_visibility="private",
         )
@@ -133,11 +128,16 @@ def _inputs(models: Sequence[dict[str, Any]], limits: Limits) -> list[Any]:
         elem_id="model",
     )
     frames = gr.Slider(
-        1, limits.frames, value=first["default_frames"], step=1, label="Frames", elem_id="frames"
+        1,
+        limits.max_frames,
+        value=first["default_frames"],
+        step=1,
+        label="Frames",
+        elem_id="frames",
     )
     others = gr.CheckboxGroup(
-        _compared(models, limits.frames),
-        value=_ticked(first, limits),
+        _compared(models, limits.max_frames),
+        value=_ticked(first),
         label="Compare with",
         elem_id="others",
     )
@@ -159,13 +159,13 @@ def _compared(models: Sequence[dict[str, Any]], most: int) -> list[int]:
     return sorted({n for n in COMPARED if n <= most} | trained)
 
 
-def _ticked(model: dict[str, Any], limits: Limits) -> list[int]:
+def _ticked(model: dict[str, Any]) -> list[int]:
     """Trained numbers of frames to compare with at first: those that fit in one request."""
     trained = model["trained_frames"]
-    return trained[max(0, len(trained) - limits.counts + 1) :]
+    return trained[max(0, len(trained) - COUNTS + 1) :]
 
 
-def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[Any, ...]]:
+def _answer_function(service: Service) -> Callable[..., tuple[Any, ...]]:
     """A function that answers an event of the page."""
 
     def answer(
@@ -174,16 +174,14 @@ def _answer_function(service: Service, metrics: Metrics) -> Callable[..., tuple[
         if video is None:
             return _start_text(service, model), None, None, None
         counts = [int(frames), *sorted({*map(int, others)} - {int(frames)})]
-        started, path = time.perf_counter(), Path(video)
+        path = Path(video)
         query = Query(model=model, frames=counts, name=path.name[-200:])
         try:
-            with service.place(), metrics.active.track_inprogress():
+            with service.place():
                 answers = service.predict(path, query)
                 heat_map = service.heat_map(answers[0], query) if heat else None
         except Refusal as error:
-            metrics.refused(error.status)
             return f"**{_plain(error.message)}**", None, None, None
-        metrics.answered(model, answers, time.perf_counter() - started)
         return _shown(answers, heat_map)
 
     return answer
@@ -219,8 +217,8 @@ def _start_text(service: Service, model: str) -> str:
     shown = ", ".join(classes[:CLASSES])
     more = f", and {len(classes) - CLASSES} more" if len(classes) > CLASSES else ""
     return (
-        f"Upload a video (MP4, MOV, WebM, MKV, AVI) of at most {limits.mebibytes:g} MiB and "
-        f"{limits.seconds:g} s. The network {_plain(model)} has {len(classes)} classes: "
+        f"Upload a video (MP4, MOV, WebM, MKV, AVI) of at most {limits.max_mib:g} MiB. "
+        f"The network {_plain(model)} has {len(classes)} classes: "
         f"{_plain(shown)}{more}."
     )
 

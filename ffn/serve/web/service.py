@@ -18,12 +18,25 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from ffn.data import VideoError
 from ffn.files import explain
-from ffn.serve.clips import Choice, Clip, ClipReader, Part
+from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.heat_maps import HeatMap
 from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.readers import BlockedError, Readers
-from ffn.serve.web.containers import ACCEPTED, HEAD_BYTES, container_of
+
+# Some formats that FFmpeg reads are lists of other files or addresses (HLS, DASH, concat), which a
+# service must not open; so only the containers that `is_container` knows are accepted.
+ACCEPTED = "MP4, MOV, WebM, MKV, AVI, GIF, FLV, WMV, Ogg, MPEG-PS, MPEG-TS"
+HEAD_BYTES = 512  # of a file that `is_container` needs
+COUNTS = 8  # numbers of frames in one request, at most
+# WebM and MKV, GIF, FLV, WMV, Ogg, MPEG-PS.
+_STARTS = (
+    *(b"\x1a\x45\xdf\xa3", b"GIF87a", b"GIF89a", b"FLV\x01"),
+    *(b"\x30\x26\xb2\x75\x8e\x66\xcf\x11", b"OggS", b"\x00\x00\x01\xba"),
+)
+# Types of the first box of an ISO file or an old QuickTime file.
+_BOXES = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip", b"pnot")
+_TS_PACKETS = {188: 0, 192: 4}  # length of a packet, place of its first byte 0x47
 
 Budget = Annotated[float | None, Field(gt=0, allow_inf_nan=False)]
 
@@ -33,20 +46,16 @@ class Limits:
     """What a service accepts.
 
     Attributes:
-        mebibytes: Size of a file.
-        seconds: Duration of a video.
-        frames: Number of frames of a clip.
-        counts: Numbers of frames in one request.
+        max_mib: Size of a file in MiB.
+        max_frames: Number of frames of a clip.
+        max_requests: Requests at a time; others are refused at once.
         timeout: Seconds for each of receiving a file, reading it and running the network.
-        requests: Requests at a time; others are refused at once.
     """
 
-    mebibytes: float = 100.0
-    seconds: float = 600.0
-    frames: int = 64
-    counts: int = 8
+    max_mib: float = 100.0
+    max_frames: int = 64
+    max_requests: int = 32
     timeout: float = 30.0
-    requests: int = 32
 
 
 class Query(BaseModel):
@@ -99,29 +108,6 @@ class Answer:
     gmacs: float
 
 
-class TooLongError(VideoError):
-    """A video of a longer duration than is accepted."""
-
-
-@dataclass(frozen=True)
-class AtMost:
-    """Chooses as another choice does, for videos of at most so many seconds."""
-
-    choose: Choice
-    seconds: float
-
-    def __call__(self, part: Part) -> tuple[int, str]:
-        """The number of frames, and why.
-
-        Raises:
-            TooLongError: if the video is too long.
-        """
-        if part.seconds is not None and part.seconds > self.seconds:
-            cause = f"it takes {part.seconds:.0f} s; at most {self.seconds:g} s are accepted"
-            raise TooLongError("the video", cause)
-        return self.choose(part)
-
-
 class Service:
     """Predictors that answer many requests at once.
 
@@ -149,12 +135,12 @@ class Service:
             raise ValueError("there is no predictor; expected at least one")
         self.predictors, self.limits = dict(predictors), limits or Limits()
         for name, predictor in predictors.items():
-            if predictor.counts[-1] > self.limits.frames:
-                accepted = f"{self.limits.frames} frames are accepted at most"
+            if predictor.counts[-1] > self.limits.max_frames:
+                accepted = f"{self.limits.max_frames} frames are accepted at most"
                 raise ValueError(
                     f"{accepted}; {name} needs up to {predictor.counts[-1]}. Accept as many"
                 )
-        self._places = threading.BoundedSemaphore(self.limits.requests)
+        self._places = threading.BoundedSemaphore(self.limits.max_requests)
         self._readers = Readers(workers, self.limits.timeout)
         self._threads = {name: ThreadPoolExecutor(1, f"ffn-{name}") for name in predictors}
         self._closing, self._closed = threading.Lock(), False
@@ -185,7 +171,7 @@ class Service:
             Refusal: if there is none.
         """
         if not self._places.acquire(blocking=False):
-            busy = f"{self.limits.requests} requests are being answered; try again in a second"
+            busy = f"{self.limits.max_requests} requests are being answered; try again in a second"
             raise Refusal(503, busy, {"Retry-After": "1"})
         try:
             yield
@@ -215,8 +201,6 @@ class Service:
             raise Refusal(503, "the service ends")
         try:
             clips = [replace(clip, name=name) for clip in self._readers.submit(readers, path)()]
-        except TooLongError as error:
-            raise Refusal(413, f"{name}: {error.cause}") from error
         except BlockedError as error:
             raise Refusal(504, f"{name} {error.cause}; try a shorter or smaller video") from error
         except VideoError as error:
@@ -258,8 +242,8 @@ class Service:
 
     def check_size(self, size: int, name: str = "the video") -> None:
         """Raise Refusal for a file of too many bytes."""
-        if size > self.limits.mebibytes * 2**20:
-            limit = f"at most {self.limits.mebibytes:g} MiB are accepted"
+        if size > self.limits.max_mib * 2**20:
+            limit = f"at most {self.limits.max_mib:g} MiB are accepted"
             raise Refusal(413, f"{name} has more bytes than are accepted; {limit}")
 
     def _in_thread(self, query: Query, run: Any, clips: Sequence[Clip]) -> list[Any]:
@@ -290,18 +274,17 @@ class Service:
 
     def _clip_readers(self, predictor: Predictor, query: Query) -> list[ClipReader]:
         """What reads the clips of a query."""
-        limits, counts = self.limits, query.frames
-        if any(count != "auto" and count > limits.frames for count in counts):
-            raise Refusal(400, f"frames is {counts}; at most {limits.frames} are accepted")
-        if len(counts) > limits.counts:
+        counts, most = query.frames, self.limits.max_frames
+        if any(count != "auto" and count > most for count in counts):
+            raise Refusal(400, f"frames is {counts}; at most {most} are accepted")
+        if len(counts) > COUNTS:
             many = f"{len(counts)} numbers of frames are asked for"
-            raise Refusal(400, f"{many}; at most {limits.counts} are accepted")
+            raise Refusal(400, f"{many}; at most {COUNTS} are accepted")
         budgets = {"budget_ms": query.budget_ms, "budget_gmacs": query.budget_gmacs}
         try:
-            readers = [predictor.reader(count, **budgets) for count in counts or (None,)]
+            return [predictor.reader(count, **budgets) for count in counts or (None,)]
         except (ValueError, TypeError) as error:
             raise Refusal(400, str(error)) from error
-        return [replace(one, choose=AtMost(one.choose, limits.seconds)) for one in readers]
 
     def _check_file(self, path: Path, name: str) -> None:
         """Raise Refusal for a file that is too large, or of a type that is not accepted."""
@@ -313,9 +296,20 @@ class Service:
         except OSError as error:
             raise Refusal(422, f"{name} cannot be read: {explain(error)}") from error
         self.check_size(path.stat().st_size, name)
-        if container_of(head) is None:
-            what = "is empty" if not head else "is no video of a type that is accepted"
+        if not is_container(head):
+            what = "is no video of a type that is accepted" if head else "is empty"
             raise Refusal(415, f"{name} {what}; accepted are {ACCEPTED}")
+
+
+def is_container(head: bytes) -> bool:
+    """Whether a file that begins with these `HEAD_BYTES` bytes is an accepted video."""
+    packets = (head[first::length][:2] for length, first in _TS_PACKETS.items())
+    return (
+        head.startswith(_STARTS)
+        or head[4:8] in _BOXES
+        or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
+        or b"\x47\x47" in packets
+    )
 
 
 def _describe(name: str, predictor: Predictor) -> dict[str, Any]:

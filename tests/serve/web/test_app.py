@@ -22,10 +22,10 @@ from serve_files import save_network, write_video
 
 from ffn.serve import Client, Predictor, ServiceError
 from ffn.serve.client import __file__ as client_file
-from ffn.serve.web import Limits, Metrics, Service, create_app, mount_page
+from ffn.serve.web import Limits, Service, create_app, mount_page
 
 pytestmark = pytest.mark.slow  # processes and HTTP
-LIMITS = Limits(mebibytes=1.0, frames=16, timeout=60.0, requests=4)
+LIMITS = Limits(max_mib=1.0, max_frames=16, timeout=60.0, max_requests=4)
 COUNTS = (2, 3, 4, 7, 8, 12)
 
 
@@ -49,9 +49,8 @@ def videos(tmp_path_factory) -> list[Path]:
 def address(predictors) -> Iterator[str]:
     with Service(predictors, limits=LIMITS, workers=2) as service:
         service.warm_up()
-        metrics = Metrics()
-        app = create_app(service, metrics, hosts=["127.0.0.1"])
-        mount_page(app, service, metrics)
+        app = create_app(service, hosts=["127.0.0.1"])
+        mount_page(app, service)
         listening = socket.create_server(("127.0.0.1", 0))
         server = uvicorn.Server(uvicorn.Config(app, log_level="error"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
@@ -146,14 +145,6 @@ def test_several_numbers_of_frames_of_bytes(client, videos) -> None:
     assert found[0]["name"] == "the video"
 
 
-def test_the_networks(client, predictors) -> None:
-    first, second = client.models()
-    assert (first["name"], second["name"]) == ("tiny", "other")
-    assert first["classes"] == ["up", "down", "still"]
-    assert first["trained_frames"] == [2, 4, 8]
-    assert first["gmacs"]["4"] == predictors["tiny"].gmacs(4)
-
-
 def test_many_requests_at_once_do_not_mix(client, predictors, videos) -> None:
     asked = [(v, n, m) for v in videos for n in COUNTS for m in predictors] * 2
     random = np.random.default_rng(0)
@@ -163,7 +154,7 @@ def test_many_requests_at_once_do_not_mix(client, predictors, videos) -> None:
         video, frames, model = one
         return client.predict(video, frames, model=model, top=3)
 
-    with ThreadPoolExecutor(LIMITS.requests) as pool:
+    with ThreadPoolExecutor(LIMITS.max_requests) as pool:
         answers = [*pool.map(ask, asked)]
 
     for (video, frames, model), answer in zip(asked, answers, strict=True):
@@ -240,28 +231,21 @@ def test_a_file_that_is_too_large(client, address, tmp_path) -> None:
 def test_a_client_that_closes_or_sends_nothing(address, client, videos) -> None:
     host, port = address.removeprefix("http://").split(":")
     head = b"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n1234"
-    for _ in range(LIMITS.requests):
+    for _ in range(LIMITS.max_requests):
         with socket.create_connection((host, int(port))) as connection:
             connection.sendall(head)
             time.sleep(0.05)
-    deadline = time.monotonic() + 5
-    while "ffn_active_requests 0.0" not in read(address, "/metrics"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    time.sleep(1)
     assert client.predict(videos[0])["frames"] == 8
 
 
 def test_requests_beyond_the_limit(address, client, videos) -> None:
     host, port = address.removeprefix("http://").split(":")
     head = b"POST /api/predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 1000\r\n\r\n1234"
-    waiting = [socket.create_connection((host, int(port))) for _ in range(LIMITS.requests)]
+    waiting = [socket.create_connection((host, int(port))) for _ in range(LIMITS.max_requests)]
     for connection in waiting:
         connection.sendall(head)
-    deadline = time.monotonic() + 5
-    while "ffn_active_requests 4.0" not in read(address, "/metrics"):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-
+    time.sleep(1)
     answer = ask(address, "POST", "/api/predict", videos[0].read_bytes())
     assert (answer.status, answer.headers["Retry-After"]) == (503, "1")
     assert client.healthy()
@@ -273,27 +257,6 @@ def read(address: str, path: str) -> str:
     connection = http.client.HTTPConnection(address.removeprefix("http://"), timeout=30)
     connection.request("GET", path)
     return connection.getresponse().read().decode()
-
-
-def test_metrics(address, client, videos) -> None:
-    def counts() -> dict[str, float]:
-        lines = [x.rsplit(" ", 1) for x in read(address, "/metrics").splitlines() if x[0] != "#"]
-        return {name: float(value) for name, value in lines}
-
-    before = counts()
-    client.predict(videos[0], [3, 4])
-    refused(client, b"")
-    after = counts()
-
-    def added(name: str) -> float:
-        return after[name] - before.get(name, 0.0)
-
-    assert added('ffn_requests_total{status="200"}') == 1
-    assert added('ffn_requests_total{status="415"}') == 1
-    assert added('ffn_clips_total{frames="3",model="tiny"}') == 1
-    assert added("ffn_request_seconds_count") == 1
-    assert added("ffn_network_seconds_count") == 2
-    assert after["process_resident_memory_bytes"] > 1e8
 
 
 def test_the_page_needs_no_other_host(address) -> None:

@@ -13,18 +13,18 @@ import av
 import numpy as np
 import pytest
 import torch
-from serve_files import Blocks, Ends, save_network, write_video
+from serve_files import Blocks, Ends, save_network
 
 import ffn
 from ffn.data import Preprocessing
 from ffn.serve import Predictor
 from ffn.serve.web import Limits, Query, Refusal, Service
-from ffn.serve.web.containers import HEAD_BYTES, container_of
+from ffn.serve.web.service import HEAD_BYTES, is_container
 from ffn.zoo import save_weights
 
 SETTINGS = Preprocessing(crop=32, resize=32).to_dict()
 pytestmark = pytest.mark.slow  # processes and HTTP
-LIMITS = Limits(mebibytes=0.5, seconds=3.0, frames=16, counts=4, timeout=60.0, requests=2)
+LIMITS = Limits(max_mib=0.5, max_frames=16, timeout=60.0, max_requests=2)
 
 
 @pytest.fixture(scope="module")
@@ -76,17 +76,11 @@ def test_a_heat_map_is_that_of_the_predictor(service, predictor, upload) -> None
     torch.testing.assert_close(found.values, expected.values)
 
 
-def test_a_budget(service, predictor, upload) -> None:
-    budget = predictor.gmacs(5) * 1.001
-    (answer,) = service.predict(upload, Query(budget_gmacs=budget))
-    assert answer.prediction.frames == 5
-
-
 def test_a_query_that_is_not_possible(service, upload) -> None:
     for query in (
         Query(model="big"),
         Query(frames=(4, 17)),
-        Query(frames=(1, 2, 3, 4, 5)),
+        Query(frames=(*range(1, 10),)),
         Query(frames=(4,), budget_gmacs=1.0),
         Query(budget_gmacs=1e-9),
     ):
@@ -110,11 +104,6 @@ def test_files_that_are_not_accepted(service, upload) -> None:
     upload.unlink()
     assert refused(service, upload)[0] == 422
     assert refused(service, Path("/dev/zero"))[0] == 422
-
-
-def test_a_video_that_is_too_long(service, upload) -> None:
-    write_video(upload.with_suffix(".mp4"), np.zeros((40, 16, 16, 3), np.uint8), rate=10)
-    assert refused(service, upload.with_suffix(".mp4"))[0] == 413
 
 
 def test_a_video_that_ends_or_blocks_its_worker(predictor, upload, monkeypatch) -> None:
@@ -172,7 +161,7 @@ def test_predictors_that_cannot_be_served(predictor, tmp_path) -> None:
     with pytest.raises(ValueError, match="no predictor"):
         Service({})
     with pytest.raises(ValueError, match="tiny needs up to 12"):
-        Service({"tiny": predictor}, limits=replace(LIMITS, frames=11))
+        Service({"tiny": predictor}, limits=replace(LIMITS, max_frames=11))
     meta = {"model": "tsm_tiny", "num_classes": 3, "preprocessing": SETTINGS}
     save_weights(ffn.create_model("tsm_tiny", num_classes=3), tmp_path / "a.safetensors", meta)
     with pytest.raises(ValueError, match="plain"):
@@ -187,18 +176,18 @@ def test_logits_that_are_not_finite_are_refused(upload, tmp_path) -> None:
     assert (status, message.split(":")[0]) == (500, "video.mp4")
 
 
-WRITTEN = {  # suffix: format and codec of FFmpeg, container
-    "mp4": ("mp4", "mpeg4", "MP4"),
-    "mov": ("mov", "mpeg4", "MP4"),
-    "mkv": ("matroska", "mpeg4", "Matroska"),
-    "avi": ("avi", "mpeg4", "AVI"),
-    "gif": ("gif", "gif", "GIF"),
-    "flv": ("flv", "flv", "FLV"),
-    "wmv": ("asf", "wmv2", "ASF"),
-    "ogv": ("ogg", "libvpx", "Ogg"),
-    "mpg": ("vob", "mpeg2video", "MPEG-PS"),
-    "ts": ("mpegts", "mpeg2video", "MPEG-TS"),
-    "m2ts": ("mpegts", "mpeg2video", "MPEG-TS"),
+WRITTEN = {  # suffix: format and codec of FFmpeg
+    "mp4": ("mp4", "mpeg4"),
+    "mov": ("mov", "mpeg4"),
+    "mkv": ("matroska", "mpeg4"),
+    "avi": ("avi", "mpeg4"),
+    "gif": ("gif", "gif"),
+    "flv": ("flv", "flv"),
+    "wmv": ("asf", "wmv2"),
+    "ogv": ("ogg", "libvpx"),
+    "mpg": ("vob", "mpeg2video"),
+    "ts": ("mpegts", "mpeg2video"),
+    "m2ts": ("mpegts", "mpeg2video"),
 }
 OTHERS = (
     b"ffconcat version 1.0\nfile /etc/hostname\n",
@@ -211,7 +200,7 @@ OTHERS = (
 
 
 def test_containers(tmp_path) -> None:
-    for suffix, (kind, codec, expected) in WRITTEN.items():
+    for suffix, (kind, codec) in WRITTEN.items():
         path = tmp_path / f"video.{suffix}"
         options = {"mpegts_m2ts_mode": "1"} if suffix == "m2ts" else {}
         with av.open(str(path), "w", format=kind, options=options) as output:
@@ -222,5 +211,5 @@ def test_containers(tmp_path) -> None:
                 pixels = np.full((144, 176, 3), 40 * n, np.uint8)
                 output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
             output.mux(stream.encode())
-        assert container_of(path.read_bytes()[:HEAD_BYTES]) == expected
-    assert {container_of(content[:HEAD_BYTES]) for content in OTHERS} == {None}
+        assert is_container(path.read_bytes()[:HEAD_BYTES])
+    assert not any(is_container(content[:HEAD_BYTES]) for content in OTHERS)
