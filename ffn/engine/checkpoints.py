@@ -10,8 +10,8 @@
     best.pt                         the network with the best validation so far
     finished.json                   accuracy of the last validation; the run is complete
 
-A run resumes from its newest checkpoint. ``best.pt`` is for everything else: to test, predict,
-export, publish, and to start other runs from.
+``last.pt``: the newest checkpoint: to resume, and for a test on the validation videos themselves.
+``best.pt`` is for everything else: to test, predict, export, publish, and to start other runs from.
 
 A checkpoint is a dict::
 
