@@ -109,7 +109,7 @@ def save_predictions(sweep: Sweep, path: str | Path, *, weights_sha256: str | No
         sweep: made with ``keep_logits=True``, on rank 0.
         path: the file; its folder is created if it is missing.
         weights_sha256: of the tensors of the network, see :func:`ffn.zoo.state_sha256`, if it ran
-            as it is stored: a cascade is refused for other weights.
+            as it is stored: early exit is refused for other weights.
 
     Raises:
         ValueError: the sweep has no logits.
