@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from itertools import pairwise
 
+WINDOW = 64  # frames that a dense clip spans (the stride of TSM is 64 / T)
+
 
 def nearest(frames: int, trained_frames: Iterable[int]) -> int:
     """Return the trained frame count nearest to ``frames``; of two equally near ones, the larger.

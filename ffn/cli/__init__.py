@@ -77,7 +77,10 @@ def _call(command: str, arguments: Sequence[str]) -> int | None:
     from ffn.cli.parser import call
 
     module = importlib.import_module(f"ffn.cli.{command}")
-    return call(f"ffn {command}", getattr(module, command), arguments)
+    status = call(f"ffn {command}", getattr(module, command), arguments)
+    if command == "train" and {"--help", "-h"} & {*arguments}:
+        print(module.config_help())
+    return status
 
 
 def _answer(argument: str) -> None:

@@ -78,7 +78,7 @@ Override = Annotated[
     Parameter(
         name="key=value",
         validator=_check_override,
-        help="Options that override the config; `ffn configs --options` lists all.",
+        help="Options that override the config; `ffn train --help` lists all.",
     ),
 ]
 FrameCount = Annotated[int, Parameter(validator=_check_frames)]
@@ -163,6 +163,12 @@ def find_device(name: str | None, kinds: Collection[str] = ("cpu", "cuda", "mps"
     if name in (None, "auto"):
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     return check_device(name, "--device", kinds)
+
+
+def refuse_missing(*inputs: str | Path) -> None:
+    """Raise FileNotFoundError if none of the inputs is a file, a folder or an address."""
+    if not any("://" in str(one) or os.path.exists(one) for one in inputs):
+        raise FileNotFoundError(f"{inputs[0]}: no such file or folder")
 
 
 def refuse_existing(

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
-from cyclopts.types import ExistingPath, PositiveInt
+from cyclopts.types import ExistingDirectory, ExistingPath, PositiveInt
 
 from ffn.cli.arguments import (
     Device,
@@ -154,7 +154,7 @@ def infer(
 def data(
     *,
     annotations: ExistingPath,
-    root: Path | None = None,
+    root: ExistingDirectory | None = None,
     videos: PositiveInt = 14,
     frames: FrameCounts = (4, 8, 16),
     workers: Sequence[PositiveInt] = (1, 2),

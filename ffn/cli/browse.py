@@ -51,11 +51,13 @@ def browse(
     refuse_existing(output, overwrite)
     make_writable(output.parent)
 
-    from ffn.data.contact_sheet import save_contact_sheet
-    from ffn.engine.build_data import read_config_splits
     from ffn.engine.config import load_config
 
     options = load_config(config, overrides)
+
+    from ffn.data.contact_sheet import save_contact_sheet
+    from ffn.engine.build_data import read_config_splits
+
     splits = read_config_splits(options.data)
     records = getattr(splits, split)
     panels = _panels(

@@ -9,7 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from cyclopts.types import NonNegativeInt, PositiveFloat, PositiveInt
+from cyclopts.types import (
+    ExistingDirectory,
+    ExistingFile,
+    ExistingPath,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+)
 
 from ffn.cli.arguments import Overwrite, refuse_existing
 from ffn.files import make_writable, write_csv, write_text
@@ -28,11 +35,11 @@ MEANING = {
 
 
 def check_data(
-    index: Path,
+    index: ExistingPath,
     /,
     *,
-    root: Path | None = None,
-    classes: Path | None = None,
+    root: ExistingDirectory | None = None,
+    classes: ExistingFile | None = None,
     frames: PositiveInt | Literal["all"] = "all",
     decoder: Literal["auto", "pyav", "decord"] = "auto",
     pattern: str = "{:05d}.jpg",

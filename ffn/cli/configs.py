@@ -15,7 +15,6 @@ def configs(
     /,
     *,
     folder: bool = False,
-    options: bool = False,
 ) -> None:
     """List the configs that ship with ffn.
 
@@ -25,13 +24,7 @@ def configs(
     Args:
         pattern: Names to list, e.g. 'sthv1/*'.
         folder: Print the folder of the files.
-        options: Print all options of a config, with their defaults.
     """
-    if options:
-        from ffn.engine.config import option_help
-
-        print(option_help())
-        return
     if folder:
         print(shipped("configs"))
         return

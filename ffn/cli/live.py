@@ -20,6 +20,7 @@ from ffn.cli.arguments import (
     Overwrite,
     Weights,
     refuse_existing,
+    refuse_missing,
 )
 from ffn.cli.predict import build_predictor
 from ffn.files import make_writable, printable
@@ -101,6 +102,8 @@ def live(
             answer.
         log: Also write the lines of `--format json` to this file.
     """
+    if not source.isdecimal():  # as a camera is
+        refuse_missing(source)
     if log is not None:
         refuse_existing(log, overwrite, "--log", inputs=(source, weights))
         make_writable(log.parent)

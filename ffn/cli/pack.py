@@ -36,10 +36,12 @@ def pack(
         append: Add the videos that a finished store lacks.
         verify: Do not pack; verify all checksums of the store.
     """
-    from ffn.engine.build_data import read_config_splits, store_location
     from ffn.engine.config import load_config
 
     options = load_config(config, overrides).data
+
+    from ffn.engine.build_data import read_config_splits, store_location
+
     address = store_location(options)
     if verify:
         return _verify(address)

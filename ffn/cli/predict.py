@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from cyclopts.types import NonNegativeInt, PositiveFloat, PositiveInt
+from cyclopts.types import ExistingFile, NonNegativeInt, PositiveFloat, PositiveInt
 
 from ffn.cli.arguments import (
     DEFAULT_NETWORK,
@@ -22,6 +22,7 @@ from ffn.cli.arguments import (
     Weights,
     find_device,
     refuse_existing,
+    refuse_missing,
 )
 from ffn.files import make_writable
 from ffn.registry import import_extensions
@@ -54,7 +55,7 @@ class Choice:
     frames: FramesOrAuto | Literal["early_exit"] | None = None
     budget_ms: PositiveFloat | None = None
     budget_gmacs: PositiveFloat | None = None
-    early_exit: Path | None = None
+    early_exit: ExistingFile | None = None
 
     @property
     def exits_early(self) -> bool:
@@ -143,7 +144,7 @@ def predict(
 
     Prints the labels of files; with --output, writes those of a list of videos to a table.
 
-    Exit status: 0: predicted. 1: a file could not be read. 2: error.
+    Exit status: 0: predicted. 1: a file could not be read. 2: error, or no file exists.
 
     Args:
         files: Video files, folders of videos, folders of frames, or addresses as
@@ -153,6 +154,7 @@ def predict(
     """
     if not files:
         raise ValueError("no FILE is given; name a video, or a folder of videos")
+    refuse_missing(*files)
     if batch.output is not None:
         _refuse_for_lists(files, choice, window, picture)
         refuse_existing(batch.output, overwrite, inputs=files)

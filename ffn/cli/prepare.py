@@ -43,7 +43,7 @@ def prepare(
     *,
     root: ExistingDirectory,
     output: Path | None = None,
-    annotations: Path | None = None,
+    annotations: ExistingDirectory | None = None,
     videos: Path | None = None,
     verify: bool = False,
     overwrite: Overwrite = False,

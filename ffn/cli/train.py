@@ -10,6 +10,13 @@ if TYPE_CHECKING:
     from ffn.engine.distributed import World
 
 
+def config_help() -> str:
+    """All options of a config, for the end of the command's help."""
+    from ffn.engine.config import option_help
+
+    return f"Options of the config, as key=value:\n\n{option_help()}"
+
+
 def train(config: ConfigFile, /, *overrides: Override, device: Device = None) -> int:
     """Train a video network from a config, in one process or under torchrun.
 

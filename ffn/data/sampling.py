@@ -20,8 +20,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from ffn.frame_counts import WINDOW
+
 RULES = ("segment", "interval", "dense")
-WINDOW = 64  # frames that a dense clip spans (the stride of TSM is 64 / T)
 
 
 def segment_center(num_frames: int, frames: int) -> list[int]:

@@ -1,7 +1,8 @@
 """Load a config: defaults, a YAML file and ``key=value`` overrides, checked before use.
 
 A file names only what differs from the defaults in ``options.py``. All problems of a config are
-reported together: unknown options, wrong types, values out of range, contradictions.
+reported together: unknown options, wrong types, values out of range, contradictions. Nothing here
+imports torch, unless a package in ``imports`` does.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from yaml.constructor import ConstructorError
 
 from ffn.engine.options import Config
 from ffn.engine.section import limits
-from ffn.engine.tasks import TASKS, TaskOptions
+from ffn.engine.task_options import TASK_OPTIONS, TaskOptions
 from ffn.registry import ExtensionError, import_extensions
 
 # Options that may change when a run is resumed, as may `train.epochs`, which may grow.
@@ -73,8 +74,8 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     _import({**values, **given})
     old, new = values.get("task", {}), given.get("task", {})
     before, name = (task.get("name", "flexible") for task in (old, {**old, **new}))
-    if name != before and name in TASKS:
-        values["task"] = {key: old[key] for key in old.keys() & TASKS[name].Options.model_fields}
+    if name != before and name in TASK_OPTIONS:
+        values["task"] = {key: old[key] for key in old.keys() & TASK_OPTIONS[name].model_fields}
         if "frames" in new:
             values["task"].pop("ranges", None)
     for section, options in given.items():
@@ -140,8 +141,8 @@ def option_help() -> str:
             lines += [_help_line(f"task.{n}", f) for n, f in TaskOptions.model_fields.items()]
             lines += [
                 f"{_help_line(f'task.{n}', f)} [task.name={task}]"
-                for task, cls in TASKS.items()
-                for n, f in cls.Options.model_fields.items()
+                for task, options in TASK_OPTIONS.items()
+                for n, f in options.model_fields.items()
                 if n not in TaskOptions.model_fields
             ]
         else:
@@ -171,13 +172,13 @@ def _checked(values: Mapping[str, Any]) -> Config:
     """
     section = values.get("task")
     task = str(section.get("name", "flexible")) if isinstance(section, Mapping) else "flexible"
-    if task not in TASKS:
-        close = difflib.get_close_matches(str(task), TASKS, n=1) or list(TASKS)
+    if task not in TASK_OPTIONS:
+        close = difflib.get_close_matches(task, TASK_OPTIONS, n=1) or list(TASK_OPTIONS)
         raise ConfigError(
             f"task.name is {task!r}; did you mean {' or '.join(close)}? A task of your own needs "
             "imports=[PACKAGE]"
         )
-    kind = Config[TASKS[task].Options]
+    kind = Config[TASK_OPTIONS[task]]
     try:
         return kind.model_validate(values)
     except ValidationError as error:

@@ -1,6 +1,6 @@
 """All options of training and testing, with defaults, meanings, units and ranges.
 
-The options of a task are in the ``Options`` class of the task (:mod:`ffn.engine.tasks`).
+Those of the tasks are in :mod:`ffn.engine.task_options`.
 """
 
 from __future__ import annotations
@@ -9,9 +9,9 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from ffn.data.sampling import WINDOW
 from ffn.engine.section import Section
-from ffn.engine.tasks import FlexibleOptions, TaskOptions
+from ffn.engine.task_options import FlexibleOptions, TaskOptions
+from ffn.frame_counts import WINDOW
 
 Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -16,6 +16,7 @@ from ffn.engine.build import build_train_step
 from ffn.engine.build_data import read_config_splits
 from ffn.engine.build_network import build_model, build_schedule
 from ffn.engine.config import ConfigError
+from ffn.engine.task_options import TASK_OPTIONS
 from ffn.engine.tasks import TASKS, FlexibleOptions, FlexibleTask
 from ffn.zoo import load
 
@@ -211,6 +212,7 @@ def test_conversion_that_no_checkpoint_can_describe(
     message: str,
 ) -> None:
     monkeypatch.setitem(TASKS._entries, "odd", OddTask)
+    monkeypatch.setitem(TASK_OPTIONS, "odd", OddTask.Options)
     monkeypatch.setattr(OddTask, "given", given)
 
     with pytest.raises(ConfigError, match=message):
@@ -240,6 +242,7 @@ def test_parameters_of_a_task_are_refused_unless_frozen(
 ) -> None:
     """They would be neither optimized nor saved."""
     monkeypatch.setitem(TASKS._entries, "learned", LearnedTask)
+    monkeypatch.setitem(TASK_OPTIONS, "learned", LearnedTask.Options)
     options = config(videos, tmp_path, "task.name=learned")
     model = build_model(options, 3)
     with pytest.raises(ConfigError, match="task learned has the parameters temperature outside"):

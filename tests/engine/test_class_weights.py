@@ -219,6 +219,7 @@ class OwnLoss(PlainTask):
 
 def test_what_is_refused(unbalanced: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(tasks.TASKS._entries, "own", OwnLoss)
+    monkeypatch.setitem(tasks.TASK_OPTIONS, "own", OwnLoss.Options)
     more = ("task.name=own", "task.frames=[4]", "train.class_weights=balanced")
     with pytest.raises(ConfigError, match="task own does not use class weights; set"):
         build(unbalanced, tmp_path, *more)

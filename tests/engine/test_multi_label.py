@@ -177,6 +177,7 @@ def test_what_is_refused(several: Path, tmp_path: Path, monkeypatch: pytest.Monk
     with pytest.raises(ValueError, match=r"train.csv .* data.labels=multi"):
         build(several, tmp_path)
     monkeypatch.setitem(tasks.TASKS._entries, "own", OwnLoss)
+    monkeypatch.setitem(tasks.TASK_OPTIONS, "own", OwnLoss.Options)
     more = ("task.name=own", "task.frames=[4]", MULTI)
     with pytest.raises(ConfigError, match="task own does not use several labels per video; set"):
         build(several, tmp_path, *more)

@@ -6,21 +6,21 @@ does not depend on the kind of task. Tasks are registered by name with :func:`re
 with its own options; your own package adds one in the same way.
 """
 
-from ffn.engine.tasks.base import TASKS, Task, TaskOptions, register_task
-from ffn.engine.tasks.baselines import (
+from ffn.engine.task_options import (
+    FlexibleOptions,
     MixedSamplingOptions,
-    MixedSamplingTask,
     PlainOptions,
-    PlainTask,
     ProportionalSamplingOptions,
+    TaskOptions,
+)
+from ffn.engine.tasks.base import TASKS, Task, register_task
+from ffn.engine.tasks.baselines import (
+    MixedSamplingTask,
+    PlainTask,
     ProportionalSamplingTask,
     mix_frames,
 )
-from ffn.engine.tasks.flexible import (
-    FlexibleOptions,
-    FlexibleTask,
-    distillation,
-)
+from ffn.engine.tasks.flexible import FlexibleTask, distillation
 
 __all__ = [
     "TASKS",

@@ -1,17 +1,15 @@
-"""The class of tasks, their registry, and the options that every task has."""
+"""The class of tasks and their registry."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from typing import Annotated, Any, ClassVar
+from collections.abc import Callable, Iterator
+from typing import Any, ClassVar
 
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ffn.core import frame_ranges
-from ffn.engine.section import Section
+from ffn.engine.task_options import TASK_OPTIONS, TaskOptions
 from ffn.labels import LabelKind, SingleLabel
-from ffn.limits import CLIP_FRAMES
 from ffn.registry import Registry
 
 TASKS: Registry[type[Task]] = Registry("task")
@@ -33,46 +31,11 @@ def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
         required = [n for n, field in task.Options.model_fields.items() if field.is_required()]
         if required:
             raise ValueError(f"task {name!r}: its option {required[0]} has no default")
-        return TASKS.register(name)(task)
+        TASKS.register(name)(task)
+        TASK_OPTIONS[name] = task.Options
+        return task
 
     return register
-
-
-class TaskOptions(Section):
-    """Options that every task has. A custom task derives its options from this class."""
-
-    name: str = Field("flexible", description="registered task")
-    frames: list[Annotated[int, Field(ge=1)]] = Field(
-        [4, 8, 16], description="trained frame counts", min_length=1
-    )
-    ranges: list[list[Annotated[int, Field(ge=1)]]] = Field(
-        [], description="first and last count of each of frames, drawn per step; []: frames"
-    )
-
-    @model_validator(mode="after")
-    def _check_frames(self) -> TaskOptions:
-        counts = sorted({*self.frames})
-        if len(counts) < len(self.frames):
-            raise ValueError(f"task.frames is {self.frames}; give different counts")
-        if refusal := CLIP_FRAMES.refusal(counts[-1]):
-            raise ValueError(f"task.frames has {refusal}")
-        try:
-            frame_ranges(self.trained_frames)
-        except ValueError as error:
-            raise ValueError(
-                f"task.ranges is {self.ranges} for task.frames {counts}; give the first and the "
-                "last count of a range around each of them, without overlap, e.g. "
-                f"[[2, 5], [6, 11], [12, 20]] for [4, 8, 16] ({error})"
-            ) from error
-        return self
-
-    @property
-    def trained_frames(self) -> Iterable[int]:
-        """The counts in ascending order, with their ranges if there are any."""
-        counts = tuple(sorted(self.frames))
-        if not self.ranges:
-            return counts
-        return dict(zip(counts, map(tuple, self.ranges), strict=True))
 
 
 class Task(nn.Module):

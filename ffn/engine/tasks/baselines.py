@@ -8,21 +8,18 @@ with :func:`ffn.evaluation.ensemble`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Annotated, Any
+from typing import Any
 
 import torch
-from pydantic import Field
 from torch import Tensor, nn
 
-from ffn.engine.tasks.base import Task, TaskOptions, register_task
-
-
-class PlainOptions(TaskOptions):
-    """Options of :class:`PlainTask`."""
-
-    frames: list[Annotated[int, Field(ge=1)]] = Field(
-        [8], description="the frame count", min_length=1, max_length=1
-    )
+from ffn.engine.task_options import (
+    MixedSamplingOptions,
+    PlainOptions,
+    ProportionalSamplingOptions,
+    TaskOptions,
+)
+from ffn.engine.tasks.base import Task, register_task
 
 
 @register_task("plain")
@@ -51,20 +48,6 @@ class PlainTask(Task):
         logits = self.model(self.clips(batch)[self.frames])
         name = f"{self.labels.loss_name}_{self.frames}"
         yield name, self.label_loss(logits, batch["label"]), self.frames, logits
-
-
-class MixedSamplingOptions(TaskOptions):
-    """Options of :class:`MixedSamplingTask`."""
-
-    frames: list[Annotated[int, Field(ge=1)]] = Field(
-        [4, 16], description="the two frame counts", min_length=2, max_length=2
-    )
-    mix_probability: float = Field(
-        0.5,
-        description="probability to mix a video's smaller view into its larger (rho)",
-        gt=0,
-        le=1,
-    )
 
 
 @register_task("mixed_sampling")
@@ -130,17 +113,6 @@ def mix_frames(large: Tensor, small: Tensor, probability: float) -> Tensor:
     mixed = large.clone()
     mixed[place] = (large[place] + small[chosen[:, 0]].transpose(1, 2)) / 2  # (N, S, C, H, W)
     return mixed
-
-
-class ProportionalSamplingOptions(TaskOptions):
-    """Options of :class:`ProportionalSamplingTask`."""
-
-    frames: list[Annotated[int, Field(ge=1)]] = Field(
-        [4, 16], description="two or more frame counts", min_length=2
-    )
-    largest_probability: float = Field(
-        0.5, description="probability of a step at the largest count (p)", gt=0, lt=1
-    )
 
 
 @register_task("proportional_sampling")

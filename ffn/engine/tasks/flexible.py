@@ -2,58 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from ffn.core import frame_ranges, nearest
-from ffn.engine.tasks.base import Task, TaskOptions, register_task
+from ffn.engine.task_options import FlexibleOptions, TaskOptions
+from ffn.engine.tasks.base import Task, register_task
 from ffn.labels import MultiLabel, SingleLabel
-
-
-class FlexibleOptions(TaskOptions):
-    """Options of :class:`FlexibleTask`."""
-
-    private: Literal["norms", "none", "all"] = Field(
-        "norms", description="private modules of each count; norms: the paper"
-    )
-    alteration: bool = Field(
-        True, description="weight alteration per count at the backbone's sites"
-    )
-    draws: list[list[Annotated[int, Field(ge=1)]]] = Field(
-        [],
-        description="first and last count of each view, drawn per step; []: one view per count in "
-        "frames",
-    )
-    interpolate: bool = Field(
-        False,
-        description="in tests, interpolate private norms and alterations between counts or ranges",
-    )
-    small_views: Literal["distill", "label", "mixed"] = Field(
-        "distill", description="target of smaller views: KL to the largest, the label, or the mean"
-    )
-    distill_weight: float = Field(
-        1.0, description="weight of each smaller view's loss (lambda)", ge=0
-    )
-
-    @model_validator(mode="after")
-    def _check_draws(self) -> FlexibleOptions:
-        if self.interpolate and self.private == "all":
-            raise ValueError(
-                "task.interpolate=true needs shared weights; task.private is all. Use "
-                "task.private=norms"
-            )
-        if self.draws and not _same_counts(self):
-            raise ValueError(
-                f"task.draws is {self.draws}; give the first and the last count of each view, "
-                "ascending and without overlap, which together are the counts of task.ranges, "
-                f"{self.ranges}"
-            )
-        return self
 
 
 @register_task("flexible")
@@ -170,30 +129,6 @@ class FlexibleTask(Task):
         if self.small_views == "mixed":
             return "mixed", (loss + self.label_loss(logits, label)) / 2
         return "kl", loss
-
-
-def _same_counts(options: FlexibleOptions) -> bool:
-    """Whether the counts of the draws are those of the sub-networks; both without overlap."""
-    if any(len(pair) != 2 for pair in options.draws) or not options.ranges:
-        return False
-    try:
-        views = frame_ranges({high: (low, high) for low, high in options.draws})
-        owners = frame_ranges(options.trained_frames)
-    except ValueError:
-        return False
-    ascending = [list(ends) for ends in views.values()] == [list(pair) for pair in options.draws]
-    return ascending and _joined(views.values()) == _joined(owners.values())
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Ascending ranges, each joined to the one before if no count is between the two."""
-    joined: list[list[int]] = []
-    for low, high in ranges:
-        if joined and low == joined[-1][1] + 1:
-            joined[-1][1] = high
-        else:
-            joined.append([low, high])
-    return joined
 
 
 def distillation(logits: Tensor, teacher: Tensor, weights: Tensor | None = None) -> Tensor:

@@ -1,0 +1,156 @@
+"""Options of the tasks, read and checked without torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from ffn.engine.section import Section
+from ffn.frame_counts import frame_ranges
+from ffn.limits import CLIP_FRAMES
+
+
+class TaskOptions(Section):
+    """Options that every task has. A custom task derives its options from this class."""
+
+    name: str = Field("flexible", description="registered task")
+    frames: list[Annotated[int, Field(ge=1)]] = Field(
+        [4, 8, 16], description="trained frame counts", min_length=1
+    )
+    ranges: list[list[Annotated[int, Field(ge=1)]]] = Field(
+        [], description="first and last count of each of frames, drawn per step; []: frames"
+    )
+
+    @model_validator(mode="after")
+    def _check_frames(self) -> TaskOptions:
+        counts = sorted({*self.frames})
+        if len(counts) < len(self.frames):
+            raise ValueError(f"task.frames is {self.frames}; give different counts")
+        if refusal := CLIP_FRAMES.refusal(counts[-1]):
+            raise ValueError(f"task.frames has {refusal}")
+        try:
+            frame_ranges(self.trained_frames)
+        except ValueError as error:
+            raise ValueError(
+                f"task.ranges is {self.ranges} for task.frames {counts}; give the first and the "
+                "last count of a range around each of them, without overlap, e.g. "
+                f"[[2, 5], [6, 11], [12, 20]] for [4, 8, 16] ({error})"
+            ) from error
+        return self
+
+    @property
+    def trained_frames(self) -> Iterable[int]:
+        """The counts in ascending order, with their ranges if there are any."""
+        counts = tuple(sorted(self.frames))
+        if not self.ranges:
+            return counts
+        return dict(zip(counts, map(tuple, self.ranges), strict=True))
+
+
+class FlexibleOptions(TaskOptions):
+    """Options of :class:`FlexibleTask`."""
+
+    private: Literal["norms", "none", "all"] = Field(
+        "norms", description="private modules of each count; norms: the paper"
+    )
+    alteration: bool = Field(
+        True, description="weight alteration per count at the backbone's sites"
+    )
+    draws: list[list[Annotated[int, Field(ge=1)]]] = Field(
+        [],
+        description="first and last count of each view, drawn per step; []: one view per count in "
+        "frames",
+    )
+    interpolate: bool = Field(
+        False,
+        description="in tests, interpolate private norms and alterations between counts or ranges",
+    )
+    small_views: Literal["distill", "label", "mixed"] = Field(
+        "distill", description="target of smaller views: KL to the largest, the label, or the mean"
+    )
+    distill_weight: float = Field(
+        1.0, description="weight of each smaller view's loss (lambda)", ge=0
+    )
+
+    @model_validator(mode="after")
+    def _check_draws(self) -> FlexibleOptions:
+        if self.interpolate and self.private == "all":
+            raise ValueError(
+                "task.interpolate=true needs shared weights; task.private is all. Use "
+                "task.private=norms"
+            )
+        if self.draws and not _same_counts(self):
+            raise ValueError(
+                f"task.draws is {self.draws}; give the first and the last count of each view, "
+                "ascending and without overlap, which together are the counts of task.ranges, "
+                f"{self.ranges}"
+            )
+        return self
+
+
+def _same_counts(options: FlexibleOptions) -> bool:
+    """Whether the counts of the draws are those of the sub-networks; both without overlap."""
+    if any(len(pair) != 2 for pair in options.draws) or not options.ranges:
+        return False
+    try:
+        views = frame_ranges({high: (low, high) for low, high in options.draws})
+        owners = frame_ranges(options.trained_frames)
+    except ValueError:
+        return False
+    ascending = [list(ends) for ends in views.values()] == [list(pair) for pair in options.draws]
+    return ascending and _joined(views.values()) == _joined(owners.values())
+
+
+def _joined(ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
+    """Ascending ranges, each joined to the one before if no count is between the two."""
+    joined: list[list[int]] = []
+    for low, high in ranges:
+        if joined and low == joined[-1][1] + 1:
+            joined[-1][1] = high
+        else:
+            joined.append([low, high])
+    return joined
+
+
+class PlainOptions(TaskOptions):
+    """Options of :class:`PlainTask`."""
+
+    frames: list[Annotated[int, Field(ge=1)]] = Field(
+        [8], description="the frame count", min_length=1, max_length=1
+    )
+
+
+class MixedSamplingOptions(TaskOptions):
+    """Options of :class:`MixedSamplingTask`."""
+
+    frames: list[Annotated[int, Field(ge=1)]] = Field(
+        [4, 16], description="the two frame counts", min_length=2, max_length=2
+    )
+    mix_probability: float = Field(
+        0.5,
+        description="probability to mix a video's smaller view into its larger (rho)",
+        gt=0,
+        le=1,
+    )
+
+
+class ProportionalSamplingOptions(TaskOptions):
+    """Options of :class:`ProportionalSamplingTask`."""
+
+    frames: list[Annotated[int, Field(ge=1)]] = Field(
+        [4, 16], description="two or more frame counts", min_length=2
+    )
+    largest_probability: float = Field(
+        0.5, description="probability of a step at the largest count (p)", gt=0, lt=1
+    )
+
+
+# The options of each task by its name; `register_task` adds those of other tasks.
+TASK_OPTIONS: dict[str, type[TaskOptions]] = {
+    "flexible": FlexibleOptions,
+    "plain": PlainOptions,
+    "mixed_sampling": MixedSamplingOptions,
+    "proportional_sampling": ProportionalSamplingOptions,
+}
