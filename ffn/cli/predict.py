@@ -220,7 +220,8 @@ def _refuse(choice: Choice, window: Window, picture: Picture, batch: Batch) -> N
         "--heat-map needs --save": picture.heat_map and picture.save is None,
         "--label and --layer need --heat-map": (picture.label or picture.layer)
         and not picture.heat_map,
-        "--heat-map is not for --window": picture.heat_map and window.window is not None,
+        "--heat-map needs --save *.png or *.gif, without --window": picture.heat_map
+        and (saves_video or window.window is not None),
         "early exit is for whole videos, without --window": choice.exits_early
         and window.window is not None,
         "--root, --batch-size, --workers and --timeout need --output": batch != Batch(),

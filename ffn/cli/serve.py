@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ffn.serve.web import Service
 
 MAX_SAMPLES = 24
-END_SECONDS = 3  # for requests that are being answered; open pages never end by themselves
+END_SECONDS = 1  # for requests that are being answered; open pages never end by themselves
 SUFFIXES = (".mp4", ".mov", ".webm", ".mkv", ".avi", ".gif")
 PACKAGES = ("fastapi", "gradio", "uvicorn")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
@@ -128,8 +128,9 @@ def _run(
         f"state     {address}/health\nCtrl-C ends it.",
         flush=True,
     )
-    # Otherwise it reports open pages as errors when it ends.
-    logging.getLogger("uvicorn.error").addFilter(lambda one: "Cancel" not in str(one.msg))
+    # Otherwise it reports open pages and uploads as errors when it ends.
+    errors = logging.getLogger("uvicorn.error")
+    errors.addFilter(lambda one: "Cancel" not in f"{one.msg} {one.exc_info}")
     # uvicorn ends by the signal that it got.
     with suppress(KeyboardInterrupt):
         config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=END_SECONDS)

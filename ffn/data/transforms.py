@@ -171,23 +171,6 @@ class EvalTransform:
         x = resize(x, self.preprocessing.resize)
         return F.center_crop(x, [self.side, self.side])
 
-    def box(self, height: int, width: int) -> tuple[float, float, float, float]:
-        """The part of a frame that the center crop shows.
-
-        Args:
-            height: Of the frame, in pixels.
-            width: Of the frame, in pixels.
-
-        Returns:
-            Top, left, bottom and right as shares of the height and the width, 0 to 1.
-        """
-        resize, crop = self.preprocessing.resize, self.preprocessing.crop
-        sides = [int(resize * side / min(height, width)) for side in (height, width)]
-        starts = [round((side - crop) / 2) for side in sides]  # as torchvision rounds
-        top, left = (start / side for start, side in zip(starts, sides, strict=True))
-        bottom, right = ((n + crop) / side for n, side in zip(starts, sides, strict=True))
-        return top, left, bottom, right
-
 
 def _build_crop(
     mode: str,

@@ -1,6 +1,6 @@
 """Pictures of predictions: a contact sheet or a GIF of a clip, and a video with its labels.
 
-With a heat map (:mod:`ffn.serve.heat_maps`), it is drawn over the frames.
+Sheets and GIFs may have a heat map (:mod:`ffn.serve.heat_maps`) over the frames.
 """
 
 from __future__ import annotations
@@ -16,13 +16,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ffn.data import EvalTransform, VideoError
+from ffn.data import VideoError
 from ffn.data.contact_sheet import Panel, Strip, save_contact_sheet
 from ffn.files import atomic_write
 from ffn.serve.clips import Clip
 from ffn.serve.heat_maps import HeatMap
 from ffn.serve.inputs import Input, frame_times, frames_in_order, open_input
-from ffn.serve.overlays import VideoOverlay, scale
 from ffn.serve.prediction import Prediction
 from ffn.serve.windows import Segment
 
@@ -36,7 +35,6 @@ WHITE, GRAY, BLACK, BLUE = "#FFFFFF", "#555555", "#000000", "#BFD7EA"
 HEAT_THUMBNAIL = 192  # longest side of a frame in a contact sheet with a heat map, pixels
 GIF_SIZE = 256  # shortest side of a GIF's frames, pixels
 MAX_SIDE = 1280  # longest side of a written video, pixels
-HEAT_SIDE = 240  # shortest side of one with a heat map, at least, for its text
 TICK_DISTANCE = 6  # pixels between ticks of a video, at least in the mean
 FRAMES_PER_SECOND = 10.0  # of videos without times
 TIME_BASE = Fraction(1, 90_000)  # seconds; divides the usual frame rates
@@ -60,18 +58,21 @@ def save(
         clip: That was predicted.
         prediction: Of the clip.
         pattern, fps: See :func:`save_video`.
-        heat: Heat map of the clip; None to draw none.
+        heat: Heat map of the clip, for sheets and GIFs; None to draw none.
 
     Raises:
         VideoError: see :func:`save_video`.
+        ValueError: if a heat map is given for a video.
     """
     if path.suffix.lower() == ".png":
         save_sheet(path, clip.pixels, prediction, heat)
     elif path.suffix.lower() == ".gif":
         save_gif(path, clip.pixels, prediction, seconds=clip.seconds, heat=heat)
+    elif heat is None:
+        segments = whole_video(prediction)
+        save_video(path, given, segments, clip.indices, pattern=pattern, fps=fps)
     else:
-        segments = whole_video(prediction) if heat is None else [_explained(heat, prediction)]
-        save_video(path, given, segments, clip.indices, pattern=pattern, fps=fps, heat=heat)
+        raise ValueError(f"a heat map is drawn into *.png or *.gif, not into {path}")
 
 
 def save_sheet(
@@ -100,7 +101,7 @@ def save_sheet(
 
 
 def _heat_strips(clip: Tensor, heat: HeatMap, captions: Sequence[str]) -> list[Strip]:
-    """The frames with and without the heat map, in turn, line by line, and the scale."""
+    """The frames with and without the heat map, in turn, line by line."""
     drawn = torch.from_numpy(heat.overlay()).permute(3, 0, 1, 2)  # (C, T, H, W)
     strips: list[Strip] = []
     per_line = Strip(clip, side=HEAT_THUMBNAIL).per_line
@@ -108,8 +109,7 @@ def _heat_strips(clip: Tensor, heat: HeatMap, captions: Sequence[str]) -> list[S
         line = slice(start, start + per_line)
         strips.append(Strip(clip[:, line], "frames", side=HEAT_THUMBNAIL))
         strips.append(Strip(drawn[:, line], "heat map", captions[line], HEAT_THUMBNAIL))
-    ramp = torch.from_numpy(scale(HEAT_THUMBNAIL, 12)).permute(2, 0, 1)[:, None]  # (C, 1, H, W)
-    return [*strips, Strip(ramp, "0 to 1", side=HEAT_THUMBNAIL)]
+    return strips
 
 
 def save_gif(
@@ -159,7 +159,6 @@ def save_video(
     *,
     pattern: str,
     fps: float | None = None,
-    heat: HeatMap | None = None,
 ) -> None:
     """Write a whole video with the label of each time as mp4 (H.264, without sound).
 
@@ -173,8 +172,6 @@ def save_video(
         seen: Indices of the frames that the network saw.
         pattern: File names in a folder of frames.
         fps: Frames per second of a video without times; default: 10.
-        heat: Heat map of a clip of the video; over each frame, that of the clip's nearest frame in
-            time is drawn, and what the clip does not show is dark.
 
     Raises:
         VideoError: if a frame cannot be decoded.
@@ -187,25 +184,14 @@ def save_video(
         except VideoError:
             times, duration = frame_times(video, FRAMES_PER_SECOND)
         ticks = [float(times[index]) / duration for index in sorted(set(seen))]
-        over = None
-        if heat is not None:
-            box = EvalTransform(heat.preprocessing).box
-            over = VideoOverlay(heat.values.numpy(), heat.clip.indices, times, box)
         with atomic_write(path) as file, av.open(file, "w", format="mp4") as output:
             stream = None
             for index, image in frames_in_order(video, range(len(video))):
-                size, image = image.shape[:2], _fit_size(image, 0 if heat is None else HEAT_SIDE)
-                image = image if over is None else over(image, size, index)
+                image = _fit_size(image)
                 if stream is None:
                     stream = _add_stream(output, image, len(video) / duration)
                 now = float(times[index])
-                drawn = draw_label(
-                    image,
-                    _label_at(segments, now),
-                    now / duration,
-                    ticks,
-                    with_scale=over is not None,
-                )
+                drawn = draw_label(image, _label_at(segments, now), now / duration, ticks)
                 frame = av.VideoFrame.from_ndarray(drawn, format="rgb24")
                 frame.pts, frame.time_base = round(now / TIME_BASE), TIME_BASE
                 output.mux(stream.encode(frame))
@@ -230,14 +216,9 @@ def whole_video(prediction: Prediction) -> list[Segment]:
     return [Segment(0.0, math.inf, label, probability) for label, probability in top]
 
 
-def _explained(heat: HeatMap, prediction: Prediction) -> Segment:
-    """The class of a heat map with the probability of a prediction, for a whole video."""
-    probability = float(prediction.probabilities[prediction.classes.index(heat.label)])
-    return Segment(0.0, math.inf, heat.label, probability)
-
-
 def _title(heat: HeatMap, prediction: Prediction) -> str:
-    return f"Heat map of {heat.label}  {_explained(heat, prediction).probability:.0%}"
+    probability = float(prediction.probabilities[prediction.classes.index(heat.label)])
+    return f"Heat map of {heat.label}  {probability:.0%}"
 
 
 def _label_at(segments: Sequence[Segment], time: float) -> str:
@@ -249,36 +230,22 @@ def _label_at(segments: Sequence[Segment], time: float) -> str:
     )
 
 
-def _fit_size(image: np.ndarray, least: int) -> np.ndarray:
-    """A frame of at most `MAX_SIDE` pixels, with even sides, as H.264 needs.
-
-    If its shorter side is below ``least``, it is enlarged by a whole factor.
-    """
+def _fit_size(image: np.ndarray) -> np.ndarray:
+    """A frame of at most `MAX_SIDE` pixels, with even sides, as H.264 needs."""
     from PIL import Image
 
     height, width = image.shape[:2]
     factor = min(1.0, MAX_SIDE / max(height, width))
-    if min(height, width) < least:
-        factor = max(factor, min(-(-least // min(height, width)), MAX_SIDE // max(height, width)))
     size = [max(2, 2 * round(side * factor / 2)) for side in (width, height)]
     if size == [width, height]:
         return np.ascontiguousarray(image)
-    how = Image.Resampling.NEAREST if factor > 1 else Image.Resampling.BILINEAR
-    return np.asarray(Image.fromarray(image).resize(size, how))
+    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
 
 
-def draw_label(
-    image: np.ndarray,
-    text: str,
-    position: float,
-    ticks: Sequence[float],
-    *,
-    with_scale: bool = False,
-) -> np.ndarray:
+def draw_label(image: np.ndarray, text: str, position: float, ticks: Sequence[float]) -> np.ndarray:
     """A frame with a text on a dark bar, and the line of time below it; positions are 0 to 1.
 
-    With the scale of heat maps, it is on the right of the text. Ticks that would hide the line are
-    left out.
+    Ticks that would hide the line are left out.
     """
     from PIL import Image, ImageDraw
 
@@ -290,8 +257,6 @@ def draw_label(
     picture.paste(Image.blend(below, bar, 0.6), (0, top))
     draw = ImageDraw.Draw(picture)
     room = picture.width - size // 2
-    if with_scale:
-        room -= _draw_scale(picture, top + size // 4, size, WHITE)
     font = _font(size)
     draw.text((size // 2, top + size // 4), _fit(draw, text, room, font), fill=WHITE, font=font)
     line, last = picture.height - max(2, size // 4), picture.width - 1
@@ -305,7 +270,7 @@ def draw_label(
 def _bars(prediction: Prediction, width: int, title: str) -> Image:
     """The most probable labels with bars of their probabilities, and how the network ran.
 
-    The title of a heat map is the first line; the scale of heat maps is then in the last one.
+    The title of a heat map is the first line.
     """
     from PIL import Image, ImageDraw
 
@@ -322,21 +287,8 @@ def _bars(prediction: Prediction, width: int, title: str) -> Image:
     if prediction.active:
         note += f", sub-network {prediction.active}"
     y = 4 + (first + len(top)) * (size + 8)
-    room = width - 8 - (_draw_scale(image, y, size, BLACK) if title else 0)
-    draw.text((4, y), _fit(draw, note, room, font), fill=GRAY, font=font)
+    draw.text((4, y), _fit(draw, note, width - 8, font), fill=GRAY, font=font)
     return image
-
-
-def _draw_scale(picture: Image, top: int, size: int, color: str) -> int:
-    """Draw the scale of heat maps at the right edge, with its ends 0 and 1; returns its width."""
-    from PIL import Image, ImageDraw
-
-    draw, width = ImageDraw.Draw(picture), max(4, picture.width // 5)
-    left = picture.width - width - 2 * size
-    picture.paste(Image.fromarray(scale(width, size)), (left + size, top + size // 8))
-    draw.text((left + size // 3, top), "0", fill=color, font=_font(size))
-    draw.text((left + size + width + size // 4, top), "1", fill=color, font=_font(size))
-    return width + 2 * size
 
 
 def _fit(draw: object, text: str, width: int, font: object) -> str:

@@ -13,7 +13,6 @@ from PIL import Image
 from serve_files import write_video
 
 from ffn.serve import Predictor, Segment
-from ffn.serve.overlays import UNSEEN, colors
 from ffn.serve.pictures import FRAMES_PER_SECOND, MAX_SIDE, save, save_video
 
 PATTERN = "{:05d}.jpg"
@@ -107,27 +106,10 @@ def test_a_heat_map_in_a_gif(explained, tmp_path) -> None:
         for number in range(image.n_frames):
             image.seek(number)
             shown.append(np.asarray(image.convert("RGB")))
-    frames, below = np.stack(shown)[:, :256], np.stack(shown)[:, 256:]
-    assert is_colored(frames).tolist() == [False] * 4 + [True] * 2
-    purple, yellow = (np.abs(below - colors(np.array(x))).sum(-1).min() for x in (0.1, 0.9))
-    assert max(purple, yellow) < 60  # the scale
+    assert is_colored(np.stack(shown)[:, :256]).tolist() == [False] * 4 + [True] * 2
 
-
-def test_a_heat_map_in_a_video(explained, tmp_path) -> None:
-    given, heat = explained
-    save(tmp_path / "out.mp4", *given, pattern=PATTERN, heat=heat)
-
-    times, pixels = frames_of(tmp_path / "out.mp4")
-    assert len(times) == 30
-    assert pixels.shape == (30, 270, 360, 3)  # enlarged three times, so that the text can be read
-    left, middle = pixels[:, 30:200, :30], pixels[:, 30:200, 100:260]
-    near = [min(range(6), key=lambda n: abs(given[1].indices[n] - i)) for i in range(30)]
-    # Between two frames of the clip, either of them may be the nearest.
-    exact = [i for i in range(30) if i in given[1].indices or near[i] not in (3, 4)]
-    assert is_colored(middle)[exact].tolist() == [near[i] >= 4 for i in exact]
-    assert not is_colored(left).any()
-    cold = [i for i in exact if near[i] < 4]
-    assert left[cold].mean() == pytest.approx(UNSEEN * middle[cold].mean(), abs=3)
+    with pytest.raises(ValueError, match=r"out\.mp4"):
+        save(tmp_path / "out.mp4", *given, pattern=PATTERN, heat=heat)
 
 
 def test_a_video_keeps_its_frames_and_times(weights, footage, tmp_path) -> None:
