@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from ffn.engine.options import Config
+    from ffn.serve import Predictor
 
 
 def _each(value: Any) -> Sequence[Any]:
@@ -101,6 +102,7 @@ ManyWeights = Annotated[
 Device = Annotated[
     str | None, Parameter(help="cpu, cuda, cuda:1, …; default: cuda if there is one.")
 ]
+Runtime = Literal["torch", "compile", "onnxruntime", "openvino", "auto"]
 Overwrite = Annotated[bool, Parameter(help="Replace files that exist.")]
 Imports = Annotated[
     list[str] | None,
@@ -123,10 +125,36 @@ class Network:
     """
 
     device: str | None = None
-    runtime: Literal["torch", "compile", "onnxruntime", "openvino", "auto"] = "torch"
+    runtime: Runtime = "torch"
     precision: Literal["auto", "fp32", "bf16", "fp16"] = "auto"
     no_fuse: bool = False
     pattern: str | None = None
+
+    def build_predictor(
+        self,
+        weights: str,
+        *,
+        device: torch.device | None = None,
+        early_exit: Path | None = None,
+    ) -> Predictor:
+        """The predictor that these options describe.
+
+        Args:
+            weights: name or path.
+            device: in place of that of the options.
+            early_exit: file of early exit.
+        """
+        from ffn.serve import Predictor
+
+        return Predictor(
+            weights,
+            device=find_device(self.device) if device is None else device,
+            runtime=self.runtime,
+            precision=self.precision,
+            fuse=not self.no_fuse,
+            pattern=self.pattern,
+            early_exit=early_exit,
+        )
 
 
 DEFAULT_NETWORK = Network()

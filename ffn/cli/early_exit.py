@@ -18,6 +18,7 @@ from ffn.cli.arguments import (
     read_run,
     refuse_existing,
 )
+from ffn.cli.test_videos import loader_for
 from ffn.files import make_writable
 
 Positive = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
@@ -56,7 +57,6 @@ def early_exit(
 
     from rich.console import Console
 
-    from ffn.cli.test import loader_for
     from ffn.engine.distributed import World
     from ffn.evaluation.early_exit import Goal, early_exit_table, fit_early_exit, held_out
     from ffn.evaluation.sweep import sweep

@@ -22,7 +22,6 @@ from ffn.cli.arguments import (
     refuse_existing,
     refuse_missing,
 )
-from ffn.cli.predict import build_predictor
 from ffn.files import make_writable, printable
 from ffn.registry import import_extensions
 
@@ -111,7 +110,7 @@ def live(
 
     from ffn.serve import LivePredictor, open_source
 
-    predictor = build_predictor(weights, network)
+    predictor = network.build_predictor(weights)
     given = asdict(reading) | {"pattern": predictor.pattern}
     given["options"] = dict(map(_key_value, given.pop("input_option")))
     opened = open_source(source, **given)

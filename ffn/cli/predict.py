@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter
-from cyclopts.types import ExistingFile, NonNegativeInt, PositiveFloat, PositiveInt
+from cyclopts.types import ExistingFile, PositiveFloat, PositiveInt
 
 from ffn.cli.arguments import (
     DEFAULT_NETWORK,
@@ -24,19 +24,16 @@ from ffn.cli.arguments import (
     refuse_existing,
     refuse_missing,
 )
+from ffn.cli.predict_list import DEFAULT_BATCH, Batch, predict_list
 from ffn.files import make_writable
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
-    import torch
-
-    from ffn.engine.distributed import World
     from ffn.serve import Predictor
     from ffn.serve.output import TextOutput
 
 NAME = "{name}"  # in --save: the name of the video without its suffix
 PICTURES = (".png", ".gif", ".mp4")
-MAX_DEFAULT_WORKERS = 8
 
 
 @Parameter(name="*", group=Group("Number of frames; default: the largest trained count"))
@@ -105,35 +102,13 @@ class Picture:
     layer: str | None = None
 
 
-@Parameter(name="*", group=Group("A list of videos into a table, also under torchrun"))
-@dataclass(frozen=True)
-class Batch:
-    """Prediction of a list, which goes on where a stopped call ended.
-
-    Attributes:
-        output: Table *.csv or *.parquet; FILE is a list: a csv with a column path, or a path per
-            line.
-        root: Folder that relative paths of the list start from; default: its folder.
-        batch_size: Videos per forward pass.
-        workers: Processes that decode, per process; default: one per core, but one core is left
-            free, at most 8.
-        timeout: Seconds for a batch; a video that blocks is a row with its cause.
-    """
-
-    output: Path | None = None
-    root: str | None = None
-    batch_size: PositiveInt = 16
-    workers: NonNegativeInt | None = None
-    timeout: PositiveFloat = 600.0
-
-
 def predict(
     *files: Annotated[str, Parameter(name="FILE")],
     weights: Weights,
     choice: Choice = Choice(),
     window: Window = Window(),
     picture: Picture = Picture(),
-    batch: Batch = Batch(),
+    batch: Batch = DEFAULT_BATCH,
     network: Network = DEFAULT_NETWORK,
     top: PositiveInt = 5,
     format: Literal["text", "json", "csv"] = "text",
@@ -163,7 +138,7 @@ def predict(
         from ffn.engine.failures import run_command
 
         device = find_device(network.device)
-        run = partial(_predict_list, Path(files[0]), weights, choice, batch, network, top)
+        run = partial(predict_list, Path(files[0]), weights, choice.options, batch, network, top)
         return run_command("ffn predict", run, device=device)
     _refuse(choice, window, picture, batch)
     paths = [path for given in files for path in _videos(given)]
@@ -171,7 +146,7 @@ def predict(
     import_extensions(imports or [])
     from ffn.serve.output import OUTPUTS
 
-    predictor = build_predictor(weights, network, early_exit=choice.early_exit)
+    predictor = network.build_predictor(weights, early_exit=choice.early_exit)
     report = OUTPUTS[format](sys.stdout, top)
     predict_one = _prediction(predictor, choice, window, picture, report)
     failed = _predict_files(paths, targets, predict_one, report)
@@ -180,34 +155,6 @@ def predict(
     if failed:
         print(f"ffn predict: {failed} of {len(paths)} files could not be read", file=sys.stderr)
     return 1 if failed else 0
-
-
-def build_predictor(
-    weights: str,
-    network: Network,
-    *,
-    device: torch.device | None = None,
-    early_exit: Path | None = None,
-) -> Predictor:
-    """The predictor that the options of a command describe.
-
-    Args:
-        weights: name or path.
-        network: how it runs.
-        device: in place of that of ``network``.
-        early_exit: file of early exit.
-    """
-    from ffn.serve import Predictor
-
-    return Predictor(
-        weights,
-        device=find_device(network.device) if device is None else device,
-        runtime=network.runtime,
-        precision=network.precision,
-        fuse=not network.no_fuse,
-        pattern=network.pattern,
-        early_exit=early_exit,
-    )
 
 
 def _refuse(choice: Choice, window: Window, picture: Picture, batch: Batch) -> None:
@@ -224,7 +171,7 @@ def _refuse(choice: Choice, window: Window, picture: Picture, batch: Batch) -> N
         and (saves_video or window.window is not None),
         "early exit is for whole videos, without --window": choice.exits_early
         and window.window is not None,
-        "--root, --batch-size, --workers and --timeout need --output": batch != Batch(),
+        "--root, --batch-size, --workers and --timeout need --output": batch != DEFAULT_BATCH,
     }
     for reason, applies in needs.items():
         if applies:
@@ -345,57 +292,3 @@ def _refuse_for_lists(
         raise ValueError(
             "early exit, windows and pictures are not for lists of videos; leave out --output"
         )
-
-
-def _predict_list(
-    path: Path,
-    weights: str,
-    choice: Choice,
-    batch: Batch,
-    network: Network,
-    top: int,
-    world: World,
-) -> None:
-    from rich.console import Console
-    from rich.progress import Progress
-
-    from ffn.serve.batch import BatchOptions, VideoList, predict_batch
-
-    workers = _default_workers() if batch.workers is None else batch.workers
-    options = BatchOptions(
-        **choice.options,
-        labels=top,
-        batch_size=batch.batch_size,
-        workers=workers,
-        timeout=batch.timeout,
-    )
-
-    def build(precision: str | None) -> Predictor:
-        chosen = replace(network, precision=precision or network.precision)
-        return build_predictor(weights, chosen, device=world.device)
-
-    console = Console(stderr=True)
-    hidden = not (world.is_main and console.is_terminal)
-    with Progress(console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("predicting", total=None)
-        result = predict_batch(
-            build,
-            VideoList.read(path, batch.root),
-            batch.output,
-            options,
-            rank=world.rank,
-            size=world.size,
-            progress=lambda done, total: bar.update(task, completed=done, total=total),
-        )
-    if world.is_main:
-        kept = f", {result.kept} of them by an earlier call" if result.kept else ""
-        errors = f"; {result.errors} could not be read, see its column error"
-        print(f"{batch.output}: {result.videos} videos{kept}{errors if result.errors else ''}")
-
-
-def _default_workers() -> int:
-    """Processes that decode, for each process of this machine: its share of the cores but one."""
-    from ffn.devices import usable_cores
-
-    processes = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return min(MAX_DEFAULT_WORKERS, max(1, usable_cores() // processes - 1))

@@ -19,7 +19,6 @@ from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory, PositiveFloat, PositiveInt
 
 from ffn.cli.arguments import DEFAULT_NETWORK, Imports, ManyWeights, Network, names_of
-from ffn.cli.predict import build_predictor
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -177,7 +176,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 def _predictors(names: dict[str, str], network: Network) -> dict[str, Predictor]:
     """The predictors by the names of their records, or by `names` where those are equal."""
-    found = {one: build_predictor(one, network) for one in names}
+    found = {one: network.build_predictor(one) for one in names}
     records = [one.record.name for one in found.values()]
     return {
         names[one] if records.count(predictor.record.name) > 1 else predictor.record.name: predictor

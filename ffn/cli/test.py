@@ -17,19 +17,18 @@ from ffn.cli.arguments import (
     ManyWeights,
     Override,
     Overwrite,
+    Runtime,
     names_of,
     read_run,
 )
+from ffn.cli.test_videos import check_ensemble, loader_for
 from ffn.files import make_writable
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
-
-    from ffn.data import Splits, VideoDataset
+    from ffn.data import VideoDataset
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
     from ffn.evaluation import Sweep
-    from ffn.zoo import WeightRecord
 
 # What the files of a test end in.
 TABLES = ("results.json", "results.csv", "results.png")
@@ -68,7 +67,7 @@ class Options:
     shuffle_frames: bool = False
     interpolate: Annotated[bool | None, Parameter(negative="--no-interpolate")] = None
     precision: Literal["fp32", "bf16", "fp16", "auto"] = "fp32"
-    runtime: Literal["torch", "compile", "onnxruntime", "openvino", "auto"] = "torch"
+    runtime: Runtime = "torch"
     no_fuse: bool = False
     no_latency: bool = False
     ensemble: bool = False
@@ -123,7 +122,7 @@ def _test_all(
 ) -> None:
     """Test each network, print and write the tables; every process calls this."""
     if options.ensemble:
-        _check_ensemble(options.weights, config)
+        check_ensemble(options.weights, config)
     tested: list[_Tested] = []
     try:
         for weights, name in names.items():
@@ -204,70 +203,6 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
             progress=True,
         )
     return _Tested(result, loader.dataset, classes, digest)
-
-
-def loader_for(
-    weights: str,
-    record: WeightRecord,
-    config: Config,
-    world: World,
-    *,
-    frames: Sequence[int],
-    protocol: str | None = None,
-    shuffle_frames: bool = False,
-) -> tuple[DataLoader, Sequence[str]]:
-    """Batches of the test videos of a config for a network, and the class names."""
-    from ffn.data import Preprocessing
-    from ffn.engine.build_data import build_test_loader
-
-    splits = _read_splits(weights, record, config)
-    loader = build_test_loader(
-        config,
-        splits,
-        world,
-        frames=frames,
-        preprocessing=Preprocessing.from_dict(record.preprocessing),
-        protocol=protocol,
-        shuffle_frames=shuffle_frames,
-    )
-    return loader, splits.classes
-
-
-def _read_splits(weights: str, record: WeightRecord, config: Config) -> Splits:
-    """The test videos; ValueError if the network has another kind of labels or number of classes.
-
-    Without class names in the record, the names are those of the data set.
-    """
-    from ffn.engine.build_data import read_config_splits
-
-    kind = "multi" if record.multi_label else "single"
-    if config.data.labels != kind:
-        raise ValueError(
-            f"data.labels is {config.data.labels}; {weights} was trained with {kind}. Set "
-            f"data.labels={kind}, with lists of this kind, or name other weights"
-        )
-    splits = read_config_splits(config.data, with_train=False, classes=record.classes)
-    if record.num_classes != len(splits.classes):
-        raise ValueError(
-            f"{weights} has {record.num_classes} classes without names; the data set has "
-            f"{len(splits.classes)}. Set data.classes to a file with the {record.num_classes} "
-            "names in the order of the network, one per line, or name weights of this data set"
-        )
-    return splits
-
-
-def _check_ensemble(names: Sequence[str], config: Config) -> None:
-    """Raise ValueError if networks cannot form an ensemble, before the first test."""
-    from ffn.data import Preprocessing
-    from ffn.evaluation import check_members
-    from ffn.zoo import read_weights
-
-    members = {}
-    for name in names:
-        record, _ = read_weights(name)
-        classes = _read_splits(name, record, config).classes
-        members[name] = classes, Preprocessing.from_dict(record.preprocessing)
-    check_members(members)
 
 
 def _save_predictions(tested: _Tested, output: Path) -> None:
