@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 
 import torch
@@ -71,21 +71,6 @@ class StageClips:
             self._frames |= zip(ordered, pixels.split(1, dim=1), strict=True)
 
 
-@contextmanager
-def open_stages(
-    given: Input, stages: Sequence[int], preprocessing: Preprocessing, pattern: str
-) -> Iterator[tuple[StageClips, float]]:
-    """Open a video for several stages; also gives the milliseconds that this took.
-
-    Raises:
-        VideoError, TypeError, ValueError: as `open_input`.
-    """
-    started = time.perf_counter()
-    with open_input(given, pattern=pattern) as (name, video):
-        clips = StageClips(name, video, stages, preprocessing)
-        yield clips, 1000 * (time.perf_counter() - started)
-
-
 def run_early_exit(
     early_exit: EarlyExit,
     videos: Sequence[Input],
@@ -112,9 +97,11 @@ def run_early_exit(
     """
     with ExitStack() as stack:
         runs = []
-        for video in videos:
-            opening = open_stages(video, early_exit.stages, preprocessing, pattern)
-            runs.append(_Run(early_exit, *stack.enter_context(opening)))
+        for given in videos:
+            started = time.perf_counter()
+            name, video = stack.enter_context(open_input(given, pattern=pattern))
+            clips = StageClips(name, video, early_exit.stages, preprocessing)
+            runs.append(_Run(early_exit, clips, 1000 * (time.perf_counter() - started)))
         pending = runs
         for stage in early_exit.stages:
             clips = [one.read(stage) for one in pending]

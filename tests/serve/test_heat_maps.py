@@ -93,27 +93,16 @@ def test_threads_get_the_maps_of_a_single_thread_and_nothing_changes(predictor, 
     assert model.active == 8
 
 
-@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
-def test_a_plain_network_of_each_family(name, tmp_path, pixels) -> None:
+def test_a_plain_network(tmp_path, pixels) -> None:
     torch.manual_seed(0)
-    network = create_model(name, num_classes=3)
-    meta = {"model": name, "num_classes": 3, "preprocessing": PREPROCESSING.to_dict()}
+    network = create_model("slowfast_tiny", num_classes=3)
+    meta = {"model": "slowfast_tiny", "num_classes": 3, "preprocessing": PREPROCESSING.to_dict()}
     save_weights(network.eval(), tmp_path / "net.safetensors", meta)
     predictor = Predictor(tmp_path / "net.safetensors")
     for frames in (1, 5):
         heats = [predictor.heat_map(pixels, frames, label=f"class {k}") for k in range(3)]
         assert all(heat.values.shape == (frames, 32, 32) for heat in heats)
         assert any(heat.values.max() == 1 for heat in heats)
-
-
-def test_the_overlay_is_the_heat_map_over_the_frames(predictor, pixels) -> None:
-    heat = predictor.heat_map(pixels, frames=4)
-    drawn = heat.overlay()
-    assert (drawn.shape, drawn.dtype) == ((4, 32, 32, 3), np.uint8)
-    frames = heat.clip.pixels.permute(1, 2, 3, 0).numpy()
-    cold, gray = heat.values.numpy() == 0, frames @ np.array([0.299, 0.587, 0.114])
-    assert cold.any()
-    assert np.abs(drawn[cold] - gray[cold][:, None]).max() <= 0.51
 
 
 @pytest.fixture(scope="module")

@@ -92,27 +92,6 @@ def test_a_list_gives_the_predictions_of_its_videos(weights, mp4, pixels) -> Non
         predictor([mp4, "missing.mp4"])
 
 
-def test_a_list_runs_in_batches(weights, pixels, monkeypatch) -> None:
-    predictor = Predictor(weights, precision="fp32")
-    sizes = []
-    run = predictor._runner
-    monkeypatch.setattr(predictor, "_runner", Spy(run, sizes))
-
-    predictor([pixels] * 5, frames=4, batch_size=2)
-
-    assert sizes == [2, 2, 1]
-
-
-class Spy:
-    def __init__(self, run, sizes) -> None:
-        self.run, self.sizes = run, sizes
-        self.select, self.prepare = run.select, run.prepare
-
-    def __call__(self, clips):
-        self.sizes.append(len(clips))
-        return self.run(clips)
-
-
 @pytest.mark.parametrize(
     ("frames", "rate", "expected", "why"),
     [
@@ -195,18 +174,6 @@ def test_a_budget_of_time_reads_a_table_that_is_measured_once(
     assert "torch, fp32" in first
     assert f"ffn {ffn.__version__}" in first  # another version may be faster
     assert "torch, bf16" in second
-
-
-def test_a_budget_of_time_is_measured_at_every_trained_count(weights, mp4) -> None:
-    """The latency of a count as the budget gives that count, or a larger one that is as fast."""
-    predictor = Predictor(weights, precision="fp32")
-    latencies = predictor._budget.latencies()
-    assert latencies.keys() == {2, 4, 8, 12}
-    slowest = 0.0  # a larger count that is faster by noise counts as slow as the smaller one
-    for count, ms in latencies.items():
-        assert 0 < ms < 10_000
-        slowest = max(slowest, ms)
-        assert predictor(mp4, budget_ms=slowest).frames >= count
 
 
 @pytest.fixture

@@ -147,38 +147,23 @@ def test_unreadable_video_and_zero_frames_are_errors(weights, video, tmp_path):
         predictor(video, frames=0)
 
 
-def test_misuse_says_what_is_allowed(weights, video):
+def test_misuse(weights, video):
     predictor = Predictor(weights)
-    with pytest.raises(
-        TypeError, match=r"the frames are float32; expected uint8.*predictor\.model"
+    for given, options in (
+        (np.zeros((8, 4, 32, 32), np.uint8), {}),
+        ([np.zeros((32, 32, 3), np.uint8)] * 8, {}),
+        (video, {"frames": 4, "budget_ms": 3}),
+        (video, {"budget_ms": "fast"}),
+        (video, {"frames": 10_000}),
+        ([video], {"batch_size": 0}),
     ):
-        predictor(torch.zeros(8, 3, 32, 32))
-    with pytest.raises(ValueError, match=r"the frames have shape \(8, 4, 32, 32\); expected"):
-        predictor(np.zeros((8, 4, 32, 32), np.uint8))
-    with pytest.raises(ValueError, match=r"shape \(32, 32, 3\); .* A list is a list of videos"):
-        predictor([np.zeros((32, 32, 3), np.uint8)] * 8)
-    with pytest.raises(TypeError, match=r"the video is a dict; expected the path of a video file"):
-        predictor({})
-    with pytest.raises(ValueError, match=r"got frames=4 and budget_ms=3; give one of"):
-        predictor(video, frames=4, budget_ms=3)
-    with pytest.raises(ValueError, match=r"budget_ms is 'fast'; expected a number above 0"):
-        predictor(video, budget_ms="fast")
-    with pytest.raises(ValueError, match=r"10,000 frames per clip; at most 4,096 are accepted"):
-        predictor(video, frames=10_000)
-    with pytest.raises(ValueError, match="batch_size is 0; expected an integer of 1 or more"):
-        predictor([video], batch_size=0)
-    with pytest.raises(
-        TypeError, match=r"frames is '8'; expected an integer of 1 or more, .auto. or .early_exit."
-    ):
-        predictor(video, frames="8")
-    with pytest.raises(TypeError, match=r"name_or_path is a TSM; expected a name of the zoo"):
+        with pytest.raises(ValueError, match=r"expected|give one of|accepted"):
+            predictor(given, **options)
+    for given, options in ((torch.zeros(8, 3, 32, 32), {}), ({}, {}), (video, {"frames": "8"})):
+        with pytest.raises(TypeError, match="expected"):
+            predictor(given, **options)
+    with pytest.raises(TypeError, match="name_or_path"):
         Predictor(create_model("tsm_tiny", num_classes=3))
-
-
-def test_budgets_may_be_numbers_of_numpy(weights, video) -> None:
-    predictor = Predictor(weights, precision="fp32")
-    for budget in (np.float32(1e6), np.int64(10**6)):
-        assert predictor(video, budget_gmacs=budget).frames == predictor.counts[-1]
 
 
 def test_the_time_of_the_network_does_not_include_its_building(weights, video, monkeypatch) -> None:
@@ -186,12 +171,12 @@ def test_the_time_of_the_network_does_not_include_its_building(weights, video, m
     build = predictor._runner._build
 
     def slow(*arguments):
-        time.sleep(2)
+        time.sleep(1)
         return build(*arguments)
 
     monkeypatch.setattr(predictor._runner, "_build", slow)
 
-    assert predictor(video, frames=4).model_ms < 2000
+    assert predictor(video, frames=4).model_ms < 1000
 
 
 def test_the_pattern_of_frames_is_that_of_the_training(tmp_path, weights, video):
