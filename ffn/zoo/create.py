@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from ffn import backbones
+from ffn.zoo.download import is_offline
 from ffn.zoo.load import load_start_weights
 from ffn.zoo.records import WeightsError
 
@@ -62,6 +63,10 @@ def create_model(
 
 def _build_from_images(name: str, **kwargs: Any) -> nn.Module:
     """Build a model with timm's weights of images."""
+    import huggingface_hub
+
+    if is_offline():  # timm asks the Hub
+        huggingface_hub.constants.HF_HUB_OFFLINE = True
     try:
         return backbones.build(name, pretrained=True, **kwargs)
     except OSError as error:  # of huggingface_hub and urllib

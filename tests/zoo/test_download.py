@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -18,22 +19,18 @@ from ffn.zoo import WeightsError, download, fetch_weights, home, local, records,
 SHIPPED = "tsm_tiny.motion_f4_8_16"
 
 
-def test_home_is_the_environments_or_the_cache(monkeypatch, tmp_path):
-    assert home() == tmp_path / "home"
-    monkeypatch.delenv("FFN_HOME")
-    monkeypatch.setenv("HOME", str(tmp_path / "me"))
-    assert home() == tmp_path / "me" / ".cache" / "ffn"
-
-
 def test_a_file_is_downloaded_once_and_used_without_a_connection(server, cache, capfd):
+    """A damaged one, again."""
     path = download(server.url, sha256=SHA256)
     assert path.read_bytes() == CONTENT
     assert path == cache / f"{SHA256[:16]}-tiny.safetensors"
     assert capfd.readouterr().err == f"downloading {server.url} to {path}\n"
 
+    path.write_bytes(CONTENT[:-1] + b"x")
+    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
     server.stop()
     assert download(server.url, sha256=SHA256) == path
-    assert len(server.paths) == 1
+    assert len(server.paths) == 2
 
 
 def test_a_broken_transfer_is_tried_again(server, cache):
@@ -66,6 +63,10 @@ def test_what_is_not_downloaded_leaves_no_file(server, cache, sha256, monkeypatc
     with pytest.raises(WeightsError, match="expected an http, https or hf address"):
         download("file:///etc/hostname", sha256=sha256)
     assert not list(cache.glob("*safetensors"))
+    monkeypatch.setenv("FFN_OFFLINE", "0")
+    monkeypatch.setenv("FFN_HOME", str(Path(__file__) / "x"))
+    with pytest.raises(WeightsError, match="FFN_HOME"):
+        download(server.url, sha256=sha256)
 
 
 def test_an_unknown_hash_is_that_of_the_first_download(server, caplog):
@@ -78,19 +79,6 @@ def test_an_unknown_hash_is_that_of_the_first_download(server, caplog):
     server.content += b"x"
     with pytest.raises(WeightsError, match=SHA256):
         download(server.url, sha256=None, name="x.safetensors")
-
-
-def test_a_file_damaged_in_the_cache_is_downloaded_again(server):
-    path = download(server.url, sha256=SHA256)
-    path.write_bytes(CONTENT[:-1] + b"x")
-    assert download(server.url, sha256=SHA256).read_bytes() == CONTENT
-
-
-def test_a_home_that_cannot_be_written_names_the_variable(server, tmp_path, monkeypatch):
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("FFN_HOME", str(tmp_path / "file/x"))
-    with pytest.raises(WeightsError, match="FFN_HOME"):
-        download(server.url, sha256=SHA256)
 
 
 def test_two_processes_download_once(server):
@@ -169,14 +157,11 @@ def test_weights_are_fetched_and_verified(zoo, server, hub):
         fetch_weights(SHIPPED)
     os.remove(paths[0])
     os.remove(f"{paths[2]}.sha256")
-    found = {verdict.name: verdict for verdict in verify_weights()}
-    assert (found[SHIPPED].status, found["tsm_tiny.others"].status) == ("missing", "no hash")
-    assert all(verdict.is_problem for verdict in found.values())
-
-
-def test_what_cannot_be_fetched(zoo, server):
     with pytest.raises(ValueError, match=r"did you mean tsm_tiny\.web"):
         fetch_weights("tsm_tiny.we")
     server.answers = [404] * 9
     with pytest.raises(WeightsError, match=r"404.*https://example\.org/page.*convert_checkpoint"):
         fetch_weights("tsm_tiny.others")
+    found = {verdict.name: verdict for verdict in verify_weights()}
+    assert (found[SHIPPED].status, found["tsm_tiny.others"].status) == ("missing", "no hash")
+    assert all(verdict.is_problem for verdict in found.values())

@@ -15,7 +15,6 @@ from ffn.zoo import (
     create,
     create_model,
     load,
-    load_start_weights,
     records,
     save_weights,
 )
@@ -71,13 +70,6 @@ def test_published_weights_of_others_are_fetched_and_converted(server, published
     assert torch.equal(ours["net.layer2.0.bn1.8.weight"], theirs)
     load("tsm_r18.web_f4_8_16")
     assert len(server.paths) == 1
-
-
-def test_published_weights_start_a_plain_or_flexible_network_of_other_classes(published):
-    model = convert(create_model("tsm_r18", num_classes=9), (4, 8, 16))
-    match, _ = load_start_weights(model, "tsm_r18.web_f4_8_16")
-    assert match.classes == (5, 9)
-    assert match.share == 1
 
 
 def test_a_page_in_place_of_the_file_is_reported_and_forgotten(server, published):
