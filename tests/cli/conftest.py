@@ -7,7 +7,7 @@ import pytest
 from ffn.datasets.synthetic import generate
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A working folder with generated data, where the configs of the quickstart find it."""
     folder = tmp_path_factory.mktemp("work")

@@ -162,35 +162,17 @@ def test_published_weights_are_published_again(
     assert record.metrics[4]["top1"] == 60
 
 
-def test_the_protocol_of_the_results(checkpoint: Path, publish: Callable, tmp_path: Path) -> None:
-    for protocol, recorded in (("1x1", None), ("10x3", "3 crops x 10 clips")):
-        assert publish(results_of(checkpoint, f"{tmp_path.name}/best", protocol=protocol)) == 0
-        assert load_with_record(tmp_path / f"{NAME}.safetensors")[1].protocol == recorded
-
-
-def test_the_early_exit_of_replaced_weights_goes(checkpoint: Path, tmp_path: Path, capsys) -> None:
-    kept = tmp_path / f"{NAME}.early_exit.json"
-    kept.write_bytes(b"of other weights")
-
-    assert main([str(checkpoint), NAME, "--output", str(tmp_path)]) == 2
-    assert f"{kept.name} exists" in capsys.readouterr().err
-    assert main([str(checkpoint), NAME, "--output", str(tmp_path), "--overwrite"]) == 0
-
-    assert not kept.exists()
-
-
-def test_nothing_is_overwritten(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = tmp_path / f"{NAME}.safetensors"
-    path.write_bytes(b"mine")
-
-    assert main([str(checkpoint), NAME, "--output", str(tmp_path)]) == 2
-
-    assert "exists" in capsys.readouterr().err
-    assert path.read_bytes() == b"mine"
-    assert main([str(checkpoint), NAME, "--output", str(tmp_path), "--overwrite"]) == 0
-    assert path.read_bytes() != b"mine"
+def test_nothing_is_overwritten(checkpoint: Path, tmp_path: Path) -> None:
+    """Of weights that are replaced on request, the early exit goes too."""
+    given = [str(checkpoint), NAME, "--output", str(tmp_path)]
+    files = [tmp_path / f"{NAME}{end}" for end in (".safetensors", ".early_exit.json")]
+    for path in files:
+        path.write_bytes(b"mine")
+        assert main(given) == 2
+        assert path.read_bytes() == b"mine"
+    assert main([*given, "--overwrite"]) == 0
+    assert files[0].read_bytes() != b"mine"
+    assert not files[1].exists()
 
 
 PACKAGE = """

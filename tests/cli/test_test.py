@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import csv
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -20,7 +19,7 @@ from ffn.cli.arguments import names_of
 from ffn.core import convert
 from ffn.data import Preprocessing, decode, read_classes
 from ffn.datasets.synthetic import generate
-from ffn.evaluation import Sweep, load_predictions, load_table
+from ffn.evaluation import load_predictions, load_table
 from ffn.zoo import create_model, load, save_weights, state_sha256
 
 ROOT = Path(__file__).parents[2]
@@ -67,6 +66,7 @@ def test_networks_are_tested_at_the_given_frames(
 ) -> None:
     weights = [str(root / f"{name}.safetensors") for name in ("flexible", "plain")]
     arguments = ["--frames", "5", "2", "--no-latency", "--save-predictions"]
+    arguments += ["data.test_protocol=1x3", "--protocol", "2x1"]  # the option wins
 
     status = main(["test", str(root / "config.yaml"), "--weights", *weights, *arguments])
 
@@ -81,64 +81,19 @@ def test_networks_are_tested_at_the_given_frames(
     kept = load_predictions(root / "run" / "test" / "flexible.predictions.safetensors")
     assert kept.logits[5].shape == (12, 12)  # one video of each class
     assert kept.weights_sha256 == state_sha256(load(weights[0]).state_dict())
-    assert (kept.name, kept.protocol) == ("flexible", "1x1")
+    assert (kept.name, kept.protocol) == ("flexible", "2x1")
     screen = capsys.readouterr().out
     assert str(root / "run" / "test" / "results.png") in screen
     assert "1 of 12 videos could not be decoded" in screen
 
 
-def test_equal_file_names_are_told_apart_by_their_folders(root: Path, tmp_path: Path) -> None:
-    for folder in ("one", "two"):
-        (tmp_path / folder).mkdir()
-        for file in ("plain.safetensors", "plain.yaml"):
-            shutil.copy(root / file, tmp_path / folder / file)
-    files = [tmp_path / folder / "plain.safetensors" for folder in ("one", "two")]
-    given = [str(root / "config.yaml"), "--no-latency", "--save-predictions", "--weights"]
-
-    assert main(["test", *given, *map(str, files), "--output", str(tmp_path / "test")]) == 0
-
-    names = [network.name for network in load_table(tmp_path / "test" / "results.json")]
-    assert names == ["one/plain", "two/plain"]
-    kept = sorted(file.name for file in (tmp_path / "test").glob("*.safetensors"))
-    assert kept == ["one_plain.predictions.safetensors", "two_plain.predictions.safetensors"]
-
-
-@pytest.mark.parametrize(
-    ("weights", "names"),
-    [
-        (["a/run/best.pt", "a/run/last.pt"], ["run/best", "run/last"]),
-        (["a/run/last.pt", "b/run/last.pt", "b/x/last.pt"], ["a/run/last", "b/run/last", "x/last"]),
-        (["zoo.name", "a/zoo.name.safetensors"], ["zoo.name", "a/zoo.name"]),
-    ],
-)
-def test_networks_are_named_by_run_and_file(weights: list[str], names: list[str]) -> None:
-    assert list(names_of(weights).values()) == names
-
-
-def test_option_protocol_overrides_the_config(root: Path, tmp_path: Path) -> None:
-    weights = ["--weights", str(root / "plain.safetensors"), "--no-latency"]
-    found = {}
-    for name, more in {
-        "default": [],
-        "config": ["data.test_protocol=1x3"],
-        "command": ["data.test_protocol=1x3", "--protocol", "2x1"],
-    }.items():
-        output = tmp_path / name
-        status = main(["test", str(root / "config.yaml"), *weights, "--output", str(output), *more])
-        assert status == 0
-        found[name] = load_table(output / "results.json")[0]
-
-    assert {name: sweep.protocol for name, sweep in found.items()} == {
-        "default": "1x1",
-        "config": "1x3",
-        "command": "2x1",
-    }
-    assert {name: sweep.crop for name, sweep in found.items()} == {
-        "default": (32, 32),
-        "config": (36, 36),
-        "command": (32, 32),
-    }
-    assert all(sweep.rows[0].videos == 12 for sweep in found.values())
+def test_networks_are_named_by_run_and_file() -> None:
+    for weights, names in (
+        ("a/run/best.pt a/run/last.pt", "run/best run/last"),
+        ("a/run/last.pt b/run/last.pt b/x/last.pt", "a/run/last b/run/last x/last"),
+        ("zoo.name a/zoo.name.safetensors", "zoo.name a/zoo.name"),
+    ):
+        assert list(names_of(weights.split()).values()) == names.split()
 
 
 def test_ensemble_is_the_mean_of_the_saved_probabilities(
@@ -165,22 +120,6 @@ def test_ensemble_is_the_mean_of_the_saved_probabilities(
         right = (mean.argmax(1) == kept[0].label) & ok
         assert row.top1 == pytest.approx(100 * right.double().mean().item())
         assert row.params == one.params + other.params
-
-
-def test_results_are_kept_if_the_ensemble_fails(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(sweeps: list[Sweep]) -> None:
-        raise ValueError("these networks have no mean")
-
-    monkeypatch.setattr("ffn.evaluation.ensemble", fail)
-    weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
-    given = [str(root / "config.yaml"), "--weights", *weights, "--ensemble", "--no-latency"]
-
-    assert main(["test", *given, "--output", str(tmp_path)]) == 2
-
-    assert "these networks have no mean" in capsys.readouterr().err
-    assert [one.name for one in load_table(tmp_path / "results.json")] == ["plain", "other"]
 
 
 def test_what_cannot_be_tested_is_refused_before_the_first_test(
@@ -334,51 +273,35 @@ def test_ensemble_of_two_processes_is_that_of_one(root: Path, tmp_path: Path) ->
 
 def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:
     given = [str(root / "config.yaml"), "--weights", str(root / "plain.safetensors")]
-    given += ["--frames", "1", "6", "--no-latency", "--save-predictions"]
+    given += ["--frames", "1", "6", "--no-latency", "--save-predictions", "--output"]
 
-    found = {}
-    for name, more in {"plain": [], "shuffled_plain": ["--shuffle-frames"]}.items():
-        assert main(["test", *given, "--output", str(tmp_path / name), *more]) == 0
-        found[name] = load_predictions(tmp_path / name / f"{name}.predictions.safetensors")
+    assert main(["test", *given, str(tmp_path / "a")]) == 0
+    assert main(["test", *given, str(tmp_path / "b"), "--shuffle-frames"]) == 0
 
-    sweep = load_table(tmp_path / "shuffled_plain" / "results.json")[0]
-    assert sweep.name == "shuffled/plain"
-    ordered, shuffled = (kept.logits for kept in found.values())
-    assert torch.equal(found["plain"].label, found["shuffled_plain"].label)
-    assert torch.equal(ordered[1].nan_to_num(), shuffled[1].nan_to_num())
-    assert not torch.allclose(ordered[6].nan_to_num(), shuffled[6].nan_to_num(), atol=1e-4)
-    assert found["plain"].weights_sha256 is not None
-    assert found["shuffled_plain"].weights_sha256 is None  # no early exit is fitted to these
+    ordered = load_predictions(tmp_path / "a/plain.predictions.safetensors")
+    shuffled = load_predictions(tmp_path / "b/shuffled_plain.predictions.safetensors")
+    one, other = ([kept.logits[t].nan_to_num() for t in (1, 6)] for kept in (ordered, shuffled))
+    assert torch.equal(one[0], other[0])
+    assert not torch.allclose(one[1], other[1], atol=1e-4)
+    assert ordered.weights_sha256 is not None
+    assert shuffled.weights_sha256 is None  # no early exit is fitted to these
 
 
 def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Path) -> None:
     """The record of the weights decides, unless an option does."""
-    config, found = str(root / "config.yaml"), {}
     model = ffn.load(root / "flexible.safetensors")
     record = yaml.safe_load((root / "flexible.yaml").read_text())
     save_weights(model, tmp_path / "own.safetensors", record | {"name": "own", "interpolate": True})
-    for name, weights, options in (
-        ("nearest", root / "flexible.safetensors", []),
-        ("on", root / "flexible.safetensors", ["--interpolate"]),
-        ("recorded", tmp_path / "own.safetensors", []),
-        ("off", tmp_path / "own.safetensors", ["--no-interpolate"]),
-    ):
-        output = ["--no-latency", "--save-predictions", "--output", str(tmp_path / name)]
-        command = [config, "--weights", str(weights), "--frames", "2", "3", *options, *output]
-        assert main(["test", *command]) == 0
-        (network,) = load_table(tmp_path / name / "results.json")
-        (file,) = (tmp_path / name).glob("*.predictions.safetensors")
-        found[name] = (
-            [row.subnet for row in network.rows],
-            network.name,
-            load_predictions(file).logits[3].nan_to_num(),
+    for number, (weights, option, subnets, name) in enumerate(
+        (
+            (root / "flexible.safetensors", [], [2, 4], "flexible"),
+            (root / "flexible.safetensors", ["--interpolate"], [2, 3], "interpolated/flexible"),
+            (tmp_path / "own.safetensors", [], [2, 3], "own"),
+            (tmp_path / "own.safetensors", ["--no-interpolate"], [2, 4], "nearest/own"),
         )
-
-    assert {name: (subnets, called) for name, (subnets, called, _) in found.items()} == {
-        "nearest": ([2, 4], "flexible"),
-        "on": ([2, 3], "interpolated/flexible"),
-        "recorded": ([2, 3], "own"),
-        "off": ([2, 4], "nearest/own"),
-    }
-    assert torch.equal(found["on"][-1], found["recorded"][-1])
-    assert torch.equal(found["off"][-1], found["nearest"][-1])
+    ):
+        output = ["--no-latency", "--output", str(tmp_path / f"{number}")]
+        given = [str(root / "config.yaml"), "--weights", str(weights), "--frames", "2", "3"]
+        assert main(["test", *given, *option, *output]) == 0
+        (network,) = load_table(tmp_path / f"{number}/results.json")
+        assert ([row.subnet for row in network.rows], network.name) == (subnets, name)
