@@ -31,15 +31,7 @@ def test_training_compares_views_together_in_sequence_and_plain(
 
     (variants,) = measure(file, *arguments)
 
-    assert [*variants] == [
-        "together",
-        "sequential",
-        "together, checkpointed",
-        "sequential, checkpointed",
-        "plain 7",
-        "plain 8",
-        "plain 7 + 8",
-    ]
+    assert {"together", "sequential", "plain 8", "plain 7 + 8"} < variants.keys()
     peak = {name: variant["peak_bytes"] for name, variant in variants.items()}
     assert peak["together"] > 1.5 * peak["sequential"]
     assert peak["sequential"] < 1.5 * peak["plain 8"]

@@ -24,24 +24,16 @@ def test_configs_are_listed_and_found_by_name(
     lines = capsys.readouterr().out.splitlines()
     assert {line.split()[0] for line in lines} == {p.with_suffix("").as_posix() for p in files}
     assert all(len(line.split(maxsplit=1)[1]) > 20 for line in lines)
-    assert main(["configs", "sthv2/*"]) == 0
-    assert capsys.readouterr().out.startswith("sthv2/tsm_r50  tsm_r50 on Something-Something V2")
     assert main(["configs", "own_clips"]) == 2
-    assert "did you mean quickstart/own_clips" in capsys.readouterr().err
+    assert "quickstart/own_clips" in capsys.readouterr().err
 
-    shipped = ROOT / "configs/quickstart/own_clips.yaml"
-    for name in (
-        "quickstart/own_clips",
-        "quickstart/own_clips.yaml",
-        "configs/quickstart/own_clips.yaml",
-    ):
-        assert configs.find_config(name) == shipped
-    with pytest.raises(FileNotFoundError, match="quickstart/own_clips"):
-        configs.find_config("own_clip")
-    own = tmp_path / "quickstart/own_clips.yaml"
+    name = "quickstart/own_clips.yaml"
+    for given in (name, name.removesuffix(".yaml"), f"configs/{name}"):
+        assert configs.find_config(given) == ROOT / "configs" / name
+    own = tmp_path / name
     own.parent.mkdir()
     own.touch()
-    assert configs.find_config("quickstart/own_clips.yaml") == Path("quickstart/own_clips.yaml")
+    assert configs.find_config(name) == Path(name)
 
 
 def test_devices() -> None:

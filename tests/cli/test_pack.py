@@ -8,8 +8,6 @@ import torch
 from ffn.cli import main
 from ffn.datasets.synthetic import generate
 from ffn.engine.build_data import (
-    build_preprocessing,
-    build_test_loader,
     build_train_loader,
     read_config_splits,
 )
@@ -34,7 +32,6 @@ ALONE = World(0, 1, torch.device("cpu"))
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
     """Videos of 36 pixels, of which one is unreadable, and a config."""
-    pytest.importorskip("av")
     root = tmp_path / "data"
     generate(root, train_per_class=1, val_per_class=1, size=36, frames=12)
     sorted((root / "videos").glob("val*"))[0].write_bytes(b"no video")
@@ -62,14 +59,6 @@ def test_a_run_switches_to_the_store_by_one_option(
         clip, stored = one["clips"][4].double(), other["clips"][4].double()
         error, shuffled = (clip - stored).abs().mean(), (clip - stored.roll(1, 0)).abs().mean()
         assert 0 < 3 * error < shuffled  # JPEG
-    given = load_config(config, [*STORE, "data.on_error=skip"])
-    splits, preprocessing = read_config_splits(given.data), build_preprocessing(given.data)
-    tested = build_test_loader(given, splits, ALONE, frames=[3], preprocessing=preprocessing)
-    batches = list(tested)
-    assert sum(int(batch["ok"].sum()) for batch in batches) == 11
-    (reason,) = [reason for batch in batches for reason in batch["skipped"]]
-    assert "could not be packed" in reason
-
     assert main(["pack", config]) == 1  # nothing to do; one is still unreadable
     assert "0 clips packed, 23 packed before, 1 unreadable" in capsys.readouterr().out
 
@@ -104,11 +93,9 @@ def test_appending_and_verifying(root: Path, capsys: pytest.CaptureFixture[str])
     assert "damaged: videos/train" in shown.err
 
 
-def test_errors(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    wrong = (["data.rot=x"], ["data.train=none.csv"], ["--quality", "0"], ["--verify"])
-    for arguments in (*wrong, *(["--timeout", number] for number in ("0", "nan", "inf"))):
-        assert main(["pack", str(root / "config.yaml"), *arguments]) == 2, arguments
-        assert capsys.readouterr().err.startswith("ffn pack: ")
+def test_errors(root: Path) -> None:
+    for words in ("data.train=none.csv", "--quality 0", "--verify", "--timeout nan"):
+        assert main(["pack", str(root / "config.yaml"), *words.split()]) == 2, words
     assert not (root / "store").exists() or not any((root / "store").iterdir())
 
 

@@ -51,12 +51,6 @@ def panels(figure: Any) -> dict[str, list[Any]]:
     return {axes.get_title(): axes.get_lines() for axes in figure.axes if axes.get_visible()}
 
 
-def legend(figure: Any) -> list[tuple[str, str]]:
-    (box,) = figure.legends
-    colors = [line.get_color() for line in box.get_lines()]
-    return list(zip([text.get_text() for text in box.texts], colors, strict=True))
-
-
 def replace(path: Path, old: str, new: str) -> None:
     assert old in path.read_text()
     path.write_text(path.read_text().replace(old, new))
@@ -73,36 +67,18 @@ def test_two_runs_are_drawn(tmp_path: Path, figures: list[Any]) -> None:
     assert main(["plot_log", *map(str, runs), "--output", str(output)]) == 0
 
     assert output.read_bytes()[:4] == b"\x89PNG"
-    (figure,) = figures
-    assert legend(figure) == [("first", COLORS[0]), ("second", COLORS[1])]
-    found = panels(figure)
-    assert list(found) == [
-        "loss",
-        "loss/kl_4",
-        "loss/ce_16",
-        "top-1 % at 8 frames",
-        "top-1 % at 16 frames",
-        "mean of trained counts, %",
-        "learning rate",
-        "gradient norm",
-        "videos per second",
-        "share of time waiting for data",
-    ]
+    found = panels(figures[0])
+    assert {"loss/kl_4", "top-1 % at 8 frames", "learning rate", "gradient norm"} < found.keys()
     first, second = found["loss"]
     assert points(first) == [(step, 1 / step) for step in range(1, 9)]
     assert points(second) == [(step, 2 / step) for step in range(1, 6)]
     assert [line.get_color() for line in (first, second)] == list(COLORS[:2])
-
-    train, val, other_train, other_val = found["top-1 % at 16 frames"]
-    assert train.is_dashed()
-    assert other_train.is_dashed()
-    assert not val.is_dashed()
+    train, val, _, other_val = found["top-1 % at 16 frames"]
+    assert (train.is_dashed(), val.is_dashed()) == (True, False)
     assert points(val) == [(4, 4.0), (8, 8.0)]
     assert points(other_val) == [(4, 8.0)]
-    assert {line.get_color() for line in (train, val)} == {COLORS[0]}
-    heights = {a.get_ylim() for a in figure.axes if a.get_title().startswith("top-1 %")}
+    heights = {a.get_ylim() for a in figures[0].axes if a.get_title().startswith("top-1 %")}
     assert len(heights) == 1  # one scale for all counts
-    assert not any(line.is_dashed() for line in found["loss"])
 
 
 def test_keys_choose_the_panels(tmp_path: Path, figures: list[Any]) -> None:
@@ -115,14 +91,13 @@ def test_keys_choose_the_panels(tmp_path: Path, figures: list[Any]) -> None:
 
 
 def test_many_runs_one_of_them_in_progress(tmp_path: Path, figures: list[Any]) -> None:
-    number = 12
-    runs = [write_run(tmp_path / f"flexible.s{seed}") for seed in range(number - 1)]
+    runs = [write_run(tmp_path / f"flexible.s{seed}") for seed in range(11)]
     runs.append(write_run(tmp_path / "new", steps=1, end='{"step": 2, "train/lo'))
     assert main(["plot_log", *map(str, runs), "--output", str(tmp_path / "a.png")]) == 0
-    assert len({tuple(color) for _, color in legend(figures[0])}) == number
+    (box,) = figures[0].legends
+    assert len({tuple(line.get_color()) for line in box.get_lines()}) == 12
     last = panels(figures[0])["loss"][-1]
-    assert points(last) == [(1, 1.0)]
-    assert last.get_marker() == "o"  # a line through one point is invisible
+    assert (points(last), last.get_marker()) == ([(1, 1.0)], "o")  # a point has no line
 
 
 def test_gaps_and_decades(tmp_path: Path, figures: list[Any]) -> None:
@@ -145,19 +120,13 @@ def test_runs_are_named_by_the_end_of_their_path(tmp_path: Path) -> None:
     assert named([str(same[0])])["a"] == same[0]
 
 
-def test_errors_take_one_line(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     write_run(tmp_path / "run")
     (tmp_path / "empty").mkdir()
     (tmp_path / "empty/log.jsonl").touch()
     (tmp_path / "there.png").write_bytes(b"mine")
-    for given in ("missing", "empty", "run --output there.png", "run --keys train/lose"):
+    for given in ("empty", "run --output there.png", "run --keys train/lose"):
         assert main(["plot_log", *given.split()]) == 2
-        (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("ffn plot_log: ")
-        assert given.split()[-1] in line
+        assert given.split()[-1] in capsys.readouterr().err
     assert (tmp_path / "there.png").read_bytes() == b"mine"
-    assert main(["plot_log", "run", "--output", "there.png", "--overwrite"]) == 0
-    assert (tmp_path / "there.png").read_bytes() != b"mine"

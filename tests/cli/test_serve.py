@@ -19,46 +19,30 @@ import pytest
 from serve_files import save_network, write_video
 
 from ffn.cli import main
-from ffn.cli.arguments import Network, names_of
-from ffn.cli.serve import _predictors
 from ffn.serve import Client, Predictor
 
 ROOT = Path(__file__).parents[2]
 SECONDS = 60_000  # a browser's milliseconds
 
 
-def test_refusals(tmp_path, capsys) -> None:
-    weights = save_network(tmp_path / "tiny.safetensors")
+def test_refusals(weights, tmp_path, capsys) -> None:
     (tmp_path / "empty").mkdir()
     with socket.create_server(("127.0.0.1", 0)) as listening:
-        free = listening.getsockname()[1]
-    with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        cases = {
-            "--weights missing.pt": "missing.pt",
-            f"--weights {weights} {weights}": " twice",
-            f"--weights {weights} --samples {tmp_path}/empty --port {free}": "no video",
-            f"--weights {weights} --samples {tmp_path}/none": "none",
-            f"--weights {weights} --max-frames 8 --port {free}": "tiny needs up to 12",
-            f"--weights {weights} --port {port}": f"--port {port}",
-            f"--weights {weights} --port 70000": "--port 70000",
-        }
-        for words, message in cases.items():
-            assert main(["serve", *words.split()]) == 2
-            assert message in capsys.readouterr().err
+        for words, named in (
+            (f"{weights} {weights}", "twice"),
+            (f"{weights} --samples {tmp_path}/empty --port {free_port()}", "no video"),
+            (f"{weights} --max-frames 8 --port {free_port()}", "12"),
+            (f"{weights} --port {port}", f"--port {port}"),
+            (f"{weights} --port 70000", "--port 70000"),
+        ):
+            assert main(["serve", "--weights", *words.split()]) == 2
+            assert named in capsys.readouterr().err
 
 
-def test_two_checkpoints_of_one_name_are_served_by_their_runs(tmp_path) -> None:
-    """All checkpoints of a run are best.pt or last.pt."""
-    paths = []
-    for run in ("first", "second"):
-        (tmp_path / run).mkdir()
-        paths.append(str(save_network(tmp_path / run / "tiny.safetensors")))
-    assert list(_predictors(names_of(paths), Network(device="cpu"))) == [
-        "first/tiny",
-        "second/tiny",
-    ]
-    assert list(_predictors(names_of(paths[:1]), Network(device="cpu"))) == ["tiny"]
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        return listening.getsockname()[1]
 
 
 @pytest.fixture(scope="module")
@@ -79,8 +63,7 @@ def videos(tmp_path_factory) -> list[Path]:
 @pytest.fixture(scope="module")
 def address(weights, videos, tmp_path_factory) -> Iterator[str]:
     """A service in a process of its own; it ends by SIGTERM, and leaves no file."""
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
+    port = free_port()
     temporary = tmp_path_factory.mktemp("temporary")
     other = save_network(weights.with_name("other.safetensors"), ranges={3: (2, 4), 6: (5, 9)})
     command = [sys.executable, "tools/serve.py", "--weights", weights, other]

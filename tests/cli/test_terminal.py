@@ -56,23 +56,15 @@ def on_terminal(command: Sequence[str], folder: Path, stop_at: str = "") -> tupl
 
 def test_training_shows_a_bar_with_steps_and_time_left(folder: Path) -> None:
     options = ("train.epochs=2", "train.batch_size=4", "data.workers=0", "log.output=bar")
-    command = ("train", "quickstart/motion_flexible", *options)
 
-    status, shown = on_terminal(command, folder)
+    status, shown = on_terminal(("train", "quickstart/motion_flexible", *options), folder)
 
     assert status == 0
     steps = [(int(done), int(of)) for done, of in re.findall(r"steps ━\S* +(\d+)/(\d+) ", shown)]
     assert {of for _, of in steps} == {6}  # 2 epochs of 12 videos
     assert steps == sorted(steps)
     assert steps[-1] == (6, 6)
-    # Fast steps are drawn together.
     assert re.search(r" [1-6]/6 .*videos/s, data wait +\d+% .*left 0:00:\d\d", shown)
-    assert "validating" in shown
-
-    piped = [sys.executable, "-m", "ffn", *command[:-1], "log.output=piped"]
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    found = subprocess.run(piped, cwd=folder, env=env, capture_output=True, text=True, check=True)
-    assert "━" not in found.stdout + found.stderr
 
 
 @pytest.mark.parametrize(

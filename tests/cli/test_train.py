@@ -45,14 +45,11 @@ def test_errors_take_one_line(
     empty: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for arguments, named in (
-        (["missing.yaml"], "missing.yaml"),
-        ([empty, "train.epoch=1"], "train.epochs"),
-        ([empty, "data.root=/nowhere", f"log.output={tmp_path}"], "/nowhere"),
-        ([empty, "--device", "cuda:99"], "cuda:99"),
+        (["data.root=/nowhere", f"log.output={tmp_path}"], "/nowhere"),
+        (["--device", "cuda:99"], "cuda:99"),
     ):
-        assert main(["train", *arguments]) == 2
+        assert main(["train", empty, *arguments]) == 2
         (line,) = capsys.readouterr().err.splitlines()
-        assert line.startswith("ffn train: ")
         assert named in line
 
 
@@ -63,13 +60,3 @@ def test_broken_video_is_named(empty: str, tmp_path: Path, capsys: pytest.Captur
 
     assert main(["train", empty, *options(folder, tmp_path / "run")]) == 2
     assert "train_3.mp4" in capsys.readouterr().err
-
-
-def test_full_disk_under_the_log(
-    videos: Path, empty: str, tmp_path: Path, capsys: pytest.CaptureFixture
-) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run/log.jsonl").symlink_to("/dev/full")
-
-    assert main(["train", empty, *options(videos, tmp_path / "run")]) == 2
-    assert "No space left on device" in capsys.readouterr().err

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ffn.cli import main, zoo_page
+from ffn.cli import main
 from ffn.cli.zoo_page import models_table, weights_table
 from ffn.zoo import find_record, list_models, list_weights, records
 from ffn.zoo.local import weights_path
@@ -38,11 +38,9 @@ def test_a_pattern_chooses(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["zoo", "list", "tsm_r50.sthv1_*"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("\n") == 4
-    knows = "174 hand actions of Something-Something V1"
-    accuracies = "4: 42.9, 8: 48.2, 16: 50.8"
-    assert f"| `tsm_r50.sthv1_f4_8_16` | {knows} | {accuracies} | reported | [link]" in printed
+    assert "| `tsm_r50.sthv1_f4_8_16` | 174 hand actions" in printed
     assert main(["zoo", "list", "tsm_r50.sthv1_f4_8"]) == 2
-    assert "did you mean tsm_r50.sthv1_f4_8_16" in capsys.readouterr().err
+    assert "tsm_r50.sthv1_f4_8_16" in capsys.readouterr().err
     assert all(find_record(name).knows for name in list_weights())
 
 
@@ -51,16 +49,13 @@ def test_models_and_what_they_cost(capsys: pytest.CaptureFixture[str]) -> None:
     head, _, line = capsys.readouterr().out.splitlines()
     assert head == "| model | parameters | flexible | 4 frames | 8 frames |"
     assert line == "| `tsm_r50` | 23.86 M | +0.61 % | 16.35 | 32.70 |"  # as test_complexity.py
-    assert main(["zoo", "models", "tsm.resnet18", "--frames", "8", "--side", "256"]) == 0
-    assert "| `tsm.resnet18` | 11.27 M | +0.21 % | 18.95 |" in capsys.readouterr().out
-    for given, message in (
-        (["tsm_r5"], 'no model "tsm_r5"; did you mean tsm_r50'),
-        (["tsm_tiny", "--frames", "0"], "at least 1 frame"),
-        (["uniformer_tiny", "--side", "220"], "takes multiples of 8 from 16 up"),
-        (["own", "--imports", "no_such_package"], "cannot import 'no_such_package'"),
+    for given, named in (
+        ("tsm_r5", "tsm_r50"),
+        ("uniformer_tiny --side 220", "multiples of 8"),
+        ("own --imports no_such_package", "no_such_package"),
     ):
-        assert main(["zoo", "models", *given]) == 2
-        assert message in capsys.readouterr().err
+        assert main(["zoo", "models", *given.split()]) == 2
+        assert named in capsys.readouterr().err
 
 
 def test_fetch_prints_path_size_and_hash_and_tries_all(
@@ -105,11 +100,3 @@ def test_the_page_is_printed_or_written(
     assert not list(tmp_path.iterdir())
     assert main(["zoo", "table", "--write"]) == 0
     assert (tmp_path / "README.md").read_text() == "# the page\n"
-
-
-def test_every_subcommand_has_help(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("list", "models", "fetch", "verify", "table"):
-        assert main(["zoo", name, "--help"]) == 0
-    assert main(["zoo", "--help"]) == 0
-    assert "FFN_OFFLINE" in capsys.readouterr().out
-    assert zoo_page.FRAMES[0] == 4
