@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import json
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -47,12 +46,7 @@ def fetch_weights(name: str) -> Path:
 
 
 def fetch_record(record: WeightRecord) -> Path:
-    """The checked file of a record of the zoo: the one that ships, or the download.
-
-    Raises:
-        FileNotFoundError: it ships and is missing.
-        WeightsError: it cannot be downloaded, has another hash, or the record has no address.
-    """
+    """The checked file of a record of the zoo; errors are those of :func:`fetch_weights`."""
     path = weights_path(record)
     if record.file:
         if not path.is_file():
@@ -60,7 +54,7 @@ def fetch_record(record: WeightRecord) -> Path:
         check_hash(path, record)
         return path
     try:
-        return download(record.url, sha256=record.sha256, name=_download_name(record))
+        return download(record.url or "", sha256=record.sha256, name=_download_name(record))
     except WeightsError as error:
         if record.source_format is None or not record.page:
             raise
@@ -73,24 +67,14 @@ def by_hand(record: WeightRecord) -> str:
 
 
 def weights_path(record: WeightRecord) -> Path:
-    """Where the file of a record of the zoo is, or will be once it is downloaded.
-
-    Raises:
-        WeightsError: the record has neither a file nor an address with a hash.
-    """
+    """Where the file of a record of the zoo is, or will be once it is downloaded."""
     if record.file:
         return zoo_folder() / record.file
-    if not record.url or (record.source_format is None and not record.sha256):
-        raise WeightsError(f'the record of "{record.name}" has no file, and no url with sha256')
-    return cache_path(record.url, sha256=record.sha256, name=_download_name(record))
+    return cache_path(record.url or "", sha256=record.sha256, name=_download_name(record))
 
 
 def check_hash(path: Path, record: WeightRecord) -> None:
-    """Compare the SHA-256 of a file with that of its record.
-
-    Raises:
-        WeightsError: it is another one, or the record has none.
-    """
+    """Raise WeightsError unless a file has the SHA-256 of its record."""
     found = sha256_of(path)
     if found != record.sha256:
         raise WeightsError(
@@ -164,7 +148,7 @@ def _download_name(record: WeightRecord) -> str | None:
 
 
 def early_exit_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
-    """The early exit that is kept with weights ; None if there is none.
+    """The early exit that is kept with weights; None if there is none.
 
     Args:
         name_or_path: of the weights, as :func:`ffn.load` takes it. A repository of the Hub is
@@ -187,11 +171,3 @@ def early_exit_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
 def early_exit_path(weights: Path) -> Path:
     """Where the early exit for a file of weights is kept: ``best.early_exit.json``."""
     return weights.with_name(f"{weights.stem}{EARLY_EXIT}")
-
-
-def early_exit_weights(path: Path) -> str | None:
-    """The SHA-256 of the weights that a file of early exit belongs to; None if it is none."""
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))["weights_sha256"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None

@@ -14,11 +14,9 @@ from torch import nn
 from ffn.files import write_text
 from ffn.zoo.hub import EARLY_EXIT, WEIGHTS, is_repository
 from ffn.zoo.load import load, load_with_record
-from ffn.zoo.local import early_exit_beside, early_exit_weights
+from ffn.zoo.local import early_exit_beside
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.save import save_weights, state_sha256
-
-CARD = "README.md"
 
 
 def from_pretrained(repo: str, *, device: str | torch.device = "cpu") -> nn.Module:
@@ -74,12 +72,13 @@ def push_to_hub(
             or the Hub refuses them.
     """
     import huggingface_hub
+    from huggingface_hub import errors
 
     check_repository(repo)
     name = f"hf://{repo}"
     model, record = load_with_record(weights)
-    early_exit, digest = early_exit_beside(weights), state_sha256(model.state_dict())
-    if early_exit is not None and early_exit_weights(early_exit) != digest:
+    early_exit = early_exit_beside(weights)
+    if early_exit is not None and state_sha256(model.state_dict()) not in early_exit.read_text():
         raise ValueError(
             f"{early_exit} is no early exit of {weights}; delete it, or fit one to these weights"
         )
@@ -101,19 +100,15 @@ def push_to_hub(
             saved = save_weights(model, Path(folder, WEIGHTS), meta | {"source_format": None})
             if early_exit is not None:
                 shutil.copyfile(early_exit, Path(folder, EARLY_EXIT))
-            write_text(
-                Path(folder, CARD), model_card(saved, repo, early_exit=early_exit is not None)
-            )
+            card = model_card(saved, repo, early_exit=early_exit is not None)
+            write_text(Path(folder, "README.md"), card)
             api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,
                 commit_message=message,
                 delete_patterns=[EARLY_EXIT],  # that of earlier weights
             )
-    except (
-        huggingface_hub.errors.HfHubHTTPError,
-        huggingface_hub.errors.HFValidationError,
-    ) as error:
+    except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         cause = str(error).strip().partition("\n")[0]
         raise WeightsError(
             f"cannot publish {name}: {cause}. Log in with `hf auth login`, or set HF_TOKEN to a "
@@ -123,40 +118,48 @@ def push_to_hub(
 
 
 def model_card(record: WeightRecord, repo: str, *, early_exit: bool = False) -> str:
-    """The README of a repository: what the network is, its accuracy, and how to use it.
-
-    Args:
-        record: of the weights.
-        repo: "user/name".
-        early_exit: the repository has an early exit.
-    """
+    """The README of a repository: what the network is, its accuracy, and how to use it."""
     # A plain network has the counts of its training in its config.
     trained = record.trained_frames or record.options("task").get("frames") or (8,)
-    lines = ["---", "library_name: frame-flexible", "pipeline_tag: video-classification"]
-    lines += [f"license: {record.licence.lower()}"] * bool(record.licence)
-    tags = ("video-classification", "frame-flexible", record.model)
-    lines += ["tags:", *(f"- {tag}" for tag in tags), "---", "", f"# {repo.partition('/')[2]}", ""]
-    if record.trained_frames is None:
-        lines.append(f"`{record.model}`, a network for video recognition.")
-    else:
-        shown = ", ".join(map(str, record.trained_frames))
-        lines.append(
-            f"`{record.model}`, a frame-flexible network for video recognition: one set of weights "
-            f"for any number of frames, with sub-networks of {shown} frames."
-        )
-    lines += ["", f"It knows {record.knows}."] * bool(record.knows)
-    lines += ["", record.source] * bool(record.source)
     frames = '"early_exit"' if early_exit else max(trained)
-    lines += [
-        *("", "## Use", "", "```bash", "pip install frame-flexible", "```", "", "```python"),
-        *("import ffn", "", f'predictor = ffn.Predictor("hf://{repo}")'),
-        *(f'print(predictor("video.mp4", frames={frames}).top(5))', "```", ""),
-    ]
-    if record.metrics:
-        lines += ["## Accuracy", "", *_metrics_table(record), ""]
-    if record.classes:
-        lines += [f"## {record.num_classes} classes", "", ", ".join(record.classes), ""]
-    return "\n".join([*lines, f"SHA-256 of `{WEIGHTS}`: `{record.sha256}`", ""])
+    about = f"`{record.model}`, a network for video recognition."
+    if record.trained_frames is not None:
+        about += " One set of weights for any number of frames, with sub-networks of "
+        about += f"{', '.join(map(str, record.trained_frames))} frames."
+    about += f"\n\nIt knows {record.knows}." if record.knows else ""
+    about += f"\n\n{record.source}" if record.source else ""
+    licence = f"license: {record.licence.lower()}\n" if record.licence else ""
+    table = "\n".join(["\n## Accuracy\n", *_metrics_table(record), ""]) if record.metrics else ""
+    classes = f"\n## {record.num_classes} classes\n\n" if record.classes else ""
+    return f"""---
+library_name: frame-flexible
+pipeline_tag: video-classification
+{licence}tags:
+- video-classification
+- frame-flexible
+- {record.model}
+---
+
+# {repo.partition("/")[2]}
+
+{about}
+
+## Use
+
+```bash
+pip install frame-flexible
+```
+
+```python
+import ffn
+
+predictor = ffn.Predictor("hf://{repo}")
+print(predictor("video.mp4", frames={frames}).top(5))
+```
+{table}{classes}{", ".join(record.classes or ())}
+
+SHA-256 of `{WEIGHTS}`: `{record.sha256}`
+"""
 
 
 def _metrics_table(record: WeightRecord) -> Iterator[str]:

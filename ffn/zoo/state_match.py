@@ -19,34 +19,25 @@ class Match:
 
     Attributes:
         state: the entries that match by name and shape.
-        total: number of the network's entries, without those in ``head``.
-        parameters: number of values in those entries.
-        matched_parameters: number of values in ``state``.
+        total: number of the network's entries, without those of a new classifier.
+        share: values in ``state`` over those in these entries, 0 to 1.
         missing: entries of the network that are not in the state dict.
         unexpected: entries of the state dict that are not in the network.
         reshaped: entries of another shape, with both shapes.
-        head: the network's classifier, if the state dict has none or one of other classes.
-        classes: number of classes in the state dict (0: no classifier) and in the network; None if
-            they are equal.
+        classes: number of classes in the state dict (0: no classifier) and in the network, whose
+            classifier is new; None if they are equal.
         note: how the frame counts of the weights were assigned to those of the network, if they
             differ.
     """
 
     state: dict[str, Tensor]
     total: int
-    parameters: int
-    matched_parameters: int
+    share: float
     missing: tuple[str, ...]
     unexpected: tuple[str, ...]
     reshaped: tuple[str, ...]
-    head: tuple[str, ...]
     classes: tuple[int, int] | None
     note: str = ""
-
-    @property
-    def share(self) -> float:
-        """Matched parameters over those of the network, 0 to 1."""
-        return self.matched_parameters / max(1, self.parameters)
 
     def require(
         self,
@@ -77,33 +68,31 @@ class Match:
         faults = [f"{k} is missing" for k in missing]
         faults += [f"{k} is unknown to the model" for k in self.unexpected]
         faults += list(self.reshaped)
-        other_head = self.classes is not None and not new_head
-        if other_head:
+        if enough is not None and self.share >= enough:
+            faults = []
+        if self.classes is not None and not new_head:
             faults.append(f"its classifier has {self.classes[0]} classes, not {self.classes[1]}")
-        suffices = enough is not None and self.share >= enough and not other_head
-        if not faults or suffices:
+        if not faults:
             return self
-        text = f"{source} does not fit the model: {len(self.state)} of {self.total} entries match"
-        text += f" ({self.share:.1%} of the parameters). " + "; ".join(faults[:4])
-        if len(faults) > 4:
-            text += f"; and {len(faults) - 4} more"
         few = min(self.share, len(self.state) / max(1, self.total)) < ENOUGH
         hint = "Probably it belongs to another model." if few else remedy
-        raise WeightsError(f"{text}. {hint}".strip())
+        more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
+        raise WeightsError(
+            f"{source} does not fit the model: {len(self.state)} of {self.total} entries match "
+            f"({self.share:.1%} of the parameters). {'; '.join(faults[:4])}{more}. {hint}".strip()
+        )
 
     def __str__(self) -> str:
         matched = f"{len(self.state)} of {self.total} entries"
         lines = [f"matched: {matched}, {self.share:.1%} of the parameters"]
         lines += [f"missing: {key}" for key in self.missing]
-        lines += [f"unmatched: {key}" for key in self.unexpected]
-        lines += [f"unmatched: {text}" for text in self.reshaped]
+        lines += [f"unmatched: {text}" for text in (*self.unexpected, *self.reshaped)]
         if self.classes:
             lines.append(
                 f"classifier: {self.classes[0] or 'no'} classes in the weights, {self.classes[1]} "
                 "in the model; newly initialized"
             )
-        lines += [self.note] * bool(self.note)
-        return "\n".join(lines)
+        return "\n".join([*lines, self.note] if self.note else lines)
 
 
 def match_state(
@@ -120,39 +109,39 @@ def match_state(
         head: names of the network's classifier. If the state dict has none of them, they count as
             a classifier of other classes.
     """
-    shared = [key for key in network if key in state]
-    same = [key for key in shared if state[key].shape == network[key].shape]
-    other = [key for key in shared if state[key].shape != network[key].shape]
+    other = [key for key in network if key in state and state[key].shape != network[key].shape]
     if head and not any(key in state for key in head):
         new_head, classes = tuple(head), (0, len(network[next(iter(head))]))
     else:
-        new_head, classes = _other_classes(state, network, other)
+        classes = _other_classes(state, network, other)
+        new_head = tuple(other) if classes else ()
+    expected = [key for key in network if key not in new_head]
+    same = {key: state[key] for key in expected if key in state and key not in other}
+    values = sum(network[key].numel() for key in expected)
     return Match(
-        state={key: state[key] for key in same},
-        total=len(network) - len(new_head),
-        parameters=sum(tensor.numel() for key, tensor in network.items() if key not in new_head),
-        matched_parameters=sum(network[key].numel() for key in same),
-        missing=tuple(key for key in network if key not in state and key not in new_head),
+        state=same,
+        total=len(expected),
+        share=sum(network[key].numel() for key in same) / max(1, values),
+        missing=tuple(key for key in expected if key not in state),
         unexpected=tuple(key for key in state if key not in network),
         reshaped=tuple(
             f"{key} is {tuple(state[key].shape)}, the model's {tuple(network[key].shape)}"
             for key in other
             if key not in new_head
         ),
-        head=new_head,
         classes=classes,
     )
 
 
 def _other_classes(
     state: Mapping[str, Tensor], network: Mapping[str, Tensor], other: list[str]
-) -> tuple[tuple[str, ...], tuple[int, int] | None]:
-    """The entries of a classifier of other classes among those of another shape, and both sizes."""
+) -> tuple[int, int] | None:
+    """Both numbers of classes if the entries of another shape are a classifier, else None."""
     layers = {re.sub(r"(\.\d+)?\.\w+$", "", key) for key in other}  # "fc" of "fc.16.weight"
-    pairs = [(tuple(state[key].shape), tuple(network[key].shape)) for key in other]
-    sizes = {(theirs[:1], ours[:1]) for theirs, ours in pairs if theirs[1:] == ours[1:]}
+    pairs = [(state[key].shape, network[key].shape) for key in other]
+    sizes = {(theirs[:1], ours[:1]) for theirs, ours in pairs}
     differ_elsewhere = any(theirs[1:] != ours[1:] for theirs, ours in pairs)
     if len(layers) != 1 or len(sizes) != 1 or differ_elsewhere:
-        return (), None
+        return None
     ((theirs, ours),) = sizes
-    return (tuple(other), (theirs[0], ours[0])) if theirs and ours else ((), None)
+    return (theirs[0], ours[0]) if theirs and ours else None

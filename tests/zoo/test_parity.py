@@ -143,7 +143,7 @@ def training_step(reference: str) -> tuple[FrameFlexible, dict[str, Tensor], dic
 @pytest.mark.parametrize(
     ("reference", "variant"),
     [
-        ("tsm_ffn_resnet18", "per_clip"),
+        pytest.param("tsm_ffn_resnet18", "per_clip", marks=pytest.mark.slow),
         pytest.param("tsm_ffn_resnet18", "upstream", marks=pytest.mark.slow),
         pytest.param("uniformer_ffn_s", "per_clip", marks=pytest.mark.slow),
     ],

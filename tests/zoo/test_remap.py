@@ -14,7 +14,7 @@ import torch
 from ffn import cli, extract
 from ffn.core import convert
 from ffn.zoo import WeightsError, create_model, load_with_record
-from ffn.zoo.remap import ffn_pytorch, from_foreign, read_foreign
+from ffn.zoo.remap import from_foreign, read_foreign, rename
 
 
 def main(arguments: list[str]) -> int:
@@ -80,7 +80,7 @@ def test_a_flexible_checkpoint_becomes_weights_that_load(flexible, tmp_path, cap
         assert torch.equal(ours[here], flexible[theirs])
     alteration = ours["net.layer3.1.conv1.site.16.weight"]
     assert torch.equal(alteration, flexible["base_model.layer3.1.adaconv_16.weight"].flatten())
-    other = ffn_pytorch(flexible, (4, 10, 16))  # the branches may stand for other counts
+    other = rename(flexible, "ffn-pytorch", (4, 10, 16))  # the branches may stand for other counts
     assert torch.equal(other["net.bn1.10.weight"], flexible["base_model.bn1_8.weight"])
     assert not any(".8." in key for key in other)
 

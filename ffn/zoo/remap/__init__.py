@@ -13,31 +13,13 @@ from ffn.zoo.remap.foreign import (
     preprocessing_of,
     rename,
 )
-from ffn.zoo.remap.names import (
-    caffe2,
-    ffn_pytorch,
-    image,
-    is_flexible,
-    mmaction2,
-    pyslowfast,
-    tsm,
-    uniformer,
-)
 
 __all__ = [
     "SOURCES",
     "Converted",
-    "caffe2",
     "detect_source",
-    "ffn_pytorch",
     "from_foreign",
-    "image",
-    "is_flexible",
-    "mmaction2",
     "preprocessing_of",
-    "pyslowfast",
     "read_foreign",
     "rename",
-    "tsm",
-    "uniformer",
 ]

@@ -13,17 +13,8 @@ from torch import Tensor, nn
 from ffn import backbones
 from ffn.core import convert, frame_ranges
 from ffn.zoo.records import WeightsError
-from ffn.zoo.remap.names import (
-    State,
-    caffe2,
-    ffn_pytorch,
-    image,
-    is_flexible,
-    mmaction2,
-    pyslowfast,
-    tsm,
-    uniformer,
-)
+from ffn.zoo.remap import names
+from ffn.zoo.remap.names import State, is_flexible
 from ffn.zoo.state_match import Match, match_state
 
 _HEADS = ("net.fc", "head", "net.classifier", "net.head.fc")  # classifiers of our models
@@ -67,9 +58,9 @@ def detect_source(state: Mapping[str, Tensor]) -> str:
     for source, wrote in SOURCES.items():
         if wrote(state):
             return source
-    names = ", ".join(list(state)[:3])
+    first = ", ".join(list(state)[:3])
     raise WeightsError(
-        f"the names of its entries ({names}, …) are of none of {', '.join(SOURCES)}; if it is of "
+        f"the names of its entries ({first}, …) are of none of {', '.join(SOURCES)}; if it is of "
         "one of them, pass it as --from"
     )
 
@@ -85,17 +76,10 @@ def rename(
     if source not in SOURCES:
         raise ValueError(f'source is "{source}"; allowed: {", ".join(SOURCES)}')
     if source == "ffn-pytorch":
-        return ffn_pytorch(state, trained_frames)
+        return names.ffn_pytorch(state, trained_frames)
     if source == "pyslowfast" and not any("." in key for key in state):
-        return caffe2(state)
-    by_source = {
-        "tsm": tsm,
-        "pyslowfast": pyslowfast,
-        "uniformer": uniformer,
-        "mmaction2": mmaction2,
-        "image": image,
-    }
-    return by_source[source](state)
+        return names.caffe2(state)
+    return getattr(names, source)(state)
 
 
 def preprocessing_of(source: str, state: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -164,7 +148,11 @@ def from_foreign(
         WeightsError: the checkpoint does not fit the model, or it has no classifier and no
             ``num_classes`` is given.
     """
-    _check_numbers(num_classes, min_match)
+    if min_match is not None and not 0 < min_match <= 1:  # also refuses NaN
+        raise ValueError(
+            f"min_match (--partial) is {min_match:g}; expected a share of the parameters, more "
+            "than 0 and at most 1, e.g. 0.95"
+        )
     source = source or detect_source(state)
     if trained_frames is not None:
         trained_frames = tuple(frame_ranges(trained_frames))
@@ -183,25 +171,18 @@ def from_foreign(
         head = [key for key in own if key.rpartition(".")[0] in _HEADS]
         match = match_state(ours, own, head=head)
         match.require("the checkpoint", new_head=True, enough=min_match, remedy=_PARTIAL)
-        _check_finite(match.state)
+        broken = [key for key, value in match.state.items() if not value.isfinite().all()]
+        if broken:
+            raise WeightsError(
+                f"{len(broken)} of {len(match.state)} entries of the checkpoint hold NaN or "
+                f"infinity, first {broken[0]}: its training diverged, or the file is damaged; use "
+                "another checkpoint"
+            )
         network.load_state_dict(match.state, strict=False)
         if trained_frames is not None and not flexible:
             network = convert(network, trained_frames)
     known = preprocessing_of(source, state)
     return Converted(network, source, num_classes, trained_frames, match, known)
-
-
-def _check_numbers(num_classes: int | None, min_match: float | None) -> None:
-    if num_classes is not None and num_classes < 1:
-        raise ValueError(
-            f"num_classes is {num_classes}; expected 1 or more. Leave it out (--num-classes) for "
-            "the number of classes of the checkpoint"
-        )
-    if min_match is not None and not 0 < min_match <= 1:  # also refuses NaN
-        raise ValueError(
-            f"min_match (--partial) is {min_match:g}; expected a share of the parameters, more "
-            "than 0 and at most 1, e.g. 0.95"
-        )
 
 
 def _classes(state: Mapping[str, Tensor], source: str) -> int:
@@ -214,16 +195,6 @@ def _classes(state: Mapping[str, Tensor], source: str) -> int:
             "alone, pass --num-classes K for a new classifier; if it is of another source, --from"
         )
     return len(head)
-
-
-def _check_finite(state: Mapping[str, Tensor]) -> None:
-    """Refuse weights that hold NaN or infinity."""
-    broken = [key for key, value in state.items() if not torch.isfinite(value).all()]
-    if broken:
-        raise WeightsError(
-            f"{len(broken)} of {len(state)} entries of the checkpoint hold NaN or infinity, first "
-            f"{broken[0]}: its training diverged, or the file is damaged; use another checkpoint"
-        )
 
 
 def _check_shifts(state: Mapping[str, Tensor], source: str, network: nn.Module) -> None:
