@@ -11,7 +11,7 @@ import os
 import shutil
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from ffn.data.decoding import PATTERN, VideoError, open_video
@@ -22,6 +22,8 @@ from ffn.datasets.index import list_path
 from ffn.datasets.listing import Entry, PreparationError
 from ffn.datasets.media import encode_mp4, read_frames, write_images
 from ffn.files import write_text
+
+FOLDER_RATE = 12.0  # frames per second of an mp4 from a frame folder, which has no times
 
 Times = list[float | None]  # start and end in seconds
 Part = tuple[str, float | None, float | None]  # path, start and end in seconds
@@ -37,26 +39,20 @@ class CopySettings:
         short_side: Upper bound on the shorter side in pixels; None keeps the size. Videos are never
             enlarged.
         quality: JPEG quality, 1 to 100.
-        quantizer: Quantizer of H.264, 0 (lossless) to 51.
         gop: Frames per group of pictures: the most that one random access decodes.
-        fps: Frame rate of an mp4 from a frame folder, which has no times.
     """
 
     folder: Path
     format: str
     short_side: int | None = 256
     quality: int = 95
-    quantizer: int = 20
     gop: int = 12
-    fps: float = 12.0
 
     def __post_init__(self) -> None:
         limits = {
             "short side": (self.short_side is None or self.short_side >= 2, self.short_side, "≥ 2"),
             "quality": (1 <= self.quality <= 100, self.quality, "1 … 100"),
-            "quantizer": (0 <= self.quantizer <= 51, self.quantizer, "0 … 51"),
             "gop": (self.gop >= 1, self.gop, "≥ 1"),
-            "fps": (self.fps > 0, self.fps, "> 0"),
             "format": (self.format in ("frames", "mp4"), self.format, "frames or mp4"),
         }
         for name, (fits, value, expected) in limits.items():
@@ -65,9 +61,8 @@ class CopySettings:
 
     def to_dict(self) -> dict[str, object]:
         """The settings that determine the content of a copy, as written to `derived.json`."""
-        unused = ("quantizer", "gop", "fps") if self.format == "frames" else ("quality",)
-        used = {k: v for k, v in asdict(self).items() if k not in ("folder", "format", *unused)}
-        return {"format": self.format, **used}
+        used = {"quality": self.quality} if self.format == "frames" else {"gop": self.gop}
+        return {"format": self.format, "short_side": self.short_side, **used}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +139,23 @@ def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> di
     clip.webm become clip.avi.mp4 and clip.webm.mp4.
 
     Raises:
-        PreparationError: if two copies would have one name.
+        PreparationError: if two copies would have one name, or an original is outside of the root.
     """
-    originals = {entry.path: _name_inside(entry.path, root) for entry in entries}
-    stems = {path: _stem(root / path, name) for path, name in originals.items()}
+    originals = {entry.path: Path(os.path.relpath(root / entry.path, root)) for entry in entries}
+    outside = [path for path, name in originals.items() if ".." in name.parts]
+    if outside:
+        raise PreparationError(
+            f"{outside[0]} is outside of {root}; copies are made of videos under the root only"
+        )
+    stems = {
+        path: name.with_suffix("") if (root / name).is_file() else name
+        for path, name in originals.items()
+    }
     shared = Counter(stems.values())
     targets: dict[Part, Path] = {}
     for entry in entries:
         name = stems[entry.path]
-        name = originals[entry.path] if shared[name] > 1 else name
+        name = str(originals[entry.path] if shared[name] > 1 else name)
         if (entry.start, entry.end) != (None, None):
             name += f"_{_time(entry.start)}_{_time(entry.end)}"
         suffix = ".mp4" if settings.format == "mp4" else ""
@@ -161,23 +164,6 @@ def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> di
     if doubled:
         raise PreparationError(f"two originals would have the copy {doubled[0]}; rename one")
     return targets
-
-
-def _stem(path: Path, name: str) -> str:
-    return os.path.splitext(name)[0] if path.is_file() else name
-
-
-def _name_inside(path: str, root: Path) -> str:
-    """A name without `..` for a path that may be outside of the root.
-
-    Example: for the root `/data/own`, `run/a.mp4` stays, and `../a.mp4` becomes
-    `outside/data/a.mp4`.
-    """
-    whole = Path(os.path.normpath(root / path))
-    top = os.path.normpath(root)
-    if whole.is_relative_to(top):
-        return whole.relative_to(top).as_posix()
-    return f"outside/{whole.relative_to(whole.anchor).as_posix()}"
 
 
 def _time(seconds: float | None) -> str:
@@ -214,10 +200,9 @@ def _copy(job: _Job) -> VideoFacts:
         encode_mp4(
             partial,
             frames,
-            rate=job.fps or settings.fps,
+            rate=job.fps or FOLDER_RATE,
             short_side=settings.short_side,
             gop=settings.gop,
-            quantizer=settings.quantizer,
         )
     written = read_facts(str(partial), PATTERN)
     if written.frames != len(chosen):

@@ -221,10 +221,11 @@ def _unambiguous(listing: Listing) -> list[Entry]:
 
 def _find_overlaps(listing: Listing, entries: Iterable[Entry]) -> None:
     """Add a problem for every video in two splits of one fold."""
-    seen: dict[tuple[str, str, object], Entry] = {}
+    seen: dict[tuple[object, ...], Entry] = {}
     for entry in entries:
         fold = entry.split.rpartition("/")[0]
-        other = seen.setdefault((fold, entry.path, entry.times), entry)
+        part = (fold, entry.path, entry.times, entry.start, entry.end)
+        other = seen.setdefault(part, entry)
         if other is not entry:
             cause = f"{entry.where}: is in {other.split} too ({other.where}); kept in both"
             if other.split == entry.split:

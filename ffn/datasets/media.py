@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # FFmpeg filters that rotate a frame to upright, by counterclockwise rotation in degrees.
 _UPRIGHT = {0: (), 90: ("transpose=cclock",), 180: ("hflip", "vflip"), 270: ("transpose=clock",)}
+QUANTIZER = "20"  # of H.264, 0 (lossless) to 51
 _EXACT = "bicubic+accurate_rnd+full_chroma_int+full_chroma_inp"
 
 
@@ -60,7 +61,6 @@ def encode_mp4(
     rate: float,
     short_side: int | None,
     gop: int,
-    quantizer: int,
 ) -> None:
     """Write frames upright as H.264 in mp4, with constant rate and quantizer, without audio.
 
@@ -70,7 +70,7 @@ def encode_mp4(
     import av
 
     options = {
-        "qp": str(quantizer),
+        "qp": QUANTIZER,
         "preset": "veryfast",
         "bf": "0",
         "sc_threshold": "0",

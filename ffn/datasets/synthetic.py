@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import hashlib
-import inspect
 import json
 import os
 import shutil
@@ -32,7 +31,6 @@ __all__ = ["CLASSES", "draw", "generate"]
 FORMAT = 2  # increase it when the same parameters give other videos
 FRAME_RATE = 20
 SPLITS = ("train", "val")
-_PARTIAL = ".partial"
 
 
 @dataclass(frozen=True)
@@ -47,15 +45,10 @@ class _Parameters:
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        for name, least in (
-            ("train_per_class", 1),
-            ("val_per_class", 1),
-            ("size", 16),
-            ("frames", 1),
-            ("seed", 0),
-        ):
-            if getattr(self, name) < least:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {least}")
+        least = {"train_per_class": 1, "val_per_class": 1, "size": 16, "frames": 1, "seed": 0}
+        for name, value in least.items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least {value}")
         if self.size % 2:
             raise ValueError(f"size is {self.size}; H.264 needs an even number of pixels")
 
@@ -74,8 +67,8 @@ def generate(
 
     The folder gets `videos/*.mp4` (H.264), `train.csv` and `val.csv` (columns path, label, frames),
     `classes.txt`, and `dataset.json` (parameters, and a SHA-256 fingerprint of the other files). It
-    is written under a temporary name and renamed when it is complete; if the folder exists, each
-    file and folder in it is. Video i of a class depends only on `seed`, split, class and i.
+    is written under a temporary name and renamed when it is complete. Video i of a class depends
+    only on `seed`, split, class and i.
 
     Args:
         folder: Where to write; it must be absent, empty, or hold the same data set.
@@ -99,17 +92,11 @@ def generate(
     if _holds(folder, parameters):
         return folder
 
-    exists = folder.exists()  # it may be the working folder, or where a disk is mounted
-    partial = folder / _PARTIAL if exists else folder.parent / f".{folder.name}{_PARTIAL}"
-    partial = partial.with_name(f"{partial.name}-{os.getpid()}")
+    partial = folder.absolute().with_name(f".{folder.absolute().name}.partial-{os.getpid()}")
     try:
         (partial / "videos").mkdir(parents=True)
         _write(partial, parameters, workers)
-        if exists:
-            for path in sorted(partial.iterdir(), key=lambda path: path.name == "dataset.json"):
-                path.rename(folder / path.name)
-        else:
-            partial.rename(folder)
+        partial.rename(folder)  # also where an empty folder is
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return folder
@@ -123,8 +110,8 @@ def _holds(folder: Path, parameters: _Parameters) -> bool:
     """
     if not folder.exists():
         return False
-    if folder.is_dir() and all(path.name.startswith(_PARTIAL) for path in folder.iterdir()):
-        return False  # empty but for what a killed process left
+    if folder.is_dir() and not any(folder.iterdir()):
+        return False
     try:
         record = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
         found = record["parameters"]
@@ -209,38 +196,23 @@ def _fingerprint(folder: Path) -> str:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run `python -m ffn.datasets.synthetic`."""
-    defaults = inspect.signature(generate).parameters
     parser = argparse.ArgumentParser(
         prog="ffn.datasets.synthetic", description=__doc__.split("\n")[0]
     )
     parser.add_argument("folder", help="where to write the data set")
-    parser.add_argument(
-        "--clips-per-class",
-        type=int,
-        help="training and validation videos",
-        nargs=2,
-        metavar=("TRAIN", "VAL"),
-        default=[defaults["train_per_class"].default, defaults["val_per_class"].default],
-    )
-    parser.add_argument("--size", type=int, default=defaults["size"].default, help="pixels")
-    parser.add_argument("--frames", type=int, default=defaults["frames"].default)
-    parser.add_argument("--seed", type=int, default=defaults["seed"].default)
+    parser.add_argument("--clips-per-class", type=int, nargs=2, metavar=("TRAIN", "VAL"))
+    parser.add_argument("--size", type=int, help="height and width in pixels")
+    parser.add_argument("--frames", type=int, help="frames per video")
+    parser.add_argument("--seed", type=int)
     parser.add_argument("--workers", type=int, default=os.cpu_count(), help="processes")
-    args = parser.parse_args(arguments)
-    train_per_class, val_per_class = args.clips_per_class
+    given = {k: v for k, v in vars(parser.parse_args(arguments)).items() if v is not None}
+    numbers = given.pop("clips_per_class", [])
+    given |= zip(("train_per_class", "val_per_class"), numbers, strict=False)
     try:
-        folder = generate(
-            args.folder,
-            train_per_class=train_per_class,
-            val_per_class=val_per_class,
-            size=args.size,
-            frames=args.frames,
-            seed=args.seed,
-            workers=args.workers,
-        )
+        folder = generate(**given)
     except (OSError, ValueError) as error:
         parser.error(explain(error))
-    print(f"{folder}: {len(CLASSES)} classes, {train_per_class} + {val_per_class} videos each")
+    print(f"{folder}: {len(CLASSES)} classes")
 
 
 if __name__ == "__main__":

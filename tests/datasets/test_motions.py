@@ -14,11 +14,6 @@ COUNTS = {
 }
 
 
-def test_refuses_an_unknown_class():
-    with pytest.raises(ValueError, match="unknown class 'jump'"):
-        draw("jump", size=16, frames=2, rng=np.random.default_rng(0))
-
-
 @pytest.mark.parametrize("name", CLASSES)
 def test_every_pose_of_every_frame_is_uniform(name):
     # A start that is uniform on the circle stays uniform whatever a class adds, unless it looks at

@@ -14,8 +14,6 @@ from preparation_layouts import NAMES, Layouts
 
 from ffn.data import read_annotation_rows, read_annotations, read_classes
 from ffn.datasets import DATASETS, Entry, PreparationError, SplitSettings, prepare
-from ffn.datasets.facts import VideoFacts
-from ffn.datasets.index import _table
 from ffn.datasets.splits import _fill_empty_classes
 
 
@@ -94,7 +92,7 @@ def test_index_is_what_training_reads(layouts: Layouts) -> None:
     assert [record.frames for record in records] == [5] * 4
 
 
-def test_jester_of_both_releases(layouts: Layouts) -> None:
+def test_jester_of_the_first_release(layouts: Layouts) -> None:
     names = ["Swiping Left", "Swiping Right", "Thumb Up"]
     layouts.text("jester-v1-labels.csv", names[::-1])
     for role, ids in (("train", (1, 2, 3)), ("validation", (4, 5, 6))):
@@ -186,14 +184,6 @@ def test_ucf101_names_a_class_number_that_contradicts_the_folder(layouts: Layout
     assert written["UCF-101/Archery/v_Archery_g02_c01.avi"] == "Archery"
 
 
-def test_a_line_of_ucf101_that_lacks_a_part(layouts: Layouts) -> None:
-    layouts.ucf101()
-    path = layouts.root / "ucfTrainTestlist/trainlist02.txt"
-    path.write_text(f"{path.read_text()}v_Archery_g02_c01.avi 1\n")
-    with pytest.raises(PreparationError, match=r"trainlist02.txt:5: .*; expected CLASS/NAME"):
-        prepare("ucf101", layouts.root)
-
-
 def test_problems_of_a_list(layouts: Layouts) -> None:
     """Each is named, and all others are indexed."""
     layouts.sthv1()
@@ -231,21 +221,6 @@ def test_a_class_without_a_video(layouts: Layouts) -> None:
     assert ("unlisted", "", "elsewhere") in problems(summary)
     assert [(split.name, split.classes) for split in summary.splits] == [("train", 3), ("val", 4)]
     assert summary.classes == NAMES
-
-
-def test_frames_beside_their_video_are_not_listed(layouts: Layouts) -> None:
-    """With a video of the same name in the same folder only."""
-    write_videos(layouts, {"train/run/a": 1, "train/jump/b": 1, "val/run/c": 1})
-    layouts.frames("train/run/a_0")
-    layouts.frames("train/jump/a_0")
-
-    prepare("folder", layouts.root)
-
-    assert labels(layouts.root, "train.csv") == {
-        "train/run/a_0.mp4": "run",
-        "train/jump/b_0.mp4": "jump",
-        "train/jump/a_0": "jump",
-    }
 
 
 def test_names_that_no_list_can_hold(layouts: Layouts) -> None:
@@ -321,19 +296,23 @@ def test_a_video_in_several_forms(layouts: Layouts) -> None:
         prepare("sthv2", layouts.root, overwrite=True, videos=layouts.root.parent)
 
 
-def test_nothing_there(tmp_path: Path) -> None:
+def test_what_cannot_be_prepared(layouts: Layouts, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
     for dataset in (*DATASETS, "imagenet"):
         with pytest.raises(PreparationError):
-            prepare(dataset, tmp_path)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_lists_without_videos(layouts: Layouts) -> None:
+            prepare(dataset, tmp_path / "empty")
     layouts.text("something-something-v1-labels.csv", NAMES)
     layouts.text("something-something-v1-train.csv", [f"1;{NAMES[1]}"])
-
     with pytest.raises(PreparationError, match=r"none of the 1 listed videos .* 0 video files"):
         prepare("sthv1", layouts.root)
+    write_videos(layouts, {"run/p1": 1, "jump/x": 1})
+    for pattern, message in (
+        (r"^(p\d)_", r"does not match jump/x_0\.mp4"),
+        (r"^(p\d)?", r"jump/x_0\.mp4 without its first group"),
+        ("(", "not a regular expression"),
+    ):
+        with pytest.raises(PreparationError, match=message):
+            prepare("folder", layouts.root, split=SplitSettings(group_pattern=pattern))
 
 
 def write_videos(layouts: Layouts, places: dict[str, int]) -> None:
@@ -345,6 +324,7 @@ def write_videos(layouts: Layouts, places: dict[str, int]) -> None:
 def test_folder_with_splits(layouts: Layouts) -> None:
     write_videos(layouts, {"train/run/a": 2, "train/jump/a": 1, "validation/run/b": 1})
     layouts.frames("validation/jump/frames_of_one")
+    layouts.frames("train/run/a_0")  # those of the video beside it
     layouts.video("train/stray.mp4")
 
     summary = prepare("folder", layouts.root)
@@ -398,19 +378,6 @@ def test_folder_keeps_groups_together(layouts: Layouts) -> None:
         assert all(row.extra == (row.group,) for row in listed)
 
 
-def test_folder_refuses_a_pattern_that_fits_not_all(layouts: Layouts) -> None:
-    write_videos(layouts, {"run/p1": 1, "jump/x": 1})
-
-    with pytest.raises(PreparationError, match=r"does not match jump/x_0\.mp4"):
-        prepare("folder", layouts.root, split=SplitSettings(group_pattern=r"^(p\d)_"))
-    with pytest.raises(PreparationError, match=r"jump/x_0\.mp4 without its first group"):
-        prepare("folder", layouts.root, split=SplitSettings(group_pattern=r"^(p\d)?"))
-    with pytest.raises(PreparationError, match="not a regular expression"):
-        SplitSettings(group_pattern="(")
-    with pytest.raises(PreparationError, match="0 < fraction < 1"):
-        SplitSettings(val_fraction=1.0)
-
-
 def test_a_class_without_a_validation_video_gets_its_smallest_group() -> None:
     """Unless another class would have no training video then."""
     sizes = {"g1": {"a": 3}, "g2": {"a": 2, "b": 1}, "g3": {"a": 2}, "g4": {"b": 2}}
@@ -424,16 +391,3 @@ def test_a_class_without_a_validation_video_gets_its_smallest_group() -> None:
 
     held_out = {group for group, (entry, *_) in groups.items() if entry.split == "val"}
     assert held_out == {"g3", "g4"}
-
-
-def test_times_keep_all_digits() -> None:
-    """A store finds a clip by its times: those of a list with frame / fps have many digits."""
-    facts = {"a.mp4": VideoFacts(40, 32, 24, 30.0, 4 / 3)}
-    entries = [
-        Entry("train", "a", "x", "list:1", path="a.mp4", start=start, end=end)
-        for start, end in ((1 / 3, 4 / 3), (10.0, 20.5), (None, 1e-7))
-    ]
-    rows = list(csv.DictReader(_table(entries, facts).splitlines()))
-    times = [tuple(float(row[k]) if row[k] else None for k in ("start", "end")) for row in rows]
-    assert times == [(entry.start, entry.end) for entry in entries]
-    assert (rows[1]["start"], rows[0]["fps"], rows[0]["duration"]) == ("10", "30", "1.333")

@@ -77,6 +77,7 @@ def test_layouts(layouts: Layouts, lists: str, val: str, paths: list[str]) -> No
     for path in paths:
         layouts.video(path, codec="libvpx" if path.endswith("webm") else "libx264", stream={})
     layouts.video("test/testtesttes_000001_000011.mp4")
+    layouts.text("lists/other_train.csv", ["a.mp4 0", "b.mp4 1"])  # no list of Kinetics
 
     summary = prepare("k400", layouts.root)
 
@@ -143,16 +144,6 @@ def test_resolve_times() -> None:
         entry = Entry("train", "x", "y", "z", "x.mp4", (10.0, 20.0), shared)
         assert (entry.resolve_times(duration) is not None) == is_wrong
         assert (entry.start, entry.end) == times
-
-
-def test_lists_that_are_not_kinetics_are_passed_over(layouts: Layouts) -> None:
-    write_lists(layouts)
-    layouts.text("lists/kinetics_train.csv", ["a.mp4 0", "b.mp4 1"])
-    layouts.video(f"train/{A}_000010_000020.mp4")
-
-    prepare("k400", layouts.root)
-
-    assert list(index(layouts.root, "train.csv")) == [f"train/{A}_000010_000020.mp4"]
 
 
 def test_broken_rows(layouts: Layouts) -> None:

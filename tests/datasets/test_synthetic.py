@@ -75,31 +75,28 @@ def test_more_videos_keep_the_first_ones_and_another_seed_changes_them(made, tmp
     assert all(others[name] != first[name] for name in videos)
 
 
-def test_reuses_the_same_data_set_without_writing(made):
+def test_an_equal_data_set_is_kept_and_anything_else_refused(made, tmp_path, capsys):
     before = {path: path.stat().st_mtime_ns for path in made.rglob("*")}
-    generate(made, seed=3, **SMALL)
+    synthetic.main([str(made), *ARGUMENTS])
+    assert "12 classes" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        synthetic.main([str(made), *ARGUMENTS, "--seed", "4"])
+    assert "holds a data set made with" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
-
-def test_refuses_a_folder_of_another_data_set(made):
-    before = contents(made)
-    with pytest.raises(FileExistsError, match=r"'seed': 3.*'seed': 5"):
-        generate(made, seed=5, **SMALL)
-    assert contents(made) == before
-
-
-def test_refuses_a_folder_of_something_else(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="does not hold a generated data set"):
         generate(tmp_path, **SMALL)
-    assert contents(tmp_path) == {"notes.txt": b"mine"}
-
-
-def test_refuses_a_damaged_data_set(tmp_path):
-    folder = generate(tmp_path / "motion", **SMALL)
-    (folder / "videos/val_pulse_three_times_0000.mp4").unlink()
+    (tmp_path / "notes.txt").unlink()
+    assert contents(generate(tmp_path, seed=3, **SMALL)) == contents(made)  # it is empty
+    (tmp_path / "videos/val_pulse_three_times_0000.mp4").unlink()
     with pytest.raises(FileExistsError, match="damaged"):
-        generate(folder, **SMALL)
+        generate(tmp_path, seed=3, **SMALL)
+    for change in ({"size": 17}, {"frames": 0}, {"seed": -1}):
+        with pytest.raises(ValueError, match=r"is (17|0|-1)"):
+            generate(tmp_path / "motion", **{**SMALL, **change})
+    with pytest.raises(ValueError, match="unknown class 'jump'"):
+        draw("jump", size=16, frames=2, rng=np.random.default_rng(0))
 
 
 def test_leaves_nothing_behind_when_it_fails(tmp_path, monkeypatch):
@@ -111,48 +108,3 @@ def test_leaves_nothing_behind_when_it_fails(tmp_path, monkeypatch):
     with pytest.raises(RuntimeError, match="disk full"):
         generate(tmp_path / "motion", **SMALL)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_an_empty_folder_is_filled(made, tmp_path, monkeypatch, capsys):
-    """As the working folder, or one where a disk is mounted: it cannot be replaced."""
-    monkeypatch.chdir(tmp_path)
-    inode = tmp_path.stat().st_ino
-    (tmp_path / ".partial-1").mkdir()  # left by a killed process
-
-    synthetic.main([".", *ARGUMENTS, "--workers", "0"])
-
-    (tmp_path / ".partial-1").rmdir()
-    assert contents(tmp_path) == contents(made)
-    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
-        path.name for path in made.iterdir()
-    )
-    assert tmp_path.stat().st_ino == inode
-    assert "12 classes" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"size": 17}, "size is 17; H.264 needs an even"),
-        ({"frames": 0}, "frames is 0; it must be at least 1"),
-        ({"seed": -1}, "seed is -1"),
-    ],
-)
-def test_refuses_parameters_out_of_range(tmp_path, change, message):
-    with pytest.raises(ValueError, match=message):
-        generate(tmp_path / "motion", **{**SMALL, **change})
-
-
-def test_command_line_makes_the_same_data_set_and_explains_a_refusal(made, tmp_path, capsys):
-    synthetic.main([str(tmp_path / "motion"), *ARGUMENTS, "--workers", "0"])
-    assert contents(tmp_path / "motion") == contents(made)
-    assert "12 classes, 2 + 1 videos each" in capsys.readouterr().out
-
-    with pytest.raises(SystemExit):
-        synthetic.main([str(tmp_path / "motion"), *ARGUMENTS, "--seed", "4"])
-    assert "holds a data set made with" in capsys.readouterr().err
-
-    with pytest.raises(SystemExit):
-        synthetic.main([str(tmp_path / "motion/train.csv/below"), *ARGUMENTS])
-    assert "train.csv" in (error := capsys.readouterr().err)
-    assert "a part of this path is a file" in error
