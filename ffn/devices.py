@@ -8,11 +8,6 @@ from collections.abc import Collection
 
 import torch
 
-SLOW_BF16 = (  # unless has_bf16()
-    "torch has no fast bf16 operators for this processor, and takes several times as long in bf16 "
-    "as in fp32"
-)
-
 NO_COMPILER = "no C++ compiler for torch.compile: looked for $CXX, else g++, or clang++ on macOS"
 
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from ffn import zoo
 from ffn.data import Splits, split_warnings
-from ffn.devices import SLOW_BF16, has_bf16
+from ffn.devices import has_bf16
 from ffn.engine import build_data, build_network
 from ffn.engine.distributed import World
 from ffn.engine.freezing import frozen_parts
@@ -108,7 +108,10 @@ def _warnings(config: Config, splits: Splits, model: nn.Module, world: World) ->
         fine_tuning=config.model.weights is not None,
     )
     if world.device.type == "cpu" and train.precision == "bf16" and not has_bf16():
-        yield f"{SLOW_BF16}; train.precision=fp32 is faster here"
+        yield (
+            "torch has no fast bf16 operators for this processor; "
+            "train.precision=fp32 is faster here"
+        )
     if config.data.flip == "random":
         yield from flip_warnings(splits.classes)
     if {*train.freeze} - {"norms"} and not (config.model.weights or config.model.pretrained):

@@ -64,7 +64,7 @@ def test_training_shows_a_bar_with_steps_and_time_left(folder: Path) -> None:
     assert {of for _, of in steps} == {6}  # 2 epochs of 12 videos
     assert steps == sorted(steps)
     assert steps[-1] == (6, 6)
-    assert re.search(r" [1-6]/6 .*videos/s, data wait +\d+% .*left 0:00:\d\d", shown)
+    assert re.search(r" [1-6]/6 .*videos/s +data wait +\d+% .*left 0:00:\d\d", shown)
 
 
 @pytest.mark.parametrize(
