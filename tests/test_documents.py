@@ -63,7 +63,7 @@ def test_paths_and_links_exist() -> None:
             if not (path.parent / link).exists():
                 broken.append(f"{path.name}: {link}")
         folders = "docs|examples|tools|tests|configs|ffn|model_zoo"
-        pattern = rf"(?<![\w/.])(?:{folders})/[\w./]+\.(?:md|py|js|yaml)"
+        pattern = rf"(?<![\w/.])(?:{folders})/[\w./]+\.(?:md|py|js|yaml)\b"
         broken += [f"{path.name}: {name}" for name in re.findall(pattern, text)
                    if not (ROOT / name).exists()]  # fmt: skip
     assert broken == []
