@@ -5,11 +5,17 @@ from __future__ import annotations
 from ffn.datasets import actions, folders, kinetics, something  # noqa: F401  (they register)
 from ffn.datasets.copies import CopySettings
 from ffn.datasets.disk import Inventory
-from ffn.datasets.listing import Entry, Listing, PreparationError, Problem
+from ffn.datasets.listing import (
+    DATASETS,
+    Entry,
+    Listing,
+    PreparationError,
+    Problem,
+    register_dataset,
+)
 from ffn.datasets.lists import find_lists, read_lines, read_rows
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
 from ffn.datasets.preparation import SplitSummary, Summary, prepare
-from ffn.datasets.registry import DATASETS, register_dataset
 from ffn.datasets.splits import SplitSettings
 
 __all__ = [

@@ -11,9 +11,8 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from ffn.datasets.disk import Inventory, folders_of, video_name
-from ffn.datasets.listing import Entry, Listing, PreparationError
+from ffn.datasets.listing import Entry, Listing, PreparationError, register_dataset
 from ffn.datasets.lists import find_lists, read_lines
-from ffn.datasets.registry import register_dataset
 
 FOLDS = (1, 2, 3)
 _HMDB_LIST = r"(.+)_test_split([123])\.txt"
@@ -99,9 +98,7 @@ def ucf101(videos: Inventory, lists: Inventory) -> Listing:
     class_of = {name.lower(): name for name in classes}
     for split in listing.splits:
         for where, line in read_lines(found[split]):
-            name, number = line, None
-            if split.endswith("train"):
-                name, _, number = line.rpartition(" ")
+            name = line.rpartition(" ")[0] if split.endswith("train") else line
             if len(PurePosixPath(name).parts) < 2:
                 raise PreparationError(
                     f"{where}: {line!r}; expected CLASS/NAME, and in a training list the number of "
@@ -109,8 +106,6 @@ def ucf101(videos: Inventory, lists: Inventory) -> Listing:
                 )
             folder = PurePosixPath(name).parent.name
             label = class_of.get(folder.lower(), folder)
-            if number is not None:
-                _check_number(listing, split, name, label, number, where)
             entry = Entry(split, name, label, where)
             _find(listing, by_class, entry)
             listing.entries.append(entry)
@@ -157,12 +152,3 @@ def _numbered_classes(path: Path) -> list[str]:
     if sorted(table) != list(range(1, len(table) + 1)):
         raise PreparationError(f"{path}: the numbers are not 1 … {len(table)}")
     return [table[number] for number in sorted(table)]
-
-
-def _check_number(
-    listing: Listing, split: str, name: str, label: str, number: str, where: str
-) -> None:
-    expected = listing.classes.index(label) + 1 if label in listing.classes else None
-    if expected is not None and number != str(expected):
-        cause = f"{where}: class {number}, but {label} is {expected}; the folder counts"
-        listing.add_problem("label", split, name, cause)

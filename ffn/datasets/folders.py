@@ -6,8 +6,7 @@ from collections import Counter
 from pathlib import PurePosixPath
 
 from ffn.datasets.disk import Inventory
-from ffn.datasets.listing import Entry, Listing, PreparationError
-from ffn.datasets.registry import register_dataset
+from ffn.datasets.listing import Entry, Listing, PreparationError, register_dataset
 
 _SPLITS = {
     "train": ("train", "training"),

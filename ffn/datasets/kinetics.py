@@ -14,9 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from ffn.datasets.disk import Inventory, folders_of
-from ffn.datasets.listing import Entry, Listing, PreparationError
+from ffn.datasets.listing import Entry, Listing, PreparationError, register_dataset
 from ffn.datasets.lists import choose_lists, read_rows
-from ffn.datasets.registry import register_dataset
 
 _SPLITS = {
     "train": ("train", "training"),
@@ -72,7 +71,6 @@ def _add_rows(
     listing: Listing, videos: Inventory, split: str, path: Path, rows: list[Row], ids: Counter[str]
 ) -> int:
     """Add the entries of one list; returns the number from a replacement folder."""
-    class_of = {plain(name): name for name in listing.classes}
     replaced = 0
     unlabelled = all(label is None for *_, label, _ in rows)
     if unlabelled:
@@ -86,7 +84,6 @@ def _add_rows(
         entry = Entry(split, f"{video}_{start:06d}_{end:06d}", label or "", where)
         entry.shared = ids[video] > 1
         replaced += _find(listing, videos, entry, video, start, end)
-        _check_class(listing, entry, class_of)
         if label is not None:
             listing.entries.append(entry)
         elif entry.path is not None:
@@ -165,16 +162,6 @@ def _in_own_folder(paths: list[str], entry: Entry) -> list[str]:
 
 def _replacement(path: str) -> bool:
     return any(folder.lower().startswith("replacement") for folder in folders_of(path))
-
-
-def _check_class(listing: Listing, entry: Entry, class_of: dict[str, str]) -> None:
-    """Report a video in the folder of another class than its label."""
-    if entry.path is None or not entry.label:
-        return
-    folder = plain((folders_of(entry.path) or ("",))[-1])
-    if class_of.get(folder, entry.label) != entry.label:
-        cause = f"{entry.where}: {entry.label!r}, but its folder is {class_of[folder]!r}"
-        listing.add_problem("label", entry.split, entry.name, f"{cause}; the list counts")
 
 
 def plain(name: str) -> str:

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
 from ffn.data.lists import is_several_numbers, is_video
 from ffn.datasets.disk import Inventory, video_name
+from ffn.registry import Registry
 
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f]")  # a list may have tabs in its cells
 _SLACK = 1.5  # seconds that cutting at key frames may add to a part
@@ -124,9 +125,31 @@ class Listing:
         """Add a problem."""
         self.problems.append(Problem(kind, split, name, detail))
 
-    def of(self, split: str) -> list[Entry]:
-        """Entries of one split."""
-        return [entry for entry in self.entries if entry.split == split]
+
+Reader = Callable[[Inventory, Inventory], Listing]
+
+DATASETS: Registry[Reader] = Registry("data set")
+
+
+def register_dataset(name: str) -> Callable[[Reader], Reader]:
+    """Decorator that adds a data set to `prepare` and `ffn prepare`.
+
+    The function gets the files under `--root` and the files under `--annotations` (default: the
+    same), and returns a `Listing`: classes, splits, and an `Entry` for each listed video. It runs
+    once, in the main process, and opens no video; `prepare` reads the videos in worker processes.
+    `videos.by_name` finds videos by name in any folder. A listing without splits is split at random
+    (`SplitSettings`).
+
+    Example:
+        >>> @register_dataset("mine")
+        ... def mine(videos: Inventory, lists: Inventory) -> Listing:
+        ...     listing = Listing(classes=["jump", "run"], splits=["train", "val"])
+        ...     for split in listing.splits:
+        ...         for where, (path, label) in read_rows(lists.root / f"{split}.csv", ","):
+        ...             listing.entries.append(Entry(split, path, label, where, path))
+        ...     return listing
+    """
+    return DATASETS.register(name)
 
 
 def check(listing: Listing, disk: Inventory) -> list[Entry]:
@@ -174,18 +197,14 @@ def find_empty_classes(listing: Listing, entries: Iterable[Entry]) -> None:
 
 
 def _check_names(listing: Listing) -> None:
-    odd = [name for name in listing.classes if not _fits_csv(name) or len(name.splitlines()) != 1]
-    if odd:
-        raise PreparationError(
-            f"class {odd[0]!r} cannot be written to a list: its name starts or ends with a blank, "
-            "contains a control character or is not UTF-8; rename it"
-        )
-    odd = [name for name in listing.classes if is_video(name) or is_several_numbers(name)]
-    if odd:
-        raise PreparationError(
-            f"class {odd[0]!r} cannot be written to a list, where it would be taken for a video "
-            "or for several labels; rename it"
-        )
+    for name in listing.classes:
+        taken = is_video(name) or is_several_numbers(name)
+        if taken or not _fits_csv(name) or len(name.splitlines()) != 1:
+            raise PreparationError(
+                f"class {name!r} cannot be written to a list: its name starts or ends with a "
+                "blank, contains a control character, is not UTF-8, or would be taken for a video "
+                "or for several labels; rename it"
+            )
     splits = set(listing.splits)
     odd = [entry for entry in listing.entries if entry.split not in splits]
     if odd:

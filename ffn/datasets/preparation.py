@@ -17,6 +17,7 @@ from ffn.datasets.disk import Inventory, scan
 from ffn.datasets.facts import VideoFacts, read_all
 from ffn.datasets.index import claim_index, previous_files, write_index
 from ffn.datasets.listing import (
+    DATASETS,
     Entry,
     Listing,
     PreparationError,
@@ -24,7 +25,6 @@ from ffn.datasets.listing import (
     check,
     find_empty_classes,
 )
-from ffn.datasets.registry import DATASETS
 from ffn.datasets.splits import SplitSettings, split_entries
 
 Progress = Callable[[str, int, int], None]
@@ -124,11 +124,15 @@ def prepare(
     disk = _search(root, output, [] if copies is None else [copies.folder])
     if videos is not None:
         disk = disk.within(videos)
-    lists = disk if annotations is None else _search_annotations(annotations)
+    lists = disk if annotations is None else scan(Path(annotations).absolute())
     listing = _read_lists(dataset, disk, lists, split)
     usable = check(listing, disk)
     if not usable:
-        raise PreparationError(_why_nothing_is_usable(listing, disk))
+        raise PreparationError(
+            f"none of the {len(listing.entries)} listed videos can be used: {root} holds "
+            f"{len(disk.videos)} video files and {len(disk.folders)} frame folders; the first "
+            f"problem: {_first_cause(listing.problems)}"
+        )
     claim_index(output, listing.splits, overwrite)
     if copies is not None:
         claim_copies(copies, root)
@@ -172,13 +176,6 @@ def _search(root: Path, output: Path, skip: list[Path]) -> Inventory:
             "with --output"
         )
     return scan(root, [*skip, output])
-
-
-def _search_annotations(annotations: str | Path) -> Inventory:
-    folder = Path(annotations).absolute()
-    if not folder.is_dir():
-        raise PreparationError(f"the folder of annotations {folder} does not exist")
-    return scan(folder)
 
 
 def _read_lists(
@@ -258,20 +255,12 @@ def _split_summary(
     indexed = [entry for entry in found if entry.split == split]
     return SplitSummary(
         name=split,
-        listed=len(listing.of(split)),
+        listed=sum(entry.split == split for entry in listing.entries),
         found=sum(entry.split == split for entry in usable),
         missing=kinds.count("missing"),
         unreadable=kinds.count("unreadable"),
         indexed=len(indexed),
         classes=len({entry.label for entry in indexed}),
-    )
-
-
-def _why_nothing_is_usable(listing: Listing, disk: Inventory) -> str:
-    content = f"{len(disk.videos)} video files and {len(disk.folders)} frame folders"
-    return (
-        f"none of the {len(listing.entries)} listed videos can be used: {disk.root} holds "
-        f"{content}; the first problem: {_first_cause(listing.problems)}"
     )
 
 

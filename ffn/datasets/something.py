@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from ffn.datasets.disk import Inventory, folders_of
-from ffn.datasets.listing import Entry, Listing, PreparationError
+from ffn.datasets.listing import Entry, Listing, PreparationError, register_dataset
 from ffn.datasets.lists import find_lists, read_lines, read_rows, read_text
-from ffn.datasets.registry import register_dataset
 
 # Video name, label or None, position in the list.
 Rows = Iterator[tuple[str, str | None, str]]
@@ -71,23 +70,12 @@ def _listing(
         if role in found:
             rows = list(read(found[role]))
             if role == "test" and "answers" in found:
-                rows = _with_answers(listing, rows, found["answers"])
+                answers = {name: row for name, *row in _semicolon_rows(found["answers"])}
+                rows = [(row[0], *answers.get(row[0], row[1:])) for row in rows]
             _add(listing, videos, split, rows, found[role])
     if "validation" not in found:
         listing.notes.append("there is no validation list, so no val.csv")
     return listing
-
-
-def _with_answers(
-    listing: Listing, rows: list[tuple[str, str | None, str]], path: Path
-) -> list[tuple[str, str | None, str]]:
-    """Rows of the test list with labels from the answers."""
-    answers = {name: (label, where) for name, label, where in _semicolon_rows(path)}
-    labelled = [(name, *answers.pop(name, (label, where))) for name, label, where in rows]
-    for name, (_, where) in answers.items():
-        cause = f"{where}: has an answer, but is not in the test list"
-        listing.add_problem("missing", "test", name, cause)
-    return labelled
 
 
 def _add(

@@ -171,19 +171,6 @@ def test_ucf101_in_two_spellings_and_crlf(layouts: Layouts) -> None:
     assert len(rows(layouts.root, "split2/train.csv")) == 4
 
 
-def test_ucf101_names_a_class_number_that_contradicts_the_folder(layouts: Layouts) -> None:
-    layouts.ucf101()
-    path = layouts.root / "ucfTrainTestlist/trainlist01.txt"
-    path.write_text(path.read_text().replace("g02_c01.avi 1", "g02_c01.avi 2"))
-
-    summary = prepare("ucf101", layouts.root)
-
-    assert problems(summary) == {("label", "split1/train", "Archery/v_Archery_g02_c01.avi")}
-    assert "class 2, but Archery is 1; the folder counts" in summary.problems[0].detail
-    written = labels(layouts.root, "split1/train.csv")
-    assert written["UCF-101/Archery/v_Archery_g02_c01.avi"] == "Archery"
-
-
 def test_problems_of_a_list(layouts: Layouts) -> None:
     """Each is named, and all others are indexed."""
     layouts.sthv1()

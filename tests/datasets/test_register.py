@@ -53,10 +53,3 @@ def test_errors_of_a_reader_are_named(layouts: Layouts, empty_name: str) -> None
     register_dataset(empty_name)(lambda videos, lists: None)
     with pytest.raises(PreparationError, match=r"toy returned NoneType; expected .*Listing"):
         prepare(empty_name, layouts.root)
-
-
-def test_a_built_in_name_is_taken() -> None:
-    with pytest.raises(ValueError, match=r"'sthv1' is taken by ffn\.datasets\.something\.sthv1"):
-
-        @register_dataset("sthv1")
-        def mine(videos, lists): ...
