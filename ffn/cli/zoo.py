@@ -104,7 +104,7 @@ def verify(pattern: Pattern = "*", /) -> int:
         print(f"{verdict.status:<14}  {verdict.name}{detail}", flush=True)
         verdicts.append(verdict)
     if not verdicts:
-        raise ValueError(f'no weights "{pattern}" in the zoo or the cache')
+        raise ValueError(f'no weights "{pattern}" in the zoo')
     return EXIT_PROBLEM if any(verdict.is_problem for verdict in verdicts) else 0
 
 

@@ -84,15 +84,6 @@ def fetch_early_exit(name: str) -> Path | None:
         return None
 
 
-def cached_repositories() -> dict[str, Path]:
-    """The weights of repositories in the cache, by name with the commit."""
-    found = {}
-    for path in sorted((home() / "hub").glob(f"models--*--*/snapshots/*/{WEIGHTS}")):
-        repo = path.parents[2].name.removeprefix("models--").replace("--", "/", 1)
-        found[f"hf://{repo}@{path.parent.name}"] = path
-    return found
-
-
 def _fetch(name: str, repo: str, file: str, revision: str | None, again: bool = False) -> Path:
     """One file of a repository, with errors that say what to do."""
     import huggingface_hub

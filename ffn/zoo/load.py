@@ -54,7 +54,6 @@ def load_with_record(
     name_or_path: str | os.PathLike[str], *, device: str | torch.device = "cpu"
 ) -> tuple[nn.Module, WeightRecord]:
     """Like :func:`load`; also returns the record: classes, preprocessing, metrics."""
-    _check_type(name_or_path)
     device = check_device(device)
     record, state = read_weights(name_or_path)
     model = model_from_record(record)
@@ -88,7 +87,6 @@ def load_start_weights(
         WeightsError: anything but the classifier does not match.
         TypeError: `name_or_path` is neither a name nor a path.
     """
-    _check_type(name_or_path)
     record, state = read_weights(name_or_path)
     own, note = model.state_dict(), ""
     is_flexible = isinstance(model, FrameFlexible)
@@ -143,15 +141,6 @@ def model_from_record(record: WeightRecord) -> nn.Module:
         alter=record.alter,
         interpolate=record.interpolate,
     )
-
-
-def _check_type(name_or_path: object) -> None:
-    if not isinstance(name_or_path, str | os.PathLike):
-        raise TypeError(
-            f"name_or_path is a {type(name_or_path).__name__}; expected a name of the zoo "
-            "(ffn.list_weights()), the path of a .pt or .safetensors file, or hf://user/name. "
-            "Save a network with ffn.zoo.save_weights"
-        )
 
 
 def _plain_state(model: FrameFlexible, count: int) -> dict[str, Tensor]:

@@ -2,28 +2,14 @@
 
 from __future__ import annotations
 
-import fnmatch
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from ffn.zoo.download import cache_path, download, sha256_of, stored_hash
-from ffn.zoo.hub import (
-    RECORD,
-    cached_repositories,
-    fetch_early_exit,
-    fetch_repository,
-    is_repository,
-)
-from ffn.zoo.records import (
-    WeightRecord,
-    WeightsError,
-    find_record,
-    list_weights,
-    read_record,
-    zoo_folder,
-)
+from ffn.zoo.hub import fetch_early_exit, fetch_repository, is_repository
+from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights, zoo_folder
 
 WEIGHTS, EARLY_EXIT = (".pt", ".safetensors"), ".early_exit.json"  # ends of the names of files
 
@@ -108,7 +94,7 @@ def verify_weights(pattern: str = "*") -> Iterator[Verdict]:
     """Compare the SHA-256 of local weights with their record or stored hash; changes nothing.
 
     Args:
-        pattern: glob pattern of the names in the zoo, then of the repositories in the cache.
+        pattern: glob pattern of the names. Repositories are compared whenever they are loaded.
 
     Yields:
         A verdict on each.
@@ -116,25 +102,15 @@ def verify_weights(pattern: str = "*") -> Iterator[Verdict]:
     for name in list_weights(pattern):
         record = find_record(name)
         path = weights_path(record)
-        if path.is_file():
-            yield _verdict(name, path, record.sha256 or stored_hash(path))
-        else:
+        if not path.is_file():
             yield Verdict(name, *(("missing", str(path)) if record.file else ("not downloaded",)))
-    repositories = cached_repositories()
-    for name in fnmatch.filter(repositories, pattern):
-        path = repositories[name]
-        try:
-            yield _verdict(name, path, read_record(path.with_name(RECORD)).sha256)
-        except (OSError, WeightsError) as error:
-            yield Verdict(name, "no hash", str(error))
-
-
-def _verdict(name: str, path: Path, expected: str | None) -> Verdict:
-    found = sha256_of(path)
-    if found == expected:
-        return Verdict(name, "ok")
-    status = "no hash" if expected is None else "differs"
-    return Verdict(name, status, f"{path} has sha256 {found}, expected {expected or 'unknown'}")
+            continue
+        found, expected = sha256_of(path), record.sha256 or stored_hash(path)
+        if found == expected:
+            yield Verdict(name, "ok")
+        else:
+            status = "no hash" if expected is None else "differs"
+            yield Verdict(name, status, f"{path}: sha256 {found}, expected {expected or 'unknown'}")
 
 
 def _download_name(record: WeightRecord) -> str | None:

@@ -245,7 +245,7 @@ def test_paths_that_lead_nowhere(tmp_path, plain):
     with pytest.raises(WeightsError, match="convert_checkpoint"):
         load(tmp_path / "m.pth")
     for read in (load, lambda given: load_start_weights(plain, given)):
-        with pytest.raises(TypeError, match="expected a name of the zoo"):
+        with pytest.raises(TypeError):
             read(torch.nn.Identity())
 
 
