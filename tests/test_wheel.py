@@ -17,7 +17,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    pytest.importorskip("setuptools")
+    pytest.importorskip("setuptools", minversion="70.1")  # with bdist_wheel
     folder = tmp_path_factory.mktemp("wheel")
     source = folder / "source"
     tracked = subprocess.run(
@@ -44,7 +44,7 @@ def test_configs_and_records_are_in_the_wheel(wheel: Path) -> None:
 
 
 def test_an_installed_package_works_in_another_folder(wheel: Path, tmp_path: Path) -> None:
-    """Without the clone: list the configs, make films, train, and predict with own weights."""
+    """Without the clone: list the configs, make videos, train, and predict with own weights."""
     site = tmp_path / "site"
     with zipfile.ZipFile(wheel) as content:
         content.extractall(site)
@@ -64,8 +64,8 @@ def test_an_installed_package_works_in_another_folder(wheel: Path, tmp_path: Pat
     found = subprocess.run([sys.executable, "-c", where], cwd=work, env=env, capture_output=True)
     assert Path(found.stdout.decode().strip()).is_relative_to(site)
     assert "quickstart/own_clips" in run("configs")
-    films = ("--clips-per-class", "1", "1")
-    run("ffn.datasets.synthetic", "data/motion", *films)
+    videos = ("--clips-per-class", "1", "1")
+    run("ffn.datasets.synthetic", "data/motion", *videos)
     options = ("train.epochs=1", "data.workers=0", "train.batch_size=4", "log.output=run")
     run("train", "quickstart/motion_flexible", *options)
     video = next((work / "data/motion").rglob("*.mp4"))
