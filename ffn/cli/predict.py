@@ -92,8 +92,7 @@ class Picture:
             video with its labels; `{name}` stands for the name of a file.
         heat_map: Draw over the frames of --save where the network sees evidence (Grad-CAM).
         label: Class of the heat map; default: the most probable.
-        layer: Layer whose feature map the heat map is made of; default: the last with more than
-            one position per frame.
+        layer: Layer whose feature map the heat map is made of; default: the last feature maps.
     """
 
     save: str | None = None

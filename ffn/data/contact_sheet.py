@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -109,7 +110,7 @@ def save_contact_sheet(
         (MARGIN + columns * (width + MARGIN), top + sum(heights) + MARGIN * (len(rows) + 1)),
         WHITE,
     )
-    _write(sheet, (MARGIN, MARGIN), sheet.width - 2 * MARGIN, title, TITLE, BLACK)
+    write_line(sheet, (MARGIN, MARGIN), sheet.width - 2 * MARGIN, title, TITLE, BLACK)
     y = top + MARGIN
     for row, height in zip(rows, heights, strict=True):
         for column, image in enumerate(row):
@@ -129,9 +130,9 @@ def _draw_panel(panel: Panel) -> Image:
     width = max([PANEL_WIDTH, *(s.width for s in strips)])
     height = top + sum(s.height + GAP for s in strips)
     image = Image.new("RGB", (width, height), WHITE)
-    _write(image, (0, 0), width, panel.title, TITLE, BLACK)
+    write_line(image, (0, 0), width, panel.title, TITLE, BLACK)
     for number, line in enumerate(panel.lines):
-        _write(image, (0, TITLE + 6 + number * (TEXT + 4)), width, line, TEXT, GRAY)
+        write_line(image, (0, TITLE + 6 + number * (TEXT + 4)), width, line, TEXT, GRAY)
     for strip in strips:
         image.paste(strip, (0, top))
         top += strip.height + GAP
@@ -153,24 +154,31 @@ def _draw_strip(strip: Strip) -> Image:
     )
     image = Image.new("RGB", size, WHITE)
     for number, line in enumerate(label):
-        _write(image, (0, number * (TEXT + 4)), LABEL_WIDTH - GAP, line, TEXT, BLACK)
+        write_line(image, (0, number * (TEXT + 4)), LABEL_WIDTH - GAP, line, TEXT, BLACK)
     for number, frame in enumerate(frames):
         x, y = left + number % per_line * across, number // per_line * down
         image.paste(Image.fromarray(frame.permute(1, 2, 0).numpy()), (x, y))
         if strip.captions:
-            _write(image, (x, y + height + 2), width, strip.captions[number], SMALL, GRAY)
+            write_line(image, (x, y + height + 2), width, strip.captions[number], SMALL, GRAY)
     return image
 
 
-def _write(
+def write_line(
     image: Image, place: tuple[int, int], room: int, text: str, size: int, color: str
 ) -> None:
-    """Write a line, shortened to ``room`` pixels."""
-    from PIL import ImageDraw, ImageFont
+    """Write a line of text, shortened in its middle to ``room`` pixels."""
+    from PIL import ImageDraw
 
-    draw, font = ImageDraw.Draw(image), ImageFont.load_default(size)
+    draw, font = ImageDraw.Draw(image), _font(size)
     shown, kept = text, len(text)
     while kept > 2 and draw.textlength(shown, font=font) > room:
         kept -= 1
         shown = f"{text[: -(-kept // 2)]}…{text[-(kept // 2) :]}"
     draw.text(place, shown, fill=color, font=font)
+
+
+@cache  # reading it takes longer than writing a line
+def _font(size: int) -> object:
+    from PIL import ImageFont
+
+    return ImageFont.load_default(size)

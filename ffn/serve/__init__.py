@@ -4,7 +4,6 @@ from ffn.serve.client import Client, ServiceError
 from ffn.serve.heat_maps import HeatMap
 from ffn.serve.live.predictor import LiveAnswer, LivePredictor
 from ffn.serve.live.sources import SourceEvent, open_source
-from ffn.serve.overlays import overlay
 from ffn.serve.prediction import Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.windows import Segment, merge_windows
@@ -21,5 +20,4 @@ __all__ = [
     "SourceEvent",
     "merge_windows",
     "open_source",
-    "overlay",
 ]

@@ -1,4 +1,14 @@
-"""Heat maps of a clip: where a network sees evidence for a class, by Grad-CAM."""
+"""Heat maps of a clip: where a network sees evidence for a class, by Grad-CAM (1610.02391).
+
+With a feature map A, its channels k and positions i in space and time, and the logit y of a class:
+
+    a_k = sum_i dy / dA_ki        (Selvaraju et al., ICCV 2017, eq. 1, without the constant 1 / Z)
+    map_i = ReLU(sum_k a_k A_ki)  (eq. 2)
+
+Without 1 / Z, a network that averages its last map and classifies it linearly has the class
+activation map, whose mean is the logit without its bias. The maps of several pathways add up before
+the ReLU, each interpolated to the size of the clip.
+"""
 
 from __future__ import annotations
 
@@ -6,17 +16,28 @@ import copy
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
+from einops import rearrange
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ffn.core import FrameFlexible, extract
 from ffn.data import Normalize, Preprocessing
 from ffn.labels import LabelKind
 from ffn.serve.clips import Clip
-from ffn.serve.grad_cam import Place, combine, grad_cam, last_maps, named_map
-from ffn.serve.overlays import overlay
+
+# Layouts of a feature map of one clip; a network for images has the frames in the batch.
+LAYOUTS = ("t c h w", "t h w c", "1 c t h w", "1 t c h w", "1 t h w c")
+# Matplotlib's perceptually uniform "plasma" (CC0) at 17 even steps from 0 to 1.
+PLASMA = (
+    *("0D0887", "310597", "4C02A1", "6600A7", "7E03A8", "9511A1", "AA2395", "BC3587", "CC4778"),
+    *("DA5A6A", "E66C5C", "F0804E", "F89540", "FDAC33", "FDC527", "F8DF25", "F0F921"),
+)
+OPACITY = 0.75  # of the value 1; that of others is proportional
+LAST = "the last feature maps"
 
 
 @dataclass(frozen=True)
@@ -29,8 +50,8 @@ class HeatMap:
             if there is no evidence for the class.
         label: Name of the class.
         probability: Of the class, by the network in fp32 before it is fused.
-        layers: Names of the layers whose feature maps were weighted.
-        grid: Positions (t, h, w) of the first layer's feature map.
+        layer: Name of the layer whose feature map was weighted, or "the last feature maps".
+        grid: Positions (t, h, w) of the first feature map.
         clip: The clip.
         preprocessing: Of the network, which says what part of the video's frames the clip shows.
     """
@@ -38,90 +59,70 @@ class HeatMap:
     values: Tensor
     label: str
     probability: float
-    layers: tuple[str, ...]
+    layer: str
     grid: tuple[int, int, int]
     clip: Clip
     preprocessing: Preprocessing
 
     def overlay(self) -> np.ndarray:
-        """The frames of the clip with the heat map over them, uint8 RGB (T, H, W, 3)."""
-        return overlay(self.clip.pixels.permute(1, 2, 3, 0).numpy(), self.values.numpy())
+        """The frames with the heat map over them, uint8 RGB (T, H, W, 3).
+
+        The higher a value, the more opaque. The frames are gray, because their own colors could be
+        taken for those of the heat map.
+        """
+        values = self.values.numpy()
+        frames = self.clip.pixels.permute(1, 2, 3, 0).numpy().astype(np.float32)  # (T, H, W, C)
+        gray = frames @ np.array([[0.299], [0.587], [0.114]], np.float32)  # ITU-R BT.601
+        opacity = OPACITY * values[..., None]
+        return np.rint(gray + opacity * (_colors(values) - gray)).astype(np.uint8)
 
 
-class HeatMaps:
-    """Computes heat maps of the clips of a network.
+def compute_heat_map(
+    model: nn.Module,
+    clip: Clip,
+    *,
+    preprocessing: Preprocessing,
+    classes: Sequence[str],
+    labels: LabelKind,
+    label: str | None = None,
+    layer: str | None = None,
+) -> HeatMap:
+    """The heat map of a clip.
 
-    Several threads may call it: each call has a copy of the sub-network, in fp32, before it is
-    fused. The network and its gradients do not change.
+    The model does not change: a copy of the sub-network runs, in fp32, before it is fused.
 
     Args:
         model: in eval mode, frame-flexible or plain.
+        clip: that was read.
         preprocessing: of the network.
         classes: K names.
         labels: kind of the labels.
-        device: of the network.
+        label: name of a class; None for the most probable.
+        layer: name of a layer; None for the last feature maps, of a network that has timm's
+            ``forward_features`` and ``forward_head``.
+
+    Raises:
+        ValueError: no such class; or the network has no suitable layer, or not this one.
     """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        *,
-        preprocessing: Preprocessing,
-        classes: Sequence[str],
-        labels: LabelKind,
-        device: torch.device,
-    ) -> None:
-        self._model, self._labels = model, labels
-        self._preprocessing, self._normalize = preprocessing, Normalize(preprocessing)
-        self._classes, self._device = tuple(classes), device
-        self._last_maps: dict[tuple[int, ...], tuple[Place, ...]] = {}  # by the shape of the clip
-
-    def __call__(self, clip: Clip, label: str | None = None, layer: str | None = None) -> HeatMap:
-        """The heat map of a clip.
-
-        The first call for a shape of clips finds the last feature maps, which takes a forward pass.
-
-        Args:
-            clip: that was read.
-            label: name of a class; None for the most probable.
-            layer: name of a layer; None for the last feature maps.
-
-        Raises:
-            ValueError: no such class; or the network has no suitable layer, or not this one.
-        """
-        index = None if label is None else find_class(label, self._classes)
-        # Inference tensors, made under torch.inference_mode, have no gradients.
-        with torch.inference_mode(False), torch.autocast(self._device.type, enabled=False):
-            x = self._normalize(clip.pixels.clone()[None].to(self._device))  # (1, C, T, H, W)
-            network = self._network(x.shape[2])
-            places = self._places(network, x, layer)
-            maps, logits = grad_cam(network, x, places, index)
-            values = combine(maps, x.shape[2:]).cpu()
-        index = int(logits.argmax()) if index is None else index
-        return HeatMap(
-            values=values,
-            label=self._classes[index],
-            probability=float(self._labels.probabilities(logits)[index]),
-            layers=tuple(place.name for place in places),
-            grid=tuple(maps[0].shape),
-            clip=clip,
-            preprocessing=self._preprocessing,
-        )
-
-    def _network(self, frames: int) -> nn.Module:
-        """A plain copy of the network for a number of frames, without gradients of its weights."""
-        model = self._model
-        flexible = isinstance(model, FrameFlexible)
-        network = extract(model, model.select(frames)) if flexible else copy.deepcopy(model)
-        return network.float().eval().requires_grad_(False)
-
-    def _places(self, network: nn.Module, x: Tensor, layer: str | None) -> tuple[Place, ...]:
-        if layer is not None:
-            return named_map(network, x, layer)
-        shape = tuple(x.shape)
-        if shape not in self._last_maps:
-            self._last_maps[shape] = last_maps(network, x)
-        return self._last_maps[shape]
+    index = None if label is None else find_class(label, classes)
+    device = next(model.parameters()).device
+    # Inference tensors, made under torch.inference_mode, have no gradients.
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        pixels = clip.pixels.clone()[None].to(device)  # (1, C, T, H, W)
+        x = Normalize(preprocessing)(pixels)
+        network = _plain_copy(model, x.shape[2])
+        maps, logits = grad_cam(network, x, index, layer)
+        values = combine(maps, x.shape[2:]).cpu()
+    index = int(logits.argmax()) if index is None else index
+    return HeatMap(
+        values=values,
+        label=classes[index],
+        probability=float(labels.probabilities(logits)[index]),
+        layer=layer or LAST,
+        grid=tuple(maps[0].shape),
+        clip=clip,
+        preprocessing=preprocessing,
+    )
 
 
 def find_class(label: str, classes: Sequence[str]) -> int:
@@ -135,3 +136,129 @@ def find_class(label: str, classes: Sequence[str]) -> int:
     close = difflib.get_close_matches(label, classes, n=1)
     hint = f"did you mean {close[0]!r}?" if close else f"e.g. {', '.join(classes[:3])}"
     raise ValueError(f"label is {label!r}, none of the {len(classes)} classes; {hint}")
+
+
+def grad_cam(
+    network: nn.Module, clip: Tensor, label: int | None = None, layer: str | None = None
+) -> tuple[list[Tensor], Tensor]:
+    """The maps of a class before the ReLU, one for each pathway, and the logits.
+
+    Args:
+        network: in eval mode, with parameters that need no gradients. It is not changed.
+        clip: (1, C, T, H, W), normalized.
+        label: index of the class; None for that of the largest logit.
+        layer: see :func:`compute_heat_map`.
+
+    Returns:
+        Maps (t, h, w), and the logits (K,).
+
+    Raises:
+        ValueError: there is no such layer, it has no feature map, or the logit does not depend on
+            it.
+    """
+    run = _run_last if layer is None else _run_layer
+    features, logits = run(network, clip, layer)
+    label = int(logits.argmax()) if label is None else label
+    layouts = [_layout(x, clip.shape[2], layer or LAST) for x in features]
+    gradients = [None] * len(features)
+    if logits.requires_grad:
+        gradients = torch.autograd.grad(logits[label], features, allow_unused=True)
+    maps = []
+    for x, gradient, layout in zip(features, gradients, layouts, strict=True):
+        if gradient is None:
+            raise ValueError(f"the logits do not depend on {layer or LAST}; name another layer")
+        x, gradient = (rearrange(y.detach(), f"{layout} -> c t h w") for y in (x, gradient))
+        maps.append(torch.einsum("c, c t h w -> t h w", gradient.sum((1, 2, 3)), x))
+    return maps, logits.detach()
+
+
+def combine(maps: Sequence[Tensor], size: Sequence[int]) -> Tensor:
+    """One map of a clip: the sum, without its negative part, divided by its maximum.
+
+    Args:
+        maps: (t, h, w) of several pathways.
+        size: T, H and W; each map is interpolated linearly to it.
+
+    Returns:
+        (T, H, W) from 0 to 1; all 0 if no position has evidence for the class.
+    """
+    size = tuple(size)
+    scaled = [F.interpolate(x[None, None], size=size, mode="trilinear")[0, 0] for x in maps]
+    total = torch.stack(scaled).sum(0).relu()
+    highest = total.max()
+    return total / highest if highest > 0 else total
+
+
+def _plain_copy(model: nn.Module, frames: int) -> nn.Module:
+    """A plain network for a number of frames, without gradients of its weights."""
+    flexible = isinstance(model, FrameFlexible)
+    network = extract(model, model.select(frames)) if flexible else copy.deepcopy(model)
+    return network.float().eval().requires_grad_(False)
+
+
+def _run_last(network: nn.Module, clip: Tensor, _: None) -> tuple[list[Tensor], Tensor]:
+    """The last feature maps, one for each pathway, and the logits (K,) that depend on them."""
+    if not hasattr(network, "forward_features"):
+        raise ValueError(
+            f"{type(network).__name__} has no forward_features; name a layer with a feature map "
+            "(layer=, --layer)"
+        )
+    with torch.no_grad():
+        found = network.forward_features(clip)
+    several = isinstance(found, (tuple, list))
+    features = [x.detach().requires_grad_() for x in (found if several else [found])]
+    with torch.enable_grad():
+        given = [x.clone() for x in features]  # the head may work in place
+        (logits,) = network.forward_head(type(found)(given) if several else given[0])
+    return features, logits
+
+
+def _run_layer(network: nn.Module, clip: Tensor, name: str) -> tuple[list[Tensor], Tensor]:
+    """The feature map of a layer that runs once, and the logits (K,) that depend on it."""
+    names = [each for each, _ in network.named_modules(remove_duplicate=False) if each]
+    if name not in names:
+        close = difflib.get_close_matches(name, names, n=3) or names[-3:]
+        raise ValueError(f"there is no layer {name!r}; similar: {', '.join(close)}")
+    features: list[Tensor] = []
+
+    def cut(_: nn.Module, inputs: Any, output: Any) -> Tensor:
+        if not isinstance(output, Tensor):
+            raise ValueError(f"{name} does not return a tensor; name a layer with a feature map")
+        features.append(output.detach().requires_grad_())
+        return features[-1].clone()  # the next layer may work in place
+
+    handle = network.get_submodule(name).register_forward_hook(cut)
+    try:
+        with torch.enable_grad():
+            (logits,) = network(clip)
+    finally:
+        handle.remove()
+    if len(features) != 1:
+        raise ValueError(f"{name} runs {len(features)} times; name a layer that runs once")
+    return features, logits
+
+
+def _layout(x: Tensor, frames: int, name: str) -> str:
+    """The layout of a feature map of a clip of square frames.
+
+    Raises:
+        ValueError: it has no positions, as tokens.
+    """
+    for layout in LAYOUTS:
+        names = layout.split()
+        sizes = dict(zip(names, x.shape, strict=False))
+        fits = len(names) == x.ndim and sizes.get("1", 1) == 1
+        if fits and sizes["h"] == sizes["w"] > 1 and sizes["t"] <= frames:
+            return layout
+    raise ValueError(
+        f"{name} has the shape {tuple(x.shape)}, without several positions in a frame; name a "
+        "layer with a feature map (layer=, --layer)"
+    )
+
+
+def _colors(values: np.ndarray) -> np.ndarray:
+    """Colors of values from 0 to 1, float32 RGB from 0 to 255, (..., 3)."""
+    anchors = np.array([[int(color[i : i + 2], 16) for i in (0, 2, 4)] for color in PLASMA])
+    steps = np.linspace(0, 1, len(anchors))
+    channels = [np.interp(values, steps, anchors[:, channel]) for channel in range(3)]
+    return np.stack(channels, -1).astype(np.float32)

@@ -8,16 +8,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ffn.data import VideoError
-from ffn.data.contact_sheet import Panel, Strip, save_contact_sheet
+from ffn.data.contact_sheet import WHITE, Panel, Strip, save_contact_sheet, write_line
 from ffn.files import atomic_write
 from ffn.serve.clips import Clip
 from ffn.serve.heat_maps import HeatMap
@@ -28,14 +26,11 @@ from ffn.serve.windows import Segment
 if TYPE_CHECKING:
     from av.container import OutputContainer
     from av.video import VideoStream
-    from PIL.Image import Image
 
-BARS = 3  # labels below a GIF
-WHITE, GRAY, BLACK, BLUE = "#FFFFFF", "#555555", "#000000", "#BFD7EA"
+LABELS = 3  # in one line, of videos with several labels
 HEAT_THUMBNAIL = 192  # longest side of a frame in a contact sheet with a heat map, pixels
 GIF_SIZE = 256  # shortest side of a GIF's frames, pixels
 MAX_SIDE = 1280  # longest side of a written video, pixels
-TICK_DISTANCE = 6  # pixels between ticks of a video, at least in the mean
 FRAMES_PER_SECOND = 10.0  # of videos without times
 TIME_BASE = Fraction(1, 90_000)  # seconds; divides the usual frame rates
 
@@ -65,85 +60,51 @@ def save(
         ValueError: if a heat map is given for a video.
     """
     if path.suffix.lower() == ".png":
-        save_sheet(path, clip.pixels, prediction, heat)
+        _save_sheet(path, clip, prediction, heat)
     elif path.suffix.lower() == ".gif":
-        save_gif(path, clip.pixels, prediction, seconds=clip.seconds, heat=heat)
+        _save_gif(path, clip, prediction, heat)
     elif heat is None:
-        segments = whole_video(prediction)
+        segments = _whole_video(prediction)
         save_video(path, given, segments, clip.indices, pattern=pattern, fps=fps)
     else:
         raise ValueError(f"a heat map is drawn into *.png or *.gif, not into {path}")
 
 
-def save_sheet(
-    path: Path, clip: Tensor, prediction: Prediction, heat: HeatMap | None = None
-) -> None:
-    """Draw the frames that the network saw, with their indices and the labels, as a PNG file.
-
-    Args:
-        path: The file; replaced.
-        clip: uint8 RGB (C, T, H, W).
-        prediction: Of the clip.
-        heat: Heat map of the clip, drawn over the frames in lines of their own.
-    """
+def _save_sheet(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | None) -> None:
+    """Draw the frames that the network saw, with their indices and the labels."""
     lines = [f"{probability:6.1%}  {label}" for label, probability in prediction.top(5)]
     captions = [str(index) for index in prediction.indices]
-    title = f"The {clip.shape[1]} frames of the clip; below a frame: its index in the video"
-    strips = [Strip(clip, captions=captions)]
+    title = f"The {len(captions)} frames of the clip; below a frame: its index in the video"
+    strips = [Strip(clip.pixels, captions=captions)]
     if heat is not None:
         title = f"{_title(heat, prediction)}; below a frame: its index in the video"
         time, height, width = heat.grid
         what = f"{time} x {height} x {width} positions" if heat.values.any() else "no evidence"
-        lines.append(f"Grad-CAM of {' and '.join(heat.layers)}: {what}")
-        strips = _heat_strips(clip, heat, captions)
+        lines.append(f"Grad-CAM of {heat.layer}: {what}")
+        drawn = torch.from_numpy(heat.overlay()).permute(3, 0, 1, 2)  # (C, T, H, W)
+        strips = [
+            Strip(clip.pixels, "frames", captions, HEAT_THUMBNAIL),
+            Strip(drawn, "heat map", captions, HEAT_THUMBNAIL),
+        ]
     panel = Panel(f"{prediction.path}: {prediction.how}", lines, strips)
     save_contact_sheet(path, title, [panel])
 
 
-def _heat_strips(clip: Tensor, heat: HeatMap, captions: Sequence[str]) -> list[Strip]:
-    """The frames with and without the heat map, in turn, line by line."""
-    drawn = torch.from_numpy(heat.overlay()).permute(3, 0, 1, 2)  # (C, T, H, W)
-    strips: list[Strip] = []
-    per_line = Strip(clip, side=HEAT_THUMBNAIL).per_line
-    for start in range(0, clip.shape[1], per_line):
-        line = slice(start, start + per_line)
-        strips.append(Strip(clip[:, line], "frames", side=HEAT_THUMBNAIL))
-        strips.append(Strip(drawn[:, line], "heat map", captions[line], HEAT_THUMBNAIL))
-    return strips
-
-
-def save_gif(
-    path: Path,
-    clip: Tensor,
-    prediction: Prediction,
-    *,
-    seconds: float | None = None,
-    heat: HeatMap | None = None,
-) -> None:
-    """Write the frames that the network saw as a GIF, with bars of the most probable labels.
-
-    Args:
-        path: The file; replaced.
-        clip: uint8 RGB (C, T, H, W).
-        prediction: Of the clip.
-        seconds: That the GIF takes, at most 655 s per frame; default: 10 frames per second.
-        heat: Heat map of the clip, drawn over its frames.
-    """
+def _save_gif(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | None) -> None:
+    """Write the frames that the network saw, with the label, in the time of the video."""
     from PIL import Image
 
-    frames = clip.permute(1, 2, 3, 0).numpy() if heat is None else heat.overlay()  # (T, H, W, C)
+    frames = heat.overlay() if heat else clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
     factor = max(1, round(GIF_SIZE / min(frames.shape[1:3])))
-    size = (factor * frames.shape[2], factor * frames.shape[1])
-    labels = _bars(prediction, size[0], "" if heat is None else _title(heat, prediction))
+    text = _title(heat, prediction) if heat else _label_at(_whole_video(prediction), 0)
     pictures = []
-    for frame in frames:
-        picture = Image.new("RGB", (size[0], size[1] + labels.height), WHITE)
-        picture.paste(Image.fromarray(frame).resize(size, Image.Resampling.NEAREST), (0, 0))
-        picture.paste(labels, (0, size[1]))
-        if heat is not None:  # Pillow's own palette lacks colors of the scale
+    for number, frame in enumerate(frames, 1):
+        enlarged = frame.repeat(factor, 0).repeat(factor, 1)
+        picture = Image.fromarray(_draw_label(enlarged, text, number / len(frames)))
+        if heat:  # Pillow's own palette lacks colors of the scale
             picture = picture.quantize(256, method=Image.Quantize.MAXCOVERAGE)
         pictures.append(picture)
-    total = len(frames) / FRAMES_PER_SECOND if seconds is None else seconds
+    total = clip.seconds or len(frames) / FRAMES_PER_SECOND
     # Viewers slow down shorter ones; the format has 16 bits for hundredths of a second.
     milliseconds = min(max(20, round(1000 * total / len(frames))), 655_350)
     options = {"save_all": True, "append_images": pictures[1:], "loop": 0}
@@ -162,8 +123,7 @@ def save_video(
 ) -> None:
     """Write a whole video with the label of each time as mp4 (H.264, without sound).
 
-    A line at the lower edge shows the time; ticks mark the frames that the network saw, unless they
-    are so many that they would hide it.
+    A line at the lower edge shows the time; ticks mark the frames that the network saw.
 
     Args:
         path: The file; replaced.
@@ -191,7 +151,7 @@ def save_video(
                 if stream is None:
                     stream = _add_stream(output, image, len(video) / duration)
                 now = float(times[index])
-                drawn = draw_label(image, _label_at(segments, now), now / duration, ticks)
+                drawn = _draw_label(image, _label_at(segments, now), now / duration, ticks)
                 frame = av.VideoFrame.from_ndarray(drawn, format="rgb24")
                 frame.pts, frame.time_base = round(now / TIME_BASE), TIME_BASE
                 output.mux(stream.encode(frame))
@@ -207,10 +167,10 @@ def _add_stream(output: OutputContainer, image: np.ndarray, rate: float) -> Vide
     return stream
 
 
-def whole_video(prediction: Prediction) -> list[Segment]:
+def _whole_video(prediction: Prediction) -> list[Segment]:
     """The segments of a prediction for a whole video, which have no end."""
     if prediction.multi_label:
-        top = [(label, p) for label, p in prediction.top(BARS) if p >= 0.5]
+        top = [(label, p) for label, p in prediction.top(LABELS) if p >= 0.5]
     else:
         top = prediction.top(1)
     return [Segment(0.0, math.inf, label, probability) for label, probability in top]
@@ -242,65 +202,23 @@ def _fit_size(image: np.ndarray) -> np.ndarray:
     return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
 
 
-def draw_label(image: np.ndarray, text: str, position: float, ticks: Sequence[float]) -> np.ndarray:
-    """A frame with a text on a dark bar, and the line of time below it; positions are 0 to 1.
-
-    Ticks that would hide the line are left out.
-    """
+def _draw_label(
+    image: np.ndarray, text: str, position: float, ticks: Sequence[float] = ()
+) -> np.ndarray:
+    """A frame with a text on a dark bar, and the line of time below it; positions are 0 to 1."""
     from PIL import Image, ImageDraw
 
     picture = Image.fromarray(image)
     size = max(8, min(image.shape[:2]) // 16)
-    bar = Image.new("RGB", (picture.width, min(2 * size + 4, picture.height)), BLACK)
+    bar = Image.new("RGB", (picture.width, min(2 * size + 4, picture.height)))
     top = picture.height - bar.height
     below = picture.crop((0, top, picture.width, picture.height))
     picture.paste(Image.blend(below, bar, 0.6), (0, top))
+    place = (size // 2, top + size // 4)
+    write_line(picture, place, picture.width - size // 2, text, size, WHITE)
     draw = ImageDraw.Draw(picture)
-    room = picture.width - size // 2
-    font = _font(size)
-    draw.text((size // 2, top + size // 4), _fit(draw, text, room, font), fill=WHITE, font=font)
     line, last = picture.height - max(2, size // 4), picture.width - 1
     draw.line((0, line, round(position * last), line), fill=WHITE, width=max(1, size // 8))
-    for tick in ticks if len(ticks) <= picture.width // TICK_DISTANCE else ():
-        x = round(tick * last)
+    for x in (round(tick * last) for tick in ticks):
         draw.line((x, line - size // 4, x, line + size // 4), fill=WHITE)
     return np.asarray(picture)
-
-
-def _bars(prediction: Prediction, width: int, title: str) -> Image:
-    """The most probable labels with bars of their probabilities, and how the network ran.
-
-    The title of a heat map is the first line.
-    """
-    from PIL import Image, ImageDraw
-
-    size = max(10, width // 20)
-    top, first = prediction.top(BARS), int(title != "")
-    image = Image.new("RGB", (width, (first + len(top) + 1) * (size + 8) + 8), WHITE)
-    draw, font = ImageDraw.Draw(image), _font(size)
-    draw.text((4, 4), _fit(draw, title, width - 8, font), BLACK, font)
-    for row, (label, probability) in enumerate(top, first):
-        y = 4 + row * (size + 8)
-        draw.rectangle((0, y, round(probability * (width - 1)), y + size + 4), fill=BLUE)
-        draw.text((4, y), _fit(draw, f"{probability:.0%}  {label}", width - 8, font), BLACK, font)
-    note = f"{prediction.frames} frames"
-    if prediction.active:
-        note += f", sub-network {prediction.active}"
-    y = 4 + (first + len(top)) * (size + 8)
-    draw.text((4, y), _fit(draw, note, width - 8, font), fill=GRAY, font=font)
-    return image
-
-
-def _fit(draw: object, text: str, width: int, font: object) -> str:
-    """A text, shortened to ``width`` pixels."""
-    shown = text
-    while len(shown) > 2 and draw.textlength(shown, font=font) > width:
-        shown = f"{shown[:-2]}…"
-    return shown
-
-
-@cache  # reading it takes longer than writing a line
-def _font(size: int) -> object:
-    from PIL import ImageFont
-
-    return ImageFont.load_default(size)

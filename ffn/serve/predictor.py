@@ -20,7 +20,7 @@ from ffn.export import InferenceRunner
 from ffn.labels import label_kind
 from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice, counts_of
 from ffn.serve.clips import Choice, Clip, ClipReader, Windows
-from ffn.serve.heat_maps import HeatMap, HeatMaps
+from ffn.serve.heat_maps import HeatMap, compute_heat_map
 from ffn.serve.inputs import Input
 from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.stages import run_early_exit
@@ -84,13 +84,6 @@ class Predictor:
             self.model, runtime=runtime, precision=precision, fused=fuse, cache=home()
         )
         self._normalize = Normalize(self.preprocessing)
-        self._heat_maps = HeatMaps(
-            self.model,
-            preprocessing=self.preprocessing,
-            classes=self.classes,
-            labels=label_kind(self.record.multi_label),
-            device=self.device,
-        )
         self._source = name_or_path
         self._given_early_exit = early_exit and self._load_early_exit(Path(early_exit))
 
@@ -244,7 +237,7 @@ class Predictor:
             frames, budget_ms, budget_gmacs: As for a call; not for a clip.
             label: Name of the class; default: the most probable.
             layer: Name of the layer whose feature map is weighted, of :func:`ffn.extract`'s
-                network; default: the last with more than one position per frame.
+                network; default: the last feature maps, those of ``forward_features``.
 
         Returns:
             A value for each pixel of the clip.
@@ -259,7 +252,15 @@ class Predictor:
             video = reader.read(video)
         elif (frames, budget_ms, budget_gmacs) != (None, None, None):
             raise ValueError("a clip has its frames already; leave out frames and budgets")
-        return self._heat_maps(video, label, layer)
+        return compute_heat_map(
+            self.model,
+            video,
+            preprocessing=self.preprocessing,
+            classes=self.classes,
+            labels=label_kind(self.record.multi_label),
+            label=label,
+            layer=layer,
+        )
 
     def reader(
         self,

@@ -34,89 +34,61 @@ def frames_of(path) -> tuple[list[float], np.ndarray]:
     )
 
 
-def predicted(weights, path, frames=6):
-    predictor = Predictor(weights, precision="fp32")
-    clip = predictor.reader(frames).read(path)
-    return clip, predictor.predict([clip])[0]
-
-
-def test_a_gif_has_the_frames_of_the_clip(weights, footage, tmp_path) -> None:
-    path = write_video(tmp_path / "video.mp4", footage, rate=10)
-    clip, prediction = predicted(weights, path)
-
-    save(tmp_path / "out.gif", path, clip, prediction, pattern=PATTERN)
-
-    with Image.open(tmp_path / "out.gif") as image:
-        assert image.n_frames == 6
-        assert image.info["duration"] == 500  # 3 s
-        shown = []
-        for number in range(6):
-            image.seek(number)
-            shown.append(np.asarray(image.convert("RGB"))[:256])
-        assert image.size[0] == 256
-    for pixels, frame in zip(shown, clip.pixels.permute(1, 2, 3, 0).numpy(), strict=True):
-        assert np.abs(pixels.mean() - frame.mean()) < 2  # 256 colors
-
-
-def test_a_sheet_has_the_frames_of_the_clip(weights, footage, tmp_path) -> None:
-    path = write_video(tmp_path / "video.mp4", footage, rate=10)
-    clip, prediction = predicted(weights, path)
-
-    save(tmp_path / "out.png", path, clip, prediction, pattern=PATTERN)
-
-    sheet = np.asarray(Image.open(tmp_path / "out.png").convert("RGB"))
-    for frame in clip.pixels.permute(1, 2, 3, 0).numpy():
-        assert (sheet == frame[0, 0]).all(-1).sum() >= 96 * 96
-
-
 @pytest.fixture
-def explained(weights, footage, tmp_path):
-    """The arguments of `save` for a video of 4:3 and a heat map that is hot in the last frames."""
+def predicted(weights, footage, tmp_path):
+    """The arguments of `save`, and a heat map that is hot in the last frames."""
     path = write_video(tmp_path / "video.mp4", footage, rate=10)
-    clip, prediction = predicted(weights, path)
-    heat = Predictor(weights, precision="fp32").heat_map(clip)
+    predictor = Predictor(weights, precision="fp32")
+    clip = predictor.reader(6).read(path)
+    heat = predictor.heat_map(clip)
     values = torch.zeros_like(heat.values)
     values[4:] = 1
-    return (path, clip, prediction), replace(heat, values=values)
+    return (path, clip, predictor.predict([clip])[0]), replace(heat, values=values)
 
 
-def is_colored(pixels: np.ndarray) -> np.ndarray:
-    """Whether frames (..., H, W, 3) have a color other than gray."""
-    return np.ptp(pixels.astype(int), -1).max((-1, -2)) > 60
-
-
-def test_a_heat_map_on_a_sheet(explained, tmp_path) -> None:
-    given, heat = explained
-    save(tmp_path / "out.png", *given, pattern=PATTERN, heat=heat)
-
-    sheet = read_picture(tmp_path / "out.png")
-    drawn = torch.from_numpy(heat.overlay()).movedim(-1, 1)
-    for frames in (given[1].pixels.transpose(0, 1), drawn):
-        corners = [places(sheet, enlarged(frame, 6)) for frame in frames]  # 32 to 192 px
-        assert [len(corner) for corner in corners] == [2] * 4 + [1] * 2  # gray with and without
-        assert corners == sorted(corners)
-
-
-def test_a_heat_map_in_a_gif(explained, tmp_path) -> None:
-    given, heat = explained
-    save(tmp_path / "out.gif", *given, pattern=PATTERN, heat=heat)
-
-    with Image.open(tmp_path / "out.gif") as image:
-        shown = []
+def frames_of_gif(path) -> np.ndarray:
+    """Frames (T, H, W, 3) above the label."""
+    shown = []
+    with Image.open(path) as image:
+        assert image.info["duration"] == 500  # six frames in 3 s
         for number in range(image.n_frames):
             image.seek(number)
-            shown.append(np.asarray(image.convert("RGB")))
-    assert is_colored(np.stack(shown)[:, :256]).tolist() == [False] * 4 + [True] * 2
+            shown.append(np.asarray(image.convert("RGB"))[:210])
+    return np.stack(shown)
 
+
+def test_a_gif_has_the_frames_of_the_clip_and_the_heat_map(predicted, tmp_path) -> None:
+    given, heat = predicted
+    save(tmp_path / "out.gif", *given, pattern=PATTERN)
+    save(tmp_path / "heat.gif", *given, pattern=PATTERN, heat=heat)
+
+    shown, frames = frames_of_gif(tmp_path / "out.gif"), given[1].pixels.transpose(0, 1)
+    assert shown.shape[2] == 256
+    for pixels, frame in zip(shown, frames.numpy(), strict=True):
+        assert np.abs(pixels.mean() - frame.mean()) < 2  # 256 colors
+    colored = np.ptp(frames_of_gif(tmp_path / "heat.gif").astype(int), -1).max((1, 2)) > 60
+    assert colored.tolist() == [False] * 4 + [True] * 2
     with pytest.raises(ValueError, match=r"out\.mp4"):
         save(tmp_path / "out.mp4", *given, pattern=PATTERN, heat=heat)
 
 
-def test_a_video_keeps_its_frames_and_times(weights, footage, tmp_path) -> None:
-    path = write_video(tmp_path / "video.mp4", footage, rate=10)
-    clip, prediction = predicted(weights, path)
+def test_a_sheet_has_the_frames_of_the_clip_and_the_heat_map(predicted, tmp_path) -> None:
+    given, heat = predicted
+    save(tmp_path / "out.png", *given, pattern=PATTERN)
+    save(tmp_path / "heat.png", *given, pattern=PATTERN, heat=heat)
 
-    save(tmp_path / "out.mp4", path, clip, prediction, pattern=PATTERN)
+    frames = given[1].pixels.transpose(0, 1)
+    sheet = read_picture(tmp_path / "out.png")
+    assert all(places(sheet, enlarged(frame, 3)) for frame in frames)  # 32 to 96 px
+    sheet = read_picture(tmp_path / "heat.png")
+    drawn = torch.from_numpy(heat.overlay()).movedim(-1, 1)
+    for shown in (frames, drawn):
+        corners = [places(sheet, enlarged(frame, 6)) for frame in shown]
+        assert [len(corner) for corner in corners] == [2] * 4 + [1] * 2  # gray with and without
+
+
+def test_a_video_keeps_its_frames_and_times(predicted, footage, tmp_path) -> None:
+    save(tmp_path / "out.mp4", *predicted[0], pattern=PATTERN)
 
     times, pixels = frames_of(tmp_path / "out.mp4")
     assert times == pytest.approx([n / 10 for n in range(30)], abs=1e-3)
