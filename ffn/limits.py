@@ -46,6 +46,15 @@ class Limit:
         )
 
 
+def frame_refusal(width: int, height: int) -> str:
+    """Why frames of a size in pixels are not read; empty if they are."""
+    if max(width, height) > LONGEST_SIDE * min(width, height):
+        return f"{width} x {height} pixels: at most {LONGEST_SIDE} times as long as wide is read"
+    refusal = FRAME_PIXELS.refusal(width * height)
+    return refusal and f"{width} x {height} pixels: {refusal}"
+
+
+LONGEST_SIDE = 32  # times the shorter one: resizing the shorter side enlarges the longer one
 FRAME_PIXELS = Limit("FFN_MAX_FRAME_PIXELS", 2**25, "pixels per frame")  # 8K UHD has 33.2 million
 CLIP_FRAMES = Limit("FFN_MAX_CLIP_FRAMES", 4096, "frames per clip")
 CLASSES = Limit("FFN_MAX_CLASSES", 100_000, "classes")

@@ -18,6 +18,7 @@ from PIL import Image
 
 import ffn
 from ffn.data import (
+    EvalTransform,
     Preprocessing,
     Record,
     VideoDataset,
@@ -66,16 +67,13 @@ def write_video(path: Path, width: int, height: int) -> Path:
     return path
 
 
-@pytest.mark.parametrize("decoder", ["auto", "decord"])
-def test_videos_with_large_frames(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoder: str
-) -> None:
+def test_videos_with_large_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     video = write_video(tmp_path / "a.mp4", 64, 48)
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(64 * 48 - 1))
     with pytest.raises(VideoError, match=r"64 x 48 pixels: 3,072 pixels per frame; at most 3,071 "):
-        decode(video, [0], decoder=decoder)
+        decode(video, [0])
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(64 * 48))
-    assert decode(video, [0], decoder=decoder).shape == (1, 48, 64, 3)
+    assert decode(video, [0]).shape == (1, 48, 64, 3)
 
 
 def test_video_whose_frames_are_larger_than_its_header_says(
@@ -92,6 +90,15 @@ def test_video_whose_frames_are_larger_than_its_header_says(
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(128 * 128))
     with pytest.raises(VideoError, match=r"both\.h264"):
         decode(tmp_path / "both.h264", [5])
+
+
+def test_thin_frames(tmp_path: Path) -> None:
+    """Resized to a shorter side of 256, they would have billions of pixels."""
+    with pytest.raises(VideoError, match="1 x 20000 pixels: at most 32 times"):
+        decode(write_frames(tmp_path / "a", (1, 20_000)), [0], pattern="{:05d}.png")
+    thin = torch.zeros(2, 1, 20_000, 3, dtype=torch.uint8)
+    with pytest.raises(ValueError, match="20000 x 1 pixels: at most 32 times"):
+        EvalTransform(SMALL)(thin)
 
 
 def test_pipe_among_frames(tmp_path: Path) -> None:

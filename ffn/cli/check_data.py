@@ -41,7 +41,6 @@ def check_data(
     root: ExistingDirectory | None = None,
     classes: ExistingFile | None = None,
     frames: PositiveInt | Literal["all"] = "all",
-    decoder: Literal["auto", "pyav", "decord"] = "auto",
     pattern: str = "{:05d}.jpg",
     timeout: PositiveFloat = 60,
     workers: NonNegativeInt | None = None,
@@ -59,7 +58,6 @@ def check_data(
         root: Folder of the paths in the list; default: its folder.
         classes: File of class names, one per line.
         frames: Number of evenly spaced frames to decode: faster than all, and finds less.
-        decoder: Video decoder.
         pattern: File names in a folder of frames.
         timeout: Seconds per video.
         workers: Processes; default: one per CPU.
@@ -80,7 +78,6 @@ def check_data(
     checked = check_videos(
         records,
         frames=None if frames == "all" else frames,
-        decoder=decoder,
         pattern=pattern,
         workers=os.cpu_count() if workers is None else workers,
         timeout=timeout,

@@ -11,10 +11,8 @@ from ffn.data.annotations import (
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import (
-    DECODERS,
     VideoError,
     VideoMetadata,
-    count_frames,
     decode,
     open_video,
     probe,
@@ -47,7 +45,6 @@ from ffn.data.transforms import EvalTransform, TrainTransform, swap_pairs
 from ffn.data.watched_loader import LoaderError, watching
 
 __all__ = [
-    "DECODERS",
     "AnnotationRow",
     "ClipSampler",
     "ClipStore",
@@ -70,7 +67,6 @@ __all__ = [
     "clip_indices",
     "collate_eval",
     "collate_train",
-    "count_frames",
     "decode",
     "dense",
     "dense_clips",

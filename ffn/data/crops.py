@@ -1,14 +1,12 @@
 """Random crops for training and three-crop testing, with one window for all frames of a sample.
 
 Frames are uint8 (N, C, H, W). Windows are drawn from the generator that is passed in; torchvision's
-transforms v2 crop and resize. A frame that would be larger than `ffn.limits.FRAME_PIXELS` after it
-is resized, as one of 1 x 20000 pixels, is refused.
+transforms v2 crop and resize.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -16,47 +14,12 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from ffn.data.decoding import VideoError
 from ffn.data.global_rng import library_draws
-from ffn.limits import FRAME_PIXELS
 
 SCALES = (1.0, 0.875, 0.75, 0.66)  # TSN (Wang et al. 2016), section 3.1; TSM
 AREA = (0.08, 1.0)  # Inception (Szegedy et al. 2015); UniFormer
 ASPECT = (0.75, 1.3333)  # Inception; UniFormer
 JITTER_SCALES = (256, 320)  # SlowFast (Feichtenhofer et al. 2019), section 4
-
-
-class FrameSizeError(ValueError):
-    """Frames that are too long for their width, so that they cannot be resized."""
-
-
-@contextmanager
-def naming_video(path: str) -> Iterator[None]:
-    """Turn a `FrameSizeError` into the `VideoError` of a video."""
-    try:
-        yield
-    except FrameSizeError as error:
-        raise VideoError(path, str(error)) from None
-
-
-def resize(x: Tensor, side: int) -> Tensor:
-    """Resize the shorter side of frames.
-
-    Args:
-        x: Frames (N, C, H, W).
-        side: Length of the shorter side of the result, in pixels; the longer one is rounded down.
-
-    Raises:
-        FrameSizeError: if the result would have more pixels than `FRAME_PIXELS`.
-    """
-    height, width = x.shape[-2:]
-    longer = side * max(height, width) // min(height, width)
-    if refusal := FRAME_PIXELS.refusal(side * longer):
-        raise FrameSizeError(
-            f"frames of {width} x {height} pixels, with a shorter side of {side}, would have "
-            f"{refusal}"
-        )
-    return F.resize(x, [side], antialias=True)
 
 
 def multiscale_crop(
@@ -114,11 +77,8 @@ def jittered_crop(
 
     Returns:
         (N, C, side, side).
-
-    Raises:
-        FrameSizeError: see `resize`.
     """
-    x = resize(x, round(generator.uniform(*scales)))
+    x = F.resize(x, [round(generator.uniform(*scales))], antialias=True)
     height, width = x.shape[-2:]
     top, left = generator.integers(height - side + 1), generator.integers(width - side + 1)
     return F.crop(x, int(top), int(left), side, side)
@@ -137,11 +97,8 @@ def three_squares(x: Tensor, side: int) -> Tensor:
 
     Returns:
         (3, N, C, side, side).
-
-    Raises:
-        FrameSizeError: see `resize`.
     """
-    x = resize(x, side)
+    x = F.resize(x, [side], antialias=True)
     height, width = x.shape[-2:]
     down, right = height - side, width - side
     corners = [(0, 0), (-(-down // 2), -(-right // 2)), (down, right)]  # SlowFast rounds up

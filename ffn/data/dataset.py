@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from ffn.data.crops import naming_video
 from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.preprocessing import Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
@@ -45,7 +44,6 @@ class VideoDataset(Dataset[dict[str, Any]]):
         nested: Whether smaller views are subsets of the largest: max(views) frames are decoded
             instead of up to sum(views).
         seed: First part of the random seed of every sample.
-        decoder: Decoder of video files, a key of `ffn.data.DECODERS`.
         pattern: Name of a frame inside a folder of frames.
         source: Function that opens a record, instead of `open_video`, as
             `ClipStore(...).open_record`.
@@ -71,7 +69,6 @@ class VideoDataset(Dataset[dict[str, Any]]):
         shuffle_frames: bool = False,
         nested: bool = False,
         seed: int = 0,
-        decoder: str = "auto",
         pattern: str = PATTERN,
         source: Callable[[Record], Video] | None = None,
         on_error: str = "fail",
@@ -93,7 +90,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self.shuffle_frames = shuffle_frames
         self.nested, self.seed, self.on_error = nested, seed, on_error
         self.num_classes = num_classes
-        self.decoder, self.pattern = decoder, pattern
+        self.pattern = pattern
         self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_free = cache_bytes
@@ -172,11 +169,10 @@ class VideoDataset(Dataset[dict[str, Any]]):
         indices = self._clip_indices(count, numbers, key, generator)
         union = sorted({i for clips in indices.values() for clip in clips for i in clip})
         frames = read(union)
-        with naming_video(record.path):
-            if self.train:
-                frames, label = self._train_transform(frames, record.label, generator)
-            else:
-                frames, label = self._eval_transform(frames), record.label
+        if self.train:
+            frames, label = self._train_transform(frames, record.label, generator)
+        else:
+            frames, label = self._eval_transform(frames), record.label
         frames = frames if self.protocol.crops > 1 else frames[None]  # (crops, N, C, H, W)
         position = {i: n for n, i in enumerate(union)}
         views = {}
@@ -244,9 +240,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         return size
 
     def _open_file(self, record: Record) -> Video:
-        return open_video(
-            record.path, decoder=self.decoder, pattern=self.pattern, frames=record.frames
-        )
+        return open_video(record.path, pattern=self.pattern, frames=record.frames)
 
     def _black_clips(self, numbers: Mapping[int, int]) -> dict[int, Tensor]:
         """Clips of zeros, in the shapes of those of a readable video."""

@@ -24,12 +24,12 @@ from ffn.data.crops import (
     SCALES,
     jittered_crop,
     multiscale_crop,
-    resize,
     resized_crop,
     three_squares,
 )
 from ffn.data.preprocessing import Preprocessing
 from ffn.data.records import Label
+from ffn.limits import frame_refusal
 
 CROP_MODES = ("multiscale", "resized", "scale_jitter")
 CROPS = (1, 3)  # numbers of crops in a test
@@ -161,14 +161,13 @@ class EvalTransform:
             uint8 RGB frames of shape (N, 3, side, side); with three crops (3, N, 3, side, side).
 
         Raises:
-            ValueError: if the frames have another dtype or shape, or would be larger than
-                `ffn.limits.FRAME_PIXELS` after they are resized.
+            ValueError: if the frames have another dtype, shape or size, see `frame_refusal`.
         """
         _check_frames(frames)
         x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
         if self.crops == 3:
             return three_squares(x, self.side)
-        x = resize(x, self.preprocessing.resize)
+        x = F.resize(x, [self.preprocessing.resize], antialias=True)
         return F.center_crop(x, [self.side, self.side])
 
 
@@ -219,6 +218,8 @@ def _check_frames(frames: Tensor) -> None:
         raise ValueError(
             f"frames are {frames.dtype} {tuple(frames.shape)}; expected uint8 (N, H, W, 3)"
         )
+    if refusal := frame_refusal(frames.shape[2], frames.shape[1]):
+        raise ValueError(f"frames have {refusal}")
 
 
 def swap_pairs(pairs: Sequence[Sequence[int | str]], classes: Sequence[str]) -> list[list[int]]:

@@ -14,7 +14,6 @@ import numpy as np
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, VideoError, check_pattern, open_video, probe
-from ffn.data.decoding.decoders import check_decoder
 from ffn.data.workers import Failure, check_timeout, map_in_processes
 
 SHORT = 0.8  # reported as short: a video below this fraction of the duration in its header
@@ -49,7 +48,6 @@ def check_videos(
     records: Sequence[Record],
     *,
     frames: int | None = None,
-    decoder: str = "auto",
     pattern: str = PATTERN,
     workers: int = 1,
     timeout: float = 60.0,
@@ -59,7 +57,6 @@ def check_videos(
     Args:
         records: The videos; their listed number of frames is compared with the file.
         frames: Number of frames to decode of each, evenly spaced; None decodes all.
-        decoder: See `ffn.data.open_video`.
         pattern: File name of a frame in a folder of frames.
         workers: Number of processes.
         timeout: Seconds per video; a video that takes longer is bad.
@@ -68,9 +65,8 @@ def check_videos(
         A finding per record, in the order of the records.
 
     Raises:
-        ValueError: if a number is out of range, the decoder is unknown, or the pattern has not
-            exactly one field for a number.
-        ModuleNotFoundError: if the package of the decoder is not installed.
+        ValueError: if a number is out of range, or the pattern has not exactly one field for a
+            number.
     """
     if frames is not None and frames < 1:
         raise ValueError(f"frames is {frames}; expected at least 1, or None for all")
@@ -78,8 +74,7 @@ def check_videos(
         raise ValueError(f"workers is {workers}; expected at least 1")
     check_timeout(timeout)
     check_pattern(pattern)
-    check_decoder(decoder)
-    jobs = [(record, frames, decoder, pattern) for record in records]
+    jobs = [(record, frames, pattern) for record in records]
     for index, (_, result) in enumerate(map_in_processes(_check, jobs, workers, timeout)):
         if isinstance(result, Failure):
             yield Finding(index, "bad", str(result), None, None)
@@ -88,7 +83,7 @@ def check_videos(
 
 
 def _check(
-    job: tuple[Record, int | None, str, str],
+    job: tuple[Record, int | None, str],
 ) -> tuple[str, str, int | None, float]:
     """Status, cause, frames and seconds of one video; runs in a worker."""
     started = time.perf_counter()
@@ -97,25 +92,23 @@ def _check(
     except VideoError as error:
         where = "" if error.frame is None else f"frame {error.frame}: "
         status, cause, count = "bad", f"{where}{error.cause}", None
-    except ImportError:  # the package of the decoder is missing, for every video
-        raise
     except Exception as error:  # any other error of this video
         status, cause, count = "bad", f"{type(error).__name__}: {error}", None
     return status, cause, count, time.perf_counter() - started
 
 
-def _decode(record: Record, frames: int | None, decoder: str, pattern: str) -> tuple[str, str, int]:
+def _decode(record: Record, frames: int | None, pattern: str) -> tuple[str, str, int]:
     """Status, cause and frames of a video that decodes."""
     is_file = not os.path.isdir(record.path)
-    if frames is None and is_file and decoder == "auto":
+    if frames is None and is_file:
         probe(record.path, decode_all=True)
-    video = open_video(record.path, decoder=decoder, pattern=pattern)
+    video = open_video(record.path, pattern=pattern)
     count = len(video)
     if record.start is not None or record.end is not None:
         video.between(record.start, record.end)
     if frames is not None:
         video.read(np.linspace(0, count - 1, frames).round().astype(int).tolist())
-    elif not is_file or decoder != "auto":
+    elif not is_file:
         for first in range(0, count, 64):  # bounded memory
             video.read(range(first, min(first + 64, count)))
     if record.frames is not None and record.frames != count:

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ffn.data.decoding import PATTERN, FrameFolder, VideoError
-from ffn.data.decoding.container import decode_frames, open_container, to_rgb
-from ffn.data.decoding.timeline import read_timeline
+from ffn.data.decoding.container import decode_frames, open_container, read_timeline, to_rgb
 
 if TYPE_CHECKING:
     import av

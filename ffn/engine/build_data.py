@@ -234,7 +234,7 @@ def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
 
 
 def open_record_of(options: DataConfig) -> Callable[[data.Record], Video]:
-    """A function that opens a video as the training does: from the store, or with the decoder.
+    """A function that opens a video as the training does: from the store, or the file.
 
     Raises:
         ValueError: the store cannot be read.
@@ -249,11 +249,6 @@ def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str
     """Arguments of ``data.VideoDataset`` for the source of the frames."""
     if store is not None:
         return {"source": store.open_record}
-    return {"decoder": options.decoder, **_pattern(options)}
-
-
-def _pattern(options: DataConfig) -> dict[str, str]:
-    """The name of a frame as an argument, if it is given."""
     return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
 
 

@@ -13,7 +13,6 @@ import numpy as np
 from torch import Tensor
 
 from ffn.data import EvalTransform, Preprocessing, VideoError, sample_views
-from ffn.data.crops import naming_video
 from ffn.data.decoding import Video
 from ffn.serve.inputs import Input, frame_times, open_input
 
@@ -159,7 +158,7 @@ class ClipReader:
                     seconds = min(end or seconds, seconds) - (start or 0.0)
             indices, why = self._sample(Part(part, len(usable), seconds))
             indices = tuple(usable[index] for index in indices)
-            pixels = self._pixels(name, video.read(indices))
+            pixels = self._pixels(video.read(indices))
         spent = 1000 * (time.perf_counter() - started)
         return Clip(name, pixels, why, indices, spent, seconds, start, end)
 
@@ -194,7 +193,7 @@ class ClipReader:
         """The clips of several windows, decoded at once."""
         started = time.perf_counter()
         needed = sorted({index for window in group for index in window.indices})
-        frames = self._pixels(name, video.read(needed))
+        frames = self._pixels(video.read(needed))
         place = {index: n for n, index in enumerate(needed)}
         spent = 1000 * (time.perf_counter() - started) / len(group)
         for window in group:
@@ -203,10 +202,9 @@ class ClipReader:
             indices, seconds = window.indices, end - start
             yield Clip(name, pixels, window.why, indices, spent, seconds, start, end)
 
-    def _pixels(self, name: str, frames: Tensor) -> Tensor:
-        """Transformed frames (C, N, H, W) of uint8 RGB (N, H, W, 3) of a video."""
-        with naming_video(name):
-            return self._transform(frames).transpose(0, 1)
+    def _pixels(self, frames: Tensor) -> Tensor:
+        """Transformed frames (C, N, H, W) of uint8 RGB (N, H, W, 3)."""
+        return self._transform(frames).transpose(0, 1)
 
     def _sample(self, part: Part) -> tuple[list[int], str]:
         """Indices of the input frames in a part of a video, and why so many."""

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ffn.data import StoredVideo, open_video
 from ffn.data.decoding import Video, VideoError
-from ffn.data.decoding.video import check_indices, span
+from ffn.data.decoding.video import check_indices, frames_between
 from ffn.files import explain
 from ffn.limits import DOWNLOAD_BYTES
 
@@ -75,9 +75,7 @@ class FramesInMemory:
 
     def between(self, start: float | None, end: float | None) -> range:
         """Raise VideoError: the frames have no times."""
-        raise VideoError(
-            self.path, f"frames in memory have no times; got a part {span(start, end)}"
-        )
+        return frames_between(self.path, None, start, end)
 
 
 @contextmanager

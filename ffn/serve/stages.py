@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from ffn.data import EvalTransform, Preprocessing, sample_views
-from ffn.data.crops import naming_video
 from ffn.data.decoding import Video
 from ffn.evaluation.early_exit import EarlyExit
 from ffn.serve.clips import Clip, duration_of
@@ -65,9 +64,7 @@ class StageClips:
     def _decode(self, indices: set[int]) -> None:
         if indices:
             ordered = sorted(indices)
-            frames = self._video.read(ordered)
-            with naming_video(self.name):
-                pixels = self._transform(frames).transpose(0, 1)
+            pixels = self._transform(self._video.read(ordered)).transpose(0, 1)
             self._frames |= zip(ordered, pixels.split(1, dim=1), strict=True)
 
 

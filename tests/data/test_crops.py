@@ -8,7 +8,7 @@ import torch
 from torch.nn.functional import interpolate
 
 from ffn.data import EvalTransform, Preprocessing, TrainTransform
-from ffn.data.crops import FrameSizeError, jittered_crop, resize, resized_crop, three_squares
+from ffn.data.crops import jittered_crop, resized_crop, three_squares
 
 
 def rng(seed=0):
@@ -116,27 +116,6 @@ def test_crops_are_equal_for_all_frames_and_do_not_change_global_generators(mode
     assert not torch.equal(outs[0], outs[2])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (np.random.get_state()[1] == states[1]).all()
-
-
-@pytest.mark.parametrize("shape", [(1, 3, 1, 20_000), (1, 3, 20_000, 1)])
-def test_frames_that_would_be_too_large_are_refused(shape):
-    """64 x 1,280,000 pixels."""
-    frames = noise(*shape)
-    message = r"have 81,920,000 pixels per frame; at most 33,554,432 .*FFN_MAX_FRAME_PIXELS"
-    for crop in (
-        lambda: three_squares(frames, 64),
-        lambda: jittered_crop(frames, 64, rng(), (64, 64)),
-        lambda: EvalTransform(Preprocessing(crop=64, resize=64))(frames.permute(0, 2, 3, 1)),
-    ):
-        with pytest.raises(FrameSizeError, match=message):
-            crop()
-
-
-def test_the_limit_is_that_of_the_resized_frame(monkeypatch):
-    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", "6400")
-    assert resize(noise(1, 3, 32, 50), 64).shape == (1, 3, 64, 100)
-    with pytest.raises(FrameSizeError, match="frames of 51 x 32 pixels, with a shorter side of 64"):
-        resize(noise(1, 3, 32, 51), 64)
 
 
 @pytest.mark.parametrize(

@@ -194,23 +194,6 @@ def test_unreadable_video_fails_or_is_marked(train, records, tmp_path):
     assert not any(clip.any() for clip in item["clips"].values())
 
 
-@pytest.mark.parametrize("train", [False, True])
-def test_thin_frames_are_an_error_of_their_video(train, write_folder, tmp_path, monkeypatch):
-    """Within the limit as they are stored, beyond it when they are resized."""
-    path = write_folder(tmp_path / "thin", 8, size=(4, 64))
-    monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", "4000")
-    options = {"views": (4,), "preprocessing": PLAIN, "train": train}
-    if train:
-        jitter = {"crop_mode": "scale_jitter", "jitter_scales": (16, 16)}
-        options["transform"] = TrainTransform(PLAIN, **jitter)
-    message = "thin: frames of 4 x 64 pixels, with a shorter side of 16, would have 4,096 pixels"
-    with pytest.raises(VideoError, match=message):
-        VideoDataset([Record(path, 0)], **options)[0]
-    item = VideoDataset([Record(path, 0)], **options, on_error="skip")[0]
-    assert not item["ok"]
-    assert message in item["error"]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

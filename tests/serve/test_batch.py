@@ -127,7 +127,7 @@ def test_columns_of_the_list_and_the_number_of_frames(weights, folder, tmp_path)
     part, whole, beyond, short = rows_of(tmp_path / "out.csv")
     assert (part["start"], part["end"], whole["start"]) == ("0.5", "1.2", "")
     assert part["probability"] != whole["probability"]
-    assert "no frame between" in beyond["error"]
+    assert "no frame in the part" in beyond["error"]
     assert [row["frames"] for row in (part, whole, short)] == ["6", "12", "3"]
 
     for name, text in {"wrong.csv": "label,video_name\nx,v1.mp4\n", "none.txt": "\n"}.items():

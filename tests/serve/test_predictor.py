@@ -192,7 +192,5 @@ def test_the_pattern_of_frames_is_that_of_the_training(tmp_path, weights, video)
     given = Predictor(weights, pattern="img_{:05d}.jpg")
     assert torch.equal(given(tmp_path / "frames").probabilities, expected)
     assert torch.equal(Predictor(trained, pattern="{:05d}.jpg")(video).probabilities, expected)
-    with pytest.raises(
-        VideoError, match=r"--pattern 'img_\{:05d\}\.jpg' in a command, or pattern="
-    ):
+    with pytest.raises(VideoError, match=r"the first is img_00001\.jpg"):
         Predictor(weights)(tmp_path / "frames")

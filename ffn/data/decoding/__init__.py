@@ -6,14 +6,17 @@ in presentation order. A frame that cannot be read raises `VideoError` with path
 
 from __future__ import annotations
 
-from ffn.data.decoding.decoders import DECODERS, count_frames, decode, open_video
+import os
+from collections.abc import Sequence
+
+from torch import Tensor
+
 from ffn.data.decoding.folder import PATTERN, FrameFolder, check_pattern
 from ffn.data.decoding.metadata import VideoMetadata, probe
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
 from ffn.data.decoding.video import Video, VideoError
 
 __all__ = [
-    "DECODERS",
     "PATTERN",
     "FrameFolder",
     "PyAVDecoder",
@@ -21,8 +24,43 @@ __all__ = [
     "VideoError",
     "VideoMetadata",
     "check_pattern",
-    "count_frames",
     "decode",
     "open_video",
     "probe",
 ]
+
+
+def open_video(
+    path: str | os.PathLike[str], *, pattern: str = PATTERN, frames: int | None = None
+) -> Video:
+    """Open a video file or a folder of frames.
+
+    Args:
+        path: Video file, or folder with one image per frame.
+        pattern: For folders, name of a frame.
+        frames: Number of frames if it is known, e.g. from an index. It avoids listing a folder, and
+            decoding a file that is not seekable to count its frames.
+
+    Raises:
+        VideoError: if the video cannot be opened.
+    """
+    path = os.fspath(path)
+    if os.path.isdir(path):
+        return FrameFolder(path, pattern, frames)
+    return PyAVDecoder(path, frames)
+
+
+def decode(
+    path: str | os.PathLike[str], indices: Sequence[int], *, pattern: str = PATTERN
+) -> Tensor:
+    """Read frames of one video, uint8 RGB of shape (N, H, W, 3).
+
+    Args:
+        path: See `open_video`.
+        indices: 0-based indices of frames, in any order; repeats are allowed.
+        pattern: See `open_video`.
+
+    Raises:
+        VideoError: if the video cannot be opened or a frame cannot be read.
+    """
+    return open_video(path, pattern=pattern).read(indices)

@@ -1,22 +1,36 @@
-"""Open a video file with FFmpeg (PyAV) and decode its frames in order, with strict error checks."""
+"""Open a video file with FFmpeg (PyAV): its frames in order, their times and its keyframes.
+
+The number of frames in a header is unreliable: containers omit it, count frames that are never
+shown, or count frames that a truncated file no longer has. Reading the packets of a file needs no
+decoding. If each packet is one frame with its own time and keyframes are marked, the packets give
+the exact frames and the file can be sought. Every other file is decoded once to count its frames,
+and is always read from its first frame.
+"""
 
 from __future__ import annotations
 
 import os
+from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ffn.data.decoding.video import VideoError
-from ffn.limits import FRAME_PIXELS
+from ffn.data.decoding.video import VideoError, frames_between
+from ffn.limits import FRAME_PIXELS, frame_refusal
 
 if TYPE_CHECKING:
     import av
 
 # Formats of FFmpeg that are texts: it would draw them, or open the files that they name.
 TEXTS = ("concat", "dash", "hls", "tty")
+# Formats in which one packet is one frame and a keyframe needs no earlier frame.
+SEEKABLE_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "h263", "mjpeg", "ffv1", "prores")
+SEEKABLE_CONTAINERS = ("mov", "matroska", "webm")
+CACHE_SIZE = 256  # files whose timelines a process keeps
 
 
 def open_container(path: str) -> av.container.InputContainer:
@@ -63,8 +77,7 @@ def _why_unusable(container: av.container.InputContainer) -> str:
     context = stream.codec_context
     if context is None:
         return "FFmpeg has no decoder for its video stream"
-    refusal = FRAME_PIXELS.refusal(context.width * context.height)
-    return refusal and f"{context.width} x {context.height} pixels: {refusal}"
+    return frame_refusal(context.width, context.height)
 
 
 def decode_frames(path: str, container: av.container.InputContainer) -> Iterator[av.VideoFrame]:
@@ -98,3 +111,168 @@ def to_rgb(frame: av.VideoFrame) -> np.ndarray:
 def ffmpeg_message(error: Exception) -> str:
     """FFmpeg's message, without error number and path."""
     return getattr(error, "strerror", None) or type(error).__name__
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """Times of the frames of a file, and the positions at which decoding can start.
+
+    Attributes:
+        path: The file.
+        times: Presentation times in ascending order, (N,) int64, in units of `time_base`; None if
+            the file is not seekable and its frames were not counted.
+        time_base: Unit of the times, in seconds.
+        keyframe_times: Times of the keyframes, ascending; empty if the file is not seekable.
+        not_seekable: Why the file has to be decoded from its first frame, or "" if it is seekable.
+        header_frames: Number of frames according to the header; 0 if it has none.
+        header_duration: Duration according to the header in seconds, sound included; 0 if it has
+            none.
+        container: FFmpeg's names of the container, e.g. "mov,mp4,m4a,3gp,3g2,mj2".
+        codec: FFmpeg's name of the codec, e.g. "h264".
+    """
+
+    path: str
+    times: np.ndarray | None
+    time_base: float
+    keyframe_times: np.ndarray
+    not_seekable: str
+    header_frames: int
+    header_duration: float
+    container: str
+    codec: str
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @cached_property
+    def seconds(self) -> np.ndarray:
+        """Time of each frame in seconds after the first, (N,) float64."""
+        return (self.times - self.times[0]) * self.time_base
+
+    def between(self, start: float | None, end: float | None) -> range:
+        """Indices of the frames shown at a time in [start, end), in seconds after the first.
+
+        Raises:
+            VideoError: if the range contains no frame.
+        """
+        return frames_between(self.path, self.seconds, start, end)
+
+    def preceding_keyframe(self, time: int) -> int:
+        """Time of the last keyframe that is shown at or before `time`."""
+        return int(self.keyframe_times[np.searchsorted(self.keyframe_times, time, "right") - 1])
+
+
+def read_timeline(
+    path: str, container: av.container.InputContainer, *, count: bool = True
+) -> Timeline:
+    """Read the timeline of an open file; the position in the file is undefined afterwards.
+
+    Timelines are cached for the last `CACHE_SIZE` files of a process, until a file changes.
+
+    Args:
+        path: The file.
+        container: The same file, from `open_container`.
+        count: Whether to decode a file that is not seekable, to count its frames.
+
+    Raises:
+        VideoError: if the file is truncated, has no frame, or a frame does not decode while frames
+            are counted.
+    """
+    status = os.stat(path)
+    identity = (path, status.st_size, status.st_mtime_ns)
+    timeline = _cache.pop(identity, None)
+    if timeline is None:
+        timeline = _read_packets(path, container)
+    if count and timeline.times is None:
+        timeline = replace(timeline, times=_decode_times(path))
+    _cache[identity] = timeline  # ordered from least to most recently used
+    while len(_cache) > CACHE_SIZE:
+        _cache.popitem(last=False)
+    return timeline
+
+
+_cache: OrderedDict[tuple[str, int, int], Timeline] = OrderedDict()
+
+
+class _Packet(NamedTuple):
+    """The fields of a packet that a timeline needs, without its bytes."""
+
+    time: int | None
+    is_keyframe: bool
+    is_corrupt: bool
+
+
+def _read_packets(path: str, container: av.container.InputContainer) -> Timeline:
+    stream = container.streams.best("video")
+    context, names = stream.codec_context, container.format.name
+    if "mov" in names:
+        _check_not_truncated(path, container, stream)
+    not_seekable = _unseekable_format(names, context.codec.canonical_name)
+    times, keyframe_times = None, np.empty(0, dtype=np.int64)
+    if not not_seekable:
+        packets, not_seekable = _shown_packets(container, stream)
+    if not not_seekable:
+        times = np.sort([packet.time for packet in packets])
+        keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
+    return Timeline(
+        path=path,
+        times=times,
+        time_base=float(stream.time_base),
+        keyframe_times=keyframe_times,
+        not_seekable=not_seekable,
+        header_frames=stream.frames,
+        header_duration=(container.duration or 0) / 1e6,  # microseconds
+        container=names,
+        codec=context.codec.canonical_name,
+    )
+
+
+def _check_not_truncated(
+    path: str, container: av.container.InputContainer, stream: av.VideoStream
+) -> None:
+    """Compare the sample table of an mp4 or mov file with the file's size."""
+    complete = [entry.pos + entry.size <= container.size for entry in stream.index_entries]
+    if not all(complete):
+        cause = f"truncated: it has {sum(complete)} of its {len(complete)} frames"
+        raise VideoError(path, cause)
+
+
+def _unseekable_format(container: str, codec: str) -> str:
+    """Why packets of a container and codec do not identify frames, or ""."""
+    if not any(name in container.split(",") for name in SEEKABLE_CONTAINERS):
+        return f"{container} does not mark keyframes reliably"
+    if codec not in SEEKABLE_CODECS:
+        return f"a packet of {codec} may contain no frame, or depend on earlier packets"
+    return ""
+
+
+def _shown_packets(
+    container: av.container.InputContainer, stream: av.VideoStream
+) -> tuple[list[_Packet], str]:
+    """The packets of shown frames in decoding order, and why the file is not seekable, or ""."""
+    import av
+
+    packets = []
+    try:
+        for packet in container.demux(stream):
+            if packet.size and not packet.is_discard:
+                packets.append(_Packet(packet.pts, packet.is_keyframe, packet.is_corrupt))
+    except (av.error.FFmpegError, OSError, ValueError) as error:
+        return packets, f"reading its packets fails ({ffmpeg_message(error)})"
+    times = [packet.time for packet in packets]
+    if None in times or len(set(times)) < len(times):
+        return packets, "packets without a time, or with the same time"
+    if any(packet.is_corrupt for packet in packets):
+        return packets, "a packet is damaged"
+    if not packets or not packets[0].is_keyframe:
+        return packets, "it does not start with a keyframe"
+    return packets, ""
+
+
+def _decode_times(path: str) -> np.ndarray:
+    """Times of all frames, found by decoding them."""
+    with open_container(path) as container:
+        times = [frame.pts or 0 for frame in decode_frames(path, container)]
+    if not times:
+        raise VideoError(path, "the file has no frame")
+    return np.array(times, dtype=np.int64)

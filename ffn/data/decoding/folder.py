@@ -10,9 +10,8 @@ from collections.abc import Iterable
 import numpy as np
 from torch import Tensor
 
-from ffn.data.decoding.video import VideoError, check_indices, stack_frames
-from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES
-from ffn.limits import FRAME_PIXELS
+from ffn.data.decoding.video import VideoError, check_indices, frames_between, stack_frames
+from ffn.limits import frame_refusal
 
 PATTERN = "{:05d}.jpg"  # default name of a frame
 
@@ -58,12 +57,8 @@ class FrameFolder:
         return stack_frames(self.path, indices, images)
 
     def between(self, start: float | None, end: float | None) -> range:
-        """Raise an error: images have no times.
-
-        Raises:
-            VideoError: always.
-        """
-        raise VideoError(self.path, f"a folder of frames has no times; got {start} … {end} s")
+        """Raise VideoError: images have no times."""
+        return frames_between(self.path, None, start, end)
 
     def _file_name(self, number: int) -> str:
         return os.path.join(self.path, self.pattern.format(number))
@@ -81,28 +76,20 @@ class FrameFolder:
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 image = Image.open(name)
             with image:
-                refusal = FRAME_PIXELS.refusal(image.width * image.height)
-                if refusal:
+                if refusal := frame_refusal(*image.size):
                     raise VideoError(self.path, f"{shown} has {refusal}", index)
                 return np.asarray(image.convert("RGB"))
-        except Image.DecompressionBombError as error:
-            cause = f"{shown} has more than {FRAME_PIXELS.value:,} pixels ({error})"
-            raise VideoError(self.path, cause, index) from None
-        except (OSError, SyntaxError, ValueError) as error:
+        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             cause = f"{shown} is not a readable image ({error})"
             raise VideoError(self.path, cause, index) from None
 
-    def _numbers(self) -> list[int]:
-        """Numbers of all images whose name matches the pattern, ascending."""
-        prefix, suffix = re.split(r"\{.*?\}", self.pattern, maxsplit=1)
-        regex = re.compile(re.escape(prefix) + r"(\d+)" + re.escape(suffix))
-        matches = (regex.fullmatch(name) for name in os.listdir(self.path))
-        return sorted(int(m[1]) for m in matches if m and self.pattern.format(int(m[1])) == m[0])
-
     def _count(self) -> int:
-        numbers = self._numbers()
-        for index, number in enumerate(numbers):
-            if number != self._first + index:
+        """Number of images whose name matches the pattern; they have no gap."""
+        prefix, suffix = map(re.escape, re.split(r"\{.*?\}", self.pattern, maxsplit=1))
+        matches = (re.fullmatch(rf"{prefix}(\d+){suffix}", name) for name in os.listdir(self.path))
+        numbers = {int(m[1]) for m in matches if m and self.pattern.format(int(m[1])) == m[0]}
+        for index in range(len(numbers)):
+            if self._first + index not in numbers:
                 missing = self.pattern.format(self._first + index)
                 raise VideoError(self.path, f"{missing} is missing", index)
         return len(numbers)
@@ -112,40 +99,11 @@ class FrameFolder:
         if not names:
             return "the folder is empty"
         expected = f"{self.pattern.format(0)} or {self.pattern.format(1)}"
-        text = f"no image {expected}; the folder contains {len(names)} entries, the first is "
-        videos = [name for name in names if name.lower().endswith(VIDEO_SUFFIXES)]
-        if videos:
-            return (
-                f"{text}{names[0]}. It holds {len(videos)} videos; expected is one video or one "
-                f"folder of frames. Name the videos: {os.path.join(self.path, '*')}"
-            )
-        seen = pattern_of(names)
-        if seen is None:
-            return f"{text}{names[0]}"
         return (
-            f"{text}{names[0]}. These names have the pattern {seen}: set data.frame_pattern={seen} "
-            f"in a config, --pattern '{seen}' in a command, or pattern= in Python"
+            f"no image {expected}; the folder contains {len(names)} entries, the first is "
+            f"{names[0]}. Give the pattern of its names, e.g. img_{{:05d}}.png: "
+            "data.frame_pattern in a config, --pattern in a command, pattern= in Python"
         )
-
-
-def pattern_of(names: Iterable[str]) -> str | None:
-    """The pattern of the names of frames, of which one has the number 0 or 1; None without one.
-
-    Example:
-        >>> pattern_of(["img_00001.png", "img_00002.png"])
-        'img_{:05d}.png'
-        >>> pattern_of(["frame1.jpg", "frame10.jpg"])
-        'frame{:d}.jpg'
-    """
-    names = set(names)
-    for name in sorted(names):
-        number = re.fullmatch(r"([^{}]*?)(\d+)(\.\w+)", name)
-        if number is None or not name.lower().endswith(IMAGE_SUFFIXES) or int(number[2]) > 1:
-            continue
-        before, digits, after = number.groups()
-        width = f"0{len(digits)}" if len(digits) > 1 else ""
-        return f"{before}{{:{width}d}}{after}"
-    return None
 
 
 def check_pattern(pattern: str) -> None:

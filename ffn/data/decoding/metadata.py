@@ -5,8 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
-from ffn.data.decoding.container import decode_frames, open_container, to_rgb
-from ffn.data.decoding.timeline import read_timeline
+from ffn.data.decoding.container import decode_frames, open_container, read_timeline, to_rgb
 from ffn.data.decoding.video import VideoError
 
 

@@ -10,8 +10,13 @@ from weakref import finalize
 import numpy as np
 from torch import Tensor
 
-from ffn.data.decoding.container import decode_frames, open_container, to_rgb
-from ffn.data.decoding.timeline import Timeline, read_timeline
+from ffn.data.decoding.container import (
+    Timeline,
+    decode_frames,
+    open_container,
+    read_timeline,
+    to_rgb,
+)
 from ffn.data.decoding.video import VideoError, check_indices, stack_frames
 
 if TYPE_CHECKING:

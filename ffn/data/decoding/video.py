@@ -81,13 +81,6 @@ def stack_frames(path: str, indices: Sequence[int], images: dict[int, np.ndarray
     return torch.from_numpy(np.stack([images[i] for i in indices]))
 
 
-def span(start: float | None, end: float | None) -> str:
-    """A part of a video in words, e.g. "between 2 and 3.5 s", "from 2 s on"."""
-    if start is not None and end is not None:
-        return f"between {start} and {end} s"
-    return f"before {end} s" if start is None else f"from {start} s on"
-
-
 def frames_between(
     path: str, times: np.ndarray | None, start: float | None, end: float | None
 ) -> range:
@@ -102,13 +95,14 @@ def frames_between(
     Raises:
         VideoError: if the range contains no frame, or the frames have no times.
     """
+    part = f"{start or 0} … {'the end' if end is None else end} s"
     if times is None or (len(times) > 1 and not times[-1]):
-        raise VideoError(path, f"its frames have no times; got a part {span(start, end)}")
+        raise VideoError(path, f"its frames have no times; got the part {part}")
     first = 0 if start is None else int(np.searchsorted(times, start - 1e-6))
     stop = len(times) if end is None else int(np.searchsorted(times, end - 1e-6))
     if first >= stop:
         cause = (
-            f"has no frame {span(start, end)}; "
+            f"has no frame in the part {part}; "
             f"its frames start at {times[0]:.2f} … {times[-1]:.2f} s"
         )
         raise VideoError(path, cause)

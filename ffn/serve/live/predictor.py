@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from ffn.data import EvalTransform, sample_views
-from ffn.data.crops import naming_video
 from ffn.serve.clips import Clip
 from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, handful
 from ffn.serve.live.sources import Arrival, Clock, Pace, SourceEvent, open_source
@@ -196,8 +195,7 @@ class LivePredictor:
                 self._dropped, self._late = self._dropped + 1, self._late + 1
             return
         image = torch.from_numpy(arrival.image().copy())
-        with naming_video(self._source.name):
-            pixels = self._transform(image[None])[0]
+        pixels = self._transform(image[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
         spent = 1000 * (self._clock.now() - started)
         frame = Frame(number, arrival.time, arrival.captured, pixels, spent)
