@@ -156,9 +156,10 @@ def build_train_step(
     build_network.prepare_for_training(config, model, world.device)
     batch_mix = build_data.build_batch_mix(config, num_classes)
     changing = train.compile and build_network.lengths_change(config)
+    task = build_network.build_task(config, model, class_weights).to(world.device)
     return TrainStep(
-        build_network.build_task(config, model, class_weights).to(world.device),
-        build_network.build_optimizer(config, model),
+        task,
+        build_network.build_optimizer(config, task),
         world,
         normalize=Normalize(build_data.build_preprocessing(config.data)),
         batch_mix=with_changing_lengths(batch_mix) if changing else batch_mix,

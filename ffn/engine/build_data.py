@@ -11,12 +11,7 @@ from torch.utils.data import DataLoader
 
 from ffn import data
 from ffn.data.decoding import Video
-from ffn.engine.class_weights import (
-    balanced_weights,
-    class_counts,
-    positive_weights,
-    with_mean_one,
-)
+from ffn.engine.class_weights import class_weights
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
 from ffn.engine.mixup import BatchMix
@@ -36,18 +31,8 @@ def read_config_splits(
         class_file=options.classes,
         classes=classes,
         with_train=with_train,
-        multi_label=is_multi_label(options),
+        multi_label=options.labels == "multi",
     )
-
-
-def is_multi_label(options: DataConfig) -> bool:
-    """Whether videos have any number of labels, in place of one."""
-    return options.labels == "multi"
-
-
-def describe_videos(options: DataConfig, splits: data.Splits) -> list[str]:
-    """Lines about the videos of a training run; see :func:`ffn.data.describe_splits`."""
-    return data.describe_splits(splits)
 
 
 def build_preprocessing(options: DataConfig) -> data.Preprocessing:
@@ -109,19 +94,16 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
 
 def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
     """Weights of the classes in the loss (K,), see ``ffn.engine.class_weights``; None for none."""
-    train, options = config.train, config.data
-    if train.class_weights == "none":
+    options = config.data
+    if config.train.class_weights == "none":
         return None
-    swapped = options.flip_pairs if options.flip == "swap" else ()
-    counts = class_counts(
-        [label for record in splits.train for label in data.labels_of(record)],
+    return class_weights(
+        [data.labels_of(record) for record in splits.train],
         len(splits.classes),
-        data.swap_pairs(swapped, splits.classes),
+        power=0.5 if config.train.class_weights == "sqrt" else 1.0,
+        swapped=_swapped_classes(options, splits.classes),
+        multi_label=options.labels == "multi",
     )
-    power = 0.5 if train.class_weights == "sqrt" else 1.0
-    if is_multi_label(options):
-        return positive_weights(counts, len(splits.train), power)
-    return with_mean_one(balanced_weights(counts, power), counts)
 
 
 def build_test_loader(
@@ -170,7 +152,7 @@ def build_batch_mix(config: Config, num_classes: int) -> BatchMix:
         cutmix=train.cutmix,
         smoothing=train.label_smoothing,
         seed=train.seed,
-        multi_label=is_multi_label(config.data),
+        multi_label=config.data.labels == "multi",
     )
 
 
@@ -203,7 +185,6 @@ def _check_batch_size(config: Config, world: World, videos: int) -> None:
 def _train_transform(
     options: DataConfig, preprocessing: data.Preprocessing, classes: Sequence[str]
 ) -> data.TrainTransform:
-    pairs = options.flip_pairs
     return data.TrainTransform(
         preprocessing,
         crop_mode=options.crop_mode,
@@ -212,11 +193,16 @@ def _train_transform(
         aspect=options.aspect,
         jitter_scales=options.jitter_scales,
         flip=options.flip,
-        flip_pairs=data.swap_pairs(pairs, classes) if options.flip == "swap" else (),
+        flip_pairs=_swapped_classes(options, classes),
         color_jitter=options.color_jitter,
         randaugment=options.randaugment,
         random_erasing=options.random_erasing,
     )
+
+
+def _swapped_classes(options: DataConfig, classes: Sequence[str]) -> Sequence[Sequence[int]]:
+    """Pairs of classes that a flip exchanges."""
+    return data.swap_pairs(options.flip_pairs if options.flip == "swap" else (), classes)
 
 
 def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:

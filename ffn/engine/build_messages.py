@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 
 from ffn import zoo
-from ffn.data import Splits, split_warnings
+from ffn.data import Splits, describe_splits, split_warnings
 from ffn.devices import has_bf16
 from ffn.engine import build_data, build_network
 from ffn.engine.distributed import World
@@ -39,7 +39,7 @@ def introduction(
     ]
     if getattr(model, "report", None) is not None:
         lines.append(str(model.report))
-    lines += build_data.describe_videos(config.data, splits)
+    lines += describe_splits(splits)
     if start is not None:
         lines.append(f"start weights {config.model.weights}: {start[0]}")
     if config.train.compile:

@@ -18,7 +18,7 @@ from ffn.engine.distributed import World
 from ffn.engine.options import Config
 from ffn.engine.sync_bn import convert_sync_bn
 from ffn.engine.tasks import TASKS, FlexibleOptions, Task
-from ffn.labels import MultiLabel
+from ffn.labels import label_kind
 
 Start = tuple[zoo.Match, zoo.WeightRecord]
 
@@ -148,16 +148,11 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
         class_weights: (K,); None for none.
 
     Raises:
-        ConfigError: the task has trained parameters of its own, or does not use class weights or
-            several labels per video.
+        ConfigError: the task has trained parameters of its own.
     """
     task = TASKS[config.task.name].from_options(model, config.task)
-    if class_weights is not None:
-        _require_label_loss(task, config, "class weights", "train.class_weights=none")
-        task.class_weights = class_weights
-    if config.data.labels == "multi":
-        _require_label_loss(task, config, "several labels per video", "data.labels=single")
-        task.labels = MultiLabel
+    task.class_weights = class_weights
+    task.labels = label_kind(config.data.labels == "multi")
     known = {id(parameter) for parameter in model.parameters()}
     own = [n for n, p in task.named_parameters() if p.requires_grad and id(p) not in known]
     if own:
@@ -169,29 +164,21 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
     return task
 
 
-def _require_label_loss(task: Task, config: Config, what: str, remedy: str) -> None:
-    """Raise ConfigError for a task whose losses do not call ``label_loss``."""
-    if not task.uses_label_loss:
-        raise ConfigError(
-            f"task {config.task.name} does not use {what}; set {remedy}, or compute its loss with "
-            "label_loss() and set uses_label_loss = True in its class"
-        )
-
-
 def lengths_change(config: Config) -> bool:
     """Whether the number of frames of a view changes from step to step."""
     views = TASKS[config.task.name].views(config.task)
     return any(len(numbers) > 1 for numbers in views.values())
 
 
-def build_optimizer(config: Config, model: nn.Module) -> torch.optim.Optimizer:
-    """Optimizer over parameter groups that carry an ``lr_scale``; torch's fused kernels."""
-    options = config.optim
+def build_optimizer(config: Config, task: Task) -> torch.optim.Optimizer:
+    """Optimizer over parameter groups of a task's model that carry an ``lr_scale``."""
+    options, model = config.optim, task.model
     make = optim.tsm_groups if options.groups == "tsm" else optim.standard_groups
     groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
     if options.name == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr, fused=True)
-    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=True)
+    fused = task.uses_every_parameter  # it needs the gradients of all parameters in each step
+    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=fused)
 
 
 def scaled_learning_rate(config: Config) -> float:

@@ -1,9 +1,4 @@
-"""Weights of the classes in the loss, for training lists with few videos of some classes.
-
-With one label per video, the weights are scaled so that their mean over the training videos is 1:
-the loss keeps its scale, and a learning rate its meaning. With several labels per video, they weigh
-the positive labels of each class (``pos_weight`` of torch).
-"""
+"""Weights of the classes in the loss, for training lists with few videos of some classes."""
 
 from __future__ import annotations
 
@@ -13,58 +8,39 @@ import torch
 from torch import Tensor
 
 
-def class_counts(
-    labels: Sequence[int], num_classes: int, swapped: Sequence[Sequence[int]] = ()
+def class_weights(
+    labels: Sequence[Sequence[int]],
+    num_classes: int,
+    *,
+    power: float = 1.0,
+    swapped: Sequence[Sequence[int]] = (),
+    multi_label: bool = False,
 ) -> Tensor:
-    """Training videos per class (K,), float64.
+    """Weights (K,) in float32, for n training videos of K classes, n_c of class c.
+
+    With one label per video, ``w_c = a (n / (K n_c)) ** power``, with a such that the mean weight
+    of the videos is 1: the loss keeps its scale. Classes without videos have the weight 0 and do
+    not count in K. With several labels per video, ``w_c = ((n - n_c) / n_c) ** power``, for the
+    positive labels (``pos_weight`` of torch); classes of no video and of every video have 1.
+
+    >>> class_weights([[0], [0], [0], [1]], 2)
+    tensor([0.6667, 2.0000])
 
     Args:
-        labels: of the training videos; all of them if a video has several.
+        labels: of each training video.
         num_classes: K.
+        power: 1, or 0.5 for the square root, which balances less.
         swapped: pairs of classes that a random flip exchanges in half of the samples: both get
-            their mean.
+            their mean n_c.
+        multi_label: videos may have several labels.
     """
-    counts = torch.bincount(torch.tensor(labels, dtype=torch.int64), minlength=num_classes).double()
+    flat = torch.tensor([label for own in labels for label in own], dtype=torch.int64)
+    counts = torch.bincount(flat, minlength=num_classes).double()
     for pair in map(list, swapped):
         counts[pair] = counts[pair].mean()
-    return counts
-
-
-def balanced_weights(counts: Tensor, power: float = 1.0) -> Tensor:
-    """``(n / (K n_c)) ** power`` for n videos of K classes, n_c of class c; before scaling.
-
-    With power 1, every class has the same sum of weights over the training videos.
-
-    Args:
-        counts: n_c (K,). Classes without videos do not count in K, and get the weight 0.
-        power: 1, or 0.5 for the square root, which balances less.
-    """
+    if multi_label:
+        weights = ((len(labels) - counts) / counts) ** power
+        return weights.where((counts > 0) & (counts < len(labels)), 1.0).float()
     weights = (counts.sum() / ((counts > 0).sum() * counts)) ** power
-    return weights.where(counts > 0, 0.0)
-
-
-def positive_weights(counts: Tensor, videos: int, power: float = 1.0) -> Tensor:
-    """``((n - n_c) / n_c) ** power`` for n videos, n_c of class c, float32; several labels.
-
-    With power 1, the positive labels of a class have the same sum of weights as its negative ones.
-
-    >>> positive_weights(torch.tensor([2.0, 5.0, 10.0, 0.0]), 10)
-    tensor([4., 1., 1., 1.])
-
-    Args:
-        counts: n_c (K,). Classes of no video and of every video get the weight 1: there is nothing
-            to balance.
-        videos: n.
-        power: 1, or 0.5 for the square root, which balances less.
-    """
-    weights = ((videos - counts) / counts) ** power
-    return weights.where((counts > 0) & (counts < videos), 1.0).float()
-
-
-def with_mean_one(weights: Tensor, counts: Tensor) -> Tensor:
-    """Weights (K,) in float32, scaled to ``sum_c n_c w_c = n``.
-
-    >>> with_mean_one(torch.tensor([1.0, 3.0]), torch.tensor([30.0, 10.0]))
-    tensor([0.6667, 2.0000])
-    """
+    weights = weights.where(counts > 0, 0.0)
     return (weights * counts.sum() / (weights * counts).sum()).float()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -98,7 +98,6 @@ class TrainStep:
         self.ema = moving_average(self.model, ema_decay) if ema_decay else None
         self.bad_steps = self.bad_steps_in_a_row = 0
         self._forward = self._wrap()
-        self._buffers = _BufferCopies(self.model)
 
     def step(
         self,
@@ -124,7 +123,7 @@ class TrainStep:
         """
         set_learning_rate(self.optimizer, lr)
         seed_step(self.seed, number, self.world.rank)
-        self._buffers.save()
+        buffers = [buffer.clone() for buffer in self.model.buffers()]
         outputs, has_videos = [], True
         for micro, batch in zip(range(self.grad_accum_steps), batches, strict=False):
             has_videos = has_videos and self.has_videos(batch)
@@ -149,17 +148,23 @@ class TrainStep:
         updated = has_videos and not (bad_loss or bad_norm)
         if updated:
             self._update(number)
-        else:
-            self._buffers.restore()
+        else:  # undo what the forward passes wrote into running statistics
+            for buffer, kept in zip(self.model.buffers(), buffers, strict=True):
+                buffer.copy_(kept)
         if has_videos:
             self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         warning = None
         if not has_videos:
             skipped = [reason for output in outputs for reason in output["skipped"]]
-            warning = self._count_empty_step(number + 1, skipped)
+            reason = next(text for texts in gather(skipped, self.world) for text in texts)
+            cause = f"a process has no readable video in step {number + 1} ({reason})"
+            advice = "Check the videos with ffn check_data"
+            warning = self._count_bad_step(cause, VideoError, advice)
         elif bad_loss or (bad_norm and not overflow):
-            warning = self._count_bad_step(number + 1, "loss" if bad_loss else "gradient")
+            cause = f"the {'loss' if bad_loss else 'gradient'} is not finite at step {number + 1}"
+            advice = f"{self.advice}. Checkpoints, if there are any, precede these steps"
+            warning = self._count_bad_step(cause, FloatingPointError, advice)
         return StepResult(outputs, grad_norm, updated, warning, stops)
 
     @property
@@ -174,9 +179,8 @@ class TrainStep:
 
     def has_videos(self, batch: dict[str, Any]) -> bool:
         """Whether every process has videos in this micro-batch; all processes call it."""
-        if not self.may_skip or self.world.size == 1:
-            return bool(batch["clips"])
-        return not any_of([not batch["clips"]], self.world)[0]
+        is_empty = not batch["clips"]
+        return not (any_of([is_empty], self.world)[0] if self.may_skip else is_empty)
 
     def state_dict(self) -> dict[str, Any]:
         """State other than the network's: optimizer, loss scale, counts of bad steps."""
@@ -198,14 +202,19 @@ class TrainStep:
         """Forward and backward of one micro-batch; DDP, which averages, runs only the last one."""
         batch = to_device(batch, self.world.device, self.normalize)
         batch = self.batch_mix(batch, step=number, micro=micro, rank=self.world.rank)
-        scale = 1 / self.grad_accum_steps
-        if self.sequential:
-            outputs = backward_each_view(self.task, batch, scale, self.scaler, self.autocast())
-        else:
-            last = micro == self.grad_accum_steps - 1
-            with self.autocast():
-                outputs = (self._forward if last else self.task)(batch)
-            self.scaler.scale(outputs["loss"] * scale).backward()
+
+        def backward(loss: Tensor) -> None:
+            with torch.autocast(self.world.device.type, enabled=False):
+                self.scaler.scale(loss * (1 / self.grad_accum_steps)).backward()
+
+        is_last = micro == self.grad_accum_steps - 1
+        with self.autocast():
+            if self.sequential:
+                outputs = self.task(batch, backward)
+            else:
+                outputs = (self._forward if is_last else self.task)(batch)
+        if not self.sequential:
+            backward(outputs["loss"])
         return {**outputs, "label": batch["label"]}
 
     def _clip(self, *, has_videos: bool) -> Tensor:
@@ -216,42 +225,20 @@ class TrainStep:
         return nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
     def _update(self, number: int) -> None:
-        if not self.task.uses_every_parameter:
-            _start_momentum(self.optimizer)
         self.scaler.step(self.optimizer)
         if self.ema is not None:
             self.ema.update(self.model, number + 1)
         self.bad_steps_in_a_row = 0
 
-    def _count_bad_step(self, number: int, what: str) -> str:
-        text = f"the {what} is not finite at step {number}"
-        if self._is_last_allowed():
-            raise FloatingPointError(
-                f"{text}, the last of {MAX_BAD_STEPS} such steps in a row. {self.advice}. "
-                "Checkpoints, if there are any, precede these steps"
-            )
-        return self._skipped(text)
-
-    def _count_empty_step(self, number: int, skipped: list[str]) -> str:
-        """Count a step with too few readable videos; all processes call it."""
-        reasons = [reason for texts in gather(skipped, self.world) for reason in texts]
-        text = f"a process has no readable video in step {number} ({reasons[0]})"
-        if self._is_last_allowed():
-            raise VideoError(
-                f"{text}, the last of {MAX_BAD_STEPS} bad steps in a row. Check the videos with "
-                f"ffn check_data"
-            )
-        return self._skipped(text)
-
-    def _is_last_allowed(self) -> bool:
-        """Count one bad step; whether the run has to end."""
+    def _count_bad_step(self, cause: str, error: type[Exception], advice: str) -> str:
+        """Count a bad step; return its message, or raise the error if there are too many."""
         self.bad_steps += 1
         self.bad_steps_in_a_row += 1
-        return self.bad_steps_in_a_row >= MAX_BAD_STEPS
-
-    def _skipped(self, text: str) -> str:
-        counts = f"{self.bad_steps_in_a_row} in a row, {self.bad_steps} in all"
-        return f"{text}: step skipped ({counts})"
+        if self.bad_steps_in_a_row >= MAX_BAD_STEPS:
+            raise error(f"{cause}, the last of {MAX_BAD_STEPS} such steps in a row. {advice}")
+        return (
+            f"{cause}: step skipped ({self.bad_steps_in_a_row} in a row, {self.bad_steps} in all)"
+        )
 
     def _wrap(self) -> nn.Module:
         """The task in DDP, where one backward pass makes the step; else the task itself.
@@ -272,84 +259,6 @@ class TrainStep:
                 find_unused_parameters=not self.task.uses_every_parameter,
                 gradient_as_bucket_view=True,  # no second copy between micro-batches
             )
-
-
-def _start_momentum(optimizer: torch.optim.Optimizer) -> None:
-    """Give parameters that get their first gradient a momentum of 0, if others have momentum.
-
-    torch's fused SGD (2.15) needs the momentum of all of them or of none.
-    """
-    for group in optimizer.param_groups:
-        used = [p for p in group["params"] if p.grad is not None] if group.get("momentum") else []
-        for parameter in used:
-            state = optimizer.state[parameter]
-            if state.get("momentum_buffer") is None:
-                state["momentum_buffer"] = torch.zeros_like(parameter)
-
-
-class _BufferCopies:
-    """Copies of a model's buffers, to undo what a forward pass wrote into running statistics."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
-        self._find()
-
-    def _find(self) -> None:
-        owners = [module._buffers for module in self._model.modules()]
-        self._places = [(o, n, b) for o in owners for n, b in o.items() if b is not None]
-        kinds: dict[torch.dtype, list[Tensor]] = {}  # foreach operations take one dtype
-        for *_, buffer in self._places:
-            kinds.setdefault(buffer.dtype, []).append(buffer)
-        self._pairs = [(live, [b.clone() for b in live]) for live in kinds.values()]
-
-    def save(self) -> None:
-        if any(owner[name] is not buffer for owner, name, buffer in self._places):
-            self._find()  # a module has assigned a new tensor
-        for live, kept in self._pairs:
-            torch._foreach_copy_(kept, live)
-
-    def restore(self) -> None:
-        for owner, name, buffer in self._places:
-            owner[name] = buffer
-        for live, kept in self._pairs:
-            torch._foreach_copy_(live, kept)
-
-
-def backward_each_view(
-    task: Task,
-    batch: dict[str, Any],
-    scale: float,
-    scaler: torch.amp.GradScaler,
-    autocast: torch.autocast,
-) -> dict[str, Tensor]:
-    """Run views one after another, each with its own backward pass.
-
-    Gradients equal those of one backward through :meth:`Task.forward`; the activations of only one
-    view exist at a time.
-
-    Args:
-        task: the task, not wrapped in DDP.
-        batch: see :meth:`Task.forward`.
-        scale: factor of every loss, one over the micro-batches of a step.
-        scaler: the run's gradient scaler.
-        autocast: context of the forward passes.
-
-    Returns:
-        The outputs of :meth:`Task.forward`, without graph.
-    """
-    outputs: dict[str, Tensor] = {}
-    total: Tensor | float = 0.0
-    views: Iterator[tuple[str, Tensor, int, Tensor]] = task.losses(batch)
-    while True:
-        with autocast:
-            view = next(views, None)
-        if view is None:
-            return {"loss": total, **outputs}
-        name, loss, frames, logits = view
-        scaler.scale(loss * scale).backward()
-        outputs[f"loss/{name}"] = loss.detach()
-        outputs[f"logits/{frames}"] = logits.detach()
-        total = total + loss.detach()
 
 
 def to_device(batch: dict[str, Any], device: torch.device, normalize: Normalize) -> dict[str, Any]:

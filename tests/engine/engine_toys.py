@@ -228,22 +228,34 @@ def flexible_task(
     return FlexibleTask(model, counts, **kw)
 
 
-def batch(counts: tuple[int, ...] = (2, 4, 8), size: int = 4, seed: int = 1) -> dict[str, Any]:
+def batch(
+    counts: tuple[int, ...] = (2, 4, 8), size: int = 4, seed: int = 1, side: int = 16
+) -> dict[str, Any]:
     generator = torch.Generator().manual_seed(seed)
     return {
-        "clips": {t: torch.randn(size, 3, t, 16, 16, generator=generator) for t in counts},
+        "clips": {t: torch.randn(size, 3, t, side, side, generator=generator) for t in counts},
         "label": torch.arange(size) % 3,
     }
 
 
-def all_tasks() -> dict[str, Task]:
+def all_tasks(dropout: float = 0.0) -> dict[str, Task]:
     """A task of every kind, with the views 2, 4 and 8."""
     torch.manual_seed(0)
+    counts = (2, 4, 8)
     return {
-        "plain": PlainTask(tiny(), 8),
-        "mixed_sampling": MixedSamplingTask(tiny(), 8, 2, mix_probability=1.0),
-        "proportional_sampling": ProportionalSamplingTask(tiny(), 8),
-        "flexible": flexible_task((2, 4, 8)),
-        "label": flexible_task((2, 4, 8), small_views="label"),
-        "mixed": flexible_task((2, 4, 8), small_views="mixed"),
+        "plain": PlainTask(tiny(dropout), 8),
+        "mixed_sampling": MixedSamplingTask(tiny(dropout), 8, 2, mix_probability=0.5),
+        "proportional_sampling": ProportionalSamplingTask(tiny(dropout), 8),
+        "flexible": flexible_task(counts, dropout, distill_weight=0.7),
+        "label": flexible_task(counts, dropout, small_views="label"),
+        "mixed": flexible_task(counts, dropout, small_views="mixed"),
     }
+
+
+def backward(task: nn.Module, batch: dict[str, Any], views: str = "together") -> dict[str, Tensor]:
+    """Forward and backward of a batch, all views together or one after another; the outputs."""
+    if views == "sequential":
+        return task(batch, Tensor.backward)
+    outputs = task(batch)
+    outputs["loss"].backward()
+    return {key: value.detach() for key, value in outputs.items()}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from engine_toys import batch, config, flexible_task
+from engine_toys import backward, batch, config, flexible_task
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -18,7 +18,7 @@ from ffn.engine.distributed import World, average_buffers, average_gradients
 from ffn.engine.freezing import freeze
 from ffn.engine.logs.meter import Meter
 from ffn.engine.precise_bn import update_precise_bn
-from ffn.engine.train_step import TrainStep, backward_each_view
+from ffn.engine.train_step import TrainStep
 
 ONE = World(0, 1, torch.device("cpu"))
 
@@ -35,22 +35,17 @@ def training_steps(
         warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
         wrapped = DistributedDataParallel(task, broadcast_buffers=False) if together else task
     optimizer = torch.optim.SGD(task.parameters(), lr=0.01)
-    scaler = torch.amp.GradScaler("cpu", enabled=False)
-    autocast = torch.autocast("cpu", torch.bfloat16, enabled=False)
     losses = []
     for step in range(steps):
         videos = batch(size=8, seed=step)
         clips = {t: share(clip.to(dtype), world) for t, clip in videos["clips"].items()}
         videos = {"clips": clips, "label": share(videos["label"], world)}
-        if views == "together":
-            outputs = wrapped(videos)
-            outputs["loss"].backward()
-        else:
-            outputs = backward_each_view(task, videos, 1.0, scaler, autocast)
+        outputs = backward(wrapped, videos, views)
+        if views == "sequential":
             average_gradients(task.parameters(), world)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        losses.append({k: float(v.detach()) for k, v in outputs.items() if k.startswith("loss")})
+        losses.append({k: float(v) for k, v in outputs.items() if k.startswith("loss")})
     return {"losses": losses, "state": task.model.state_dict()}
 
 

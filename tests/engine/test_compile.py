@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Iterator
-from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from engine_toys import backward
 from torch import Tensor, nn
 from torch._inductor.cpp_builder import cpp_compiler_search
 
@@ -19,10 +19,8 @@ from ffn.engine import compile as compiling
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.compile import compile_network, eager, has_compiler, with_changing_lengths
 from ffn.engine.tasks import FlexibleTask, MixedSamplingTask
-from ffn.engine.train_step import backward_each_view
 
 COUNTS = (2, 4)
-NO_SCALER = torch.amp.GradScaler("cpu", enabled=False)
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
 
 
@@ -61,11 +59,7 @@ def graphs() -> int:
 
 def step(task: nn.Module, batch: dict[str, Any], views: str) -> Tensor:
     task.zero_grad()
-    if views == "sequential":
-        return backward_each_view(task, batch, 1.0, NO_SCALER, nullcontext())["loss"]
-    loss = task(batch)["loss"]
-    loss.backward()
-    return loss.detach()
+    return backward(task, batch, views)["loss"]
 
 
 def task_and_batch(name: str, dtype: torch.dtype) -> tuple[FlexibleTask, dict[str, Any]]:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from engine_toys import batch, flexible_task, tiny
+from engine_toys import batch
 
 from ffn.data import Preprocessing, TrainTransform
 from ffn.engine.logs.meter import top1
 from ffn.engine.mixup import BatchMix
-from ffn.engine.tasks import PlainTask
 
 COUNTS = (2, 4, 8)
 CLASSES = 3
@@ -152,69 +151,7 @@ def test_the_batch_that_was_given_stays_as_it_was() -> None:
     assert data["label"].ndim == 1
 
 
-@pytest.mark.parametrize(
-    "options", [{"mixup": -1}, {"cutmix": -0.1}, {"smoothing": 1.0}, {"smoothing": -0.1}]
-)
-def test_refuses(options) -> None:
-    with pytest.raises(ValueError, match="expected alphas of at least 0 and 0 <= smoothing < 1"):
-        BatchMix(CLASSES, **options)
-
-
 # --- losses -------------------------------------------------------------------------------------
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    return logits - np.log(np.exp(logits).sum(1, keepdims=True))
-
-
-@pytest.mark.parametrize("small_views", ["distill", "label", "mixed"])
-def test_flexible_loss_of_soft_labels_is_the_formula(small_views: str) -> None:
-    task = flexible_task(COUNTS, small_views=small_views).eval()
-    data = mixed(distinct_batch(), mixup=0.8, smoothing=0.1)
-
-    outputs = task(data)
-
-    with torch.no_grad():
-        low, middle, high = (
-            log_softmax(task.model(data["clips"][t], active=t).double().numpy()) for t in COUNTS
-        )
-    target = data["label"].double().numpy()
-
-    def entropy(log_p):
-        return -(target * log_p).sum(1).mean()
-
-    def small(log_q):
-        kl = (np.exp(high) * (high - log_q)).sum(1).mean()
-        parts = {"distill": kl, "label": entropy(log_q), "mixed": (kl + entropy(log_q)) / 2}
-        return parts[small_views]
-
-    expected = entropy(high) + small(middle) + small(low)
-    assert outputs["loss"].item() == pytest.approx(expected, rel=1e-5)
-    assert outputs["loss/ce_8"].item() == pytest.approx(entropy(high), rel=1e-5)
-
-
-def test_plain_loss_of_a_mixed_batch_is_the_weighted_sum_of_two() -> None:
-    """lambda CE(p, y_i) + (1 - lambda) CE(p, y_j), as the papers write it."""
-    torch.manual_seed(0)
-    task, data = PlainTask(tiny(), 4).eval(), distinct_batch()
-    out = mixed(data, cutmix=1.0)
-    share, partner = share_of(out["label"], data["label"]), data["label"].roll(1)
-
-    loss = task(out)["loss"].item()
-
-    log_p = log_softmax(task.model(out["clips"][4]).detach().double().numpy())
-    own, other = (-log_p[np.arange(6), y.numpy()].mean() for y in (data["label"], partner))
-    assert loss == pytest.approx(share * own + (1 - share) * other, rel=1e-5)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-def test_soft_labels_in_low_precision(dtype: torch.dtype) -> None:
-    task, data = flexible_task(COUNTS).eval(), mixed(distinct_batch(), mixup=0.8, smoothing=0.1)
-    expected = task(data)["loss"]
-    with torch.autocast("cpu", dtype):
-        loss = task(data)["loss"]
-    assert loss.dtype == torch.float32
-    assert loss.item() == pytest.approx(expected.item(), rel=0.05)
 
 
 def test_top1_of_soft_labels_uses_the_larger_share() -> None:

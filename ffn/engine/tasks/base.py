@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -52,15 +52,12 @@ class Task(nn.Module):
         Options: pydantic model of the task's options, derived from :class:`TaskOptions`.
         uses_every_parameter: each step uses all parameters; if not, those that a step does not use
             stay as they are, and ``DistributedDataParallel`` must find them.
-        uses_label_loss: the losses call :meth:`label_loss`, which weighs the classes and knows the
-            kind of labels. A class that defines ``losses`` without it does not.
         class_weights: weights of the classes (K,), or None.
         labels: one label per video, or several.
     """
 
     Options: type[TaskOptions] = TaskOptions
     uses_every_parameter: bool = True
-    uses_label_loss: ClassVar[bool] = False
     class_weights: Tensor | None
     labels: LabelKind = SingleLabel
 
@@ -68,11 +65,6 @@ class Task(nn.Module):
         super().__init__()
         self.model = model
         self.register_buffer("class_weights", None, persistent=False)
-
-    def __init_subclass__(cls, **given: Any) -> None:
-        super().__init_subclass__(**given)
-        if "losses" in vars(cls) and "uses_label_loss" not in vars(cls):
-            cls.uses_label_loss = False
 
     @classmethod
     def from_options(cls, model: nn.Module, options: Any) -> Task:
@@ -144,13 +136,17 @@ class Task(nn.Module):
         """
         raise NotImplementedError
 
-    def forward(self, batch: dict[str, Any]) -> dict[str, Tensor]:
-        """Run all views in one pass.
+    def forward(
+        self, batch: dict[str, Any], backward: Callable[[Tensor], None] | None = None
+    ) -> dict[str, Tensor]:
+        """Run all views of a batch.
 
         Args:
             batch: ``{"clips": {view: (B, C, T, H, W)}, "label": (B,)}`` with the views of
                 :meth:`views`; a label may also be (B, K) probabilities, as
                 :class:`ffn.engine.mixup.BatchMix` returns, or several labels.
+            backward: called with the loss of each view before the next view runs, so that the
+                activations of one view exist at a time. Without it, the total loss has a graph.
 
         Returns:
             The total loss, each view's loss, and each view's logits (B, K).
@@ -160,5 +156,8 @@ class Task(nn.Module):
         for name, loss, frames, logits in self.losses(batch):
             outputs[f"loss/{name}"] = loss.detach()
             outputs[f"logits/{frames}"] = logits.detach()
+            if backward is not None:
+                backward(loss)
+                loss = loss.detach()
             total = total + loss
         return {"loss": total, **outputs}

@@ -32,7 +32,6 @@ class PlainTask(Task):
     """
 
     Options = PlainOptions
-    uses_label_loss = True
 
     def __init__(self, model: nn.Module, frames: int) -> None:
         super().__init__(model)
