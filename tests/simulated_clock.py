@@ -10,6 +10,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ffn.serve.live.sources import Pace
+
 READER = "ffn live"  # begin of the name of the thread that reads
 
 
@@ -20,10 +22,11 @@ class Waiter:
     wake: threading.Event
 
 
-class SimulatedClock:
-    """Replaces `ffn.serve.live.sources.Clock` in a thread that iterates over a live predictor."""
+class SimulatedClock(Pace):
+    """The pace of a live predictor in the thread that iterates over it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._time = 0.0
         self._lock = threading.Lock()
         self._waiters: dict[threading.Thread, Waiter] = {}
@@ -35,19 +38,13 @@ class SimulatedClock:
         """Let the time pass for this thread, as work does."""
         self._block(lambda: False, seconds)
 
-    def wait(
-        self,
-        condition: threading.Condition,
-        ready: Callable[[], bool],
-        seconds: float | None = None,
-    ) -> bool:
+    def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
         if not ready():
-            condition.release()
+            self.changed.release()
             try:
                 self._block(ready, seconds)
             finally:
-                condition.acquire()
-        return ready()
+                self.changed.acquire()
 
     def _block(self, ready: Callable[[], bool], seconds: float | None) -> None:
         thread, wake = threading.current_thread(), threading.Event()

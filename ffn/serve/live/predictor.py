@@ -15,7 +15,7 @@ from torch import Tensor
 from ffn.data import EvalTransform, sample_views
 from ffn.serve.clips import Clip
 from ffn.serve.live.rules import Frame, LoadControl, SteadyLabels, Window, handful
-from ffn.serve.live.sources import Arrival, Clock, Pace, SourceEvent, open_source
+from ffn.serve.live.sources import Arrival, Pace, SourceEvent, open_source
 from ffn.serve.prediction import Prediction
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class LivePredictor:
         smooth: Time constant of averaged probabilities in seconds; 0: none.
         margin: Another label is shown if it leads by this averaged probability.
         on_event: Called by the iterating thread when the state of the source changes.
-        clock: For tests.
+        pace: For tests.
 
     Raises:
         ValueError: if a number is out of its range.
@@ -110,7 +110,7 @@ class LivePredictor:
         smooth: float = 1.0,
         margin: float = 0.1,
         on_event: Callable[[SourceEvent], None] = lambda event: None,
-        clock: Clock | None = None,
+        pace: Pace | None = None,
     ) -> None:
         step = window / 2 if step is None else step
         for name, value in {"window": window, "step": step}.items():
@@ -125,11 +125,11 @@ class LivePredictor:
         self._counts = handful(predictor.counts) if frames is None else [frames]
         self._why = "the largest count" if frames is None else ""
         self._source, self._on_event = open_source(source), on_event
-        self._pace = Pace(clock or Clock())
-        self._clock, self._changed = self._pace.clock, self._pace.changed
+        self._pace = pace or Pace()
+        self._changed = self._pace.changed
         self._labels = SteadyLabels(smooth, margin, multi_label=predictor.record.multi_label)
         self._transform = EvalTransform(predictor.preprocessing)
-        self._newest = Window(window, step)
+        self._newest, self._step = Window(window, step), step
         self._thread: threading.Thread | None = None
         self._ended = False
         self._error: BaseException | None = None
@@ -188,7 +188,7 @@ class LivePredictor:
 
     def _take(self, arrival: Arrival) -> None:
         """Keep a frame, and tell if an answer is due."""
-        started = self._clock.now()
+        started = self._pace.now()
         number, self._received = self._received, self._received + 1
         if started - arrival.captured > MAX_LAG:
             with self._changed:
@@ -197,7 +197,7 @@ class LivePredictor:
         image = torch.from_numpy(arrival.image().copy())
         pixels = self._transform(image[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
-        spent = 1000 * (self._clock.now() - started)
+        spent = 1000 * (self._pace.now() - started)
         frame = Frame(number, arrival.time, arrival.captured, pixels, spent)
         with self._changed:
             if arrival.is_new_part:
@@ -213,7 +213,7 @@ class LivePredictor:
         """The frames of the next answer; None at the end."""
         while True:
             with self._changed:
-                self._clock.wait(self._changed, self._has_news)
+                self._pace.wait(self._has_news)
                 events, self._pace.events = self._pace.events, []
                 window = None if self._pace.closed else self._take_window()
                 is_over = self._pace.closed or (self._ended and window is None)
@@ -240,11 +240,16 @@ class LivePredictor:
         return window
 
     def _answer(self, window: Sequence[Frame], control: LoadControl) -> LiveAnswer:
-        started = self._clock.now()
+        started = self._pace.now()
         prediction = self._predictor.predict([self._clip(window, control.count, control.why)])[0]
         changed = self._labels.update(prediction.probabilities, window[-1].time)
-        finished = self._clock.now()
-        interval = self._newest.interval(window)
+        finished = self._pace.now()
+        # Until the next answer is due; a single frame has no rate.
+        captured, span = (
+            window[-1].captured - window[0].captured,
+            window[-1].time - window[0].time,
+        )
+        interval = self._step * captured / span if span and captured > 0 else math.inf
         with self._changed:
             late, self._late = self._late, 0
             counts = (self._received, self._dropped, self._skipped)
@@ -284,8 +289,8 @@ class LivePredictor:
             clip = Clip("measurement", pixels, "", tuple(range(count)), 0.0)
             runs = []
             for _ in range(4):
-                started = self._clock.now()
+                started = self._pace.now()
                 self._predictor.predict([clip])
-                runs.append(self._clock.now() - started)
+                runs.append(self._pace.now() - started)
             seconds[count] = min(runs[1:])
         return seconds

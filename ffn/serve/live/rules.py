@@ -86,16 +86,6 @@ class Window:
         """The frames, oldest first."""
         return list(self._frames)
 
-    def interval(self, frames: Sequence[Frame]) -> float:
-        """Seconds of the clock from one answer to the next, at the mean rate of some frames.
-
-        It is infinite for a single frame, which has no rate.
-        """
-        captured = frames[-1].captured - frames[0].captured
-        if len(frames) < 2 or captured <= 0:
-            return math.inf
-        return self._step * captured / (frames[-1].time - frames[0].time)
-
 
 def handful(counts: Sequence[int], most: int = HANDFUL) -> list[int]:
     """At most ``most`` of the counts, ascending: the ends, and those nearest to equal ratios.

@@ -20,6 +20,9 @@ from ffn.data.decoding.container import ffmpeg_message, to_rgb
 from ffn.limits import FRAME_PIXELS
 from ffn.serve.inputs import Input, frame_times, frames_in_order, is_address, open_input
 
+Grab = tuple[float | None, Callable[[], np.ndarray]]
+"""A frame of a connection: the sender's time in seconds, if any; what gives its RGB pixels."""
+
 # What an address may open, also through others: no local files.
 PROTOCOLS = "rtsp,rtsps,rtp,srtp,rtmp,rtmps,srt,udp,tcp,tls,http,https,httpproxy,crypto"
 FIRST_WAIT, LONGEST_WAIT = 1.0, 30.0  # seconds before the first new attempt, and before any
@@ -62,40 +65,33 @@ class SourceEvent:
     wait: float | None = None
 
 
-class Clock:
-    """The clock of this machine. All waiting of live prediction goes through it."""
+class Pace:
+    """The clock of a source and its reader, on which both wait; their events and their end.
+
+    Attributes:
+        changed: Held to read or to change what both share.
+        closed: Whether the reader is closed.
+        events: Of the source, until the reader takes them.
+    """
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.closed = False
+        self.events: list[SourceEvent] = []
 
     def now(self) -> float:
         """Seconds since an arbitrary moment; never steps back."""
         return monotonic()
 
-    def wait(
-        self,
-        condition: threading.Condition,
-        ready: Callable[[], bool],
-        seconds: float | None = None,
-    ) -> bool:
-        """Wait, with the condition held, until something is ready or the time has passed."""
-        return condition.wait_for(ready, seconds)
-
-
-class Pace:
-    """What a source and its reader share: the clock, events, and whether the reader is closed.
-
-    Args:
-        clock: For all times and waits.
-    """
-
-    def __init__(self, clock: Clock) -> None:
-        self.clock, self.changed = clock, threading.Condition()
-        self.closed = False
-        self.events: list[SourceEvent] = []
+    def wait(self, ready: Callable[[], bool], seconds: float | None = None) -> None:
+        """Wait, with `changed` held, until something is ready or the time has passed."""
+        self.changed.wait_for(ready, seconds)
 
     def sleep(self, seconds: float) -> bool:
         """Wait; returns False if the reader was closed."""
         if seconds > 0 and not self.closed:
             with self.changed:
-                self.clock.wait(self.changed, lambda: self.closed, seconds)
+                self.wait(lambda: self.closed, seconds)
         return not self.closed
 
     def report(self, event: SourceEvent) -> None:
@@ -105,76 +101,64 @@ class Pace:
             self.changed.notify_all()
 
 
-class FileSource:
-    """A video at its own rate, as if it were live; see :func:`open_source`."""
-
-    def __init__(
-        self, given: Input, *, speed: float, repeat: bool, fps: float | None, pattern: str
-    ) -> None:
-        is_path = isinstance(given, (str, os.PathLike))
-        self.name = os.fspath(given) if is_path else "video in memory"
-        self._given, self._speed, self._repeat = given, speed, repeat
-        self._fps, self._pattern = fps, pattern
-
-    def frames(self, pace: Pace) -> Iterator[Arrival]:
-        """The frames, each when it is due; raises VideoError if the video cannot be read."""
-        with open_input(self._given, pattern=self._pattern) as (_, video):
-            times, duration = frame_times(video, self._fps)
-            began, offset, goes_on = pace.clock.now(), 0.0, True
-            while goes_on:
-                for index, image in frames_in_order(video, range(len(video))):
-                    time = offset + float(times[index])
-                    due = began + time / self._speed
-                    if not pace.sleep(due - pace.clock.now()):
-                        return
-                    yield Arrival(time, due, lambda image=image: image)
-                offset, goes_on = offset + duration, self._repeat
-
-
-class IterableSource:
-    """Frames of an iterable, which are live when it gives them; see :func:`open_source`."""
-
-    def __init__(self, pairs: Iterable[tuple[float, np.ndarray | Tensor]]) -> None:
-        self.name, self._pairs = type(pairs).__name__, pairs
-
-    def frames(self, pace: Pace) -> Iterator[Arrival]:
-        """The frames as they come.
-
-        Raises:
-            ValueError: if a frame is not uint8 (H, W, 3), or not later than the one before.
-        """
-        first = last = None
-        for time, frame in self._pairs:
-            image = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else np.asarray(frame)
-            if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
-                came = f"{image.dtype} of the shape {image.shape}"
-                raise ValueError(f"a frame is {came}; expected uint8 RGB (H, W, 3)")
-            first = time if first is None else first
-            if last is not None and not time > last:
-                raise ValueError(
-                    f"a frame has the time {time}, the one before {last}; expected ascending times"
-                )
-            last = time
-            yield Arrival(float(time - first), pace.clock.now(), lambda image=image: image)
-            if not pace.sleep(0):
-                return
-
-
 @dataclass(frozen=True)
-class Grab:
-    """A frame of a connection.
+class Source:
+    """A source with its options; see :func:`open_source`.
 
     Attributes:
-        time: That the sender gave to it, in seconds; None if there is none.
-        image: Gives its pixels, uint8 RGB (H, W, 3).
+        name: For people.
+        frames: Gives the frames when they are due, or as they come. It raises VideoError if the
+            source cannot be read.
     """
 
-    time: float | None
-    image: Callable[[], np.ndarray]
+    name: str
+    frames: Callable[[Pace], Iterator[Arrival]]
 
 
-class StreamSource:
-    """A camera or a stream of a network. After an interruption, it connects again.
+def _play(
+    given: Input, speed: float, repeat: bool, fps: float | None, pattern: str, pace: Pace
+) -> Iterator[Arrival]:
+    """The frames of a video at its own rate."""
+    with open_input(given, pattern=pattern) as (_, video):
+        times, duration = frame_times(video, fps)
+        began, offset, goes_on = pace.now(), 0.0, True
+        while goes_on:
+            for index, image in frames_in_order(video, range(len(video))):
+                time = offset + float(times[index])
+                due = began + time / speed
+                if not pace.sleep(due - pace.now()):
+                    return
+                yield Arrival(time, due, lambda image=image: image)
+            offset, goes_on = offset + duration, repeat
+
+
+def _take(pairs: Iterable[tuple[float, np.ndarray | Tensor]], pace: Pace) -> Iterator[Arrival]:
+    """The frames of an iterable, which are live when it gives them.
+
+    Raises:
+        ValueError: if a frame is not uint8 (H, W, 3), or not later than the one before.
+    """
+    first = last = None
+    for time, frame in pairs:
+        image = frame.detach().cpu().numpy() if isinstance(frame, Tensor) else np.asarray(frame)
+        if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3 or not image.size:
+            came = f"{image.dtype} of the shape {image.shape}"
+            raise ValueError(f"a frame is {came}; expected uint8 RGB (H, W, 3)")
+        first = time if first is None else first
+        if last is not None and not time > last:
+            raise ValueError(
+                f"a frame has the time {time}, the one before {last}; expected ascending times"
+            )
+        last = time
+        yield Arrival(float(time - first), pace.now(), lambda image=image: image)
+        if not pace.sleep(0):
+            return
+
+
+def _stay_connected(
+    name: str, connect: Callable[[], Iterator[Grab]], attempts: int | None, pace: Pace
+) -> Iterator[Arrival]:
+    """The frames of a camera or a stream. After an interruption, it connects again.
 
     The wait before attempt n is min(30 s, 2^(n-1) s). The first connection is tried once, so that a
     wrong address is an error.
@@ -183,40 +167,36 @@ class StreamSource:
         name: For people.
         connect: Opens the stream and gives its frames.
         attempts: To connect again after an interruption, until a frame arrives; None: any number.
+        pace: Of the reader.
+
+    Raises:
+        VideoError: after the last attempt.
     """
-
-    def __init__(
-        self, name: str, connect: Callable[[], Iterator[Grab]], *, attempts: int | None = None
-    ) -> None:
-        self.name, self._connect, self._attempts = name, connect, attempts
-
-    def frames(self, pace: Pace) -> Iterator[Arrival]:
-        """The frames as they come; raises VideoError after the last attempt."""
-        times, attempt = _StreamTimes(), 0
-        while True:
-            state, error = "failed", None
-            try:
-                with closing(self._connect()) as grabs:
-                    for grab in grabs:
-                        if state == "failed":
-                            pace.report(SourceEvent("connected", self.name, attempt))
-                            state, attempt = "interrupted", 0
-                            times.begin()
-                        yield times.arrival(grab, pace.clock.now())
-            except VideoError as raised:
-                error = raised
-            if times.began is None:
-                raise error or VideoError(self.name, "the stream has no frame")
-            cause = error.cause if error else "the stream has ended"
-            if self._attempts is not None and attempt >= self._attempts:
-                if error or attempt:
-                    raise VideoError(self.name, f"{cause}; gave up after {attempt} attempts")
-                return
-            wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(attempt, 16))
-            pace.report(SourceEvent(state, cause, attempt, wait))
-            attempt += 1
-            if not pace.sleep(wait):
-                return
+    times, attempt = _StreamTimes(), 0
+    while True:
+        state, error = "failed", None
+        try:
+            with closing(connect()) as grabs:
+                for sent, image in grabs:
+                    is_new_part = state == "failed"
+                    if is_new_part:
+                        pace.report(SourceEvent("connected", name, attempt))
+                        state, attempt = "interrupted", 0
+                    yield times.arrival(sent, image, pace.now(), is_new_part)
+        except VideoError as raised:
+            error = raised
+        if times.began is None:
+            raise error or VideoError(name, "the stream has no frame")
+        cause = error.cause if error else "the stream has ended"
+        if attempts is not None and attempt >= attempts:
+            if error or attempt:
+                raise VideoError(name, f"{cause}; gave up after {attempt} attempts")
+            return
+        wait = min(LONGEST_WAIT, FIRST_WAIT * 2 ** min(attempt, 16))
+        pace.report(SourceEvent(state, cause, attempt, wait))
+        attempt += 1
+        if not pace.sleep(wait):
+            return
 
 
 class _StreamTimes:
@@ -231,68 +211,41 @@ class _StreamTimes:
 
     def __init__(self) -> None:
         self.began: float | None = None  # time of the clock at the first frame
-        self._is_new_part = False
-        self._sent: float | None = None  # last time of the sender in this part
+        self._offset: float | None = None  # from the times of the sender in this part
         self._time = self._delay = self._least = 0.0  # of the frame before
 
-    def begin(self) -> None:
-        """The next frame is the first of a connection."""
-        self._is_new_part = True
-
-    def arrival(self, grab: Grab, now: float) -> Arrival:
+    def arrival(
+        self, sent: float | None, image: Callable[[], np.ndarray], now: float, is_new_part: bool
+    ) -> Arrival:
         """A frame that arrives now."""
         is_first = self.began is None
         self.began = now if is_first else self.began
         elapsed = now - self.began
-        if None in (grab.time, self._sent) or grab.time == self._sent:  # by arrival
+        if sent is None or self._offset is None:  # as late as the frame before
             time = elapsed - self._delay
         else:
-            time = grab.time + self._offset
+            time = sent + self._offset
+        if is_new_part or not 0 <= time - self._time <= BREAK:
+            is_new_part, time, self._offset, self._least = True, elapsed, None, 0.0
         if not is_first:
-            if self._is_new_part or not 0 <= time - self._time <= BREAK:
-                self._is_new_part, self._sent = True, None
-                time = elapsed
             # Frames that came faster than they were sent have later times than now.
             time = max(time, self._time + SHORTEST)
-        is_new_part, self._is_new_part = self._is_new_part, False
-        if grab.time is not None:
-            if self._sent is None:
-                self._offset = time - grab.time
-            self._sent = grab.time
-        if is_new_part:
-            self._least = 0.0
-        else:
-            self._least += DRIFT * (time - self._time)
-        self._time, self._delay = time, elapsed - time
-        self._least = min(self._least, self._delay)
-        captured = now - (self._delay - self._least)
-        return Arrival(time, captured, grab.image, is_new_part and not is_first)
+        if sent is not None and self._offset is None:
+            self._offset = time - sent
+        delay = elapsed - time
+        self._least = min(self._least + DRIFT * (time - self._time), delay)
+        self._time, self._delay = time, delay
+        return Arrival(time, now - (delay - self._least), image, is_new_part and not is_first)
 
 
-def open_camera(device: str, timeout: float, options: Mapping[str, str]) -> Iterator[Grab]:
-    """The frames of a camera, through Video4Linux.
-
-    Raises:
-        VideoError: if it cannot be opened or read.
-    """
-    if not os.path.exists(device):
-        raise VideoError(device, "no such camera; `ls /dev/video*` lists those of Linux")
-    return _grabs(device, timeout, dict(options), kind="v4l2")
-
-
-def open_stream(address: str, timeout: float, options: Mapping[str, str]) -> Iterator[Grab]:
-    """The frames at an address; RTSP runs over TCP by default, since UDP loses packets.
+def _connect(
+    address: str, timeout: float, options: dict[str, str], kind: str | None = None
+) -> Iterator[Grab]:
+    """The frames of a camera or at an address.
 
     Raises:
         VideoError: if it cannot be opened or read, or has no video.
     """
-    chosen = {"rtsp_transport": "tcp", **options, "protocol_whitelist": PROTOCOLS}
-    return _grabs(address, timeout, chosen)
-
-
-def _grabs(
-    address: str, timeout: float, options: dict[str, str], kind: str | None = None
-) -> Iterator[Grab]:
     import av
 
     def failure(what: str, error: Exception) -> VideoError:
@@ -320,7 +273,7 @@ def _grabs(
                     continue
                 for frame in frames:
                     if not frame.is_corrupt:
-                        yield Grab(frame.time, partial(to_rgb, frame))
+                        yield frame.time, partial(to_rgb, frame)
     except (av.error.FFmpegError, OSError) as error:
         raise failure("interrupted", error) from None
     finally:
@@ -348,7 +301,7 @@ def open_source(
     timeout: float = 5.0,
     options: Mapping[str, str] | None = None,
     pattern: str = PATTERN,
-) -> FileSource | StreamSource | IterableSource:
+) -> Source:
     """The source for what a user names.
 
     Args:
@@ -369,10 +322,12 @@ def open_source(
         ValueError: if an option does not belong to the source, or is out of its range.
         TypeError: if ``given`` is none of these.
     """
-    if isinstance(given, (FileSource, StreamSource, IterableSource)):
+    if isinstance(given, Source):
         return given
-    camera = camera_path(given)
-    is_stream = camera is not None or (isinstance(given, str) and is_address(given))
+    text = str(given) if isinstance(given, (int, str, os.PathLike)) else ""
+    camera = f"/dev/video{text}" if text.isdecimal() else text
+    is_camera = re.fullmatch(r"/dev/video\d+", camera) is not None
+    is_stream = is_camera or (isinstance(given, str) and is_address(given))
     is_file = not is_stream and isinstance(given, (str, os.PathLike, bytes, np.ndarray, Tensor))
     foreign = {} if is_file else {"speed": speed, "repeat": repeat or None, "fps": fps}
     foreign |= {} if is_stream else {"attempts": attempts, "options": options or None}
@@ -384,25 +339,19 @@ def open_source(
         if value is not None and not value > 0:
             raise ValueError(f"{key} is {value!r}; expected a number above 0")
     if is_file:
-        speed = 1.0 if speed is None else speed
-        return FileSource(given, speed=speed, repeat=repeat, fps=fps, pattern=pattern)
-    if camera is not None:
-        connect = partial(open_camera, camera, timeout, options or {})
-        return StreamSource(camera, connect, attempts=attempts)
+        name = os.fspath(given) if isinstance(given, (str, os.PathLike)) else "video in memory"
+        return Source(name, partial(_play, given, speed or 1.0, repeat, fps, pattern))
+    if is_camera:
+        connect = partial(_connect, camera, timeout, dict(options or {}), kind="v4l2")
+        return Source(camera, partial(_stay_connected, camera, connect, attempts))
     if is_stream:
-        connect = partial(open_stream, given, timeout, options or {})
-        return StreamSource(without_password(given), connect, attempts=attempts)
+        # UDP, the default of FFmpeg for RTSP, loses packets.
+        chosen = {"rtsp_transport": "tcp", **(options or {}), "protocol_whitelist": PROTOCOLS}
+        name, connect = without_password(given), partial(_connect, given, timeout, chosen)
+        return Source(name, partial(_stay_connected, name, connect, attempts))
     if isinstance(given, Iterable):
-        return IterableSource(given)
+        return Source(type(given).__name__, partial(_take, given))
     raise TypeError(
         f"the source is a {type(given).__name__}; expected a camera (0, /dev/video0), an address "
         "(rtsp://host/stream), a video file, or an iterable of (time, uint8 frame (H, W, 3))"
     )
-
-
-def camera_path(given: object) -> str | None:
-    """The device of a camera: of ``0``, "0" and "/dev/video0" it is "/dev/video0"; else None."""
-    text = str(given) if isinstance(given, (int, str, os.PathLike)) else ""
-    if text.isdecimal():
-        return f"/dev/video{text}"
-    return text if re.fullmatch(r"/dev/video\d+", text) else None
