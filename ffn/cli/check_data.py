@@ -122,8 +122,7 @@ def _write(
     findings: Sequence[Finding],
 ) -> None:
     """Write report.csv, exclude.txt, and index.csv with the usable videos and their frames."""
-    from ffn.data import has_several_labels, label_text
-    from ffn.data.lists import further_columns, read_list
+    from ffn.data import has_several_labels, label_text, read_annotation_rows
 
     paths = [_listed(record.path, root) for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
@@ -142,16 +141,15 @@ def _write(
     write_csv(output / "report.csv", [header, *report])
     excluded = "".join(f"{path}\n" for path, _, finding in pairs if not finding.usable)
     write_text(output / "exclude.txt", excluded)
-    names = () if source.is_dir() else further_columns(source)
-    cells = [row.extra for row in read_list(source, names)] if names else [()] * len(records)
+    cells = [row.others for row in read_annotation_rows(source)]
     timed = any(record.start is not None or record.end is not None for record in records)
     label = "labels" if has_several_labels(records) else "label"
-    index = [("path", label, "frames", *(("start", "end") if timed else ()), *names)]
+    index = [("path", label, "frames", *(("start", "end") if timed else ()), *cells[0])]
     for (path, record, finding), further in zip(pairs, cells, strict=True):
         times = (record.start, record.end) if timed else ()
         if finding.usable:
             text = label_text(record.label, classes)
-            index.append((path, text, finding.frames, *times, *further))
+            index.append((path, text, finding.frames, *times, *further.values()))
     write_csv(output / "index.csv", index)
 
 

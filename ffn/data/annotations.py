@@ -19,20 +19,12 @@ from difflib import get_close_matches
 from itertools import islice
 from pathlib import Path
 
-from ffn.data.lists import AnnotationRow, is_number, read_lines, read_list, short
+from ffn.data.lists import AnnotationRow, read_lines, read_list, short
 from ffn.data.records import Label, Record
-from ffn.data.suffixes import (
-    IMAGE_SUFFIXES,
-    VIDEO_SUFFIXES,
-    has_tool_file,
-    is_system_name,
-    is_tool_folder,
-)
+from ffn.data.suffixes import IMAGE_SUFFIXES, VIDEO_SUFFIXES, is_system_name, is_tool_folder
 from ffn.labels import SEPARATOR
 from ffn.limits import CLASSES
 
-LIST_SUFFIXES = (".csv", ".tsv", ".txt")
-OTHER_TEXTS = ("classes", "licence", "license", "readme")  # names of text files that are no lists
 NAMES_REMEDY = "If the list is right, give all class names (data.classes=FILE, one per line)"
 
 
@@ -60,22 +52,8 @@ def read_annotations(
             the file and the line.
     """
     source = Path(source)
-    if source.is_dir() and root is not None:
-        raise ValueError(f"root is {root}; {source} is a folder per class and takes no root")
     rows = read_annotation_rows(source)
-    if source.is_dir() and classes is None:
-        check_several_classes(source, rows)
     return rows_to_records(rows, source.parent if root is None else root, classes)
-
-
-def check_several_classes(folder: Path, rows: Sequence[AnnotationRow]) -> None:
-    """Raise ValueError for a folder per class that has a single class."""
-    names = {label for row in rows for label in row.labels}
-    if len(names) == 1:
-        raise ValueError(
-            f"{folder} has the single class {names.pop()!r}; expected two or more. Name the folder "
-            "that holds the class folders, or a list (data.train=LIST.csv)"
-        )
 
 
 def rows_to_records(
@@ -83,24 +61,10 @@ def rows_to_records(
     root: str | os.PathLike[str],
     classes: Sequence[str] | str | os.PathLike[str] | None = None,
 ) -> tuple[list[Record], list[str]]:
-    """Parse the rows of annotations; see `read_annotations`.
-
-    Args:
-        rows: From `read_annotation_rows`, at least one.
-        root: Folder that relative paths start from.
-        classes: See `read_annotations`.
-
-    Returns:
-        The records in the order of the rows, and the class names.
-
-    Raises:
-        FileNotFoundError: if the file of `classes` does not exist.
-        ValueError: if a number is invalid, or a label is unknown.
-    """
+    """Parse the rows of annotations, at least one; see `read_annotations`."""
     names = read_classes(classes) if isinstance(classes, str | os.PathLike) else classes
     labels, names = _label_indices(rows, names)
-    base = Path(root)
-    records = [to_record(row, label, base) for row, label in zip(rows, labels, strict=True)]
+    records = [to_record(row, label, root) for row, label in zip(rows, labels, strict=True)]
     return records, names
 
 
@@ -111,60 +75,40 @@ def read_classes(path: str | os.PathLike[str]) -> list[str]:
         FileNotFoundError: if the file does not exist.
         ValueError: if it contains no name, or a name more than once.
     """
-    if not os.path.isfile(path):
-        raise FileNotFoundError(f"file of class names {path} does not exist")
     names = [line.strip() for _, line in read_lines(path)]
-    repeated = sorted(name for name, times in Counter(names).items() if times > 1)
-    if not names:
-        raise ValueError(f"{path} contains no class name")
+    repeated = [name for name, times in Counter(names).items() if times > 1]
     if repeated:
         raise ValueError(f"{path} contains {repeated[0]!r} more than once")
+    if not names:
+        raise ValueError(f"{path} contains no class name")
     return names
 
 
-def read_annotation_rows(
-    source: str | os.PathLike[str], columns: Sequence[str] = ()
-) -> list[AnnotationRow]:
+def read_annotation_rows(source: str | os.PathLike[str]) -> list[AnnotationRow]:
     """Read the rows of annotations without parsing their labels and numbers.
 
     Args:
         source: See `read_annotations`.
-        columns: Names of columns of a csv whose cells each row also gets, as `extra`.
 
     Raises:
         FileNotFoundError: if `source` does not exist.
-        ValueError: if it has no row, a line is invalid, or a column is missing.
+        ValueError: if it has no row, or a line is invalid.
     """
     source = Path(source)
     if not source.exists():
-        folder, index = source.with_suffix(""), source.parent / "index" / source.name
-        others = [str(other) for other in (folder, index) if other.exists()]
-        hint = f"; {others[0]} exists: use its name" if others else ""
         raise FileNotFoundError(
             f"annotations {source} do not exist; expected a text list, a csv, or a folder with one "
-            f"sub-folder per class{hint} (data.train and data.val of a config)"
+            "sub-folder per class (data.train and data.val of a config)"
         )
-    if not source.is_dir():
-        return read_list(source, columns)
-    if columns:
-        raise ValueError(f"{source} is a folder and has no columns {', '.join(columns)}; use a csv")
-    return _read_class_folders(source)
+    return _read_class_folders(source) if source.is_dir() else read_list(source)
 
 
 def _read_class_folders(folder: Path) -> list[AnnotationRow]:
     """The videos of a folder per class, by class and name.
 
-    Hidden folders and folders that a tool wrote are left out. A list beside the classes is refused.
+    Hidden folders and folders that a tool wrote are left out.
     """
-    entries = _entries(folder)
-    lists = [e for e in entries if e.suffix.lower() in LIST_SUFFIXES and e.is_file()]
-    lists = [e for e in lists if e.stem.lower() not in OTHER_TEXTS]
-    if lists:
-        raise ValueError(
-            f"{folder} holds {lists[0].name} beside its class folders. To read the list, give its "
-            f"name (data.root={folder} data.train={lists[0].name}); else move the list away"
-        )
-    classes = [entry for entry in entries if entry.is_dir() and not is_tool_folder(entry)]
+    classes = [entry for entry in _entries(folder) if entry.is_dir() and not is_tool_folder(entry)]
     if not classes:
         raise ValueError(f"{folder} has no sub-folders of videos; expected one per class")
     return [row for entry in classes for row in _class_videos(entry)]
@@ -173,19 +117,15 @@ def _read_class_folders(folder: Path) -> list[AnnotationRow]:
 def _class_videos(folder: Path) -> list[AnnotationRow]:
     """The videos of one class: files, and folders of frames."""
     entries = _entries(folder)
-    folders = [entry for entry in entries if entry.is_dir()]
-    files = [e for e in entries if e.suffix.lower() in VIDEO_SUFFIXES and not e.is_dir()]
-    if not files + folders:
+    videos = [e for e in entries if e.is_dir() or e.suffix.lower() in VIDEO_SUFFIXES]
+    if not videos:
         raise ValueError(f"{folder} contains no video; expected video files or folders of frames")
-    # A class of folders may hold many thousand of them.
-    written = [e for e in (folders if files else folders[:1]) if has_tool_file(e)]
-    if written or (folders and not _holds_images(folders[0])):
+    folders = [entry for entry in videos if entry.is_dir()]
+    if folders and not any(f.suffix.lower() in IMAGE_SUFFIXES for f in folders[0].iterdir()):
         raise ValueError(
-            f"{(written or folders)[0]} is no folder of frames; expected CLASS/VIDEO in "
-            f"{folder.parent}. Move it away, or give the folder above the classes, e.g. "
-            f"data.train={folder.name}"
+            f"{folders[0]} is no folder of frames; expected CLASS/VIDEO in {folder.parent}. Move "
+            f"it away, or give the folder above the classes, e.g. data.train={folder.name}"
         )
-    videos = sorted([*files, *folders])
     return [AnnotationRow(str(video), os.path.abspath(video), folder.name) for video in videos]
 
 
@@ -193,30 +133,24 @@ def _entries(folder: Path) -> list[Path]:
     return [entry for entry in sorted(folder.iterdir()) if not is_system_name(entry.name)]
 
 
-def _holds_images(folder: Path) -> bool:
-    with os.scandir(folder) as entries:
-        return any(entry.name.lower().endswith(IMAGE_SUFFIXES) for entry in entries)
-
-
 def _label_indices(
     rows: Sequence[AnnotationRow], classes: Sequence[str] | None
 ) -> tuple[list[Label], list[str]]:
     """Class index of each row, or indices of a row with several labels, and all class names."""
     each = [(row.where, label) for row in rows for label in row.labels]
-    if not isinstance(rows[0].label, tuple):
-        return _class_indices(each, classes)
-    if not each and classes is None:
+    several = isinstance(rows[0].label, tuple)
+    if several and not each and classes is None:
         raise ValueError(f"{rows[0].where}: no video of the list has a label")
-    for name in classes or ():
-        if SEPARATOR in str(name):
-            raise ValueError(f"class {name!r} contains {SEPARATOR}; rename the class")
+    if several and any(SEPARATOR in str(name) for name in classes or ()):
+        raise ValueError(f"a class has a name with {SEPARATOR} in {short(classes)}; rename it")
     indices, names = _class_indices(each, classes)
-    found, labels = iter(indices), []
-    for row in rows:
-        own = tuple(sorted(islice(found, len(row.labels))))
+    if not several:
+        return indices, names
+    found = iter(indices)
+    labels = [tuple(sorted(islice(found, len(row.labels)))) for row in rows]
+    for row, own in zip(rows, labels, strict=True):
         if len({*own}) < len(own):
             raise ValueError(f"{row.where}: {SEPARATOR.join(row.labels)} has a label twice")
-        labels.append(own)
     return labels, names
 
 
@@ -225,12 +159,12 @@ def _class_indices(
 ) -> tuple[list[int], list[str]]:
     """Class index of each label, given with its place, and all class names."""
     names = None if classes is None else [str(name) for name in classes]
-    numeric = [is_number(label) for _, label in labels]
-    if all(numeric) and not any(map(is_number, names or ())):
+    numeric = [_is_number(label) for _, label in labels]
+    if all(numeric) and not any(map(_is_number, names or ())):
         return _numbered(labels, names)
     if names is None:
         if any(numeric):
-            where, label = labels[numeric.index(sum(numeric) * 2 <= len(numeric))]
+            where, label = labels[numeric.index(not numeric[0])]
             raise ValueError(
                 f"{where}: label {label!r} differs in kind from other labels; expected class "
                 f"indices in every line or class names in every line. {NAMES_REMEDY}"
@@ -268,6 +202,10 @@ def _numbered(
     return indices, names or [str(i) for i in range(largest + 1)]
 
 
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
+
+
 def to_record(row: AnnotationRow, label: Label, base: str | os.PathLike[str]) -> Record:
     """The record of a row.
 
@@ -281,17 +219,18 @@ def to_record(row: AnnotationRow, label: Label, base: str | os.PathLike[str]) ->
     """
     frames = _number(row, "frames", int)
     start, end = _number(row, "start", float), _number(row, "end", float)
-    if frames is not None and frames < 1:
-        raise ValueError(f"{row.where}: {frames} frames; expected at least 1")
-    if start is not None and end is not None and start >= end:
-        raise ValueError(f"{row.where}: start {start} s is not before end {end} s")
+    if frames == 0 or (start is not None and end is not None and start >= end):
+        raise ValueError(
+            f"{row.where}: {row.frames} frames, {row.start} … {row.end} s; expected at least 1 "
+            "frame, and a start before the end"
+        )
     return Record(os.path.join(base, row.path), label, frames, start, end)
 
 
-def _number(row: AnnotationRow, field: str, kind: type) -> int | float | None:
+def _number(row: AnnotationRow, name: str, kind: type) -> int | float | None:
     """The number in a cell; None if the cell is empty."""
-    text = getattr(row, field)
-    if text is None:
+    text = getattr(row, name)
+    if not text:
         return None
     try:
         number = kind(text)
@@ -300,4 +239,4 @@ def _number(row: AnnotationRow, field: str, kind: type) -> int | float | None:
     except ValueError:
         pass
     kinds = "an integer" if kind is int else "seconds"
-    raise ValueError(f"{row.where}: {field} is {text[:40]!r}; expected a number, {kinds} from 0")
+    raise ValueError(f"{row.where}: {name} is {text[:40]!r}; expected a number, {kinds} from 0")

@@ -13,17 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ffn.data.annotations import (
-    check_several_classes,
-    read_annotation_rows,
-    read_classes,
-    rows_to_records,
-)
+from ffn.data.annotations import read_annotation_rows, read_classes, rows_to_records
 from ffn.data.lists import AnnotationRow
 from ffn.data.records import Record, has_several_labels, label_text, labels_of
 from ffn.labels import SEPARATOR
-
-Clip = tuple[str, float | None, float | None]  # path, start, end
 
 
 @dataclass(frozen=True)
@@ -110,26 +103,18 @@ def read_splits(
 def _read(
     root: Path, name: str, classes: list[str] | None, multi_label: bool
 ) -> tuple[list[AnnotationRow], list[Record], list[str]]:
-    """Rows, records and class names of one list or folder."""
-    source = root / name
-    rows = read_annotation_rows(source)
-    _check_kind(source, rows, multi_label)
-    if source.is_dir() and classes is None:
-        check_several_classes(source, rows)
-    return rows, *rows_to_records(rows, root, classes)
-
-
-def _check_kind(source: Path, rows: Sequence[AnnotationRow], multi_label: bool) -> None:
-    """Raise ValueError for annotations of the other kind of labels."""
+    """Rows, records and class names of one list or folder, which has the given kind of labels."""
+    rows = read_annotation_rows(root / name)
     found = isinstance(rows[0].label, tuple)
     if found != multi_label:
         kinds = f"a column labels, with {SEPARATOR} between them", "one label per video"
         has, needs = kinds if found else kinds[::-1]
         now, other = ("multi", "single") if multi_label else ("single", "multi")
         raise ValueError(
-            f"{source} has {has}; data.labels={now} needs {needs}. Set data.labels={other}, or "
-            "write the other kind of list"
+            f"{root / name} has {has}; data.labels={now} needs {needs}. Set data.labels={other}, "
+            "or write the other kind of list"
         )
+    return rows, *rows_to_records(rows, root, classes)
 
 
 def _prepared(annotations: Path) -> Any:
@@ -164,13 +149,8 @@ def check_splits(splits: Splits) -> None:
             f"{train} has the single class {splits.classes[0]!r}; training needs two or more. "
             "Check the labels of the list (data.train), or its classes (data.classes)"
         )
-    if train.exists() and val.exists() and os.path.samefile(train, val):
-        raise ValueError(
-            f"data.train and data.val are the same, {train}; validation needs other videos. Give "
-            "another list as data.val"
-        )
     known = {*_clips(splits.train)}
-    if splits.val and all(clip in known for clip in _clips(splits.val)):
+    if splits.val and known.issuperset(_clips(splits.val)):
         raise ValueError(
             f"all {len(splits.val)} validation videos of {val} are training videos of {train}; "
             "validation needs other videos. Give another list as data.val"
@@ -178,63 +158,39 @@ def check_splits(splits: Splits) -> None:
 
 
 def describe_splits(splits: Splits) -> list[str]:
-    """Lines about the videos of a training run: numbers per class, and of labels per video."""
+    """Lines about the videos of a training run: numbers per class."""
     lists = {"training": splits.train, "validation": splits.val}
-    lines = [
+    return [
         f"{name} videos per class: {_per_class(records, splits.classes)}"
         for name, records in lists.items()
     ]
-    if splits.multi_label:
-        lines += [
-            f"labels per {name} video: {_labels_per_video(records)}"
-            for name, records in lists.items()
-        ]
-    return lines
 
 
 def split_warnings(splits: Splits) -> Iterator[str]:
     """Videos or groups in both lists, repeated videos, and classes without videos."""
-    train, val = _clips(splits.train), _clips(splits.val)
-    files = {path for path, *_ in train}
-    rows = [*zip(splits.rows[1], [path in files for path, *_ in val], strict=True)]
-    shared = [row.path for row, is_shared in rows if is_shared]
-    if shared:
-        yield (
-            f"{len(shared)} of {len(val)} validation videos are files of the training list too "
-            f"({_examples(shared)}); the accuracy is too high. Remove them from one list"
-        )
-    groups = {row.group for row in splits.rows[0]} - {None}
-    mixed = [row.group for row, is_shared in rows if row.group in groups and not is_shared]
-    if mixed:
-        yield (
-            f"{len(mixed)} of {len(val)} validation videos have a group of the training list "
-            f"({_examples(mixed)}); the accuracy is too high. Keep each group in one list"
-        )
-    yield from _list_warnings("training", splits.train, splits.rows[0], splits.classes)
-    yield from _list_warnings("validation", splits.val, splits.rows[1], splits.classes)
+    files = {path for path, *_ in _clips(splits.train)}
+    shared = [path for path, *_ in _clips(splits.val) if path in files]
+    groups = {row.others.get("group") for row in splits.rows[0]} - {None, ""}
+    mixed = [row.others["group"] for row in splits.rows[1] if row.others.get("group") in groups]
+    for names, what in ((shared, "are files"), (mixed, "have a group")):
+        if names:
+            yield (
+                f"{len(names)} of {len(splits.val)} validation videos {what} of the training list "
+                f"({_examples(names)}); the accuracy is too high. Keep each in one list"
+            )
+    for name, records in (("training", splits.train), ("validation", splits.val)):
+        counts = Counter(_clips(records))
+        repeated = [path for (path, *_), times in counts.items() if times > 1]
+        if repeated:
+            yield f"{len(repeated)} {name} videos are listed again ({_examples(repeated)})"
+        present = {label for record in records for label in labels_of(record)}
+        empty = [label for i, label in enumerate(splits.classes) if i not in present]
+        if empty:
+            number = f"{len(empty)} of {len(splits.classes)}"
+            yield f"{number} classes have no {name} video ({_examples(empty)})"
 
 
-def _list_warnings(
-    name: str, records: Sequence[Record], rows: Sequence[AnnotationRow], classes: Sequence[str]
-) -> Iterator[str]:
-    clips = _clips(records)
-    counts = Counter(clips)
-    repeated = [row.path for clip, row in zip(clips, rows, strict=True) if counts[clip] > 1]
-    if repeated:
-        labels = {(clip, record.label) for clip, record in zip(clips, records, strict=True)}
-        contradictions = len(labels) - len(counts)
-        other = f", {contradictions} of them with another label" if contradictions else ""
-        yield (
-            f"{len(repeated) - sum(n > 1 for n in counts.values())} {name} videos are listed again"
-            f"{other} ({_examples(repeated)}); remove the repeated lines"
-        )
-    present = {label for record in records for label in labels_of(record)}
-    empty = [label for i, label in enumerate(classes) if i not in present]
-    if empty:
-        yield f"{len(empty)} of {len(classes)} classes have no {name} video ({_examples(empty)})"
-
-
-def _clips(records: Sequence[Record]) -> list[Clip]:
+def _clips(records: Sequence[Record]) -> list[tuple[str, float | None, float | None]]:
     """File and time range of each record."""
     return [(os.path.abspath(record.path), record.start, record.end) for record in records]
 
@@ -249,14 +205,6 @@ def _per_class(records: Sequence[Record], classes: Sequence[str]) -> str:
     return f"least {least} ({classes[few]}), median {median:g}, most {most} ({classes[many]})"
 
 
-def _labels_per_video(records: Sequence[Record]) -> str:
-    numbers = [len(labels_of(record)) for record in records]
-    unlabelled = numbers.count(0)
-    without = f"; {unlabelled} videos without a label" if unlabelled else ""
-    return f"least {min(numbers)}, mean {np.mean(numbers):.1f}, most {max(numbers)}{without}"
-
-
 def _examples(names: Sequence[str]) -> str:
     names = list(dict.fromkeys(names))
-    shown = ", ".join(names[:3])
-    return f"{shown}, …" if len(names) > 3 else shown
+    return ", ".join([*names[:3], *(["…"] if len(names) > 3 else [])])

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from ffn.data.lists import is_several_numbers, is_video
+from ffn.data.lists import is_label
 from ffn.datasets.disk import Inventory, video_name
 from ffn.registry import Registry
 
@@ -198,8 +198,7 @@ def find_empty_classes(listing: Listing, entries: Iterable[Entry]) -> None:
 
 def _check_names(listing: Listing) -> None:
     for name in listing.classes:
-        taken = is_video(name) or is_several_numbers(name)
-        if taken or not _fits_csv(name) or len(name.splitlines()) != 1:
+        if not is_label(name) or not _fits_csv(name) or len(name.splitlines()) != 1:
             raise PreparationError(
                 f"class {name!r} cannot be written to a list: its name starts or ends with a "
                 "blank, contains a control character, is not UTF-8, or would be taken for a video "

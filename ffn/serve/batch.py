@@ -25,7 +25,7 @@ from typing import Any
 
 from ffn.data import VideoError
 from ffn.data.annotations import to_record
-from ffn.data.lists import is_video, read_paths
+from ffn.data.lists import is_video, read_list
 from ffn.data.records import Record
 from ffn.evaluation.collect import gather
 from ffn.files import atomic_write, printable, write_text
@@ -112,7 +112,7 @@ class VideoList:
                 f"{path} is a video; with --output, the file is a list of videos, a path per line "
                 "or a table with the column path. Leave --output out for single videos"
             )
-        rows = read_paths(path)
+        rows = read_list(path, labelled=False)
         base = path.parent if root is None else Path(root)
         # An address stays as it is; as part of a path it would begin with "./".
         bases = ["" if is_address(row.path) else base for row in rows]

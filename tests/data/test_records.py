@@ -12,7 +12,7 @@ RECORDS = [
     Record("/videos/ü ñ.mp4", 7, 12),
     Record("", 1, 3, 0.0, 4.25),
     Record("/videos/\udcff.avi", 2, None, None, 1.5),  # a name that is not UTF-8
-    Record("/videos/z.mp4", 1_000_000, 0, 2.5, None),
+    Record("/videos/z.mp4", (0, 1_000_000), 0, 2.5, None),
 ]
 
 

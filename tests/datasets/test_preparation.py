@@ -360,9 +360,8 @@ def test_folder_keeps_groups_together(layouts: Layouts) -> None:
     assert set(labels(layouts.root, "val.csv").values()) == {"run", "jump"}
     assert set(labels(layouts.root, "train.csv").values()) == {"run", "jump"}
     for name in ("train", "val"):  # for the warnings of a training, and for cross-validation
-        listed = read_annotation_rows(layouts.root / f"index/{name}.csv", ["group"])
-        assert all(row.group == row.path.split("/")[1][:2] for row in listed)
-        assert all(row.extra == (row.group,) for row in listed)
+        listed = read_annotation_rows(layouts.root / f"index/{name}.csv")
+        assert all(row.others["group"] == row.path.split("/")[1][:2] for row in listed)
 
 
 def test_a_class_without_a_validation_video_gets_its_smallest_group() -> None:
