@@ -21,7 +21,7 @@ A checkpoint is a dict::
               imports, config, versions, data fingerprint: plain values
     training  optimizer, scaler, statistics per process, counters, position; absent in best.pt
 
-The file ends with the SHA-256 of its content (:mod:`ffn.zoo.torch_files`), which every load checks.
+Every load checks the CRC-32 of its parts (:mod:`ffn.zoo.torch_files`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from filelock import FileLock, Timeout
 
 from ffn.files import atomic_write, part_of, sync_folder, write_text
 from ffn.zoo.records import WeightsError
-from ffn.zoo.torch_files import CHECKPOINT_FORMAT, append_digest, load_tensors
+from ffn.zoo.torch_files import CHECKPOINT_FORMAT, load_tensors
 
 WAIT = 10.0  # seconds for a run that is ending, and its loader workers, to release the lock
 STEP = re.compile(r"step_(\d{8,})\.pt")
@@ -70,7 +70,6 @@ def save_checkpoint(path: Path, content: dict[str, Any]) -> None:
     """
     data = io.BytesIO()
     torch.save({**content, "format": CHECKPOINT_FORMAT}, data)
-    append_digest(data)
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path, sync=True) as file:
         file.write(data.getbuffer())

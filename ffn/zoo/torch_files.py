@@ -1,15 +1,11 @@
-"""Read torch files without executing pickles; append and check the SHA-256 at their end.
-
-A training checkpoint ends with ``ffn sha256:`` and 64 hex digits: the SHA-256 of all bytes before
-the digits. Both are the comment of the zip file, so plain ``torch.load`` still reads it.
-"""
+"""Read torch files without executing pickles; damaged ones are errors."""
 
 from __future__ import annotations
 
-import hashlib
 import os
 import pickle
 import re
+import zipfile
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -17,19 +13,13 @@ import torch
 
 from ffn.zoo.records import WeightsError
 
-CHECKPOINT_FORMAT = 2  # of training checkpoints; files of format 2 end with their SHA-256
+CHECKPOINT_FORMAT = 2  # of training checkpoints
 READABLE_FORMATS = (1, 2)
-
-MARK = b"ffn sha256:"
-DIGITS = 64
-CHUNK = 1 << 20  # bytes
-_END_RECORD = b"PK\x05\x06"
-_END_SIZE = 22  # bytes of a zip's end record; its last two are the length of the comment
 _PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml", b"<!--")
 
 
 def load_tensors(path: Path) -> Any:
-    """Read a torch file with ``weights_only=True``; check its SHA-256 first if it has one.
+    """Read a torch file with ``weights_only=True``; check the CRC-32 of its parts first.
 
     Raises:
         OSError: it cannot be opened.
@@ -38,8 +28,8 @@ def load_tensors(path: Path) -> Any:
     refuse_web_page(path)
     with path.open("rb") as file:  # one open file: it may be replaced between check and load
         try:
-            has_digest = check_digest(file)
-            content = torch.load(file, map_location="cpu", weights_only=True)
+            _check_parts(file)
+            return torch.load(file, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             requested = re.search(r"(?:GLOBAL|class|function)\s+([\w.]+\w)", str(error))
             what = "is damaged, not a torch file, or contains objects"
@@ -56,10 +46,21 @@ def load_tensors(path: Path) -> Any:
                 f"{path} ({path.stat().st_size:,} bytes) is damaged, truncated, or not a torch "
                 f"file; download or copy it again ({str(error).strip().partition(chr(10))[0]})"
             ) from None
-    is_checkpoint = isinstance(content, dict) and {"format", "model", "meta"} <= content.keys()
-    if is_checkpoint and content["format"] == CHECKPOINT_FORMAT and not has_digest:
-        raise WeightsError(f"{path} is damaged: the SHA-256 at its end is missing")
-    return content
+
+
+def _check_parts(file: BinaryIO) -> None:
+    """Compare the parts of a zip with their CRC-32, which torch.load does not, and rewind it.
+
+    Raises:
+        ValueError: a part has changed since it was written, or would unpack to more than the file.
+    """
+    if zipfile.is_zipfile(file):  # torch.save wrote other files before version 1.6
+        archive = zipfile.ZipFile(file)
+        if sum(part.file_size for part in archive.infolist()) > file.seek(0, os.SEEK_END):
+            raise ValueError("its parts are larger than the file")
+        if damaged := archive.testzip():
+            raise ValueError(f"the CRC-32 of {damaged} differs")
+    file.seek(0)
 
 
 def refuse_web_page(path: Path) -> None:
@@ -71,54 +72,3 @@ def refuse_web_page(path: Path) -> None:
             f"{path} is a web page, not a file of weights; open the link in a browser and download "
             "the file there"
         )
-
-
-def append_digest(file: BinaryIO) -> None:
-    """Append the SHA-256 of a torch file to it, as the comment of its zip.
-
-    Args:
-        file: the complete file, open for reading and writing.
-
-    Raises:
-        ValueError: it is not a zip, or has a comment.
-    """
-    file.seek(-_END_SIZE, os.SEEK_END)
-    end = file.read(_END_SIZE)
-    if not end.startswith(_END_RECORD) or end[-2:] != b"\0\0":
-        raise ValueError("the file is not a zip without comment, as torch.save writes it")
-    file.seek(-2, os.SEEK_END)
-    file.write((len(MARK) + DIGITS).to_bytes(2, "little") + MARK)
-    file.write(_sha256(file, file.tell()))
-
-
-def check_digest(file: BinaryIO) -> bool:
-    """Compare a file with the SHA-256 at its end, and rewind it.
-
-    Hashing takes 0.5 s per GB on a processor with SHA instructions.
-
-    Returns:
-        Whether the file has a digest. A file without one is not checked.
-
-    Raises:
-        ValueError: the file has changed since the digest was written.
-    """
-    size = file.seek(0, os.SEEK_END)
-    start = size - DIGITS - len(MARK)
-    file.seek(max(start, 0))
-    mark, digits = file.read(len(MARK)), file.read(DIGITS)
-    has_digest = start >= 0 and mark == MARK
-    # Only the mark decides: with a damaged length of the comment, the digest is still checked.
-    if has_digest and _sha256(file, size - DIGITS) != digits:
-        raise ValueError("its bytes are not those of the SHA-256 it ends with")
-    file.seek(0)
-    return has_digest
-
-
-def _sha256(file: BinaryIO, size: int) -> bytes:
-    """Hex digits of the SHA-256 of the first ``size`` bytes."""
-    digest = hashlib.sha256()
-    file.seek(0)
-    while size > 0 and (chunk := file.read(min(CHUNK, size))):
-        digest.update(chunk)
-        size -= len(chunk)
-    return digest.hexdigest().encode()
