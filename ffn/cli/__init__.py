@@ -51,7 +51,7 @@ COMMANDS = {
     "convert_checkpoint": "convert a checkpoint of another repository to weights of ffn",
     "publish": "write a trained network as one weight file with its record",
     "export": "write a sub-network in a deployment format",
-    "zoo": "list, download and check weights, or list models and their cost",
+    "zoo": "list and download weights, or list models and their cost",
     "configs": "list the configs that ship",
     "benchmark": "compare throughput and memory of training, inference and reading",
 }

@@ -1,4 +1,4 @@
-"""List, download and check the weights of the zoo, or list models and their cost.
+"""List and download the weights of the zoo, or list models and their cost.
 
 The environment variable FFN_HOME is the folder of downloads (default: ~/.cache/ffn), and
 FFN_OFFLINE=1 forbids downloads.
@@ -17,7 +17,7 @@ from ffn.cli.zoo_page import CLASSES, FRAMES, SIDE, models_table, page, weights_
 from ffn.files import explain, write_text
 from ffn.registry import import_extensions
 
-EXIT_PROBLEM = 1  # some weights could not be fetched, or differ
+EXIT_PROBLEM = 1  # some weights could not be fetched
 
 Pattern = Annotated[str, Parameter(name="PATTERN")]
 
@@ -63,8 +63,8 @@ def list_models(
 def fetch(*names: Annotated[str, Parameter(name="NAME", required=True)]) -> int:
     """Download weights and check their SHA-256.
 
-    Prints path, size and SHA-256 of each. The exit status is 1 if one failed; the others are
-    fetched.
+    Prints path, size and SHA-256 of each; a damaged download is replaced. The exit status is 1 if
+    one failed; the others are fetched.
 
     Args:
         names: Names in the zoo, patterns such as '*sthv1*' or '*' for all, or hf://user/name.
@@ -87,27 +87,6 @@ def fetch(*names: Annotated[str, Parameter(name="NAME", required=True)]) -> int:
     return EXIT_PROBLEM if failed else 0
 
 
-def verify(pattern: Pattern = "*", /) -> int:
-    """Compare local weights with the SHA-256 of their records, or of their first download.
-
-    Prints ok, differs, no hash (none is known), missing, or not downloaded for each. The exit
-    status is 1 if one differs, is missing or has no hash.
-
-    Args:
-        pattern: Names to check, e.g. '*sthv1*'.
-    """
-    from ffn.zoo import verify_weights
-
-    verdicts = []
-    for verdict in verify_weights(pattern):
-        detail = f": {verdict.detail}" if verdict.detail else ""
-        print(f"{verdict.status:<14}  {verdict.name}{detail}", flush=True)
-        verdicts.append(verdict)
-    if not verdicts:
-        raise ValueError(f'no weights "{pattern}" in the zoo')
-    return EXIT_PROBLEM if any(verdict.is_problem for verdict in verdicts) else 0
-
-
 def table(*, write: bool = False) -> None:
     """Print the page of the zoo, model_zoo/README.md.
 
@@ -126,6 +105,5 @@ zoo = {
     "list": list_weights,
     "models": list_models,
     "fetch": fetch,
-    "verify": verify,
     "table": table,
 }

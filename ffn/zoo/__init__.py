@@ -3,13 +3,7 @@
 from ffn.zoo.create import create_model, list_models
 from ffn.zoo.download import download, home, sha256_of
 from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
-from ffn.zoo.local import (
-    Verdict,
-    early_exit_beside,
-    early_exit_path,
-    fetch_weights,
-    verify_weights,
-)
+from ffn.zoo.local import early_exit_beside, early_exit_path, fetch_weights
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
 from ffn.zoo.repositories import from_pretrained, push_to_hub
@@ -18,7 +12,6 @@ from ffn.zoo.state_match import Match, match_state
 
 __all__ = [
     "Match",
-    "Verdict",
     "WeightRecord",
     "WeightsError",
     "create_model",
@@ -41,5 +34,4 @@ __all__ = [
     "save_weights",
     "sha256_of",
     "state_sha256",
-    "verify_weights",
 ]

@@ -6,12 +6,9 @@ import hashlib
 import logging
 import os
 import re
-import shutil
 import sys
-import tempfile
-from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import parse_qs, unquote, urlsplit
+from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
@@ -21,7 +18,6 @@ from ffn.zoo.torch_files import refuse_web_page
 
 RETRIES = 2  # after a failed connection, or another hash
 CHUNK = 1 << 20  # bytes
-_HUB = re.compile(r"hf://(?P<repo>[^/@]+/[^/@]+)(?:@(?P<revision>[^/]+))?/(?P<path>.+)")
 _DRIVE = ("drive.google.com", "docs.google.com", "drive.usercontent.google.com")
 
 _log = logging.getLogger(__name__)
@@ -51,8 +47,7 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
     downloading one file twice.
 
     Args:
-        url: http or https address, also of Google Drive, or ``hf://OWNER/REPO[@REVISION]/PATH`` on
-            the Hugging Face Hub.
+        url: http or https address, also of Google Drive.
         sha256: expected hash, 64 hex digits; None if it is unknown. The hash of the first download
             is then stored next to the file, ``….sha256``, and expected from then on.
         name: of the local file; by default, the last part of the address.
@@ -65,7 +60,11 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
         WeightsError: no connection, or ``FFN_OFFLINE=1``; no such file, another hash, a web page in
             place of a file of unknown hash, or a folder that cannot be written.
     """
-    target = cache_path(url, sha256=sha256, name=name)
+    if urlsplit(url).scheme not in ("http", "https"):
+        raise WeightsError(f"cannot download {url!r}: expected an http or https address")
+    key = sha256 or hashlib.sha256(url.encode()).hexdigest()
+    name = name or Path(unquote(urlsplit(url).path)).name
+    target = home() / "weights" / f"{key[:16]}-{name}"
     if _is_right(target, sha256):
         return target
     if is_offline():
@@ -76,27 +75,13 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         with FileLock(f"{target}.lock"):
             if not _is_right(target, sha256):  # another process may have downloaded it
-                _fetch(url, target, sha256 or stored_hash(target))
+                _fetch(url, target, sha256 or _stored_hash(target))
     except OSError as error:
         raise WeightsError(
             f"cannot write downloads to {target.parent}: {explain(error)}. The environment "
             "variable FFN_HOME names another folder"
         ) from error
     return target
-
-
-def cache_path(url: str, *, sha256: str | None, name: str | None = None) -> Path:
-    """Where :func:`download` keeps a file; the arguments are its."""
-    if urlsplit(url).scheme not in ("http", "https", "hf"):
-        raise WeightsError(f"cannot download {url!r}: expected an http, https or hf address")
-    key = sha256 or hashlib.sha256(url.encode()).hexdigest()
-    return home() / "weights" / f"{key[:16]}-{name or Path(unquote(urlsplit(url).path)).name}"
-
-
-def stored_hash(path: Path) -> str | None:
-    """The hash of the first download of a file whose hash is unknown, if there is one."""
-    file = _hash_file(path)
-    return file.read_text().strip() if file.is_file() else None
 
 
 def forget(path: Path) -> None:
@@ -112,7 +97,17 @@ def sha256_of(path: Path) -> str:
 
 
 def _is_right(target: Path, sha256: str | None) -> bool:
-    return target.is_file() and sha256_of(target) == (sha256 or stored_hash(target))
+    return target.is_file() and sha256_of(target) == (sha256 or _stored_hash(target))
+
+
+def _hash_file(target: Path) -> Path:
+    """The file with the hash of the first download, for a file whose hash is unknown."""
+    return target.with_name(f"{target.name}.sha256")
+
+
+def _stored_hash(target: Path) -> str | None:
+    file = _hash_file(target)
+    return file.read_text().strip() if file.is_file() else None
 
 
 def _fetch(url: str, target: Path, expected: str | None) -> None:
@@ -131,8 +126,11 @@ def _fetch(url: str, target: Path, expected: str | None) -> None:
         urls={part.name: url},
         retry_if_failed=RETRIES,
     )
+    downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=CHUNK)
+    if urlsplit(url).hostname in _DRIVE:
+        downloader = _from_drive
     try:
-        cache.fetch(part.name, downloader=_downloader(url))
+        cache.fetch(part.name, downloader=downloader)
         if expected is None:
             refuse_web_page(part)
     except WeightsError as error:
@@ -146,33 +144,6 @@ def _fetch(url: str, target: Path, expected: str | None) -> None:
     os.replace(part, target)
 
 
-def _downloader(url: str) -> Callable[..., None]:
-    """What downloads an address: huggingface_hub, gdown, or pooch itself."""
-    import pooch
-
-    if url.startswith("hf://"):
-        return _from_hub
-    if urlsplit(url).hostname in _DRIVE:
-        return _from_drive
-    return pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=CHUNK)
-
-
-def _from_hub(url: str, output: str, _: object) -> None:
-    from huggingface_hub import hf_hub_download
-
-    found = _HUB.fullmatch(url)
-    if found is None:
-        raise WeightsError("expected hf://OWNER/REPO/PATH or hf://OWNER/REPO@REVISION/PATH")
-    try:
-        with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
-            path = hf_hub_download(
-                found["repo"], found["path"], revision=found["revision"], local_dir=folder
-            )
-            shutil.move(path, output)
-    except Exception as error:  # huggingface_hub raises errors of several packages
-        raise WeightsError(str(error).strip().partition("\n")[0]) from error
-
-
 def _from_drive(url: str, output: str, _: object) -> None:
     try:
         import gdown
@@ -181,15 +152,9 @@ def _from_drive(url: str, output: str, _: object) -> None:
             f"files on Google Drive need gdown ({error}): pip install 'frame-flexible[drive]'"
         ) from None
 
-    parts = urlsplit(url)
-    on_page = re.match(r"/file/(?:u/\d+/)?d/([-\w]+)", parts.path)
-    file_id = on_page[1] if on_page else parse_qs(parts.query).get("id", [""])[0]
+    found = re.search(r"(?:/d/|[?&]id=)([-\w]+)", url)
+    file_id = found[1] if found else ""
     try:
         gdown.download(id=file_id, output=output, quiet=not sys.stderr.isatty(), use_cookies=False)
     except Exception as error:  # gdown raises errors of several packages
         raise WeightsError(str(error).strip().partition("\n")[0]) from error
-
-
-def _hash_file(target: Path) -> Path:
-    """The file with the hash of the first download."""
-    return target.with_name(f"{target.name}.sha256")

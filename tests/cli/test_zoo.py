@@ -11,7 +11,6 @@ import pytest
 from ffn.cli import main
 from ffn.cli.zoo_page import models_table, weights_table
 from ffn.zoo import find_record, list_models, list_weights, records
-from ffn.zoo.local import weights_path
 
 FOLDER = Path(__file__).parents[2] / "model_zoo"
 SHIPPED = "tsm_tiny.motion_f4_8_16"
@@ -73,21 +72,6 @@ def test_fetch_prints_path_size_and_hash_and_tries_all(
     printed, errors = capsys.readouterr()
     assert printed == line
     assert errors.splitlines()[-1] == f"ffn zoo: not fetched: {', '.join(names)}"
-
-
-def test_verify(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["zoo", "verify"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert [line[16:] for line in lines] == list_weights()
-    assert f"ok              {SHIPPED}" in lines
-
-    path = weights_path(find_record("tsm_r50.k400_f16"))
-    path.parent.mkdir()
-    path.write_bytes(b"x")
-    path.with_name(f"{path.name}.sha256").write_text("0" * 64)
-    assert main(["zoo", "verify", "tsm_*.k400*"]) == 1
-    assert [line.split()[0] for line in capsys.readouterr().out.splitlines()] == ["differs", "not"]
-    assert main(["zoo", "verify", "nothing"]) == 2
 
 
 def test_the_page_is_printed_or_written(

@@ -86,8 +86,8 @@ def hub(tmp_path, monkeypatch, network, meta):
     """Requests for the Hub reach a local server; its repository me/net has a network."""
     save_weights(network, tmp_path / "repository/model.safetensors", meta)
     with serving(HubHandler, tmp_path / "repository") as server:
-        local = functools.partial(huggingface_hub.hf_hub_download, endpoint=server.address)
-        monkeypatch.setattr(huggingface_hub, "hf_hub_download", local)
+        local = functools.partial(huggingface_hub.snapshot_download, endpoint=server.address)
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", local)
         yield server
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import http.server
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,6 +29,7 @@ class Server(http.server.ThreadingHTTPServer):
     def __init__(self, handler: type[http.server.BaseHTTPRequestHandler]) -> None:
         super().__init__(("127.0.0.1", 0), handler)
         self.content, self.paths, self.cuts, self.answers = CONTENT, [], [], []
+        self.commit = COMMIT
         self.address = f"http://127.0.0.1:{self.server_port}"
         self.url = f"{self.address}/tiny.safetensors"
 
@@ -64,17 +66,27 @@ class WebHandler(http.server.BaseHTTPRequestHandler):
 
 
 class HubHandler(WebHandler):
-    """Answers of a Hub with one repository, me/net, of one commit: the files of `folder`."""
+    """Answers of a Hub with one repository, me/net, of one `commit`: the files of `folder`."""
 
     def find(self) -> tuple[int, bytes, dict[str, str]]:
-        owner, name, _, revision, file = self.path.lstrip("/").split("/", 4)
-        path = self.server.folder / file
-        if (owner, name) != ("me", "net") or revision not in ("main", "v1", COMMIT):
+        path = self.path.partition("?")[0].removeprefix("/api/models").lstrip("/")
+        owner, name, kind, revision, *file = path.split("/", 4)
+        if (owner, name) != ("me", "net") or revision not in ("main", "v1", self.server.commit):
             return 404, b"", {"X-Error-Code": "RepoNotFound"}
-        if not path.is_file():
-            return 404, b"", {"X-Error-Code": "EntryNotFound"}
-        content = path.read_bytes()
-        return 200, content, {"X-Repo-Commit": COMMIT, "ETag": f'"{hash(content):x}"'}
+        if kind == "resolve":
+            content = (self.server.folder / file[0]).read_bytes()
+            return (
+                200,
+                content,
+                {"X-Repo-Commit": self.server.commit, "ETag": f'"{hash(content):x}"'},
+            )
+        paths = self.server.folder.iterdir()
+        tree = [
+            {"type": "file", "path": p.name, "size": p.stat().st_size, "oid": "0"} for p in paths
+        ]
+        siblings = [{"rfilename": each["path"]} for each in tree]
+        about = {"id": "me/net", "sha": self.server.commit, "siblings": siblings, "private": False}
+        return 200, json.dumps(tree if kind == "tree" else about).encode(), {}
 
 
 @contextmanager

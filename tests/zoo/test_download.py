@@ -14,7 +14,7 @@ import yaml
 from servers import CONTENT, SHA256
 
 from ffn.data import Preprocessing
-from ffn.zoo import WeightsError, download, fetch_weights, home, local, records, verify_weights
+from ffn.zoo import WeightsError, download, fetch_weights, home, local, records
 
 SHIPPED = "tsm_tiny.motion_f4_8_16"
 
@@ -60,7 +60,7 @@ def test_what_is_not_downloaded_leaves_no_file(server, cache, sha256, monkeypatc
     monkeypatch.setenv("FFN_OFFLINE", "yes")
     with pytest.raises(ValueError, match="FFN_OFFLINE is 'yes'"):
         download(server.url, sha256=sha256)
-    with pytest.raises(WeightsError, match="expected an http, https or hf address"):
+    with pytest.raises(WeightsError, match="expected an http or https address"):
         download("file:///etc/hostname", sha256=sha256)
     assert not list(cache.glob("*safetensors"))
     monkeypatch.setenv("FFN_OFFLINE", "0")
@@ -110,13 +110,6 @@ def test_google_drive_is_read_by_gdown(monkeypatch):
         download(url, sha256=SHA256)
 
 
-def test_a_file_of_the_hub(hub):
-    content = (hub.folder / "model.yaml").read_bytes()
-    assert download("hf://me/net@v1/model.yaml", sha256=None).read_bytes() == content
-    with pytest.raises(WeightsError, match="cannot download hf://me/net/other"):
-        download("hf://me/net/other", sha256=None)
-
-
 @pytest.fixture
 def zoo(server, tmp_path, monkeypatch):
     """A zoo of one weight that ships, and of two at addresses, one with a known hash."""
@@ -134,30 +127,20 @@ def zoo(server, tmp_path, monkeypatch):
     return folder
 
 
-def verdicts(pattern="*"):
-    return {verdict.name: verdict.status for verdict in verify_weights(pattern)}
-
-
-def test_weights_are_fetched_and_verified(zoo, server):
-    missing = {"tsm_tiny.others": "not downloaded", "tsm_tiny.web": "not downloaded"}
-    assert verdicts() == {SHIPPED: "ok"} | missing
+def test_weights_are_fetched_and_compared(zoo, server):
     paths = [fetch_weights(name) for name in (SHIPPED, "tsm_tiny.web", "tsm_tiny.others")]
-    assert set(verdicts().values()) == {"ok"}
-    assert len(verdicts()) == 3
-
     for path in paths:
         path.write_bytes(path.read_bytes() + b"x")
-    assert set(verdicts().values()) == {"differs"}
-    assert verdicts("*.web") == {"tsm_tiny.web": "differs"}
+    assert [fetch_weights(name) for name in ("tsm_tiny.web", "tsm_tiny.others")] == paths[1:]
+    assert len(server.paths) == 4  # damaged copies are downloaded again
     with pytest.raises(WeightsError, match="its record has"):
         fetch_weights(SHIPPED)
     os.remove(paths[0])
-    os.remove(f"{paths[2]}.sha256")
+    with pytest.raises(FileNotFoundError, match=SHIPPED):
+        fetch_weights(SHIPPED)
     with pytest.raises(ValueError, match=r"did you mean tsm_tiny\.web"):
         fetch_weights("tsm_tiny.we")
+    os.remove(paths[2])
     server.answers = [404] * 9
     with pytest.raises(WeightsError, match=r"404.*https://example\.org/page.*convert_checkpoint"):
         fetch_weights("tsm_tiny.others")
-    found = {verdict.name: verdict for verdict in verify_weights()}
-    assert (found[SHIPPED].status, found["tsm_tiny.others"].status) == ("missing", "no hash")
-    assert all(verdict.is_problem for verdict in found.values())
