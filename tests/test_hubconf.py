@@ -22,7 +22,7 @@ import ffn
 ROOT = Path(__file__).parents[1]
 WEIGHTS = "tsm_tiny.motion_f4_8_16"
 # Modules whose package has another name.
-PACKAGES = {"PIL": "pillow", "yaml": "pyyaml"}
+PACKAGES = {"PIL": "pillow", "decord": "decord2", "yaml": "pyyaml"}
 
 
 def load(name: str, *arguments: Any, **options: Any) -> Any:

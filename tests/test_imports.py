@@ -201,7 +201,7 @@ def test_no_frame_count_in_an_identifier(path: Path) -> None:
     assert not {name for name in names if re.search(r"_(\d+)(_|$)", name)}
 
 
-SLOW = ("torch", "wandb", "av", "matplotlib", "torchvision.datasets", "timm", "rich")
+SLOW = ("torch", "decord", "wandb", "av", "matplotlib", "torchvision.datasets", "timm", "rich")
 
 
 def test_importing_ffn_is_light_and_quick() -> None:
@@ -237,6 +237,7 @@ def test_every_package_is_installed() -> None:
 PACKAGES = {
     "PIL": "pillow",
     "aiohttp": "fsspec[http]",
+    "decord": "decord2",
     "onnx_ir": "onnxscript",
     "sklearn": "scikit-learn",
     "yaml": "pyyaml",

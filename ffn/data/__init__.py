@@ -11,6 +11,7 @@ from ffn.data.annotations import (
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import (
+    DECODERS,
     VideoError,
     VideoMetadata,
     decode,
@@ -45,6 +46,7 @@ from ffn.data.transforms import EvalTransform, TrainTransform, swap_pairs
 from ffn.data.watched_loader import LoaderError, watching
 
 __all__ = [
+    "DECODERS",
     "AnnotationRow",
     "ClipSampler",
     "ClipStore",

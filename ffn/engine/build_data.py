@@ -220,7 +220,7 @@ def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
 
 
 def open_record_of(options: DataConfig) -> Callable[[data.Record], Video]:
-    """A function that opens a video as the training does: from the store, or the file.
+    """A function that opens a video as the training does: from the store, or with the decoder.
 
     Raises:
         ValueError: the store cannot be read.
@@ -235,7 +235,8 @@ def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str
     """Arguments of ``data.VideoDataset`` for the source of the frames."""
     if store is not None:
         return {"source": store.open_record}
-    return {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+    pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}
+    return {"decoder": options.decoder, **pattern}
 
 
 def _frame_counts(config: Config) -> data.FrameCounts | None:

@@ -85,6 +85,9 @@ class DataConfig(Section):
     frame_pattern: str | None = Field(
         None, description="file names in a frame folder, e.g. {:05d}.jpg"
     )
+    decoder: Literal["auto", "pyav", "decord"] = Field(
+        "auto", description="video decoder; auto reads every format, decord refuses unsafe files"
+    )
     test_frames: list[Count] = Field(
         [4, 6, 8, 12, 16],
         description="frame counts of the validation, in addition to the trained ones",

@@ -29,7 +29,7 @@ FORMATS = {
     "mpeg2": ("a.mpg", {"codec": "mpeg2video", "stream": {"bf": "2", "g": "8", "b": "4M"}}),
     "ts": ("a.ts", {}),
     "name": ("with space é %d.mp4", {}),
-    **{f"{width} wide": ("a.mp4", {"width": width}) for width in (16, 98, 170)},
+    **{f"{width} wide": ("a.mp4", {"width": width}) for width in (16, 96, 98, 170)},
 }
 
 
@@ -43,6 +43,18 @@ def test_frames_are_the_requested_ones(write_video, numbers, tmp_path):
             frames = video.read(wanted)
             assert frames.shape == (len(wanted), 48, options.get("width", 64), 3)
             assert numbers(frames) == wanted, format
+
+
+def test_decord_returns_the_same_frames_or_refuses_the_file(write_video, tmp_path):
+    for format, (name, options) in FORMATS.items():
+        (tmp_path / format).mkdir()
+        path = write_video(tmp_path / format / name, 40, **options)
+        if format in ("mp4", "starts late", "one keyframe", "mkv", "name") or "wide" in format:
+            frames = open_video(path, decoder="decord").read([3, 3, 30, 5, 39])
+            assert torch.equal(frames, decode(path, [3, 3, 30, 5, 39])), format
+        else:
+            with pytest.raises(VideoError, match="use decoder auto"):
+                open_video(path, decoder="decord")
 
 
 def test_rotation_is_applied(write_video, tmp_path):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import pickle
 import shutil
@@ -256,25 +255,12 @@ def test_damaged_index_and_manifest_are_refused(copy, tmp_path):
 # Processes, and samples
 
 
-def read_all(store, numbers, results):
-    results.put([int(every(store.open(f"videos/{n}.mkv")).sum()) for n in numbers])
-
-
-def test_forked_and_pickled_stores_read(folder, root, records):
+def test_a_pickled_store_reads(folder, root, records):
     store = ClipStore(folder, root=root)
-    expected = [int(every(store.open_record(r)).sum()) for r in records]
     data = pickle.dumps(store)
     assert len(data) < 3000
-    assert int(every(pickle.loads(data).open_record(records[2])).sum()) == expected[2]
-    context = multiprocessing.get_context("fork")
-    results, order = context.Queue(), [*range(8)] * 3
-    both = [context.Process(target=read_all, args=(store, order, results)) for _ in range(2)]
-    for process in both:
-        process.start()
-    found = [results.get(timeout=60) for _ in both]
-    for process in both:
-        process.join()
-    assert found == [[expected[n] for n in order]] * 2
+    found = pickle.loads(data).open_record(records[2])
+    assert torch.equal(every(found), every(store.open_record(records[2])))
 
 
 def test_samples_come_from_the_store(folder, root, records, monkeypatch):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import http.server
-import multiprocessing
 import shutil
+import subprocess
+import sys
 import threading
 from collections import Counter
 from pathlib import Path
@@ -132,24 +133,30 @@ def test_address_without_a_store(remote, tmp_path):
             ClipStore(address, cache=tmp_path / "cache")
 
 
-def read_first(store, record, results):
-    results.put(int(store.open_record(record).read([0]).sum()))
+SHARED = """
+import multiprocessing, sys
+from ffn.data import ClipStore
+
+def read(store, key, results):
+    results.put(int(store.open(key).read([0]).sum()))
+
+store = ClipStore(sys.argv[1], cache=sys.argv[2])
+context = multiprocessing.get_context("fork")  # after the download of the index
+results = context.Queue()
+workers = [context.Process(target=read, args=(store, sys.argv[3], results)) for _ in range(4)]
+for worker in workers:
+    worker.start()
+print(*[results.get(timeout=60) for _ in workers])
+"""
 
 
-def test_processes_share_one_download(remote, root, records, expected, tmp_path):
+@pytest.mark.slow
+def test_processes_share_one_download(remote, expected, tmp_path):
     """Forked after the parent has downloaded, which leaves connections and threads in it."""
     address, fetched = remote
-    store = ClipStore(address, root=root, cache=tmp_path / "cache")
-    context = multiprocessing.get_context("fork")
-    results = context.Queue()
-    workers = [
-        context.Process(target=read_first, args=(store, records[0], results)) for _ in range(4)
-    ]
-    for worker in workers:
-        worker.start()
-    assert [results.get(timeout=60) for _ in workers] == [int(expected[0][0].sum())] * 4
-    for worker in workers:
-        worker.join()
+    command = [sys.executable, "-c", SHARED, address, str(tmp_path / "cache"), "videos/0.mkv"]
+    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.split() == [str(int(expected[0][0].sum()))] * 4
     assert fetched["shard-00000.bin"] == 1
 
 

@@ -149,7 +149,7 @@ def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
 
 
 def test_lists_that_cannot_be_trained_on(videos: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"data\.train and data\.val are the same"):
+    with pytest.raises(ValueError, match=r"validation videos of .*train\.csv are training videos"):
         build(videos, tmp_path, "data.val=train.csv")
 
 

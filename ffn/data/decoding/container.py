@@ -123,6 +123,8 @@ class Timeline:
             the file is not seekable and its frames were not counted.
         time_base: Unit of the times, in seconds.
         keyframe_times: Times of the keyframes, ascending; empty if the file is not seekable.
+        open_gop: Whether frames that follow a keyframe in the file are shown before it (open
+            groups of pictures).
         not_seekable: Why the file has to be decoded from its first frame, or "" if it is seekable.
         header_frames: Number of frames according to the header; 0 if it has none.
         header_duration: Duration according to the header in seconds, sound included; 0 if it has
@@ -135,6 +137,7 @@ class Timeline:
     times: np.ndarray | None
     time_base: float
     keyframe_times: np.ndarray
+    open_gop: bool
     not_seekable: str
     header_frames: int
     header_duration: float
@@ -208,17 +211,19 @@ def _read_packets(path: str, container: av.container.InputContainer) -> Timeline
     if "mov" in names:
         _check_not_truncated(path, container, stream)
     not_seekable = _unseekable_format(names, context.codec.canonical_name)
-    times, keyframe_times = None, np.empty(0, dtype=np.int64)
+    times, keyframe_times, open_gop = None, np.empty(0, dtype=np.int64), False
     if not not_seekable:
         packets, not_seekable = _shown_packets(container, stream)
     if not not_seekable:
         times = np.sort([packet.time for packet in packets])
         keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
+        open_gop = _has_open_group(packets)
     return Timeline(
         path=path,
         times=times,
         time_base=float(stream.time_base),
         keyframe_times=keyframe_times,
+        open_gop=open_gop,
         not_seekable=not_seekable,
         header_frames=stream.frames,
         header_duration=(container.duration or 0) / 1e6,  # microseconds
@@ -267,6 +272,15 @@ def _shown_packets(
     if not packets or not packets[0].is_keyframe:
         return packets, "it does not start with a keyframe"
     return packets, ""
+
+
+def _has_open_group(packets: list[_Packet]) -> bool:
+    keyframe = packets[0].time
+    for packet in packets:
+        keyframe = packet.time if packet.is_keyframe else keyframe
+        if packet.time < keyframe:
+            return True
+    return False
 
 
 def _decode_times(path: str) -> np.ndarray:
