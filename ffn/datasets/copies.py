@@ -10,22 +10,25 @@ import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
+from fractions import Fraction
+from itertools import chain
 from pathlib import Path
 
-from ffn.data.decoding import PATTERN, VideoError, open_video
+from PIL import Image
+
+from ffn.data.decoding import PATTERN, Video, VideoError, frames_in_order, open_video
 from ffn.data.suffixes import COPIES
 from ffn.data.workers import TIMEOUT, map_in_processes
 from ffn.datasets.facts import VideoFacts, cause_of, read_facts
 from ffn.datasets.index import list_path
 from ffn.datasets.listing import Entry, PreparationError
-from ffn.datasets.media import encode_mp4, read_frames, write_images
 from ffn.files import write_text
 
 FOLDER_RATE = 12.0  # frames per second of an mp4 from a frame folder, which has no times
+QUANTIZER = "20"  # of H.264, 0 (lossless) to 51
 
-Times = list[float | None]  # start and end in seconds
 Part = tuple[str, float | None, float | None]  # path, start and end in seconds
 
 
@@ -49,31 +52,19 @@ class CopySettings:
     gop: int = 12
 
     def __post_init__(self) -> None:
-        limits = {
-            "short side": (self.short_side is None or self.short_side >= 2, self.short_side, "≥ 2"),
-            "quality": (1 <= self.quality <= 100, self.quality, "1 … 100"),
-            "gop": (self.gop >= 1, self.gop, "≥ 1"),
-            "format": (self.format in ("frames", "mp4"), self.format, "frames or mp4"),
-        }
-        for name, (fits, value, expected) in limits.items():
+        for name, fits, expected in (
+            ("short_side", self.short_side is None or self.short_side >= 2, "≥ 2"),
+            ("quality", 1 <= self.quality <= 100, "1 … 100"),
+            ("gop", self.gop >= 1, "≥ 1"),
+            ("format", self.format in ("frames", "mp4"), "frames or mp4"),
+        ):
             if not fits:
-                raise PreparationError(f"{name} is {value}; expected {expected}")
+                raise PreparationError(f"{name} is {getattr(self, name)}; expected {expected}")
 
     def to_dict(self) -> dict[str, object]:
         """The settings that determine the content of a copy, as written to `derived.json`."""
-        used = {"quality": self.quality} if self.format == "frames" else {"gop": self.gop}
-        return {"format": self.format, "short_side": self.short_side, **used}
-
-
-@dataclass(frozen=True, slots=True)
-class _Job:
-    source: Path
-    target: Path
-    frames: int
-    fps: float | None
-    times: Times
-    pattern: str
-    settings: CopySettings
+        unused = {"folder", "gop" if self.format == "frames" else "quality"}
+        return {name: value for name, value in asdict(self).items() if name not in unused}
 
 
 def claim_copies(settings: CopySettings, root: Path) -> None:
@@ -101,6 +92,16 @@ def claim_copies(settings: CopySettings, root: Path) -> None:
         write_text(mark, json.dumps(settings.to_dict(), indent=2) + "\n")
 
 
+@dataclass(frozen=True, slots=True)
+class _Job:
+    source: Path
+    target: Path
+    times: list[float | None]  # start and end in seconds
+    fps: float | None
+    pattern: str
+    settings: CopySettings
+
+
 def copy_all(
     settings: CopySettings,
     entries: Sequence[Entry],
@@ -120,7 +121,7 @@ def copy_all(
     """
     targets = _targets(settings, entries, root)
     jobs = [
-        _Job(root / path, target, facts[path].frames, facts[path].fps, times, pattern, settings)
+        _Job(root / path, target, times, facts[path].fps, pattern, settings)
         for (path, *times), target in targets.items()
     ]
     progress(0, len(jobs))
@@ -132,34 +133,24 @@ def copy_all(
     return results
 
 
-def _targets(settings: CopySettings, entries: Sequence[Entry], root: Path) -> dict[Part, Path]:
+def _targets(settings: CopySettings, entries: Iterable[Entry], root: Path) -> dict[Part, Path]:
     """File or folder of the copy of each part, named after the original and the times.
-
-    The suffix of an original is part of the name if it would be another's otherwise: clip.avi and
-    clip.webm become clip.avi.mp4 and clip.webm.mp4.
 
     Raises:
         PreparationError: if two copies would have one name, or an original is outside of the root.
     """
-    originals = {entry.path: Path(os.path.relpath(root / entry.path, root)) for entry in entries}
-    outside = [path for path, name in originals.items() if ".." in name.parts]
-    if outside:
-        raise PreparationError(
-            f"{outside[0]} is outside of {root}; copies are made of videos under the root only"
-        )
-    stems = {
-        path: name.with_suffix("") if (root / name).is_file() else name
-        for path, name in originals.items()
-    }
-    shared = Counter(stems.values())
     targets: dict[Part, Path] = {}
     for entry in entries:
-        name = stems[entry.path]
-        name = str(originals[entry.path] if shared[name] > 1 else name)
+        name = Path(os.path.relpath(root / entry.path, root))
+        if ".." in name.parts:
+            raise PreparationError(
+                f"{entry.path} is outside of {root}; copies are made of videos under the root only"
+            )
+        stem = str(name.with_suffix("") if (root / name).is_file() else name)
         if (entry.start, entry.end) != (None, None):
-            name += f"_{_time(entry.start)}_{_time(entry.end)}"
+            stem += f"_{_time(entry.start)}_{_time(entry.end)}"
         suffix = ".mp4" if settings.format == "mp4" else ""
-        targets[entry.path, entry.start, entry.end] = settings.folder / f"{name}{suffix}"
+        targets[entry.path, entry.start, entry.end] = settings.folder / f"{stem}{suffix}"
     doubled = [path for path, count in Counter(targets.values()).items() if count > 1]
     if doubled:
         raise PreparationError(f"two originals would have the copy {doubled[0]}; rename one")
@@ -183,31 +174,24 @@ def _copy_or_cause(job: _Job) -> VideoFacts | str:
 def _copy(job: _Job) -> VideoFacts:
     """Make one copy unless it is complete already; return the facts of the copy."""
     target, settings = job.target, job.settings
-    source = str(job.source)
-    chosen = range(job.frames)
-    if job.times != [None, None]:
-        chosen = open_video(source, pattern=job.pattern).between(*job.times)
+    video = open_video(job.source, pattern=job.pattern)
+    chosen = range(len(video)) if job.times == [None, None] else video.between(*job.times)
     found = _existing(job, len(chosen))
     if found is not None:
         return found
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.stem}.partial{target.suffix}")
     _remove(partial)
-    frames = read_frames(source, chosen, job.pattern)
     if settings.format == "frames":
-        write_images(partial, frames, settings.short_side, settings.quality)
+        _write_images(partial, _small_images(video, chosen, settings.short_side), settings.quality)
     else:
-        encode_mp4(
-            partial,
-            frames,
-            rate=job.fps or FOLDER_RATE,
-            short_side=settings.short_side,
-            gop=settings.gop,
-        )
+        images = _small_images(video, chosen, settings.short_side, even=True)
+        _write_mp4(partial, images, job.fps or FOLDER_RATE, settings.gop)
     written = read_facts(str(partial), PATTERN)
     if written.frames != len(chosen):
         _remove(partial)
-        raise VideoError(source, f"the copy has {written.frames} frames instead of {len(chosen)}")
+        cause = f"the copy has {written.frames} frames instead of {len(chosen)}"
+        raise VideoError(str(job.source), cause)
     _remove(target)
     partial.rename(target)
     return written
@@ -223,6 +207,70 @@ def _existing(job: _Job, frames: int) -> VideoFacts | None:
     except VideoError:
         return None
     return found if found.frames == frames else None
+
+
+def _small_images(
+    video: Video, chosen: Iterable[int], short_side: int | None, *, even: bool = False
+) -> Iterator[Image.Image]:
+    """Frames of a video upright, with a shorter side of at most `short_side`, one at a time.
+
+    With `even`, both sides are even: 1920 x 1080 with 256 becomes 456 x 256 (455.1 rounded).
+    """
+    step, first = 2 if even else 1, None
+    for index, pixels in frames_in_order(video, chosen):
+        image = Image.fromarray(pixels)
+        first = first or image.size
+        if image.size != first:
+            cause = "is {} x {} pixels, others {} x {}".format(*image.size, *first)
+            raise VideoError(video.path, cause, index)
+        scale = min(1.0, (short_side or min(first)) / min(first))
+        size = tuple(max(step, round(side * scale / step) * step) for side in first)
+        yield image if size == first else image.resize(size, Image.Resampling.BICUBIC)
+
+
+def _write_images(folder: Path, images: Iterable[Image.Image], quality: int) -> None:
+    """Write images as 00001.jpg, 00002.jpg, … into a new folder."""
+    folder.mkdir(parents=True)
+    for number, image in enumerate(images, 1):
+        image.save(folder / PATTERN.format(number), quality=quality)
+
+
+def _write_mp4(path: Path, images: Iterator[Image.Image], rate: float, gop: int) -> None:
+    """Write images as H.264 in mp4, with constant rate and quantizer, without audio.
+
+    Groups of pictures are closed and have no B-frames, so decoding from the nearest key frame gives
+    the same pixels as decoding from the start. Colors are those of the images, as BT.601 in limited
+    range.
+    """
+    import av
+    from av.video.reformatter import ColorRange, Colorspace
+
+    options = {
+        "qp": QUANTIZER,
+        "preset": "veryfast",
+        "bf": "0",
+        "sc_threshold": "0",
+        "x264-params": "open-gop=0",
+    }
+    colors = {
+        "format": "yuv420p",
+        "dst_colorspace": Colorspace.ITU601,
+        "dst_color_range": ColorRange.MPEG,
+    }
+    first = next(images)
+    with av.open(str(path), "w", format="mp4", options={"movflags": "+faststart"}) as container:
+        rate = Fraction(rate).limit_denominator(1001)
+        stream = container.add_stream("libx264", rate=rate, options=options)
+        stream.width, stream.height, stream.pix_fmt = *first.size, "yuv420p"
+        context = stream.codec_context
+        context.gop_size, context.thread_count = gop, 1
+        context.colorspace, context.color_range = 6, 1  # BT.601, limited range
+        context.time_base = 1 / rate
+        for index, image in enumerate(chain([first], images)):
+            frame = av.VideoFrame.from_image(image).reformat(**colors)
+            frame.pts, frame.time_base = index, 1 / rate
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
 
 
 def _remove(path: Path) -> None:

@@ -109,19 +109,6 @@ def open_input(given: Input, *, pattern: str) -> Iterator[tuple[str, Video]]:
         raise TypeError(f"the video is a {type(given).__name__}; expected {ALLOWED}")
 
 
-def frames_in_order(video: Video, indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Index and pixels, uint8 RGB (H, W, 3), of frames in ascending order, one after another.
-
-    Raises:
-        VideoError: if a frame cannot be decoded.
-    """
-    if hasattr(video, "in_order"):  # a file is decoded once
-        yield from video.in_order(indices)
-    else:
-        for index in indices:
-            yield index, video.read([index])[0].numpy()
-
-
 def is_address(path: str) -> bool:
     """Whether a path is an address, as https://host/video.mp4."""
     return bool(re.match(r"[a-zA-Z][a-zA-Z0-9+.-]+://", path))

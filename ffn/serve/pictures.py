@@ -16,10 +16,11 @@ import torch
 
 from ffn.data import VideoError
 from ffn.data.contact_sheet import WHITE, Panel, Strip, save_contact_sheet, write_line
+from ffn.data.decoding import frames_in_order
 from ffn.files import atomic_write
 from ffn.serve.clips import Clip
 from ffn.serve.heat_maps import HeatMap
-from ffn.serve.inputs import Input, frame_times, frames_in_order, open_input
+from ffn.serve.inputs import Input, frame_times, open_input
 from ffn.serve.prediction import Prediction
 from ffn.serve.windows import Segment
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -42,6 +42,19 @@ class VideoError(RuntimeError):
 
     def __reduce__(self) -> tuple:
         return type(self), (self.path, self.cause, self.frame)
+
+
+def frames_in_order(video: Video, indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """Index and pixels, uint8 RGB (H, W, 3), of frames in ascending order, one after another.
+
+    Raises:
+        VideoError: if a frame cannot be decoded.
+    """
+    if hasattr(video, "in_order"):  # a file is decoded once
+        yield from video.in_order(indices)
+    else:
+        for index in indices:
+            yield index, video.read([index])[0].numpy()
 
 
 def check_indices(path: str, indices: Sequence[int], count: int) -> None:

@@ -15,10 +15,10 @@ import numpy as np
 from torch import Tensor
 
 from ffn.data import VideoError
-from ffn.data.decoding import PATTERN
+from ffn.data.decoding import PATTERN, frames_in_order
 from ffn.data.decoding.container import ffmpeg_message, to_rgb
 from ffn.limits import FRAME_PIXELS
-from ffn.serve.inputs import Input, frame_times, frames_in_order, is_address, open_input
+from ffn.serve.inputs import Input, frame_times, is_address, open_input
 
 Grab = tuple[float | None, Callable[[], np.ndarray]]
 """A frame of a connection: the sender's time in seconds, if any; what gives its RGB pixels."""
