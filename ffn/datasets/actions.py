@@ -16,55 +16,14 @@ from ffn.datasets.lists import find_lists, read_lines
 
 FOLDS = (1, 2, 3)
 _HMDB_LIST = r"(.+)_test_split([123])\.txt"
-_HMDB_MARKS = {"0": None, "1": "train", "2": "val"}
+_HMDB_MARKS = {"0": "unused", "1": "train", "2": "val"}
 
 
 @register_dataset("hmdb51")
 def hmdb51(videos: Inventory, lists: Inventory) -> Listing:
     """Read HMDB51: `CLASS_test_split1.txt` has lines `name.avi 1`; 1: train, 2: test, 0: unused."""
-    found = _hmdb_lists(lists)
-    classes = sorted({name for name, _ in found})
-    folds = sorted({fold for _, fold in found})
-    listing = Listing(classes, _splits(folds))
-    if len(folds) < len(FOLDS):
-        listing.notes.append(f"there are lists of the folds {folds} only")
-    if len(classes) != 51:
-        listing.notes.append(f"there are lists of {len(classes)} classes; HMDB51 has 51")
-    for fold in folds:
-        for name in classes:
-            if (name, fold) not in found:
-                cause = f"there is no {name}_test_split{fold}.txt"
-                listing.add_problem("class", f"split{fold}", name, cause)
-    by_class = _by_class(videos)
-    for (name, fold), path in sorted(found.items(), key=lambda one: (one[0][1], one[0][0])):
-        for where, line in read_lines(path):
-            video, mark = [*line.rsplit(None, 1), ""][:2]
-            if mark not in _HMDB_MARKS:
-                raise PreparationError(
-                    f"{where}: {line!r}; expected a name and 0, 1 or 2, e.g. 'clip.avi 1'"
-                )
-            part = _HMDB_MARKS[mark]
-            split = f"split{fold}/{part}" if part else f"split{fold}"
-            entry = Entry(split, f"{name}/{video}", name, where)
-            _find(listing, by_class, entry)
-            if part is not None:
-                listing.entries.append(entry)
-            elif entry.path is not None:
-                listing.known.add(entry.path)
-    return listing
-
-
-def _hmdb_lists(lists: Inventory) -> dict[tuple[str, int], Path]:
-    """The lists of HMDB51 by class and fold."""
-    found: dict[tuple[str, int], Path] = {}
-    for path in lists.find_list(_HMDB_LIST):
-        name, fold = re.fullmatch(_HMDB_LIST, path.name, re.IGNORECASE).groups()
-        other = found.setdefault((name, int(fold)), path)
-        if other.read_bytes() != path.read_bytes():
-            raise PreparationError(
-                f"two different files are called {path.name}: {other} and {path}; name the folder "
-                "of the right ones with --annotations"
-            )
+    names = {path.name for path in lists.find_list(_HMDB_LIST)}
+    found = find_lists(lists, {name: re.escape(name) for name in names}, (), "HMDB51")
     if not found:
         raise PreparationError(
             f"no list of HMDB51 under {lists.root}: no file is named like "
@@ -72,7 +31,29 @@ def _hmdb_lists(lists: Inventory) -> dict[tuple[str, int], Path]:
             "with --annotations. For videos in a folder per class without lists, use the data set "
             "`folder`"
         )
-    return found
+    by_part = {}
+    for path in found.values():
+        name, fold = re.fullmatch(_HMDB_LIST, path.name, re.IGNORECASE).groups()
+        by_part[int(fold), name] = path
+    classes = sorted({name for _, name in by_part})
+    listing = Listing(classes, _splits(sorted({fold for fold, _ in by_part})))
+    if len(classes) != 51:
+        listing.notes.append(f"there are lists of {len(classes)} classes; HMDB51 has 51")
+    by_class = _by_class(videos)
+    for (fold, name), path in sorted(by_part.items()):
+        for where, line in read_lines(path):
+            video, mark = [*line.rsplit(None, 1), ""][:2]
+            if mark not in _HMDB_MARKS:
+                raise PreparationError(
+                    f"{where}: {line!r}; expected a name and 0, 1 or 2, e.g. 'clip.avi 1'"
+                )
+            entry = Entry(f"split{fold}/{_HMDB_MARKS[mark]}", f"{name}/{video}", name, where)
+            _find(listing, by_class, entry)
+            if mark != "0":
+                listing.entries.append(entry)
+            elif entry.path is not None:
+                listing.known.add(entry.path)
+    return listing
 
 
 @register_dataset("ucf101")
@@ -91,9 +72,6 @@ def ucf101(videos: Inventory, lists: Inventory) -> Listing:
     listing = Listing(classes, [split for split in _splits(FOLDS) if split in found])
     if len(classes) != 101:
         listing.notes.append(f"classInd.txt names {len(classes)} classes; UCF101 has 101")
-    missing = [split for split in _splits(FOLDS) if split not in found]
-    if missing:
-        listing.notes.append(f"there are no lists of {', '.join(missing)}")
     by_class = _by_class(videos)
     class_of = {name.lower(): name for name in classes}
     for split in listing.splits:
@@ -132,23 +110,13 @@ def _find(listing: Listing, by_class: dict[tuple[str, str], list[str]], entry: E
     folder, name = PurePosixPath(entry.name).parts[-2:]
     paths = by_class.get((folder.lower(), video_name(name).lower()), [])
     exact = [path for path in paths if PurePosixPath(path).name == name]
-    paths = exact or paths
-    if len(paths) > 1:
-        cause = f"{entry.where}: may be any of {', '.join(paths[:4])}"
-        listing.add_problem("ambiguous", entry.split, entry.name, cause)
-        listing.known |= set(paths)
-    elif paths:
-        entry.path = paths[0]
+    listing.choose(entry, exact or paths)
 
 
 def _numbered_classes(path: Path) -> list[str]:
     """Names of lines `1 ApplyEyeMakeup` in the order of their numbers."""
-    table = {}
-    for where, line in read_lines(path):
-        number, _, name = line.partition(" ")
-        if not number.isdigit() or not name.strip() or int(number) in table:
-            raise PreparationError(f"{where}: {line!r}; expected a new number and a class name")
-        table[int(number)] = name.strip()
-    if sorted(table) != list(range(1, len(table) + 1)):
-        raise PreparationError(f"{path}: the numbers are not 1 … {len(table)}")
-    return [table[number] for number in sorted(table)]
+    rows = [(where, *line.partition(" ")[::2]) for where, line in read_lines(path)]
+    wrong = [where for where, number, name in rows if not number.isdigit() or not name.strip()]
+    if wrong:
+        raise PreparationError(f"{wrong[0]}: expected a number and a class name")
+    return [name.strip() for _, _, name in sorted(rows, key=lambda row: int(row[1]))]

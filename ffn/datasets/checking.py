@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from ffn.data.annotations import Record
-from ffn.data.decoding import PATTERN, VideoError, check_pattern, open_video, probe
+from ffn.data.decoding import PATTERN, check_pattern, open_video, probe
 from ffn.data.workers import Failure, check_timeout, map_in_processes
+from ffn.datasets.facts import cause_of
 
 SHORT = 0.8  # reported as short: a video below this fraction of the duration in its header
 
@@ -58,7 +59,7 @@ def check_videos(
         records: The videos; their listed number of frames is compared with the file.
         frames: Number of frames to decode of each, evenly spaced; None decodes all.
         pattern: File name of a frame in a folder of frames.
-        workers: Number of processes.
+        workers: Number of processes; 0 runs in this process, without timeout.
         timeout: Seconds per video; a video that takes longer is bad.
 
     Yields:
@@ -70,8 +71,6 @@ def check_videos(
     """
     if frames is not None and frames < 1:
         raise ValueError(f"frames is {frames}; expected at least 1, or None for all")
-    if workers < 1:
-        raise ValueError(f"workers is {workers}; expected at least 1")
     check_timeout(timeout)
     check_pattern(pattern)
     jobs = [(record, frames, pattern) for record in records]
@@ -89,11 +88,8 @@ def _check(
     started = time.perf_counter()
     try:
         status, cause, count = _decode(*job)
-    except VideoError as error:
-        where = "" if error.frame is None else f"frame {error.frame}: "
-        status, cause, count = "bad", f"{where}{error.cause}", None
     except Exception as error:  # any other error of this video
-        status, cause, count = "bad", f"{type(error).__name__}: {error}", None
+        status, cause, count = "bad", cause_of(error), None
     return status, cause, count, time.perf_counter() - started
 
 

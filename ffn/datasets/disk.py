@@ -20,6 +20,11 @@ from ffn.data.suffixes import (
 
 INDEX = {"dataset.json", "problems.csv"}  # files of the folder of an index
 LIST_SUFFIXES = (".csv", ".json", ".txt")
+SPLIT_FOLDERS = {  # names of the folder, and parts of that of the list, in lower case
+    "train": ("train", "training"),
+    "val": ("val", "valid", "validate", "validation"),
+    "test": ("test", "testing"),
+}
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from pathlib import PurePosixPath
 
-from ffn.datasets.disk import Inventory
+from ffn.datasets.disk import SPLIT_FOLDERS, Inventory
 from ffn.datasets.listing import Entry, Listing, PreparationError, register_dataset
-
-_SPLITS = {
-    "train": ("train", "training"),
-    "val": ("val", "valid", "validate", "validation"),
-    "test": ("test", "testing"),
-}
 
 
 @register_dataset("folder")
@@ -30,7 +24,7 @@ def folder(videos: Inventory, lists: Inventory) -> Listing:
     beside = {str(PurePosixPath(path).with_suffix("")) for path in videos.videos}
     paths = [*videos.videos, *(path for path in videos.folders if path not in beside)]
     splits = _split_folders(videos, paths)
-    listing = Listing([], [split for split in _SPLITS if split in splits.values()])
+    listing = Listing([], [split for split in SPLIT_FOLDERS if split in splits.values()])
     depth = 3 if splits else 2
     for path in paths:
         parts = PurePosixPath(path).parts
@@ -53,7 +47,7 @@ def folder(videos: Inventory, lists: Inventory) -> Listing:
 def _split_folders(videos: Inventory, paths: list[str]) -> dict[str, str]:
     """The split of each folder at the top that is named as one."""
     tops = {PurePosixPath(path).parts[0] for path in paths if "/" in path}
-    aliases = {name: split for split, names in _SPLITS.items() for name in names}
+    aliases = {name: split for split, names in SPLIT_FOLDERS.items() for name in names}
     splits = {top: aliases[top.lower()] for top in tops if top.lower() in aliases}
     doubled = [split for split, n in Counter(splits.values()).items() if n > 1]
     if doubled:

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import csv
 import hashlib
-import io
 import json
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ffn.datasets.facts import VideoFacts
-from ffn.datasets.listing import Entry, Listing, Problem
+from ffn.datasets.listing import Entry, Listing
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
-from ffn.files import write_text
+from ffn.files import printable, write_csv, write_text
 
 COLUMNS = ("path", "label", "frames", "fps", "duration", "width", "height")
 DESCRIPTION = "dataset.json"
@@ -74,7 +72,7 @@ def write_index(
         if chosen:  # an empty list cannot be read
             files.append(f"{split}.csv")
             (output / files[-1]).parent.mkdir(parents=True, exist_ok=True)
-            write_text(output / files[-1], _table(chosen, facts))
+            write_csv(output / files[-1], _rows(chosen, facts))
     files.append("classes.txt")
     write_text(output / "classes.txt", "".join(f"{name}\n" for name in listing.classes))
     pairs, unpaired = mirror_pairs(listing.classes), mirror_problems(listing.classes)
@@ -82,7 +80,8 @@ def write_index(
         files.append("flip_pairs.yaml")
         write_text(output / files[-1], _flip_config(pairs, unpaired))
     files.append("problems.csv")
-    write_text(output / files[-1], _problem_table(listing.problems))
+    problems = [(p.kind, p.split, printable(p.name), printable(p.detail)) for p in listing.problems]
+    write_csv(output / files[-1], [("kind", "split", "name", "detail"), *problems])
     for name in sorted(old - {*files, DESCRIPTION}):
         (output / name).unlink(missing_ok=True)
 
@@ -91,7 +90,7 @@ def write_index(
         "date": date.today().isoformat(),
         "files": files,
         "notes": listing.notes,
-        "problems": dict(sorted(Counter(problem.kind for problem in listing.problems).items())),
+        "problems": dict(sorted(Counter(kind for kind, *_ in problems).items())),
         "flip": {"pairs": pairs, "unpaired": unpaired},
         "fingerprint": fingerprint(listing, entries, facts),
     }
@@ -102,37 +101,27 @@ def write_index(
 def fingerprint(
     listing: Listing, entries: Sequence[Entry], facts: Mapping[str, VideoFacts]
 ) -> dict[str, Any]:
-    """Identify a version of a data set: counts, lengths, classes, and a SHA-256.
+    """Identify a version of a data set: counts, frames in octaves, classes, and a SHA-256.
 
     The SHA-256 covers the sorted lines "split, name, label" of the index. Names are those of the
     official lists, so the paths of the files do not matter.
     """
-    by_split = {split: [e for e in entries if e.split == split] for split in listing.splits}
     lines = sorted(f"{entry.split}\t{entry.name}\t{entry.label}\n" for entry in entries)
+    videos, per_class, frames = {}, {}, {}
+    for split in listing.splits:
+        chosen = [entry for entry in entries if entry.split == split]
+        labels = Counter(entry.label for entry in chosen)
+        octaves = Counter(facts[entry.path].frames.bit_length() - 1 for entry in chosen)
+        videos[split] = len(chosen)
+        per_class[split] = {name: labels[name] for name in listing.classes}
+        frames[split] = {f"{2**o}-{2 ** (o + 1) - 1}": octaves[o] for o in sorted(octaves)}
     return {
-        "videos": {split: len(chosen) for split, chosen in by_split.items()},
-        "videos_per_class": {
-            split: _count_labels(chosen, listing.classes) for split, chosen in by_split.items()
-        },
-        "frames": {
-            split: length_histogram([facts[entry.path].frames for entry in chosen])
-            for split, chosen in by_split.items()
-        },
+        "videos": videos,
+        "videos_per_class": per_class,
+        "frames": frames,
         "classes": listing.classes,
         "sha256": hashlib.sha256("".join(lines).encode()).hexdigest(),
     }
-
-
-def length_histogram(frames: Iterable[int]) -> dict[str, int]:
-    """Number of videos by frame count, in octaves: `{"32-63": 5, "64-127": 2}`."""
-    octaves = Counter(count.bit_length() - 1 for count in frames)
-    return {f"{2**o}-{2 ** (o + 1) - 1}": octaves[o] for o in sorted(octaves)}
-
-
-def _count_labels(entries: Iterable[Entry], classes: Iterable[str]) -> dict[str, int]:
-    """Number of videos by class, in the order of the classes."""
-    counted = Counter(entry.label for entry in entries)
-    return {name: counted[name] for name in classes}
 
 
 def list_path(path: Path, root: Path) -> str:
@@ -140,29 +129,16 @@ def list_path(path: Path, root: Path) -> str:
     return PurePosixPath(path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
-def _table(entries: Sequence[Entry], facts: Mapping[str, VideoFacts]) -> str:
+def _rows(entries: Sequence[Entry], facts: Mapping[str, VideoFacts]) -> Iterator[tuple[Any, ...]]:
     timed = any(entry.start is not None or entry.end is not None for entry in entries)
     grouped = any(entry.group is not None for entry in entries)
-    rows = [(*COLUMNS, *(("start", "end") if timed else ()), *(["group"] if grouped else []))]
+    yield (*COLUMNS, *(("start", "end") if timed else ()), *(("group",) if grouped else ()))
     for entry in entries:
         one = facts[entry.path]
         cells = (one.frames, _number(one.fps), _number(one.duration), one.width, one.height)
         times = (_exact(entry.start), _exact(entry.end)) if timed else ()
         group = (entry.group or "",) if grouped else ()
-        rows.append((entry.path, entry.label, *cells, *times, *group))
-    return csv_text(rows)
-
-
-def _problem_table(problems: Iterable[Problem]) -> str:
-    rows = [(p.kind, p.split, p.name, p.detail) for p in problems]
-    return csv_text([("kind", "split", "name", "detail"), *rows])
-
-
-def csv_text(rows: Iterable[Sequence[Any]]) -> str:
-    """Rows as csv; bytes of a name that are not UTF-8 are escaped."""
-    text = io.StringIO()
-    csv.writer(text, lineterminator="\n").writerows(rows)
-    return text.getvalue().encode("utf-8", "backslashreplace").decode()
+        yield (entry.path, entry.label, *cells, *times, *group)
 
 
 def _exact(value: float | None) -> str:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from ffn.data.lists import is_label
 from ffn.datasets.disk import Inventory, video_name
@@ -124,6 +125,35 @@ class Listing:
     def add_problem(self, kind: str, split: str, name: str, detail: str) -> None:
         """Add a problem."""
         self.problems.append(Problem(kind, split, name, detail))
+
+    def choose(self, entry: Entry, paths: Sequence[str]) -> None:
+        """Set the path of an entry to the only one of `paths`; several are a problem."""
+        if len(paths) > 1:
+            cause = f"{entry.where}: may be any of {', '.join(paths[:4])}"
+            self.add_problem("ambiguous", entry.split, entry.name, cause)
+            self.known |= set(paths)
+        elif paths:
+            entry.path = paths[0]
+
+    def add_list(self, split: str, entries: Sequence[Entry], path: Path) -> None:
+        """Add a split with the entries of its list; without any label, only a note.
+
+        Args:
+            split: Name of the split.
+            entries: Entries of the list; the label "" stands for none.
+            path: The list.
+        """
+        unlabelled = [entry for entry in entries if not entry.label]
+        if entries and len(unlabelled) == len(entries):
+            count = f"its {len(entries)} videos are left out of the index"
+            self.notes.append(f"{path.name} holds no labels: {count}")
+        else:
+            self.splits.append(split)
+            for entry in unlabelled:
+                cause = f"{entry.where}: has no label, unlike other rows"
+                self.add_problem("label", split, entry.name, cause)
+        self.entries += [entry for entry in entries if entry.label]
+        self.known |= {entry.path for entry in unlabelled if entry.path is not None}
 
 
 Reader = Callable[[Inventory, Inventory], Listing]

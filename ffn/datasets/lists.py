@@ -11,7 +11,11 @@ from ffn.datasets.listing import PreparationError
 
 
 def find_lists(
-    lists: Inventory, patterns: Mapping[str, str], needed: tuple[str, ...], title: str
+    lists: Inventory,
+    patterns: Mapping[str, str],
+    needed: tuple[str, ...],
+    title: str,
+    columns: frozenset[str] = frozenset(),
 ) -> dict[str, Path]:
     """The file of each role.
 
@@ -20,38 +24,30 @@ def find_lists(
         patterns: Regular expression of the whole file name by role, e.g. `{"train": "train.csv"}`.
         needed: Roles that must be found.
         title: Name of the data set, for messages.
+        columns: Columns that the header of a file must have.
 
     Raises:
         PreparationError: if a needed list is missing, or different files match one role.
     """
-    found = {role: lists.find_list(pattern) for role, pattern in patterns.items()}
-    return choose_lists(lists, found, patterns, needed, title)
-
-
-def choose_lists(
-    lists: Inventory,
-    found: Mapping[str, list[Path]],
-    patterns: Mapping[str, str],
-    needed: tuple[str, ...],
-    title: str,
-) -> dict[str, Path]:
-    """As `find_lists`, with the candidates given."""
-    for role, paths in found.items():
+    found = {}
+    for role, pattern in patterns.items():
+        paths = [p for p in lists.find_list(pattern) if not columns or columns <= {*read_header(p)}]
         if len({path.read_bytes() for path in paths}) > 1:
             shown = ", ".join(str(path.relative_to(lists.root)) for path in paths[:4])
             raise PreparationError(
                 f"{len(paths)} different files under {lists.root} may be the {role} list of "
                 f"{title}: {shown}; name the folder of the right ones with --annotations"
             )
-    missing = [role for role in needed if not found[role]]
-    if missing:
-        raise PreparationError(
-            f"no {missing[0]} list of {title} under {lists.root}: no file is named like "
-            f"{_readable(patterns[missing[0]])}. Put the official lists there, or name their "
-            "folder with --annotations. For videos in a folder per class without lists, use the "
-            "data set `folder`"
-        )
-    return {role: paths[0] for role, paths in found.items() if paths}
+        if paths:
+            found[role] = paths[0]
+        elif role in needed:
+            raise PreparationError(
+                f"no {role} list of {title} under {lists.root}: no file is named like "
+                f"{_readable(pattern)}. Put the official lists there, or name their folder with "
+                "--annotations. For videos in a folder per class without lists, use the data set "
+                "`folder`"
+            )
+    return found
 
 
 def _readable(pattern: str) -> str:
@@ -84,3 +80,22 @@ def read_rows(path: Path, delimiter: str) -> Iterator[tuple[str, list[str]]]:
     for row in table:
         if any(cell.strip() for cell in row):
             yield f"{path.name}:{table.line_num}", [cell.strip() for cell in row]
+
+
+def read_header(path: Path) -> list[str]:
+    """Cells of the first row of a csv file, in lower case."""
+    _, first = next(read_rows(path, ","), ("", []))
+    return [cell.lower() for cell in first]
+
+
+def read_table(path: Path) -> Iterator[tuple[str, dict[str, str]]]:
+    """Position (`file:line`) and cells by column of each row below the header of a csv file.
+
+    Raises:
+        PreparationError: if a row and the header have different numbers of cells.
+    """
+    header = read_header(path)
+    for where, row in list(read_rows(path, ","))[1:]:
+        if len(row) != len(header):
+            raise PreparationError(f"{where}: {len(row)} cells under {len(header)} columns")
+        yield where, dict(zip(header, row, strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,7 +14,7 @@ from ffn.data.workers import TIMEOUT, check_timeout
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
 from ffn.datasets.disk import Inventory, scan
 from ffn.datasets.facts import VideoFacts, read_all
-from ffn.datasets.index import claim_index, previous_files, write_index
+from ffn.datasets.index import claim_index, write_index
 from ffn.datasets.listing import (
     DATASETS,
     Entry,
@@ -163,11 +162,8 @@ def _search(root: Path, output: Path, skip: list[Path]) -> Inventory:
     """The files of the data set, without those of the index and in the folders to skip.
 
     Raises:
-        PreparationError: if the folder of the index is one of the data set, with videos.
+        PreparationError: if the folder of the index holds videos.
     """
-    if output.is_dir() and os.path.samefile(output, root):
-        disk, own = scan(root, skip), previous_files(output)
-        return replace(disk, lists=tuple(path for path in disk.lists if path not in own))
     inside = scan(output, skip) if output.is_dir() and output.is_relative_to(root) else None
     if inside is not None and (inside.videos or inside.folders):
         raise PreparationError(

@@ -11,7 +11,6 @@ real videos.
 from __future__ import annotations
 
 import argparse
-import csv
 import hashlib
 import json
 import os
@@ -24,7 +23,7 @@ from pathlib import Path
 import numpy as np
 
 from ffn.datasets.motions import CLASSES, draw
-from ffn.files import explain
+from ffn.files import explain, write_csv, write_text
 
 __all__ = ["CLASSES", "draw", "generate"]
 
@@ -108,49 +107,34 @@ def _holds(folder: Path, parameters: _Parameters) -> bool:
     Raises:
         FileExistsError: if it holds anything else.
     """
-    if not folder.exists():
-        return False
-    if folder.is_dir() and not any(folder.iterdir()):
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return False
     try:
         record = json.loads((folder / "dataset.json").read_text(encoding="utf-8"))
-        found = record["parameters"]
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError):
+        record = {}
+    if record != {"parameters": asdict(parameters), "fingerprint": _fingerprint(folder)}:
         raise FileExistsError(
-            f"{folder} exists and does not hold a generated data set; choose another folder"
-        ) from error
-    if found != asdict(parameters):
-        raise FileExistsError(
-            f"{folder} holds a data set made with {found}, not {asdict(parameters)}. Choose "
-            "another folder, or delete this one"
-        )
-    if record.get("fingerprint") != _fingerprint(folder):
-        raise FileExistsError(
-            f"{folder} holds a damaged data set: its files do not match the fingerprint in "
-            "dataset.json. Delete it and generate it again"
+            f"{folder} holds something else, a damaged copy, or a data set of other parameters: "
+            f"found {record.get('parameters')}, expected {asdict(parameters)}. Choose another "
+            "folder, or delete this one"
         )
     return True
 
 
 def _write(folder: Path, parameters: _Parameters, workers: int) -> None:
     jobs = []
-    for split, count in zip(
-        SPLITS, (parameters.train_per_class, parameters.val_per_class), strict=True
-    ):
-        names = [(name, index) for name in CLASSES for index in range(count)]
-        paths = [f"videos/{split}_{name}_{index:04d}.mp4" for name, index in names]
-        jobs += [
-            (folder / path, split, name, index, parameters)
-            for path, (name, index) in zip(paths, names, strict=True)
-        ]
-        with open(folder / f"{split}.csv", "w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("path", "label", "frames"))
-            writer.writerows(
-                (path, name, parameters.frames)
-                for path, (name, _) in zip(paths, names, strict=True)
-            )
-    (folder / "classes.txt").write_text("\n".join(CLASSES) + "\n", encoding="utf-8")
+    counts = parameters.train_per_class, parameters.val_per_class
+    for split, count in zip(SPLITS, counts, strict=True):
+        videos = {
+            f"videos/{split}_{name}_{index:04d}.mp4": (name, index)
+            for name in CLASSES
+            for index in range(count)
+        }
+        jobs += [(folder / path, split, *video, parameters) for path, video in videos.items()]
+        rows = [(path, name, parameters.frames) for path, (name, _) in videos.items()]
+        write_csv(folder / f"{split}.csv", [("path", "label", "frames"), *rows])
+    write_text(folder / "classes.txt", "\n".join(CLASSES) + "\n")
 
     if workers:
         with ProcessPoolExecutor(workers) as pool:
@@ -160,7 +144,7 @@ def _write(folder: Path, parameters: _Parameters, workers: int) -> None:
             _write_video(job)
 
     record = {"parameters": asdict(parameters), "fingerprint": _fingerprint(folder)}
-    (folder / "dataset.json").write_text(json.dumps(record, indent=2) + "\n", encoding="utf-8")
+    write_text(folder / "dataset.json", json.dumps(record, indent=2) + "\n")
 
 
 def _write_video(job: tuple[Path, str, str, int, _Parameters]) -> None:
@@ -188,8 +172,8 @@ def _encode(path: Path, video: np.ndarray) -> None:
 def _fingerprint(folder: Path) -> str:
     """SHA-256 over names and contents of the lists and the videos."""
     digest = hashlib.sha256()
-    lists = [folder / f"{split}.csv" for split in SPLITS] + [folder / "classes.txt"]
-    for path in [*lists, *sorted((folder / "videos").glob("*.mp4"))]:
+    lists = [folder / name for name in (*(f"{split}.csv" for split in SPLITS), "classes.txt")]
+    for path in filter(Path.is_file, [*lists, *sorted(folder.glob("videos/*.mp4"))]):
         digest.update(f"{path.name} {hashlib.sha256(path.read_bytes()).hexdigest()}\n".encode())
     return digest.hexdigest()
 

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import av
 import numpy as np
+
+from ffn.datasets import Summary
 
 # Names of the official lists, with commas, quotes, brackets.
 TEMPLATES = [
@@ -45,8 +49,6 @@ class Layouts:
 
     def long_video(self, path: str, frames: int) -> None:
         """Write a video of 5 frames per second, so that few frames last for seconds."""
-        import av
-
         target = self.root / path
         target.parent.mkdir(parents=True, exist_ok=True)
         with av.open(str(target), "w") as output:
@@ -154,7 +156,28 @@ def write_videos(layouts: Layouts, count: int = 3, **options: object) -> None:
         layouts.video(f"val/run/{number}.mp4", 5 + number, **options)
 
 
+def write_damaged(layouts: Layouts, path: str) -> None:
+    """Write a video of 40 frames whose frame 20 does not decode; its packets look whole."""
+    layouts.video(path, 40, stream={"g": "40", "bf": "0", "qp": "5"})
+    target = layouts.root / path
+    data = bytearray(target.read_bytes())
+    with av.open(str(target)) as container:
+        packet = [packet for packet in container.demux(video=0) if packet.size][20]
+    data[packet.pos + 4 : packet.pos + packet.size - 4] = os.urandom(packet.size - 8)
+    target.write_bytes(data)
+
+
 def index(root: Path, name: str = "train") -> list[dict[str, str]]:
     """Rows of an index."""
     with (root / f"index/{name}.csv").open(newline="", encoding="utf-8") as file:
         return list(csv.DictReader(file))
+
+
+def labels(root: Path, name: str) -> dict[str, str]:
+    """Labels of an index by path."""
+    return {row["path"]: row["label"] for row in index(root, name)}
+
+
+def problems(summary: Summary) -> set[tuple[str, str, str]]:
+    """Kind, split and name of all problems."""
+    return {(one.kind, one.split, one.name) for one in summary.problems}

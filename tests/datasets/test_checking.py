@@ -60,7 +60,7 @@ def test_counts_and_times_of_the_list_are_compared(videos):
     record = Record(videos["good"], 0, start=3.0, end=4.0)
     assert "no frame in the part" in next(check_videos([record])).cause
     assert found(videos, ["damaged"], frames=1)["damaged"].status == "ok"  # frame 0
-    for name, value in {"frames": 0, "workers": 0, "timeout": 0}.items():
+    for name, value in {"frames": 0, "timeout": 0}.items():
         with pytest.raises(ValueError, match="expected"):
             found(videos, ["good"], **{name: value})
 

@@ -2,27 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-from pathlib import Path
-
 import pytest
-from preparation_layouts import Layouts
+from preparation_layouts import Layouts, labels, problems
 
 from ffn.data import open_video, read_annotations
-from ffn.datasets import Entry, PreparationError, prepare
+from ffn.datasets import Entry, PreparationError, Summary, prepare
 
 COLUMNS = "label,youtube_id,time_start,time_end,split,is_cc"
 # Ids start with a dash, end in one, hold underscores and what looks like times.
 A, B, C, D = "-3B32lodo2M", "_dbcJuKJQN-", "a_000010_00", "__NrybzYzUg"
 
 
-def index(root: Path, name: str) -> dict[str, str]:
-    with (root / "index" / name).open(newline="", encoding="utf-8") as file:
-        return {row["path"]: row["label"] for row in csv.DictReader(file)}
-
-
-def kinds(summary) -> set[tuple[str, str, str]]:
-    return {(p.kind, p.split, p.name) for p in summary.problems if p.kind != "class"}
+def kinds(summary: Summary) -> set[tuple[str, str, str]]:
+    return {one for one in problems(summary) if one[0] != "class"}
 
 
 def write_lists(layouts: Layouts, folder: str = "", val: str = "val") -> None:
@@ -83,8 +75,8 @@ def test_layouts(layouts: Layouts, lists: str, val: str, paths: list[str]) -> No
 
     assert kinds(summary) == set()
     names = ["abseiling", "air drumming", "playing cards"]
-    assert index(layouts.root, "train.csv") == dict(zip(paths, names, strict=False))
-    assert index(layouts.root, "val.csv") == {paths[3]: "abseiling"}
+    assert labels(layouts.root, "train") == dict(zip(paths, names, strict=False))
+    assert labels(layouts.root, "val") == {paths[3]: "abseiling"}
     assert summary.classes == names
     assert any("names 3 classes; Kinetics-400 has 400" in note for note in summary.notes)
     assert any("test.csv holds no labels: its 1 videos" in note for note in summary.notes)

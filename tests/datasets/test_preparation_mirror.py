@@ -30,17 +30,6 @@ def test_something_something() -> None:
     assert swap_pairs(pairs, names) == [[1, 2], [4, 5], [8, 9]]
 
 
-def test_jester() -> None:
-    names = ["Swiping Right", "Thumb Up", "Sliding Two Fingers Right", "Turning Hand Clockwise"]
-    names += ["Swiping Left", "Turning Hand Counterclockwise", "Sliding Two Fingers Left"]
-
-    assert mirror_pairs(names) == [
-        ("Swiping Right", "Swiping Left"),
-        ("Sliding Two Fingers Right", "Sliding Two Fingers Left"),
-        ("Turning Hand Clockwise", "Turning Hand Counterclockwise"),
-    ]
-
-
 def test_generated_motions() -> None:
     """A mirror turns an orbit round; "right, then down" becomes "left, then down", no class."""
     assert mirror_pairs(CLASSES) == [

@@ -81,11 +81,11 @@ def test_an_equal_data_set_is_kept_and_anything_else_refused(made, tmp_path, cap
     assert "12 classes" in capsys.readouterr().out
     with pytest.raises(SystemExit):
         synthetic.main([str(made), *ARGUMENTS, "--seed", "4"])
-    assert "holds a data set made with" in capsys.readouterr().err
+    assert "a data set of other parameters" in capsys.readouterr().err
     assert {path: path.stat().st_mtime_ns for path in made.rglob("*")} == before
 
     (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="does not hold a generated data set"):
+    with pytest.raises(FileExistsError, match="holds something else"):
         generate(tmp_path, **SMALL)
     (tmp_path / "notes.txt").unlink()
     assert contents(generate(tmp_path, seed=3, **SMALL)) == contents(made)  # it is empty
