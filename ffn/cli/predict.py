@@ -130,7 +130,7 @@ def predict(
         raise ValueError("no FILE is given; name a video, or a folder of videos")
     refuse_missing(*files)
     if batch.output is not None:
-        _refuse_for_lists(files, choice, window, picture)
+        _refuse_for_lists(files, choice, window, picture, batch.output, format)
         refuse_existing(batch.output, overwrite, inputs=files)
         make_writable(batch.output.parent)
         import_extensions(imports or [])
@@ -139,7 +139,7 @@ def predict(
         device = find_device(network.device)
         run = partial(predict_list, Path(files[0]), weights, choice.options, batch, network, top)
         return run_command("ffn predict", run, device=device)
-    _refuse(choice, window, picture, batch)
+    _refuse(files, choice, window, picture, batch)
     paths = [path for given in files for path in _videos(given)]
     targets = _targets(picture, window, paths, overwrite)
     import_extensions(imports or [])
@@ -156,8 +156,13 @@ def predict(
     return 1 if failed else 0
 
 
-def _refuse(choice: Choice, window: Window, picture: Picture, batch: Batch) -> None:
-    """Raise ValueError for options that would do nothing."""
+def _refuse(
+    files: Sequence[str], choice: Choice, window: Window, picture: Picture, batch: Batch
+) -> None:
+    """Raise ValueError for lists of videos, and for options that would do nothing."""
+    lists = [one for one in files if one.lower().endswith((".csv", ".txt"))]
+    if lists:
+        raise ValueError(f"{lists[0]} is a list of videos; add --output TABLE.csv")
     saves_video = picture.save is not None and picture.save.lower().endswith(".mp4")
     needs = {
         "--step needs --window": window.step is not None and window.window is None,
@@ -282,7 +287,7 @@ def _targets(
 
 
 def _refuse_for_lists(
-    files: Sequence[str], choice: Choice, window: Window, picture: Picture
+    files: Sequence[str], choice: Choice, window: Window, picture: Picture, output: Path, form: str
 ) -> None:
     """Raise ValueError for options that a list of videos does not take."""
     if len(files) > 1:
@@ -291,3 +296,5 @@ def _refuse_for_lists(
         raise ValueError(
             "early exit, windows and pictures are not for lists of videos; leave out --output"
         )
+    if form == "json" or output.suffix.lower() != ".csv":
+        raise ValueError(f"--output writes a table *.csv; got {output}, --format {form}")

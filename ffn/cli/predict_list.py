@@ -25,8 +25,7 @@ class Batch:
     """Prediction of a list, which goes on where a stopped call ended.
 
     Attributes:
-        output: Table *.csv or *.parquet; FILE is a list: a csv with a column path, or a path per
-            line.
+        output: Table *.csv; FILE is a list: a csv with a column path, or a path per line.
         root: Folder that relative paths of the list start from; default: its folder.
         batch_size: Videos per forward pass.
         workers: Processes that decode, per process; default: one per core, but one core is left
@@ -67,11 +66,11 @@ def predict_list(
     from rich.console import Console
     from rich.progress import Progress
 
-    from ffn.serve.batch import BatchOptions, VideoList, predict_batch
+    from ffn.serve.batch import BatchOptions, predict_batch, read_videos
 
     workers = _default_workers() if batch.workers is None else batch.workers
     options = BatchOptions(
-        **choice,
+        choice=choice,
         labels=top,
         batch_size=batch.batch_size,
         workers=workers,
@@ -88,7 +87,7 @@ def predict_list(
         task = bar.add_task("predicting", total=None)
         result = predict_batch(
             build,
-            VideoList.read(path, batch.root),
+            read_videos(path, batch.root),
             batch.output,
             options,
             rank=world.rank,

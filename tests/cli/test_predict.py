@@ -163,6 +163,8 @@ def test_options_without_effect_and_wrong_values(
         ("A --output o.csv --window 1", "windows"),
         ("list.csv --output o.csv", "list.csv"),
         ("LIST --output o.xls", "o.xls"),
+        ("LIST --output o.csv --format json", "json"),
+        ("LIST", "--output"),
         ("A --no-fuse --runtime openvino", "openvino"),
         ("A --frames 0", "frames"),
     ):

@@ -125,7 +125,7 @@ def test_missing_inputs_and_typos_need_no_torch() -> None:
         f"test {CONFIG} --weights no.pt": "no.pt",
         "train no.yaml": "no.yaml",
         f"predict no.mp4 --weights {WEIGHTS}": "no.mp4",
-        f"predict no.csv --output no.parquet --weights {WEIGHTS}": "no.csv",
+        f"predict no.csv --output no.csv --weights {WEIGHTS}": "no.csv",
         f"live no.mp4 --weights {WEIGHTS}": "no.mp4",
         "serve --weights no.pt": "no.pt",
         "export --weights no.pt --frames 4 --to onnx": "no.pt",

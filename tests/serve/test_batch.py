@@ -12,16 +12,15 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as parquet
 import pytest
 from serve_files import At, Blocks, Ends, save_network, write_video
 
 from ffn.serve import Predictor
-from ffn.serve.batch import BatchOptions, BatchResult, VideoList, predict_batch
+from ffn.serve.batch import BatchOptions, BatchResult, predict_batch, read_videos
 from ffn.serve.prediction import NotFiniteError
 
 ROOT = Path(__file__).parents[2]
-OPTIONS = BatchOptions(frames=4, labels=2, batch_size=3)
+OPTIONS = BatchOptions({"frames": 4}, labels=2, batch_size=3)
 BROKEN = {"empty.mp4": "the file is empty (0 bytes)", "missing.mp4": "no such file or folder"}
 
 
@@ -48,12 +47,12 @@ def folder(tmp_path_factory) -> Path:
 
 
 def run(
-    folder, output, weights, options=OPTIONS, name="list.txt", precision="fp32", **more
+    folder, output, weights, options=OPTIONS, name="list.txt", kind=Predictor, **more
 ) -> BatchResult:
-    def build(settled):
-        return Predictor(weights, precision=settled or precision)
+    def build(_):
+        return kind(weights, precision="fp32")
 
-    return predict_batch(build, VideoList.read(folder / name), output, options, **more)
+    return predict_batch(build, read_videos(folder / name), output, options, **more)
 
 
 def rows_of(path) -> list[dict[str, str]]:
@@ -77,10 +76,11 @@ def stopped(folder, output, weights, after) -> None:
 def test_paths_of_a_list(tmp_path) -> None:
     """Addresses are not paths below the folder of the list."""
     (tmp_path / "list.txt").write_text("https://host/a.mp4\ns3://bucket/b.mp4\nc/d.mp4\n")
-    videos = VideoList.read(tmp_path / "list.txt")
-    paths = [record.path for record in videos.records]
-    assert paths == ["https://host/a.mp4", "s3://bucket/b.mp4", str(tmp_path / "c/d.mp4")]
-    assert videos.names == ["https://host/a.mp4", "s3://bucket/b.mp4", "c/d.mp4"]
+    assert [(name, record.path) for name, record in read_videos(tmp_path / "list.txt")] == [
+        ("https://host/a.mp4", "https://host/a.mp4"),
+        ("s3://bucket/b.mp4", "s3://bucket/b.mp4"),
+        ("c/d.mp4", str(tmp_path / "c/d.mp4")),
+    ]
 
 
 def test_rows_are_those_of_the_predictor(weights, folder, tmp_path) -> None:
@@ -122,7 +122,7 @@ def test_columns_of_the_list_and_the_number_of_frames(weights, folder, tmp_path)
     """Parts of videos; frames by the duration; other columns do not matter."""
     text = "label,path,start,end\nx,v9.mp4,0.5,1.2\n,v9.mp4,,\nx,v9.mp4,7,8\nx,v0.mp4,,\n"
     (folder / "parts.csv").write_text(text)
-    options = replace(OPTIONS, frames="auto")
+    options = replace(OPTIONS, choice={"frames": "auto"})
     run(folder, tmp_path / "out.csv", weights, options, name="parts.csv")
     part, whole, beyond, short = rows_of(tmp_path / "out.csv")
     assert (part["start"], part["end"], whole["start"]) == ("0.5", "1.2", "")
@@ -133,19 +133,7 @@ def test_columns_of_the_list_and_the_number_of_frames(weights, folder, tmp_path)
     for name, text in {"wrong.csv": "label,video_name\nx,v1.mp4\n", "none.txt": "\n"}.items():
         (folder / name).write_text(text)
         with pytest.raises(ValueError, match=name):
-            VideoList.read(folder / name)
-
-
-def test_parquet_has_the_rows_of_csv(weights, folder, tmp_path) -> None:
-    for name in ("out.csv", "out.parquet"):
-        run(folder, tmp_path / name, weights)
-    table = parquet.read_table(tmp_path / "out.parquet").to_pylist()
-    for row, expected in zip(table, rows_of(tmp_path / "out.csv"), strict=True):
-        for name, value in row.items():
-            if isinstance(value, float):
-                assert value == pytest.approx(float(expected[name]), abs=1e-6)
-            else:
-                assert str("" if value is None else value) == expected[name]
+            read_videos(folder / name)
 
 
 def test_another_call_that_does_not_fit_is_refused(weights, folder, tmp_path) -> None:
@@ -154,13 +142,22 @@ def test_another_call_that_does_not_fit_is_refused(weights, folder, tmp_path) ->
     other = save_network(tmp_path / "other.safetensors", spread=0.2)
     (tmp_path / "list.txt").write_text((folder / "list.txt").read_text())
     with pytest.raises(ValueError, match="another value of: frames"):
-        run(folder, output, weights, replace(OPTIONS, frames=8))
+        run(folder, output, weights, replace(OPTIONS, choice={"frames": 8}))
     with pytest.raises(ValueError, match="another value of: weights"):
         run(folder, output, other)
     with pytest.raises(ValueError, match="another value of: list of videos"):
         run(tmp_path, output, weights)
-    with pytest.raises(ValueError, match=r"\*\.parquet"):
-        run(folder, tmp_path / "out.txt", weights)
+
+
+def test_two_calls_at_once_are_refused(weights, folder, tmp_path) -> None:
+    output = tmp_path / "out.csv"
+
+    def call_again(done, total):
+        if done == 3:
+            with pytest.raises(ValueError, match="another call writes"):
+                run(folder, output, weights)
+
+    assert run(folder, output, weights, progress=call_again).kept == 0
 
 
 def test_logits_that_are_not_finite_are_a_row_with_the_cause(weights, folder, tmp_path) -> None:
@@ -172,18 +169,9 @@ def test_logits_that_are_not_finite_are_a_row_with_the_cause(weights, folder, tm
                 raise NotFiniteError("the logits are NaN")
             return super().predict(clips)
 
-    videos = VideoList.read(folder / "list.txt")
-    output = tmp_path / "nan.csv"
-    result = predict_batch(
-        lambda _: Overflowing(weights, precision="fp32"), videos, output, OPTIONS
-    )
-
-    assert result.errors == 4
-    for row in rows_of(output):
-        if row["path"] in ("v1.mp4", "v6.mp4"):
-            assert "NaN" in row["error"]
-        else:
-            assert (row["error"] == "") == (row["path"] not in BROKEN)
+    assert run(folder, tmp_path / "nan.csv", weights, kind=Overflowing).errors == 4
+    named = [row["path"] for row in rows_of(tmp_path / "nan.csv") if "NaN" in row["error"]]
+    assert named == ["v1.mp4", "v6.mp4"]
 
 
 @pytest.mark.slow
@@ -195,11 +183,11 @@ def test_workers_and_a_video_that_ends_or_blocks_one(
     assert run(folder, tmp_path / "b.csv", weights, options).errors == 2
     assert (tmp_path / "b.csv").read_bytes() == (tmp_path / "a.csv").read_bytes()
 
+    plain = Predictor(weights).reader(4)
     for does, cause in ((Ends(), "ended the process"), (Blocks(), "took more than 5 s")):
         # The video v4 has 11 frames.
-        plain = Predictor(weights).reader(4)
         chosen = replace(plain, choose=At(11, does, plain.choose))
-        monkeypatch.setattr("ffn.serve.batch._reader", lambda *_, chosen=chosen: chosen)
+        monkeypatch.setattr(Predictor, "reader", lambda *_, chosen=chosen, **options: chosen)
         started = time.monotonic()
         assert run(folder, tmp_path / "c.csv", weights, options).errors == 3
         assert time.monotonic() - started < 60
@@ -212,44 +200,27 @@ def test_workers_and_a_video_that_ends_or_blocks_one(
                 assert row["label"] == expected["label"]
 
 
-def command(folder, output, weights, *, processes=1, name="list.txt") -> list[str]:
-    start = [sys.executable]
-    if processes > 1:
-        start += ["-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    words = [str(folder / name), "--weights", str(weights), "--output", str(output)]
-    options = ["--frames", "4", "--top", "2", "--batch-size", "3", "--workers", "1"]
-    return [*start, str(ROOT / "tools/predict.py"), *words, *options, "--precision", "fp32"]
-
-
 @pytest.mark.slow
-def test_two_processes_write_the_rows_of_one(weights, folder, tmp_path) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    for processes in (1, 2):
-        words = command(folder, tmp_path / f"{processes}.csv", weights, processes=processes)
-        subprocess.run(words, env=env, capture_output=True, text=True, check=True)
-    assert (tmp_path / "1.csv").read_bytes() == (tmp_path / "2.csv").read_bytes()
-    assert len(rows_of(tmp_path / "1.csv")) == 12
-
-
-@pytest.mark.slow
-def test_a_call_that_is_killed_three_times_ends_with_the_same_rows(
-    weights, folder, tmp_path
-) -> None:
-    env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    names = (folder / "list.txt").read_text().split() * 60
+def test_two_processes_that_are_killed_and_one_that_goes_on(weights, folder, tmp_path) -> None:
+    names = (folder / "list.txt").read_text().split() * 20
     (folder / "many.txt").write_text("\n".join(names) + "\n")
-    words = command(folder, tmp_path / "out.csv", weights, name="many.txt")
-    parts, before = tmp_path / "out.csv.parts", 0
-    for _ in range(3):
-        process = subprocess.Popen(words, env=env, start_new_session=True)
-        while sum(p.stat().st_size for p in parts.glob("rows-*")) <= before:
-            assert process.poll() is None
-            time.sleep(0.01)
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
-        before = sum(p.stat().st_size for p in parts.glob("rows-*"))
-    assert not (tmp_path / "out.csv").exists()
-    subprocess.run(words, env=env, check=True)
-    words[words.index(str(tmp_path / "out.csv"))] = str(tmp_path / "undisturbed.csv")
-    subprocess.run(words, env=env, check=True)
-    assert (tmp_path / "out.csv").read_bytes() == (tmp_path / "undisturbed.csv").read_bytes()
+    output = tmp_path / "out.csv"
+    words = [ROOT / "tools/predict.py", folder / "many.txt", "--weights", weights]
+    words += ["--output", output, "--frames", "4", "--top", "2", "--batch-size", "3"]
+    words = [*map(str, words), "--workers", "0", "--precision", "fp32"]
+    env = {**os.environ, "PYTHONPATH": str(ROOT)}
+    start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    process = subprocess.Popen([*start, *words], env=env, start_new_session=True)
+    parts = tmp_path / "out.csv.parts"
+    while sum(p.stat().st_size > 0 for p in parts.glob("rows-*")) < 2:
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    assert not output.exists()
+
+    done = subprocess.run([sys.executable, *words], env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "of them by an earlier call" in done.stdout
+    run(folder, tmp_path / "undisturbed.csv", weights, name="many.txt")
+    assert output.read_bytes() == (tmp_path / "undisturbed.csv").read_bytes()
