@@ -182,9 +182,13 @@ def build_optimizer(config: Config, task: Task) -> torch.optim.Optimizer:
 
 
 def scaled_learning_rate(config: Config) -> float:
-    """The learning rate of a config for its batch size, after warm-up."""
-    options = config.optim
-    return optim.scaled_lr(options.lr, config.train.batch_size, options.base_batch_size)
+    """The learning rate of a config for its batch size, after warm-up.
+
+    Linear scaling (Goyal et al. 2017, 1706.02677), verified for SGD with warm-up up to batches of
+    8192 images.
+    """
+    lr, base = config.optim.lr, config.optim.base_batch_size
+    return lr if base is None else lr * config.train.batch_size / base
 
 
 def build_schedule(config: Config) -> Callable[[float], float]:

@@ -11,7 +11,7 @@ import difflib
 import reprlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import yaml
 from pydantic import ValidationError
@@ -19,7 +19,6 @@ from pydantic.fields import FieldInfo
 from yaml.constructor import ConstructorError
 
 from ffn.engine.options import Config
-from ffn.engine.section import limits
 from ffn.engine.task_options import TASK_OPTIONS, TaskOptions
 from ffn.registry import ExtensionError, import_extensions
 
@@ -43,6 +42,7 @@ RESUMABLE = (
     "train.save_steps",
     "train.keep_checkpoints",
 )
+SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 class ConfigError(ValueError):
@@ -71,7 +71,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     """
     values = {} if path is None else _read_file(Path(path))
     given = _read_overrides(overrides)
-    _import({**values, **given})
+    _import({**values, **given}.get("imports") or [])
     old, new = values.get("task", {}), given.get("task", {})
     before, name = (task.get("name", "flexible") for task in (old, {**old, **new}))
     if name != before and name in TASK_OPTIONS:
@@ -81,37 +81,35 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     for section, options in given.items():
         is_section = isinstance(options, dict)
         values[section] = {**values.get(section, {}), **options} if is_section else options
-    return _checked(values)
-
-
-def import_packages(path: str | Path | None, overrides: Sequence[str]) -> None:
-    """Import the packages that a config file or overrides name in ``imports``.
-
-    Raises:
-        ConfigError: the file is missing or invalid, or a package cannot be imported.
-    """
-    _import({**({} if path is None else _read_file(Path(path))), **_read_overrides(overrides)})
+    return config_from_dict(values)
 
 
 def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """Restore a config that :func:`config_to_dict` returned.
+    """The config of nested values, such as those that :func:`config_to_dict` returned.
 
     Its ``imports`` are not imported: it may come from a file of someone else.
 
     Raises:
-        ConfigError: it has options that this version does not have, or its task is not registered.
+        ConfigError: as :func:`load_config`; its task may also be unknown.
     """
-    return _checked(values)
+    task = str(values.get("task", {}).get("name", "flexible"))
+    if task not in TASK_OPTIONS:
+        close = difflib.get_close_matches(task, TASK_OPTIONS, n=1) or list(TASK_OPTIONS)
+        raise ConfigError(
+            f"task.name is {task!r}; did you mean {' or '.join(close)}? A task of your own needs "
+            "imports=[PACKAGE]"
+        )
+    kind = Config[TASK_OPTIONS[task]]
+    try:
+        return kind.model_validate(values)
+    except ValidationError as error:
+        problems = [text for one in error.errors() for text in _problem(one, kind)]
+        raise ConfigError(*problems) from None
 
 
 def config_to_dict(config: Config) -> dict[str, Any]:
     """The config as nested dicts of plain values, for YAML and checkpoints."""
     return config.model_dump()
-
-
-def option_keys(config: Config | None = None) -> list[str]:
-    """The keys of all options, e.g. ``train.epochs``; without a config those of the default one."""
-    return list(_leaves(config_to_dict(config or Config())))
 
 
 def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
@@ -133,85 +131,49 @@ def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
 
 def option_help() -> str:
     """One line per option: key, default, meaning, choices; those of each task under its name."""
-    lines = []
-    for section, field in Config.model_fields.items():
-        if section == "imports":
-            lines.append(_help_line(section, field))
-        elif section == "task":
-            lines += [_help_line(f"task.{n}", f) for n, f in TaskOptions.model_fields.items()]
-            lines += [
-                f"{_help_line(f'task.{n}', f)} [task.name={task}]"
-                for task, options in TASK_OPTIONS.items()
-                for n, f in options.model_fields.items()
-                if n not in TaskOptions.model_fields
-            ]
-        else:
-            fields = field.annotation.model_fields.items()
-            lines += [_help_line(f"{section}.{n}", f) for n, f in fields]
+    lines = [_help_line("imports", Config.model_fields["imports"])]
+    for section in _sections():
+        kind = TaskOptions if section == "task" else Config.model_fields[section].annotation
+        lines += [_help_line(f"{section}.{n}", f) for n, f in kind.model_fields.items()]
+    for task, options in TASK_OPTIONS.items():
+        own = {n: f for n, f in options.model_fields.items() if n not in TaskOptions.model_fields}
+        lines += [f"{_help_line(f'task.{n}', f)} [task.name={task}]" for n, f in own.items()]
     return "\n".join(lines)
 
 
 def _help_line(key: str, option: FieldInfo) -> str:
-    accepted = f" ({limits(option)})" if limits(option) else ""
-    return f"  {f'{key}={_default(option)}':<44} {option.description or ''}{accepted}"
-
-
-def _default(option: FieldInfo) -> str:
-    """A default as YAML, except for the blanks in lists."""
+    """Key, default as YAML, meaning, and the accepted words or range."""
     default = option.get_default(call_default_factory=True)
     if default is None or isinstance(default, bool):
-        return {None: "null", True: "true", False: "false"}[default]
-    return str(default)
-
-
-def _checked(values: Mapping[str, Any]) -> Config:
-    """The config of nested values.
-
-    Raises:
-        ConfigError: with all problems.
-    """
-    section = values.get("task")
-    task = str(section.get("name", "flexible")) if isinstance(section, Mapping) else "flexible"
-    if task not in TASK_OPTIONS:
-        close = difflib.get_close_matches(task, TASK_OPTIONS, n=1) or list(TASK_OPTIONS)
-        raise ConfigError(
-            f"task.name is {task!r}; did you mean {' or '.join(close)}? A task of your own needs "
-            "imports=[PACKAGE]"
-        )
-    kind = Config[TASK_OPTIONS[task]]
-    try:
-        return kind.model_validate(values)
-    except ValidationError as error:
-        problems = [text for one in error.errors() for text in _problem(one, kind)]
-        raise ConfigError(*problems) from None
+        default = {None: "null", True: "true", False: "false"}[default]
+    words = [word for word in get_args(option.annotation) if isinstance(word, str)]
+    limits = [
+        f"{s} {getattr(m, n)}" for m in option.metadata for n, s in SIGNS.items() if hasattr(m, n)
+    ]
+    accepted = "|".join(words) or ", ".join(limits)
+    text = f"  {f'{key}={default}':<44} {option.description or ''}"
+    return f"{text} ({accepted})" if accepted else text
 
 
 def _problem(error: Mapping[str, Any], kind: type[Config]) -> list[str]:
-    """Lines about an error of pydantic: value, what is accepted, the closest key."""
-    names = [part for part in error["loc"] if isinstance(part, str)]
-    key = ".".join(names)
+    """Lines about an error of pydantic: key, value, what is accepted, the closest key."""
+    key = ".".join(part for part in error["loc"] if isinstance(part, str))
     if error["type"] == "extra_forbidden":
         inside = error["input"] if isinstance(error["input"], dict) else ()
         keys = [f"{key}.{name}" for name in inside] or [key]
         return [f"unknown option {one}; {_hint(one, kind)}" for one in keys]
     if "error" in error.get("ctx", {}):  # of a validator of ours
-        return [*str(error["ctx"]["error"]).splitlines()]
-    section = kind.model_fields[names[0]].annotation
-    option = section.model_fields[names[1]] if len(names) > 1 else kind.model_fields[names[0]]
-    accepted = f" ({limits(option)})" if limits(option) else ""
+        return str(error["ctx"]["error"]).splitlines()
     message = error["msg"][0].lower() + error["msg"][1:]
-    example = f"{key}={_default(option)}".replace(" ", "") if len(names) > 1 else f"{key}.KEY=VALUE"
-    return [f"{key} is {reprlib.repr(error['input'])[:100]}; {message}{accepted}, e.g. {example}"]
+    return [f"{key} is {reprlib.repr(error['input'])[:100]}; {message}"]
 
 
 def _hint(key: str, kind: type[Config]) -> str:
-    keys = [
-        f"{section}.{option}"
-        for section in _sections()
-        for option in kind.model_fields[section].annotation.model_fields
-    ]
-    last = key.rpartition(".")[2]
-    same = [known for known in keys if known.rpartition(".")[2] == last]
+    fields = {
+        section: kind.model_fields[section].annotation.model_fields for section in _sections()
+    }
+    keys = [f"{section}.{option}" for section, options in fields.items() for option in options]
+    same = [known for known in keys if known.rpartition(".")[2] == key.rpartition(".")[2]]
     close = same or difflib.get_close_matches(key, keys, n=1, cutoff=0.5)
     return f"did you mean {close[0]}?" if close else "ffn train --help lists all"
 
@@ -222,12 +184,9 @@ def _sections() -> list[str]:
 
 def _leaves(values: Mapping[str, Any]) -> dict[str, Any]:
     """Value of every option by its key."""
-    found = {}
-    for section, options in values.items():
-        if isinstance(options, Mapping):
-            found |= {f"{section}.{key}": value for key, value in options.items()}
-        else:
-            found[section] = options
+    found = {"imports": values["imports"]}
+    for section in _sections():
+        found |= {f"{section}.{key}": value for key, value in values[section].items()}
     return found
 
 
@@ -242,7 +201,7 @@ class _TextLoader(yaml.BaseLoader):
         return super().construct_mapping(node, deep)
 
 
-def _read_yaml(text: str, source: str) -> Any:
+def _read_yaml(text: str | bytes, source: str) -> Any:
     try:
         return yaml.load(text, _TextLoader)
     except (yaml.YAMLError, RecursionError) as error:
@@ -254,18 +213,14 @@ def _read_file(path: Path) -> dict[str, Any]:
     """Mappings, lists and texts of a YAML file, by section."""
     if not path.is_file():
         raise ConfigError(f"no config file {path}; ffn configs lists the ones that ship")
-    try:
-        loaded = _read_yaml(path.read_text(encoding="utf-8-sig"), str(path)) or {}
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8: {error}; save the file as UTF-8") from error
+    loaded = _read_yaml(path.read_bytes(), str(path)) or {}
     if not isinstance(loaded, dict):
         raise ConfigError(f"{path} holds no options; expected YAML with keys such as train.epochs")
-    for section, options in loaded.items():
-        if not isinstance(options or {}, dict) and section in _sections():
-            raise ConfigError(f"{path}: {section} is {options!r}; expected a section of options")
-    return {
-        key: {} if value == "" and key in _sections() else value for key, value in loaded.items()
-    }
+    for section in loaded.keys() & {*_sections()}:
+        if not isinstance(loaded[section] or {}, dict):
+            raise ConfigError(f"{path}: {section} is {loaded[section]!r}; expected options")
+        loaded[section] = loaded[section] or {}
+    return loaded
 
 
 def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
@@ -288,8 +243,7 @@ def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
     return found
 
 
-def _import(values: Mapping[str, Any]) -> None:
-    names = values.get("imports") or []
+def _import(names: str | Sequence[str]) -> None:
     try:
         import_extensions([names] if isinstance(names, str) else names)
     except ExtensionError as error:

@@ -69,9 +69,9 @@ def decay_layers(
 ) -> list[dict[str, Any]]:
     """Layer-wise learning-rate decay: lower rates towards the input.
 
-    Multiplies a parameter's ``lr_scale`` by ``decay ** (depth - layer)``; the head keeps its rate
-    (BEiT, 2106.08254, appendix; timm's ``param_groups_layer_decay``, which has no TSM groups).
-    :func:`layer_numbers` defines the layers.
+    Multiplies a parameter's ``lr_scale`` by ``decay ** (depth - layer)``, with the layers of
+    :func:`layer_numbers`; the head keeps its rate (BEiT, 2106.08254, appendix; timm's
+    ``param_groups_layer_decay``, which has no TSM groups).
 
     Args:
         groups: as :func:`tsm_groups` or :func:`standard_groups` returned them.
@@ -79,25 +79,20 @@ def decay_layers(
         decay: above 0, at most 1; 1 returns the groups unchanged.
 
     Returns:
-        A group for each given group and layer, named "weights, layer 3 of 9".
+        A group for each given group and layer.
     """
     if decay == 1:
         return groups
     numbers = layer_numbers(model)
     layer_of = {id(p): numbers[name] for name, p in model.named_parameters()}
     depth = max(numbers.values())
-    split: list[dict[str, Any]] = []
+    split: dict[tuple[str, int], dict[str, Any]] = {}
     for group in groups:
-        for layer in range(depth + 1):
-            parameters = [p for p in group["params"] if layer_of[id(p)] == layer]
-            if parameters:
-                own = {
-                    "params": parameters,
-                    "name": f"{group['name']}, layer {layer} of {depth}",
-                    "lr_scale": group["lr_scale"] * decay ** (depth - layer),
-                }
-                split.append({**group, **own})
-    return split
+        for parameter in group["params"]:
+            layer = layer_of[id(parameter)]
+            own = {**group, "params": [], "lr_scale": group["lr_scale"] * decay ** (depth - layer)}
+            split.setdefault((group["name"], layer), own)["params"].append(parameter)
+    return list(split.values())
 
 
 def layer_numbers(model: nn.Module) -> dict[str, int]:
@@ -123,23 +118,6 @@ def layer_numbers(model: nn.Module) -> dict[str, int]:
         f"a {type(model).__name__} has no group_matcher to name its layers, as timm's networks "
         "have; add one, freeze by name patterns, or set optim.layer_decay=1"
     )
-
-
-def scaled_lr(lr: float, batch_size: int, base_batch_size: int | None) -> float:
-    """The learning rate for another batch size: linear scaling (Goyal et al. 2017, 1706.02677).
-
-    They verified the rule for SGD with warm-up, up to batches of 8192 images.
-
-    Args:
-        lr: rate for ``base_batch_size`` samples per step.
-        batch_size: samples per step, over all processes and micro-batches.
-        base_batch_size: batch size that ``lr`` belongs to; None returns ``lr``.
-
-    Example:
-        >>> scaled_lr(0.01, 256, 64)
-        0.04
-    """
-    return lr if base_batch_size is None else lr * batch_size / base_batch_size
 
 
 def learning_rate(
@@ -181,7 +159,7 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
 
 
 def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
-    """Exponential moving average of a network (timm's ``ModelEmaV3``).
+    """Exponential moving average of a network (timm's ``ModelEmaV3``), at first a copy of it.
 
     Call ``.update(model, step)`` after each optimizer step. With w_t the model after step t,
     counted from 1, and a_t the average::
@@ -190,15 +168,7 @@ def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
 
     so that a_1 = w_1 and the initial weights have little influence for any decay: d_10 = 0.78,
     d_1000 = 0.99, d_32000 = 0.999. Floating-point buffers, the (private) running statistics, are
-    averaged too; integer buffers are copied. Processes without synchronized norms average
-    their own statistics: call :func:`ffn.engine.distributed.average_buffers` on ``.module`` before
-    a test.
-
-    The state is ``.module.state_dict()``, with the model's own keys, and the step number.
-
-    Args:
-        model: on its device, not wrapped in DDP. The average starts as a copy of it.
-        decay: above 0 and below 1; the average spans about 1 / (1 - decay) steps.
+    averaged too; integer buffers are copied.
 
     Returns:
         The average: ``.module`` is the network, in evaluation mode and without gradients.

@@ -9,11 +9,10 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from ffn.engine.section import Section
+from ffn.engine.section import Count, Section
 from ffn.engine.task_options import FlexibleOptions, TaskOptions
 from ffn.frame_counts import WINDOW
 
-Count = Annotated[int, Field(ge=1)]
 Share = Annotated[float, Field(gt=0, le=1)]
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from ffn.engine.section import Section
-from ffn.frame_counts import frame_ranges
+from ffn.engine.section import Count, Section
+from ffn.frame_counts import all_trained_frames, frame_ranges
 from ffn.limits import CLIP_FRAMES
 
 
@@ -16,10 +16,8 @@ class TaskOptions(Section):
     """Options that every task has. A custom task derives its options from this class."""
 
     name: str = Field("flexible", description="registered task")
-    frames: list[Annotated[int, Field(ge=1)]] = Field(
-        [4, 8, 16], description="trained frame counts", min_length=1
-    )
-    ranges: list[list[Annotated[int, Field(ge=1)]]] = Field(
+    frames: list[Count] = Field([4, 8, 16], description="trained frame counts", min_length=1)
+    ranges: list[list[Count]] = Field(
         [], description="first and last count of each of frames, drawn per step; []: frames"
     )
 
@@ -58,7 +56,7 @@ class FlexibleOptions(TaskOptions):
     alteration: bool = Field(
         True, description="weight alteration per count at the backbone's sites"
     )
-    draws: list[list[Annotated[int, Field(ge=1)]]] = Field(
+    draws: list[list[Count]] = Field(
         [],
         description="first and last count of each view, drawn per step; []: one view per count in "
         "frames",
@@ -81,51 +79,29 @@ class FlexibleOptions(TaskOptions):
                 "task.interpolate=true needs shared weights; task.private is all. Use "
                 "task.private=norms"
             )
-        if self.draws and not _same_counts(self):
+        try:
+            drawn = all_trained_frames({high: (low, high) for low, high in self.draws})
+        except ValueError:
+            drawn = ()
+        if self.draws and not (self.ranges and drawn == all_trained_frames(self.trained_frames)):
             raise ValueError(
                 f"task.draws is {self.draws}; give the first and the last count of each view, "
-                "ascending and without overlap, which together are the counts of task.ranges, "
+                "without overlap, which together are the counts of task.ranges, "
                 f"{self.ranges}"
             )
         return self
 
 
-def _same_counts(options: FlexibleOptions) -> bool:
-    """Whether the counts of the draws are those of the sub-networks; both without overlap."""
-    if any(len(pair) != 2 for pair in options.draws) or not options.ranges:
-        return False
-    try:
-        views = frame_ranges({high: (low, high) for low, high in options.draws})
-        owners = frame_ranges(options.trained_frames)
-    except ValueError:
-        return False
-    ascending = [list(ends) for ends in views.values()] == [list(pair) for pair in options.draws]
-    return ascending and _joined(views.values()) == _joined(owners.values())
-
-
-def _joined(ranges: Iterable[tuple[int, int]]) -> list[list[int]]:
-    """Ascending ranges, each joined to the one before if no count is between the two."""
-    joined: list[list[int]] = []
-    for low, high in ranges:
-        if joined and low == joined[-1][1] + 1:
-            joined[-1][1] = high
-        else:
-            joined.append([low, high])
-    return joined
-
-
 class PlainOptions(TaskOptions):
     """Options of :class:`PlainTask`."""
 
-    frames: list[Annotated[int, Field(ge=1)]] = Field(
-        [8], description="the frame count", min_length=1, max_length=1
-    )
+    frames: list[Count] = Field([8], description="the frame count", min_length=1, max_length=1)
 
 
 class MixedSamplingOptions(TaskOptions):
     """Options of :class:`MixedSamplingTask`."""
 
-    frames: list[Annotated[int, Field(ge=1)]] = Field(
+    frames: list[Count] = Field(
         [4, 16], description="the two frame counts", min_length=2, max_length=2
     )
     mix_probability: float = Field(
@@ -139,9 +115,7 @@ class MixedSamplingOptions(TaskOptions):
 class ProportionalSamplingOptions(TaskOptions):
     """Options of :class:`ProportionalSamplingTask`."""
 
-    frames: list[Annotated[int, Field(ge=1)]] = Field(
-        [4, 16], description="two or more frame counts", min_length=2
-    )
+    frames: list[Count] = Field([4, 16], description="two or more frame counts", min_length=2)
     largest_probability: float = Field(
         0.5, description="probability of a step at the largest count (p)", gt=0, lt=1
     )

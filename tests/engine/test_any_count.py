@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ import ffn
 from ffn.core import PrivateModules
 from ffn.engine.build_network import build_model
 from ffn.engine.config import ConfigError
-from ffn.engine.tasks import FlexibleOptions, FlexibleTask
+from ffn.engine.tasks import FlexibleTask
 from ffn.engine.train_step import TrainStep, to_device
 
 RANGES = ("task.frames=[2,8]", "task.ranges=[[1,4],[5,12]]", "data.test_frames=[1,3,6,16]")
@@ -46,18 +45,48 @@ def lengths(run: Any) -> list[dict[int, int]]:
     return [{v: clip.shape[2] for v, clip in b["clips"].items()} for b in run.train_loader]
 
 
-def test_every_step_has_its_own_lengths(videos: Path, tmp_path: Path) -> None:
-    found = lengths(build(videos, tmp_path / "run", *RANGES, "train.batch_size=2"))
+PLAIN = ("task.name=plain", "task.frames=[4]", "task.ranges=[[2,9]]")
+
+
+@pytest.mark.parametrize(
+    ("counts", "views"),
+    [
+        (RANGES, {2: range(1, 5), 8: range(5, 13)}),
+        (DRAWS, {4: range(1, 5), 12: range(5, 13)}),
+        (PLAIN, {4: range(2, 10)}),
+    ],
+    ids=["ranges", "draws", "plain"],
+)
+def test_every_step_has_its_own_lengths(
+    videos: Path, tmp_path: Path, counts: tuple[str, ...], views: dict[int, range]
+) -> None:
+    found = lengths(build(videos, tmp_path / "run", *counts, "train.batch_size=2"))
 
     assert len(found) == 12
-    small, large = (Counter(step[view] for step in found) for view in (2, 8))
-    assert small.keys() <= {1, 2, 3, 4}
-    assert large.keys() <= set(range(5, 13))
-    assert len(small) > 1 < len(large)
-    accumulated = lengths(
-        build(videos, tmp_path / "run", *RANGES, "train.batch_size=4", "train.grad_accum_steps=2")
-    )
+    for view, allowed in views.items():
+        drawn = {step[view] for step in found}
+        assert drawn <= {*allowed}
+        assert len(drawn) > 1
+    more = ("train.batch_size=4", "train.grad_accum_steps=2")
+    accumulated = lengths(build(videos, tmp_path / "run", *counts, *more))
     assert accumulated[::2] == accumulated[1::2] == found[:6]
+
+
+@pytest.mark.parametrize(
+    "option",
+    [
+        *(
+            f"task.ranges={r}"
+            for r in ("[[1,4]]", "[[1,4],[4,12]]", "[[3,4],[5,12]]", "[[4],[5,12]]")
+        ),
+        *(f"task.draws={d}" for d in ("[[1,4]]", "[[1,5],[5,12]]", "[[1],[2,12]]")),
+    ],
+)
+def test_counts_that_do_not_fit_are_refused(option: str) -> None:
+    ranges = "task.ranges=[[1,4],[5,12]]"
+    assert load_config(None, ["task.frames=[2,8]", ranges, "task.draws=[[1,12]]"])
+    with pytest.raises(ConfigError, match=f"^{option.partition('=')[0]} is "):
+        load_config(None, ["task.frames=[2,8]", ranges, option])
 
 
 @pytest.mark.parametrize(
@@ -96,18 +125,6 @@ def test_same_training_in_other_modes(
 
     for key, value in weights(other).items():
         torch.testing.assert_close(value, weights(one)[key], rtol=1e-4, atol=1e-5)
-
-
-def test_nested_views(videos: Path, tmp_path: Path) -> None:
-    """The frames of the smaller view are frames of the larger one, whatever their numbers."""
-    run = build(
-        videos, tmp_path / "run", *RANGES, "data.nested=true", "data.crop=20", "data.scales=[1]"
-    )
-    for batch in run.train_loader:
-        small, large = batch["clips"][2], batch["clips"][8]
-        for clip, other in zip(small.unbind(0), large.unbind(0), strict=True):
-            frames = {frame.numpy().tobytes() for frame in other.unbind(1)}
-            assert {frame.numpy().tobytes() for frame in clip.unbind(1)} <= frames
 
 
 def test_sub_networks_without_exact_statistics_are_named(videos: Path, tmp_path: Path) -> None:
@@ -174,11 +191,6 @@ def test_interpolation_is_for_tests_and_is_recorded(videos: Path, tmp_path: Path
     assert not torch.allclose(again(clip), logits)
 
 
-def test_interpolation_needs_shared_weights() -> None:
-    with pytest.raises(ConfigError, match=r"task\.interpolate=true needs shared weights"):
-        load_config(None, ["task.interpolate=true", "task.private=all"])
-
-
 def test_weights_know_their_ranges(videos: Path, tmp_path: Path) -> None:
     """The owner of a range answers, from a checkpoint and from a published file."""
     run = train(videos, tmp_path / "run", *RANGES, "train.epochs=1")
@@ -196,39 +208,6 @@ def test_weights_know_their_ranges(videos: Path, tmp_path: Path) -> None:
             assert network.active == owner
     (validation,) = read_log(run, "val")
     assert {"top1/1", "top1/2", "top1/3", "top1/6", "top1/8", "top1/16"} <= validation.keys()
-
-
-@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
-def test_losses_are_those_of_the_clips(name: str) -> None:
-    """A view's clip of any length runs through the view's sub-network, in every family."""
-    config = load_config(None, [f"model.name={name}", *RANGES, "model.dropout=0"])
-    torch.manual_seed(0)
-    model = build_model(config, 5)
-    task = FlexibleTask.from_options(model, config.task)
-    clips = {2: torch.randn(2, 3, 3, 32, 32), 8: torch.randn(2, 3, 11, 32, 32)}
-    outputs = task({"clips": clips, "label": torch.tensor([1, 4])})
-
-    with torch.no_grad():
-        large, small = (model(clips[v], active=v) for v in (8, 2))  # batch statistics, as above
-    cross_entropy = -(large.log_softmax(1)[[0, 1], [1, 4]]).mean()
-    teacher = large.softmax(1)
-    kl = (teacher * (teacher.log() - small.log_softmax(1))).sum(1).mean()
-    torch.testing.assert_close(outputs["loss/ce_8"], cross_entropy, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(outputs["loss/kl_2"], kl, rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "ranges",
-    [
-        "[[1,4]]", "[[1,4],[4,12]]", "[[3,4],[5,12]]", "[[5,12],[1,4]]", "[[4],[5,12]]",
-    ],
-)  # fmt: skip
-def test_ranges_that_do_not_fit_are_refused(ranges: str) -> None:
-    with pytest.raises(
-        ConfigError,
-        match=r"task\.ranges is .* (give the first and the last|number must be at least 1)",
-    ):
-        load_config(None, ["task.frames=[2,8]", f"task.ranges={ranges}"])
 
 
 def test_draws_run_the_owners_of_their_counts() -> None:
@@ -254,15 +233,6 @@ def test_draws_run_the_owners_of_their_counts() -> None:
     learned = {n.split(".")[-2] for n, p in private.items() if p.grad is not None}
     assert learned == {"3", "8"}
     assert sum(".1." in n for n in private) > 5
-
-
-def test_views_are_the_draws(videos: Path, tmp_path: Path) -> None:
-    found = lengths(build(videos, tmp_path / "run", *DRAWS, "train.batch_size=2"))
-
-    small, large = (Counter(step[view] for step in found) for view in (4, 12))
-    assert small.keys() <= {1, 2, 3, 4}
-    assert large.keys() <= set(range(5, 13))
-    assert len(small) > 1 < len(large)
 
 
 def test_exact_statistics_are_those_of_the_owners(videos: Path, tmp_path: Path) -> None:
@@ -291,32 +261,6 @@ def test_exact_statistics_are_those_of_the_owners(videos: Path, tmp_path: Path) 
         variance = torch.stack([value.var(1) for value in values]).mean(0)
         torch.testing.assert_close(first[str(owner)].running_mean, mean)
         torch.testing.assert_close(first[str(owner)].running_var, variance)
-
-
-@pytest.mark.parametrize(
-    "draws", ["[[1,12]]", "[[1,4]]", "[[5,12],[1,4]]", "[[1,5],[5,12]]", "[[1],[2,12]]"]
-)
-def test_draws_of_other_counts_are_refused(draws: str) -> None:
-    options = [*DRAWS[:2], f"task.draws={draws}"]
-    if draws == "[[1,12]]":
-        assert load_config(None, options).task.draws == [[1, 12]]  # one view of all counts
-        return
-    with pytest.raises(ConfigError, match=r"task\.draws is .*together are the counts of task\.ra"):
-        load_config(None, options)
-
-
-def test_draws_need_ranges() -> None:
-    with pytest.raises(ConfigError, match=r"task\.draws is \[\[2, 8\]\]; give"):
-        load_config(None, ["task.frames=[2,8]", "task.draws=[[2,8]]"])
-
-
-def test_a_plain_network_may_have_a_range(videos: Path, tmp_path: Path) -> None:
-    more = ("task.name=plain", "task.frames=[4]", "task.ranges=[[2,9]]", "train.batch_size=2")
-    found = lengths(build(videos, tmp_path / "run", *more))
-
-    assert {frames for step in found for frames in step.values()} <= set(range(2, 10))
-    assert len({step[4] for step in found}) > 2
-    assert FlexibleOptions(frames=[8, 2]).trained_frames == (2, 8)
 
 
 def test_sub_networks_that_are_not_drawn_do_not_change() -> None:

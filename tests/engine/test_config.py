@@ -11,15 +11,12 @@ import yaml
 from config_toys import ToyOptions, problems
 
 from ffn.engine.config import (
-    RESUMABLE,
     ConfigError,
     changed_options,
     config_from_dict,
     config_to_dict,
-    import_packages,
     load_config,
     option_help,
-    option_keys,
 )
 from ffn.engine.tasks import TASKS, PlainTask, TaskOptions, register_task
 
@@ -68,12 +65,12 @@ def test_all_problems_are_reported_together() -> None:
         "lr=1",
     )
     for key, hint in {
-        "model.dropout": ">= 0, < 1",
+        "model.dropout": "less than 1",
         "task.frames": "'eight'",
-        "data.flip": "none|random|swap",
+        "data.flip": "'random' or 'swap'",
         "train.epoch;": "did you mean train.epochs?",
-        "train.epochs": ">= 1",
-        "optim.lr": "e.g. optim.lr=0.01",
+        "train.epochs": "greater than or equal to 1",
+        "optim.lr": "number",
         "lr;": "did you mean optim.lr?",
     }.items():
         assert [text for text in found if key in text and hint in text], key
@@ -250,8 +247,6 @@ def test_imports_register_tasks(package: str, tmp_path: Path) -> None:
 
     assert config.imports == [package]
     assert config_from_dict(config_to_dict(config)) == config
-    import_packages(path, ["train.epochs=3"])
-    assert option_help()
     with pytest.raises(ConfigError, match="cannot import 'no_such_package'"):
         load_config(None, ["imports=[no_such_package]"])
 
@@ -290,4 +285,3 @@ def test_changed_options() -> None:
     plain = load_config(None, ["task.name=plain", "task.frames=[4]"])
     changed = changed_options(before, plain)
     assert {"task.name flexible -> plain", "task.private norms -> None"} <= {*changed}
-    assert set(RESUMABLE) <= {*option_keys(), "log", "imports"}
