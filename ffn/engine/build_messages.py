@@ -12,7 +12,6 @@ from ffn.data import Splits, describe_splits, split_warnings
 from ffn.devices import has_bf16
 from ffn.engine import build_data, build_network
 from ffn.engine.distributed import World
-from ffn.engine.freezing import frozen_parts
 from ffn.engine.options import Config
 from ffn.engine.tasks import TASKS
 
@@ -65,11 +64,13 @@ def settings(
         )
         mean = sum(n * p for numbers in views.values() for n, p in numbers.items())
         lines.append(f"frames drawn for each step from {drawn}: {mean:.1f} per video on average")
-    if parts := frozen_parts(model):
-        shown = ", ".join(parts[:10]) + (f" and {len(parts) - 10} more" if parts[10:] else "")
-        sizes = [(p.numel(), p.requires_grad) for p in model.parameters()]
-        trained, total = sum(n for n, trains in sizes if trains), sum(n for n, _ in sizes)
-        lines.append(f"frozen: {shown}; {trained:,} of {total:,} parameters train")
+    if config.train.freeze:
+        trained, total = (
+            sum(p.numel() for p in model.parameters() if p.requires_grad >= only)
+            for only in (True, False)
+        )
+        parts = ", ".join(config.train.freeze)
+        lines.append(f"frozen: {parts}; {trained:,} of {total:,} parameters train")
     if class_weights is not None:
         low, high = int(class_weights.argmin()), int(class_weights.argmax())
         lines.append(

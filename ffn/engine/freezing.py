@@ -53,72 +53,52 @@ def is_frozen(norm: nn.Module) -> bool:
     return "train" in norm.__dict__
 
 
-def frozen_parts(model: nn.Module) -> list[str]:
-    """Names of the frozen parts of a network: the outermost modules, and single parameters."""
-    network, found = _network(model), []
-    parts = {name: [*module.parameters()] for name, module in network.named_modules()}
-    parts |= {name: [parameter] for name, parameter in network.named_parameters()}
-    for name, parameters in parts.items():
-        inside = name.startswith(tuple(f"{outer}." for outer in found))
-        if parameters and not inside and not any(p.requires_grad for p in parameters):
-            found.append(name)
-    return found
-
-
-def _network(model: nn.Module) -> nn.Module:
-    return model.model if isinstance(model, FrameFlexible) else model
-
-
 def _set_frozen(model: nn.Module, what: str | Iterable[str], *, frozen: bool) -> tuple[str, ...]:
-    network = _network(model)
-    selected: set[str] = set()
-    for part in [what] if isinstance(what, str) else what:
-        selected |= _names(network, part)
-    parameters = dict(network.named_parameters())
-    names = [name for name in parameters if name in selected]
-    for name in names:
-        parameters[name].requires_grad_(not frozen)
+    network = model.model if isinstance(model, FrameFlexible) else model
+    parts = [what] if isinstance(what, str) else what
+    selected = set().union(*(_names(network, part) for part in parts))
+    names = []
+    for name, parameter in network.named_parameters():
+        if name in selected:
+            parameter.requires_grad_(not frozen)
+            names.append(name)
+    owned = {name: dict(m.named_parameters(name)).keys() for name, m in network.named_modules()}
+    whole = tuple(f"{name}." for name, own in owned.items() if own and own <= selected)
     for name, module in network.named_modules():
-        if isinstance(module, NORMS):
-            own = _own_or_outer(network, name)
-            if name in selected or (own and own <= selected):
-                _keep_in_eval(module) if frozen else _release(module, model.training)
+        if isinstance(module, NORMS) and (name in selected or f"{name}.".startswith(whole)):
+            module.__dict__.pop("train", None)
+            if frozen:  # `model.train()` calls it; a partial can be copied and pickled
+                module.train = partial(_eval, module)
+            module.train(model.training)
     return tuple(names)
-
-
-def _own_or_outer(network: nn.Module, name: str) -> set[str]:
-    """Parameters of a norm; of the smallest module around it that has some, if it has none."""
-    while not (own := {key for key, _ in network.get_submodule(name).named_parameters(name)}):
-        if not name:
-            break
-        name = name.rpartition(".")[0]
-    return own
 
 
 def _names(network: nn.Module, part: str) -> set[str]:
     """Names of the modules and parameters of a part of a network."""
     known = [name for name, _ in (*network.named_modules(), *network.named_parameters()) if name]
+    if part == "stem" or part.startswith("blocks:"):
+        return _first_blocks(network, part.removeprefix("blocks:"))
+    if part == "head_only":
+        head = _head(network)
+        return {n for n in known if not any(f"{one}.".startswith(f"{n}.") for one in head)}
     if part == "norms":
         found = [name for name, m in network.named_modules() if isinstance(m, NORMS)]
-    elif part == "head_only":
-        if not hasattr(network, "get_classifier"):
-            raise ValueError(
-                f"a {type(network).__name__} has no get_classifier(); give name patterns"
-            )
-        head = {id(p) for p in network.get_classifier().parameters()}
-        trained = [name for name, p in network.named_parameters() if id(p) in head]
-        if not trained:
-            raise ValueError(f"the {type(network).__name__} has no classifier to train")
-        return {n for n in known if not any(f"{one}.".startswith(f"{n}.") for one in trained)}
-    elif part == "stem" or part.startswith("blocks:"):
-        return _first_blocks(network, part.removeprefix("blocks:"))
     else:
-        found = [name for name in known if fnmatch.fnmatchcase(name, part)]
+        found = fnmatch.filter(known, part)
         if not found:
             close = difflib.get_close_matches(part, known, n=3) or known[:3]
             raise ValueError(f"{part!r} matches no module; did you mean {', '.join(close)}?")
     inside = tuple(f"{name}." for name in found)
     return {*found, *(name for name in known if name.startswith(inside))}
+
+
+def _head(network: nn.Module) -> list[str]:
+    """Names of the parameters of the classifier."""
+    classifier = network.get_classifier() if hasattr(network, "get_classifier") else nn.Identity()
+    own = {id(parameter) for parameter in classifier.parameters()}
+    if not own:
+        raise ValueError(f"a {type(network).__name__} has no classifier; give name patterns")
+    return [name for name, parameter in network.named_parameters() if id(parameter) in own]
 
 
 def _first_blocks(network: nn.Module, count: str) -> set[str]:
@@ -132,17 +112,6 @@ def _first_blocks(network: nn.Module, count: str) -> set[str]:
             f"blocks:{blocks}, stem, or name patterns"
         )
     return {name for name, number in numbers.items() if number <= int(last)}
-
-
-def _keep_in_eval(norm: nn.Module) -> None:
-    # An attribute of the object: `model.train()` calls it. A partial can be copied and pickled.
-    norm.train = partial(_eval, norm)
-    norm.eval()
-
-
-def _release(norm: nn.Module, training: bool) -> None:
-    norm.__dict__.pop("train", None)
-    norm.train(training)
 
 
 def _eval(norm: nn.Module, mode: bool = True) -> nn.Module:
