@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-import re
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, field, fields
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import yaml
+from pydantic import ConfigDict, Field, ValidationError
+from pydantic.dataclasses import dataclass
 
 from ffn.core import frame_ranges
 from ffn.limits import CLASSES, RECORD_BYTES, TRAINED_COUNTS
@@ -24,7 +25,10 @@ class WeightsError(RuntimeError):
     """Weights that cannot be used: damaged, foreign, or of another model or hash."""
 
 
-@dataclass(frozen=True, kw_only=True)
+_Text = Annotated[str, Field(min_length=1)]
+
+
+@dataclass(frozen=True, kw_only=True, config=ConfigDict(extra="forbid", coerce_numbers_to_str=True))
 class WeightRecord:
     """One set of weights: their network, its preprocessing and its metrics.
 
@@ -65,10 +69,10 @@ class WeightRecord:
         data: fingerprint of the training data.
     """
 
-    name: str
-    model: str
-    num_classes: int
-    preprocessing: dict[str, Any]
+    name: _Text
+    model: _Text
+    num_classes: Annotated[int, Field(strict=True, ge=1)]
+    preprocessing: Annotated[dict[str, Any], Field(min_length=1)]
     classes: tuple[str, ...] | None = None
     trained_frames: tuple[int, ...] | None = None
     ranges: tuple[tuple[int, int], ...] = ()
@@ -79,10 +83,10 @@ class WeightRecord:
     model_args: dict[str, Any] = field(default_factory=dict)
     imports: tuple[str, ...] = ()
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
-    origin: str | None = None
+    origin: Literal["measured", "reported"] | None = None
     file: str | None = None
     url: str | None = None
-    sha256: str | None = None
+    sha256: Annotated[str, Field(pattern="^[0-9a-f]{64}$")] | None = None
     page: str | None = None
     source_format: str | None = None
     protocol: str | None = None
@@ -95,35 +99,17 @@ class WeightRecord:
     data: Any = None
 
     def __post_init__(self) -> None:
-        if type(self.num_classes) is not int or self.num_classes < 1:
-            raise ValueError(f"num_classes is {self.num_classes!r}; expected a number from 1 up")
         counts = len(self.trained_frames or ())
         if refusal := CLASSES.refusal(self.num_classes) or TRAINED_COUNTS.refusal(counts):
             raise ValueError(refusal)
-        for name in ("classes", "trained_frames"):
-            value = getattr(self, name)
-            object.__setattr__(self, name, None if value is None else tuple(value))
-        if self.ranges and len(self.ranges) != len(self.trained_frames or ()):
+        if self.ranges and len(self.ranges) != counts:
             raise ValueError(f"{len(self.ranges)} ranges for trained_frames {self.trained_frames}")
         if self.trained_frames is not None:
             found = frame_ranges(self.conversion_frames)
             object.__setattr__(self, "trained_frames", tuple(found))
             object.__setattr__(self, "ranges", tuple(found.values()) if self.ranges else ())
-        if isinstance(self.imports, str) or not all(isinstance(n, str) for n in self.imports):
-            raise ValueError(f"imports is {self.imports!r}; expected a list of package names")
-        object.__setattr__(self, "imports", tuple(self.imports))
-        if not isinstance(self.alter, str):
-            object.__setattr__(self, "alter", tuple(self.alter))
-        if not isinstance(self.url, str | None):
-            raise ValueError(f"url is {self.url!r}; expected an address")
-        # Keys of a YAML or JSON mapping may be strings.
-        object.__setattr__(self, "metrics", {int(t): dict(m) for t, m in self.metrics.items()})
         if self.classes is not None and len(self.classes) != self.num_classes:
             raise ValueError(f"{len(self.classes)} class names for num_classes {self.num_classes}")
-        if self.origin not in (None, "measured", "reported"):
-            raise ValueError(f'origin is {self.origin!r}; allowed: "measured", "reported", none')
-        if self.sha256 is not None and not re.fullmatch("[0-9a-f]{64}", self.sha256):
-            raise ValueError(f"sha256 is {self.sha256!r}; expected 64 lower-case hex digits")
 
     def options(self, section: str) -> dict[str, Any]:
         """Options of the training, such as those of "data"; a record may lack any of them."""
@@ -152,32 +138,31 @@ class WeightRecord:
         Raises:
             ValueError: an unknown or missing key, or an invalid value.
         """
-        known = [f.name for f in fields(cls)]
-        for key in values:
-            if key not in known:
-                close = difflib.get_close_matches(str(key), known, n=1)
-                hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}"
-                raise ValueError(f'unknown key "{key}"; {hint}')
-        values = {key: value for key, value in values.items() if value is not None}
-        needed = ("name", "model", "num_classes", "preprocessing")
-        missing = [key for key in needed if not values.get(key)]
-        if missing:
-            raise ValueError(f"no {', '.join(missing)}")
-        return cls(**values)
+        try:
+            return cls(**{key: value for key, value in values.items() if value is not None})
+        except ValidationError as error:
+            faults = [_explain(fault) for fault in error.errors(include_url=False)]
+            raise ValueError("; ".join(faults)) from None
 
     @classmethod
     def from_checkpoint(cls, meta: Mapping[str, Any], name: str) -> WeightRecord:
-        """Build the record of the network in a training checkpoint.
-
-        Args:
-            meta: the meta data of the checkpoint; keys that no record has are left out.
-            name: of the record.
-
-        Raises:
-            ValueError: a missing key, an invalid value, or a network that exceeds a limit.
-        """
+        """Build a record from the meta data of a checkpoint; its other keys are left out."""
         known = {f.name for f in fields(cls)}
         return cls.from_dict({"name": name, **{k: v for k, v in meta.items() if k in known}})
+
+
+def _explain(fault: Mapping[str, Any]) -> str:
+    """A line about an error of pydantic."""
+    key = ".".join(map(str, fault["loc"]))
+    if fault["type"] == "unexpected_keyword_argument":
+        known = [f.name for f in fields(WeightRecord)]
+        close = difflib.get_close_matches(key, known, n=1)
+        hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}"
+        return f'unknown key "{key}"; {hint}'
+    if fault["type"] == "missing":
+        return f"no {key}"
+    value = f"{key} is {fault['input']!r:.60}: " if key else ""
+    return value + fault["msg"].removeprefix("Value error, ")
 
 
 def read_record(path: Path) -> WeightRecord:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import io
 import pickle
 from collections import OrderedDict
@@ -16,7 +17,16 @@ from ffn.zoo.records import WeightsError
 from ffn.zoo.torch_files import load_tensors, refuse_web_page
 
 _WRAPPERS = ("state_dict", "model_state", "model")
-_SCALAR = np.float64(0).__reduce__()[0]  # numpy's constructor of scalars, in any version
+# What pickled arrays request: numpy's constructors of arrays and scalars, in any version.
+_ARRAY, _SCALAR = np.empty(0).__reduce__()[0], np.float64(0).__reduce__()[0]
+_PARTS = {
+    ("collections", "OrderedDict"): OrderedDict,
+    ("_codecs", "encode"): codecs.encode,
+    ("numpy", "ndarray"): np.ndarray,
+    ("numpy", "dtype"): np.dtype,
+    ("numpy.core.multiarray", "_reconstruct"): _ARRAY,
+    ("numpy.core.multiarray", "scalar"): _SCALAR,
+}
 _NUMPY_SCALARS = [
     (_SCALAR, "numpy.core.multiarray.scalar"),
     _SCALAR,
@@ -76,35 +86,13 @@ class _ArraysOnly(pickle.Unpickler):
     """Unpickles numpy arrays, numbers, strings and containers only."""
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("collections", "OrderedDict"):
-            return OrderedDict
-        if (module, name) == ("_codecs", "encode"):
-            return _encode
-        if module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-            if name == "_reconstruct":
-                return _empty_array
-            if name == "scalar":
-                return _SCALAR
-        if module == "numpy" and name in ("ndarray", "dtype"):
-            return getattr(np, name)
-        raise pickle.UnpicklingError(
-            f"it requests {module}.{name}, which is not part of an array and could execute code; "
-            "it is not loaded"
-        )
-
-
-def _encode(text: str, encoding: str = "latin1") -> bytes:
-    """``_codecs.encode``, which numpy's pickles of protocol 2 call for the bytes of an array."""
-    if encoding != "latin1":
-        raise pickle.UnpicklingError(f"it encodes bytes as {encoding!r}, not latin1")
-    return text.encode("latin1")
-
-
-def _empty_array(kind: type, shape: tuple[int, ...], code: bytes) -> np.ndarray:
-    """``numpy._reconstruct``: an empty array that its pickled state fills."""
-    if kind is not np.ndarray or tuple(shape) != (0,):
-        raise pickle.UnpicklingError(f"it builds {kind!r} of shape {shape}, not an array")
-    return np.empty(0, dtype=np.int8)
+        found = _PARTS.get((module.replace("numpy._core", "numpy.core"), name))
+        if found is None:
+            raise pickle.UnpicklingError(
+                f"it requests {module}.{name}, which is not part of an array and could execute "
+                "code; it is not loaded"
+            )
+        return found
 
 
 def _is_state(state: Any) -> bool:
