@@ -67,10 +67,11 @@ def pack(
     for one in report.unreadable:
         part = "" if one[1:3] == (None, None) else f" ({one.start} … {one.end} s)"
         print(f"unreadable: {one.key}{part}: {one.reason}", file=sys.stderr)
+    store = report.manifest
     print(
         f"{address}: {report.packed} clips packed, {report.kept} packed before, "
-        f"{len(report.unreadable)} unreadable; in total {report.clips} clips, {report.frames} "
-        f"frames, {report.bytes / 2**20:.1f} MiB"
+        f"{len(report.unreadable)} unreadable; in total {store.clips} clips, {store.frames} "
+        f"frames, {store.bytes / 2**20:.1f} MiB"
     )
     return 1 if report.unreadable else 0
 

@@ -17,14 +17,11 @@ from store_clips import write_set
 
 from ffn.data import (
     ClipStore,
-    Preprocessing,
     StoreError,
-    VideoDataset,
     VideoError,
-    make_loader,
     pack,
 )
-from ffn.data.store.layout import RemoteFiles
+from ffn.data.store.layout import Files
 
 pytest.importorskip("av")
 
@@ -91,7 +88,7 @@ def test_shards_are_fetched_on_first_use_and_once(remote, root, records, expecte
         assert torch.equal(store.open_record(record).read(range(12)), frames)
     again = ClipStore(address, root=root, cache=tmp_path / "cache")
     assert again.verify() == []
-    once = {again.manifest.index.name: 1, "shard-00000.bin": 1, "shard-00001.bin": 1}
+    once = {again.manifest.index: 1, "shard-00000.bin": 1, "shard-00001.bin": 1}
     assert dict(fetched) == {**once, "store.json": 2}
 
 
@@ -122,7 +119,7 @@ def test_another_file_than_named_is_refused(folder, root, records, tmp_path):
         assert shards_in(tmp_path / "cache") == []
     (copy / "shard-00000.bin").write_bytes(data)
     assert len(store.open_record(records[0]).read([0])) == 1
-    (copy / store.manifest.index.name).unlink()
+    (copy / store.manifest.index).unlink()
     with pytest.raises(StoreError):
         ClipStore(f"file://{copy}", cache=tmp_path / "other")
 
@@ -160,18 +157,7 @@ def test_processes_share_one_download(remote, expected, tmp_path):
     assert fetched["shard-00000.bin"] == 1
 
 
-def test_loader_workers_load_from_an_address(remote, folder, root, records, tmp_path):
-    def batches(place, workers):
-        source = ClipStore(place, root=root, cache=tmp_path / "cache").open_record
-        preprocessing = Preprocessing(crop=24, resize=32)
-        dataset = VideoDataset(records, views=(2,), preprocessing=preprocessing, source=source)
-        return make_loader(dataset, batch_size=3, workers=workers)
-
-    for one, other in zip(batches(remote[0], 2), batches(folder, 0), strict=True):
-        assert torch.equal(one["clips"][2], other["clips"][2])
-
-
 def test_a_missing_library_is_named(monkeypatch, tmp_path):
     monkeypatch.setitem(__import__("sys").modules, "aiohttp", None)
     with pytest.raises(StoreError, match="frame-flexible"):
-        RemoteFiles("http://127.0.0.1:9", tmp_path).manifest()
+        Files("http://127.0.0.1:9", tmp_path).manifest()

@@ -70,14 +70,6 @@ class Unreadable(NamedTuple):
 
 
 @dataclass(frozen=True)
-class File:
-    """A file of a store: its name, and its SHA-256 in hexadecimal."""
-
-    name: str
-    sha256: str
-
-
-@dataclass(frozen=True)
 class Manifest:
     """The content of `store.json`.
 
@@ -98,9 +90,9 @@ class Manifest:
     sha256: str
 
     @property
-    def index(self) -> File:
-        """The index."""
-        return File(f"index-{self.sha256[:12]}.db", self.sha256)
+    def index(self) -> str:
+        """File name of the index."""
+        return f"index-{self.sha256[:12]}.db"
 
     def to_json(self) -> str:
         """The text of `store.json`."""
@@ -128,89 +120,69 @@ class Manifest:
         return manifest
 
 
-class LocalFiles:
-    """The files of a store in a local folder."""
+class Files:
+    """The files of a store, in a local folder or at an address that fsspec opens.
 
-    def __init__(self, folder: str) -> None:
-        self.name = folder
+    The index and each shard at an address, such as https:// or s3://, are downloaded whole on first
+    use, compared with their SHA-256, and kept in a folder that many processes share.
+
+    Args:
+        name: Folder or address of the store.
+        cache: Folder of the downloads.
+    """
+
+    def __init__(self, name: str, cache: Path) -> None:
+        self.name, self.cache = name, cache
 
     def manifest(self) -> bytes:
         """The content of `store.json`.
 
         Raises:
-            StoreError: if the file does not exist.
-        """
-        path = Path(self.name) / MANIFEST
-        if not path.is_file():
-            raise StoreError(
-                f"{self.name} holds no finished clip store (no {MANIFEST}); run ffn pack"
-            )
-        return path.read_bytes()
-
-    def path(self, file: File) -> Path:
-        """Path of the index or of a shard."""
-        return Path(self.name) / file.name
-
-
-class RemoteFiles:
-    """The files of a store at an address that fsspec opens, such as https:// or s3://.
-
-    The index and each shard are downloaded whole on first use, compared with their SHA-256, and
-    kept in a folder that many processes share.
-
-    Args:
-        address: Of the store.
-        cache: Folder of the downloads.
-
-    Raises:
-        StoreError: if the library for this kind of address is missing.
-    """
-
-    def __init__(self, address: str, cache: Path) -> None:
-        self.name, self.cache = address, cache
-
-    def manifest(self) -> bytes:
-        """Download `store.json` and return its content.
-
-        Raises:
-            StoreError: if it cannot be downloaded.
+            StoreError: if it does not exist, or cannot be downloaded.
         """
         try:
-            return _file_system(self.name).cat_file(f"{self.name}/{MANIFEST}")
+            if "://" in self.name:
+                return _file_system(self.name).cat_file(f"{self.name}/{MANIFEST}")
+            return Path(self.name, MANIFEST).read_bytes()
         except Exception as error:  # each file system has its own classes
             raise StoreError(
-                f"{self.name}/{MANIFEST} cannot be downloaded ({_message(error)})"
+                f"{self.name} holds no finished clip store: {MANIFEST} cannot be read "
+                f"({_message(error)}); run ffn pack"
             ) from None
 
-    def path(self, file: File) -> Path:
-        """Path of the index or of a shard in the cache.
+    def path(self, name: str, sha256: str) -> Path:
+        """Path of the index or of a shard; of an address, in the cache.
 
         Raises:
             OSError: if it cannot be downloaded, or has another SHA-256 than the store says.
         """
-        path = self.cache / f"{file.sha256[:16]}-{file.name}"
-        if path.exists():
-            return path
-        self.cache.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{path}.lock"):
-            if not path.exists():
-                self._download(f"{self.name}/{file.name}", file.sha256, path)
+        if "://" not in self.name:
+            return Path(self.name, name)
+        path = self.cache / f"{sha256[:16]}-{name}"
+        if not path.exists():
+            self.cache.mkdir(parents=True, exist_ok=True)
+            with FileLock(f"{path}.lock"):
+                if not path.exists():
+                    _download(f"{self.name}/{name}", sha256, path)
         return path
 
-    def _download(self, address: str, sha256: str, path: Path) -> None:
-        with atomic_write(path) as target:
-            try:
-                with _file_system(address).open(address, "rb", **_streamed(address)) as source:
-                    shutil.copyfileobj(source, target, 1 << 20)
-            except Exception as error:
-                raise OSError(f"{address} cannot be downloaded ({_message(error)})") from None
-            target.flush()
-            found = sha256_of(target.name)
-            if found != sha256:
-                raise OSError(
-                    f"{address} has the SHA-256 {found[:16]}…, the store says {sha256[:16]}…; copy "
-                    "the store again, or open it again if it has been packed again"
-                )
+
+def _download(address: str, sha256: str, path: Path) -> None:
+    with atomic_write(path) as target:
+        # fsspec's http asks for ranges of a file that is not opened without a block size.
+        streamed = {"block_size": 0} if address.startswith("http") else {}
+        try:
+            with _file_system(address).open(address, "rb", **streamed) as source:
+                shutil.copyfileobj(source, target, 1 << 20)
+        except Exception as error:
+            raise OSError(f"{address} cannot be downloaded ({_message(error)})") from None
+        target.flush()
+        found = sha256_of(target.name)
+        if found != sha256:
+            raise OSError(
+                f"{address} has the SHA-256 {found[:16]}…, the store says {sha256[:16]}…; copy "
+                "the store again, or open it again if it has been packed again"
+            )
 
 
 def _file_system(address: str) -> Any:
@@ -225,11 +197,6 @@ def _file_system(address: str) -> Any:
         timeout = ClientTimeout(total=None, sock_connect=TIMEOUT, sock_read=TIMEOUT)
         options = {"client_kwargs": {"timeout": timeout}}
     return fsspec.core.url_to_fs(address, **options)[0]
-
-
-def _streamed(address: str) -> dict[str, int]:
-    """Options to read an address sequentially; fsspec's http else asks for ranges."""
-    return {"block_size": 0} if address.startswith("http") else {}
 
 
 def _message(error: Exception) -> str:

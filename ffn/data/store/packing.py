@@ -1,8 +1,9 @@
 """Pack a data set into a clip store, in parallel worker processes.
 
-Clips are appended to the last shard, and their rows to `pack.db`; both are synced every second, so
-a pack that is killed at any moment resumes. At the end `pack.db` becomes the index, then
-`store.json` is written. Shards of a finished store never change: added clips go into new ones.
+Clips are written to a shard, and their rows to `pack.db`. A shard that is full is synced, and then
+its rows are committed; a pack that is killed at any moment resumes behind the last full shard. At
+the end `pack.db` becomes the index, then `store.json` is written. Shards of a finished store never
+change: added clips go into new ones.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import os
 import shutil
 import sqlite3
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from filelock import FileLock, Timeout
 
@@ -36,16 +36,12 @@ from ffn.data.store.layout import (
 )
 from ffn.data.store.reader import ClipStore
 from ffn.data.store.video import EncodedClip, encode_clip
-from ffn.data.workers import TIMEOUT, check_timeout, map_in_processes
+from ffn.data.workers import TIMEOUT, map_in_processes
 from ffn.files import atomic_write, naming, write_text
-
-if TYPE_CHECKING:
-    from rich.progress import Progress
 
 QUALITY = 90
 LOCK_TIMEOUT = 3  # seconds; the workers of a killed pack end within one
 JOURNAL, LOCK, TRANSFER = "pack.db", "pack.lock", "pack-"
-SYNC_SECONDS = 1.0
 
 Name = tuple[str, float | None, float | None]  # key, start, end
 
@@ -58,22 +54,13 @@ class PackReport:
         packed: Number of clips that were added.
         kept: Number of requested clips that an earlier or interrupted run had packed.
         unreadable: The requested videos that could not be packed, with the cause.
-        clips: Number of clips in the store.
-        frames: Number of frames in the store.
-        bytes: Size of all shards.
+        manifest: Of the store, with the numbers of its clips, frames and bytes.
     """
 
+    manifest: Manifest
     packed: int = 0
     kept: int = 0
     unreadable: list[Unreadable] = field(default_factory=list)
-    clips: int = 0
-    frames: int = 0
-    bytes: int = 0
-
-    def of(self, manifest: Manifest) -> PackReport:
-        """This report with the counts of a store."""
-        counts = {"clips": manifest.clips, "frames": manifest.frames, "bytes": manifest.bytes}
-        return replace(self, **counts)
 
 
 def pack(
@@ -123,31 +110,24 @@ def pack(
         FileExistsError: if `folder` holds other files.
         OSError: if the store cannot be written.
     """
-    if not records:
-        raise ValueError("records is empty; expected at least one video")
-    check_timeout(timeout)
-    for name, value, least in (
-        ("short_side", short_side, 1),
-        ("quality", quality, 1),
-        ("shard_mib", shard_mib, 1),
-        ("workers", workers, 0),
-    ):
-        if value < least or (name == "quality" and value > 100):
-            raise ValueError(f"{name} is {value}; expected at least {least}, a quality at most 100")
-    folder = Path(folder)
+    if not records or min(short_side, shard_mib) < 1 or workers < 0 or not 1 <= quality <= 100:
+        raise ValueError(
+            f"{len(records)} records, short_side {short_side}, shard_mib {shard_mib}, workers "
+            f"{workers}, quality {quality}; expected at least 1 (workers: 0), a quality up to 100"
+        )
+    folder, options = Path(folder), (short_side, quality)
     folder.mkdir(parents=True, exist_ok=True)
-    check_folder(folder)
-    requested = {(key_of(r.path, root), r.start, r.end): r for r in reversed(records)}
-    requested = dict(reversed(requested.items()))  # the first of several duplicates
-    options = (short_side, quality)
+    _check_folder(folder)
+    requested: dict[Name, Record] = {}
+    for record in records:  # the first of several duplicates
+        requested.setdefault((key_of(record.path, root), record.start, record.end), record)
     try:
         with FileLock(folder / LOCK, timeout=LOCK_TIMEOUT):
-            before = _finished(folder)
+            before = _finished(folder, options)
             if before is not None and not append and not (folder / JOURNAL).exists():
                 return _kept(folder, before, requested)
             with (
-                closing(_open_journal(folder, before, options)) as database,
-                closing(_Writer(folder, before, database, shard_mib * 2**20)) as writer,
+                closing(_Writer(folder, before, options, shard_mib * 2**20)) as writer,
                 tempfile.TemporaryDirectory(prefix=TRANSFER, dir=folder) as transfer,
             ):
                 encode = partial(_encode, options=options, pattern=pattern, transfer=transfer)
@@ -157,33 +137,32 @@ def pack(
         raise StoreError(f"another process packs into {folder}; wait until it is done") from None
 
 
-def _finished(folder: Path) -> Manifest | None:
-    """Manifest of the finished store in a folder, if there is one."""
+def _check_folder(folder: Path) -> None:
+    """Raise FileExistsError for a folder that has files, but no store and no unfinished pack."""
+    names = {path.name for path in folder.iterdir()} - {LOCK}
+    if names and not names & {MANIFEST, JOURNAL}:
+        raise FileExistsError(
+            f"{folder} holds {min(names)}, which is not part of a store; move it away, or name a "
+            "new folder"
+        )
+
+
+def _finished(folder: Path, options: tuple[int, int]) -> Manifest | None:
+    """Manifest of the finished store in a folder, if there is one; it has the same options."""
     path = folder / MANIFEST
-    return Manifest.from_json(path.read_bytes(), str(path)) if path.exists() else None
+    if not path.exists():
+        return None
+    manifest = Manifest.from_json(path.read_bytes(), str(path))
+    _check_equal(folder, (manifest.short_side, manifest.quality), options)
+    return manifest
 
 
-def _pack(
-    requested: Mapping[Name, Record],
-    writer: _Writer,
-    encode_all: Callable[[Sequence[Record]], Iterator[tuple[Record, Any]]],
-    progress: bool,
-) -> PackReport:
-    """Encode and write the clips that the store lacks."""
-    missing = {name: record for name, record in requested.items() if name not in writer.known}
-    report = PackReport(kept=len(requested) - len(missing))
-    with closing(encode_all([*missing.values()])) as results, _progress(enabled=progress) as bar:
-        task = bar.add_task("packing", total=len(requested), completed=report.kept)
-        for name, (_, result) in zip(missing, results, strict=True):
-            if isinstance(result, str):
-                report.unreadable.append(Unreadable(*name, str(result)))
-            else:
-                clip, path = result
-                writer.add(*name, replace(clip, data=path.read_bytes()))
-                path.unlink()
-                report.packed += 1
-            bar.advance(task)
-    return report.of(writer.finish(report.unreadable))
+def _check_equal(folder: Path, found: tuple[int, int], options: tuple[int, int]) -> None:
+    if found != options:
+        raise StoreError(
+            f"{folder} is packed with (short_side, quality) {found}, not {options}; use these, or "
+            "name another folder"
+        )
 
 
 def _kept(folder: Path, manifest: Manifest, requested: Mapping[Name, Record]) -> PackReport:
@@ -199,11 +178,38 @@ def _kept(folder: Path, manifest: Manifest, requested: Mapping[Name, Record]) ->
     if new:
         raise StoreError(
             f"{folder} is a finished store and lacks {len(new)} of the videos, such as "
-            f"{new[0][0]}; add them with append (--append), or name "
-            "another folder"
+            f"{new[0][0]}; add them with append (--append), or name another folder"
         )
     unreadable = [failed[name] for name in missing]
-    return PackReport(kept=len(requested) - len(missing), unreadable=unreadable).of(manifest)
+    return PackReport(manifest, kept=len(requested) - len(missing), unreadable=unreadable)
+
+
+def _pack(
+    requested: Mapping[Name, Record],
+    writer: _Writer,
+    encode_all: Callable[[Sequence[Record]], Iterator[tuple[Record, Any]]],
+    progress: bool,
+) -> PackReport:
+    """Encode and write the clips that the store lacks."""
+    from rich.progress import track
+
+    missing = {name: record for name, record in requested.items() if name not in writer.known}
+    unreadable = []
+    with closing(encode_all([*missing.values()])) as results:
+        shown = track(results, "packing", total=len(missing), disable=not progress)
+        for name, (_, result) in zip(missing, shown, strict=True):
+            if isinstance(result, str):
+                unreadable.append(Unreadable(*name, str(result)))
+            else:
+                clip, path = result
+                writer.add(*name, clip._replace(data=path.read_bytes()))
+                path.unlink()
+    return PackReport(
+        writer.finish(unreadable),
+        packed=len(missing) - len(unreadable),
+        kept=len(requested) - len(missing),
+        unreadable=unreadable,
+    )
 
 
 def _encode(
@@ -221,20 +227,7 @@ def _encode(
     handle, path = tempfile.mkstemp(dir=transfer)
     with naming(Path(path)), open(handle, "wb") as file:
         file.write(clip.data)
-    return replace(clip, data=b""), Path(path)
-
-
-def _progress(*, enabled: bool) -> Progress:
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-    )
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    return Progress(*columns, TimeRemainingColumn(), disable=not enabled)
+    return clip._replace(data=b""), Path(path)
 
 
 class _Writer:
@@ -243,23 +236,32 @@ class _Writer:
     Args:
         folder: Folder of the store.
         before: Manifest of the finished store, if there is one.
-        database: From `_open_journal`.
+        options: Short side and quality.
         shard_bytes: Maximum size of a shard that holds more than one clip.
 
     Attributes:
         known: Key, start and end of the clips in the store.
+
+    Raises:
+        StoreError: if the folder holds an unfinished pack with other options.
     """
 
     def __init__(
-        self,
-        folder: Path,
-        before: Manifest | None,
-        database: sqlite3.Connection,
-        shard_bytes: int,
+        self, folder: Path, before: Manifest | None, options: tuple[int, int], shard_bytes: int
     ) -> None:
-        self.folder, self.shard_bytes = folder, shard_bytes
-        self._before, self._database, self._synced = before, database, time.monotonic()
-        names = database.execute('SELECT key, start, "end" FROM clips')
+        self.folder, self.shard_bytes, self._before = folder, shard_bytes, before
+        journal = folder / JOURNAL
+        if before is not None and not journal.exists():
+            _copy(folder / before.index, journal)
+        self._database = sqlite3.connect(journal)
+        self._database.executescript(SCHEMA)
+        found = self._database.execute("SELECT * FROM options").fetchone()
+        if found is None:
+            self._database.execute("INSERT INTO options VALUES (?, ?)", options)
+            self._database.commit()
+        _check_equal(folder, found or options, options)
+        self._options = options
+        names = self._database.execute('SELECT key, start, "end" FROM clips')
         self.known = {(os.fsdecode(key), start, end) for key, start, end in names}
         self._open_shard()
 
@@ -270,14 +272,11 @@ class _Writer:
                 self._close_shard()
                 self._open_shard()
             place = (self._number, self._size, len(clip.data))
-            size = (clip.frames, clip.width, clip.height, clip.timed, clip.crc)
-            row = Clip(os.fsencode(key), start, end, *place, *size)
+            row = Clip(os.fsencode(key), start, end, *place, *clip[1:])
             self._shard.write(clip.data)
             self._database.execute(f"INSERT INTO clips VALUES ({', '.join('?' * len(row))})", row)
             self._size += len(clip.data)
             self.known.add((key, start, end))
-            if time.monotonic() > self._synced + SYNC_SECONDS:
-                self._sync()
 
     def finish(self, unreadable: Sequence[Unreadable]) -> Manifest:
         """Write the index and `store.json`, and return the manifest.
@@ -296,44 +295,31 @@ class _Writer:
             self._database.commit()
         count = "SELECT count(*), total(frames), total(bytes) FROM clips"
         counts = map(int, self._database.execute(count).fetchone())
-        options = self._database.execute("SELECT short_side, quality FROM options").fetchone()
         journal = self.folder / JOURNAL
-        manifest = Manifest(*options, *counts, sha256_of(journal))
-        _copy(journal, self.folder / manifest.index.name)
+        manifest = Manifest(*self._options, *counts, sha256_of(journal))
+        _copy(journal, self.folder / manifest.index)
         write_text(self.folder / MANIFEST, manifest.to_json(), sync=True)
         journal.unlink()
         # A reader that opened the previous store.json may still open the previous index.
-        used = {one.index.name for one in (manifest, self._before) if one is not None}
+        used = {one.index for one in (manifest, self._before) if one is not None}
         for index in self.folder.glob("index-*.db"):
             if index.name not in used:
                 index.unlink()
         return manifest
 
     def close(self) -> None:
-        """Close the open shard. An unfinished pack can be resumed."""
+        """Close the files. An unfinished pack can be resumed."""
         self._shard.close()
+        self._database.close()
 
     def _open_shard(self) -> None:
-        """Open the shard that is written, after its last clip in the journal."""
         (self._number,) = self._database.execute("SELECT count(*) FROM shards").fetchone()
-        ends = "SELECT max(offset + bytes) FROM clips WHERE shard = ?"
-        self._size = self._database.execute(ends, [self._number]).fetchone()[0] or 0
-        self._shard = (self.folder / shard_name(self._number)).open("ab")
-        if self._shard.tell() < self._size:
-            raise StoreError(
-                f"{self._shard.name} is truncated; delete {self.folder} and pack again"
-            )
-        self._shard.truncate(self._size)
-
-    def _sync(self) -> None:
-        """Write the clips so far to the disk, then their rows."""
-        self._shard.flush()
-        os.fsync(self._shard.fileno())
-        self._database.commit()
-        self._synced = time.monotonic()
+        self._shard, self._size = (self.folder / shard_name(self._number)).open("wb"), 0
 
     def _close_shard(self) -> None:
-        self._sync()
+        """Write the shard to the disk, then its rows."""
+        self._shard.flush()
+        os.fsync(self._shard.fileno())
         self._shard.close()
         path = Path(self._shard.name)
         if not self._size:
@@ -344,60 +330,6 @@ class _Writer:
         self._database.commit()
 
 
-def _open_journal(
-    folder: Path, before: Manifest | None, options: tuple[int, int]
-) -> sqlite3.Connection:
-    """Open the journal of an unfinished pack, or begin one with the clips of the finished store.
-
-    Raises:
-        StoreError: if the folder holds a store or an unfinished pack with other options.
-        FileExistsError: if it holds a shard that no store names.
-    """
-    journal = folder / JOURNAL
-    if before is not None:
-        _check_equal(folder, (before.short_side, before.quality), options)
-    if before is not None and not journal.exists():
-        _refuse_other_shards(folder)
-        _copy(folder / before.index.name, journal)
-    database = sqlite3.connect(journal)
-    database.executescript(SCHEMA)
-    found = database.execute("SELECT * FROM options").fetchone()
-    if found is None:
-        database.execute("INSERT INTO options VALUES (?, ?)", options)
-        database.commit()
-    elif found != options:
-        database.close()
-        _check_equal(folder, found, options)
-    return database
-
-
-def _check_equal(folder: Path, found: tuple[int, int], options: tuple[int, int]) -> None:
-    if found != options:
-        raise StoreError(
-            f"{folder} is packed with (short_side, quality) {found}, not {options}; use these, or "
-            "name another folder"
-        )
-
-
-def _refuse_other_shards(folder: Path) -> None:
-    """Raise FileExistsError for a shard that the finished store in a folder does not name."""
-    names = [shard.name for shard in ClipStore(folder).shards()]
-    others = sorted(path for path in folder.glob("shard-*.bin") if path.name not in names)
-    if others:
-        raise FileExistsError(f"{others[0]} is not part of the store; move it away")
-
-
 def _copy(source: Path, target: Path) -> None:
     with source.open("rb") as read, atomic_write(target, sync=True) as write:
         shutil.copyfileobj(read, write)
-
-
-def check_folder(folder: Path) -> None:
-    """Raise FileExistsError for a folder that has files, but no store and no unfinished pack."""
-    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
-    others = [name for name in names if name != LOCK]
-    if others and not {MANIFEST, JOURNAL} & {*others}:
-        raise FileExistsError(
-            f"{folder} holds {others[0]}, which is not part of a store; move it away, or name a "
-            "new folder"
-        )

@@ -12,16 +12,13 @@ from ffn.data.decoding import VideoError
 from ffn.data.records import Record
 from ffn.data.store.layout import (
     Clip,
-    File,
-    LocalFiles,
+    Files,
     Manifest,
-    RemoteFiles,
     StoreError,
     Unreadable,
     key_of,
     query,
     sha256_of,
-    shard_name,
 )
 from ffn.data.store.video import StoredVideo
 
@@ -57,14 +54,10 @@ class ClipStore:
         cache: str | os.PathLike[str] | None = None,
     ) -> None:
         self.path, self.root = os.fspath(path).rstrip("/"), root
-        if "://" in self.path:
-            folder = _cache_folder(self.path) if cache is None else Path(cache)
-            self._files = RemoteFiles(self.path, folder)
-        else:
-            self._files = LocalFiles(self.path)
+        self._files = Files(self.path, _cache_folder(self.path) if cache is None else Path(cache))
         self.manifest = Manifest.from_json(self._files.manifest(), f"{self.path}/store.json")
         try:
-            self._index = self._files.path(self.manifest.index)
+            self._index = self._files.path(self.manifest.index, self.manifest.sha256)
             found = sha256_of(self._index)
         except OSError as error:
             raise StoreError(str(error)) from None
@@ -83,14 +76,10 @@ class ClipStore:
         return [Unreadable(os.fsdecode(key), *rest) for key, *rest in rows]
 
     @cached_property
-    def _shards(self) -> dict[int, tuple[File, int]]:
-        """File and length of each shard, by number."""
+    def _shards(self) -> dict[int, tuple[str, int]]:
+        """SHA-256 and length of each shard, by number."""
         rows = query(self._index, "SELECT number, sha256, bytes FROM shards")
-        return {number: (File(shard_name(number), sha256), size) for number, sha256, size in rows}
-
-    def shards(self) -> list[File]:
-        """The shards of the store."""
-        return [file for file, _ in self._shards.values()]
+        return {number: (sha256, size) for number, sha256, size in rows}
 
     def clips(self) -> Iterator[tuple[str, float | None, float | None]]:
         """Key, start and end (seconds, or None) of every clip, in the order of packing."""

@@ -8,9 +8,8 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
@@ -20,8 +19,8 @@ from torchvision.transforms.v2 import functional as F
 from ffn.data.decoding import PyAVDecoder, Video, VideoError, open_video
 from ffn.data.decoding.video import check_indices, frames_between, stack_frames
 from ffn.data.records import Record
-from ffn.data.store.layout import Clip, File, LocalFiles, RemoteFiles, shard_name
-from ffn.limits import FRAME_PIXELS
+from ffn.data.store.layout import Clip, Files, shard_name
+from ffn.limits import frame_refusal
 
 CHUNK_BYTES = 1 << 29  # of decoded frames in memory at a time
 FRAME = np.dtype(
@@ -33,8 +32,7 @@ FRAME = np.dtype(
 )
 
 
-@dataclass(frozen=True)
-class EncodedClip:
+class EncodedClip(NamedTuple):
     """An encoded clip: header and frames, and the columns of its row in the index."""
 
     data: bytes
@@ -63,6 +61,21 @@ def encode_clip(record: Record, pattern: str, short_side: int, quality: int) -> 
         selected = video.between(record.start, record.end)
     if not selected:
         raise VideoError(record.path, "has no frame")
+    images, (height, width) = _encode_frames(video, selected, short_side, quality)
+    times = _times(video)
+    frames = np.zeros(len(images), FRAME)
+    frames["end"] = np.cumsum([len(image) for image in images])
+    frames["time"] = np.nan if times is None else times[selected.start : selected.stop]
+    frames["crc"] = [zlib.crc32(image) for image in images]
+    header = frames.tobytes()
+    data = b"".join((header, *images))
+    return EncodedClip(data, len(images), width, height, int(times is not None), zlib.crc32(header))
+
+
+def _encode_frames(
+    video: Video, selected: range, short_side: int, quality: int
+) -> tuple[list[bytes], tuple[int, int]]:
+    """The frames as JPEG, and their height and width; at most `CHUNK_BYTES` are decoded at once."""
     images: list[bytes] = []
     shape, first, step = None, 0, 1
     while first < len(selected):
@@ -70,26 +83,14 @@ def encode_clip(record: Record, pattern: str, short_side: int, quality: int) -> 
         if shape not in (None, frames.shape[1:3]):
             size = f"{frames.shape[2]} x {frames.shape[1]}"
             cause = f"is {size} pixels, others {shape[1]} x {shape[0]}"
-            raise VideoError(record.path, cause, selected[first])
+            raise VideoError(video.path, cause, selected[first])
         shape, first = frames.shape[1:3], first + len(frames)
         step = max(1, min(len(selected), CHUNK_BYTES // frames[0].nbytes))
-        small = _downscale(frames.permute(0, 3, 1, 2), short_side)  # (N, C, H, W)
-        images += [encode_jpeg(x.contiguous(), quality).numpy().tobytes() for x in small]
-
-    times = _times(video)
-    frames = np.zeros(len(images), FRAME)
-    frames["end"] = np.cumsum([len(image) for image in images])
-    frames["time"] = np.nan if times is None else times[selected.start : selected.stop]
-    frames["crc"] = [zlib.crc32(image) for image in images]
-    header = frames.tobytes()
-    height, width = small.shape[-2:]
-    data = b"".join((header, *images))
-    return EncodedClip(data, len(images), width, height, int(times is not None), zlib.crc32(header))
-
-
-def _downscale(x: Tensor, short_side: int) -> Tensor:
-    """Resize frames (N, C, H, W) to a shorter side of at most `short_side`."""
-    return x if min(x.shape[-2:]) <= short_side else F.resize(x, [short_side], antialias=True)
+        x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
+        if min(shape) > short_side:
+            x = F.resize(x, [short_side], antialias=True)
+        images += [encode_jpeg(image.contiguous(), quality).numpy().tobytes() for image in x]
+    return images, tuple(x.shape[-2:])
 
 
 def _times(video: Video) -> np.ndarray | None:
@@ -109,17 +110,15 @@ class StoredVideo:
         path: Key of the video.
         clip: Row of the index.
         files: Files of the store.
-        shard: The shard that holds the clip.
+        sha256: Of the shard that holds the clip.
         shard_bytes: Length of the shard.
 
     Raises:
         VideoError: if the row names bytes that its shard does not have, or is impossible.
     """
 
-    def __init__(
-        self, path: str, clip: Clip, files: LocalFiles | RemoteFiles, shard: File, shard_bytes: int
-    ) -> None:
-        self.path, self.clip, self._files, self._shard = path, clip, files, shard
+    def __init__(self, path: str, clip: Clip, files: Files, sha256: str, shard_bytes: int) -> None:
+        self.path, self.clip, self._files, self._sha256 = path, clip, files, sha256
         numbers = clip[3:]
         if not all(isinstance(number, int) and number >= 0 for number in numbers):
             raise self._damaged(f"its row of the index is impossible: {numbers}")
@@ -129,8 +128,8 @@ class StoredVideo:
                 f"the index says {clip.frames:,} frames in bytes {clip.offset:,} to "
                 f"{clip.offset + clip.bytes:,} of a shard of {shard_bytes:,} bytes"
             )
-        if refusal := FRAME_PIXELS.refusal(clip.width * clip.height):
-            raise self._damaged(f"its frames have {clip.width} x {clip.height} pixels: {refusal}")
+        if refusal := frame_refusal(clip.width, clip.height):
+            raise self._damaged(f"its frames have {refusal}")
 
     def __len__(self) -> int:
         return self.clip.frames
@@ -199,7 +198,7 @@ class StoredVideo:
         """Bytes of parts of the clip: frame (None for the header), offset, length and CRC-32."""
         frame = None
         try:
-            with Path(self._files.path(self._shard)).open("rb") as file:
+            with self._files.path(shard_name(self.clip.shard), self._sha256).open("rb") as file:
                 for frame, offset, size, crc in parts:
                     file.seek(self.clip.offset + offset)
                     data = file.read(size)
