@@ -210,12 +210,15 @@ def test_two_processes_that_are_killed_and_one_that_goes_on(weights, folder, tmp
     words = [*map(str, words), "--workers", "0", "--precision", "fp32"]
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     start = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    process = subprocess.Popen([*start, *words], env=env, start_new_session=True)
+    process = subprocess.Popen([*start, *words], env=env)
     parts = tmp_path / "out.csv.parts"
     while sum(p.stat().st_size > 0 for p in parts.glob("rows-*")) < 2:
         assert process.poll() is None
         time.sleep(0.01)
-    os.killpg(process.pid, signal.SIGKILL)
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+    assert len(children) == 2
+    for number in (process.pid, *map(int, children)):
+        os.kill(number, signal.SIGKILL)
     process.wait()
     assert not output.exists()
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -12,11 +13,10 @@ from fastapi import FastAPI
 from gradio import processing_utils
 
 from ffn.serve.heat_maps import HeatMap
-from ffn.serve.web.service import COUNTS, Answer, Limits, Query, Refusal, Service
+from ffn.serve.web.service import COUNTS, Answer, Query, Refusal, Service
 
 PATH = "/"
 LABELS = 5
-COMPARED = (1, 2, 4, 6, 8, 12, 16, 24, 32)
 COLUMNS = ("frames", "label", "probability", "sub-network", "GMACs", "ms")
 CLASSES = 12  # that the page lists
 KEPT_SECONDS = 3600  # uploaded files
@@ -72,19 +72,17 @@ async def _refuse_address(url: str) -> NoReturn:
 
 def build_page(service: Service, samples: Sequence[Path] = ()) -> gr.Blocks:
     """The page, as a gradio application; see :func:`mount_page`."""
-    models = service.models()
-    first = models[0]
-    limits = service.limits
+    counts = {name: one.default_frames for name, one in service.predictors.items()}
+    first = next(iter(counts))
     with gr.Blocks(
         title="ffn", analytics_enabled=False, delete_cache=(KEPT_SECONDS // 6, KEPT_SECONDS)
     ) as page:
         gr.Markdown("# Label a video with any number of frames")
         with gr.Row():
             with gr.Column():
-                inputs = _inputs(models, limits)
-                _, model, frames, others, _ = inputs
+                inputs = _inputs(counts, service.limits.max_frames)
             with gr.Column():
-                message = gr.Markdown(_start_text(service, first["name"]), elem_id="message")
+                message = gr.Markdown(_start_text(service, first), elem_id="message")
                 labels = gr.Label(label="Labels", num_top_classes=LABELS, elem_id="labels")
                 table = gr.Dataframe(
                     headers=list(COLUMNS),
@@ -100,91 +98,58 @@ def build_page(service: Service, samples: Sequence[Path] = ()) -> gr.Blocks:
                 examples_per_page=len(samples),
             )
         seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
-        by_name = {one["name"]: (one["default_frames"], _ticked(one)) for one in models}
-        model.change(by_name.__getitem__, model, [frames, others], api_visibility="private")
+        _, model, frames, _ = inputs
+        model.change(counts.__getitem__, model, frames, api_visibility="private")
         gr.on(
             [component.change for component in inputs],
-            _answer_function(service),
+            partial(_answer, service),
             inputs,
             [message, labels, table, seen],
             trigger_mode="always_last",
-            concurrency_limit=limits.max_requests,
+            concurrency_limit=service.limits.max_requests,
             show_progress_on=[labels],
             api_visibility="private",
         )
     return page
 
 
-def _inputs(models: Sequence[dict[str, Any]], limits: Limits) -> list[Any]:
-    """What a user chooses: video, network, frames, other numbers of frames, and heat map."""
-    first = models[0]
+def _inputs(counts: Mapping[str, int], most: int) -> list[Any]:
+    """What a user chooses: video, network, frames (default: `counts` of each), and heat map."""
+    first = next(iter(counts))
     video = gr.Video(label="Video", sources=["upload"], height=280, buttons=[])
     model = gr.Dropdown(
-        [one["name"] for one in models],
-        value=first["name"],
+        list(counts),
+        value=first,
         label="Network",
-        visible=len(models) > 1,
+        visible=len(counts) > 1,
         interactive=True,
         elem_id="model",
     )
-    frames = gr.Slider(
-        1,
-        limits.max_frames,
-        value=first["default_frames"],
-        step=1,
-        label="Frames",
-        elem_id="frames",
-    )
-    others = gr.CheckboxGroup(
-        _compared(models, limits.max_frames),
-        value=_ticked(first),
-        label="Compare with",
-        elem_id="others",
-    )
+    frames = gr.Slider(1, most, value=counts[first], step=1, label="Frames", elem_id="frames")
     heat = gr.Checkbox(
         label="Show where the network saw evidence for the label "
         "(yellow: much, purple: little, gray: none)",
         elem_id="heat",
     )
-    return [video, model, frames, others, heat]
+    return [video, model, frames, heat]
 
 
-def _compared(models: Sequence[dict[str, Any]], most: int) -> list[int]:
-    """Numbers of frames to compare with: the trained ones, and some others.
-
-    They are the same for all networks: when another one is chosen, the page asks for an answer
-    before it has the new choices.
-    """
-    trained = {n for one in models for n in one["trained_frames"]}
-    return sorted({n for n in COMPARED if n <= most} | trained)
-
-
-def _ticked(model: dict[str, Any]) -> list[int]:
-    """Trained numbers of frames to compare with at first: those that fit in one request."""
-    trained = model["trained_frames"]
-    return trained[max(0, len(trained) - COUNTS + 1) :]
-
-
-def _answer_function(service: Service) -> Callable[..., tuple[Any, ...]]:
-    """A function that answers an event of the page."""
-
-    def answer(
-        video: str | None, model: str, frames: int, others: Sequence[int], heat: bool
-    ) -> tuple[Any, ...]:
-        if video is None:
-            return _start_text(service, model), None, None, None
-        counts = [int(frames), *sorted({*map(int, others)} - {int(frames)})]
-        path = Path(video)
-        query = Query(model=model, frames=counts, name=path.name[-200:])
-        try:
-            with service.place():
-                answers = service.predict(path, query)
-                heat_map = service.heat_map(answers[0], query) if heat else None
-        except Refusal as error:
-            return f"**{_plain(error.message)}**", None, None, None
-        return _shown(answers, heat_map)
-
-    return answer
+def _answer(
+    service: Service, video: str | None, model: str, frames: int, heat: bool
+) -> tuple[Any, ...]:
+    """Answer an event of the page; the table has the trained numbers of frames, too."""
+    if video is None:
+        return _start_text(service, model), None, None, None
+    trained = service.predictors[model].trained_frames[1 - COUNTS :]
+    counts = [int(frames), *(n for n in trained if n != int(frames))]
+    query = Query(model=model, frames=counts, name=Path(video).name[-200:])
+    try:
+        with service.place():
+            answers = service.predict(Path(video), query)
+            heat_map = service.heat_map(answers[0], query) if heat else None
+    except Refusal as error:
+        return f"**{_plain(error.message)}**", None, None, None
+    return _shown(answers, heat_map)
 
 
 def _shown(answers: Sequence[Answer], heat_map: HeatMap | None) -> tuple[Any, ...]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,7 +15,6 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from ffn.data import VideoError
-from ffn.files import explain
 from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.heat_maps import HeatMap
 from ffn.serve.prediction import NotFiniteError, Prediction
@@ -72,7 +69,7 @@ class Query(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     model: str | None = None
-    frames: list[PositiveInt | Literal["auto"]] = []
+    frames: list[PositiveInt | Literal["auto"]] = Field([], max_length=COUNTS)
     budget_ms: Budget = None
     budget_gmacs: Budget = None
     top: int = Field(5, ge=1, le=1000)
@@ -143,7 +140,7 @@ class Service:
         self._places = threading.BoundedSemaphore(self.limits.max_requests)
         self._readers = Readers(workers, self.limits.timeout)
         self._threads = {name: ThreadPoolExecutor(1, f"ffn-{name}") for name in predictors}
-        self._closing, self._closed = threading.Lock(), False
+        self._closed = False
 
     def __enter__(self) -> Service:
         return self
@@ -180,7 +177,18 @@ class Service:
 
     def models(self) -> list[dict[str, Any]]:
         """What clients need to know of each network, as JSON values."""
-        return [_describe(name, predictor) for name, predictor in self.predictors.items()]
+        return [
+            {
+                "name": name,
+                "classes": list(one.classes),
+                "multi_label": one.record.multi_label,
+                "trained_frames": one.trained_frames,
+                "default_frames": one.default_frames,
+                "gmacs": {str(count): one.gmacs(count) for count in one.trained_frames},
+                "network": one.network,
+            }
+            for name, one in self.predictors.items()
+        ]
 
     def predict(self, path: Path, query: Query) -> list[Answer]:
         """The answer for each number of frames that is asked for.
@@ -233,12 +241,10 @@ class Service:
 
     def close(self) -> None:
         """End the processes and threads; requests that wait fail."""
-        with self._closing:
-            if not self._closed:
-                self._closed = True
-                self._readers.close()
-                for thread in self._threads.values():
-                    thread.shutdown(wait=False, cancel_futures=True)
+        self._closed = True
+        self._readers.close()
+        for thread in self._threads.values():
+            thread.shutdown(wait=False, cancel_futures=True)
 
     def check_size(self, size: int, name: str = "the video") -> None:
         """Raise Refusal for a file of too many bytes."""
@@ -277,9 +283,6 @@ class Service:
         counts, most = query.frames, self.limits.max_frames
         if any(count != "auto" and count > most for count in counts):
             raise Refusal(400, f"frames is {counts}; at most {most} are accepted")
-        if len(counts) > COUNTS:
-            many = f"{len(counts)} numbers of frames are asked for"
-            raise Refusal(400, f"{many}; at most {COUNTS} are accepted")
         budgets = {"budget_ms": query.budget_ms, "budget_gmacs": query.budget_gmacs}
         try:
             return [predictor.reader(count, **budgets) for count in counts or (None,)]
@@ -288,13 +291,10 @@ class Service:
 
     def _check_file(self, path: Path, name: str) -> None:
         """Raise Refusal for a file that is too large, or of a type that is not accepted."""
-        try:
-            if not path.is_file():  # opening a pipe could block
-                raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
-            with path.open("rb") as file:
-                head = file.read(HEAD_BYTES)
-        except OSError as error:
-            raise Refusal(422, f"{name} cannot be read: {explain(error)}") from error
+        if not path.is_file():  # opening a pipe could block
+            raise Refusal(422, f"{name} is not a regular file")
+        with path.open("rb") as file:
+            head = file.read(HEAD_BYTES)
         self.check_size(path.stat().st_size, name)
         if not is_container(head):
             what = "is no video of a type that is accepted" if head else "is empty"
@@ -310,15 +310,3 @@ def is_container(head: bytes) -> bool:
         or (head[:4] == b"RIFF" and head[8:12] == b"AVI ")
         or b"\x47\x47" in packets
     )
-
-
-def _describe(name: str, predictor: Predictor) -> dict[str, Any]:
-    return {
-        "name": name,
-        "classes": list(predictor.classes),
-        "multi_label": predictor.record.multi_label,
-        "trained_frames": predictor.trained_frames,
-        "default_frames": predictor.default_frames,
-        "gmacs": {str(count): predictor.gmacs(count) for count in predictor.trained_frames},
-        "network": predictor.network,
-    }
