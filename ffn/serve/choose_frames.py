@@ -13,27 +13,15 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from ffn.core import FrameFlexible, all_trained_frames
 from ffn.evaluation import count_macs, measure_latency
-from ffn.export.runner import measured_once
+from ffn.export.runner import InferenceRunner, measured_once
 from ffn.limits import CLIP_FRAMES
 from ffn.serve.clips import Part
 
 AUTO_FRAMES_PER_SECOND = 8.0
 FILE = "latencies.json"  # in FFN_HOME
-
-
-def counts_of(model: nn.Module, trained: Sequence[int]) -> list[int]:
-    """The counts that a choice may give, ascending.
-
-    Of a network with ranges or with interpolation, these are all counts from its smallest to its
-    largest; else the trained ones.
-    """
-    if not isinstance(model, FrameFlexible):
-        return sorted(trained)
-    return sorted({*all_trained_frames(model.ranges), *model.counts})
 
 
 def check_choice(
@@ -51,22 +39,20 @@ def check_choice(
         shown = " and ".join(f"{key}={value!r}" for key, value in given.items())
         raise ValueError(f"got {shown}; give one of frames, budget_ms and budget_gmacs")
     for name, value in budgets.items():
-        number = isinstance(value, Real) and not isinstance(value, bool)
-        if value is not None and not (number and 0 < value < math.inf):
+        if value is not None and not (isinstance(value, Real) and 0 < value < math.inf):
             raise ValueError(f"{name} is {value!r}; expected a number above 0")
     if frames is None or (isinstance(frames, str) and frames == "auto"):
         return
     if isinstance(frames, str) and frames == "early_exit":
         raise ValueError(
-            'frames is "early_exit", which is for whole videos, predictor(video); windows, '
-            'lists and heat maps need a number, "auto" or a budget'
+            'frames is "early_exit", which is for whole videos, predictor(video); windows and heat '
+            'maps need a number, "auto" or a budget'
         )
-    if not isinstance(frames, Integral) or isinstance(frames, bool):
-        raise TypeError(
-            f'frames is {frames!r}; expected an integer of 1 or more, "auto" or "early_exit"'
-        )
+    allowed = 'an integer of 1 or more, "auto" or "early_exit"'
+    if not isinstance(frames, Integral):
+        raise TypeError(f"frames is {frames!r}; expected {allowed}")
     if frames < 1:
-        raise ValueError(f"frames is {frames}; expected an integer of 1 or more")
+        raise ValueError(f"frames is {frames}; expected {allowed}")
     if refusal := CLIP_FRAMES.refusal(int(frames)):
         raise ValueError(refusal)
 
@@ -121,30 +107,26 @@ class Budget:
 
     Args:
         model: in eval mode.
-        counts: allowed counts, ascending.
-        trained: the counts whose latency is measured.
+        runner: runs the model.
         size: height and width of the clips, pixels.
-        run: runs clips (B, C, T, H, W) as predictions do.
-        describe: says how ``run`` runs them, after its first call: part of the key of the file.
-        device: of the clips.
-        cache: folder of the file with latencies; None: every process measures.
+        counts: allowed counts, ascending.
+        trained: the counts whose latency is measured, besides the smallest and the largest.
+        cache: folder of the file with latencies.
     """
 
     def __init__(
         self,
         model: nn.Module,
+        runner: InferenceRunner,
+        size: int,
         counts: Sequence[int],
         trained: Sequence[int],
         *,
-        size: int,
-        run: Callable[[Tensor], Tensor],
-        describe: Callable[[], str],
-        device: torch.device,
-        cache: Path | None = None,
+        cache: Path,
     ) -> None:
-        self.counts, self.trained, self.size = list(counts), sorted(trained), size
-        self._model, self._run, self._describe = model, run, describe
-        self._device, self._cache = device, cache
+        self._model, self._runner, self._size = model, runner, size
+        self._counts, self._cache = counts, cache
+        self._measured = sorted({*trained, *counts[:1], *counts[-1:]})
         self._on_meta: nn.Module | None = None
         self._macs: dict[int, float] = {}
         self._lock, self._measuring = threading.Lock(), threading.Lock()
@@ -156,11 +138,7 @@ class Budget:
         Raises:
             ValueError: if the smallest count takes more.
         """
-        chosen = _largest(self.counts, limit, self.gmacs)
-        if chosen is None:
-            least = f"{self.gmacs(self.counts[0]):.4g} GMACs"
-            raise ValueError(_too_small("budget_gmacs", limit, self.counts[0], least))
-        return chosen, f"within {limit:g} GMACs: {self.gmacs(chosen):.4g}"
+        return self._within(limit, "gmacs", "GMACs", self.gmacs)
 
     def within_ms(self, limit: float) -> tuple[int, str]:
         """The largest count whose forward pass takes at most ``limit`` milliseconds, and why.
@@ -175,13 +153,17 @@ class Budget:
         def ms(count: int) -> float:
             return float(np.interp(count, known, times))
 
-        chosen = _largest(self.counts, limit, ms)
+        chosen, why = self._within(limit, "ms", "ms", ms)
+        return chosen, f"{why}, {'measured' if chosen in latencies else 'between measured counts'}"
+
+    def _within(
+        self, limit: float, name: str, unit: str, cost: Callable[[int], float]
+    ) -> tuple[int, str]:
+        chosen = _largest(self._counts, limit, cost)
         if chosen is None:
-            raise ValueError(
-                _too_small("budget_ms", limit, self.counts[0], f"{ms(self.counts[0]):.4g} ms")
-            )
-        how = "measured" if chosen in latencies else "between measured counts"
-        return chosen, f"within {limit:g} ms: {ms(chosen):.4g} ms, {how}"
+            least = f"{self._counts[0]} frames, takes {cost(self._counts[0]):.4g} {unit}"
+            raise ValueError(f"budget_{name} is {limit:g}; the smallest count, {least}. Give more")
+        return chosen, f"within {limit:g} {unit}: {cost(chosen):.4g} {unit}"
 
     def gmacs(self, count: int) -> float:
         """Giga multiply-accumulates of a clip of ``count`` frames."""
@@ -189,7 +171,7 @@ class Budget:
             if count not in self._macs:
                 if self._on_meta is None:
                     self._on_meta = copy.deepcopy(self._model).to("meta")
-                clip = torch.zeros(1, 3, count, self.size, self.size, device="meta")
+                clip = torch.zeros(1, 3, count, self._size, self._size, device="meta")
                 self._macs[count] = sum(count_macs(self._on_meta, clip).values()) / 1e9
             return self._macs[count]
 
@@ -197,30 +179,25 @@ class Budget:
         """Milliseconds of a forward pass at each trained count, measured or from the file."""
         with self._measuring:  # two measurements at once would disturb each other
             if self._latencies is None:
-                ends = {self.counts[0], self.counts[-1]}
-                self._latencies = self._measure(sorted({*self.trained, *ends}))
+                self._latencies = self._measure()
             return self._latencies
 
-    def _measure(self, counts: Sequence[int]) -> dict[int, float]:
-        clips = {n: torch.zeros(1, 3, n, self.size, self.size, device=self._device) for n in counts}
+    def _measure(self) -> dict[int, float]:
+        counts, size, run = self._measured, self._size, self._runner
+        clips = {n: torch.zeros(1, 3, n, size, size, device=run.device) for n in counts}
         with torch.inference_mode():
-            self._run(clips[counts[0]])  # chooses the precision, which is part of the key
-        path = self._cache / FILE if self._cache else None
-        key = f"{self._describe()}, {self.size} px, {', '.join(map(str, counts))} frames"
-        run, model = self._run, self._model
+            run(clips[counts[0]])  # chooses the precision, which is part of the key
+        key = f"{run.describe()}, {size} px, {', '.join(map(str, counts))} frames"
 
         def measure() -> dict[str, float]:
-            given = {"model": model, "repeats": 10, "seconds": 1.0}
+            given = {"model": self._model, "repeats": 10, "seconds": 1.0}
             return {str(n): measure_latency(run, clip, **given) for n, clip in clips.items()}
 
-        return {int(count): ms for count, ms in measured_once(path, key, measure).items()}
+        found = measured_once(self._cache / FILE, key, measure)
+        return {int(count): ms for count, ms in found.items()}
 
 
 def _largest(counts: Sequence[int], limit: float, cost: Callable[[int], float]) -> int | None:
     """The largest count whose cost is at most ``limit``, for a cost that grows; None: no count."""
     place = bisect_right(counts, limit, key=cost)
     return counts[place - 1] if place else None
-
-
-def _too_small(name: str, limit: float, count: int, needed: str) -> str:
-    return f"{name} is {limit:g}; the smallest count, {count} frames, takes {needed}. Give more"

@@ -6,10 +6,11 @@ import math
 import numbers
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ffn.data import EvalTransform, Preprocessing, VideoError, sample_views
@@ -17,7 +18,7 @@ from ffn.data.decoding import Video
 from ffn.serve.inputs import Input, frame_times, open_input
 
 READ_TOGETHER = 64  # frames of windows that are decoded at once, which bounds the memory
-MAX_WINDOWS = 1_000_000  # of a video
+UNREAD = torch.empty(0)  # pixels of a clip before they are read
 
 
 @dataclass(frozen=True)
@@ -83,45 +84,30 @@ class Windows:
 
     def __post_init__(self) -> None:
         for name, value in (("seconds", self.seconds), ("step", self.step), ("fps", self.fps)):
-            number = isinstance(value, numbers.Real) and not isinstance(value, bool)
-            if not (name != "seconds" and value is None) and not (number and 0 < value < math.inf):
+            if value is None and name != "seconds":
+                continue
+            if not isinstance(value, numbers.Real) or not 0 < value < math.inf:
                 raise ValueError(f"{name} is {value!r}; expected a number above 0")
-        if self.step is None:
-            object.__setattr__(self, "step", self.seconds / 2)
-        if self.step > self.seconds:
+        if self.step is not None and self.step > self.seconds:
             raise ValueError(
                 f"step is {self.step:g} s, the window {self.seconds:g} s; expected a step of at "
                 "most the window, so that windows cover the video"
             )
 
-    def of(self, duration: float) -> list[tuple[float, float]]:
+    def of(self, duration: float) -> Iterator[tuple[float, float]]:
         """Start and end of each window of a video, in seconds.
 
         They start every ``step`` seconds. The last one ends with the video and is as long as the
         others; a video of at most ``seconds`` is one window.
         """
         if duration <= self.seconds:
-            return [(0.0, duration)]
-        full = math.floor((duration - self.seconds) / self.step + 1e-9) + 1
-        if full > MAX_WINDOWS:
-            raise ValueError(
-                f"{duration:g} s have {full:,} windows with a step of {self.step:g} s; at most "
-                f"{MAX_WINDOWS:,} are allowed"
-            )
-        windows = [(n * self.step, n * self.step + self.seconds) for n in range(full)]
-        if windows[-1][1] < duration - 1e-6:
-            windows.append((duration - self.seconds, duration))
-        return windows
-
-
-@dataclass(frozen=True)
-class _Window:
-    """A window and its input frames."""
-
-    start: float
-    end: float
-    indices: tuple[int, ...]
-    why: str
+            yield 0.0, duration
+            return
+        step = self.step or self.seconds / 2
+        full = math.floor((duration - self.seconds) / step + 1e-9)
+        yield from ((n * step, n * step + self.seconds) for n in range(full + 1))
+        if full * step + self.seconds < duration - 1e-6:
+            yield duration - self.seconds, duration
 
 
 @dataclass(frozen=True)
@@ -156,11 +142,23 @@ class ClipReader:
                 usable, part = video.between(start, end), "part of the video"
                 if seconds is not None:
                     seconds = min(end or seconds, seconds) - (start or 0.0)
-            indices, why = self._sample(Part(part, len(usable), seconds))
-            indices = tuple(usable[index] for index in indices)
-            pixels = self._pixels(video.read(indices))
+            clip = self._plan(name, Part(part, len(usable), seconds), usable)
+            (clip,) = self._read_together(video, [replace(clip, start=start, end=end)])
+        return replace(clip, decode_ms=1000 * (time.perf_counter() - started))
+
+    def read_counts(self, given: Input, counts: Sequence[int]) -> list[Clip]:
+        """The clips of a video at several numbers of frames, in place of the one that is chosen.
+
+        They are decoded at once, so that each has the ``decode_ms`` of all.
+        """
+        started = time.perf_counter()
+        with open_input(given, pattern=self.pattern) as (name, video):
+            seconds = duration_of(video)
+            sampled = sample_views(len(video), counts, rule=self.preprocessing.sampling)
+            clips = [Clip(name, UNREAD, "", tuple(sampled[n]), 0.0, seconds) for n in counts]
+            clips = list(self._read_together(video, clips))
         spent = 1000 * (time.perf_counter() - started)
-        return Clip(name, pixels, why, indices, spent, seconds, start, end)
+        return [replace(clip, decode_ms=spent) for clip in clips]
 
     def read_windows(self, given: Input, windows: Windows) -> Iterator[Clip]:
         """The clips of the windows of a video, in their order.
@@ -173,44 +171,40 @@ class ClipReader:
         """
         with open_input(given, pattern=self.pattern) as (name, video):
             times, duration = frame_times(video, windows.fps)
-            planned = (self._plan(times, *window) for window in windows.of(duration))
-            group: list[_Window] = []
+            group: list[Clip] = []
             union: set[int] = set()
-            for window in planned:
-                if group and len(union.union(window.indices)) > READ_TOGETHER:
-                    yield from self._read_group(name, video, group)
+            for start, end in windows.of(duration):
+                usable = _shown(times, start, end)
+                clip = self._plan(name, Part("window", len(usable), end - start), usable)
+                if group and len(union.union(clip.indices)) > READ_TOGETHER:
+                    yield from self._read_together(video, group)
                     group, union = [], set()
-                group.append(window)
-                union.update(window.indices)
-            yield from self._read_group(name, video, group)
+                group.append(replace(clip, start=start, end=end))
+                union.update(clip.indices)
+            yield from self._read_together(video, group)
 
-    def _plan(self, times: np.ndarray, start: float, end: float) -> _Window:
-        usable = _shown(times, start, end)
-        indices, why = self._sample(Part("window", len(usable), end - start))
-        return _Window(start, end, tuple(usable[index] for index in indices), why)
+    def _plan(self, name: str, part: Part, usable: range) -> Clip:
+        """The clip of a part of a video, before it is read.
 
-    def _read_group(self, name: str, video: Video, group: Sequence[_Window]) -> Iterator[Clip]:
-        """The clips of several windows, decoded at once."""
-        started = time.perf_counter()
-        needed = sorted({index for window in group for index in window.indices})
-        frames = self._pixels(video.read(needed))
-        place = {index: n for n, index in enumerate(needed)}
-        spent = 1000 * (time.perf_counter() - started) / len(group)
-        for window in group:
-            pixels = frames[:, [place[index] for index in window.indices]]
-            start, end = window.start, window.end
-            indices, seconds = window.indices, end - start
-            yield Clip(name, pixels, window.why, indices, spent, seconds, start, end)
-
-    def _pixels(self, frames: Tensor) -> Tensor:
-        """Transformed frames (C, N, H, W) of uint8 RGB (N, H, W, 3)."""
-        return self._transform(frames).transpose(0, 1)
-
-    def _sample(self, part: Part) -> tuple[list[int], str]:
-        """Indices of the input frames in a part of a video, and why so many."""
+        Args:
+            name: of the video.
+            part: of it.
+            usable: indices of the frames of the part.
+        """
         count, why = self.choose(part)
-        rule = self.preprocessing.sampling
-        return sample_views(part.frames, (count,), rule=rule)[count], why
+        chosen = sample_views(len(usable), (count,), rule=self.preprocessing.sampling)[count]
+        return Clip(name, UNREAD, why, tuple(usable[n] for n in chosen), 0.0, part.seconds)
+
+    def _read_together(self, video: Video, clips: Sequence[Clip]) -> Iterator[Clip]:
+        """Read planned clips of one video at once; each has the same share of the time."""
+        started = time.perf_counter()
+        needed = sorted({index for clip in clips for index in clip.indices})
+        frames = self._transform(video.read(needed)).transpose(0, 1)  # (C, N, H, W)
+        place = {index: n for n, index in enumerate(needed)}
+        spent = 1000 * (time.perf_counter() - started) / len(clips)
+        for clip in clips:
+            pixels = frames[:, [place[index] for index in clip.indices]]
+            yield replace(clip, pixels=pixels, decode_ms=spent)
 
     @cached_property
     def _transform(self) -> EvalTransform:

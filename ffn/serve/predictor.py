@@ -7,23 +7,23 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import NoReturn
 
 import torch
 from torch import Tensor
 
+from ffn.core import FrameFlexible, all_trained_frames
 from ffn.data import Normalize, Preprocessing
 from ffn.data.decoding import PATTERN, check_pattern
 from ffn.devices import check_device
 from ffn.evaluation.early_exit import EarlyExit
 from ffn.export import InferenceRunner
 from ffn.labels import label_kind
-from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice, counts_of
-from ffn.serve.clips import Choice, Clip, ClipReader, Windows
+from ffn.serve.choose_frames import Always, Budget, ByDuration, check_choice
+from ffn.serve.clips import Clip, ClipReader, Windows
+from ffn.serve.early_exit import run_early_exit
 from ffn.serve.heat_maps import HeatMap, compute_heat_map
 from ffn.serve.inputs import Input
 from ffn.serve.prediction import NotFiniteError, Prediction
-from ffn.serve.stages import run_early_exit
 from ffn.zoo import early_exit_beside, home, load_with_record, state_sha256
 
 
@@ -84,8 +84,13 @@ class Predictor:
             self.model, runtime=runtime, precision=precision, fused=fuse, cache=home()
         )
         self._normalize = Normalize(self.preprocessing)
-        self._source = name_or_path
-        self._given_early_exit = early_exit and self._load_early_exit(Path(early_exit))
+        trained = self.record.trained_frames
+        if trained is None:  # a plain network
+            trained = self.record.options("task").get("frames") or []
+        self._trained = sorted(trained if isinstance(trained, list | tuple) else [trained])
+        self._source, self._early_exit_file = name_or_path, early_exit
+        if early_exit is not None:
+            _ = self._early_exit  # raises, if it is damaged or belongs to other weights
 
     @property
     def default_frames(self) -> int:
@@ -127,13 +132,29 @@ class Predictor:
         return self._budget.latencies()
 
     @property
+    def trained_frames(self) -> list[int]:
+        """The trained counts, ascending.
+
+        Raises:
+            ValueError: if the record of a plain network does not contain them.
+        """
+        if not self._trained:
+            raise ValueError(
+                f"{self.record.name} is a plain network with an unknown number of trained frames; "
+                "give frames=, or --frames"
+            )
+        return self._trained
+
+    @property
     def counts(self) -> list[int]:
         """The numbers of frames that ``frames="auto"`` and budgets choose from, ascending.
 
         Of a network that was trained at ranges of counts, or that interpolates, these are all
         counts from the smallest to the largest; else the trained ones.
         """
-        return counts_of(self.model, self.trained_frames)
+        if not isinstance(self.model, FrameFlexible):
+            return self.trained_frames
+        return sorted({*all_trained_frames(self.model.ranges), *self.model.counts})
 
     def __call__(
         self,
@@ -172,16 +193,15 @@ class Predictor:
             TypeError: if a video is none of the above, or `frames` no integer.
         """
         _check_batch_size(batch_size)
+        several = isinstance(video, (list, tuple))
+        videos = video if several else [video]
         if isinstance(frames, str) and frames == "early_exit" and budget_ms is budget_gmacs is None:
-            several = isinstance(video, (list, tuple))
-            videos = video if several else [video]
             chunks = (videos[n : n + batch_size] for n in range(0, len(videos), batch_size))
             found = [prediction for c in chunks for _, prediction in self.predict_early_exit(c)]
-            return found if several else found[0]
-        reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
-        if not isinstance(video, (list, tuple)):
-            return self.predict([reader.read(video)])[0]
-        return list(self.predict_all(map(reader.read, video), batch_size))
+        else:
+            reader = self.reader(frames, budget_ms=budget_ms, budget_gmacs=budget_gmacs)
+            found = list(self.predict_all(map(reader.read, videos), batch_size))
+        return found if several else found[0]
 
     def windows(
         self,
@@ -277,22 +297,18 @@ class Predictor:
         Raises:
             ValueError, TypeError: as a call.
         """
-        choose = self._choice(frames, budget_ms, budget_gmacs)
-        return ClipReader(self.preprocessing, self.pattern, choose)
-
-    def _choice(
-        self, frames: int | str | None, budget_ms: float | None, budget_gmacs: float | None
-    ) -> Choice:
         check_choice(frames, budget_ms, budget_gmacs)
         if budget_ms is not None:
-            return Always(*self._budget.within_ms(budget_ms))
-        if budget_gmacs is not None:
-            return Always(*self._budget.within_gmacs(budget_gmacs))
-        if isinstance(frames, str) and frames == "auto":
-            return ByDuration(tuple(self.counts))
-        if frames is None:
-            return Always(self.default_frames, "the largest trained count")
-        return Always(int(frames), "")
+            choose = Always(*self._budget.within_ms(budget_ms))
+        elif budget_gmacs is not None:
+            choose = Always(*self._budget.within_gmacs(budget_gmacs))
+        elif frames is None:
+            choose = Always(self.default_frames, "the largest trained count")
+        elif isinstance(frames, str):
+            choose = ByDuration(tuple(self.counts))
+        else:
+            choose = Always(int(frames), "")
+        return ClipReader(self.preprocessing, self.pattern, choose)
 
     @property
     def _budget(self) -> Budget:
@@ -301,16 +317,9 @@ class Predictor:
 
     @cached_property
     def _costs(self) -> Budget:
-        return Budget(
-            self.model,
-            self.counts if self.knows_trained_frames else [],
-            sorted(self._listed_frames),
-            size=self.preprocessing.crop,
-            run=self._runner,
-            describe=self._runner.describe,
-            device=self.device,
-            cache=home(),
-        )
+        counts = self.counts if self._trained else []
+        size = self.preprocessing.crop
+        return Budget(self.model, self._runner, size, counts, self._trained, cache=home())
 
     def predict_all(self, clips: Iterable[Clip], batch_size: int = 8) -> Iterator[Prediction]:
         """Predictions of clips of any shapes, in their order; consecutive ones run in batches."""
@@ -335,30 +344,27 @@ class Predictor:
     def predict_early_exit(self, videos: Sequence[Input]) -> list[tuple[Clip, Prediction]]:
         """Predictions of whole videos by early exit, with the clips of the stages that answered.
 
-        The videos of a stage run as one batch. Frames are decoded when a stage needs them.
+        The videos of a stage run as one batch. The frames of all stages are decoded at once.
 
         Raises:
             ValueError: if there is no early exit, or it is damaged or belongs to other weights.
             VideoError, TypeError: as a call.
         """
-        early_exit = self._given_early_exit or self._kept_early_exit
-        if not videos:
-            return []
-        found = run_early_exit(early_exit, videos, self._logits, self.preprocessing, self.pattern)
+        stages = self._early_exit.stages
+        reader = ClipReader(self.preprocessing, self.pattern, Always(stages[-1], ""))
+        clips = [reader.read_counts(video, stages) for video in videos]
+        found = run_early_exit(self._early_exit, clips, self._logits)
         return [(clip, self._prediction(clip, each, ms)) for clip, each, ms in found]
 
     @cached_property
-    def _kept_early_exit(self) -> EarlyExit:
-        path = early_exit_beside(self._source)
+    def _early_exit(self) -> EarlyExit:
+        path = self._early_exit_file or early_exit_beside(self._source)
         if path is None:
             raise ValueError(
                 f"there is no early exit for {self._source}; fit one with ffn early_exit, "
                 "and give it: Predictor(early_exit=FILE), or --early-exit FILE"
             )
-        return self._load_early_exit(path)
-
-    def _load_early_exit(self, path: Path) -> EarlyExit:
-        found = EarlyExit.load(path)
+        found = EarlyExit.load(Path(path))
         found.check_network(state_sha256(self.model.state_dict()), self.record.name)
         return found
 
@@ -372,16 +378,14 @@ class Predictor:
             self._runner.prepare(batch)
             started += time.perf_counter() - built  # building is no time of the video
             logits = self._runner(batch).cpu()  # synchronizes with the device
-        if not logits.isfinite().all():
-            self._refuse(clips[int(logits.isfinite().all(1).int().argmin())])
+        for clip, row in zip(clips, logits, strict=True):
+            if not row.isfinite().all():
+                raise NotFiniteError(
+                    f"{clip.name}: the logits at {clip.pixels.shape[1]} frames are NaN or infinite "
+                    f"({self._runner}). Try precision fp32 without fusion; if they still are, the "
+                    "weights are damaged"
+                )
         return logits, 1000 * (time.perf_counter() - started) / len(clips)
-
-    def _refuse(self, clip: Clip) -> NoReturn:
-        raise NotFiniteError(
-            f"{clip.name}: the logits at {clip.pixels.shape[1]} frames are NaN or infinite "
-            f"({self._runner}). Try precision fp32 without fusion; if they still are, the "
-            "weights are damaged"
-        )
 
     def _prediction(self, clip: Clip, probabilities: Tensor, model_ms: float) -> Prediction:
         frames = clip.pixels.shape[1]
@@ -400,32 +404,6 @@ class Predictor:
             start=clip.start,
             end=clip.end,
         )
-
-    @property
-    def trained_frames(self) -> list[int]:
-        """The trained counts, ascending.
-
-        Raises:
-            ValueError: if the record of a plain network does not contain them.
-        """
-        if not self.knows_trained_frames:
-            raise ValueError(
-                f"{self.record.name} is a plain network with an unknown number of trained frames; "
-                "give frames=, or --frames"
-            )
-        return sorted(self._listed_frames)
-
-    @property
-    def knows_trained_frames(self) -> bool:
-        """Whether the record contains :attr:`trained_frames`."""
-        return bool(self._listed_frames)
-
-    @property
-    def _listed_frames(self) -> list[int]:
-        if self.record.trained_frames is not None:
-            return list(self.record.trained_frames)
-        frames = self.record.options("task").get("frames") or []
-        return list(frames) if isinstance(frames, list | tuple) else [frames]
 
 
 def _check_batch_size(batch_size: int) -> None:

@@ -17,11 +17,10 @@ import torch
 
 from ffn.data import VideoError
 from ffn.data.workers import start_worker
-from ffn.serve.clips import Clip, ClipReader
+from ffn.serve.clips import UNREAD, Clip, ClipReader
 from ffn.serve.inputs import Input
 
 END_SECONDS = 2.0  # for the processes to end
-_EMPTY = torch.empty(0)
 
 
 class BlockedError(VideoError):
@@ -99,7 +98,7 @@ class Readers:
 
     def start(self) -> None:
         """Start the processes, which takes seconds, before the first video comes."""
-        self._pool.schedule(_nothing).result(600)
+        self._pool.schedule(int).result(600)
 
     @property
     def alive(self) -> bool:
@@ -137,7 +136,7 @@ def _read(
     for number, reader in enumerate(readers):
         clip = reader.read(given, start, end)
         np.save(_file(folder, number), clip.pixels.numpy())
-        clips.append(replace(clip, pixels=_EMPTY))
+        clips.append(replace(clip, pixels=UNREAD))
     return clips
 
 
@@ -147,7 +146,3 @@ def _file(folder: str | Path, number: int) -> Path:
 
 def _name(given: Input) -> str:
     return str(given) if isinstance(given, (str, Path)) else "the video"
-
-
-def _nothing() -> None:
-    """A task that starts a worker."""

@@ -37,7 +37,7 @@ def test_times() -> None:
         (2, 1, 0.3, [(0, 0.3)]),
         (0.1, 0.1, 0.3, [(0, 0.1), (0.1, 0.2), (0.2, 0.3)]),  # 3 x 0.1 is not 0.3
     ):
-        found = Windows(seconds, step).of(duration)
+        found = list(Windows(seconds, step).of(duration))
         assert [start for start, _ in found] == pytest.approx([start for start, _ in expected])
         assert [end for _, end in found] == pytest.approx([end for _, end in expected])
 

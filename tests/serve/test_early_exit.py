@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from types import SimpleNamespace
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,9 +14,8 @@ from serve_files import PREPROCESSING, save_network, write_video
 from ffn.cli import main
 from ffn.evaluation.early_exit import EarlyExit
 from ffn.serve import Predictor
+from ffn.serve.choose_frames import Always
 from ffn.serve.clips import ClipReader
-from ffn.serve.inputs import open_input
-from ffn.serve.stages import StageClips
 from ffn.zoo import early_exit_path, state_sha256
 
 STAGES = (2, 4, 8)
@@ -100,63 +99,16 @@ def test_the_times_are_those_of_all_stages(predictor, footages, monkeypatch) -> 
     assert all(p.decode_ms > 0 for p in found)
 
 
-class Recorder:
-    """A video that notes which frames are decoded."""
-
-    path = "recorded"
-
-    def __init__(self, pixels: np.ndarray, keyframes: int | None = None) -> None:
-        self.pixels, self.decoded = torch.from_numpy(pixels), []
-        if keyframes is not None:
-            self.timeline = SimpleNamespace(
-                keyframe_times=np.arange(keyframes), seconds=np.arange(len(pixels)) / 10
-            )
-
-    def __len__(self) -> int:
-        return len(self.pixels)
-
-    def read(self, indices) -> torch.Tensor:
-        self.decoded.append(list(indices))
-        return self.pixels[indices]
-
-
 @pytest.mark.parametrize(("rule", "length"), [("segment", 5), ("interval", 24), ("dense", 90)])
-def test_stages_have_the_clips_of_fixed_counts_and_decode_no_frame_twice(rule, length) -> None:
+def test_stages_have_the_clips_of_fixed_counts(rule, length) -> None:
     pixels = np.random.default_rng(length).integers(0, 256, (length, 40, 48, 3), dtype=np.uint8)
-    settings = type(PREPROCESSING)(**{**vars(PREPROCESSING), "sampling": rule})
-    video = Recorder(pixels)
-    clips = StageClips("recorded", video, (4, 6, 12), settings)
-    needed: set[int] = set()
-    for count in (4, 6, 12):
-        fixed = ClipReader(settings, "", lambda part, n=count: (n, "")).read(pixels)
-        clip = clips.read(count)
+    settings = replace(PREPROCESSING, sampling=rule)
+    counts = (4, 6, 12)
+    found = ClipReader(settings, "", Always(12, "")).read_counts(pixels, counts)
+    for count, clip in zip(counts, found, strict=True):
+        fixed = ClipReader(settings, "", Always(count, "")).read(pixels)
         assert clip.indices == fixed.indices
         assert torch.equal(clip.pixels, fixed.pixels)
-        needed |= {*fixed.indices}
-        assert sorted(i for group in video.decoded for i in group) == sorted(needed)
-
-
-def test_a_file_with_few_keyframes_is_decoded_at_once() -> None:
-    pixels = np.zeros((40, 8, 8, 3), dtype=np.uint8)
-    for keyframes, groups in ((1, 1), (3, 1), (4, 2), (None, 2)):
-        video = Recorder(pixels, keyframes)
-        clips = StageClips("recorded", video, (4, 16), PREPROCESSING)
-        clips.read(4)
-        assert len(video.decoded[0]) == (20 if groups == 1 else 4)
-        clips.read(16)
-        assert len(video.decoded) == groups
-
-
-def test_the_stages_of_a_file(tmp_path, plain) -> None:
-    """Through a decoder: the clips of a lossless file, whose frames are known."""
-    pixels = np.random.default_rng(3).integers(0, 256, (20, 40, 48, 3), dtype=np.uint8)
-    path = write_video(tmp_path / "noise.mp4", pixels, rate=20)
-    with open_input(path, pattern="") as (name, video):
-        clips = StageClips(name, video, (2, 6), PREPROCESSING)
-        for count in (2, 6):
-            expected = plain.reader(count).read(pixels)
-            assert torch.equal(clips.read(count).pixels, expected.pixels)
-            assert clips.read(count).seconds == plain.reader(count).read(path).seconds == 1.0
 
 
 def test_early_exit_kept_with_its_weights(
