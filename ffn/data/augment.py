@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
 
 from ffn.data.global_rng import library_draws, seed_libraries
 
@@ -50,6 +49,8 @@ class ColorJitter:
     """
 
     def __init__(self, strengths: Sequence[float]) -> None:
+        from torchvision.transforms import v2
+
         self.jitter = v2.ColorJitter(*strengths)
 
     def __call__(self, x: Tensor, generator: np.random.Generator) -> Tensor:

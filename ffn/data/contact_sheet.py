@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
+from ffn.data.crops import resize_to
 from ffn.files import atomic_write
 
 if TYPE_CHECKING:
@@ -77,8 +77,8 @@ def thumbnails(clip: Tensor, side: int = THUMBNAIL) -> Tensor:
     frames = clip.transpose(0, 1)  # (T, C, H, W)
     longer = max(frames.shape[-2:])
     if longer > side:
-        size = [max(1, round(length * side / longer)) for length in frames.shape[-2:]]
-        return F.resize(frames, size, antialias=True)
+        height, width = (max(1, round(length * side / longer)) for length in frames.shape[-2:])
+        return resize_to(frames, (height, width))
     factor = side // longer
     return frames.repeat_interleave(factor, -2).repeat_interleave(factor, -1)
 

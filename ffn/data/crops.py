@@ -1,18 +1,17 @@
 """Random crops for training and three-crop testing, with one window for all frames of a sample.
 
-Frames are uint8 (N, C, H, W). Windows are drawn from the generator that is passed in; torchvision's
-transforms v2 crop and resize.
+Frames are uint8 (N, C, H, W). Windows are drawn from the generator that is passed in.
 """
 
 from __future__ import annotations
 
+import platform
 from collections.abc import Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms import v2
-from torchvision.transforms.v2 import functional as F
+from torch.nn import functional as F
 
 from ffn.data.global_rng import library_draws
 
@@ -20,6 +19,35 @@ SCALES = (1.0, 0.875, 0.75, 0.66)  # TSN (Wang et al. 2016), section 3.1; TSM
 AREA = (0.08, 1.0)  # Inception (Szegedy et al. 2015); UniFormer
 ASPECT = (0.75, 1.3333)  # Inception; UniFormer
 JITTER_SCALES = (256, 320)  # SlowFast (Feichtenhofer et al. 2019), section 4
+
+_IS_ARM = platform.machine() in ("aarch64", "arm64")  # torch has fast uint8 kernels, as for AVX2
+
+
+def resize(x: Tensor, side: int) -> Tensor:
+    """Resize the shorter side of frames.
+
+    Args:
+        x: Frames (N, C, H, W).
+        side: Length of the shorter side of the result, in pixels; the longer one is rounded down.
+    """
+    height, width = x.shape[-2:]
+    longer = side * max(height, width) // min(height, width)
+    return resize_to(x, (side, longer) if height < width else (longer, side))
+
+
+def resize_to(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Resize frames, bilinear with antialiasing; the result equals that of torchvision.
+
+    Args:
+        x: Frames (N, C, H, W).
+        size: Height and width of the result, in pixels.
+    """
+    if x.shape[-2:] == size:
+        return x
+    options = {"mode": "bilinear", "antialias": True}
+    if torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512") or _IS_ARM:
+        return F.interpolate(x, size, **options)
+    return F.interpolate(x.float(), size, **options).round_().byte()
 
 
 def multiscale_crop(
@@ -37,7 +65,7 @@ def multiscale_crop(
         (N, C, side, side).
     """
     top, left, height, width = draw_crop(*x.shape[-2:], generator, scales)
-    return F.resized_crop(x, top, left, height, width, [side, side], antialias=True)
+    return resize_to(x[..., top : top + height, left : left + width], (side, side))
 
 
 def resized_crop(
@@ -59,6 +87,8 @@ def resized_crop(
     Returns:
         (N, C, side, side).
     """
+    from torchvision.transforms import v2  # takes two seconds, and no test needs it
+
     crop = v2.RandomResizedCrop([side, side], tuple(area), tuple(aspect), antialias=True)
     with library_draws(generator):
         return crop(x)
@@ -78,10 +108,10 @@ def jittered_crop(
     Returns:
         (N, C, side, side).
     """
-    x = F.resize(x, [round(generator.uniform(*scales))], antialias=True)
+    x = resize(x, round(generator.uniform(*scales)))
     height, width = x.shape[-2:]
     top, left = generator.integers(height - side + 1), generator.integers(width - side + 1)
-    return F.crop(x, int(top), int(left), side, side)
+    return x[..., top : top + side, left : left + side]
 
 
 def three_squares(x: Tensor, side: int) -> Tensor:
@@ -98,11 +128,11 @@ def three_squares(x: Tensor, side: int) -> Tensor:
     Returns:
         (3, N, C, side, side).
     """
-    x = F.resize(x, [side], antialias=True)
+    x = resize(x, side)
     height, width = x.shape[-2:]
     down, right = height - side, width - side
     corners = [(0, 0), (-(-down // 2), -(-right // 2)), (down, right)]  # SlowFast rounds up
-    return torch.stack([F.crop(x, top, left, side, side) for top, left in corners])
+    return torch.stack([x[..., top : top + side, left : left + side] for top, left in corners])
 
 
 def draw_crop(

@@ -9,7 +9,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from ffn.data.sampling import RULES
 from ffn.limits import FRAME_PIXELS
@@ -116,7 +115,7 @@ class Normalize:
         mean, std = self._constants_on(clip.device)
 
         x = clip.flip(1) if self.preprocessing.color == "bgr" else clip
-        x = F.to_dtype(x, torch.float32, scale=True)
+        x = x.to(torch.float32).mul_(1 / 255)
         return x.sub_(mean).div_(std)
 
     def _constants_on(self, device: torch.device) -> tuple[Tensor, Tensor]:

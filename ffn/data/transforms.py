@@ -14,7 +14,6 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 
 from ffn.data.augment import ColorJitter, RandAugment, RandomErasing
 from ffn.data.crops import (
@@ -24,6 +23,7 @@ from ffn.data.crops import (
     SCALES,
     jittered_crop,
     multiscale_crop,
+    resize,
     resized_crop,
     three_squares,
 )
@@ -114,7 +114,7 @@ class TrainTransform:
         x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
         x = self._crop(x, generator=generator)
         if self.flip != "none" and generator.random() < 0.5:
-            x = F.horizontal_flip(x)
+            x = x.flip(-1)
             label = self._flip_label(label)
         for augment in self._augmentations:
             x = augment(x, generator)
@@ -167,8 +167,9 @@ class EvalTransform:
         x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
         if self.crops == 3:
             return three_squares(x, self.side)
-        x = F.resize(x, [self.preprocessing.resize], antialias=True)
-        return F.center_crop(x, [self.side, self.side])
+        x = resize(x, self.preprocessing.resize)
+        top, left = (round((length - self.side) / 2) for length in x.shape[-2:])
+        return x[..., top : top + self.side, left : left + self.side]
 
 
 def _build_crop(

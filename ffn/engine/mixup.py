@@ -12,9 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
-from torchvision import tv_tensors
-from torchvision.transforms import v2
+from torch import Tensor, nn
 
 from ffn.data import library_draws
 from ffn.labels import label_kind
@@ -57,9 +55,7 @@ class BatchMix:
             )
         self.num_classes, self.smoothing, self.seed = num_classes, smoothing, seed
         self.labels = label_kind(multi_label)
-        options = {"num_classes": num_classes, "labels_getter": lambda batch: batch["label"]}
-        self.mixes = [v2.MixUp(alpha=mixup, **options)] if mixup else []
-        self.mixes += [v2.CutMix(alpha=cutmix, **options)] if cutmix else []
+        self.mixes = _build_mixes(num_classes, mixup, cutmix) if mixup or cutmix else []
 
     @property
     def absent(self) -> float:
@@ -88,6 +84,8 @@ class BatchMix:
             entropy = np.random.SeedSequence([self.seed, step, micro, rank])
             generator = np.random.default_rng(entropy)
             mix = self.mixes[generator.integers(len(self.mixes))]
+            from torchvision import tv_tensors
+
             videos = {t: tv_tensors.Video(clip) for t, clip in batch["clips"].items()}
             with library_draws(generator):
                 batch = mix({"clips": videos, "label": batch["label"]})
@@ -97,3 +95,12 @@ class BatchMix:
             clips, label = batch["clips"], batch["label"]
             label = F.one_hot(label, self.num_classes).float() if label.ndim == 1 else label
         return {"clips": clips, "label": self.labels.smooth(label, self.smoothing)}
+
+
+def _build_mixes(num_classes: int, mixup: float, cutmix: float) -> list[nn.Module]:
+    """torchvision's transforms, imported here: without them, no command needs torchvision."""
+    from torchvision.transforms import v2
+
+    options = {"num_classes": num_classes, "labels_getter": lambda batch: batch["label"]}
+    mixes = {v2.MixUp: mixup, v2.CutMix: cutmix}
+    return [mix(alpha=alpha, **options) for mix, alpha in mixes.items() if alpha]

@@ -13,9 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 from torch import Tensor
-from torchvision.io import encode_jpeg
-from torchvision.transforms.v2 import functional as F
 
+from ffn.data.crops import resize
 from ffn.data.decoding import PyAVDecoder, Video, VideoError, open_video
 from ffn.data.decoding.video import check_indices, frames_between, stack_frames
 from ffn.data.records import Record
@@ -76,6 +75,8 @@ def _encode_frames(
     video: Video, selected: range, short_side: int, quality: int
 ) -> tuple[list[bytes], tuple[int, int]]:
     """The frames as JPEG, and their height and width; at most `CHUNK_BYTES` are decoded at once."""
+    from torchvision.io import encode_jpeg  # its import takes two seconds
+
     images: list[bytes] = []
     shape, first, step = None, 0, 1
     while first < len(selected):
@@ -88,7 +89,7 @@ def _encode_frames(
         step = max(1, min(len(selected), CHUNK_BYTES // frames[0].nbytes))
         x = frames.permute(0, 3, 1, 2)  # (N, C, H, W)
         if min(shape) > short_side:
-            x = F.resize(x, [short_side], antialias=True)
+            x = resize(x, short_side)
         images += [encode_jpeg(image.contiguous(), quality).numpy().tobytes() for image in x]
     return images, tuple(x.shape[-2:])
 
