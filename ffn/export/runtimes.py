@@ -28,13 +28,14 @@ if TYPE_CHECKING:
     from onnx import ModelProto
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+CORNER = 64  # pixels
 Build = Callable[[nn.Module, int, Tensor, str], Run]
 
 
 def run_torch(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
     """torch's operators: on a CPU of the fused network, on CUDA in the channels-last layout."""
     if clip.device.type == "cpu":
-        network = fuse(model, frames, example=clip[:1]).to(PRECISIONS[precision])
+        network = _fused(model, frames, clip).to(PRECISIONS[precision])
     else:  # cuDNN adds a folded norm's bias in a pass of its own, so that folding gains nothing
         is_flexible = isinstance(model, FrameFlexible)
         plain = extract(model, model.select(frames)) if is_flexible else copy.deepcopy(model)
@@ -45,7 +46,7 @@ def run_torch(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Ru
 def run_compiled(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
     """``torch.compile``; on CUDA in CUDA graphs, whose memory belongs to one thread."""
     on_cpu = clip.device.type == "cpu"
-    network = fuse(model, frames, example=clip[:1]).to(PRECISIONS[precision])
+    network = _fused(model, frames, clip).to(PRECISIONS[precision])
     if not on_cpu:
         network = _channels_last(network)
 
@@ -114,8 +115,16 @@ def _is_installed(name: str) -> bool:
     return importlib.util.find_spec(name) is not None
 
 
+def _fused(model: nn.Module, frames: int, clip: Tensor, *, kernels: bool = True) -> nn.Module:
+    """The fused network, proved on a corner of the clip: a pass of a whole clip takes longer."""
+    try:
+        return fuse(model, frames, example=clip[:1, ..., :CORNER, :CORNER], kernels=kernels)
+    except ValueError:  # of a network for one size
+        return fuse(model, frames, example=clip[:1], kernels=kernels)
+
+
 def _as_onnx(model: nn.Module, frames: int, clip: Tensor) -> ModelProto:
-    plain = fuse(model, frames, example=clip[:1], kernels=False)
+    plain = _fused(model, frames, clip, kernels=False)
     deployed = DeployedNetwork(plain, shape=tuple(clip.shape[1:])).eval()
     return to_onnx(deployed, torch.cat([clip[:1]] * 2))  # torch.export fixes a batch size of 1
 
