@@ -98,7 +98,7 @@ class BatchMix:
 
 
 def _build_mixes(num_classes: int, mixup: float, cutmix: float) -> list[nn.Module]:
-    """torchvision's transforms, imported here: without them, no command needs torchvision."""
+    """torchvision's transforms; imported here, since its import takes two seconds."""
     from torchvision.transforms import v2
 
     options = {"num_classes": num_classes, "labels_getter": lambda batch: batch["label"]}
