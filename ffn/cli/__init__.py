@@ -38,7 +38,6 @@ from ffn.version import __version__
 COMMANDS = {
     "train": "train a network from a config",
     "find_lr": "find the order of magnitude of the learning rate",
-    "plot_log": "draw the curves of training runs",
     "test": "measure accuracy and cost at several frame counts",
     "early_exit": "fit early exit: more frames only if few are not enough",
     "predict": "label video files",

@@ -25,7 +25,6 @@ from ffn.cli.test_videos import check_ensemble, loader_for
 from ffn.files import make_writable
 
 if TYPE_CHECKING:
-    from ffn.data import VideoDataset
     from ffn.engine.distributed import World
     from ffn.engine.options import Config
     from ffn.evaluation import Sweep
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
 # What the files of a test end in.
 TABLES = ("results.json", "results.csv", "results.png")
 PREDICTIONS = (".predictions.csv", ".predictions.safetensors")
-DETAILS = (".classes.csv", ".classes.png", ".confusion.csv", ".confusion.png", ".mistakes.png")
+DETAILS = (".classes.csv", ".confusion.csv", ".confusion.png")
 
 
 @Parameter(name="*")
@@ -55,8 +54,7 @@ class Options:
         no_latency: Do not measure latency.
         ensemble: Also average the probabilities of all networks, as one more network `ensemble`.
         save_predictions: Also write the answer for every video as CSV, and logits as safetensors.
-        details: Also write, per network, the accuracy of each class, the confusion matrix, and a
-            picture of the most confident mistakes.
+        details: Also write, per network, the accuracy of each class and the confusion matrix.
         output: Folder of the results; default: test in log.output, else beside the weights.
         overwrite: Replace files that exist.
     """
@@ -78,10 +76,9 @@ class Options:
 
 
 class _Tested(NamedTuple):
-    """A network's results, and the videos that it was tested on."""
+    """A network's results and its classes."""
 
     sweep: Sweep
-    dataset: VideoDataset
     classes: Sequence[str]
     weights_sha256: str | None  # of a network that ran as it is stored
 
@@ -156,7 +153,7 @@ def _write(tested: Sequence[_Tested], output: Path, *, details: bool) -> None:
     for file in save_table(sweeps, output):
         print(file)
     for one in tested if details else ():
-        for file in save_details(one.sweep, one.dataset, one.classes, output):
+        for file in save_details(one.sweep, one.classes, output):
             print(file)
 
 
@@ -202,7 +199,7 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
             batch_size=batch_size,
             progress=True,
         )
-    return _Tested(result, loader.dataset, classes, digest)
+    return _Tested(result, classes, digest)
 
 
 def _save_predictions(tested: _Tested, output: Path) -> None:

@@ -6,14 +6,13 @@ accuracies.
 """
 
 from ffn.devices import describe_device
-from ffn.evaluation.confusion import confusion_matrix
+from ffn.evaluation.confusion import confusion_matrix, save_details
 from ffn.evaluation.cost import (
     count_macs,
     count_macs_by_module,
     count_parameters,
     measure_latency,
 )
-from ffn.evaluation.details import save_details
 from ffn.evaluation.early_exit import EarlyExit, fit_early_exit
 from ffn.evaluation.ensemble import check_members, ensemble
 from ffn.evaluation.eval_mode import evaluating

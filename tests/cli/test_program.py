@@ -87,8 +87,8 @@ def test_usage_version_and_an_unknown_command(capsys: pytest.CaptureFixture[str]
     assert main([]) == main(["--help"]) == main(["--version"]) == 0
     shown = capsys.readouterr().out
     assert all(f"\n  {command} " in shown for command in COMMANDS)
-    assert main(["plot-logs"]) == 2
-    assert "ffn plot_log" in capsys.readouterr().err
+    assert main(["find-lrs"]) == 2
+    assert "ffn find_lr" in capsys.readouterr().err
 
 
 WITHOUT_TORCH = "import sys; sys.modules['torch'] = None; from ffn.cli import COMMANDS, main; "
@@ -134,7 +134,6 @@ def test_missing_inputs_and_typos_need_no_torch() -> None:
         "browse no.yaml": "no.yaml",
         "check_data no.csv": "no.csv",
         "prepare sthv2 --root no": "no",
-        "plot_log no": "no",
     }
     answer = run(STATUSES, "\n".join(lines))
     assert answer.stdout.split() == ["2"] * len(lines), answer.stderr

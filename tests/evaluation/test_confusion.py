@@ -11,8 +11,8 @@ import pytest
 import torch
 from sklearn import metrics
 
-from ffn.evaluation import Predictions, class_figure, confusion_matrix, save_prediction_table
-from ffn.evaluation import confusion_figure as figure_module
+from ffn.evaluation import Predictions, confusion_matrix, save_prediction_table
+from ffn.evaluation import confusion as figure_module
 from ffn.evaluation.confusion import most_confused, save_classes, save_confusion
 
 CLASSES = ["jump", "run, fast", "$ sit_{$", "Hände", "never"]
@@ -177,46 +177,3 @@ def test_the_figure_of_many_classes_shows_some(figures: list[Any], tmp_path: Pat
         for c, column in enumerate(chosen):
             cell = figure.axes[1].images[0].get_array()[r][c]
             assert cell == pytest.approx(shares(kept, 16, row, column), abs=1e-4)
-
-
-def test_the_figure_of_the_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Accuracies, their order, and the most frequent wrong answers, counted by hand."""
-    pytest.importorskip("matplotlib")
-    drawn = []
-    real = class_figure.new_figure
-    monkeypatch.setattr(
-        class_figure, "new_figure", lambda *size: drawn.append(real(*size)) or drawn[-1]
-    )
-    kept, counts = predictions(), (4, 16)
-
-    class_figure.save_class_figure(kept, CLASSES, tmp_path / "classes.png", name="net_$x$")
-
-    (figure,) = drawn
-    axes = figure.axes[0]
-    label = kept.label.tolist()
-    expected = {}
-    for frames in counts:
-        answer = answers(kept, frames)
-        for k in set(label):
-            of_class = [i for i, each in enumerate(label) if each == k]
-            expected[frames, k] = 100 * sum(answer[i] == k for i in of_class) / len(of_class)
-    names = [text.get_text() for text in axes.get_yticklabels()]
-    order = [CLASSES.index(name.rsplit(" (", 1)[0]) for name in names]
-    assert names == [f"{CLASSES[k]} ({label.count(k)})" for k in order]
-    lowest_last = [expected[16, k] for k in order]
-    assert lowest_last == sorted(lowest_last, reverse=True)
-    points = [found for found in axes.collections if found.get_label().endswith("frames")]
-    assert [found.get_label() for found in points] == ["4 frames", "16 frames"]
-    for frames, found in zip(counts, points, strict=True):
-        x, y = found.get_offsets().T
-        assert x.tolist() == pytest.approx([expected[frames, k] for k in order])
-        assert y.tolist() == list(range(len(order)))
-    answer = answers(kept, 16)
-    right = figure.axes[0].child_axes[0].get_yticklabels()
-    for k, text in zip(order, (text.get_text() for text in right), strict=True):
-        wrong = [a for a, b in zip(answer, label, strict=True) if b == k and a not in (k, None)]
-        if not wrong:
-            assert text == "–"
-            continue
-        name, number = text.rsplit(" (", 1)
-        assert int(number[:-1]) == wrong.count(CLASSES.index(name)) == max(map(wrong.count, wrong))

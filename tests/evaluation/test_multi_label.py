@@ -135,7 +135,7 @@ def test_files_of_predictions_and_details(tmp_path: Path) -> None:
 
     with pytest.raises(ValueError, match="several labels and no single answer"):
         loaded.answers(2)
-    (file,) = save_details(result, toys, NAMES, tmp_path)
+    (file,) = save_details(result, NAMES, tmp_path)
     rows = [*csv.DictReader(file.open())]
     assert file.name == "net.classes.csv"
     assert len(rows) == 3 * CLASSES
