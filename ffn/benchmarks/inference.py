@@ -1,4 +1,4 @@
-"""Benchmark of inference: the network as trained, fused, in bf16, compiled."""
+"""Benchmark of inference: the network as trained, and each runtime."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ffn.benchmarks.timing import (
 from ffn.core import FrameFlexible
 from ffn.devices import has_bf16
 from ffn.export import InferenceRunner
+from ffn.export.runtimes import RUNTIMES, takes_any_frames, unavailable
 
 REFERENCE = "as trained"
 
@@ -41,7 +42,7 @@ def compare_inference(
         frames: frame counts of the clips; one comparison each.
         batch_size: clips per forward pass.
         size: height and width of the clips, pixels.
-        compiled: also compiled by ``torch.compile``, in bf16 where that is fast.
+        compiled: also ``torch.compile``, which takes minutes to build.
         rounds: timed forward passes of each form.
     """
     device = next(model.parameters()).device
@@ -55,15 +56,13 @@ def compare_inference(
 
 def forms(device: torch.device, *, compiled: bool) -> dict[str, dict[str, Any]]:
     """The forms that run on a device: name -> arguments of ``ffn.export.InferenceRunner``."""
-    found = {
-        REFERENCE: {"precision": "fp32", "fused": False},
-        "fused": {"precision": "fp32"},
-    }
-    if device.type == "cuda" or has_bf16():
-        found["fused, bf16"] = {"precision": "bf16"}
-    if compiled:
-        fastest = next(reversed(found))
-        found[f"{fastest}, compiled"] = found[fastest] | {"runtime": "compile"}
+    found = {REFERENCE: {"precision": "fp32", "fused": False}}
+    for runtime in RUNTIMES:
+        if unavailable(runtime, device.type) or (runtime == "compile" and not compiled):
+            continue
+        found[runtime] = {"runtime": runtime, "precision": "fp32"}
+        if runtime != "onnxruntime" and (device.type == "cuda" or has_bf16()):
+            found[f"{runtime}, bf16"] = {"runtime": runtime, "precision": "bf16"}
     return found
 
 
@@ -82,10 +81,12 @@ def _compare(
     with torch.inference_mode():
         for call in calls.values():
             call()  # builds the network
-        peaks = {form: peak_memory(call, clips.device) for form, call in calls.items()}
+        peaks = {
+            form: model_bytes(model) + peak_memory(call, clips.device)
+            for form, call in calls.items()
+            if takes_any_frames(networks[form].runtime)  # the others allocate outside torch
+        }
         seconds = interleave(calls, rounds=rounds, device=clips.device)
-    variants = [
-        Variant(form, len(clips), seconds[form], model_bytes(model) + peaks[form]) for form in calls
-    ]
+    variants = [Variant(form, len(clips), seconds[form], peaks.get(form)) for form in calls]
     pairs = [(form, REFERENCE) for form in calls if form != REFERENCE]
     return compare(title, variants, pairs)

@@ -120,7 +120,7 @@ def infer(
     compile: bool = False,
     settings: Settings = DEFAULTS,
 ) -> None:
-    """Measure forward passes: as trained, fused, in bf16, compiled.
+    """Measure forward passes: the network as trained, and each installed runtime.
 
     Args:
         model: Names of models.
@@ -157,17 +157,15 @@ def data(
     root: ExistingDirectory | None = None,
     videos: PositiveInt = 14,
     frames: FrameCounts = (4, 8, 16),
-    workers: Sequence[PositiveInt] = (1, 2),
     settings: Settings = DEFAULTS,
 ) -> None:
-    """Measure training samples: one decode or several, and numbers of workers.
+    """Measure training samples: one decode for all views, or one per view.
 
     Args:
         annotations: List of videos.
         root: Folder of the paths in the list.
         videos: The first videos are read.
         frames: Views of a sample.
-        workers: Numbers of loader processes.
     """
 
     def measure(_: torch.device) -> Iterator[Comparison]:
@@ -175,11 +173,10 @@ def data(
         from ffn.data import read_annotations
 
         records = read_annotations(annotations, root=root)[0]
-        yield from compare_reading(
+        yield compare_reading(
             records[:videos],
             list(frames),
             size=settings.size,
-            workers=list(workers),
             rounds=settings.rounds,
         )
 

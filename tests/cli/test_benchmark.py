@@ -10,7 +10,6 @@ import pytest
 from video_fixtures import write_video  # noqa: F401  a fixture
 
 from ffn.cli import main
-from ffn.devices import has_bf16
 
 TINY = ["--model", "tsm_tiny", "--num-classes", "3", "--batch-size", "2", "--device", "cpu"]
 
@@ -22,6 +21,7 @@ def measure(output: Path, *arguments: str) -> list[dict[str, Any]]:
     return [{v["name"]: v for v in comparison["variants"]} for comparison in comparisons]
 
 
+@pytest.mark.slow
 def test_training_compares_views_together_in_sequence_and_plain(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -41,26 +41,30 @@ def test_training_compares_views_together_in_sequence_and_plain(
     assert main(["benchmark", *arguments, "--output", str(file)]) == 2  # the file exists
 
 
-def test_inference_compares_forms_at_each_frame_count(tmp_path: Path) -> None:
+@pytest.mark.slow
+def test_inference_compares_runtimes_at_each_frame_count(tmp_path: Path) -> None:
     arguments = ["infer", *TINY, "--size", "32", "--rounds", "2", "--trained-frames", "2", "8"]
 
     small, large = measure(tmp_path / "infer.json", *arguments, "--frames", "6", "3")
 
-    expected = ["as trained", "fused", *["fused, bf16"] * has_bf16()]
-    assert [*small] == [*large] == expected
-    assert all(len(v["seconds"]) == 2 and v["peak_bytes"] > 0 for v in large.values())
+    assert [*small] == [*large]
+    runtimes = {name.partition(",")[0] for name in small}
+    assert runtimes == {"as trained", "torch", "onnxruntime", "openvino"}
+    for name, variant in large.items():
+        assert len(variant["seconds"]) == 2
+        in_torch = name.startswith(("as trained", "torch"))
+        assert (variant["peak_bytes"] or 0) > 0 if in_torch else variant["peak_bytes"] is None
 
 
-def test_reading_compares_decodes_and_workers(tmp_path: Path, write_video: Any) -> None:  # noqa: F811
+def test_reading_compares_decodes(tmp_path: Path, write_video: Any) -> None:  # noqa: F811
     for name in ("a/0", "a/1", "b/2"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         write_video(tmp_path / f"{name}.mp4")
     file = tmp_path / "data.json"
 
-    decodes, loaders = measure(
+    (decodes,) = measure(
         file, "data", "--annotations", str(tmp_path), "--frames", "2", "4", "--size", "28",
-        "--rounds", "1", "--workers", "1",
+        "--rounds", "1",
     )  # fmt: skip
 
     assert [*decodes] == ["one decode", "one decode, nested", "a decode per view"]
-    assert loaders["1 workers"]["items"] == 2
