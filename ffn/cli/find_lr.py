@@ -51,15 +51,15 @@ def find_lr(
         refuse_existing(folder / f"lr_range.{suffix}", overwrite)
     make_writable(folder)
 
+    import numpy as np
     from rich.progress import track
 
-    from ffn.engine.build import build_range_test
+    from ffn.engine.build import build_training
     from ffn.engine.build_network import scaled_learning_rate
     from ffn.engine.config import config_to_dict
     from ffn.engine.failures import explain_failures, run_command
     from ffn.engine.lr_range import (
         endless,
-        learning_rates,
         range_test,
         report_lines,
         save_range_test,
@@ -67,11 +67,11 @@ def find_lr(
     )
 
     def run(world: World) -> None:
-        step, loader = build_range_test(options, world)
-        rates = learning_rates(low, high, steps)
+        training = build_training(options, world)
+        loader, rates = training.loader, np.geomspace(low, high, steps).tolist()
         shown = track(rates, "learning rates", transient=True, disable=not world.is_main)
         with closing(shown), explain_failures(world, loader, batch_size=loader.batch_size):
-            result = range_test(step, endless(loader), shown)
+            result = range_test(training.step, endless(loader), shown)
         if not world.is_main:
             return
         suggestion = suggest(result)

@@ -7,6 +7,7 @@ engine that receive a config. All others take plain values.
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,47 @@ from ffn.engine.validation import Validator
 from ffn.zoo import WeightRecord
 
 
+@dataclass
+class Training:
+    """The parts of a run that train a network.
+
+    Attributes:
+        splits: the videos and the classes.
+        loader: micro-batches of this process.
+        step: model, loss and optimizer.
+        start: match with the start weights, and their record; None without.
+    """
+
+    splits: Splits
+    loader: DataLoader
+    step: TrainStep
+    start: build_network.Start | None
+
+
+def build_training(config: Config, world: World, *, is_new: bool = True) -> Training:
+    """Build what trains the network of a config, without a run folder.
+
+    Args:
+        config: a checked config.
+        world: the processes; all of them call it.
+        is_new: the run has no checkpoint, which would replace all weights.
+
+    Raises:
+        ConfigError: the options do not fit the data, the model or the device.
+        OSError, ValueError: annotations or weights cannot be read.
+    """
+    if config.train.deterministic:
+        build_network.use_deterministic_algorithms()
+    splits = build_data.read_config_splits(config.data)
+    check_splits(splits)
+    loader = build_data.build_train_loader(config, splits, world)
+    classes = len(splits.classes)
+    model, start = build_network.build_started_model(config, classes, world, is_new=is_new)
+    class_weights = build_data.build_class_weights(config, splits)
+    step = build_train_step(config, model, world, num_classes=classes, class_weights=class_weights)
+    return Training(splits, loader, step, start)
+
+
 def build_run(config: Config, world: World, name: str = "run") -> Run:
     """Build all parts of a training run.
 
@@ -41,36 +83,25 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
             :func:`ffn.engine.checkpoints.numbered_folder`.
 
     Raises:
-        ConfigError: the options do not fit the data, the model or the device.
-        OSError, ValueError: annotations or weights cannot be read.
+        As :func:`build_training`.
     """
-    if config.train.deterministic:
-        build_network.use_deterministic_algorithms()
     config = _with_folder(config, world, name)
     folder = RunFolder(Path(config.log.output), keep=config.train.keep_checkpoints)
-    splits = build_data.read_config_splits(config.data)
-    check_splits(splits)
-    is_new = on_main(lambda: folder.is_new, world)  # else the weights come from a checkpoint
-    train_loader = build_data.build_train_loader(config, splits, world)
-    steps_per_epoch = _steps_per_epoch(config, train_loader, len(splits.train))
-    model, start = build_network.build_started_model(
-        config, len(splits.classes), world, is_new=is_new
-    )
-    class_weights = build_data.build_class_weights(config, splits)
-    train_step = build_train_step(
-        config, model, world, num_classes=len(splits.classes), class_weights=class_weights
-    )
+    is_new = on_main(lambda: folder.is_new, world)
+    training = build_training(config, world, is_new=is_new)
+    splits, step = training.splits, training.step
+    steps_per_epoch = _steps_per_epoch(config, training.loader)
     meter = Meter(world, accuracy=not splits.multi_label)
     return Run(
         folder=folder.path,
         world=world,
-        train_loader=train_loader,
-        train_step=train_step,
+        train_loader=training.loader,
+        train_step=step,
         meter=meter,
-        validator=_build_validator(config, splits, train_step, train_loader, world),
+        validator=_build_validator(config, training, world),
         checkpointer=Checkpointer(
             folder,
-            train_step,
+            step,
             meter,
             world,
             metadata=_metadata(config, splits),
@@ -79,9 +110,9 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
         ),
         learning_rate=build_network.build_schedule(config),
         open_log=partial(_open_log, config, world, config.train.epochs * steps_per_epoch),
-        introduction=build_messages.introduction(config, splits, model, start),
+        introduction=build_messages.introduction(config, splits, step.model, training.start),
         settings=build_messages.settings(
-            config, splits, model, start, world, steps_per_epoch, class_weights
+            config, splits, step.task, training.start, world, steps_per_epoch
         ),
         epochs=config.train.epochs,
         steps_per_epoch=steps_per_epoch,
@@ -105,31 +136,6 @@ def _with_folder(config: Config, world: World, name: str) -> Config:
     folder = on_main(lambda: numbered_folder(Path("runs", name), is_same_run), world)
     log = config.log.model_copy(update={"output": str(folder)})
     return config.model_copy(update={"log": log})
-
-
-def build_range_test(config: Config, world: World) -> tuple[TrainStep, DataLoader]:
-    """The train step and the training batches of a new run, without its folder.
-
-    The train step keeps no moving average, which a range test does not read.
-
-    Raises:
-        As :func:`build_run`.
-    """
-    if config.train.deterministic:
-        build_network.use_deterministic_algorithms()
-    splits = build_data.read_config_splits(config.data)
-    check_splits(splits)
-    loader = build_data.build_train_loader(config, splits, world)
-    model, _ = build_network.build_started_model(config, len(splits.classes), world)
-    no_average = config.train.model_copy(update={"ema_decay": 0.0})
-    train_step = build_train_step(
-        config.model_copy(update={"train": no_average}),
-        model,
-        world,
-        num_classes=len(splits.classes),
-        class_weights=build_data.build_class_weights(config, splits),
-    )
-    return train_step, loader
 
 
 def build_train_step(
@@ -174,9 +180,8 @@ def build_train_step(
     )
 
 
-def _build_validator(
-    config: Config, splits: Splits, train_step: TrainStep, train_loader: DataLoader, world: World
-) -> Validator:
+def _build_validator(config: Config, training: Training, world: World) -> Validator:
+    splits = training.splits
     loader = build_data.build_test_loader(
         config,
         splits,
@@ -185,31 +190,25 @@ def _build_validator(
         preprocessing=build_data.build_preprocessing(config.data),
     )
     return Validator(
-        train_step,
+        training.step,
         loader,
         world,
         trained_frames=config.task.frames,
         measure="map" if splits.multi_label else "top1",
         batch_size=build_data.clips_per_forward(config, world),
         precise_bn=config.train.precise_bn,
-        train_loader=train_loader,
+        train_loader=training.loader,
     )
 
 
-def _steps_per_epoch(config: Config, loader: DataLoader, videos: int) -> int:
-    steps = len(loader) // config.train.grad_accum_steps
-    if steps < 1:
-        raise ConfigError(
-            f"train.batch_size is {config.train.batch_size}; {videos} training videos are less "
-            "than one batch. Lower train.batch_size"
-        )
+def _steps_per_epoch(config: Config, loader: DataLoader) -> int:
     if config.train.precise_bn > len(loader):
         raise ConfigError(
             f"train.precise_bn is {config.train.precise_bn}; an epoch has {len(loader)} "
             f"micro-batches with train.grad_accum_steps {config.train.grad_accum_steps}. Use that "
             "or less; to resume a run, use its train.grad_accum_steps"
         )
-    return steps
+    return len(loader) // config.train.grad_accum_steps
 
 
 def _metadata(config: Config, splits: Splits) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ffn import data
-from ffn.data.decoding import Video
 from ffn.engine.class_weights import class_weights
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
@@ -63,7 +62,6 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
     """
     options, train = config.data, config.train
     _check_batch_size(config, world, len(splits.train))
-    store = _open_store(options, resize=options.resize)
     preprocessing = build_preprocessing(options)
     dataset = data.VideoDataset(
         splits.train,
@@ -76,7 +74,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
         on_error=options.on_error,
         num_classes=len(splits.classes),
         cache_bytes=int(options.cache_gib * 2**30),
-        **_frame_source(options, store),
+        **_frame_source(options, resize=options.resize),
     )
     return data.make_loader(
         dataset,
@@ -122,7 +120,6 @@ def build_test_loader(
     ``shuffle_frames`` puts the frames of each clip in a random order.
     """
     parsed = data.Protocol.parse(protocol or config.data.test_protocol)
-    store = _open_store(config.data, resize=preprocessing.resize)
     dataset = data.VideoDataset(
         splits.val,
         views=frames,
@@ -131,7 +128,7 @@ def build_test_loader(
         shuffle_frames=shuffle_frames,
         on_error=config.data.on_error,
         num_classes=len(splits.classes),
-        **_frame_source(config.data, store),
+        **_frame_source(config.data, resize=preprocessing.resize),
     )
     return data.make_loader(
         dataset,
@@ -219,20 +216,9 @@ def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:
     return store
 
 
-def open_record_of(options: DataConfig) -> Callable[[data.Record], Video]:
-    """A function that opens a video as the training does: from the store, or with the decoder.
-
-    Raises:
-        ValueError: the store cannot be read.
-    """
-    given = _frame_source(options, _open_store(options, resize=0))
-    if "source" in given:
-        return given["source"]
-    return lambda record: data.open_video(record.path, frames=record.frames, **given)
-
-
-def _frame_source(options: DataConfig, store: data.ClipStore | None) -> dict[str, Any]:
+def _frame_source(options: DataConfig, *, resize: int) -> dict[str, Any]:
     """Arguments of ``data.VideoDataset`` for the source of the frames."""
+    store = _open_store(options, resize=resize)
     if store is not None:
         return {"source": store.open_record}
     pattern = {} if options.frame_pattern is None else {"pattern": options.frame_pattern}

@@ -5,27 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from torch import Tensor, nn
+from torch import nn
 
 from ffn import zoo
 from ffn.data import Splits, describe_splits, split_warnings
-from ffn.devices import has_bf16
 from ffn.engine import build_data, build_network
 from ffn.engine.distributed import World
 from ffn.engine.options import Config
-from ffn.engine.tasks import TASKS
+from ffn.engine.tasks import Task
 
 FEW_CLIPS = 8  # batches below this have poor statistics (Wu and He 2018, figure 1)
-LR_FACTOR = 4.0  # a learning rate further than this from the published one is reported
 MIN_SHARE = 0.95  # of the parameters that start weights should contain
-
-# Published optimizer and learning rate per video of a step (FFN, CVPR 2023, and its configs).
-PUBLISHED = {
-    "tsm": ("sgd", 0.01 / 32),
-    "tea": ("sgd", 0.02 / 32),
-    "slowfast": ("sgd", 0.03 / 16),
-    "uniformer": ("adamw", 2e-4 / 32),
-}
 
 
 def introduction(
@@ -49,35 +39,32 @@ def introduction(
 def settings(
     config: Config,
     splits: Splits,
-    model: nn.Module,
+    task: Task,
     start: build_network.Start | None,
     world: World,
     steps_per_epoch: int,
-    class_weights: Tensor | None,
 ) -> list[str]:
     """Lines about batches, learning rate, frozen parts and weights, and warnings."""
     lines = [_schedule(config, world, steps_per_epoch)]
     if build_network.lengths_change(config):
-        views = TASKS[config.task.name].views(config.task)
+        views = task.views(config.task)
         drawn = ", ".join(
             f"{min(v)}-{max(v)}" if len(v) > 1 else f"{min(v)}" for v in views.values()
         )
         mean = sum(n * p for numbers in views.values() for n, p in numbers.items())
         lines.append(f"frames drawn for each step from {drawn}: {mean:.1f} per video on average")
     if config.train.freeze:
-        trained, total = (
-            sum(p.numel() for p in model.parameters() if p.requires_grad >= only)
-            for only in (True, False)
-        )
-        parts = ", ".join(config.train.freeze)
+        parts, parameters = ", ".join(config.train.freeze), list(task.model.parameters())
+        trained = sum(p.numel() for p in parameters if p.requires_grad)
+        total = sum(p.numel() for p in parameters)
         lines.append(f"frozen: {parts}; {trained:,} of {total:,} parameters train")
-    if class_weights is not None:
-        low, high = int(class_weights.argmin()), int(class_weights.argmax())
+    if (weights := task.class_weights) is not None:
+        low, high = int(weights.argmin()), int(weights.argmax())
         lines.append(
-            f"class weights: {class_weights[low]:.3g} ({splits.classes[low]}) to "
-            f"{class_weights[high]:.3g} ({splits.classes[high]})"
+            f"class weights: {weights[low]:.3g} ({splits.classes[low]}) to "
+            f"{weights[high]:.3g} ({splits.classes[high]})"
         )
-    warnings = [*split_warnings(splits), *_warnings(config, splits, model, world)]
+    warnings = [*split_warnings(splits), *_warnings(config, splits, task.model, world)]
     if start is not None:
         warnings += start_weight_warnings(config.model.weights, *start, splits.classes)
     return [*lines, *(f"warning: {text}" for text in warnings)]
@@ -100,23 +87,9 @@ def _schedule(config: Config, world: World, steps_per_epoch: int) -> str:
 
 def _warnings(config: Config, splits: Splits, model: nn.Module, world: World) -> Iterator[str]:
     """Options that seldom train well."""
-    train = config.train
-    yield from learning_rate_warnings(
-        config.model.name,
-        config.optim.name,
-        build_network.scaled_learning_rate(config),
-        train.batch_size,
-        fine_tuning=config.model.weights is not None,
-    )
-    if world.device.type == "cpu" and train.precision == "bf16" and not has_bf16():
-        yield (
-            "torch has no fast bf16 operators for this processor; "
-            "train.precision=fp32 is faster here"
-        )
     if config.data.flip == "random":
         yield from flip_warnings(splits.classes)
-    if {*train.freeze} - {"norms"} and not (config.model.weights or config.model.pretrained):
-        yield "train.freeze without model.weights or model.pretrained freezes random weights"
+    train = config.train
     clips = build_data.clips_per_forward(config, world) * (world.size if train.sync_bn else 1)
     norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     if clips < FEW_CLIPS and any(norm.training for norm in norms):
@@ -125,31 +98,6 @@ def _warnings(config: Config, splits: Splits, model: nn.Module, world: World) ->
             "train.views=sequential or train.activation_checkpointing=true make room for larger "
             "batches, train.sync_bn=true takes statistics over all processes, "
             "train.freeze=[norms] keeps those of the start weights"
-        )
-
-
-def learning_rate_warnings(
-    model_name: str, optimizer: str, lr: float, batch_size: int, *, fine_tuning: bool = False
-) -> Iterator[str]:
-    """A learning rate far from the published one of the model's family.
-
-    Args:
-        model_name: e.g. ``tsm_r50``.
-        optimizer: its name.
-        lr: rate in use, scaled to the batch.
-        batch_size: samples per step.
-        fine_tuning: the network starts from trained weights, for which lower rates are usual.
-    """
-    used, per_video = PUBLISHED.get(re.split(r"[_.]", model_name)[0], (None, 0.0))
-    if optimizer != used or model_name.endswith("_tiny"):
-        return  # no published rate
-    expected = per_video * batch_size
-    least = 0.0 if fine_tuning else 1 / LR_FACTOR
-    if not least <= lr / expected <= LR_FACTOR:
-        yield (
-            f"the learning rate is {lr:g} for {batch_size} samples per step; the published one of "
-            f"{model_name} is {expected:g} for as many. optim.lr={per_video * 32:g} with "
-            "optim.base_batch_size=32 scales it"
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
 
 from ffn import core, zoo
@@ -16,8 +17,7 @@ from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
 from ffn.engine.options import Config
-from ffn.engine.sync_bn import convert_sync_bn
-from ffn.engine.tasks import TASKS, FlexibleOptions, Task
+from ffn.engine.tasks import TASKS, Task
 from ffn.labels import label_kind
 
 Start = tuple[zoo.Match, zoo.WeightRecord]
@@ -32,13 +32,12 @@ def conversion_of(config: Config) -> dict[str, Any] | None:
     conversion = TASKS[config.task.name].conversion(config.task)
     if conversion is None:
         return None
-    shown = f"task {config.task.name}: conversion() returned {conversion}; "
     optional = "private", "alter", "interpolate"
-    if not {"trained_frames"} <= conversion.keys() <= {"trained_frames", *optional}:
-        raise ConfigError(f"{shown}expected trained_frames, and optionally {', '.join(optional)}")
-    if callable(conversion.get("private")):
+    known = {"trained_frames"} <= conversion.keys() <= {"trained_frames", *optional}
+    if not known or callable(conversion.get("private")):
         raise ConfigError(
-            f'{shown}private must be "norms", "none" or "all": a checkpoint stores no function'
+            f"task {config.task.name}: conversion() returned {conversion}; a checkpoint stores "
+            f"trained_frames, and optionally {', '.join(optional)}, without functions"
         )
     return conversion
 
@@ -63,7 +62,13 @@ def build_model(config: Config, num_classes: int, *, pretrained: bool = False) -
         **({"drop_path": options.drop_path} if options.drop_path else {}),
     )
     if conversion is not None:
-        model = _convert(config, model, conversion)
+        try:
+            model = core.convert(model, **conversion)
+        except ValueError as error:
+            raise ConfigError(
+                f"{options.name} cannot be converted for task {config.task.name}; see "
+                f"task.alteration and task.private: {error}"
+            ) from error
     for module in model.modules():
         if isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
@@ -90,20 +95,11 @@ def build_started_model(
     if is_new and config.model.weights is not None:
         largest = max(config.task.frames)
         start = zoo.load_start_weights(model, config.model.weights, frames=largest)
-    if config.train.sync_bn:
-        model = convert_sync_bn(model, world)
+    if config.train.sync_bn and world.size > 1:
+        if world.device.type != "cuda":
+            raise ConfigError("train.sync_bn needs CUDA devices; set train.sync_bn=false")
+        model = convert_sync_batchnorm(model)
     return model, start
-
-
-def _convert(config: Config, model: nn.Module, conversion: dict[str, Any]) -> nn.Module:
-    try:
-        return core.convert(model, **conversion)
-    except ValueError as error:
-        flexible = isinstance(config.task, FlexibleOptions)
-        options = " (options task.alteration and task.private)" if flexible else ""
-        raise ConfigError(
-            f"{config.model.name} cannot be converted for task {config.task.name}{options}: {error}"
-        ) from error
 
 
 def prepare_for_training(config: Config, model: nn.Module, device: torch.device) -> None:
@@ -119,24 +115,16 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
             f"convolutions are wrong on a CPU; train {config.model.name} there in fp32"
         )
     model.train()
-    _freeze(config, model)
     try:
+        freezing.freeze(model, config.train.freeze)
         if config.train.activation_checkpointing:
             checkpoint_blocks(model)
         if config.train.compile:
             compile_network(model, lengths_change=lengths_change(config))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{config.model.name}: {error}") from error
-
-
-def _freeze(config: Config, model: nn.Module) -> None:
-    parts = config.train.freeze
-    try:
-        freezing.freeze(model, parts)
-    except ValueError as error:
-        raise ConfigError(f"train.freeze for {config.model.name}: {error}") from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
-        raise ConfigError(f"train.freeze is {parts}; no parameter is left to train")
+        raise ConfigError(f"train.freeze is {config.train.freeze}; no parameter is left to train")
 
 
 def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = None) -> Task:

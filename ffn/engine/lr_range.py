@@ -45,17 +45,12 @@ class RangeTest:
     diverged: bool
 
     @property
-    def smoothed(self) -> list[float]:
-        """Moving average of the losses up to each step."""
-        return smooth(self.losses)
+    def curve(self) -> tuple[np.ndarray, np.ndarray]:
+        """Moving averages up to each step of the rates (geometric means) and of the losses.
 
-    @property
-    def smoothed_rates(self) -> list[float]:
-        """The rates that the smoothed losses belong to: geometric means with the same weights.
-
-        An average over past steps at the rate of the last one would lie too far to the right.
+        The same weights for both: the average of past losses belongs left of the last rate.
         """
-        return np.exp(smooth(np.log(self.rates))).tolist()
+        return np.exp(smooth(np.log(self.rates))), smooth(self.losses)
 
 
 @dataclass(frozen=True)
@@ -81,11 +76,10 @@ def range_test(
     Args:
         step: of the network, which is trained.
         batches: micro-batches, without end.
-        rates: ascending, as of :func:`learning_rates`.
+        rates: ascending.
     """
     done: list[float] = []
     losses: list[float] = []
-    diverged = False
     for number, lr in enumerate(rates):
         result = step.step(batches, number=number, lr=lr)
         own = [outputs["loss"].detach().double() for outputs in result.outputs if "loss" in outputs]
@@ -95,10 +89,9 @@ def range_test(
             continue  # no video of this step is readable
         done.append(lr)
         losses.append(total / used)
-        diverged = result.warning is not None or has_diverged(smooth(losses))
-        if diverged:
-            break
-    return RangeTest(done, losses, diverged)
+        if result.warning is not None or has_diverged(smooth(losses)):
+            return RangeTest(done, losses, diverged=True)
+    return RangeTest(done, losses, diverged=False)
 
 
 def endless(loader: DataLoader) -> Iterator[dict[str, Any]]:
@@ -110,33 +103,23 @@ def endless(loader: DataLoader) -> Iterator[dict[str, Any]]:
         epoch += 1
 
 
-def learning_rates(low: float, high: float, steps: int) -> list[float]:
-    """Rates from low to high with equal ratios.
-
-    >>> [f"{rate:g}" for rate in learning_rates(1e-4, 1e-2, 5)]
-    ['0.0001', '0.000316228', '0.001', '0.00316228', '0.01']
-    """
-    return [low * (high / low) ** (number / (steps - 1)) for number in range(steps)]
-
-
-def smooth(losses: Sequence[float], beta: float = BETA) -> list[float]:
+def smooth(values: Sequence[float]) -> np.ndarray:
     """Exponential moving average with bias correction, ``a_i / (1 - beta^i)`` as in Adam.
 
-    ``a_i = beta a_{i-1} + (1 - beta) loss_i``, with ``a_0 = 0`` and i from 1.
+    ``a_i = beta a_{i-1} + (1 - beta) value_i``, with ``a_0 = 0`` and i from 1.
     """
     smoothed, mean = [], 0.0
-    for number, loss in enumerate(losses, 1):
-        mean = beta * mean + (1 - beta) * loss
-        smoothed.append(mean / (1 - beta**number))
-    return smoothed
+    for number, value in enumerate(values, 1):
+        mean = BETA * mean + (1 - BETA) * value
+        smoothed.append(mean / (1 - BETA**number))
+    return np.array(smoothed)
 
 
-def has_diverged(smoothed: Sequence[float]) -> bool:
+def has_diverged(smoothed: np.ndarray) -> bool:
     """Whether the last smoothed loss is not finite, or far above the lowest one."""
-    if not math.isfinite(smoothed[-1]):
-        return True
     later = smoothed[FIRST:]
-    return bool(later) and later[-1] > DIVERGED * min(later)
+    is_high = len(later) > 0 and later[-1] > DIVERGED * later.min()
+    return bool(is_high or not math.isfinite(smoothed[-1]))
 
 
 def suggest(result: RangeTest) -> Suggestion | None:
@@ -150,23 +133,19 @@ def suggest(result: RangeTest) -> Suggestion | None:
         None if the loss does not fall by `LEAST_FALL`, and by more than twice its noise, the
         standard deviation of single losses (that is about nine standard errors of the averages).
     """
-    losses, smoothed = np.array(result.losses), np.array(result.smoothed)
-    losses, smoothed = (x[np.isfinite(smoothed)][FIRST:] for x in (losses, smoothed))
+    rates, smoothed = (values[FIRST:] for values in result.curve)
+    smoothed = smoothed[np.isfinite(smoothed)]
     width = max(1, len(result.losses) // 20)
     lowest = int(smoothed.argmin()) if len(smoothed) else 0
     if lowest < 2 * width:
         return None
-    fall = smoothed[0] - smoothed[lowest]
-    noise = np.diff(losses[: lowest + 1]).std() / math.sqrt(2)
-    if fall < max(2 * noise, LEAST_FALL * smoothed[0]):
+    noise = np.diff(result.losses[FIRST : FIRST + lowest + 1]).std() / math.sqrt(2)
+    if smoothed[0] - smoothed[lowest] < max(2 * noise, LEAST_FALL * smoothed[0]):
         return None
-    x, rates = np.log(result.smoothed_rates[FIRST:]), result.smoothed_rates[FIRST:]
-    middle = np.arange(width, lowest - width + 1)
-    slopes = (smoothed[middle + width] - smoothed[middle - width]) / (
-        x[middle + width] - x[middle - width]
-    )
-    steepest = int(middle[slopes.argmin()])
-    return Suggestion(rates[steepest], rates[lowest], float(smoothed[lowest]))
+    x, y = np.log(rates[: lowest + 1]), smoothed[: lowest + 1]
+    slopes = (y[2 * width :] - y[: -2 * width]) / (x[2 * width :] - x[: -2 * width])
+    steepest = width + int(slopes.argmin())
+    return Suggestion(float(rates[steepest]), float(rates[lowest]), float(smoothed[lowest]))
 
 
 def report_lines(result: RangeTest, suggestion: Suggestion | None, scale: float) -> list[str]:
@@ -199,17 +178,7 @@ def report_lines(result: RangeTest, suggestion: Suggestion | None, scale: float)
 def save_range_test(
     result: RangeTest, suggestion: Suggestion | None, folder: Path, config: dict[str, Any]
 ) -> list[Path]:
-    """Write ``lr_range.json`` and ``lr_range.png``; existing files are replaced.
-
-    Args:
-        result: the test.
-        suggestion: what was found in it.
-        folder: created if it is missing.
-        config: options of the test, as plain values.
-
-    Returns:
-        The two files.
-    """
+    """Write ``lr_range.json``, with the options of the test, and ``lr_range.png``; return both."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"lr_range.{suffix}" for suffix in ("json", "png")]
     content = {
@@ -225,25 +194,20 @@ def save_range_test(
 
 
 def _save_figure(result: RangeTest, suggestion: Suggestion | None, path: Path) -> None:
+    rates, smoothed = result.curve
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
     axes.plot(result.rates, result.losses, color=COLORS[0], alpha=0.3, label="loss")
-    axes.plot(
-        result.smoothed_rates, result.smoothed, color=COLORS[0], linewidth=1.8, label="smoothed"
-    )
-    found = {} if suggestion is None else {"fastest fall": suggestion.steepest}
-    found |= {} if suggestion is None else {"lowest": suggestion.lowest}
-    for (name, rate), style in zip(found.items(), ("--", ":"), strict=False):
-        label = f"{name}: {rate:.2g}"
-        axes.axvline(rate, color=GRAY, linestyle=style, linewidth=1.2, label=label)
+    axes.plot(rates, smoothed, color=COLORS[0], linewidth=1.8, label="smoothed")
+    if suggestion is not None:
+        for rate, style in ((suggestion.steepest, "--"), (suggestion.lowest, ":")):
+            axes.axvline(rate, color=GRAY, linestyle=style, linewidth=1.2, label=f"{rate:.2g}")
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")
     axes.set_ylabel("training loss")
-    shown = [value for value in result.smoothed if math.isfinite(value)]
-    if shown:
-        low, high = min(shown), max(shown)
-        margin = 0.25 * (high - low) or 0.1
-        axes.set_ylim(low - margin, high + margin)  # single losses may be far above
+    if len(shown := smoothed[np.isfinite(smoothed)]):
+        margin = 0.25 * np.ptp(shown) or 0.1
+        axes.set_ylim(shown.min() - margin, shown.max() + margin)  # single losses may be far above
     tidy(axes)
     axes.legend(frameon=False)
     write_figure(figure, path)

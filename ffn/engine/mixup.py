@@ -33,9 +33,6 @@ class BatchMix:
         seed: of the random numbers.
         multi_label: labels are (B, K), ones for the classes of a video; see
             :class:`ffn.labels.MultiLabel` for their smoothing.
-
-    Raises:
-        ValueError: a number is outside its range.
     """
 
     def __init__(
@@ -48,11 +45,6 @@ class BatchMix:
         seed: int = 0,
         multi_label: bool = False,
     ) -> None:
-        if mixup < 0 or cutmix < 0 or not 0 <= smoothing < 1:
-            raise ValueError(
-                f"mixup {mixup}, cutmix {cutmix}, smoothing {smoothing}; expected alphas of at "
-                "least 0 and 0 <= smoothing < 1"
-            )
         self.num_classes, self.smoothing, self.seed = num_classes, smoothing, seed
         self.labels = label_kind(multi_label)
         self.mixes = _build_mixes(num_classes, mixup, cutmix) if mixup or cutmix else []

@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, build, config, train, weights
+from engine_toys import CPU, build, config, weights
 from torch import nn
 
-from ffn.core import NORMS, extract
-from ffn.engine import build_network, loop
+from ffn.core import extract
+from ffn.engine import build_messages, build_network
 from ffn.engine.build import build_train_step
 from ffn.engine.build_data import read_config_splits
-from ffn.engine.build_network import build_model, build_schedule
-from ffn.engine.config import ConfigError
+from ffn.engine.build_network import build_model
+from ffn.engine.config import ConfigError, load_config
+from ffn.engine.distributed import World
 from ffn.engine.task_options import TASK_OPTIONS
-from ffn.engine.tasks import TASKS, FlexibleOptions, FlexibleTask
+from ffn.engine.tasks import TASKS, FlexibleTask
 from ffn.zoo import load
 
 
@@ -45,71 +47,44 @@ def test_a_plain_run_starts_from_the_sub_network_of_its_count(
     assert all(torch.equal(value, theirs[key]) for key, value in state.items())
 
 
-def test_learning_rate_is_scaled_to_the_batch_and_printed(videos: Path, tmp_path: Path) -> None:
-    more = ("optim.lr=0.02", "optim.base_batch_size=12", "train.epochs=1", "optim.milestones=[]")
-    run = build(videos, tmp_path / "run", *more)
+def test_learning_rate_is_scaled_to_the_batch(videos: Path, tmp_path: Path) -> None:
+    more = ("optim.lr=0.02", "optim.base_batch_size=12", "optim.schedule=cosine")
+    run = build(videos, tmp_path / "run", *more, "optim.final_lr=0.01")
 
     assert run.settings[0] == (
-        "1 epochs of 4 steps; 6 videos per step = 1 process(es) x 1 micro-batch(es) x 6; "
+        "2 epochs of 4 steps; 6 videos per step = 1 process(es) x 1 micro-batch(es) x 6; "
         "learning rate 0.01 (0.02 for 12), fp32 on cpu"
     )
-    assert run.learning_rate(0.5) == pytest.approx(0.01)
-    loop.train(run)
-    assert {g["lr"] / g["lr_scale"] for g in run.train_step.optimizer.param_groups} == {0.01}
-
-
-def test_schedule_scales_the_final_rate_too(videos: Path, tmp_path: Path) -> None:
-    more = ("optim.schedule=cosine", "optim.lr=0.1", "optim.final_lr=0.01")
-    rate = build_schedule(config(videos, tmp_path, *more, "optim.base_batch_size=3"))
-    assert [rate(0), rate(1), rate(2)] == pytest.approx([0.2, 0.11, 0.02])
+    rates = [run.learning_rate(epoch) for epoch in (0, 1, 2)]
+    assert rates == pytest.approx([0.01, 0.0075, 0.005])
 
 
 def test_start_lines_have_model_data_and_warnings(
-    videos: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
+    videos: Path, finished: Path, tmp_path: Path
 ) -> None:
     """The classes have another order than those of the start weights."""
     other = tmp_path / "names.txt"
     other.write_text("right\nleft\nstill\n")
     more = (f"model.weights={finished / 'best.pt'}", f"data.classes={other}", "data.flip=random")
-    train(videos, tmp_path / "run", *more)
+    run = build(videos, tmp_path / "run", *more)
 
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == ("tsm_tiny, task flexible: 24 training and 9 validation videos, 3 classes")
-    assert lines[1].startswith("frame-flexible at 2, 4 frames")
-    warned = [line for line in lines if line.startswith("warning: ")]
+    assert "24 training and 9 validation videos, 3 classes" in run.introduction[0]
+    warned = [line for line in run.settings if line.startswith("warning: ")]
     assert len(warned) == 3
     assert "data.flip=random flips clips of 2 classes" in warned[0]
     assert "BatchNorm takes its statistics over 6 clips" in warned[1]
     assert "2 of 3 differ, the first is class 0, 'right' here and 'left' there" in warned[2]
 
 
-@pytest.mark.parametrize(("precision", "fast"), [("bf16", False), ("bf16", True), ("fp32", False)])
-def test_slow_bf16_is_reported(
-    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, precision: str, fast: bool
-) -> None:
-    monkeypatch.setattr("ffn.engine.build_messages.has_bf16", lambda: fast)
-    run = build(videos, tmp_path / "run", f"train.precision={precision}")
+def test_warnings_about_flips_and_start_weights() -> None:
+    assert list(build_messages.flip_warnings(["cleft", "bright"])) == []
 
-    found = [line for line in run.settings if "no fast bf16 operators" in line]
-    assert len(found) == (precision == "bf16" and not fast)
-    assert all(line.endswith("train.precision=fp32 is faster here") for line in found)
+    def warned(share: float, start: list[str] | None) -> list[str]:
+        match, record = SimpleNamespace(share=share, classes=None), SimpleNamespace(classes=start)
+        return [*build_messages.start_weight_warnings("best.pt", match, record, ["a", "b"])]
 
-
-def test_train_step_of_a_config_needs_no_run(videos: Path, tmp_path: Path) -> None:
-    options = config(videos, tmp_path, "train.freeze=[norms]", "train.views=sequential")
-    run = build(videos, tmp_path / "run")
-    model = build_model(options, 3)
-
-    step = build_train_step(options, model, run.world, num_classes=3)
-
-    assert step.model is model
-    assert step.sequential
-    assert model.training
-    norms = [m for m in model.modules() if isinstance(m, NORMS)]
-    assert norms
-    assert not any(m.training or any(p.requires_grad for p in m.parameters()) for m in norms)
-    trained = {id(p) for group in step.optimizer.param_groups for p in group["params"]}
-    assert not trained & {id(p) for m in norms for p in m.parameters()}
+    assert warned(1.0, ["a", "b"]) == warned(1.0, None) == []
+    assert "40%" in warned(0.4, None)[0]
 
 
 @pytest.mark.parametrize("name", ["adamw", "sgd"])
@@ -148,75 +123,54 @@ def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
     assert [record.label for record in tested.val] == [2 - record.label for record in both.val]
 
 
-def test_lists_that_cannot_be_trained_on(videos: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"validation videos of .*train\.csv are training videos"):
-        build(videos, tmp_path, "data.val=train.csv")
-
-
 # --- options that do not fit --------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            ["train.batch_size=25"],
-            r"batch_size is 25 .*25 videos per step\); there are 24 training videos",
-        ),
-        (
-            ["train.precise_bn=9", "train.grad_accum_steps=2"],
-            r"precise_bn is 9; an epoch has 8 micro-batches with train\.grad_accum_steps 2\. Use "
-            r"that or less; to resume a run, use its train\.grad_accum_steps",
-        ),
+        (["train.batch_size=25"], "batch_size is 25"),
+        (["train.precise_bn=9", "train.grad_accum_steps=2"], "precise_bn is 9; an epoch has 8"),
+        (["model.name=slowfast_tiny", "train.precision=bf16"], "bf16"),
+        (["data.val=train.csv"], r"data\.val"),
     ],
-    ids=str,
 )
 def test_options_that_do_not_fit_the_data_or_the_device(
     videos: Path, tmp_path: Path, options: list[str], message: str
 ) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(ValueError, match=message):
         build(videos, tmp_path / "run", *options)
 
 
-def test_3d_convolutions_do_not_train_in_bf16_on_a_cpu(videos: Path, tmp_path: Path) -> None:
-    options = ["model.name=slowfast_tiny", "train.precision=bf16"]
-    with pytest.raises(ConfigError, match="bf16"):
-        build(videos, tmp_path / "run", *options)
-
-
-class OddTask(FlexibleTask):
-    """Its network needs a conversion that the test sets."""
-
-    given: ClassVar[dict[str, Any]] = {}
-
-    @classmethod
-    def conversion(cls, options: FlexibleOptions) -> dict[str, Any]:
-        return cls.given
+def test_synchronized_norms() -> None:
+    """They need CUDA; conversion keeps the parameters and their names, private ones included."""
+    options = load_config(None, ["model.name=tsm_tiny", "train.sync_bn=true"])
+    with pytest.raises(ConfigError, match="needs CUDA"):
+        build_network.build_started_model(options, 3, World(0, 2, torch.device("cpu")))
+    model = build_model(options, 3)
+    before, parameters = list(model.state_dict()), dict(model.named_parameters())
+    model = build_network.convert_sync_batchnorm(model)
+    assert list(model.state_dict()) == before
+    assert all(value is parameters[name] for name, value in model.named_parameters())
+    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    assert {type(norm) for norm in norms} == {nn.SyncBatchNorm}
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    "given",
     [
-        ({"private": "norms"}, "expected trained_frames"),
-        ({"trained_frames": (2, 4), "frame_dim": 1}, "expected trained_frames, and optionally"),
-        ({"trained_frames": (2, 4), "private": lambda name, module: True}, "stores no function"),
-        ({"trained_frames": (2, 4), "alter": ["nothing*"]}, r"tsm_tiny cannot be converted.*match"),
+        {"private": "norms"},
+        {"trained_frames": (2, 4), "private": lambda name, module: True},
+        {"trained_frames": (2, 4), "alter": ["nothing*"]},
     ],
-    ids=lambda value: str(value).split(" at 0x")[0],
+    ids=["incomplete", "function", "no match"],
 )
-def test_conversion_that_no_checkpoint_can_describe(
-    videos: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    given: dict[str, Any],
-    message: str,
+def test_conversions_that_are_refused(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: dict[str, Any]
 ) -> None:
-    monkeypatch.setitem(TASKS._entries, "odd", OddTask)
-    monkeypatch.setitem(TASK_OPTIONS, "odd", OddTask.Options)
-    monkeypatch.setattr(OddTask, "given", given)
-
-    with pytest.raises(ConfigError, match=message):
-        build(videos, tmp_path / "run", "task.name=odd")
+    monkeypatch.setattr(FlexibleTask, "conversion", lambda options: given)
+    with pytest.raises(ConfigError, match="task flexible"):
+        build(videos, tmp_path / "run")
 
 
 def test_a_network_that_could_not_be_loaded_is_refused(
@@ -260,14 +214,3 @@ def test_parameters_of_a_task_are_refused_unless_frozen(
     step = build_train_step(options, build_model(options, 3), CPU, num_classes=3)
     assert not step.task.temperature.requires_grad
     assert moved == [CPU.device]  # class weights and the like
-
-
-def test_model_without_blocks_has_no_activation_checkpointing(
-    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(model: nn.Module) -> int:
-        raise ValueError("no blocks")
-
-    monkeypatch.setattr(build_network, "checkpoint_blocks", refuse)
-    with pytest.raises(ConfigError, match="tsm_tiny: no blocks"):
-        build(videos, tmp_path / "run", "train.activation_checkpointing=true")

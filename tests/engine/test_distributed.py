@@ -7,7 +7,7 @@ import torch
 from engine_toys import batch, flexible_task
 from rank_cases import ONE, share, steps_with_empty_batches, training_steps
 from ranks import Ranks
-from torch import Tensor, nn
+from torch import Tensor
 
 from ffn.engine.distributed import (
     ReplicaError,
@@ -17,7 +17,6 @@ from ffn.engine.distributed import (
     check_replicas,
     on_main,
 )
-from ffn.engine.sync_bn import convert_sync_bn
 
 NAME = "model.net.layer3.0.conv1.weight"
 
@@ -121,18 +120,3 @@ def test_one_process_needs_no_collective() -> None:
     check_replicas(model, ONE)
     broadcast_parameters(model, ONE)
     average_gradients(model.parameters(), ONE)
-    assert convert_sync_bn(model, ONE) is model
-
-
-def test_synchronized_norms_need_cuda_and_keep_the_state_dict() -> None:
-    model = flexible_task((2, 4)).model
-    with pytest.raises(ValueError, match="needs CUDA"):
-        convert_sync_bn(model, World(0, 2, torch.device("cpu")))
-    before, parameters = model.state_dict(), dict(model.named_parameters())
-    model = convert_sync_bn(model, World(0, 2, torch.device("cuda")))
-    assert list(model.state_dict()) == list(before)
-    assert all(value is parameters[name] for name, value in model.named_parameters())
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    assert norms
-    assert all(isinstance(norm, nn.SyncBatchNorm) for norm in norms)
-    assert all(norm.training for norm in norms) == model.training

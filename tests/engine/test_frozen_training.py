@@ -75,7 +75,7 @@ def test_a_resumed_run_keeps_its_part_frozen(videos: Path, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("option", ["train.freeze=[net.layr1]", "train.freeze=['*']"])
 def test_what_cannot_be_frozen(videos: Path, tmp_path: Path, option: str) -> None:
-    with pytest.raises(ConfigError, match=r"train\.freeze"):
+    with pytest.raises(ConfigError, match=r"layr1|no parameter is left"):
         build(videos, tmp_path, option)
 
 
