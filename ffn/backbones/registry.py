@@ -17,6 +17,7 @@ import fnmatch
 import inspect
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar
 
 import timm
@@ -90,7 +91,7 @@ def build(
     """
     if num_classes < 1:
         raise ValueError(f"num_classes is {num_classes}; expected at least 1")
-    factory, *arguments = _find(name)
+    factory = _find(name)
     if pretrained and name in _models and name not in _with_image_weights:
         raise ValueError(
             f"{name} has no image weights; pass pretrained=False, or start from weights of the zoo "
@@ -99,7 +100,7 @@ def build(
     if pretrained:
         kwargs["pretrained"] = True
     try:
-        return factory(*arguments, num_classes=num_classes, **kwargs)
+        return factory(num_classes=num_classes, **kwargs)
     except TypeError as error:
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None or unknown[1] not in {*kwargs, "num_classes"}:
@@ -109,24 +110,18 @@ def build(
         ) from error
 
 
-def _find(name: str) -> tuple[Any, ...]:
-    """The factory of a name, and its positional arguments."""
+def _find(name: str) -> Callable[..., nn.Module]:
     family, _, timm_name = name.partition(".")
     if timm_name and family in _families:
-        _check_timm_name(family, timm_name)
-        return _families[family], timm_name
+        if not timm.is_model(timm_name):
+            close = difflib.get_close_matches(timm_name.partition(".")[0], timm.list_models(), n=3)
+            hint = f"; did you mean {', '.join(f'{family}.{c}' for c in close)}?" if close else ""
+            raise ValueError(f'no model "{name}": timm has no "{timm_name}"{hint}')
+        return partial(_families[family], timm_name)
     try:
-        return (_models[name],)
+        return _models[name]
     except KeyError as error:
         raise ValueError(
-            f"{error.args[0]}. timm CNNs of the blocks in ffn.backbones.residual are "
+            f"{error.args[0]}. timm CNNs of the blocks in ffn.backbones.tsm are "
             f"{', '.join(f'{f}.<timm name>' for f in families())}."
         ) from None
-
-
-def _check_timm_name(family: str, timm_name: str) -> None:
-    if timm.is_model(timm_name):
-        return
-    close = difflib.get_close_matches(timm_name.split(".")[0], timm.list_models(), n=3)
-    hint = f"did you mean {', '.join(f'{family}.{c}' for c in close)}?" if close else ""
-    raise ValueError(f'no model "{family}.{timm_name}": timm has no "{timm_name}". {hint}'.strip())

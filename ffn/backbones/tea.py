@@ -13,12 +13,12 @@ import timm
 import torch
 from timm.layers import DropPath
 from timm.models.res2net import Bottle2neck
-from timm.models.resnet import ResNet
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.backbones.registry import register, register_family, register_pretrained
-from ffn.layers import HEAD_STD, AlterationSite, ClipLength, TimedPerFrame, init_classifier
+from ffn.backbones.tsm import tiny_resnet
+from ffn.layers import HEAD_STD, AlterationSite, ClipLength, PerFrame, init_classifier
 
 
 class MotionExcitation(nn.Module):
@@ -155,7 +155,7 @@ class MotionBlock(Bottle2neck):
         return self.relu(self.drop_path(x) + shortcut)
 
 
-class TEA(TimedPerFrame):
+class TEA(PerFrame):
     """A timm Res2Net with motion excitation and temporal aggregation, for clips of any length.
 
     Args:
@@ -237,17 +237,12 @@ def tea_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 8) ->
         dropout: probability before the classifier.
         width: planes of the first stage; the stages return 4, 8, 16 and 32 times as many channels.
     """
-    net = ResNet(
+    net = tiny_resnet(
         Bottle2neck,
-        (1, 1, 1, 1),
+        width,
         num_classes=num_classes,
         drop_rate=dropout,
-        zero_init_last=False,
-        stem_type="deep",
-        stem_width=width // 2,
-        channels=(width, 2 * width, 4 * width, 8 * width),
         base_width=26,
         block_args={"scale": 4},
     )
-    net.maxpool = nn.Identity()  # frames are small already
     return _tea(net)

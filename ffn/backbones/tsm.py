@@ -2,26 +2,56 @@
 
 Offline, bidirectional shift of 1/8 + 1/8 of the channels before the first convolution of every
 residual block; logits are averaged over the frames. The networks and their ImageNet weights are
-timm's. Left out: the online form, non-local blocks, and in-place shift.
+timm's; `BLOCKS` has the classes of their blocks. Left out: the online form, non-local blocks,
+in-place shift, and shortcuts that are concatenated, as in DenseNet.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import timm
+from timm.models import _efficientnet_blocks as efficientnet
+from timm.models import byobnet, cspnet, regnet, resnet
+from timm.models.convnext import ConvNeXtBlock
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
 from ffn.backbones.registry import register, register_family, register_pretrained
-from ffn.backbones.residual import BLOCKS, residual_convs
-from ffn.layers import HEAD_STD, ShiftConv2d, TimedPerFrame, init_classifier
-
-# What ffn.convert makes private by default.
-NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
+from ffn.layers import HEAD_STD, PerFrame, ShiftConv2d, init_classifier
 
 
-class TSM(TimedPerFrame):
+@dataclass(frozen=True)
+class Block:
+    """A class of residual blocks of timm, ``shortcut(x) + branch(x)``.
+
+    Attributes:
+        convs: names of the first convolution of the branch; the first that the block has counts.
+        shortcut: attribute that is None or False in blocks without a shortcut; "" if all have one.
+    """
+
+    convs: tuple[str, ...]
+    shortcut: str = ""
+
+
+BLOCKS: dict[type[nn.Module], Block] = {
+    resnet.BasicBlock: Block(("conv1",)),
+    resnet.Bottleneck: Block(("conv1",)),
+    regnet.Bottleneck: Block(("conv1.conv",), "downsample"),
+    ConvNeXtBlock: Block(("conv_dw",)),
+    efficientnet.ConvBnAct: Block(("conv",), "has_skip"),
+    efficientnet.DepthwiseSeparableConv: Block(("conv_dw",), "has_skip"),
+    efficientnet.EdgeResidual: Block(("conv_exp",), "has_skip"),
+    efficientnet.InvertedResidual: Block(("conv_pw",), "has_skip"),
+    efficientnet.UniversalInvertedResidual: Block(("dw_start.conv", "pw_exp.conv"), "has_skip"),
+    byobnet.BasicBlock: Block(("conv1_kxk.conv",), "shortcut"),
+    byobnet.BottleneckBlock: Block(("conv1_1x1.conv",), "shortcut"),
+    cspnet.DarkBlock: Block(("conv1.conv",)),
+}
+
+
+class TSM(PerFrame):
     """A 2-D CNN with temporal shifts, for clips of any length.
 
     Args:
@@ -47,34 +77,41 @@ class TSM(TimedPerFrame):
 
 
 def shiftable_convs(net: nn.Module) -> dict[str, str]:
-    """Find the convolutions that shift: the name of the residual block, by that of the convolution.
+    """Find the convolutions that shift: those that read the input of a residual branch.
 
-    They read the input of a residual branch; see :func:`~ffn.backbones.residual.residual_convs`.
+    A block counts if its branch has a convolution larger than 1 x 1. A block without a shortcut (as
+    the strided blocks of MobileNet) does not: without the unshifted path in parallel, a shift would
+    destroy spatial features (paper, §3.2).
+
+    Args:
+        net: a 2-D CNN of timm; it does not change.
+
+    Returns:
+        The name of the block, by name of the convolution.
 
     Raises:
-        ValueError: there is none, one of them is of another class than ``nn.Conv2d``, or the
-            network has no norm that :func:`ffn.convert` could make private.
+        ValueError: there is none, or one of them is of another class than ``nn.Conv2d``.
     """
-    kind, choice = type(net).__name__, "resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
-    convs = residual_convs(net)
-    if not convs:
+    found = {}
+    for name, module in net.named_modules():
+        block = next((BLOCKS[kind] for kind in type(module).__mro__ if kind in BLOCKS), None)
+        if block is None or (block.shortcut and not getattr(module, block.shortcut)):
+            continue
+        kernels = [getattr(m, "kernel_size", 1) for m in module.modules()]
+        inside = dict(module.named_modules())
+        conv = next((conv for conv in block.convs if conv in inside), None)
+        if conv is not None and any(max(k) > 1 for k in kernels if isinstance(k, tuple)):
+            found[f"{name}.{conv}"] = name
+    others = {type(net.get_submodule(name)) for name in found} - {nn.Conv2d}
+    if others or not found:
         known = ", ".join(sorted({block.__name__ for block in BLOCKS}))
         raise ValueError(
-            f"{kind} has no residual block of a class that is known ({known}); choose a CNN such "
-            f"as {choice}"
+            f"{type(net).__name__} cannot shift: it needs residual blocks of a known class "
+            f"({known}) that start with an nn.Conv2d"
+            + "".join(f", not a {kind.__name__}" for kind in others)
+            + ". Choose a CNN such as resnet50, regnety_004, mobilenetv2_100 or convnext_tiny"
         )
-    for name, block in convs.items():
-        if type(conv := net.get_submodule(name)) is not nn.Conv2d:
-            raise ValueError(
-                f"{block} of {kind} starts with a {type(conv).__name__}; only an nn.Conv2d can "
-                f"shift. Choose a CNN such as {choice}"
-            )
-    if not any(isinstance(module, NORMS) and module._parameters for module in net.modules()):
-        raise ValueError(
-            f"{kind} has no BatchNorm, LayerNorm or GroupNorm that ffn.convert could make private "
-            f"to each frame count; choose a CNN such as {choice}"
-        )
-    return convs
+    return found
 
 
 def _every(convs: dict[str, str], step: int) -> list[str]:
@@ -163,15 +200,25 @@ def tsm_tiny(*, num_classes: int = 400, dropout: float = 0.0, width: int = 16) -
         dropout: probability before the classifier.
         width: channels of the first stage; later stages have 2, 4 and 8 times as many.
     """
+    return _tsm(tiny_resnet(BasicBlock, width, num_classes=num_classes, drop_rate=dropout))
+
+
+def tiny_resnet(block: type[nn.Module], width: int, **kwargs: Any) -> ResNet:
+    """A ResNet of four blocks for small frames, whose branches contribute from the first step.
+
+    Args:
+        block: class of the blocks.
+        width: channels of the first stage; later stages have 2, 4 and 8 times as many.
+        kwargs: further arguments of timm's ``ResNet``.
+    """
     net = ResNet(
-        BasicBlock,
+        block,
         (1, 1, 1, 1),
-        num_classes=num_classes,
-        drop_rate=dropout,
-        zero_init_last=False,  # the shifted branch contributes from the first step
+        zero_init_last=False,
         stem_type="deep",
         stem_width=width // 2,
         channels=(width, 2 * width, 4 * width, 8 * width),
+        **kwargs,
     )
     net.maxpool = nn.Identity()  # frames are small already
-    return _tsm(net)
+    return net

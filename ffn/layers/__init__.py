@@ -9,8 +9,7 @@ The letters in shape comments, everywhere in ffn::
 from ffn.clips import check_clip
 from ffn.layers.alteration_site import AlterationSite
 from ffn.layers.classifier import PooledClassifier, init_classifier
-from ffn.layers.clip import ClipLength
-from ffn.layers.per_frame import HEAD_STD, PerFrame, TimedPerFrame
+from ffn.layers.per_frame import HEAD_STD, ClipLength, PerFrame
 from ffn.layers.temporal_shift import ShiftConv2d, temporal_shift
 
 __all__ = [
@@ -20,7 +19,6 @@ __all__ = [
     "PerFrame",
     "PooledClassifier",
     "ShiftConv2d",
-    "TimedPerFrame",
     "check_clip",
     "init_classifier",
     "temporal_shift",

@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from ffn.clips import check_clip
 from ffn.layers.classifier import check_resettable, init_classifier
-from ffn.layers.clip import ClipLength
 
 HEAD_STD = 1e-3  # of a new classifier: logits start close to zero, as TSM's and TEA's reference
+
+
+class ClipLength(threading.local):
+    """The number of frames T of the clip that a thread runs through a network.
+
+    A 2-D network processes B * T images, without T. :class:`PerFrame` sets T here for the layers
+    that mix frames. Each thread has its own value, so threads may run clips of other lengths.
+    """
+
+    frames: int | None = None
+
+    def __deepcopy__(self, memo: dict) -> ClipLength:
+        # A copied layer must read the value that its model sets. A copied model may share it too:
+        # every forward sets it before reading it, and each thread has its own value.
+        return self
+
+    def __reduce__(self) -> tuple[type[ClipLength], tuple[()]]:
+        return ClipLength, ()  # a pickle has no value; within one, all layers share a new object
 
 
 class PerFrame(nn.Module):
@@ -19,12 +39,14 @@ class PerFrame(nn.Module):
     The classifier and the features are those of a timm network, under timm's names.
 
     Args:
-        net: maps images (N, C, H, W) to logits (N, K).
+        net: maps images (N, C, H, W) to logits (N, K). Layers that mix frames read T from
+            ``length`` of this module.
     """
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net
+        self.length = ClipLength()
         convs = (m.in_channels for m in net.modules() if isinstance(m, nn.Conv2d))
         self.in_channels = next(convs, None)  # of the stem, for messages
 
@@ -40,11 +62,7 @@ class PerFrame(nn.Module):
         Raises:
             ValueError: the clip does not have five dimensions, T is 0, or T and C are swapped.
         """
-        images, frames = self._images(clip)
-
-        logits = self.net(images)  # (N, K)
-
-        return logits.unflatten(0, (-1, frames)).mean(1)  # (B, K)
+        return self._run(self.net, clip).mean(1)
 
     def forward_features(self, clip: Tensor) -> Tensor:
         """The last feature maps: those of timm's ``forward_features``, for each frame.
@@ -52,11 +70,7 @@ class PerFrame(nn.Module):
         Returns:
             (B, T, C, H, W); of networks with another layout, (B, T, …).
         """
-        images, frames = self._images(clip)
-
-        x = self.net.forward_features(images)  # (N, C, H, W)
-
-        return x.unflatten(0, (-1, frames))  # (B, T, C, H, W)
+        return self._run(self.net.forward_features, clip)
 
     def forward_head(self, features: Tensor, pre_logits: bool = False) -> Tensor:
         """Logits (B, K) of :meth:`forward_features`.
@@ -70,6 +84,18 @@ class PerFrame(nn.Module):
         x = self.net.forward_head(features.flatten(0, 1), pre_logits=pre_logits)  # (N, K)
 
         return x.unflatten(0, (-1, frames)).mean(1)  # (B, K)
+
+    def _run(self, function: Callable[[Tensor], Tensor], clip: Tensor) -> Tensor:
+        """The outputs (B, T, …) of a function for the frames (N, C, H, W) of all clips."""
+        check_clip(clip, self.in_channels)
+        frames = self.length.frames = clip.shape[2]
+
+        x = function(rearrange(clip, "b c t h w -> (b t) c h w"))
+
+        if x.requires_grad and not torch.compiler.is_compiling():
+            # Activation checkpointing runs layers again in the backward, after other forwards.
+            x.register_hook(lambda _: setattr(self.length, "frames", frames))
+        return x.unflatten(0, (-1, frames))
 
     @property
     def num_classes(self) -> int:
@@ -100,40 +126,3 @@ class PerFrame(nn.Module):
         like = next(self.net.parameters())
         self.net.reset_classifier(num_classes)
         init_classifier(self.get_classifier().to(like), HEAD_STD)
-
-    def _images(self, clip: Tensor) -> tuple[Tensor, int]:
-        """The frames (N, C, H, W) of all clips, and T."""
-        check_clip(clip, self.in_channels)
-        return rearrange(clip, "b c t h w -> (b t) c h w"), clip.shape[2]
-
-
-class TimedPerFrame(PerFrame):
-    """:class:`PerFrame` for a network with layers that mix frames and need T.
-
-    Args:
-        net: see :class:`PerFrame`; its layers read T from ``length`` of this module.
-    """
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__(net)
-        self.length = ClipLength()
-
-    def forward(self, clip: Tensor) -> Tensor:
-        """Classify clips (B, C, T, H, W) of any T; returns logits (B, K)."""
-        frames = self._set_length(clip)
-        return self._keep_length(super().forward(clip), frames)
-
-    def forward_features(self, clip: Tensor) -> Tensor:
-        """The last feature maps of each frame, (B, T, C, H, W); see :class:`PerFrame`."""
-        frames = self._set_length(clip)
-        return self._keep_length(super().forward_features(clip), frames)
-
-    def _set_length(self, clip: Tensor) -> int | None:
-        self.length.frames = clip.shape[2] if clip.ndim == 5 else None
-        return self.length.frames
-
-    def _keep_length(self, x: Tensor, frames: int | None) -> Tensor:
-        if x.requires_grad and not torch.compiler.is_compiling():
-            # Activation checkpointing runs layers again in the backward, after other forwards.
-            x.register_hook(lambda _: setattr(self.length, "frames", frames))
-        return x

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.layers.alteration_site import AlterationSite
-from ffn.layers.clip import ClipLength
+from ffn.layers.per_frame import ClipLength
 
 
 def temporal_shift(x: Tensor, frames: int, divisor: int = 8) -> Tensor:

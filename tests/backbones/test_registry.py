@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-import functools
 from pathlib import Path
 
 import pytest
 import torch
-from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
-    apply_activation_checkpointing,
-)
 
 from ffn import backbones
-from ffn.core import PrivateModules, WeightAlteration, convert, extract
+from ffn.core import WeightAlteration, convert, extract
 
 LARGE = (  # a smaller model runs the same code
     "tsm_r101",
@@ -25,6 +20,7 @@ LARGE = (  # a smaller model runs the same code
     "uniformer_b",
 )
 OTHERS = [name for name in backbones.model_names() if name not in LARGE]
+COMPILED = ["tsm_mobilenetv2", *backbones.model_names("*_tiny")]
 
 
 def build_small(name: str) -> torch.nn.Module:
@@ -34,18 +30,13 @@ def build_small(name: str) -> torch.nn.Module:
 def test_names() -> None:
     names = backbones.model_names()
 
-    assert {"tsm_r18", "tsm_r50", "tsm_r101", "tsm_mobilenetv2", "tsm_tiny"} <= set(names)
+    assert {"tsm_r50", "tea_r50", "slowfast_r50", "slowonly_r50", "uniformer_s"} <= set(names)
     assert names == sorted(names)
-    assert backbones.model_names("tsm_r*") == [
-        "tsm_r101",
-        "tsm_r101_alternate",
-        "tsm_r18",
-        "tsm_r50",
-    ]
-    assert {"slowfast_r50", "slowfast_r101", "slowonly_r50", "uniformer_s", "uniformer_b"} <= set(
-        names
-    )
+    assert backbones.model_names("tsm_r1*") == ["tsm_r101", "tsm_r101_alternate", "tsm_r18"]
     assert backbones.families() == ["tea", "tsm"]
+    with torch.device("meta"):
+        for name in LARGE:
+            assert backbones.build(name, num_classes=3).get_classifier().weight.shape[0] == 3
 
 
 def test_a_class_of_another_package_is_registered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,25 +88,8 @@ def test_clip_in_logits_out_at_any_length(name: str) -> None:
             assert torch.equal(logits, model(clip))  # no randomness in eval
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["tsm_tiny", "tsm_r18", "tsm_mobilenetv2", "tea_tiny", "slowfast_tiny", "uniformer_tiny"],
-)
-def test_every_parameter_gets_a_gradient(name: str) -> None:
-    torch.manual_seed(0)
-    model = build_small(name).train()
-    for parameter in model.parameters():  # a branch with a last weight of 0 has no gradient
-        if parameter.ndim == 1:
-            torch.nn.init.uniform_(parameter, 0.5, 1.5)
-
-    model(torch.randn(4, 3, 2, 64, 64)).square().sum().backward()
-
-    without = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.any()]
-    assert not without
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", backbones.model_names())
+@pytest.mark.parametrize("name", OTHERS)
 def test_every_model_converts_exactly_and_keeps_its_clips_apart(name: str) -> None:
     """The rules of every converted network (tests/core), for each registered one at full width."""
     torch.manual_seed(0)
@@ -140,18 +114,6 @@ def test_every_model_converts_exactly_and_keeps_its_clips_apart(name: str) -> No
     assert all(torch.equal(v, state[k]) for k, v in flexible.state_dict().items())
 
 
-BLOCKS = {  # what runs again in the backward: residual blocks of ours and of timm
-    "BasicBlock",
-    "Bottleneck",
-    "MotionBlock",
-    "LocalBlock",
-    "GlobalBlock",
-    "DepthwiseSeparableConv",
-    "InvertedResidual",
-}
-
-
-@functools.lru_cache(maxsize=1)
 def flexible_network(name: str) -> torch.nn.Module:
     """A registered model at full width, trained at 2 and 4 frames, all private parts different."""
     torch.manual_seed(0)
@@ -169,42 +131,9 @@ def clip_of(frames: int, batch: int = 2) -> torch.Tensor:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
-def test_every_model_learns_and_saves_memory_without_changing_gradients(name: str) -> None:
-    """The active count's parameters get a gradient, each other count's none; running every residual
-    block again in the backward changes none of them, though another count was active last."""
-    plain = copy.deepcopy(flexible_network(name)).double().train()
-    wrapped = copy.deepcopy(plain)
-    apply_activation_checkpointing(wrapped, check_fn=lambda m: type(m).__name__ in BLOCKS)
-    inner = next(m for m in wrapped.modules() if type(m).__name__ in BLOCKS)
-    runs: list[int] = []
-    inner.register_forward_pre_hook(lambda *_: runs.append(1))
-
-    for model in (plain, wrapped):
-        torch.stack([model(clip_of(t, 4).double()).square().sum() for t in (2, 4)]).sum().backward()
-
-    assert len(runs) == 4
-    for (key, expected), found in zip(plain.named_parameters(), wrapped.parameters(), strict=True):
-        assert expected.grad is not None, key
-        torch.testing.assert_close(found.grad, expected.grad, rtol=1e-9, atol=1e-12, msg=key)
-
-    plain.zero_grad(set_to_none=True)
-    plain(clip_of(4, 4).double()).square().sum().backward()
-    others = {
-        id(parameter)
-        for module in plain.modules()
-        if isinstance(module, PrivateModules)
-        for parameter in module["2"].parameters()
-    }
-    assert others
-    for key, parameter in plain.named_parameters():
-        assert (parameter.grad is None) == (id(parameter) in others), key
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", COMPILED)
 @torch.no_grad()
-def test_every_model_saves_compiles_and_runs_in_bf16(name: str, tmp_path: Path) -> None:
+def test_every_family_saves_compiles_and_runs_in_bf16(name: str, tmp_path: Path) -> None:
     flexible = flexible_network(name)
     torch.save(flexible.state_dict(), tmp_path / "weights.pt")
     loaded = convert(backbones.build(name, num_classes=3, dropout=0.0), (2, 4), alter="all").eval()

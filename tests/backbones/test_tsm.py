@@ -1,4 +1,4 @@
-"""TSM against timm's own network with a hand-written shift in front of its convolutions."""
+"""TSM against timm's own network with a hand-written shift, and where networks of timm shift."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import torch
 from torch import Tensor, nn
 
 from ffn import backbones
-from ffn.backbones.tsm import shiftable_convs, tsm_of
-from ffn.layers import ShiftConv2d
-
-RESNET18 = [f"layer{stage}.{block}.conv1" for stage in (1, 2, 3, 4) for block in (0, 1)]
+from ffn.backbones.tsm import shiftable_convs
+from ffn.core import convert
 
 
 def hook_shift(conv: nn.Module, frames: int) -> None:
+    """Shift the input of a convolution, in place of an earlier hook."""
+
     def shift(module: nn.Module, args: tuple[Tensor]) -> Tensor:
         (x,) = args
         fold = x.shape[1] // 8
@@ -28,34 +28,25 @@ def hook_shift(conv: nn.Module, frames: int) -> None:
             clips.append(torch.cat(parts, 1))
         return torch.cat(clips)
 
+    conv._forward_pre_hooks.clear()
     conv.register_forward_pre_hook(shift)
 
 
-@pytest.mark.parametrize("frames", [1, 2, 5])
 @pytest.mark.parametrize("timm_name", ["resnet18", "mobilenetv2_050"])
-def test_equals_timm_with_hooks(timm_name: str, frames: int) -> None:
+def test_equals_timm_with_hooks(timm_name: str) -> None:
     torch.manual_seed(0)
     model = backbones.build(f"tsm.{timm_name}", num_classes=4).eval()
     plain = timm.create_model(timm_name, num_classes=4).eval()
     plain.load_state_dict(model.net.state_dict(), strict=True)  # keys are timm's
     assert list(plain.state_dict()) == list(model.net.state_dict())
-    for name, module in model.net.named_modules():
-        if isinstance(module, ShiftConv2d):
-            hook_shift(plain.get_submodule(name), frames)
-    clip = torch.randn(2, 3, frames, 32, 32)
+    clips = [torch.randn(2, 3, frames, 32, 32) for frames in (1, 2, 5)]
 
-    with torch.no_grad():
-        expected = [plain(one.transpose(0, 1)).mean(0) for one in clip]
-        torch.testing.assert_close(model(clip), torch.stack(expected), rtol=1e-4, atol=1e-6)
-
-
-def test_convolutions_that_shift() -> None:
-    names = [n for n, m in backbones.build("tsm_r18").net.named_modules() if type(m) is ShiftConv2d]
-    assert names == RESNET18
-
-    bottlenecks = shiftable_convs(timm.create_model("resnet50"))
-    assert len(bottlenecks) == 3 + 4 + 6 + 3
-    assert all(conv == f"{block}.conv1" for conv, block in bottlenecks.items())
+    for clip in clips:
+        for name in model.shifted:
+            hook_shift(plain.get_submodule(name.removeprefix("net.")), clip.shape[2])
+        with torch.no_grad():
+            expected = [plain(one.transpose(0, 1)).mean(0) for one in clip]
+            torch.testing.assert_close(model(clip), torch.stack(expected), rtol=1e-4, atol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -77,36 +68,6 @@ def test_every_second_block_of_a_stage_shifts(timm_name: str, block: str) -> Non
     assert places[2] == [(s, index) for s, index in places[1] if (index - first) % 2 == 0]
 
 
-@pytest.mark.parametrize("timm_name", ["regnety_002", "mobilenetv3_small_050", "convnext_atto"])
-def test_other_timm_networks_become_one(timm_name: str) -> None:
-    torch.manual_seed(0)
-    model = backbones.build(f"tsm.{timm_name}", num_classes=3).eval()
-    for parameter in model.parameters():  # blocks that start as identities, as in ConvNeXt
-        if parameter.ndim == 1:
-            nn.init.uniform_(parameter, 0.5, 1.5)
-        elif parameter.ndim > 1:
-            nn.init.kaiming_normal_(parameter)
-    clip = torch.randn(1, 3, 4, 32, 32)
-
-    assert any(isinstance(m, ShiftConv2d) for m in model.modules())
-    with torch.no_grad():
-        forth, back = model(clip), model(clip.flip(2))
-    assert forth.shape == (1, 3)
-    assert not torch.allclose(
-        forth, back, rtol=1e-5, atol=0
-    )  # the output depends on the order of frames
-
-
-def test_per_frame_network_would_not_see_the_order() -> None:
-    model = backbones.build("tsm_tiny", num_classes=3, width=8).eval()
-    clip = torch.randn(1, 3, 4, 32, 32)
-    for module in model.modules():
-        if isinstance(module, ShiftConv2d):
-            module.divisor = 10**6  # shifts no channel
-
-    torch.testing.assert_close(model(clip), model(clip.flip(2)), rtol=1e-5, atol=1e-7)
-
-
 def test_classifier_starts_small_and_has_dropout() -> None:
     torch.manual_seed(0)
     model = backbones.build("tsm_r18", num_classes=50)
@@ -116,13 +77,60 @@ def test_classifier_starts_small_and_has_dropout() -> None:
     assert 0.8e-3 < model.net.fc.weight.std() < 1.2e-3
 
 
-def test_tiny_is_tiny() -> None:
-    model = backbones.build("tsm_tiny", num_classes=12)
+# Number of convolutions that shift, and their names with # for numbers.
+PLACES = {
+    "resnet18": (8, {"layer#.#.conv#"}),
+    "seresnext26t_32x4d": (8, {"layer#.#.conv#"}),
+    "regnety_004": (16, {"s#.b#.conv#.conv"}),
+    "gernet_s": (14, {"stages.#.#.conv#_kxk.conv", "stages.#.#.conv#_#x#.conv"}),
+    "convnext_atto": (12, {"stages.#.blocks.#.conv_dw"}),
+    "mobilenetv2_035": (10, {"blocks.#.#.conv_pw"}),
+    "mobilenetv3_small_050": (7, {"blocks.#.#.conv_pw"}),
+    "mobilenetv4_conv_small": (10, {"blocks.#.#.pw_exp.conv", "blocks.#.#.dw_start.conv"}),
+    "mnasnet_small": (10, {"blocks.#.#.conv_dw", "blocks.#.#.conv_pw"}),
+    "efficientnet_b0": (9, {"blocks.#.#.conv_pw"}),
+    "efficientnetv2_rw_t": (34, {f"blocks.#.#.{n}" for n in ("conv", "conv_exp", "conv_pw")}),
+    "darknet17": (5, {"stages.#.blocks.#.conv#.conv"}),
+}
+REFUSED = {  # and the class in the message
+    "vgg11": "VGG",
+    "densenet121": "DenseNet",
+    "lcnet_035": "MobileNetV3",
+    "efficientnet_cc_b0_4e": "CondConv2d",
+    "resnetv2_50x1_bit": "ResNetV2",
+}
 
-    assert sum(p.numel() for p in model.parameters()) < 0.6e6
+
+def test_places() -> None:
+    for name, expected in PLACES.items():
+        with torch.device("meta"):
+            convs = shiftable_convs(timm.create_model(name))
+        assert (len(convs), {re.sub(r"\d+", "#", conv) for conv in convs}) == expected, name
 
 
-def test_other_numbers_of_input_channels() -> None:
-    model = tsm_of("resnet18", num_classes=2, in_chans=5).eval()
-    assert len(model.shifted) == 8
-    assert model(torch.randn(1, 5, 3, 32, 32)).shape == (1, 2)
+def test_networks_of_other_blocks_are_refused() -> None:
+    for name, kind in REFUSED.items():
+        with torch.device("meta"), pytest.raises(ValueError, match=kind):
+            backbones.build(f"tsm.{name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLACES)
+def test_the_image_passes_the_shifts_through_shortcuts(name: str) -> None:
+    """With zeros in place of all shifting convolutions, logits depend on every frame.
+
+    They would not after a single block without a shortcut.
+    """
+    torch.manual_seed(0)
+    model = backbones.build(f"tsm.{name}", num_classes=3).eval()
+    for parameter in model.parameters():  # blocks that start as identities
+        if parameter.ndim == 1:
+            torch.nn.init.uniform_(parameter, 0.5, 1.0)
+    for conv in model.shifted:
+        model.get_submodule(conv).register_forward_hook(lambda module, args, output: output * 0)
+    clip = torch.randn(1, 3, 3, 128, 128, requires_grad=True)
+
+    model(clip).square().sum().backward()
+
+    assert clip.grad.abs().amax((0, 1, 3, 4)).min() > 0
+    assert convert(model, (2, 4)).report.private
