@@ -51,7 +51,7 @@ quickstart: $(READY)
 		--weights $(RUN)/any_count/last.pt tsm_tiny.motion_f4_8_16 $(RUN)/plain_16/last.pt --frames $(FRAMES)
 
 test: $(READY_FOR_TESTS)
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY_FOR_TESTS)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu"
