@@ -23,11 +23,15 @@ def test_bytes_give_the_prediction_of_the_file(weights, mp4) -> None:
     predictor = Predictor(weights, precision="fp32")
     expected = predictor(mp4, frames=4)
     content = mp4.read_bytes()
-
     for given in (content, bytearray(content), memoryview(content)):
         found = predictor(given, frames=4)
         assert torch.equal(found.probabilities, expected.probabilities)
         assert found.path == f"{len(content):,} bytes"
+    for broken in (b"", b"no video", content[:300]):
+        with pytest.raises(VideoError) as caught:
+            predictor(broken, frames=4)
+        assert caught.value.path == f"{len(broken):,} bytes"
+        assert "/ffn-" not in str(caught.value)  # the temporary file
 
 
 def test_frames_in_memory_give_the_prediction_of_the_folder(weights, pixels, tmp_path) -> None:
@@ -37,9 +41,7 @@ def test_frames_in_memory_give_the_prediction_of_the_folder(weights, pixels, tmp
     expected = predictor(tmp_path, frames=5).probabilities
     read_only = pixels.copy()
     read_only.flags.writeable = False
-    first = torch.from_numpy(pixels).permute(0, 3, 1, 2)
-
-    for given in (pixels, read_only, torch.from_numpy(pixels), first, first.contiguous()):
+    for given in (pixels, read_only, torch.from_numpy(pixels).permute(0, 3, 1, 2)):
         found = predictor(given, frames=5)
         assert torch.equal(found.probabilities, expected)
         assert found.path == "11 frames in memory"
@@ -64,15 +66,6 @@ def test_videos_of_a_store_give_the_prediction_of_the_file(weights, mp4, tmp_pat
         assert several[0] == several[1]
         (window,) = predictor.windows(part, seconds=1, frames=2)
         assert (window.start, window.end) == pytest.approx((0, 0.35))  # 7 frames, 20 per second
-
-
-def test_broken_bytes_are_a_video_error_without_the_temporary_path(weights, mp4) -> None:
-    predictor = Predictor(weights, precision="fp32")
-    for content in (b"", b"no video", mp4.read_bytes()[:300]):
-        with pytest.raises(VideoError) as caught:
-            predictor(content, frames=4)
-        assert caught.value.path == f"{len(content):,} bytes"
-        assert "/ffn-" not in str(caught.value)
 
 
 def test_a_list_gives_the_predictions_of_its_videos(weights, mp4, pixels) -> None:
@@ -104,10 +97,8 @@ def test_auto_takes_no_frame_twice_and_eight_per_second(
     weights, tmp_path, frames, rate, expected, why
 ) -> None:
     video = np.random.default_rng(0).integers(0, 256, (frames, 32, 32, 3), dtype=np.uint8)
-    write_video(tmp_path / "video.mp4", video, rate=rate)
-
-    found = Predictor(weights)(tmp_path / "video.mp4", frames="auto")
-
+    path = write_video(tmp_path / "video.mp4", video, rate=rate)
+    found = Predictor(weights)(path, frames="auto")
     assert (found.frames, found.why) == (expected, why)
 
 
@@ -127,13 +118,9 @@ def test_a_budget_of_arithmetic(weights, mp4) -> None:
     per_frame = sum(ffn.evaluation.count_macs(predictor.model, clip).values()) / 6 / 1e9
 
     for count in (2, 5, 12):
-        found = predictor(mp4, budget_gmacs=per_frame * (count + 0.5))
-        assert found.frames == count
-        assert found.why.startswith("within ")
+        assert predictor(mp4, budget_gmacs=per_frame * (count + 0.5)).frames == count
     assert predictor(mp4, budget_gmacs=1e6).frames == 12
-    with pytest.raises(
-        ValueError, match=r"budget_gmacs is 1e-06; the smallest count, 2 frames, takes .* Give more"
-    ):
+    with pytest.raises(ValueError, match=r"budget_gmacs is 1e-06; the smallest count, 2 frames"):
         predictor(mp4, budget_gmacs=1e-6)
 
 
@@ -157,9 +144,7 @@ def test_a_budget_of_time_reads_a_table_that_is_measured_once(
     ):
         found = predictor(mp4, budget_ms=budget)
         assert (found.frames, found.why) == (count, why)
-    with pytest.raises(
-        ValueError, match="budget_ms is 5; the smallest count, 2 frames, takes 20 ms"
-    ):
+    with pytest.raises(ValueError, match="the smallest count, 2 frames, takes 20 ms"):
         predictor(mp4, budget_ms=5)
     assert calls == [2, 4, 8, 12]
 
@@ -179,26 +164,20 @@ def server(tmp_path) -> Iterator[str]:
     """Address of a server of the files in `tmp_path`."""
     handler = partial(SimpleHTTPRequestHandler, directory=str(tmp_path))
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
 
 
-def test_an_address_gives_the_prediction_of_the_file(weights, mp4, server, tmp_path) -> None:
+def test_addresses(weights, mp4, server, tmp_path, monkeypatch) -> None:
     predictor = Predictor(weights, precision="fp32")
     expected = predictor(mp4, frames=4)
     (tmp_path / "a video.mp4").write_bytes(mp4.read_bytes())
-
     for address in (f"{server}/a%20video.mp4", f"file://{tmp_path}/a video.mp4"):
         found = predictor(address, frames=4)
         assert torch.equal(found.probabilities, expected.probabilities)
         assert found.path == address
 
-
-def test_a_video_that_cannot_be_downloaded_is_a_video_error(
-    weights, server, tmp_path, monkeypatch
-) -> None:
-    predictor = Predictor(weights, precision="fp32")
     (tmp_path / "page.mp4").write_text("<html>not found</html>")
     for address, cause in (
         (f"{server}/missing.mp4", "404 Client Error"),

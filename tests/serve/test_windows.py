@@ -51,42 +51,36 @@ def test_wrong_windows(weights, footage) -> None:
     ):
         with pytest.raises(ValueError, match=wrong):
             predictor.windows(footage, **options)
+    with pytest.raises(VideoError, match="70 frames in memory: its frames have no times; give"):
+        list(predictor.windows(footage, 1.0))
 
 
-@pytest.mark.parametrize("kind", ["memory", "mp4", "avi"])
-def test_windows_are_predicted_as_videos_of_their_own(weights, footage, tmp_path, kind) -> None:
+def test_windows_are_predicted_as_videos_of_their_own(weights, footage, tmp_path) -> None:
     """A window of 0.8 s has 8 of the 10 frames per second; the files are lossless."""
     predictor = Predictor(weights, precision="fp32")
-    given, fps = footage, 10
-    if kind == "mp4":
-        given, fps = write_video(tmp_path / "footage.mp4", footage, rate=10), None
-    elif kind == "avi":
-        given, fps = write_video(tmp_path / "footage.avi", footage, rate=10, codec="ffv1"), None
-        assert open_video(given).timeline.not_seekable
+    mp4 = write_video(tmp_path / "footage.mp4", footage, rate=10)
+    avi = write_video(tmp_path / "footage.avi", footage, rate=10, codec="ffv1")
+    assert open_video(avi).timeline.not_seekable
     starts = [0, 3, 6, 9, 12]
+    for given, fps in ((footage, 10), (mp4, None), (avi, None)):
+        found = list(predictor.windows(given, 0.8, step=0.3, fps=fps, frames=4, batch_size=3))
 
-    found = list(predictor.windows(given, 0.8, step=0.3, fps=fps, frames=4, batch_size=3))
-
-    assert len(found) == 22
-    assert (found[-1].start, found[-1].end) == pytest.approx((6.2, 7.0))
-    for window, first in zip(found, [*starts, *range(15, 63, 3), 62], strict=True):
-        alone = predictor(footage[first : first + 8], frames=4)
-        torch.testing.assert_close(window.probabilities, alone.probabilities)
-        assert window.indices == tuple(first + index for index in alone.indices)
-    assert torch.stack([window.probabilities for window in found]).std(0).max() > 1e-3
+        assert len(found) == 22
+        assert (found[-1].start, found[-1].end) == pytest.approx((6.2, 7.0))
+        for window, first in zip(found, [*starts, *range(15, 63, 3), 62], strict=True):
+            alone = predictor(footage[first : first + 8], frames=4)
+            torch.testing.assert_close(window.probabilities, alone.probabilities)
+            assert window.indices == tuple(first + index for index in alone.indices)
 
 
-@pytest.mark.parametrize("codec", ["libx264rgb", "ffv1"])
-def test_the_number_of_frames_is_chosen_for_each_window(weights, footage, tmp_path, codec) -> None:
+def test_the_number_of_frames_is_chosen_for_each_window(weights, footage, tmp_path) -> None:
     """Of 25 frames per second; auto takes 8 per second, or the smallest count."""
-    suffix = {"libx264rgb": "mp4", "ffv1": "avi"}[codec]
-    path = write_video(tmp_path / f"footage.{suffix}", footage, rate=25, codec=codec)
+    path = write_video(tmp_path / "footage.mp4", footage, rate=25)
     predictor = Predictor(weights, precision="fp32")
     assert {w.frames for w in predictor.windows(path, 1.0, step=0.1, frames="auto")} == {8}
     found = list(predictor.windows(path, 0.04, frames="auto"))
     assert {window.frames for window in found} == {2}
     assert found[0].why == "auto: the smallest count; the window has 1 frame"
-    assert len(found) == 139
 
 
 def test_few_frames_are_in_memory_at_once(weights, footage, tmp_path, monkeypatch) -> None:
@@ -105,15 +99,9 @@ def test_few_frames_are_in_memory_at_once(weights, footage, tmp_path, monkeypatc
     assert len(sizes) < 51 / 3  # windows that overlap are read together
 
 
-def test_a_video_without_times_needs_fps(weights, footage) -> None:
-    predictor = Predictor(weights, precision="fp32")
-    with pytest.raises(VideoError, match="70 frames in memory: its frames have no times; give"):
-        list(predictor.windows(footage, 1.0))
-
-
-def window(start, end, probabilities, *, multi_label=False, path="a.mp4") -> Prediction:
+def window(start, end, probabilities, *, multi_label=False) -> Prediction:
     return Prediction(
-        path=path,
+        path="a.mp4",
         probabilities=torch.tensor(probabilities),
         classes=CLASSES,
         frames=4,
@@ -164,10 +152,7 @@ def test_a_gap_between_windows_ends_a_segment() -> None:
     assert segments(found) == [(0, 1, "up", 0.9), (2, 3, "up", 0.7)]
 
 
-def test_predictions_that_are_no_windows_of_a_video() -> None:
+def test_no_windows() -> None:
     assert merge_windows([]) == []
     with pytest.raises(ValueError, match="has no start and end"):
         merge_windows([window(None, None, [1.0, 0.0, 0.0])])
-    two = [window(0, 1, [1.0, 0.0, 0.0]), window(1, 2, [1.0, 0.0, 0.0], path="b.mp4")]
-    with pytest.raises(ValueError, match="of several videos"):
-        merge_windows(two)
