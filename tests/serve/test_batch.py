@@ -25,11 +25,6 @@ BROKEN = {"empty.mp4": "the file is empty (0 bytes)", "missing.mp4": "no such fi
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
-
-
-@pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     """Ten videos of different lengths and sizes, two broken ones, and their list."""
     folder = tmp_path_factory.mktemp("videos")

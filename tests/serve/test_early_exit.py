@@ -1,4 +1,4 @@
-"""Early exit of a predictor, against stored logits and the clips of fixed counts."""
+"""Early exit of a exiting, against stored logits and the clips of fixed counts."""
 
 from __future__ import annotations
 
@@ -34,49 +34,39 @@ def footages() -> list[np.ndarray]:
 
 
 @pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    return save_network(tmp_path_factory.mktemp("weights") / "spread.safetensors", spread=0.06)
-
-
-@pytest.fixture(scope="module")
-def plain(weights) -> Predictor:
-    return Predictor(weights, precision="fp32")
-
-
-@pytest.fixture(scope="module")
-def stored(plain, footages) -> dict[int, torch.Tensor]:
+def stored(predictor, footages) -> dict[int, torch.Tensor]:
     """Logits of the network at each count."""
     logits = {}
     for count in STAGES:
-        clips = [plain.reader(count).read(footage).pixels / 255 for footage in footages]
+        clips = [predictor.reader(count).read(footage).pixels / 255 for footage in footages]
         clip = (torch.stack(clips) - 0.4) / 0.2  # the preprocessing, by hand
         with torch.no_grad():
-            logits[count] = plain.model(clip)
+            logits[count] = predictor.model(clip)
     return logits
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory, plain, stored):
+def file(tmp_path_factory, predictor, stored):
     """Three stages, each of which answers some of the videos."""
     confidence = [stored[n].double().softmax(1).amax(1) for n in STAGES[:2]]
     thresholds = tuple(float(x.quantile(0.6)) for x in confidence)
-    digest = state_sha256(plain.model.state_dict())
+    digest = state_sha256(predictor.model.state_dict())
     path = tmp_path_factory.mktemp("early_exit") / "early_exit.json"
     EarlyExit(STAGES, thresholds, 50.0, 3.0, "tiny", digest).save(path)
     return path
 
 
 @pytest.fixture(scope="module")
-def predictor(weights, file) -> Predictor:
+def exiting(weights, file) -> Predictor:
     return Predictor(weights, precision="fp32", early_exit=file)
 
 
-def test_a_served_early_exit_equals_the_one_on_stored_logits(predictor, stored, footages, file):
+def test_a_served_early_exit_equals_the_one_on_stored_logits(exiting, stored, footages, file):
     stage, classes = EarlyExit.load(file).answer(stored)
     assert len(stage.unique()) == 3
 
-    one_by_one = [predictor(footage, frames="early_exit") for footage in footages]
-    together = predictor(footages, frames="early_exit", batch_size=7)
+    one_by_one = [exiting(footage, frames="early_exit") for footage in footages]
+    together = exiting(footages, frames="early_exit", batch_size=7)
 
     for found in (one_by_one, together):
         assert [p.frames for p in found] == [STAGES[s] for s in stage]
@@ -85,15 +75,15 @@ def test_a_served_early_exit_equals_the_one_on_stored_logits(predictor, stored, 
     first, expected = together[place], stored[4][place].softmax(0)
     torch.testing.assert_close(first.probabilities, expected, atol=1e-5, rtol=0)
     assert first.why.startswith("early exit: 2 frames 0.")
-    assert predictor([], frames="early_exit") == []
+    assert exiting([], frames="early_exit") == []
 
 
-def test_the_times_are_those_of_all_stages(predictor, footages, monkeypatch) -> None:
+def test_the_times_are_those_of_all_stages(exiting, footages, monkeypatch) -> None:
     """Each forward pass, of any number of clips, takes 10 ms per clip here."""
     run = Predictor._logits
     monkeypatch.setattr(Predictor, "_logits", lambda self, clips: (run(self, clips)[0], 10.0))
 
-    found = predictor(footages, frames="early_exit")
+    found = exiting(footages, frames="early_exit")
 
     assert {p.frames: p.model_ms for p in found} == {2: 10.0, 4: 20.0, 8: 30.0}
     assert all(p.decode_ms > 0 for p in found)
@@ -112,7 +102,7 @@ def test_stages_have_the_clips_of_fixed_counts(rule, length) -> None:
 
 
 def test_early_exit_kept_with_its_weights(
-    tmp_path, footages, weights, file, predictor, capsys
+    tmp_path, footages, weights, file, exiting, capsys
 ) -> None:
     kept = tmp_path / "kept.safetensors"
     for end in (".safetensors", ".yaml"):
@@ -123,19 +113,19 @@ def test_early_exit_kept_with_its_weights(
     given = [str(video), "--weights", str(kept), "--precision", "fp32", "--frames", "early_exit"]
     assert main(["predict", *given, "--format", "json"]) == 0
 
-    expected = predictor(video, frames="early_exit")
+    expected = exiting(video, frames="early_exit")
     assert json.loads(capsys.readouterr().out)["why"] == expected.why
 
 
-def test_early_exit_of_other_weights_or_none_is_refused(tmp_path, file, plain, footages) -> None:
+def test_no_early_exit_or_one_of_other_weights(tmp_path, file, predictor, footages) -> None:
     other = save_network(tmp_path / "other.safetensors", spread=0.07)
     with pytest.raises(ValueError, match="fitted to tiny"):
         Predictor(other, early_exit=file)
     with pytest.raises(ValueError, match="fit one"):
-        plain(footages[0], frames="early_exit")
+        predictor(footages[0], frames="early_exit")
 
 
 def test_early_exit_that_ships() -> None:
-    predictor = Predictor("tsm_tiny.motion_any_f2_20", precision="fp32")
+    exiting = Predictor("tsm_tiny.motion_any_f2_20", precision="fp32")
     pixels = np.random.default_rng(0).integers(0, 256, (30, 28, 28, 3), dtype=np.uint8)
-    assert predictor(pixels, frames="early_exit").why.startswith("early exit: ")
+    assert exiting(pixels, frames="early_exit").why.startswith("early exit: ")

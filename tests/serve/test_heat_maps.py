@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from serve_files import CLASSES, PREPROCESSING, save_network
+from serve_files import CLASSES, PREPROCESSING
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -114,12 +114,6 @@ def test_wrong_layers(clip) -> None:
             grad_cam(network, clip, layer=layer)
     with pytest.raises(ValueError, match="no forward_features"):
         grad_cam(nn.Flatten(), clip)
-
-
-@pytest.fixture(scope="module")
-def predictor(tmp_path_factory) -> Predictor:
-    path = tmp_path_factory.mktemp("heat") / "tiny.safetensors"
-    return Predictor(save_network(path, spread=0.1), precision="fp32")
 
 
 @pytest.mark.parametrize("frames", [1, 5, 20])

@@ -19,8 +19,7 @@ from ffn.data import ClipStore, Record, VideoError, pack
 from ffn.serve import Predictor, choose_frames
 
 
-def test_bytes_give_the_prediction_of_the_file(weights, mp4) -> None:
-    predictor = Predictor(weights, precision="fp32")
+def test_bytes_give_the_prediction_of_the_file(predictor, mp4) -> None:
     expected = predictor(mp4, frames=4)
     content = mp4.read_bytes()
     for given in (content, bytearray(content), memoryview(content)):
@@ -47,9 +46,8 @@ def test_frames_in_memory_give_the_prediction_of_the_folder(weights, pixels, tmp
         assert found.path == "11 frames in memory"
 
 
-def test_videos_of_a_store_give_the_prediction_of_the_file(weights, mp4, tmp_path) -> None:
+def test_videos_of_a_store_give_the_prediction_of_the_file(predictor, mp4, tmp_path) -> None:
     """Also their times: "auto" and windows use them."""
-    predictor = Predictor(weights, precision="fp32")
     records = [Record(str(mp4), 0), Record(str(mp4), 0, start=0.1, end=0.45)]
     pack(records, tmp_path / "s", root=mp4.parent)
     for place in (str(tmp_path / "s"), f"file://{tmp_path / 's'}"):
@@ -68,8 +66,7 @@ def test_videos_of_a_store_give_the_prediction_of_the_file(weights, mp4, tmp_pat
         assert (window.start, window.end) == pytest.approx((0, 0.35))  # 7 frames, 20 per second
 
 
-def test_a_list_gives_the_predictions_of_its_videos(weights, mp4, pixels) -> None:
-    predictor = Predictor(weights, precision="fp32")
+def test_a_list_gives_the_predictions_of_its_videos(predictor, mp4, pixels) -> None:
     videos = [mp4, pixels, mp4.read_bytes(), str(mp4), pixels[:3], mp4]
     one_by_one = [predictor(video, frames="auto") for video in videos]
 
@@ -111,9 +108,8 @@ def test_counts_are_those_of_the_training(weights, tmp_path) -> None:
     assert fixed.counts == [4, 5, 6, 7, 8]
 
 
-def test_a_budget_of_arithmetic(weights, mp4) -> None:
+def test_a_budget_of_arithmetic(predictor, mp4) -> None:
     """The arithmetic of TSM is proportional to the number of frames."""
-    predictor = Predictor(weights, precision="fp32")
     clip = torch.zeros(1, 3, 6, 32, 32)
     per_frame = sum(ffn.evaluation.count_macs(predictor.model, clip).values()) / 6 / 1e9
 
@@ -169,8 +165,7 @@ def server(tmp_path) -> Iterator[str]:
         server.shutdown()
 
 
-def test_addresses(weights, mp4, server, tmp_path, monkeypatch) -> None:
-    predictor = Predictor(weights, precision="fp32")
+def test_addresses(predictor, mp4, server, tmp_path, monkeypatch) -> None:
     expected = predictor(mp4, frames=4)
     (tmp_path / "a video.mp4").write_bytes(mp4.read_bytes())
     for address in (f"{server}/a%20video.mp4", f"file://{tmp_path}/a video.mp4"):

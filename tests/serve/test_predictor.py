@@ -18,12 +18,6 @@ from ffn.serve import Predictor
 from ffn.zoo import create_model, save_weights
 
 
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A network whose sub-networks differ."""
-    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
-
-
 def save_plain(folder, **more):
     meta = {"model": "tsm_tiny", "num_classes": 3, "preprocessing": PREPROCESSING.to_dict()}
     path = folder / "plain.safetensors"

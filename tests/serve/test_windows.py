@@ -4,27 +4,14 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
 import pytest
 import torch
-from serve_files import CLASSES, save_network, write_video
+from serve_files import CLASSES, write_video
 
 from ffn.data import VideoError
 from ffn.data.decoding import open_video
-from ffn.serve import Prediction, Predictor, Segment, merge_windows
+from ffn.serve import Prediction, Segment, merge_windows
 from ffn.serve.clips import READ_TOGETHER, Windows
-
-
-@pytest.fixture(scope="module")
-def weights(tmp_path_factory):
-    """A network whose answers depend on the video."""
-    return save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
-
-
-@pytest.fixture(scope="module")
-def footage() -> np.ndarray:
-    """Seventy frames that differ."""
-    return np.random.default_rng(1).integers(0, 256, (70, 40, 48, 3), dtype=np.uint8)
 
 
 def test_times() -> None:
@@ -42,8 +29,7 @@ def test_times() -> None:
         assert [end for _, end in found] == pytest.approx([end for _, end in expected])
 
 
-def test_wrong_windows(weights, footage) -> None:
-    predictor = Predictor(weights, precision="fp32")
+def test_wrong_windows(predictor, footage) -> None:
     for wrong, options in (
         ("seconds", {"seconds": "2"}),
         ("step", {"seconds": 2, "step": 3}),
@@ -55,9 +41,8 @@ def test_wrong_windows(weights, footage) -> None:
         list(predictor.windows(footage, 1.0))
 
 
-def test_windows_are_predicted_as_videos_of_their_own(weights, footage, tmp_path) -> None:
+def test_windows_are_predicted_as_videos_of_their_own(predictor, footage, tmp_path) -> None:
     """A window of 0.8 s has 8 of the 10 frames per second; the files are lossless."""
-    predictor = Predictor(weights, precision="fp32")
     mp4 = write_video(tmp_path / "footage.mp4", footage, rate=10)
     avi = write_video(tmp_path / "footage.avi", footage, rate=10, codec="ffv1")
     assert open_video(avi).timeline.not_seekable
@@ -73,17 +58,16 @@ def test_windows_are_predicted_as_videos_of_their_own(weights, footage, tmp_path
             assert window.indices == tuple(first + index for index in alone.indices)
 
 
-def test_the_number_of_frames_is_chosen_for_each_window(weights, footage, tmp_path) -> None:
+def test_the_number_of_frames_is_chosen_for_each_window(predictor, footage, tmp_path) -> None:
     """Of 25 frames per second; auto takes 8 per second, or the smallest count."""
     path = write_video(tmp_path / "footage.mp4", footage, rate=25)
-    predictor = Predictor(weights, precision="fp32")
     assert {w.frames for w in predictor.windows(path, 1.0, step=0.1, frames="auto")} == {8}
     found = list(predictor.windows(path, 0.04, frames="auto"))
     assert {window.frames for window in found} == {2}
     assert found[0].why == "auto: the smallest count; the window has 1 frame"
 
 
-def test_few_frames_are_in_memory_at_once(weights, footage, tmp_path, monkeypatch) -> None:
+def test_few_frames_are_in_memory_at_once(predictor, footage, tmp_path, monkeypatch) -> None:
     path = write_video(tmp_path / "footage.mp4", footage, rate=10)
     read, sizes = type(open_video(path)).read, []
 
@@ -92,7 +76,7 @@ def test_few_frames_are_in_memory_at_once(weights, footage, tmp_path, monkeypatc
         return read(self, indices)
 
     monkeypatch.setattr(type(open_video(path)), "read", spy)
-    found = list(Predictor(weights, precision="fp32").windows(path, 2.0, step=0.1, frames=12))
+    found = list(predictor.windows(path, 2.0, step=0.1, frames=12))
 
     assert len(found) == 51
     assert max(sizes) <= READ_TOGETHER < sum(sizes)

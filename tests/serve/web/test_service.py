@@ -24,12 +24,6 @@ LIMITS = Limits(max_mib=0.5, max_frames=16, timeout=60.0, max_requests=2)
 
 
 @pytest.fixture(scope="module")
-def predictor(tmp_path_factory) -> Predictor:
-    path = save_network(tmp_path_factory.mktemp("weights") / "tiny.safetensors", spread=0.1)
-    return Predictor(path, precision="fp32")
-
-
-@pytest.fixture(scope="module")
 def service(predictor) -> Iterator[Service]:
     with Service({"tiny": predictor}, limits=LIMITS, workers=1) as service:
         yield service
