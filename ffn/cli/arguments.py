@@ -218,23 +218,16 @@ def names_of(weights: Sequence[str]) -> dict[str, str]:
     """Return a name for each of the weights, in their order; names differ.
 
     A checkpoint is named by its run and file, e.g. "run/best", a safetensors file by its file
-    name; where two names would be equal, they start with the folders above too.
+    name; where two names would be equal, all start with the folders above too.
 
     Raises:
         ValueError: the same weights twice.
     """
-    if len(set(weights)) < len(weights):
-        twice = next(one for one in weights if weights.count(one) > 1)
-        raise ValueError(f"--weights has {twice} twice; give each network once")
-    names, depth = {one: _name(one, 0) for one in weights}, 0
-    while len(set(names.values())) < len(names):
-        equal = [one for one in names if list(names.values()).count(names[one]) > 1]
-        depth += 1
-        longer = {one: _name(one, depth) for one in equal}
-        if all(longer[one] == names[one] for one in equal):
-            raise ValueError(f"--weights has one file several times: {', '.join(equal)}")
-        names |= longer
-    return names
+    for depth in range(max(len(Path(one).resolve().parts) for one in weights)):
+        names = {one: _name(one, depth) for one in weights}
+        if len({*names.values()}) == len(weights):
+            return names
+    raise ValueError(f"--weights has a network twice: {', '.join(weights)}; give each once")
 
 
 def _name(weights: str, depth: int) -> str:

@@ -13,7 +13,6 @@ from cyclopts.types import PositiveInt
 
 from ffn.cli.arguments import ConfigFile, FrameCounts, Override, Overwrite, refuse_existing
 from ffn.files import make_writable
-from ffn.limits import PICTURE_LINES
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,8 +100,6 @@ def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel
         preprocessing=build_data.build_preprocessing(config.data),
     ).dataset
     keys = list(islice(loader.sampler, config.train.batch_size))
-    _check_size(len(keys), config.train.repeated_aug, loader.dataset, tests)
-
     keys, batch = _read_batch(loader.dataset, keys)
     batch_mix = build_data.build_batch_mix(config, len(splits.classes))
     clips, labels = _mix(batch, batch_mix)
@@ -124,20 +121,6 @@ def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel
     for index, panel in panels.items():
         panel.strips.extend(_test_strips(tests, index))
     return list(panels.values())
-
-
-def _check_size(samples: int, copies: int, train: VideoDataset, tests: VideoDataset) -> None:
-    """Raise ValueError if the picture would be too large."""
-    from ffn.data.contact_sheet import PER_LINE
-
-    lines = samples * sum(-(-view // PER_LINE) for view in train.views)
-    tested = sum(-(-view // PER_LINE) for view in tests.views) * tests.protocol.views
-    lines += samples // copies * tested
-    if refusal := PICTURE_LINES.refusal(lines):
-        raise ValueError(
-            f"the picture would have {refusal}. Lower --videos, give fewer --frames, or set "
-            "data.test_protocol=1x1"
-        )
 
 
 def _read_batch(dataset: VideoDataset, keys: Sequence[tuple]) -> tuple[list[tuple], dict]:

@@ -67,7 +67,8 @@ def check_data(
 
     records, names = read_annotations(index, root=root, classes=classes)
     output = output or _beside(index)
-    _claim(output, overwrite, [index, *([classes] if classes else [])])
+    for name in FILES:
+        refuse_existing(output / name, overwrite, inputs=[index, *([classes] if classes else [])])
     make_writable(output)
 
     from rich.console import Console
@@ -89,28 +90,6 @@ def check_data(
     _write(output, index, root, records, names, findings)
     _show(output, records, findings)
     return 0 if all(finding.usable for finding in findings) else 1
-
-
-def _claim(output: Path, overwrite: bool, inputs: Sequence[Path]) -> None:
-    """Refuse a folder that holds files, unless they are a report that is to be replaced.
-
-    Raises:
-        FileExistsError: if a file would be overwritten.
-    """
-    if not output.exists() or not any(output.iterdir()):
-        return
-    for name in FILES:
-        refuse_existing(output / name, overwrite=True, inputs=inputs)
-    present = [name for name in FILES if (output / name).exists()]
-    if present and FILES[0] not in present:
-        raise FileExistsError(
-            f"{output} holds {', '.join(present)}, but no report; name another folder with --output"
-        )
-    if not overwrite:
-        what = "a report" if present else "files"
-        raise FileExistsError(
-            f"{output} holds {what}; name another folder with --output, or add --overwrite"
-        )
 
 
 def _write(

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Group, Parameter
 from cyclopts.types import ExistingDirectory, NonNegativeInt
@@ -18,7 +18,7 @@ from ffn.cli.arguments import Imports, Overwrite
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
-    from ffn.datasets import CopySettings, SplitSettings, Summary
+    from ffn.datasets import CopySettings, Summary
     from ffn.datasets.preparation import Progress
 
 SHOWN = 12  # problems on the console; problems.csv has all
@@ -56,9 +56,9 @@ def prepare(
     seed: Annotated[int | None, _SPLIT] = None,
     extract_frames: Annotated[Path | None, _COPIES] = None,
     reencode: Annotated[Path | None, _COPIES] = None,
-    short_side: Annotated[int | None, _COPIES] = None,
-    quality: Annotated[int | None, _COPIES] = None,
-    gop: Annotated[int | None, _COPIES] = None,
+    short_side: Annotated[int, _COPIES] = 256,
+    quality: Annotated[int, _COPIES] = 95,
+    gop: Annotated[int, _COPIES] = 12,
 ) -> int:
     """Write the index of a data set from its official lists and files.
 
@@ -83,17 +83,19 @@ def prepare(
         seed: Of the split; default: 0.
         extract_frames: Folder for copies as folders of 00001.jpg ….
         reencode: Folder for copies as small H.264 files with many key frames.
-        short_side: Maximum short side in pixels; 0: no limit; default: 256.
-        quality: JPEG quality, 1 to 100; default: 95.
-        gop: Frames per group of pictures in H.264; default: 12.
+        short_side: Maximum short side in pixels; 0: no limit.
+        quality: JPEG quality, 1 to 100.
+        gop: Frames per group of pictures in H.264.
     """
-    copied = {"short_side": short_side, "quality": quality, "gop": gop}
-    _check_copies(extract_frames, reencode, copied)
-
     import_extensions(imports or [])
     from ffn import datasets
     from ffn.data.decoding import PATTERN
 
+    copies = split = None
+    if extract_frames or reencode:
+        copies = _copies(extract_frames, reencode, short_side, quality=quality, gop=gop)
+    if (val_fraction, group_pattern, seed) != (None, None, None):
+        split = datasets.SplitSettings(val_fraction or 0.2, group_pattern, seed or 0)
     with _progress() as progress:
         summary = datasets.prepare(
             dataset,
@@ -101,8 +103,8 @@ def prepare(
             output=output,
             annotations=annotations,
             videos=videos,
-            split=_split(val_fraction, group_pattern, seed),
-            copies=_copies(extract_frames, reencode, copied),
+            split=split,
+            copies=copies,
             pattern=pattern or PATTERN,
             verify=verify,
             overwrite=overwrite,
@@ -116,38 +118,13 @@ def prepare(
     return 1 if summary.problems else 0
 
 
-def _check_copies(frames: Path | None, mp4: Path | None, options: dict[str, Any]) -> None:
-    """Refuse options without effect."""
-    if frames and mp4:
-        raise ValueError("--extract-frames and --reencode exclude each other; make one kind first")
-    allowed = {"short_side", "quality"} if frames else {"short_side", "gop"} if mp4 else set()
-    for name, value in options.items():
-        if value is not None and name not in allowed:
-            needed = {"quality": "--extract-frames", "gop": "--reencode"}
-            raise ValueError(
-                f"--{name.replace('_', '-')} has no effect without "
-                f"{needed.get(name, '--extract-frames or --reencode')}"
-            )
-
-
-def _copies(frames: Path | None, mp4: Path | None, options: dict[str, Any]) -> CopySettings | None:
+def _copies(frames: Path | None, mp4: Path | None, short_side: int, **more: int) -> CopySettings:
     from ffn.datasets import CopySettings
 
-    folder = frames or mp4
-    if folder is None:
-        return None
-    given = {name: value for name, value in options.items() if value is not None}
-    if given.get("short_side") == 0:
-        given["short_side"] = None
-    return CopySettings(folder.absolute(), "frames" if frames else "mp4", **given)
-
-
-def _split(fraction: float | None, groups: str | None, seed: int | None) -> SplitSettings | None:
-    from ffn.datasets import SplitSettings
-
-    options = {"val_fraction": fraction, "group_pattern": groups, "seed": seed}
-    given = {name: value for name, value in options.items() if value is not None}
-    return SplitSettings(**given) if given else None
+    if frames and mp4:
+        raise ValueError("--extract-frames and --reencode exclude each other; make one kind first")
+    kind = "frames" if frames else "mp4"
+    return CopySettings((frames or mp4).absolute(), kind, short_side=short_side or None, **more)
 
 
 @contextmanager

@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
-from ffn.cli.arguments import Imports, Overwrite, Weights, names_of, refuse_existing
+from ffn.cli.arguments import Imports, Overwrite, Weights, refuse_existing
 from ffn.files import atomic_write, make_writable
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
     from torch import nn
 
-    from ffn.data import Protocol
     from ffn.evaluation import Sweep
 
 
@@ -107,19 +106,13 @@ def _measured(checkpoint: str, model: nn.Module, results: Path) -> dict[str, Any
         row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
         for row in sweep.rows
     }
-    protocol = _views(Protocol.parse(sweep.protocol))
-    return {"metrics": metrics, "protocol": protocol, "origin": "measured"}
-
-
-def _views(protocol: Protocol) -> str | None:
-    """A test protocol as records have it, "3 crops x 10 clips"; None for one of each."""
-    if protocol.views == 1:
-        return None
+    protocol = Protocol.parse(sweep.protocol)
     crops, clips = (
-        f"{number} {word}{'s' if number > 1 else ''}"
+        f"{number} {word}{'s' * (number > 1)}"
         for number, word in ((protocol.crops, "crop"), (protocol.clips, "clip"))
     )
-    return f"{crops} x {clips}"
+    views = f"{crops} x {clips}" if protocol.views > 1 else None
+    return {"metrics": metrics, "protocol": views, "origin": "measured"}
 
 
 def _early_exit_of(checkpoint: str, model: nn.Module) -> Path | None:
@@ -134,20 +127,14 @@ def _early_exit_of(checkpoint: str, model: nn.Module) -> Path | None:
 
 
 def _sweep_of(checkpoint: str, results: Path, sweeps: Sequence[Sweep]) -> Sweep:
-    """The results with the name that :func:`names_of` gives a checkpoint, alone or with others."""
-    shortest = names_of([checkpoint])[checkpoint]
+    """The results of a checkpoint, by its name: the end of its path, see :func:`names_of`."""
     path = Path(checkpoint).resolve().with_suffix("").as_posix()
-    found = [
-        sweep
-        for sweep in sweeps
-        if sweep.name == shortest
-        or (len(sweep.name) > len(shortest) and f"{path}/".endswith(f"/{sweep.name}/"))
-    ]
+    found = [s for s in sweeps if s.name == checkpoint or path.endswith(f"/{s.name}")]
     if len(found) != 1:
         names = ", ".join(sweep.name for sweep in sweeps)
         raise ValueError(
-            f"{results} has results of {names}; expected those of {checkpoint}, with the name "
-            f"{shortest}. {_test_it(checkpoint)}"
+            f"{results} has results of {names}; expected those of {checkpoint}. "
+            f"{_test_it(checkpoint)}"
         )
     return found[0]
 

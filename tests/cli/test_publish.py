@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -57,16 +56,6 @@ def checkpoint(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_wrong_repository_name_is_found_before_files_are_written(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    before = sorted(tmp_path.iterdir())
-    for wrong in (["--hub", "me/net@v1"], ["--hub", "me/net/more"], ["--private"]):
-        assert main([str(checkpoint), NAME, "--output", str(tmp_path), *wrong]) == 2
-        assert wrong[0] == "--private" or "user/name" in capsys.readouterr().err
-    assert sorted(tmp_path.iterdir()) == before
-
-
 def test_a_published_network_is_the_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     options = ["--output", str(tmp_path), "--licence", "Apache-2.0", "--knows", "3 letters"]
 
@@ -107,43 +96,29 @@ def results_of(checkpoint: Path, *names: str, **changes: object) -> Path:
     return checkpoint.parent / "results.json"
 
 
-@pytest.fixture
-def publish(checkpoint: Path, tmp_path: Path) -> Callable[[Path], int]:
-    """Publishes the checkpoint with the results of a file."""
-    options = [str(checkpoint), NAME, "--output", str(tmp_path), "--overwrite", "--results"]
-    return lambda results: main([*options, str(results)])
-
-
-def test_results_with_the_name_of_the_checkpoint(
-    checkpoint: Path, publish: Callable, tmp_path: Path, capsys
-) -> None:
+def test_results_with_the_name_of_the_checkpoint(checkpoint: Path, tmp_path: Path, capsys) -> None:
     """As `ffn test` names it: with as many folders as differ."""
+    given = [str(checkpoint), NAME, "--output", str(tmp_path), "--overwrite", "--results"]
     run, above = tmp_path.name, tmp_path.parent.name
     for names, top1 in (
-        ([f"{run}/best"], 60),
         (["other/best", f"{run}/best"], 61),
         ([f"other/{run}/best", f"{above}/{run}/best"], 61),
     ):
-        assert publish(results_of(checkpoint, *names)) == 0
+        assert main([*given, str(results_of(checkpoint, *names))]) == 0
         record = load_with_record(tmp_path / f"{NAME}.safetensors")[1]
         assert record.metrics[4]["top1"] == top1
 
-    (tmp_path / f"{NAME}.safetensors").unlink()
     for names, changes in (
         (["other/best"], {}),
-        (["other/best", "another/best"], {}),
         ([f"interpolated/{run}/best"], {}),
         ([f"{run}/best"], {"params": 7}),
         ([f"{run}/best"], {"trained_frames": (2, 8)}),
     ):
-        assert publish(results_of(checkpoint, *names, **changes)) == 2
+        assert main([*given, str(results_of(checkpoint, *names, **changes))]) == 2
         assert "ffn test" in capsys.readouterr().err
-    assert not (tmp_path / f"{NAME}.safetensors").exists()
 
 
-def test_published_weights_are_published_again(
-    checkpoint: Path, publish: Callable, tmp_path: Path
-) -> None:
+def test_published_weights_are_published_again(checkpoint: Path, tmp_path: Path) -> None:
     """Source, licence and the origin of the metrics stay, unless others are given."""
     first, again = tmp_path / "first", str(tmp_path / "again")
     model = load_with_record(checkpoint)[0]
@@ -162,9 +137,15 @@ def test_published_weights_are_published_again(
     assert record.metrics[4]["top1"] == 60
 
 
-def test_nothing_is_overwritten(checkpoint: Path, tmp_path: Path) -> None:
+def test_what_is_refused_before_files_are_written(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """Of weights that are replaced on request, the early exit goes too."""
     given = [str(checkpoint), NAME, "--output", str(tmp_path)]
+    for wrong, named in ((["--hub", "me/net@v1"], "user/name"), (["--private"], "--hub")):
+        assert main([*given, *wrong]) == 2
+        assert named in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == [checkpoint]
     files = [tmp_path / f"{NAME}{end}" for end in (".safetensors", ".early_exit.json")]
     for path in files:
         path.write_bytes(b"mine")

@@ -89,7 +89,7 @@ def test_networks_are_tested_at_the_given_frames(
 def test_networks_are_named_by_run_and_file() -> None:
     for weights, names in (
         ("a/run/best.pt a/run/last.pt", "run/best run/last"),
-        ("a/run/last.pt b/run/last.pt b/x/last.pt", "a/run/last b/run/last x/last"),
+        ("a/run/last.pt b/run/last.pt b/x/last.pt", "a/run/last b/run/last b/x/last"),
         ("zoo.name a/zoo.name.safetensors", "zoo.name a/zoo.name"),
     ):
         assert list(names_of(weights.split()).values()) == names.split()
@@ -177,24 +177,6 @@ def test_details_agree_with_the_table(root: Path, tmp_path: Path) -> None:
             assert sum(int(r[r["class"]]) for r in matrix) == right
         assert Path(f"{start}.confusion.png").read_bytes()[:4] == b"\x89PNG"
     assert main(["test", *given]) == 2
-    assert main(["test", *given, "--overwrite"]) == 0
-
-
-def test_every_file_is_kept_without_overwrite(root: Path, tmp_path: Path) -> None:
-    given = [str(root / "config.yaml"), "--weights", str(root / "flexible.safetensors")]
-    given += ["--details", "--save-predictions", "--frames", "3", "--no-latency"]
-    given += ["--output", str(tmp_path)]
-    assert main(["test", *given]) == 0
-    written = list(tmp_path.iterdir())
-    assert len(written) == 3 + 5
-
-    for path in written:
-        path.unlink()
-    for path in written:  # alone in the folder
-        path.write_text("mine")
-        assert main(["test", *given]) == 2, path
-        assert path.read_text() == "mine"
-        path.unlink()
 
 
 # Two gloo processes test two networks and their ensemble.
