@@ -74,13 +74,13 @@ def export(
     import_extensions(imports or [])
     from ffn.export import export as export_file
     from ffn.export import export_all
+    from ffn.export.formats import suffix_of
     from ffn.zoo import load_with_record
 
     model, record = load_with_record(weights)
     output = output or _default_output(record.name, frames, to, int8=int8)
     refuse_existing(output, overwrite, "--output", inputs=[weights])
     options: dict[str, Any] = {
-        "to": to,
         "size": size,
         "preprocess": preprocess,
         "probabilities": probabilities,
@@ -89,8 +89,10 @@ def export(
         "overwrite": overwrite,
     }
     if all_frames:
-        print(export_all(model, output, **{**options, "to": to or "onnx"}))
+        print(*export_all(model, output, to=to or "onnx", **options), sep="\n")
         return
+    if to is not None and not output.name.endswith(suffix_of(to)):
+        raise ValueError(f"--output is {output}; files of --to {to} end in {suffix_of(to)}")
     if int8:
         options["calibration"] = read_calibration(calibration, record, frames, preprocess, root)
     print(export_file(model, output, frames=frames, **options))

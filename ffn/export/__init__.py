@@ -5,7 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from ffn.export.exporter import ExportReport, export
-from ffn.export.folder import FolderReport, export_all
+from ffn.export.folder import export_all
 from ffn.export.formats import ExportError, register_format
 from ffn.export.fuse import FuseError, FusionReport, fuse
 from ffn.export.int8 import Calibration, Int8Report
@@ -17,7 +17,6 @@ __all__ = [
     "Calibration",
     "ExportError",
     "ExportReport",
-    "FolderReport",
     "FuseError",
     "FusionReport",
     "InferenceRunner",

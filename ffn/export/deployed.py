@@ -12,7 +12,6 @@ from torch.nn import functional as F
 from ffn.labels import label_kind
 from ffn.version import __version__
 
-LARGEST = 2**16 - 1  # of a dimension that varies; torch 2.6 needs a bound
 # Index of frame i of T in a video of n frames, as Python expressions; the rules of ffn.data.
 SAMPLING = {
     "segment": "int(n / T / 2 + n / T * i)",
@@ -134,14 +133,10 @@ class DeployedNetwork(nn.Module):
         return ["B", count, "H", "W", channels]
 
     @property
-    def dynamic_shapes(self) -> tuple[dict[int, torch.export.Dim]]:
+    def dynamic_shapes(self) -> tuple[dict[int, Any]]:
         """The dimensions that may vary, as ``torch.export.export`` takes them."""
-        # A resize cannot start from one row or column under torch.export, which fixes sizes of 1.
-        least = self.least_frames
-        names = {"B": ("batch", 1), "T": ("frames", least), "H": ("height", 2), "W": ("width", 2)}
-        letters = ((i, d) for i, d in enumerate(self.input_shape) if isinstance(d, str))
-        dims = ((i, *names[d]) for i, d in letters)
-        return ({i: torch.export.Dim(name, min=low, max=LARGEST) for i, name, low in dims},)
+        vary = [i for i, size in enumerate(self.input_shape) if isinstance(size, str)]
+        return (dict.fromkeys(vary, torch.export.Dim.DYNAMIC),)
 
     def example(self, batch: int, *, frames: int | None = None, seed: int = 0) -> Tensor:
         """Random input: normalized noise, or uint8 frames of a size that depends on the seed.

@@ -83,7 +83,6 @@ def export(
     path: str | os.PathLike[str],
     *,
     frames: int | None = None,
-    to: str | None = None,
     size: int | tuple[int, int] | None = None,
     preprocess: bool = False,
     probabilities: bool = False,
@@ -104,8 +103,6 @@ def export(
         path: the suffix selects the format: ``.pt2`` (torch.export), ``.onnx``, ``.aoti.pt2``
             (AOTInductor), or one added with :func:`~ffn.export.register_format`.
         frames: T; default: that of :func:`ffn.fuse`, of a network from it.
-        to: the format, for a path without the suffix of one: "torch", "onnx", "aotinductor", or a
-            suffix.
         size: H and W of the clip in pixels, as one number or two; default: the crop of the record,
             or 224.
         preprocess: the file takes uint8 RGB frames (B, T, H, W, 3) of any size; it resizes, crops
@@ -121,26 +118,21 @@ def export(
         The report, printable.
 
     Raises:
-        ValueError: no such format, or ``path`` has the suffix of another one; ``frames`` or
-            ``size`` is less than 1, ``preprocess`` without a record, or a record of another number
-            of classes.
+        ValueError: no such format; ``frames`` or ``size`` is less than 1, ``preprocess`` without a
+            record, or a record of another number of classes.
         ImportError: the format needs an extra that is not installed.
         FileExistsError: the file or its ``.json`` exists and ``overwrite`` is false.
         ExportError: the format cannot express the network, the file does not run, or its logits
             differ from the network's.
     """
     path = Path(path)
-    write = find_format(path, to)
+    write = find_format(path)
     if frames is None and hasattr(model, "fusion"):
         frames = model.fusion.frames
     if not isinstance(frames, int):
         raise ValueError(f"frames is {frames!r}; expected the T of the clips, 1 or more")
     described = Path(f"{path}.json")
-    if not overwrite and (existing := [one for one in (path, described) if one.exists()]):
-        raise FileExistsError(
-            f"{existing[0]} exists; choose another name, or overwrite it: overwrite=True in "
-            "Python, --overwrite in a command"
-        )
+    refuse_existing([path, described], overwrite)
     network = deploy(
         model,
         frames,
@@ -157,6 +149,16 @@ def export(
         report = _write_int8(network, path, write, calibration)
     write_text(described, json.dumps(report.to_dict(), indent=1) + "\n")
     return report
+
+
+def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
+    """Raise FileExistsError for a file that an export would replace, unless it may."""
+    existing = [path for path in paths if path.exists()]
+    if existing and not overwrite:
+        raise FileExistsError(
+            f"{existing[0]} exists; choose another name, or overwrite it: overwrite=True in "
+            "Python, --overwrite in a command"
+        )
 
 
 def deploy(

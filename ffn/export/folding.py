@@ -14,7 +14,6 @@ import inspect
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 from torch import Tensor, nn
@@ -50,13 +49,11 @@ class Folder:
 
     Attributes:
         folded: names of those that are gone, with the names of the layers that they are in.
-        reasons: of those that stay.
     """
 
     def __init__(self, network: nn.Module) -> None:
         self.network = network
         self.folded: dict[str, tuple[str, ...]] = {}
-        self.reasons: dict[str, str] = {}
 
     def fold(self, flows: Sequence[Dataflow]) -> bool:
         """Fold what all recorded forward passes allow; return whether there was anything."""
@@ -64,11 +61,8 @@ class Folder:
         for name, module in self.network.named_modules():
             for part in (module, *module._parameters.values(), *module._buffers.values()):
                 self.owners[id(part)].append((name, module))
-        *others, first = [self._plan(flow) for flow in reversed(flows)]
+        first, *others = [self._plan(flow) for flow in flows]
         agreed = [fold for fold in first if all(fold in plan for plan in others)]
-        for fold in (*first, *chain(*others)):
-            if fold not in agreed:
-                self.reasons[fold.name] = "clips of other lengths run through it in another way"
         for fold in agreed:
             self._apply(fold)
         return bool(agreed)
@@ -98,11 +92,10 @@ class Folder:
                 _scale_inputs(layer, scale, shift)
         self._replace(fold, rest)
 
-    def kept(self) -> dict[str, str]:
-        """Names of the norms and weight alterations that the network has, with the reason."""
+    def kept(self) -> tuple[str, ...]:
+        """Names of the norms and weight alterations that the network has."""
         kinds = (*NORMS, WeightAlteration)
-        modules = [(n, m) for n, m in self.network.named_modules() if isinstance(m, kinds)]
-        return {name: self.reasons.get(name, _reason(module)) for name, module in modules}
+        return tuple(n for n, m in self.network.named_modules() if isinstance(m, kinds))
 
     def _plan_norm(self, call: Call) -> Fold | None:
         given = inspect.signature(F.batch_norm).bind(*call.args, **call.kwargs)
@@ -112,11 +105,8 @@ class Folder:
         if training or len(owners) != 1:
             return None
         name, norm = owners[0]
-        if _without_norm(norm) is None or len(self.flow.readers(mean)) != 1:
-            self.reasons[name] = "it runs several times, or does more than a batch norm"
-            return None
-        if has_hooks(norm):
-            self.reasons[name] = "it has hooks"
+        is_plain = _without_norm(norm) is not None and not has_hooks(norm)
+        if not is_plain or len(self.flow.readers(mean)) != 1:
             return None
         producer = self.flow.producer(x)
         before = self._layer(producer)
@@ -126,7 +116,6 @@ class Folder:
             return Fold(name, True, (before[0],))
         if after := self._layers_after(call, 1, is_shifted=True):
             return Fold(name, False, tuple(layer_name for layer_name, _ in after))
-        self.reasons[name] = "no layer that could contain it is before or after it"
         return None
 
     def _plan_alteration(self, call: Call) -> Fold | None:
@@ -137,7 +126,6 @@ class Folder:
             call, alteration.channel_dim, is_shifted=False
         )
         if not after or len(owners) + len(runs) != 2:
-            self.reasons[name] = "other operations read what it returns"
             return None
         return Fold(name, False, tuple(layer_name for layer_name, _ in after))
 
@@ -214,13 +202,6 @@ def _runs_with(layer: nn.Module, call: Call, weight: Tensor) -> bool:
 
 def _any(padding: int | Sequence[int]) -> bool:
     return padding > 0 if isinstance(padding, int) else any(padding)
-
-
-def _reason(module: nn.Module) -> str:
-    """Why a norm or weight alteration stays of which no call was seen in eval mode."""
-    if getattr(module, "running_mean", None) is None and not isinstance(module, WeightAlteration):
-        return "its statistics are those of the input"
-    return "it did not run, or it runs outside of the modules of the network"
 
 
 def _without_norm(norm: nn.Module) -> nn.Module | None:

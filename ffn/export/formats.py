@@ -21,6 +21,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import ModuleType
 from typing import IO
@@ -55,25 +56,18 @@ def register_format(suffix: str) -> Callable[[Format], Format]:
     return _formats.register(suffix)
 
 
-def find_format(path: Path, name: str | None = None) -> Format:
-    """The format of a name, or else of a file: the one with the longest matching suffix.
+def find_format(path: Path) -> Format:
+    """The format of a file: the one with the longest matching suffix.
 
     Raises:
-        ValueError: no format has this name or suffix, or the file has the suffix of another one.
+        ValueError: no format has the suffix of the file.
     """
     endings = [path.name.split(".", n)[n] for n in range(1, path.name.count(".") + 1)]
-    ending = next((e for e in endings if e in _formats), None)
-    suffix = (ending or path.suffix.removeprefix(".")) if name is None else NAMES.get(name, name)
+    suffix = next((e for e in endings if e in _formats), path.suffix.removeprefix("."))
     try:
-        found = _formats[suffix]
+        return _formats[suffix]
     except KeyError as error:
         raise ValueError(f"{path}: {error.args[0]}") from None
-    if ending not in (None, suffix):
-        raise ValueError(
-            f"{path} has the suffix .{ending}, and the format is {name}, whose files end in "
-            f".{suffix}; name the file *.{suffix}, or leave the format out (--to)"
-        )
-    return found
 
 
 def suffix_of(name: str) -> str:
@@ -90,27 +84,32 @@ def trace(network: DeployedNetwork, clip: Tensor) -> torch.export.ExportedProgra
     Raises:
         ExportError: torch.export cannot trace it, as with a T that may vary.
     """
-    tried = [n for n in LEAST_FRAMES if n <= network.shape[1]] if network.any_frames else [1]
-    for least in tried:
-        network.least_frames = least
-        try:
-            program = torch.export.export(
-                network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
-            )
-            break
-        except Exception as error:  # of many kinds
-            if least == tried[-1]:
-                remedy = "; export it for one T" if network.any_frames else ""
-                vary = " and ".join(d for d in network.input_shape if isinstance(d, str))
-                raise ExportError(
-                    f"torch.export cannot trace this network if {vary} may vary{remedy}. It "
-                    f"reports: {error}"
-                ) from error
+    try:
+        program = torch.export.export(
+            network, (clip,), dynamic_shapes=network.dynamic_shapes, strict=False
+        )
+    except Exception as error:  # of many kinds
+        remedy = "; export it for one T" if network.any_frames else ""
+        vary = " and ".join(d for d in network.input_shape if isinstance(d, str))
+        raise ExportError(
+            f"torch.export cannot trace this network if {vary} may vary{remedy}. It reports: "
+            f"{error}"
+        ) from error
     if network.any_frames:
+        network.least_frames = _least_frames(program, network)
         network.metadata["least_frames"] = network.least_frames
     for node in program.graph.nodes:
         node.meta.pop("stack_trace", None)  # with paths of this machine
     return program
+
+
+def _least_frames(program: torch.export.ExportedProgram, network: DeployedNetwork) -> int:
+    run = program.module()
+    for frames in LEAST_FRAMES[:-1]:
+        with suppress(AssertionError, RuntimeError):  # a guard of the program
+            run(network.example(1, frames=frames))
+            return frames
+    return LEAST_FRAMES[-1]
 
 
 def require(name: str) -> ModuleType:

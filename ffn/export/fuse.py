@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -34,7 +33,7 @@ class FusionReport:
     Attributes:
         frames: the number of frames that the network was fused for; None if it was not given.
         folded: names of folded norms and weight alterations, with the layers that they are now in.
-        kept: names of norms and weight alterations that remain, with the reason.
+        kept: names of norms and weight alterations that remain, as layer norms do.
         difference: largest absolute difference of an output, for the example clip and
             clips of 1 and 2 frames and of the ends of the range.
         largest: largest absolute output.
@@ -44,24 +43,17 @@ class FusionReport:
 
     frames: int | None
     folded: dict[str, tuple[str, ...]]
-    kept: dict[str, str]
+    kept: tuple[str, ...]
     difference: float
     largest: float
     active: int | None = None
 
     def __str__(self) -> str:
-        first = (
-            f"{len(self.folded)} norms and weight alterations folded, {len(self.kept)} kept; "
+        kept = f" ({', '.join(self.kept[:3])}{', …' * (len(self.kept) > 3)})" if self.kept else ""
+        return (
+            f"{len(self.folded)} norms and weight alterations folded, {len(self.kept)} kept{kept}; "
             f"largest difference of an output {self.difference:.1e} (largest {self.largest:.3g})"
         )
-        kept: dict[str, list[str]] = defaultdict(list)
-        for name, reason in self.kept.items():
-            kept[reason].append(name)
-        rows = [
-            f"  {len(names)} kept ({', '.join(names[:3])}{', …' * (len(names) > 3)}): {reason}"
-            for reason, names in kept.items()
-        ]
-        return "\n".join([first, *rows])
 
 
 @torch.inference_mode(False)  # in inference mode, the operators are others

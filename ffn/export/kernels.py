@@ -15,39 +15,30 @@ from torch import Tensor, nn
 from ffn.core.convert import replace_all
 
 
-class OverFrames(nn.Module):
-    """Apply a 2-D layer to every frame of a clip.
+class As2d(nn.Module):
+    """Apply a 2-D layer to every frame of a clip, or one of kernel k x 1 to its time and pixels.
 
     Args:
-        layer: (N, C, H, W) to (N, C', H', W'); it keeps the channels-last layout.
+        layer: of frames, (N, C, H, W) to (N, C', H', W'); of time, (B, C, T, H * W) to
+            (B, C', T', H * W). It keeps the channels-last layout.
+        over_time: the layer is one of time.
     """
 
-    def __init__(self, layer: nn.Module) -> None:
+    def __init__(self, layer: nn.Module, *, over_time: bool) -> None:
         super().__init__()
-        self.layer = layer
+        self.layer, self.over_time = layer, over_time
 
     def forward(self, input: Tensor) -> Tensor:
-        """(B, C, T, H, W) to (B, C', T, H', W')."""
-        x = input.permute(0, 2, 3, 4, 1).flatten(0, 1).permute(0, 3, 1, 2)  # (N, C, H, W)
-        x = self.layer(x)
-        return _as_clips(x, input.shape[0], x.shape[2:])
+        """(B, C, T, H, W) to (B, C', T', H', W')."""
+        x = input.permute(0, 2, 3, 4, 1)  # (B, T, H, W, C)
+        x = x.flatten(2, 3) if self.over_time else x.flatten(0, 1)
+        x = self.layer(x.permute(0, 3, 1, 2))
+        area = input.shape[3:] if self.over_time else x.shape[2:]
 
-
-class OverTime(nn.Module):
-    """Apply a 2-D convolution of kernel k x 1 to the time and the pixels of a clip.
-
-    Args:
-        layer: (B, C, T, P) to (B, C', T', P) with P = H * W; it keeps the channels-last layout.
-    """
-
-    def __init__(self, layer: nn.Module) -> None:
-        super().__init__()
-        self.layer = layer
-
-    def forward(self, input: Tensor) -> Tensor:
-        """(B, C, T, H, W) to (B, C', T', H, W)."""
-        x = input.permute(0, 2, 3, 4, 1).flatten(2, 3).permute(0, 3, 1, 2)  # (B, C, T, P)
-        return _as_clips(self.layer(x), input.shape[0], input.shape[3:])
+        # Through one dimension: for batches of 1, torch returns a stride by which torch.cat does
+        # not recognize the layout.
+        flat = x.permute(0, 2, 3, 1).flatten()
+        return flat.view(input.shape[0], -1, *area, x.shape[1]).permute(0, 4, 1, 2, 3)
 
 
 class InFloat32(nn.Module):
@@ -106,9 +97,9 @@ def _as_2d(layer: nn.Conv3d) -> nn.Module | None:
     if not is_plain or isinstance(layer.padding, str) or has_hooks(layer):
         return None
     if (layer.kernel_size[0], layer.stride[0], layer.padding[0]) == (1, 1, 0):
-        return OverFrames(_conv2d(layer, slice(1, 3)))
+        return As2d(_conv2d(layer, slice(1, 3)), over_time=False)
     if layer.kernel_size[1:] == layer.stride[1:] == (1, 1) and layer.padding[1:] == (0, 0):
-        return OverTime(_conv2d(layer, slice(0, 2)))
+        return As2d(_conv2d(layer, slice(0, 2)), over_time=True)
     return None
 
 
@@ -127,12 +118,3 @@ def _conv2d(conv: nn.Conv3d, kept: slice) -> nn.Conv2d:
     flat.weight.data = conv.weight.detach().reshape(flat.weight.shape)
     flat.bias = conv.bias
     return flat
-
-
-def _as_clips(x: Tensor, batch: int, area: torch.Size) -> Tensor:
-    """View the channels-last output of a 2-D layer as clips (B, C, T, H, W)."""
-    # Through one dimension: for batches of 1, torch returns a stride by which torch.cat does not
-    # recognize the layout.
-    channels = x.shape[1]
-    flat = x.permute(0, 2, 3, 1).flatten()
-    return flat.view(batch, -1, *area, channels).permute(0, 4, 1, 2, 3)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 import ffn
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration
 from ffn.export import FuseError, InferenceRunner, fuse
-from ffn.export.kernels import InFloat32, OverFrames, OverTime, choose_kernels
+from ffn.export.kernels import As2d, InFloat32, choose_kernels
 from ffn.layers import PerFrame
 
 FAMILIES = ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"]
@@ -43,7 +43,7 @@ def test_families(name: str, frames: int) -> None:
     assert not any(isinstance(module, gone) for module in fused.modules())
     if name != "uniformer_tiny":
         assert not any(isinstance(m, (BATCH_NORM, WeightAlteration)) for m in fused.modules())
-        assert fused.fusion.kept == {}
+        assert fused.fusion.kept == ()
     assert not fused.training
     assert not any(p.requires_grad for p in fused.parameters())
 
@@ -66,7 +66,7 @@ def test_uniformer_keeps_its_layer_norms() -> None:
     norms = {f"embeds.{i}.norm" for i in range(4)}
     assert set(report.kept) >= norms | {"norm"} | {f"blocks.3.0.norm{k}" for k in (1, 2)}
     assert report.folded["blocks.0.0.norm1"] == ("blocks.0.0.conv1",)
-    assert "kept (embeds.0.norm, embeds.1.norm, embeds.2.norm, …): its statistics" in str(report)
+    assert "kept (embeds.0.norm, embeds.1.norm, embeds.2.norm, …); largest" in str(report)
 
 
 class Net(nn.Module):
@@ -133,7 +133,7 @@ def test_an_alteration_on_any_layer_of_a_foreign_network() -> None:
 
     clip = torch.randn(1, 3, 6, 64, 64)
     assert_close(fused(clip), model(clip))
-    assert fused.fusion.kept == {}
+    assert fused.fusion.kept == ()
     assert "net.head.fc.alteration" in fused.fusion.folded
     assert not any(hasattr(m, "alteration") or m._forward_pre_hooks for m in fused.modules())
     assert isinstance(fused.net.stem.bn, nn.Sequential)  # the activation of timm's layer remains
@@ -175,7 +175,7 @@ def test_a_norm_over_the_tokens_of_a_linear_layer_stays(tokens: int) -> None:
     net, clip = Mixer().eval(), torch.randn(2, 3, 2, 8, 8)
     fused = ffn.fuse(net, example=clip)
     assert_close(fused(clip), net(clip))
-    assert set(fused.fusion.kept) == {"bn"}
+    assert fused.fusion.kept == ("bn",)
 
 
 class Twice(nn.Module):
@@ -232,7 +232,7 @@ def test_a_norm_stays_where_folding_would_be_wrong(case: str) -> None:
     fused = ffn.fuse(net)
     clip = torch.randn(2, 3, 2, 8, 8)
     assert_close(fused(clip), net(clip))
-    assert set(fused.fusion.kept) == {"bn"}
+    assert fused.fusion.kept == ("bn",)
     assert fused.fusion.folded == {}
 
 
@@ -248,7 +248,7 @@ def test_an_alteration_that_something_else_reads_stays() -> None:
 
     model = randomize(ffn.convert(Residual(), (4, 8), private="none"))
     fused = ffn.fuse(model, 8)
-    assert fused.fusion.kept == {"site": "other operations read what it returns"}
+    assert fused.fusion.kept == ("site",)
 
 
 def test_the_model_does_not_change() -> None:
@@ -318,9 +318,7 @@ def test_other_lengths_may_run_other_branches(order: tuple[int, ...], convert: b
     for frames in order:
         clip = torch.randn(2, 3, frames, 8, 8)
         assert_close(run(clip), model(clip))
-    fused = fuse(model, order[0])
-    (reason,) = fused.fusion.kept.values()
-    assert reason == "clips of other lengths run through it in another way" or order[0] > 1
+    assert len(fuse(model, order[0]).fusion.kept) == 1
 
 
 @torch.no_grad()
@@ -329,7 +327,7 @@ def test_layers_that_are_called_by_keyword() -> None:
     model, clip = randomize(Clips()).eval(), torch.randn(2, 3, 4, 8, 8)
     fused = fuse(model, 4)
     assert_close(fused(clip), model(clip))
-    assert isinstance(fused.conv, OverFrames)
+    assert isinstance(fused.conv, As2d)
     assert fused.fusion.folded == {"norm": ("conv",)}
 
 
@@ -368,7 +366,7 @@ def test_a_norm_with_a_hook_stays() -> None:
     model.norm.register_forward_hook(lambda module, args, output: 2 * output)
     fused = fuse(model, 4)
     assert_close(fused(clip), model(clip))
-    assert fused.fusion.kept == {"norm": "it has hooks"}
+    assert fused.fusion.kept == ("norm",)
 
 
 class OwnWeight(nn.Module):
@@ -449,10 +447,10 @@ def test_folds_are_proven_at_the_ends_of_the_range(frames: int) -> None:
 @torch.no_grad()
 def test_2d_forms() -> None:
     layers = [
-        (nn.Conv3d(4, 6, (1, 3, 3), (1, 2, 2), (0, 1, 1), groups=2), OverFrames),
-        (nn.Conv3d(4, 6, (1, 3, 1), padding=(0, 2, 0), dilation=(1, 2, 1)), OverFrames),
-        (nn.Conv3d(4, 6, (3, 1, 1), (2, 1, 1), (1, 0, 0), bias=False), OverTime),
-        (nn.Conv3d(4, 6, (5, 1, 1), padding=(4, 0, 0), dilation=(2, 1, 1)), OverTime),
+        (nn.Conv3d(4, 6, (1, 3, 3), (1, 2, 2), (0, 1, 1), groups=2), As2d),
+        (nn.Conv3d(4, 6, (1, 3, 1), padding=(0, 2, 0), dilation=(1, 2, 1)), As2d),
+        (nn.Conv3d(4, 6, (3, 1, 1), (2, 1, 1), (1, 0, 0), bias=False), As2d),
+        (nn.Conv3d(4, 6, (5, 1, 1), padding=(4, 0, 0), dilation=(2, 1, 1)), As2d),
         (nn.Conv3d(4, 6, (3, 1, 1), (1, 2, 2), (1, 0, 0)), InFloat32),
         (nn.Conv3d(4, 6, (1, 3, 3), padding=(0, 1, 1), padding_mode="reflect"), InFloat32),
         (nn.Conv3d(4, 6, (1, 3, 3), padding="same"), InFloat32),
@@ -482,7 +480,7 @@ def test_layers_with_two_names() -> None:
     torch.manual_seed(0)
     model = ffn.convert(Aliased().eval(), (2, 4), alter=["stem"]).eval()
     fused, clip = fuse(model, 4), torch.randn(2, 3, 4, 16, 16)
-    assert fused.fusion.kept == {}
+    assert fused.fusion.kept == ()
     assert fused.body[0] is fused.stem
     assert not any(isinstance(m, (BATCH_NORM, nn.Conv3d, nn.Dropout)) for m in fused.modules())
     assert_close(fused(clip), model(clip))

@@ -28,7 +28,13 @@ def model() -> ffn.FrameFlexible:
     return flexible.eval()
 
 
-@pytest.mark.parametrize("runtime", ["torch", "onnxruntime", "openvino"])
+@pytest.mark.parametrize(
+    "runtime",
+    [
+        "torch",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("onnxruntime", "openvino")),
+    ],
+)
 @torch.inference_mode()
 def test_every_runtime_answers_as_the_network(model: ffn.FrameFlexible, runtime: str) -> None:
     pytest.importorskip(runtime)
