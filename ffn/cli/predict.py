@@ -30,7 +30,7 @@ from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
     from ffn.serve import Predictor
-    from ffn.serve.output import TextOutput
+    from ffn.serve.output import Output
 
 NAME = "{name}"  # in --save: the name of the video without its suffix
 PICTURES = (".png", ".gif", ".mp4")
@@ -143,10 +143,10 @@ def predict(
     paths = [path for given in files for path in _videos(given)]
     targets = _targets(picture, window, paths, overwrite)
     import_extensions(imports or [])
-    from ffn.serve.output import OUTPUTS
+    from ffn.serve.output import Output
 
     predictor = network.build_predictor(weights, early_exit=choice.early_exit)
-    report = OUTPUTS[format](sys.stdout, top)
+    report = Output(format, sys.stdout, top)
     predict_one = _prediction(predictor, choice, window, picture, report)
     failed = _predict_files(paths, targets, predict_one, report)
     if format == "text" and predictor.record.knows:
@@ -196,7 +196,7 @@ def _predict_files(
     paths: Sequence[str],
     targets: Sequence[Path | None],
     predict_one: Callable[[str, Path | None], None],
-    report: TextOutput,
+    report: Output,
 ) -> int:
     """Predict one file after another; the number of those that could not be read."""
     from ffn.data import VideoError
@@ -213,7 +213,7 @@ def _predict_files(
 
 
 def _prediction(
-    predictor: Predictor, choice: Choice, window: Window, picture: Picture, report: TextOutput
+    predictor: Predictor, choice: Choice, window: Window, picture: Picture, report: Output
 ) -> Callable[[str, Path | None], None]:
     """A function that predicts a video, draws it if there is a target, and reports it."""
     from ffn.serve import merge_windows

@@ -6,8 +6,9 @@ import os
 import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import torch
@@ -48,13 +49,8 @@ class FramesInMemory:
                 "a clip that is normalized already, run predictor.model"
             )
         if len(shape) != 4 or 3 not in (shape[1], shape[3]) or 0 in shape:
-            hint = (
-                ". A list is a list of videos; make one array of the frames of a video"
-                if len(shape) == 3
-                else ""
-            )
             raise ValueError(
-                f"the frames have shape {shape}; expected (T, H, W, 3) or (T, 3, H, W){hint}"
+                f"the frames have shape {shape}; expected (T, H, W, 3) or (T, 3, H, W) of one video"
             )
         if isinstance(frames, np.ndarray):
             frames = torch.from_numpy(np.array(frames))  # a copy: the array may be read-only
@@ -135,8 +131,8 @@ def _fetch(address: str, path: Path) -> None:
         VideoError: it cannot be downloaded, or is larger than `DOWNLOAD_BYTES`.
     """
     try:
-        with path.open("wb") as file:
-            for chunk in _chunks(address):
+        with _open_address(address) as source, path.open("wb") as file:
+            while chunk := source.read(CHUNK):
                 file.write(chunk)
                 if refusal := DOWNLOAD_BYTES.refusal(file.tell()):
                     raise VideoError(address, refusal)
@@ -146,20 +142,17 @@ def _fetch(address: str, path: Path) -> None:
         raise VideoError(address, f"cannot be downloaded: {explain(error)}") from error
 
 
-def _chunks(address: str) -> Iterator[bytes]:
-    """The content of a file at an address."""
+def _open_address(address: str) -> AbstractContextManager[IO[bytes]]:
     if address.lower().startswith(("http://", "https://")):
         import requests
 
-        with requests.get(address, stream=True, timeout=30) as answer:
-            answer.raise_for_status()
-            yield from answer.iter_content(CHUNK)
-        return
+        answer = requests.get(address, stream=True, timeout=30)
+        answer.raise_for_status()
+        answer.raw.decode_content = True  # of a server that compresses
+        return answer.raw
     import fsspec
 
-    with fsspec.open(address, "rb") as source:
-        while chunk := source.read(CHUNK):
-            yield chunk
+    return fsspec.open(address, "rb")
 
 
 def frame_times(video: Video, fps: float | None) -> tuple[np.ndarray, float]:

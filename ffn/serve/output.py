@@ -12,24 +12,56 @@ from ffn.serve.prediction import Prediction
 from ffn.serve.windows import Segment
 
 
-class TextOutput:
-    """Writes a few lines per video to a text file, with so many labels per video."""
+class Output:
+    """Writes predictions to a text file.
 
-    def __init__(self, file: IO[str], labels: int) -> None:
-        self._file, self._labels = file, labels
+    Args:
+        form: "text": a few lines per video; "json": an object per line and video; "csv": a table
+            with a row per video, or per window.
+        file: Where they are written.
+        labels: Most probable labels of a video.
+    """
+
+    def __init__(self, form: str, file: IO[str], labels: int) -> None:
+        self._form, self._file, self._labels = form, file, labels
+        if form == "csv":
+            self._write_row(columns(labels))
 
     def add(self, prediction: Prediction) -> None:
         """Write how the network ran, and the most probable labels of a video."""
-        several = "; several labels, independent probabilities" if prediction.multi_label else ""
-        self._write(
-            f"{prediction.path}: {prediction.how}, decode {prediction.decode_ms:.1f} ms, model "
-            f"{prediction.model_ms:.1f} ms{several}"
-        )
-        for label, probability in prediction.top(self._labels):
-            self._write(f"  {probability:7.2%}  {label}")
+        if self._form == "json":
+            self._write(json.dumps(prediction.to_dict(self._labels)))
+        elif self._form == "csv":
+            self._write_row(prediction_row(prediction, self._labels))
+        else:
+            kind = "; several labels, independent probabilities" if prediction.multi_label else ""
+            self._write(
+                f"{prediction.path}: {prediction.how}, decode {prediction.decode_ms:.1f} ms, model "
+                f"{prediction.model_ms:.1f} ms{kind}"
+            )
+            for label, probability in prediction.top(self._labels):
+                self._write(f"  {probability:7.2%}  {label}")
 
     def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
-        """Write the segments that the windows of a long video were joined to."""
+        """Write the windows of a long video, and the segments that they were joined to."""
+        if self._form == "json":
+            joined = [segment.to_dict() for segment in segments]
+            shown = [window.to_dict(self._labels) for window in windows]
+            self._write(json.dumps({"path": windows[0].path, "segments": joined, "windows": shown}))
+        elif self._form == "csv":
+            for window in windows:
+                self.add(window)
+        else:
+            self._add_segments(windows, segments)
+
+    def add_error(self, path: str, cause: str) -> None:
+        """Write why there is no prediction; nothing as text, since standard error has it."""
+        if self._form == "json":
+            self._write(json.dumps({"path": path, "error": cause}))
+        elif self._form == "csv":
+            self._write_row(error_row(path, cause, self._labels))
+
+    def _add_segments(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
         first, count = windows[0], len(windows)
         decode = sum(window.decode_ms for window in windows)
         model = sum(window.model_ms for window in windows)
@@ -41,60 +73,12 @@ class TextOutput:
             times = f"{one.start:8.2f} - {one.end:8.2f} s"
             self._write(f"  {times}  {one.probability:7.2%}  {one.label}")
 
-    def add_error(self, path: str, cause: str) -> None:
-        """Write nothing: the message is on standard error."""
-
     def _write(self, line: str) -> None:
         print(printable(line), file=self._file)
-
-
-class JsonOutput(TextOutput):
-    """Writes a JSON object per line and video."""
-
-    def add(self, prediction: Prediction) -> None:
-        """Write ``path``, ``labels`` and how the network ran."""
-        self._write(json.dumps(prediction.to_dict(self._labels)))
-
-    def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
-        """Write ``path``, ``segments`` and ``windows``."""
-        shown = [window.to_dict(self._labels) for window in windows]
-        for window in shown:
-            del window["path"]
-        joined = [segment.to_dict() for segment in segments]
-        value = {"path": windows[0].path, "segments": joined, "windows": shown}
-        self._write(json.dumps(value))
-
-    def add_error(self, path: str, cause: str) -> None:
-        """Write ``path`` and ``error``."""
-        self._write(json.dumps({"path": path, "error": cause}))
-
-
-class CsvOutput(TextOutput):
-    """Writes a table with a row per video, or per window; errors are in the last column."""
-
-    def __init__(self, file: IO[str], labels: int) -> None:
-        super().__init__(file, labels)
-        self._write_row(columns(labels))
-
-    def add(self, prediction: Prediction) -> None:
-        """Write a row."""
-        self._write_row(prediction_row(prediction, self._labels))
-
-    def add_windows(self, windows: Sequence[Prediction], segments: Sequence[Segment]) -> None:
-        """Write a row per window."""
-        for window in windows:
-            self.add(window)
-
-    def add_error(self, path: str, cause: str) -> None:
-        """Write a row whose last cell has the cause."""
-        self._write_row(error_row(path, cause, self._labels))
 
     def _write_row(self, row: Sequence[object]) -> None:
         cells = [printable(x) if isinstance(x, str) else x for x in row]
         csv.writer(self._file, lineterminator="\n").writerow(cells)
-
-
-OUTPUTS: dict[str, type[TextOutput]] = {"text": TextOutput, "json": JsonOutput, "csv": CsvOutput}
 
 
 def columns(labels: int) -> list[str]:

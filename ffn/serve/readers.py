@@ -55,7 +55,7 @@ class Readers:
         start: float | None = None,
         end: float | None = None,
     ) -> Callable[[], list[Clip]]:
-        """Begin to read a video.
+        """Begin to read a video; the result waits for the clip of each of the readers.
 
         The pixels come through files: a process that ends in the middle of a message would block
         the pipe of all.
@@ -66,9 +66,8 @@ class Readers:
             start, end: See :meth:`ffn.serve.clips.ClipReader.read`.
 
         Returns:
-            A function that waits and returns the clip of each reader. It raises VideoError if the
-            video cannot be read or ends its process, or this is closed, and BlockedError if it
-            takes too long.
+            A function that raises VideoError if the video cannot be read or ends its process, or
+            this is closed, and BlockedError if it takes too long.
         """
         from pebble import ProcessExpired
 

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ffn.serve.prediction import Prediction
 
@@ -54,48 +56,40 @@ def merge_windows(windows: Iterable[Prediction], *, threshold: float = 0.5) -> l
         The segments by start, those of the same start by probability, descending.
 
     Raises:
-        ValueError: if a prediction has no window, or the predictions are of several videos.
+        ValueError: if a prediction has no window.
     """
-    windows = list(windows)
-    if not windows:
-        return []
+    windows = sorted(windows, key=lambda window: window.start or 0.0)
     if any(window.start is None for window in windows):
         raise ValueError("a prediction has no start and end; expected those of Predictor.windows")
-    if len({window.path for window in windows}) > 1:
-        raise ValueError("the predictions are of several videos; merge those of each video alone")
-
     pieces = list(_pieces(windows))
+    if not pieces:
+        return []
+    classes, mean = windows[0].classes, torch.stack([p for _, _, p in pieces])  # (N, K)
+    shown = mean >= threshold
     if not windows[0].multi_label:
-        chosen = [[int(probabilities.argmax())] for _, _, probabilities in pieces]
-    else:
-        chosen = [(p >= threshold).nonzero().flatten().tolist() for _, _, p in pieces]
-    classes = windows[0].classes
+        shown = F.one_hot(mean.argmax(1), len(classes)).bool()
     segments = []
-    for k in sorted({k for labels in chosen for k in labels}):
+    for k in shown.any(0).nonzero().flatten().tolist():
         run: list[tuple[float, float, float]] = []  # start, end, probability
-        for (start, end, probabilities), labels in zip(pieces, chosen, strict=True):
-            if run and (k not in labels or run[-1][1] < start):
+        for (start, end, probabilities), is_shown in zip(pieces, shown[:, k], strict=True):
+            if run and (not is_shown or run[-1][1] < start):
                 segments.append(_segment(run, classes[k]))
                 run = []
-            if k in labels:
+            if is_shown:
                 run.append((start, end, float(probabilities[k])))
         if run:
             segments.append(_segment(run, classes[k]))
     return sorted(segments, key=lambda segment: (segment.start, -segment.probability))
 
 
-def _pieces(windows: Sequence[Prediction]) -> Iterable[tuple[float, float, Tensor]]:
-    """Start, end and mean probabilities (K,) of each part between two ends of windows."""
+def _pieces(windows: Sequence[Prediction]) -> Iterator[tuple[float, float, Tensor]]:
+    """Start, end and mean probabilities (K,) of each part between two ends of sorted windows."""
     ends = sorted({round(t, 6) for window in windows for t in (window.start, window.end)})
-    ordered = sorted(windows, key=lambda window: window.start)
-    active: list[Prediction] = []
-    upcoming = iter(ordered)
-    following = next(upcoming, None)
+    upcoming, active = deque(windows), []
     for start, end in pairwise(ends):
         middle = (start + end) / 2
-        while following is not None and following.start < middle:
-            active.append(following)
-            following = next(upcoming, None)
+        while upcoming and upcoming[0].start < middle:
+            active.append(upcoming.popleft())
         active = [window for window in active if window.end > middle]
         if active:
             yield start, end, torch.stack([w.probabilities for w in active]).mean(0)

@@ -135,7 +135,8 @@ class LivePredictor:
         self._error: BaseException | None = None
         self._due: list[Frame] | None = None  # window of the answer that is due
         self._answered = -1  # number of the newest frame of the last answer
-        self._received = self._dropped = self._late = self._skipped = 0
+        self._received = self._dropped = self._skipped = 0
+        self._late = False  # whether frames were dropped since the last answer
 
     def __enter__(self) -> LivePredictor:
         return self
@@ -192,7 +193,7 @@ class LivePredictor:
         number, self._received = self._received, self._received + 1
         if started - arrival.captured > MAX_LAG:
             with self._changed:
-                self._dropped, self._late = self._dropped + 1, self._late + 1
+                self._dropped, self._late = self._dropped + 1, True
             return
         image = torch.from_numpy(arrival.image().copy())
         pixels = self._transform(image[None])[0]
@@ -204,7 +205,7 @@ class LivePredictor:
                 self._newest.clear()
             if self._newest.add(frame):
                 self._skipped += self._due is not None
-                self._due = self._newest.frames()
+                self._due = list(self._newest.frames)
                 self._changed.notify_all()
 
     # The thread that iterates.
@@ -233,7 +234,7 @@ class LivePredictor:
         """The frames of the last answer that fell due; or the last ones of a source's end."""
         window, self._due = self._due, None
         if window is None and self._ended and self._error is None:
-            window = self._newest.frames()
+            window = list(self._newest.frames)
         if not window or window[-1].number == self._answered:
             return None
         self._answered = window[-1].number
@@ -244,16 +245,10 @@ class LivePredictor:
         prediction = self._predictor.predict([self._clip(window, control.count, control.why)])[0]
         changed = self._labels.update(prediction.probabilities, window[-1].time)
         finished = self._pace.now()
-        # Until the next answer is due; a single frame has no rate.
-        captured, span = (
-            window[-1].captured - window[0].captured,
-            window[-1].time - window[0].time,
-        )
-        interval = self._step * captured / span if span and captured > 0 else math.inf
         with self._changed:
-            late, self._late = self._late, 0
+            late, self._late = self._late, False
             counts = (self._received, self._dropped, self._skipped)
-        control.update(finished - started, interval, finished, late=late > 0)
+        control.update(finished - started, self._interval(window), finished, late=late)
         return LiveAnswer(
             prediction,
             self._labels.probabilities,
@@ -263,6 +258,13 @@ class LivePredictor:
             1000 * (finished - window[-1].captured),
             *counts,
         )
+
+    def _interval(self, window: Sequence[Frame]) -> float:
+        """Seconds of the clock until the next answer is due, at the rate of some frames."""
+        captured = window[-1].captured - window[0].captured
+        if captured <= 0:  # a single frame has no rate
+            return math.inf
+        return self._step * captured / (window[-1].time - window[0].time)
 
     def _clip(self, window: Sequence[Frame], count: int, why: str) -> Clip:
         """The clip of a window, sampled as a window of a file."""

@@ -39,30 +39,26 @@ class Window:
     """The newest frames of a stream, and the frames with which answers are due.
 
     A frame is kept until it is `seconds` older than the newest one. The first answer is due when
-    the frames cover the window, the others at equal steps.
-
-    Args:
-        seconds: Length of the window.
-        step: Seconds of the stream from one answer to the next.
+    the frames cover the window, the others at steps of so many seconds of the stream.
     """
 
     def __init__(self, seconds: float, step: float) -> None:
         self._seconds, self._step = seconds, step
-        self._frames: deque[Frame] = deque()
+        self.frames: deque[Frame] = deque()
         self.clear()
 
     def clear(self) -> None:
         """Begin again: drop all frames."""
-        self._frames.clear()
+        self.frames.clear()
         self._has_dropped = False
         self._first: float | None = None  # time of the first answer
         self._steps = 0  # answers that were due since then
 
     def add(self, frame: Frame) -> bool:
         """Add the newest frame; returns whether an answer is due with it."""
-        self._frames.append(frame)
-        while self._frames[0].time <= frame.time - self._seconds + TOLERANCE:
-            self._frames.popleft()
+        self.frames.append(frame)
+        while self.frames[0].time <= frame.time - self._seconds + TOLERANCE:
+            self.frames.popleft()
             self._has_dropped = True
         if self._first is None:
             if not self._is_full():
@@ -78,26 +74,22 @@ class Window:
         """Whether the frames cover the window; each is shown as long as their mean interval."""
         if self._has_dropped:
             return True
-        count = len(self._frames)
-        span = self._frames[-1].time - self._frames[0].time if count > 1 else 0.0
+        count = len(self.frames)
+        span = self.frames[-1].time - self.frames[0].time if count > 1 else 0.0
         return span > 0 and count >= self._seconds * (count - 1) / span - 0.5
 
-    def frames(self) -> list[Frame]:
-        """The frames, oldest first."""
-        return list(self._frames)
 
-
-def handful(counts: Sequence[int], most: int = HANDFUL) -> list[int]:
-    """At most ``most`` of the counts, ascending: the ends, and those nearest to equal ratios.
+def handful(counts: Sequence[int]) -> list[int]:
+    """At most five of the counts, ascending: the ends, and those nearest to equal ratios.
 
     >>> handful([4, 8, 16]), handful(range(2, 21))
     ([4, 8, 16], [2, 4, 6, 11, 20])
     """
     counts = sorted(counts)
-    if len(counts) <= most:
+    if len(counts) <= HANDFUL:
         return counts
-    ratio = (counts[-1] / counts[0]) ** (1 / (most - 1))
-    wanted = [counts[0] * ratio**n for n in range(most)]
+    ratio = (counts[-1] / counts[0]) ** (1 / (HANDFUL - 1))
+    wanted = [counts[0] * ratio**n for n in range(HANDFUL)]
     return sorted({min(counts, key=lambda count: abs(count - each)) for each in wanted})
 
 
@@ -116,14 +108,17 @@ class LoadControl:
 
     Args:
         seconds: p(T) by count T.
-        why: The reason to give while the largest count is used.
+        largest: The reason to give while the largest count is used.
+
+    Attributes:
+        why: The reason for the number of frames.
     """
 
-    def __init__(self, seconds: Mapping[int, float], why: str = "the largest count") -> None:
+    def __init__(self, seconds: Mapping[int, float], largest: str = "the largest count") -> None:
         self._seconds = {count: max(seconds[count], 1e-9) for count in sorted(seconds)}
         self._counts = list(self._seconds)
         self._place = len(self._counts) - 1
-        self._largest = self.why = why
+        self._largest = self.why = largest
         self._factor, self._fits_since = 1.0, math.inf
 
     @property
@@ -145,20 +140,20 @@ class LoadControl:
         if self._place and (late or expected > interval):
             cause = "frames came late" if late else f"{_ms(expected)} in {_ms(interval)}"
             self.why = f"{self.count} frames are too slow: {cause}"
-            self._place, self._fits_since = self._place - 1, math.inf
+            self._move(-1)
         elif self._place + 1 < len(self._counts):
-            self._raise_if_it_fits(late, interval, now)
+            following = self._counts[self._place + 1]
+            expected = self._factor * self._seconds[following]
+            fits = not late and expected <= MARGIN * interval
+            self._fits_since = min(self._fits_since, now) if fits else math.inf
+            if now - self._fits_since >= HOLD:
+                self.why = f"{following} frames fit again: {_ms(expected)} in {_ms(interval)}"
+                self._move(1)
+                if self._place + 1 == len(self._counts):
+                    self.why = self._largest
 
-    def _raise_if_it_fits(self, late: bool, interval: float, now: float) -> None:
-        following = self._counts[self._place + 1]
-        expected = self._factor * self._seconds[following]
-        fits = not late and expected <= MARGIN * interval
-        self._fits_since = min(self._fits_since, now) if fits else math.inf
-        if now - self._fits_since >= HOLD:
-            self._place, self._fits_since = self._place + 1, math.inf
-            self.why = f"{following} frames fit again: {_ms(expected)} in {_ms(interval)}"
-            if self._place + 1 == len(self._counts):
-                self.why = self._largest
+    def _move(self, places: int) -> None:
+        self._place, self._fits_since = self._place + places, math.inf
 
 
 def _ms(seconds: float) -> str:

@@ -163,14 +163,8 @@ def _stay_connected(
     The wait before attempt n is min(30 s, 2^(n-1) s). The first connection is tried once, so that a
     wrong address is an error.
 
-    Args:
-        name: For people.
-        connect: Opens the stream and gives its frames.
-        attempts: To connect again after an interruption, until a frame arrives; None: any number.
-        pace: Of the reader.
-
     Raises:
-        VideoError: after the last attempt.
+        VideoError: after so many failed attempts in a row; None: never.
     """
     times, attempt = _StreamTimes(), 0
     while True:
@@ -331,10 +325,9 @@ def open_source(
     is_file = not is_stream and isinstance(given, (str, os.PathLike, bytes, np.ndarray, Tensor))
     foreign = {} if is_file else {"speed": speed, "repeat": repeat or None, "fps": fps}
     foreign |= {} if is_stream else {"attempts": attempts, "options": options or None}
-    for key, value in foreign.items():
-        if value is not None:
-            owner = "a camera or an address" if key in ("attempts", "options") else "a video file"
-            raise ValueError(f"{key} is {value!r}; it is only for {owner}")
+    if wrong := [f"{key}={value!r}" for key, value in foreign.items() if value is not None]:
+        kind = "a video file" if is_file else "a stream" if is_stream else "an iterable"
+        raise ValueError(f"{', '.join(wrong)}: {kind} has no such option; leave it out")
     for key, value in {"speed": speed, "fps": fps, "timeout": timeout}.items():
         if value is not None and not value > 0:
             raise ValueError(f"{key} is {value!r}; expected a number above 0")

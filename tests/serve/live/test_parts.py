@@ -22,7 +22,7 @@ def test_the_window_keeps_its_frames_and_answers_are_due_at_equal_steps() -> Non
         for number, time in enumerate(times):
             if window.add(frame(number, round(1000 * time) / 1000)):
                 due.append(time)
-            kept = [f.number for f in window.frames()]
+            kept = [f.number for f in window.frames]
             assert kept == [n for n, t in enumerate(times[: number + 1]) if t > time - 2 + 1e-9]
         # As a window of a file: the first has the frames that start in 2 s.
         assert due[0] == times[math.floor(2 * rate) - 1]
@@ -37,7 +37,7 @@ def test_an_answer_after_a_gap_stands_for_all_that_fell_due() -> None:
     assert due[:3] == [19, 27, 35]
     assert due[4:] == [71, 75, 83]
     window.clear()
-    assert (window.frames(), window.add(frame(90, 4.5))) == ([], False)
+    assert (list(window.frames), window.add(frame(90, 4.5))) == ([], False)
 
 
 def test_a_handful_of_counts() -> None:
