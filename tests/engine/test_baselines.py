@@ -78,13 +78,6 @@ def test_frames_are_means_at_uniform_positions_of_a_share_of_the_videos() -> Non
     assert counts == pytest.approx([expected] * 3, abs=4 * (expected * 2 / 3) ** 0.5)
 
 
-def test_no_video_or_all_frames_may_be_mixed() -> None:
-    large, small = torch.zeros(2, 3, 4, 5, 6), torch.ones(2, 3, 4, 5, 6)
-
-    assert torch.equal(mix_frames(large, small, 0.0), large)
-    assert torch.equal(mix_frames(large, small, 1.0), torch.full_like(large, 0.5))
-
-
 # --- proportional sampling -----------------------------------------------------------------------
 
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from engine_toys import backward
+from engine_toys import backward, batch
 from torch import Tensor, nn
 from torch._inductor.cpp_builder import cpp_compiler_search
 
@@ -57,36 +56,15 @@ def graphs() -> int:
     return torch._dynamo.utils.counters["stats"]["unique_graphs"]
 
 
-def step(task: nn.Module, batch: dict[str, Any], views: str) -> Tensor:
-    task.zero_grad()
-    return backward(task, batch, views)["loss"]
-
-
-def task_and_batch(name: str, dtype: torch.dtype) -> tuple[FlexibleTask, dict[str, Any]]:
+def assert_same_steps(name: str, views: str, checkpointed: bool) -> None:
+    """Compare two steps in float64: the second one uses the graphs of the first."""
     torch.manual_seed(0)
     model = convert(backbones.build(name, num_classes=3, width=8), COUNTS)
     for parameter in model.parameters():  # sub-networks differ; no value is near zero
         if parameter.ndim == 1:
             nn.init.uniform_(parameter, 0.3, 1.2)
-    clips = {t: torch.randn(4, 3, t, 32, 32, dtype=dtype) for t in COUNTS}
-    batch = {"clips": clips, "label": torch.arange(4) % 3}
-    return FlexibleTask(model.to(dtype), COUNTS).train(), batch
-
-
-def differences(task: nn.Module, other: nn.Module) -> tuple[float, float]:
-    """Return the largest difference of gradients, relative to the largest, and of buffers."""
-    pairs = [(p.grad, q.grad) for p, q in zip(task.parameters(), other.parameters(), strict=True)]
-    largest = max(float(one.abs().max()) for one, _ in pairs)
-    buffers = zip(task.buffers(), other.buffers(), strict=True)
-    return (
-        max(float((one - two).abs().max()) for one, two in pairs) / largest,
-        max(float((one - two).abs().max()) for one, two in buffers),
-    )
-
-
-def assert_same_steps(name: str, views: str, checkpointed: bool) -> None:
-    """Compare two steps: the second one uses the graphs of the first."""
-    task, batch = task_and_batch(name, torch.float64)
+    task, data = FlexibleTask(model.double(), COUNTS).train(), batch(COUNTS, side=32)
+    data["clips"] = {count: clip.double() for count, clip in data["clips"].items()}
     other = copy.deepcopy(task)
     keys = list(other.model.state_dict())
     if checkpointed:
@@ -94,12 +72,17 @@ def assert_same_steps(name: str, views: str, checkpointed: bool) -> None:
     compile_network(other.model)
 
     for _ in range(2):
-        expected, found = step(task, batch, views), step(other, batch, views)
+        for one in (task, other):
+            one.zero_grad()
+        torch.testing.assert_close(
+            backward(task, data, views), backward(other, data, views), rtol=1e-10, atol=1e-10
+        )
 
-    assert found.item() == pytest.approx(expected.item(), rel=1e-10)
-    gradients, buffers = differences(task, other)
-    assert gradients <= 1e-10
-    assert buffers <= 1e-12  # statistics moved once a step
+    pairs = [(p.grad, q.grad) for p, q in zip(task.parameters(), other.parameters(), strict=True)]
+    largest = max(float(one.abs().max()) for one, _ in pairs)
+    assert max(float((one - two).abs().max()) for one, two in pairs) <= 1e-10 * largest
+    for one, two in zip(task.buffers(), other.buffers(), strict=True):
+        torch.testing.assert_close(one, two, rtol=0, atol=1e-12)  # statistics moved once a step
     assert graphs() == len(COUNTS)
     assert list(other.model.state_dict()) == keys
 
@@ -110,9 +93,7 @@ def assert_same_steps(name: str, views: str, checkpointed: bool) -> None:
     ("name", "checkpointed"),
     [
         ("tsm_tiny", True),
-        ("tea_tiny", False),
         ("slowfast_tiny", False),
-        ("uniformer_tiny", False),
         ("uniformer_tiny", True),
     ],
 )
@@ -151,27 +132,8 @@ def test_checkpointed_blocks_in_a_graph_reuse_the_dropout_masks(backend: None) -
 
 @needs_compiler
 @pytest.mark.slow
-@pytest.mark.parametrize(("views", "checkpointed"), [("together", False), ("sequential", True)])
-def test_compiled_code(views: str, checkpointed: bool) -> None:
-    assert_same_steps("tsm_tiny", views, checkpointed)
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_rounding_errors_in_float32() -> None:
-    """The norms of a tiny network amplify rounding errors: compare with eager float32."""
-    task, batch = task_and_batch("tsm_tiny", torch.float32)
-    exact, other = copy.deepcopy(task).double(), copy.deepcopy(task)
-    compile_network(other.model)
-    clips = {t: clip.double() for t, clip in batch["clips"].items()}
-    step(exact, {**batch, "clips": clips}, "together")
-
-    step(task, batch, "together")
-    step(other, batch, "together")
-
-    rounding = differences(exact, task)[0]
-    assert rounding < 1e-4
-    assert differences(exact, other)[0] <= max(1e-5, 3 * rounding)
+def test_compiled_code() -> None:
+    assert_same_steps("tsm_tiny", "sequential", checkpointed=True)
 
 
 class Small(nn.Module):
@@ -210,21 +172,6 @@ def test_one_graph_per_count_and_none_for_validation(backend: None) -> None:
 
 
 @captured
-def test_untrained_lengths_reach_the_limit_of_graphs(backend: None) -> None:
-    def run() -> None:
-        for length in range(1, 40):
-            model(torch.randn(2, 3, length, 4, 4))
-
-    config = torch._dynamo.config  # networks compiled before have raised the limit
-    limit = "recompile_limit" if hasattr(config, "recompile_limit") else "cache_size_limit"
-    with config.patch({limit: 8}):
-        model = small((2, 4))
-        compile_network(model)
-        with pytest.raises(Exception, match=r"fullgraph=True|limit"):
-            run()
-
-
-@captured
 def test_ranges_need_a_graph_per_sub_network(backend: None) -> None:
     """Twenty lengths; one frame has a graph of its own."""
     model = convert(Small(), {4: (1, 5), 8: (6, 11), 16: (12, 20)}, alter=["head"]).train()
@@ -233,30 +180,22 @@ def test_ranges_need_a_graph_per_sub_network(backend: None) -> None:
     mark = with_changing_lengths(lambda clip: {"clips": {0: clip}})
 
     for length in (1, 7, 14, 5, 6, *range(2, 21)):
-        clip = torch.randn(2, 3, length, 4, 4)
-        logits = [network(mark(clip)["clips"][0]) for network in (model, plain)]
-        for each in logits:
-            each.sum().backward()
-        torch.testing.assert_close(*logits)
+        clip = mark(torch.randn(2, 3, length, 4, 4))["clips"][0]
+        torch.testing.assert_close(model(clip), plain(clip))
 
-    for one, other in zip(model.parameters(), plain.parameters(), strict=True):
-        torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-4)
     assert graphs() == 4
 
 
 @captured
-def test_network_that_needs_two_graphs_is_refused(backend: None) -> None:
-    class Breaking(nn.Module):
-        def forward(self, clip: Tensor) -> Tensor:
-            if clip.sum() > 0:  # depends on the data
-                return clip.mean((2, 3, 4))
-            return clip.sum((2, 3, 4))
-
-    model = Breaking()
-    compile_network(model)
-
-    with pytest.raises(torch._dynamo.exc.Unsupported):
-        model(torch.randn(1, 3, 2, 4, 4))
+def test_mixed_clips_of_changing_lengths_have_one_graph(backend: None) -> None:
+    model = Small().train()
+    compile_network(model, lengths_change=True)
+    task = MixedSamplingTask(model, 20, 3, mix_probability=0.5)
+    prepare = with_changing_lengths(lambda batch: batch)
+    for length in range(4, 21):
+        clips = {20: torch.randn(2, 3, length, 4, 4), 3: torch.randn(2, 3, 3, 4, 4)}
+        task(prepare({"clips": clips, "label": torch.tensor([0, 1])}))
+    assert graphs() == 1
 
 
 @captured
@@ -281,27 +220,3 @@ def test_without_a_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
 
     with pytest.raises(RuntimeError, match=r"no C\+\+ compiler for torch.compile"):
         compile_network(small((2, 4)))
-
-
-def test_mixed_clips_of_changing_lengths_have_one_graph(monkeypatch: pytest.MonkeyPatch) -> None:
-    compile_module = nn.Module.compile
-    monkeypatch.setattr(
-        nn.Module, "compile", lambda self, **more: compile_module(self, backend="eager", **more)
-    )
-    monkeypatch.setattr(compiling, "has_compiler", lambda: True)
-
-    class Small(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.conv, self.fc = nn.Conv3d(3, 4, (3, 1, 1), padding=(1, 0, 0)), nn.Linear(4, 3)
-
-        def forward(self, x):
-            return self.fc(self.conv(x).mean((2, 3, 4)))
-
-    model = Small().train()
-    compile_network(model, lengths_change=True)
-    task = MixedSamplingTask(model, 20, 3, mix_probability=0.5)
-    prepare = with_changing_lengths(lambda batch: batch)
-    for length in range(4, 21):
-        clips = {20: torch.randn(2, 3, length, 4, 4), 3: torch.randn(2, 3, 3, 4, 4)}
-        task(prepare({"clips": clips, "label": torch.tensor([0, 1])}))["loss"].backward()

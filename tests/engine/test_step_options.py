@@ -35,7 +35,7 @@ def test_accumulated_micro_batches_equal_one_batch(
     more = (start, f"train.views={views}", "train.freeze=[norms]", "model.dropout=0")
 
     entries, states = [], []
-    for number in (1, 2, 3):
+    for number in (1, 3):
         folder = tmp_path / str(number)
         run = build(videos, folder, *more, f"train.grad_accum_steps={number}")
         train_in_float64(run, monkeypatch)
@@ -58,8 +58,9 @@ def test_sequential_views_train_as_together(videos: Path, finished: Path, tmp_pa
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("views", ["together", "sequential"])
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("precision", "views"), [("bf16", "together"), ("fp16", "together"), ("fp16", "sequential")]
+)
 def test_every_precision_clips_in_units_of_the_loss(
     videos: Path, tmp_path: Path, precision: str, views: str
 ) -> None:
