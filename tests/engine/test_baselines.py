@@ -30,7 +30,6 @@ from ffn.engine.tasks import (
     ProportionalSamplingTask,
     mix_frames,
 )
-from ffn.engine.train_step import seed_step
 from ffn.evaluation import load_table
 from ffn.serve import Predictor
 
@@ -183,64 +182,15 @@ def test_two_processes_train_one_network(
             torch.testing.assert_close(one["state"][key], value, rtol=1e-4, atol=1e-6)
 
 
-def moments(inputs: list[Tensor]) -> tuple[Tensor, Tensor]:
-    """Means over the batches of their means and variances."""
-    values = [x.detach().double().transpose(0, 1).flatten(1) for x in inputs]
-    means, variances = ([f(v, 1) for v in values] for f in (torch.mean, torch.var))
-    return torch.stack(means).mean(0), torch.stack(variances).mean(0)
-
-
 @TASK_OPTIONS
-def test_exact_statistics_are_those_of_the_clips_of_training(
+def test_table_and_predictor_know_the_trained_counts(
     videos: Path, tmp_path: Path, task: tuple[str, ...]
 ) -> None:
-    """Of the first norm, over the output of the first convolution."""
-    run = build(videos, tmp_path / "run", *task, "train.precise_bn=4", "train.mixup=0.8")
-    model = run.train_step.model
-
-    assert run.validator.update_statistics(1) == []
-
-    name, conv = next((n, m) for n, m in model.named_modules() if isinstance(m, nn.Conv2d))
-    norm = model.get_submodule(f"{name.rpartition('.')[0]}.1")
-    found, unmixed = [], []
-    seed_step(run.train_step.seed, 1, 0)
-    run.train_loader.sampler.set_epoch(1)
-    for one in run.train_loader:
-        large, *small = (
-            run.train_step.normalize(one["clips"][v]) for v in (4, 2) if v in one["clips"]
-        )
-        clip = mix_frames(large, *small, 0.6) if task is MIXED else large
-        found.append(conv(clip.transpose(1, 2).flatten(0, 1)))
-        unmixed.append(conv(large.transpose(1, 2).flatten(0, 1)))
-    mean, variance = moments(found)
-    torch.testing.assert_close(norm.running_mean.double(), mean, rtol=1e-5, atol=1e-6)
-    torch.testing.assert_close(norm.running_var.double(), variance, rtol=1e-5, atol=1e-6)
-    if task is MIXED:
-        assert not torch.allclose(variance, moments(unmixed)[1], rtol=1e-3)
-    else:
-        assert len({len(x) for x in found}) == 2  # frames of both counts
-
-
-@TASK_OPTIONS
-def test_score_table_and_predictor_know_the_trained_counts(
-    videos: Path, tmp_path: Path, task: tuple[str, ...]
-) -> None:
-    run = build(videos, tmp_path / "run", *task)
-    metrics = {2: {"top1": 30.0}, 3: {"top1": 99.0}, 4: {"top1": 50.0}}
-    assert run.validator.score(metrics) == 40.0
-
-    folder = train(videos, tmp_path / "run", *task, "train.epochs=2")
+    folder = train(videos, tmp_path / "run", *task, "train.epochs=1")
 
     meta = load_checkpoint(folder / "best.pt")["meta"]
     assert meta["trained_frames"] is None  # plain
     assert {*weights(folder, "best.pt")} == {*tiny().state_dict()}
-    assert {*meta["metrics"]} == {"2", "3", "4"}
-    logged = read_log(folder)[-1]
-    assert {key for key in logged if key.startswith(("loss", "top1"))} == {
-        "loss",
-        "loss/ce_4",
-        "top1/4",
-    }
     assert Predictor(folder / "best.pt").default_frames == 4
     given = [str(folder / "config.yaml"), "--weights", str(folder / "best.pt"), "--no-latency"]
     assert main(["test", *given, "--output", str(tmp_path / "test")]) == 0

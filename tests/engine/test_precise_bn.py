@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from engine_toys import batch, flexible_task, tiny
+from engine_toys import batch, build, flexible_task, tiny
 from rank_cases import ONE, statistics_of_batches
 from ranks import Ranks
 from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from ffn import backbones
-from ffn.core import FrameFlexible, convert
+from ffn.core import FrameFlexible, PrivateModules, convert
 from ffn.engine.precise_bn import update_precise_bn
+from ffn.engine.train_step import seed_step, to_device
 
 BATCHES = [batch((2, 4), size=size, seed=size) for size in (4, 3, 5)]  # of different sizes
 
@@ -175,3 +177,35 @@ def test_two_processes_equal_one(two_ranks: Ranks, shares: list[int]) -> None:
             assert int(found[0][key]) == sum(shares)
         else:
             torch.testing.assert_close(found[0][key], value, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        ("task.frames=[2,4]",),
+        ("task.frames=[1,3,8]", "task.ranges=[[1,2],[3,5],[6,12]]", "task.draws=[[1,4],[5,12]]"),
+        ("task.name=mixed_sampling", "task.frames=[2,4]", "task.mix_probability=0.6"),
+        ("task.name=proportional_sampling", "task.frames=[2,4]"),
+    ],
+    ids=["flexible", "draws", "mixed", "proportional"],
+)
+def test_statistics_of_a_run_are_those_of_its_clips(
+    videos: Path, tmp_path: Path, task: tuple[str, ...]
+) -> None:
+    """Those of the first norm, after a convolution; without mixup."""
+    more = ("train.precise_bn=6", "train.batch_size=4", "train.mixup=0.8")
+    run = build(videos, tmp_path / "run", *task, *more)
+    assert run.validator.update_statistics(1) == []
+
+    step, inputs = run.train_step, {}
+    conv, norm, *_ = getattr(step.model, "model", step.model).net.conv1
+    seed_step(step.seed, 1, 0)
+    run.train_loader.sampler.set_epoch(1)
+    for one in run.train_loader:
+        for name, clip in step.task.clips(to_device(one, ONE.device, step.normalize)).items():
+            owner = step.task.sub_network(name, clip.shape[2])
+            x = conv(clip.transpose(1, 2).flatten(0, 1)).detach()
+            inputs.setdefault(owner if isinstance(norm, PrivateModules) else "", []).append(x)
+    assert len(inputs) == (len(norm) if isinstance(norm, PrivateModules) else 1)
+    for owner, seen in inputs.items():
+        check(norm[str(owner)] if owner else norm, seen)

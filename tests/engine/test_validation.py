@@ -47,32 +47,6 @@ def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: P
     assert any(not torch.equal(value, expected[key]) for key, value in raw.items())
 
 
-def test_exact_statistics_are_those_of_the_batches(videos: Path, tmp_path: Path) -> None:
-    """Of the first norm: mean and variance of the first convolution over the first batches."""
-    run = build(videos, tmp_path / "run", "train.precise_bn=3", "train.epochs=1")
-    loop.train(run)
-
-    run.train_loader.sampler.set_epoch(1)
-    batches = [batch for _, batch in zip(range(3), run.train_loader, strict=False)]
-    modules = dict(run.train_step.model.named_modules())
-    name = next(n for n, m in modules.items() if isinstance(m, torch.nn.Conv2d))
-    norm = modules[f"{name.rpartition('.')[0]}.1"]
-    for frames in (2, 4):
-        seen = [
-            modules[name](
-                run.train_step.normalize(batch["clips"][frames]).transpose(1, 2).flatten(0, 1)
-            )
-            for batch in batches
-        ]
-        values = [x.double().transpose(0, 1).flatten(1) for x in seen]
-        found = norm[str(frames)]
-        for statistic, expected in (
-            (found.running_mean, torch.stack([v.mean(1) for v in values]).mean(0)),
-            (found.running_var, torch.stack([v.var(1) for v in values]).mean(0)),
-        ):
-            torch.testing.assert_close(statistic.double(), expected, rtol=1e-5, atol=1e-6)
-
-
 def test_score_is_the_mean_over_the_trained_counts(videos: Path, tmp_path: Path) -> None:
     validator = build(videos, tmp_path / "run").validator
 
