@@ -21,7 +21,13 @@ from ffn.data.decoding import (
 from ffn.data.frame_counts import FrameCounts
 from ffn.data.global_rng import library_draws
 from ffn.data.lists import AnnotationRow
-from ffn.data.loader import collate_eval, collate_train, make_loader
+from ffn.data.loader import (
+    LoaderError,
+    collate_eval,
+    collate_train,
+    make_loader,
+    watching,
+)
 from ffn.data.preprocessing import Normalize, Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.records import Record, has_several_labels, label_text, labels_of
@@ -43,7 +49,6 @@ from ffn.data.splits import (
 )
 from ffn.data.store import ClipStore, PackReport, StoredVideo, StoreError, pack
 from ffn.data.transforms import EvalTransform, TrainTransform, swap_pairs
-from ffn.data.watched_loader import LoaderError, watching
 
 __all__ = [
     "DECODERS",

@@ -16,29 +16,9 @@ from torch import Tensor
 
 from ffn.data.global_rng import library_draws, seed_libraries
 
-_SECTION = re.compile(r"-(m|n|mmax|inc|p|mstd)(\d+(?:\.\d+)?)")
+_POLICY = r"rand(-m(\d|10)|-n\d+|-p(0?\.\d+|[01])|-mstd\d+(\.\d+)?|-inc[01])*"
 _BOX_AREA = (0.02, 1 / 3)  # share of the frame; the values of timm, SlowFast and UniFormer
 _BOX_ASPECT = (0.3, 1 / 0.3)  # height over width
-
-
-def check_randaugment(policy: str) -> None:
-    """Check a policy of :class:`RandAugment`.
-
-    Raises:
-        ValueError: if a section is unknown, or a value is outside its range.
-    """
-    prefix, sections = policy[:4], dict(_SECTION.findall(policy))
-    whole = all(sections.get(key, "0").isdecimal() for key in ("m", "n", "mmax", "inc"))
-    known = prefix == "rand" and not _SECTION.sub("", policy[4:])
-    largest = float(sections.get("mmax", 10))
-    in_range = float(sections.get("m", 0)) <= largest and float(sections.get("p", 0)) <= 1
-    if not (known and whole and in_range and sections.get("inc", "0") in "01"):
-        raise ValueError(
-            f"randaugment is {policy!r}; expected a policy of timm, e.g. rand-m7-n4-mstd0.5-inc1: "
-            "'rand', then m (magnitude, 0 to 10), n (number of operations), p (probability of "
-            "each, default 0.5), mstd (standard deviation of the magnitude), mmax (largest "
-            "magnitude, default 10), inc (1: larger magnitudes are stronger)"
-        )
 
 
 class ColorJitter:
@@ -85,7 +65,13 @@ class RandAugment:
         from PIL import Image
         from timm.data.auto_augment import rand_augment_transform
 
-        check_randaugment(policy)
+        if not re.fullmatch(_POLICY, policy):
+            raise ValueError(
+                f"randaugment is {policy!r}; expected a policy of timm, as rand-m7-n4-mstd0.5-inc1:"
+                " 'rand', then m (magnitude, 0 to 10), n (number of operations), p (probability of "
+                "each, default 0.5), mstd (standard deviation of the magnitude), inc (1: larger "
+                "magnitudes are stronger)"
+            )
         settings = {"img_mean": tuple(fill), "interpolation": Image.Resampling.BICUBIC}
         self.augment = rand_augment_transform(policy, settings)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 THUMBNAIL = 96  # longest side of a frame in the picture, pixels
 PER_LINE = 16  # frames of this size; longer clips continue in the next line
-LABEL_WIDTH = 104
+LABEL_WIDTH = 100
 PANEL_WIDTH = 596  # at least, so that the text fits
 GAP, MARGIN = 4, 16
 TITLE, TEXT, SMALL = 18, 14, 11  # font sizes
@@ -96,70 +96,73 @@ def save_contact_sheet(
         panels: The videos, row by row.
         columns: Panels in a row.
     """
-    from PIL import Image
+    from PIL import ImageOps
 
-    drawn = [_draw_panel(panel) for panel in panels]
+    strips = [[_draw_strip(strip) for strip in panel.strips] for panel in panels]
+    width = max([PANEL_WIDTH, *(strip.width for own in strips for strip in own)])
+    drawn = [
+        _stack([*_draw_text(panel, width), *own]) for panel, own in zip(panels, strips, strict=True)
+    ]
     columns = max(1, min(columns, len(drawn)))
-    width = max([image.width for image in drawn], default=PANEL_WIDTH)
-    rows = [drawn[i : i + columns] for i in range(0, len(drawn), columns)]
-    heights = [max(image.height for image in row) for row in rows]
-    top = MARGIN + 2 * TITLE
-
-    sheet = Image.new(
-        "RGB",
-        (MARGIN + columns * (width + MARGIN), top + sum(heights) + MARGIN * (len(rows) + 1)),
-        WHITE,
-    )
-    write_line(sheet, (MARGIN, MARGIN), sheet.width - 2 * MARGIN, title, TITLE, BLACK)
-    y = top + MARGIN
-    for row, height in zip(rows, heights, strict=True):
-        for column, image in enumerate(row):
-            sheet.paste(image, (MARGIN + column * (width + MARGIN), y))
-        y += height + MARGIN
+    rows = [
+        _stack(drawn[i : i + columns], across=True, gap=MARGIN)
+        for i in range(0, len(drawn), columns)
+    ]
+    heading = _line(title, columns * (width + MARGIN) - MARGIN, TITLE, BLACK)
+    sheet = ImageOps.expand(_stack([heading, *rows], gap=MARGIN), MARGIN, WHITE)
     with atomic_write(Path(path)) as file:
         sheet.save(file, format="PNG")
     return Path(path)
 
 
-def _draw_panel(panel: Panel) -> Image:
-    """The title, the lines and the clips of a video."""
-    from PIL import Image
-
-    strips = [_draw_strip(strip) for strip in panel.strips]
-    top = TITLE + 6 + len(panel.lines) * (TEXT + 4) + GAP
-    width = max([PANEL_WIDTH, *(s.width for s in strips)])
-    height = top + sum(s.height + GAP for s in strips)
-    image = Image.new("RGB", (width, height), WHITE)
-    write_line(image, (0, 0), width, panel.title, TITLE, BLACK)
-    for number, line in enumerate(panel.lines):
-        write_line(image, (0, TITLE + 6 + number * (TEXT + 4)), width, line, TEXT, GRAY)
-    for strip in strips:
-        image.paste(strip, (0, top))
-        top += strip.height + GAP
-    return image
+def _draw_text(panel: Panel, width: int) -> list[Image]:
+    lines = [_line(line, width, TEXT, GRAY) for line in panel.lines]
+    return [_line(panel.title, width, TITLE, BLACK), *lines]
 
 
 def _draw_strip(strip: Strip) -> Image:
     """The frames of a clip in lines, with their captions and the label."""
     from PIL import Image
 
-    frames, per_line = thumbnails(strip.clip, strip.side), strip.per_line
-    height, width = frames.shape[-2:]
-    left = LABEL_WIDTH if strip.label else 0
-    across, down = width + GAP, height + GAP + (SMALL + 4 if strip.captions else 0)
-    lines, label = -(-len(frames) // per_line), strip.label.splitlines()
-    size = (
-        left + min(len(frames), per_line) * across - GAP,
-        max(lines * down, len(label) * (TEXT + 4)),
+    cells = [
+        Image.fromarray(frame.permute(1, 2, 0).numpy())
+        for frame in thumbnails(strip.clip, strip.side)
+    ]
+    if strip.captions:
+        cells = [
+            _stack([cell, _line(caption, cell.width, SMALL, GRAY)])
+            for cell, caption in zip(cells, strip.captions, strict=True)
+        ]
+    number = strip.per_line
+    frames = _stack(
+        [_stack(cells[i : i + number], across=True) for i in range(0, len(cells), number)]
     )
-    image = Image.new("RGB", size, WHITE)
-    for number, line in enumerate(label):
-        write_line(image, (0, number * (TEXT + 4)), LABEL_WIDTH - GAP, line, TEXT, BLACK)
-    for number, frame in enumerate(frames):
-        x, y = left + number % per_line * across, number // per_line * down
-        image.paste(Image.fromarray(frame.permute(1, 2, 0).numpy()), (x, y))
-        if strip.captions:
-            write_line(image, (x, y + height + 2), width, strip.captions[number], SMALL, GRAY)
+    if not strip.label:
+        return frames
+    lines = [_line(line, LABEL_WIDTH, TEXT, BLACK) for line in strip.label.splitlines()]
+    return _stack([_stack(lines), frames], across=True)
+
+
+def _stack(images: Sequence[Image], *, across: bool = False, gap: int = GAP) -> Image:
+    """Images below each other, or side by side, on white."""
+    from PIL import Image
+
+    lengths = [image.width if across else image.height for image in images]
+    breadth = max(image.height if across else image.width for image in images)
+    length = sum(lengths) + gap * (len(images) - 1)
+    stacked = Image.new("RGB", (length, breadth) if across else (breadth, length), WHITE)
+    place = 0
+    for image, own in zip(images, lengths, strict=True):
+        stacked.paste(image, (place, 0) if across else (0, place))
+        place += own + gap
+    return stacked
+
+
+def _line(text: str, width: int, size: int, color: str) -> Image:
+    from PIL import Image
+
+    image = Image.new("RGB", (width, size + 2), WHITE)
+    write_line(image, (0, 0), width, text, size, color)
     return image
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -17,7 +16,9 @@ from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.records import Label, Record, SharedRecords, has_several_labels
 from ffn.data.sampling import sample_views
 from ffn.data.transforms import EvalTransform, TrainTransform
-from ffn.data.watched_loader import WorkerStatus
+
+if TYPE_CHECKING:
+    from ffn.data.loader import WorkerStatus
 
 
 class VideoDataset(Dataset[dict[str, Any]]):
@@ -77,14 +78,21 @@ class VideoDataset(Dataset[dict[str, Any]]):
         num_classes: int | None = None,
         cache_bytes: int = 0,
     ) -> None:
-        _check_dataset_options(records, views, on_error, train, transform, protocol, nested)
-        if train and shuffle_frames:
-            raise ValueError("shuffle_frames is only used with train=False; omit it")
+        if not records or not views or min(views) < 1:
+            raise ValueError(
+                f"{len(records)} records, views {tuple(views)}; expected at least one video, and "
+                "numbers of frames, e.g. (4, 8, 16)"
+            )
+        if on_error not in ("fail", "skip"):
+            raise ValueError(f"on_error is {on_error!r}; expected 'fail' or 'skip'")
+        if train and (shuffle_frames or protocol.views > 1):
+            raise ValueError(f"shuffle_frames and protocol {protocol} need train=False; omit them")
+        if nested and protocol.clips > 1:
+            raise ValueError(f"protocol {protocol} has several clips, which cannot be nested")
         if has_several_labels(records) and num_classes is None:
             raise ValueError("records have several labels per video; give num_classes")
-        transform = TrainTransform(preprocessing) if transform is None else transform
-        if transform.preprocessing != preprocessing:
-            raise ValueError("transform has another preprocessing; pass the same to both")
+        if transform is not None and (not train or transform.preprocessing != preprocessing):
+            raise ValueError("transform needs train=True and the preprocessing of the data set")
         self.records, self.views = SharedRecords(records), tuple(sorted(set(views)))
         self._numbers = {view: view for view in self.views}
         self.worker_status: WorkerStatus | None = None  # set in the workers of a WatchedLoader
@@ -96,8 +104,7 @@ class VideoDataset(Dataset[dict[str, Any]]):
         self._source = source or self._open_file
         self._cache: dict[int, Tensor] = {}  # by index, uint8 (N, H, W, 3)
         self._cache_free = cache_bytes
-        self._too_large: set[int] = set()  # for what is left of the cache
-        self._train_transform = transform
+        self._train_transform = transform or TrainTransform(preprocessing)
         self._eval_transform = EvalTransform(preprocessing, protocol.crops)
 
     def __len__(self) -> int:
@@ -224,22 +231,13 @@ class VideoDataset(Dataset[dict[str, Any]]):
         usable = range(len(video))
         if record.start is not None or record.end is not None:
             usable = video.between(record.start, record.end)
-        needed = len(usable) * self._frame_bytes(video, usable, index)
-        if needed > self._cache_free:
+        if self._cache_free and len(usable) * video.read(usable[:1]).nbytes > self._cache_free:
+            self._cache_free = 0
+        if not self._cache_free:
             return len(usable), lambda indices: video.read([usable[i] for i in indices])
-
         self._cache[index] = frames = video.read(usable)
         self._cache_free -= frames.nbytes
         return len(frames), frames.__getitem__
-
-    def _frame_bytes(self, video: Video, usable: range, index: int) -> float:
-        """Size of a decoded frame, of which one is read; infinite for a cache without room."""
-        if self._cache_free <= 0 or index in self._too_large:
-            return math.inf
-        size = video.read(usable[:1]).nbytes
-        if size * len(usable) > self._cache_free:
-            self._too_large.add(index)  # do not decode a frame each time
-        return size
 
     def _open_file(self, record: Record) -> Video:
         return open_video(
@@ -252,26 +250,3 @@ class VideoDataset(Dataset[dict[str, Any]]):
         leading = (self.protocol.views,) if self.protocol.views > 1 else ()
         shapes = {view: (*leading, 3, number, side, side) for view, number in numbers.items()}
         return {view: torch.zeros(shape, dtype=torch.uint8) for view, shape in shapes.items()}
-
-
-def _check_dataset_options(
-    records: Sequence[Record],
-    views: Sequence[int],
-    on_error: str,
-    train: bool,
-    transform: TrainTransform | None,
-    protocol: Protocol,
-    nested: bool,
-) -> None:
-    if not records:
-        raise ValueError("records is empty; expected at least one video")
-    if not views or min(views) < 1:
-        raise ValueError(f"views is {tuple(views)}; expected numbers of frames, e.g. (4, 8, 16)")
-    if on_error not in ("fail", "skip"):
-        raise ValueError(f"on_error is {on_error!r}; expected 'fail' or 'skip'")
-    if not train and transform is not None:
-        raise ValueError("transform is only used with train=True; omit it")
-    if train and protocol.views > 1:
-        raise ValueError(f"protocol {protocol} is only used with train=False; omit it")
-    if nested and protocol.clips > 1:
-        raise ValueError(f"protocol {protocol} has several clips, which cannot be nested")

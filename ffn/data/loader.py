@@ -1,17 +1,25 @@
-"""Build the DataLoader of a VideoDataset, and collate samples into batches."""
+"""The DataLoader of a VideoDataset: batches, and errors that name the videos of lost workers."""
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, get_worker_info
 
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
-from ffn.data.watched_loader import WatchedLoader
+from ffn.data.decoding import VideoError
+from ffn.data.workers import end_with_parent
+
+_IDLE = -1
 
 
 def make_loader(
@@ -132,3 +140,142 @@ def worker_start_method() -> str:
     if sys.platform != "linux":
         return "spawn"
     return "forkserver" if torch.cuda.is_initialized() else "fork"
+
+
+class LoaderError(RuntimeError):
+    """A worker timed out or exited; the message names the videos that the workers were reading."""
+
+
+class WorkerStatus:
+    """The current sample of each worker and its start time, in shared memory.
+
+    Args:
+        workers: Number of workers.
+    """
+
+    def __init__(self, workers: int) -> None:
+        # Index of the sample and time of its start, one row per worker.
+        self._rows = torch.full((workers, 2), _IDLE, dtype=torch.float64).share_memory_()
+
+    def begin(self, index: int) -> None:
+        """Record that this worker starts to read a sample; no effect outside of workers."""
+        info = get_worker_info()
+        if info is not None:
+            self._rows[info.id, 1] = time.monotonic()  # one clock for all processes
+            self._rows[info.id, 0] = index
+
+    def end(self) -> None:
+        """Record that this worker is idle; no effect outside of workers."""
+        self.begin(_IDLE)
+
+    def active(self) -> list[tuple[int, int, float]]:
+        """Worker, sample, and seconds since its start, of each worker that is not idle."""
+        rows = enumerate(self._rows.tolist())
+        now = time.monotonic()
+        return [(w, int(index), now - start) for w, (index, start) in rows if index != _IDLE]
+
+
+class WatchedLoader(DataLoader):
+    """A DataLoader that raises `LoaderError` if a worker hangs or exits unexpectedly.
+
+    Args:
+        dataset: Its attribute `worker_status` is set in workers.
+        num_workers: At least 1.
+        **options: Options of `torch.utils.data.DataLoader`; `timeout` is the time to wait for a
+            batch in seconds, 0 for no limit.
+    """
+
+    def __init__(self, dataset: VideoDataset, *, num_workers: int, **options: Any) -> None:
+        self.status = WorkerStatus(num_workers)
+        super().__init__(
+            dataset,
+            num_workers=num_workers,
+            worker_init_fn=partial(_init_worker, self.status),
+            **options,
+        )
+
+    def __iter__(self) -> Iterator[Any]:
+        """Iterate over batches.
+
+        Raises:
+            LoaderError: if a batch exceeds the timeout, or a worker has exited unexpectedly.
+            VideoError: if a video is unreadable; its message is that of the worker.
+        """
+        try:
+            with watching(self):
+                yield from super().__iter__()
+        except VideoError as error:
+            # torch puts the worker's traceback before the message.
+            name = f"\n{VideoError.__module__}.{VideoError.__qualname__}: "
+            raise VideoError(str(error).rpartition(name)[2].rstrip("\n")) from error
+
+    def explain(self, cause: str) -> LoaderError:
+        """A `LoaderError` with the cause and the videos that workers are reading."""
+        videos = [
+            f"worker {worker} has been reading {self.dataset.records[index].path} "
+            f"for {seconds:.0f} s"
+            for worker, index, seconds in self.status.active()
+        ]
+        if "timed out" in cause:
+            cause, remedy = f"no batch within {self.timeout:g} s", "or increase data.timeout"
+        else:
+            cause = f"a worker exited unexpectedly ({cause})"
+            remedy = "and whether memory was exhausted"
+        reading = "; ".join(videos) or "no worker was reading"
+        return LoaderError(f"{cause}; {reading}; check these videos with ffn check_data, {remedy}")
+
+
+@contextmanager
+def watching(*loaders: DataLoader) -> Iterator[None]:
+    """Convert the error that torch raises when a worker exits into a `LoaderError`.
+
+    torch raises it in a signal handler of the main process, anywhere in the code inside the
+    context.
+
+    Args:
+        loaders: The loaders in use; those without workers are ignored.
+
+    Raises:
+        LoaderError: if a worker exited or timed out; the message names the videos that the workers
+            were reading.
+    """
+    try:
+        yield
+    except Exception as error:
+        watched = [loader for loader in loaders if isinstance(loader, WatchedLoader)]
+        cause = _worker_failure(error)
+        if isinstance(error, LoaderError) or cause is None or not watched:
+            raise
+        lost = max(watched, key=lambda loader: len(loader.status.active()))
+        raise lost.explain(cause) from error
+
+
+def _worker_failure(error: BaseException | None) -> str | None:
+    """The cause by which torch reports a failed worker, or None.
+
+    Torch raises it anywhere, also where the code around it then raises another error. A connection
+    to a worker breaks if the worker exits while it sends a batch.
+    """
+    while error is not None:
+        if isinstance(error, RuntimeError) and str(error).startswith("DataLoader "):
+            return str(error).splitlines()[0].removeprefix("DataLoader ").strip(" .")
+        is_lost = isinstance(error, (ConnectionResetError, EOFError))
+        if is_lost and " in DataLoader worker process " not in str(error):
+            return str(error) or "connection lost"
+        error = error.__cause__ or error.__context__
+    return None
+
+
+def _init_worker(status: WorkerStatus, worker: int) -> None:
+    """Set up a worker process: signal handlers, process group, worker status.
+
+    A forked worker inherits the signal handlers of the training process, which would ignore the
+    SIGTERM that ends it. SIGINT (Ctrl-C) goes to the whole process group; the training process
+    handles it and still needs the workers to finish its step.
+    """
+    for number in (signal.SIGTERM, signal.SIGUSR1):
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    end_with_parent()
+    get_worker_info().dataset.worker_status = status

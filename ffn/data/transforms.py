@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from functools import partial
+from itertools import chain
 
 import numpy as np
 import torch
@@ -77,7 +78,11 @@ class TrainTransform:
         randaugment: str | None = None,
         random_erasing: float = 0.0,
     ) -> None:
-        _check_flip(flip, flip_pairs)
+        if flip not in ("none", "random", "swap") or (flip == "swap") != bool(flip_pairs):
+            raise ValueError(
+                f"flip is {flip!r} with {len(flip_pairs)} flip_pairs; expected 'none' or 'random' "
+                "without pairs, or 'swap' with pairs, e.g. [[0, 1]]"
+            )
         if not 0 <= random_erasing <= 1:
             raise ValueError(f"random_erasing is {random_erasing}; expected a probability, 0 to 1")
         self.preprocessing, self.flip = preprocessing, flip
@@ -186,13 +191,11 @@ def _build_crop(
             raise ValueError(f"scales is {list(scales)}; expected numbers above 0 and at most 1")
         return partial(multiscale_crop, side=side, scales=tuple(sorted(scales, reverse=True)))
     if mode == "resized":
-        if len(area) != 2 or not 0 < area[0] <= area[1] <= 1:
+        in_order = 0 < area[0] <= area[-1] <= 1 and 0 < aspect[0] <= aspect[-1]
+        if len(area) != 2 or len(aspect) != 2 or not in_order:
             raise ValueError(
-                f"area is {list(area)}; expected two shares, 0 < smallest <= largest <= 1"
-            )
-        if len(aspect) != 2 or not 0 < aspect[0] <= aspect[1]:
-            raise ValueError(
-                f"aspect is {list(aspect)}; expected two ratios, 0 < smallest <= largest"
+                f"area is {list(area)} and aspect {list(aspect)}; expected the smallest and the "
+                "largest share, up to 1, and the smallest and the largest ratio"
             )
         return partial(resized_crop, side=side, area=area, aspect=aspect)
     if mode == "scale_jitter":
@@ -223,40 +226,22 @@ def _check_frames(frames: Tensor) -> None:
         raise ValueError(f"frames have {refusal}")
 
 
-def swap_pairs(pairs: Sequence[Sequence[int | str]], classes: Sequence[str]) -> list[list[int]]:
-    """Convert pairs of class names or indices to pairs of indices.
-
-    Args:
-        pairs: As `[["left", "right"], [4, 5]]`.
-        classes: All class names.
+def swap_pairs(pairs: Sequence[Sequence[str]], classes: Sequence[str]) -> list[list[int]]:
+    """Convert pairs of class names, as `[["left", "right"]]`, to pairs of indices.
 
     Raises:
-        ValueError: if a name or index is not a class, or a class is in several pairs.
+        ValueError: if a name is not a class, or a class is in several pairs.
     """
-    indices = [[_class_index(name, classes) for name in pair] for pair in pairs]
+    for name in chain(*pairs):
+        if name not in classes:
+            close = get_close_matches(name, classes, n=1, cutoff=0.0)
+            raise ValueError(
+                f"flip_pairs contains {name!r}, which is not one of the {len(classes)} classes; "
+                f"the closest is {close[0]!r}"
+            )
+    indices = [[list(classes).index(name) for name in pair] for pair in pairs]
     _flipped_labels(indices)
     return indices
-
-
-def _class_index(name: int | str, classes: Sequence[str]) -> int:
-    if isinstance(name, str):
-        if name not in classes:
-            close = get_close_matches(name, classes, n=1)
-            hint = f"did you mean {close[0]!r}?" if close else f"there are {len(classes)} classes"
-            raise ValueError(f"flip_pairs contains {name!r}, which is not a class; {hint}")
-        return list(classes).index(name)
-    if not 0 <= name < len(classes):
-        raise ValueError(f"flip_pairs contains class {name}; expected 0 … {len(classes) - 1}")
-    return name
-
-
-def _check_flip(flip: str, flip_pairs: Sequence[Sequence[int]]) -> None:
-    if flip not in ("none", "random", "swap"):
-        raise ValueError(f"flip is {flip!r}; expected 'none', 'random' or 'swap'")
-    if flip == "swap" and not flip_pairs:
-        raise ValueError("flip 'swap' needs flip_pairs, e.g. [[0, 1]]; or set flip to 'random'")
-    if flip != "swap" and flip_pairs:
-        raise ValueError(f"flip_pairs is only used with flip 'swap'; flip is {flip!r}")
 
 
 def _flipped_labels(pairs: Sequence[Sequence[int]]) -> dict[int, int]:
@@ -267,13 +252,10 @@ def _flipped_labels(pairs: Sequence[Sequence[int]]) -> dict[int, int]:
     """
     flipped: dict[int, int] = {}
     for pair in pairs:
-        if len(pair) != 2 or pair[0] == pair[1]:
-            raise ValueError(f"flip_pairs contains {list(pair)}; expected two different classes")
-        for label, other in (tuple(pair), tuple(pair)[::-1]):
-            if label in flipped:
-                raise ValueError(
-                    f"flip_pairs contains class {label} twice, with {flipped[label]} and {other}; "
-                    "expected each class in one pair"
-                )
-            flipped[label] = other
+        if len(pair) != 2 or pair[0] == pair[1] or flipped.keys() & {*pair}:
+            raise ValueError(
+                f"flip_pairs contains {list(pair)}; expected two different classes, and each "
+                "class in one pair"
+            )
+        flipped |= {pair[0]: pair[1], pair[1]: pair[0]}
     return flipped

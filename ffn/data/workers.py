@@ -10,6 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from itertools import islice
 from typing import Any, TypeVar
 
 import torch
@@ -22,15 +23,6 @@ LONGEST_TIMEOUT = 30 * 86400
 
 class Failure(str):
     """Why a job has no result: its process timed out or exited. A second attempt may succeed."""
-
-
-def check_timeout(timeout: float) -> None:
-    """Raise ValueError for a time per job that is not above 0 and at most 30 days."""
-    if not 0 < timeout <= LONGEST_TIMEOUT:  # NaN too
-        raise ValueError(
-            f"timeout is {timeout:g}; expected more than 0 s and at most {LONGEST_TIMEOUT} s "
-            "(30 days)"
-        )
 
 
 def map_in_processes(
@@ -53,7 +45,12 @@ def map_in_processes(
 
     Yields:
         A job and its result. The result is a `Failure` if the process exited or timed out.
+
+    Raises:
+        ValueError: if the timeout is not above 0 and at most 30 days.
     """
+    if not 0 < timeout <= LONGEST_TIMEOUT:  # NaN too
+        raise ValueError(f"timeout is {timeout:g}; expected above 0, at most {LONGEST_TIMEOUT} s")
     if not workers:
         yield from ((job, function(job)) for job in jobs)
         return
@@ -63,13 +60,13 @@ def map_in_processes(
     context = multiprocessing.get_context(start)
     with ProcessPool(workers, context=context, initializer=start_worker) as pool:
         pending: deque = deque()
+        waiting = iter(jobs)
         try:
-            for job in jobs:
-                pending.append((job, pool.schedule(function, args=(job,), timeout=timeout)))
-                if len(pending) >= 4 * workers:
-                    job, future = pending.popleft()
-                    yield job, _result(future, timeout)
-            while pending:
+            while True:
+                for job in islice(waiting, 4 * workers - len(pending)):
+                    pending.append((job, pool.schedule(function, args=(job,), timeout=timeout)))
+                if not pending:
+                    break
                 job, future = pending.popleft()
                 yield job, _result(future, timeout)
         except BaseException:
@@ -85,15 +82,10 @@ def _result(future: Any, timeout: float) -> Any:
     except FutureTimeoutError:
         return Failure(f"timed out after {timeout:g} s")
     except ProcessExpired as error:
-        return Failure(f"the worker process exited unexpectedly ({_exit_cause(error.exitcode)})")
-
-
-def _exit_cause(code: int) -> str:
-    if code >= 0:
-        return f"exit code {code}"
-    if -code == signal.SIGKILL:
-        return "SIGKILL, out of memory?"
-    return signal.Signals(-code).name if -code in set(signal.Signals) else f"signal {-code}"
+        code = error.exitcode
+        cause = signal.Signals(-code).name if -code in [*signal.Signals] else f"exit code {code}"
+        memory = ", out of memory?" if cause == "SIGKILL" else ""
+        return Failure(f"the worker process exited unexpectedly ({cause}{memory})")
 
 
 def start_worker() -> None:

@@ -14,7 +14,7 @@ import numpy as np
 
 from ffn.data.annotations import Record
 from ffn.data.decoding import PATTERN, check_pattern, open_video, probe
-from ffn.data.workers import Failure, check_timeout, map_in_processes
+from ffn.data.workers import Failure, map_in_processes
 from ffn.datasets.facts import cause_of
 
 SHORT = 0.8  # reported as short: a video below this fraction of the duration in its header
@@ -71,7 +71,6 @@ def check_videos(
     """
     if frames is not None and frames < 1:
         raise ValueError(f"frames is {frames}; expected at least 1, or None for all")
-    check_timeout(timeout)
     check_pattern(pattern)
     jobs = [(record, frames, pattern) for record in records]
     for index, (_, result) in enumerate(map_in_processes(_check, jobs, workers, timeout)):

@@ -10,7 +10,7 @@ from typing import Any
 
 from ffn.data.decoding import PATTERN
 from ffn.data.decoding.folder import check_pattern
-from ffn.data.workers import TIMEOUT, check_timeout
+from ffn.data.workers import TIMEOUT
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
 from ffn.datasets.disk import Inventory, scan
 from ffn.datasets.facts import VideoFacts, read_all
@@ -114,7 +114,6 @@ def prepare(
         ValueError: if the timeout is out of range, or the pattern has not exactly one field for a
             number.
     """
-    check_timeout(timeout)
     check_pattern(pattern)
     root = Path(root).absolute()
     if not root.is_dir():

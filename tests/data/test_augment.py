@@ -12,7 +12,7 @@ from PIL import Image
 from timm.data.auto_augment import rand_augment_transform
 
 from ffn.data import Preprocessing, TrainTransform, library_draws
-from ffn.data.augment import ColorJitter, RandAugment, RandomErasing, draw_box
+from ffn.data.augment import ColorJitter, RandAugment, RandomErasing
 
 POLICY = "rand-m7-n4-mstd0.5-inc1"
 MEAN, STD = (0.4, 0.5, 0.6), (0.2, 0.25, 0.3)
@@ -45,13 +45,14 @@ def noise(*shape):
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_equal_frames_stay_equal(change):
     frames = noise(1, 3, 48, 64).expand(6, -1, -1, -1)
-    changed = 0
+    changed, before = 0, frames.clone()
     for seed in range(12):
         out = change()(frames, rng(seed))
         assert (out.shape, out.dtype) == (frames.shape, torch.uint8)
         assert torch.equal(out, out[:1].expand_as(out))
         changed += not torch.equal(out, frames)
     assert changed >= 10
+    assert torch.equal(frames, before)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -150,18 +151,6 @@ def test_erasing_has_its_probability():
     assert 160 < hits < 240
 
 
-def test_inputs_are_not_modified():
-    frames = noise(2, 3, 48, 64)
-    before = frames.clone()
-    for change in CHANGES.values():
-        change()(frames, rng())
-    assert torch.equal(frames, before)
-
-
-def test_no_box_fits_into_a_pixel():
-    assert draw_box(1, 1, rng()) is None
-
-
 def test_noise_of_bgr_weights_has_their_channel_order():
     frames = torch.zeros(1, 64, 64, 3, dtype=torch.uint8)
     sizes = {"crop": 64, "resize": 64, "mean": (0.1, 0.5, 0.9), "std": (0.01, 0.01, 0.01)}
@@ -183,25 +172,3 @@ def test_everything_together():
     assert torch.equal(outs[0][0], outs[0][0][:1].expand_as(outs[0][0]))
     again = pickle.loads(pickle.dumps(transform))  # as in workers started by spawn
     assert torch.equal(again(frames, 2, rng())[0], outs[0][0])
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"random_erasing": 1.2}, "random_erasing is 1.2"),
-        ({"color_jitter": (0.4, 0.4, 0.4)}, "four strengths"),
-        ({"color_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue of at most 0.5"),
-        ({"color_jitter": (-0.4, 0.4, 0.4, 0.1)}, "from 0 to 100"),
-        ({"color_jitter": (0.4, 0.4, float("nan"), 0.1)}, "from 0 to 100"),
-        ({"color_jitter": (1e308, 0, 0, 0)}, "from 0 to 100"),
-        ({"randaugment": "m7-n4"}, "expected a policy of timm"),
-        ({"randaugment": "rand-m7-n4-mstd"}, "expected a policy of timm"),
-        ({"randaugment": "rand-m7.5"}, "expected a policy of timm"),
-        ({"randaugment": "rand-m11"}, "expected a policy of timm"),
-        ({"randaugment": "rand-p2"}, "expected a policy of timm"),
-        ({"randaugment": "rand-q2"}, "expected a policy of timm"),
-    ],
-)
-def test_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        TrainTransform(Preprocessing(), **options)

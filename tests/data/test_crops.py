@@ -116,22 +116,3 @@ def test_crops_are_equal_for_all_frames_and_do_not_change_global_generators(mode
     assert not torch.equal(outs[0], outs[2])
     assert torch.equal(torch.get_rng_state(), states[0])
     assert (np.random.get_state()[1] == states[1]).all()
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"crop_mode": "random"}, "expected one of multiscale, resized, scale_jitter"),
-        ({"crop_mode": "resized", "area": (0.0, 1.0)}, "area is"),
-        ({"crop_mode": "resized", "aspect": (2.0, 1.0)}, "aspect is"),
-        ({"crop_mode": "scale_jitter", "jitter_scales": (200, 256)}, "crop 224 <= smallest"),
-    ],
-)
-def test_refuses(options, message):
-    with pytest.raises(ValueError, match=message):
-        TrainTransform(Preprocessing(), **options)
-
-
-def test_other_numbers_of_crops_are_refused():
-    with pytest.raises(ValueError, match="crops is 5; expected 1"):
-        EvalTransform(Preprocessing(), crops=5)

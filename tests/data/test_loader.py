@@ -1,23 +1,23 @@
-"""Batches of the loader, with and without workers."""
+"""Batches of the loader, in one process."""
 
 from __future__ import annotations
 
 import sys
-from multiprocessing import resource_sharer
-from multiprocessing.reduction import ForkingPickler
+from itertools import chain
 
 import pytest
 import torch
 
 from ffn.data import (
+    LoaderError,
     Preprocessing,
     Record,
-    TrainTransform,
     VideoDataset,
     VideoError,
     collate_eval,
     collate_train,
     make_loader,
+    watching,
 )
 from ffn.data.loader import worker_start_method
 
@@ -45,47 +45,39 @@ def same(one, other):
 
 def test_copies_have_different_draws_of_the_same_video(records):
     data = dataset(records)
-    loader = make_loader(data, batch_size=4, train=True, repeats=2)
-    batch = next(iter(loader))
+    batch = next(iter(make_loader(data, batch_size=4, train=True, repeats=2)))
     assert batch["index"].tolist() == batch["index"].tolist()[:2] * 2
     assert batch["label"].tolist() == batch["label"].tolist()[:2] * 2
     for i, index in enumerate(batch["index"].tolist()):
         expected = data[0, index, i // 2]["clips"]
         assert all(torch.equal(batch["clips"][v][i], expected[v]) for v in (2, 4))
     assert not torch.equal(batch["clips"][4][:2], batch["clips"][4][2:])
-    assert all(torch.equal(data[3, 1]["clips"][v], data[3, 1, 0]["clips"][v]) for v in (2, 4))
 
 
-@pytest.mark.parametrize("train", [True, False])
-def test_workers_do_not_change_batches(train, records):
-    options = {"batch_size": 4, "train": train, "seed": 3}
-    alone = make_loader(dataset(records, train), **options)
-    helped = make_loader(dataset(records, train), **options, workers=2)
-    for epoch in (0, 1):  # the same two workers for both
-        for one in (alone, helped):
-            one.sampler.set_epoch(epoch)
-        expected, batches = list(alone), list(helped)
-        assert len(expected) == len(batches) == len(alone) == (3 if train else 4)
-        assert all(same(a, b) for a, b in zip(expected, batches, strict=True))
-    if train:
-        alone.sampler.set_epoch(0)
-        assert not same(next(iter(alone)), expected[0])
-
-
-def test_resumed_epoch_gives_the_same_batches(records):
-    options = {"batch_size": 2, "train": True}
-    whole = make_loader(dataset(records), **options)
-    whole.sampler.set_epoch(6)
-    resumed = make_loader(dataset(records), **options)
-    resumed.sampler.set_epoch(6, skip_batches=2)
-    expected, batches = list(whole)[2:], list(resumed)
-    assert len(batches) == len(expected) == len(resumed) == 4
-    assert all(same(a, b) for a, b in zip(expected, batches, strict=True))
+def test_batches_depend_on_the_epoch_and_leave_the_random_state_alone(records):
+    before = torch.get_rng_state()
+    loader = make_loader(dataset(records), batch_size=2, train=True)
+    epochs = []
+    for epoch in (6, 7):
+        loader.sampler.set_epoch(epoch)
+        epochs.append([*loader])
+    assert not same(epochs[0][0], epochs[1][0])
+    assert torch.equal(torch.get_rng_state(), before)
+    loader.sampler.set_epoch(6, skip_batches=2)
+    assert len(loader) == 4
+    assert all(same(a, b) for a, b in zip(epochs[0][2:], loader, strict=True))
+    batch = epochs[0][0]
+    assert {v: clip.shape for v, clip in batch["clips"].items()} == {
+        2: (2, 3, 2, 16, 16),
+        4: (2, 3, 4, 16, 16),
+    }
+    types = [batch[name].dtype for name in ("label", "index", "ok")]
+    assert types == [torch.int64, torch.int64, torch.bool]
+    assert batch["clips"][4].dtype == torch.uint8
 
 
 def test_samples_do_not_depend_on_ranks(records):
-    one = make_loader(dataset(records), batch_size=4, train=True)
-    batch = next(iter(one))
+    batch = next(iter(make_loader(dataset(records), batch_size=4, train=True)))
     for rank in range(2):
         part = make_loader(dataset(records), batch_size=2, train=True, rank=rank, world_size=2)
         shard = next(iter(part))
@@ -94,24 +86,25 @@ def test_samples_do_not_depend_on_ranks(records):
             assert torch.equal(shard["clips"][4][i], batch["clips"][4][position])
 
 
-def test_batch_has_the_documented_shapes(records):
-    batch = next(iter(make_loader(dataset(records), batch_size=3, train=True)))
-    assert {view: clip.shape for view, clip in batch["clips"].items()} == {
-        2: (3, 3, 2, 16, 16),
-        4: (3, 3, 4, 16, 16),
-    }
-    assert batch["clips"][4].dtype == torch.uint8
-    assert batch["label"].dtype == batch["index"].dtype == torch.int64
-    assert batch["ok"].dtype == torch.bool
-    assert batch["skipped"] == []
+def test_an_epoch_resumes_with_another_number_of_ranks(records):
+    """With the same global batch size, each step has the same videos for any number of ranks."""
 
+    def order(ranks, done):
+        batches = []
+        for rank in range(ranks):
+            size = 4 // ranks
+            loader = make_loader(
+                dataset(records), batch_size=size, train=True, rank=rank, world_size=ranks
+            )
+            loader.sampler.set_epoch(5, skip_batches=done)
+            keys = [index for _, index in loader.sampler]
+            batches.append([keys[i : i + size] for i in range(0, len(keys), size)])
+        return [sorted(chain(*parts)) for parts in zip(*batches, strict=True)]
 
-def test_global_random_state_is_unchanged(records):
-    torch.manual_seed(0)
-    before = torch.get_rng_state()
-    list(make_loader(dataset(records), batch_size=4, train=True))
-    list(make_loader(dataset(records), batch_size=4, train=True, workers=1))
-    assert torch.equal(torch.get_rng_state(), before)
+    whole = order(1, 0)
+    assert len(whole) == 3
+    for ranks in (1, 2, 4):
+        assert (order(ranks, 0), order(ranks, 2)) == (whole, whole[2:])
 
 
 @pytest.fixture
@@ -120,22 +113,20 @@ def with_broken(records, tmp_path):
     return [*records[:3], Record(str(tmp_path / "broken.mp4"), 3)]
 
 
-def test_training_skips_and_reports_unreadable_videos(with_broken):
-    data = dataset(with_broken, on_error="skip")
-    batch = next(iter(make_loader(data, batch_size=4, train=True)))
+def test_training_skips_and_tests_mark_unreadable_videos(with_broken):
+    batch = next(iter(make_loader(dataset(with_broken, on_error="skip"), batch_size=4, train=True)))
     assert sorted(batch["label"].tolist()) == [0, 1, 2]
     assert batch["ok"].all()
     assert all(clip.shape[0] == 3 for clip in batch["clips"].values())
-    assert len(batch["skipped"]) == 1
-    assert "broken.mp4: the file is empty" in batch["skipped"][0]
-
-
-def test_evaluation_keeps_unreadable_videos(with_broken):
-    data = dataset(with_broken, train=False, on_error="skip")
-    batch = next(iter(make_loader(data, batch_size=4)))
-    assert batch["index"].tolist() == batch["label"].tolist() == [0, 1, 2, 3]
-    assert batch["ok"].tolist() == [True, True, True, False]
-    assert "broken.mp4" in batch["skipped"][0]
+    tests = dataset(with_broken, train=False, on_error="skip")
+    tested = next(iter(make_loader(tests, batch_size=4)))
+    assert tested["index"].tolist() == tested["label"].tolist() == [0, 1, 2, 3]
+    assert tested["ok"].tolist() == [True, True, True, False]
+    for skipped in (batch["skipped"], tested["skipped"]):
+        assert len(skipped) == 1
+        assert "broken.mp4: the file is empty" in skipped[0]
+    with pytest.raises(VideoError, match=r"broken\.mp4: the file is empty"):
+        list(make_loader(dataset(with_broken, train=False), batch_size=2))
 
 
 def test_batch_without_any_readable_video_is_empty(with_broken):
@@ -144,88 +135,37 @@ def test_batch_without_any_readable_video_is_empty(with_broken):
     assert batch["clips"] == {}
     assert batch["label"].tolist() == batch["index"].tolist() == batch["ok"].tolist() == []
     assert batch["label"].dtype == batch["index"].dtype == torch.int64
-    assert [("broken.mp4" in reason) for reason in batch["skipped"]] == [True, True]
+    assert len(batch["skipped"]) == 2
     assert collate_eval([item, item])["ok"].tolist() == [False, False]
 
 
-@pytest.mark.parametrize("workers", [0, 1])
-def test_failure_names_the_file_from_any_process(workers, with_broken):
-    data = dataset(with_broken, train=False)
-    with pytest.raises(VideoError, match=r"broken\.mp4: the file is empty"):
-        list(make_loader(data, batch_size=2, workers=workers))
-
-
-@pytest.mark.parametrize(
-    ("platform", "cuda", "expected"),
-    [
+def test_start_method(monkeypatch):
+    for platform, cuda, expected in (
         ("linux", False, "fork"),
         ("linux", True, "forkserver"),
         ("darwin", False, "spawn"),
-        ("darwin", True, "spawn"),
-    ],
-)
-def test_start_method(platform, cuda, expected, monkeypatch):
-    monkeypatch.setattr(sys, "platform", platform)
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: cuda)
-    assert worker_start_method() == expected
+    ):
+        monkeypatch.setattr(sys, "platform", platform)
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda cuda=cuda: cuda)
+        assert worker_start_method() == expected
 
 
-class CountingDataset(VideoDataset):
-    """A dataset whose items contain the number of videos that this process has opened."""
+def test_an_error_of_a_save_while_a_worker_exits(records):
+    """torch.save then reports a file of the wrong length."""
 
-    opened = 0
+    class File:
+        def __init__(self, error):
+            self.error = error
 
-    def _open_file(self, record):
-        self.opened += 1
-        return super()._open_file(record)
+        def write(self, data):
+            raise self.error
 
-    def __getitem__(self, key):
-        item = super().__getitem__(key)
-        return {**item, "index": self.opened}
+    def save(error):
+        with watching(make_loader(dataset(records), batch_size=1, workers=1)):
+            torch.save({"weight": torch.zeros(1000)}, File(error))
 
-
-def test_workers_of_every_start_method_give_the_same_samples(records, start_method):
-    """With every option of a training transform, and with cached videos in the second epoch."""
-    transform = TrainTransform(
-        SMALL,
-        crop_mode="resized",
-        flip="random",
-        color_jitter=(0.4, 0.4, 0.4, 0.1),
-        randaugment="rand-m7-n4-mstd0.5-inc1",
-        random_erasing=0.5,
-    )
-    options = {"views": (2, 4), "preprocessing": SMALL, "train": True, "seed": 5}
-    data = CountingDataset(records, transform=transform, cache_bytes=2**24, **options)
-    helped = make_loader(data, batch_size=4, train=True, workers=1, drop_last=False)
-    plain = VideoDataset(records, transform=transform, **options)
-    alone = make_loader(plain, batch_size=4, train=True, drop_last=False)
-    for epoch in (0, 1):
-        for loader in (alone, helped):
-            loader.sampler.set_epoch(epoch)
-        for expected, batch in zip(alone, helped, strict=True):
-            assert torch.equal(batch["label"], expected["label"])
-            assert all(torch.equal(batch["clips"][v], expected["clips"][v]) for v in (2, 4))
-        assert batch["index"].max() == len(records)  # no video is opened again in epoch 1
-
-
-def test_workers_of_every_start_method_share_the_records(records, start_method):
-    """A write of the main process is visible in a running worker."""
-    data = dataset(records[:4], train=False)
-    loader = make_loader(data, batch_size=4, workers=1)
-    assert [batch["label"].tolist() for batch in loader] == [[0, 1, 2, 3]]
-    text = bytes(data.records._text.tolist())  # JSON: [path, label, …]
-    data.records._text[text.index(b", 2, null") + 2] = ord("7")
-    assert [batch["label"].tolist() for batch in loader] == [[0, 1, 7, 3]]
-
-
-def test_pickled_dataset_does_not_contain_the_records():
-    """A worker started by forkserver or spawn receives the dataset as such a pickle."""
-
-    def size(count):
-        records = [Record(f"/videos/{i:020d}.mp4", i, 12, 0.5, 1.5) for i in range(count)]
-        return len(ForkingPickler.dumps(dataset(records)))
-
-    try:
-        assert abs(size(20_000) - size(2)) < 100
-    finally:
-        resource_sharer.stop()  # closes the file descriptors that the pickles refer to
+    with pytest.raises(LoaderError, match=r"a worker exited unexpectedly \(worker \(pid 1"):
+        save(RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."))
+    with pytest.raises((RuntimeError, OSError)) as caught:
+        save(OSError("no space"))
+    assert not isinstance(caught.value, LoaderError)

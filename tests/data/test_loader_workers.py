@@ -1,0 +1,192 @@
+"""Workers of the loader: the same samples, flat memory, and the videos of those that are lost."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import time
+from collections import Counter
+from pathlib import Path
+from statistics import median
+
+import pytest
+import torch
+
+from ffn.data import (
+    ClipStore,
+    LoaderError,
+    Preprocessing,
+    Record,
+    TrainTransform,
+    VideoDataset,
+    VideoError,
+    loader,
+    make_loader,
+    pack,
+)
+
+pytestmark = pytest.mark.slow
+SMALL = Preprocessing(crop=16, resize=16)
+
+
+@pytest.fixture(params=["fork", "forkserver", "spawn"])
+def start_method(request, monkeypatch):
+    """Start method of the workers of `make_loader`."""
+    monkeypatch.setattr(loader, "worker_start_method", lambda: request.param)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _short_waits():
+    """torch waits for each worker that hangs, 5 s by default, before it ends the worker."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.utils.data._utils, "MP_STATUS_CHECK_INTERVAL", 0.5)
+        yield
+        gc.collect()  # ends the loaders of failed tests
+
+
+class FaultyDataset(VideoDataset):
+    """Counts the videos that a process opens; some hang or kill their process, by name."""
+
+    opened = 0
+
+    def _open_file(self, record):
+        self.opened += 1
+        if "hangs" in record.path:
+            time.sleep(120)
+        if "dies" in record.path:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super()._open_file(record)
+
+    def __getitem__(self, key):
+        return {**super().__getitem__(key), "index": self.opened}
+
+
+@pytest.fixture(scope="module")
+def folder(write_folder, tmp_path_factory):
+    root = tmp_path_factory.mktemp("videos")
+    for name in ("a", "b", "c", "hangs", "dies"):
+        write_folder(root / name, 12, size=(32, 32))
+    return root
+
+
+def watched(folder, names, timeout=0.0):
+    records = [Record(str(folder / name), 0) for name in names]
+    dataset = FaultyDataset(records, views=(2,), preprocessing=SMALL)
+    return make_loader(dataset, batch_size=1, workers=2, timeout=timeout)
+
+
+def test_workers_give_the_same_samples(folder, start_method):
+    """With every option of a training transform, and with cached videos in the second epoch."""
+    records = [Record(str(folder / "abc"[i % 3]), i) for i in range(13)]
+    transform = TrainTransform(
+        SMALL,
+        crop_mode="resized",
+        flip="random",
+        color_jitter=(0.4, 0.4, 0.4, 0.1),
+        randaugment="rand-m7-n4-mstd0.5-inc1",
+        random_erasing=0.5,
+    )
+    options = {"views": (2, 4), "preprocessing": SMALL, "train": True, "transform": transform}
+    data = FaultyDataset(records, cache_bytes=2**24, **options)
+    helped = make_loader(data, batch_size=4, train=True, workers=1, drop_last=False)
+    plain = VideoDataset(records, **options)
+    alone = make_loader(plain, batch_size=4, train=True, drop_last=False)
+    for epoch in (0, 1):
+        for one in (alone, helped):
+            one.sampler.set_epoch(epoch)
+        for expected, batch in zip(alone, helped, strict=True):
+            assert torch.equal(batch["label"], expected["label"])
+            assert all(torch.equal(batch["clips"][v], expected["clips"][v]) for v in (2, 4))
+        assert batch["index"].max() == len(records)  # no video is opened again in epoch 1
+
+
+def test_workers_share_the_records(folder, start_method):
+    """A write of the main process is visible in a running worker."""
+    records = [Record(str(folder / "a"), i) for i in range(4)]
+    data = VideoDataset(records, views=(2,), preprocessing=SMALL)
+    loader = make_loader(data, batch_size=4, workers=1)
+    assert [batch["label"].tolist() for batch in loader] == [[0, 1, 2, 3]]
+    text = bytes(data.records._text.tolist())  # JSON: [path, label, …]
+    data.records._text[text.index(b", 2, null") + 2] = ord("7")
+    assert [batch["label"].tolist() for batch in loader] == [[0, 1, 7, 3]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_each_video_is_loaded_once_and_broken_ones_are_reported(ranks, folder, write_folder):
+    records = [Record(str(folder / "abc"[i % 3]), i % 7) for i in range(40)]
+    for i in (7, 20):
+        records[i] = Record(str(folder / f"absent {i}"), 0)
+    seen, skipped = Counter(), Counter()
+    for rank in range(ranks):
+        dataset = VideoDataset(
+            records, views=(5,), preprocessing=SMALL, train=True, on_error="skip"
+        )
+        options = {"workers": 3, "rank": rank, "world_size": ranks}
+        for batch in make_loader(dataset, batch_size=10, train=True, **options):
+            seen.update(batch["index"].tolist())
+            skipped.update(text.split(":")[0] for text in batch["skipped"])
+    assert seen == Counter({*range(40)} - {7, 20})
+    assert skipped == Counter(records[i].path for i in (7, 20))
+
+
+def test_a_hanging_video_is_named_after_the_timeout(folder):
+    started = time.monotonic()
+    with pytest.raises(LoaderError) as caught:
+        list(watched(folder, ["a", "b", "hangs", "c"], timeout=2))
+    assert time.monotonic() - started < 30
+    assert "no batch within 2 s; worker " in str(caught.value)
+    assert f"has been reading {folder / 'hangs'} for " in str(caught.value)
+    assert str(folder / "c") not in str(caught.value)  # its worker is idle
+
+
+def test_the_video_of_a_dead_worker_is_named(folder, start_method):
+    with pytest.raises(LoaderError) as caught:
+        list(watched(folder, ["a", "dies", "b", "c"]))
+    assert "a worker exited unexpectedly (" in str(caught.value)
+    assert f"has been reading {folder / 'dies'} for " in str(caught.value)
+
+
+def test_video_errors_of_workers_are_those_of_the_dataset(folder, start_method):
+    faulty = watched(folder, ["a", "absent"])
+    with pytest.raises(VideoError) as alone:
+        faulty.dataset[1]
+    assert str(alone.value).startswith(f"{folder / 'absent'}: no such file or folder; set data.on")
+    with pytest.raises(VideoError) as caught:
+        list(faulty)
+    assert str(caught.value) == str(alone.value)
+
+
+def memory(process):
+    """Anonymous memory of a process in MiB; a page shared by n processes counts as 1/n (Linux)."""
+    text = Path(f"/proc/{process}/smaps_rollup").read_text()
+    lines = dict(line.split(":") for line in text.splitlines() if "kB" in line)
+    return int(lines["Pss_Anon"].split()[0]) / 1024
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="needs Linux")
+@pytest.mark.parametrize("format", ["video", "store"])
+def test_memory_stays_flat(format, write_video, tmp_path):
+    """300 clips, 12 epochs: no process has more memory at the end than after a quarter."""
+    files = [write_video(tmp_path / f"{i}.mp4", 40, width=96, height=64) for i in range(10)]
+    records = [Record(path, i % 5) for i, path in enumerate(30 * files)]
+    source = None
+    if format == "store":
+        pack(records, tmp_path / "store")
+        source = ClipStore(tmp_path / "store").open_record
+    sizes = Preprocessing(crop=56, resize=64)
+    dataset = VideoDataset(
+        records, views=(4, 8, 16), preprocessing=sizes, train=True, source=source
+    )
+    loader = make_loader(dataset, batch_size=10, workers=2, train=True)
+    used = []
+    for epoch in range(12):
+        loader.sampler.set_epoch(epoch)
+        for batch in loader:
+            assert len(batch["label"]) == 10
+        workers = [worker.pid for worker in loader._iterator._workers]
+        used.append([memory(process) for process in (os.getpid(), *workers)])
+    # The allocator's reserve varies by about 10 MiB. A decoder has 100 KiB: one left per sample
+    # would take 180 MiB.
+    for process in zip(*used, strict=True):
+        assert median(process[-3:]) - median(process[3:6]) < 30  # MiB, 1,800 samples later
