@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +16,7 @@ from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.records import Label, Record, SharedRecords, has_several_labels
 from ffn.data.sampling import sample_views
 from ffn.data.transforms import EvalTransform, TrainTransform
-
-if TYPE_CHECKING:
-    from ffn.data.loader import WorkerStatus
+from ffn.data.workers import WorkerStatus
 
 
 class VideoDataset(Dataset[dict[str, Any]]):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -17,9 +16,7 @@ from torch.utils.data import DataLoader, get_worker_info
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import VideoError
-from ffn.data.workers import end_with_parent
-
-_IDLE = -1
+from ffn.data.workers import WorkerStatus, end_with_parent
 
 
 def make_loader(
@@ -144,35 +141,6 @@ def worker_start_method() -> str:
 
 class LoaderError(RuntimeError):
     """A worker timed out or exited; the message names the videos that the workers were reading."""
-
-
-class WorkerStatus:
-    """The current sample of each worker and its start time, in shared memory.
-
-    Args:
-        workers: Number of workers.
-    """
-
-    def __init__(self, workers: int) -> None:
-        # Index of the sample and time of its start, one row per worker.
-        self._rows = torch.full((workers, 2), _IDLE, dtype=torch.float64).share_memory_()
-
-    def begin(self, index: int) -> None:
-        """Record that this worker starts to read a sample; no effect outside of workers."""
-        info = get_worker_info()
-        if info is not None:
-            self._rows[info.id, 1] = time.monotonic()  # one clock for all processes
-            self._rows[info.id, 0] = index
-
-    def end(self) -> None:
-        """Record that this worker is idle; no effect outside of workers."""
-        self.begin(_IDLE)
-
-    def active(self) -> list[tuple[int, int, float]]:
-        """Worker, sample, and seconds since its start, of each worker that is not idle."""
-        rows = enumerate(self._rows.tolist())
-        now = time.monotonic()
-        return [(w, int(index), now - start) for w, (index, start) in rows if index != _IDLE]
 
 
 class WatchedLoader(DataLoader):
