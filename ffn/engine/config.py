@@ -151,7 +151,8 @@ def _help_line(key: str, option: FieldInfo) -> str:
         f"{s} {getattr(m, n)}" for m in option.metadata for n, s in SIGNS.items() if hasattr(m, n)
     ]
     accepted = "|".join(words) or ", ".join(limits)
-    text = f"  {f'{key}={default}':<44} {option.description or ''}"
+    meaning = " ".join((option.description or "").split()).rstrip(".")
+    text = f"  {f'{key}={default}':<44} {meaning}"
     return f"{text} ({accepted})" if accepted else text
 
 

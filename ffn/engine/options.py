@@ -38,19 +38,16 @@ def divisible(batch_size: int, share: int, reason: str) -> str:
 class ModelConfig(Section):
     """The network."""
 
-    name: str = Field(
-        "tsm_r50", description="registered model, tsm.<timm CNN> or tea.<timm Res2Net>"
-    )
-    pretrained: bool = Field(
-        False, description="start from published weights (ImageNet or Kinetics)"
-    )
-    weights: str | None = Field(
-        None, description="start from these weights: a zoo name, a file or hf://user/name"
-    )
-    dropout: float = Field(0.5, description="dropout before the classifier", ge=0, lt=1)
-    drop_path: float = Field(
-        0.0, description="stochastic depth of the last block; earlier blocks have less", ge=0, lt=1
-    )
+    name: str = "tsm_r50"
+    """Registered model, tsm.<timm CNN> or tea.<timm Res2Net>."""
+    pretrained: bool = False
+    """Start from published weights (ImageNet or Kinetics)."""
+    weights: str | None = None
+    """Start from these weights: a zoo name, a file or hf://user/name."""
+    dropout: float = Field(0.5, ge=0, lt=1)
+    """Dropout before the classifier."""
+    drop_path: float = Field(0.0, ge=0, lt=1)
+    """Stochastic depth of the last block; earlier blocks have less."""
 
     @model_validator(mode="after")
     def _check(self) -> ModelConfig:
@@ -62,96 +59,70 @@ class ModelConfig(Section):
 class DataConfig(Section):
     """Videos, views and augmentation."""
 
-    train: str = Field(
-        "train.csv", description="training annotations under root: list, csv, class folders"
-    )
-    val: str = Field(
-        "val.csv", description="validation annotations under root: list, csv, class folders"
-    )
-    root: str = Field("data", description="folder of the annotations and of the paths in them")
-    labels: Literal["single", "multi"] = Field(
-        "single", description="labels per video; multi: any number, a csv with the column labels"
-    )
-    format: Literal["video", "store"] = Field(
-        "video", description="read the files in the annotations, or a clip store made from them"
-    )
-    store: str = Field(
-        "store", description="clip store: folder under root, or URL (https://…, s3://…)"
-    )
-    classes: str | None = Field(
-        None, description="file with one class name per line; null: from train"
-    )
-    frame_pattern: str | None = Field(
-        None, description="file names in a frame folder, e.g. {:05d}.jpg"
-    )
-    decoder: Literal["auto", "pyav", "decord"] = Field(
-        "auto", description="video decoder; auto reads every format, decord refuses unsafe files"
-    )
-    test_frames: list[Count] = Field(
-        [4, 6, 8, 12, 16],
-        description="frame counts of the validation, in addition to the trained ones",
-        min_length=1,
-    )
-    sampling: Literal["segment", "interval", "dense"] = Field(
-        "segment", description="frame sampling"
-    )
-    nested: bool = Field(
-        False, description="smaller views are subsets of the largest: fewer decoded frames"
-    )
-    crop: int = Field(224, description="side of the network input, px", ge=1)
-    resize: int = Field(256, description="short side before the test crop, px", ge=1)
-    test_protocol: str = Field(
-        "1x1", description="clips x crops per video in validation and tests; 1 or 3 crops"
-    )
-    crop_mode: Literal["multiscale", "resized", "scale_jitter"] = Field(
-        "multiscale", description="random crop of TSN, Inception or SlowFast"
-    )
-    scales: list[Share] = Field(
-        [1.0, 0.875, 0.75, 0.66], description="multiscale: crop side / short side"
-    )
-    area: list[Share] = Field(
-        [0.08, 1.0], description="resized: range of the crop's share of the frame"
-    )
-    aspect: list[Positive] = Field([0.75, 1.3333], description="resized: range of width / height")
-    jitter_scales: list[Count] = Field(
-        [256, 320], description="scale_jitter: range of the short side, px"
-    )
-    flip: Literal["none", "random", "swap"] = Field(
-        "none", description="horizontal flip; swap exchanges the labels of flip_pairs"
-    )
-    flip_pairs: list[list[str]] = Field(
-        [], description="class names that a flip exchanges, for flip=swap"
-    )
-    color_jitter: list[NotNegative] = Field(
-        [0.0, 0.0, 0.0, 0.0],
-        description="strength of brightness, contrast, saturation, hue; 0: off",
-    )
-    randaugment: str | None = Field(
-        None, description="timm policy, e.g. rand-m7-n4-mstd0.5-inc1; null: off"
-    )
-    random_erasing: float = Field(0.0, description="probability of random erasing", ge=0, le=1)
-    mean: list[NotNegative] = Field(
-        [0.485, 0.456, 0.406], description="mean of the normalization, in the order of color"
-    )
-    std: list[Positive] = Field(
-        [0.229, 0.224, 0.225], description="standard deviation of the normalization"
-    )
-    color: Literal["rgb", "bgr"] = Field("rgb", description="channel order of the network's input")
-    workers: int = Field(
-        4, description="loader processes per training process; 0: load in the process", ge=0
-    )
-    timeout: float = Field(
-        600.0,
-        description="seconds to wait for a batch before the run ends with an error; 0: no limit",
-        ge=0,
-        le=30 * 86400,
-    )
-    cache_gib: float = Field(
-        0.0, description="memory per loader process for decoded videos, GiB", ge=0
-    )
-    on_error: Literal["fail", "skip"] = Field(
-        "fail", description="unreadable video: fail, or skip and count"
-    )
+    train: str = "train.csv"
+    """Training annotations under root: list, csv, class folders."""
+    val: str = "val.csv"
+    """Validation annotations under root: list, csv, class folders."""
+    root: str = "data"
+    """Folder of the annotations and of the paths in them."""
+    labels: Literal["single", "multi"] = "single"
+    """Labels per video; multi: any number, a csv with the column labels."""
+    format: Literal["video", "store"] = "video"
+    """Read the files in the annotations, or a clip store made from them."""
+    store: str = "store"
+    """Clip store: folder under root, or URL (https://…, s3://…)."""
+    classes: str | None = None
+    """File with one class name per line; null: from train."""
+    frame_pattern: str | None = None
+    """File names in a frame folder, e.g. {:05d}.jpg."""
+    decoder: Literal["auto", "pyav", "decord"] = "auto"
+    """Video decoder; auto reads every format, decord refuses unsafe files."""
+    test_frames: list[Count] = Field([4, 6, 8, 12, 16], min_length=1)
+    """Frame counts of the validation, in addition to the trained ones."""
+    sampling: Literal["segment", "interval", "dense"] = "segment"
+    """Frame sampling."""
+    nested: bool = False
+    """Smaller views are subsets of the largest: fewer decoded frames."""
+    crop: int = Field(224, ge=1)
+    """Side of the network input, px."""
+    resize: int = Field(256, ge=1)
+    """Short side before the test crop, px."""
+    test_protocol: str = "1x1"
+    """Clips x crops per video in validation and tests; 1 or 3 crops."""
+    crop_mode: Literal["multiscale", "resized", "scale_jitter"] = "multiscale"
+    """Random crop of TSN, Inception or SlowFast."""
+    scales: list[Share] = Field([1.0, 0.875, 0.75, 0.66])
+    """multiscale: crop side / short side."""
+    area: list[Share] = Field([0.08, 1.0])
+    """resized: range of the crop's share of the frame."""
+    aspect: list[Positive] = Field([0.75, 1.3333])
+    """resized: range of width / height."""
+    jitter_scales: list[Count] = Field([256, 320])
+    """scale_jitter: range of the short side, px."""
+    flip: Literal["none", "random", "swap"] = "none"
+    """Horizontal flip; swap exchanges the labels of flip_pairs."""
+    flip_pairs: list[list[str]] = Field([])
+    """Class names that a flip exchanges, for flip=swap."""
+    color_jitter: list[NotNegative] = Field([0.0, 0.0, 0.0, 0.0])
+    """Strength of brightness, contrast, saturation, hue; 0: off."""
+    randaugment: str | None = None
+    """timm policy, e.g. rand-m7-n4-mstd0.5-inc1; null: off."""
+    random_erasing: float = Field(0.0, ge=0, le=1)
+    """Probability of random erasing."""
+    mean: list[NotNegative] = Field([0.485, 0.456, 0.406])
+    """Mean of the normalization, in the order of color."""
+    std: list[Positive] = Field([0.229, 0.224, 0.225])
+    """Standard deviation of the normalization."""
+    color: Literal["rgb", "bgr"] = "rgb"
+    """Channel order of the network's input."""
+    workers: int = Field(4, ge=0)
+    """Loader processes per training process; 0: load in the process."""
+    timeout: float = Field(600.0, ge=0, le=30 * 86400)
+    """Seconds to wait for a batch before the run ends with an error; 0: no limit."""
+    cache_gib: float = Field(0.0, ge=0)
+    """Memory per loader process for decoded videos, GiB."""
+    on_error: Literal["fail", "skip"] = "fail"
+    """Unreadable video: fail, or skip and count."""
 
     @model_validator(mode="after")
     def _check(self) -> DataConfig:
@@ -175,77 +146,53 @@ class DataConfig(Section):
 class TrainConfig(Section):
     """The training loop."""
 
-    epochs: int = Field(50, description="passes over the training videos", ge=1)
-    batch_size: int = Field(
-        32,
-        description="samples per optimizer step, over all processes and gradient accumulation",
-        ge=1,
-    )
-    repeated_aug: int = Field(
-        1, description="copies of each video in a batch (repeated augmentation)", ge=1
-    )
-    mixup: float = Field(
-        0.0, description="alpha of mixup; 0: off; with cutmix, one of them per batch", ge=0
-    )
-    cutmix: float = Field(0.0, description="alpha of CutMix; 0: off", ge=0)
-    label_smoothing: float = Field(0.0, description="label smoothing", ge=0, lt=1)
-    class_weights: Literal["none", "balanced", "sqrt"] = Field(
-        "none", description="weights of the classes in the loss, from their numbers of videos"
-    )
-    grad_accum_steps: int = Field(
-        1, description="micro-batches per optimizer step; BatchNorm sees one at a time", ge=1
-    )
-    views: Literal["together", "sequential"] = Field(
-        "together", description="views in one pass; sequential: one by one, less memory"
-    )
-    activation_checkpointing: bool = Field(
-        False,
-        description="recompute residual blocks in the backward pass: less memory, more time",
-    )
-    compile: bool = Field(False, description="torch.compile, one graph per frame count")
-    precision: Literal["fp32", "bf16", "fp16"] = Field(
-        "fp32", description="precision of the forward pass (autocast)"
-    )
-    clip_grad_norm: float | None = Field(
-        20.0, description="maximum gradient norm; null: no clipping", gt=0
-    )
-    freeze: list[str] = Field(
-        [],
-        description="parts that do not train: head_only, norms, stem, blocks:N (the stem and the "
-        "first N residual blocks), or name patterns, e.g. [norms, net.layer1]",
-    )
-    sync_bn: bool = Field(
-        False, description="BatchNorm statistics over all processes, of one micro-batch each"
-    )
-    precise_bn: int = Field(
-        0,
-        description="micro-batches for exact BatchNorm statistics before a validation; 0: off",
-        ge=0,
-    )
-    ema_decay: float = Field(
-        0.0, description="moving average of weights and statistics; 0: off", ge=0, lt=1
-    )
-    validate_epochs: int = Field(
-        1, description="epochs between validations; the last epoch always validates", ge=1
-    )
-    patience: int = Field(
-        0,
-        description="early stopping: validations without a better mean that end the run; 0: off",
-        ge=0,
-    )
-    save_steps: int = Field(
-        0, description="steps between checkpoints; 0: at the end of epochs only", ge=0
-    )
-    keep_checkpoints: int = Field(
-        2, description="newest checkpoints to keep, in addition to best.pt", ge=1
-    )
-    deterministic: bool = Field(False, description="deterministic algorithms only; slower")
-    seed: int = Field(
-        0,
-        description="seed of initialization, order, sampling and augmentation",
-        ge=0,
-        lt=2**32,
-    )
+    epochs: int = Field(50, ge=1)
+    """Passes over the training videos."""
+    batch_size: int = Field(32, ge=1)
+    """Samples per optimizer step, over all processes and gradient accumulation."""
+    repeated_aug: int = Field(1, ge=1)
+    """Copies of each video in a batch (repeated augmentation)."""
+    mixup: float = Field(0.0, ge=0)
+    """Alpha of mixup; 0: off; with cutmix, one of them per batch."""
+    cutmix: float = Field(0.0, ge=0)
+    """Alpha of CutMix; 0: off."""
+    label_smoothing: float = Field(0.0, ge=0, lt=1)
+    """Label smoothing."""
+    class_weights: Literal["none", "balanced", "sqrt"] = "none"
+    """Weights of the classes in the loss, from their numbers of videos."""
+    grad_accum_steps: int = Field(1, ge=1)
+    """Micro-batches per optimizer step; BatchNorm sees one at a time."""
+    views: Literal["together", "sequential"] = "together"
+    """Views in one pass; sequential: one by one, less memory."""
+    activation_checkpointing: bool = False
+    """Recompute residual blocks in the backward pass: less memory, more time."""
+    compile: bool = False
+    """torch.compile, one graph per frame count."""
+    precision: Literal["fp32", "bf16", "fp16"] = "fp32"
+    """Precision of the forward pass (autocast)."""
+    clip_grad_norm: float | None = Field(20.0, gt=0)
+    """Maximum gradient norm; null: no clipping."""
+    freeze: list[str] = Field([])
+    """Parts that do not train: head_only, norms, stem, blocks:N (the stem and the first N residual
+    blocks), or name patterns, e.g. [norms, net.layer1]."""
+    sync_bn: bool = False
+    """BatchNorm statistics over all processes, of one micro-batch each."""
+    precise_bn: int = Field(0, ge=0)
+    """Micro-batches for exact BatchNorm statistics before a validation; 0: off."""
+    ema_decay: float = Field(0.0, ge=0, lt=1)
+    """Moving average of weights and statistics; 0: off."""
+    validate_epochs: int = Field(1, ge=1)
+    """Epochs between validations; the last epoch always validates."""
+    patience: int = Field(0, ge=0)
+    """Early stopping: validations without a better mean that end the run; 0: off."""
+    save_steps: int = Field(0, ge=0)
+    """Steps between checkpoints; 0: at the end of epochs only."""
+    keep_checkpoints: int = Field(2, ge=1)
+    """Newest checkpoints to keep, in addition to best.pt."""
+    deterministic: bool = False
+    """Deterministic algorithms only; slower."""
+    seed: int = Field(0, ge=0, lt=2**32)
+    """Seed of initialization, order, sampling and augmentation."""
 
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:
@@ -271,53 +218,45 @@ class TrainConfig(Section):
 class OptimConfig(Section):
     """Optimizer and schedule."""
 
-    name: Literal["sgd", "adamw"] = Field(
-        "sgd", description="optimizer; sgd has no Nesterov momentum"
-    )
-    lr: float = Field(
-        0.01, description="learning rate, for train.batch_size or base_batch_size samples", gt=0
-    )
-    base_batch_size: int | None = Field(
-        None,
-        description="batch size that lr belongs to; lr scales to train.batch_size; null: as is",
-        ge=1,
-    )
-    momentum: float = Field(0.9, description="momentum of sgd", ge=0, lt=1)
-    weight_decay: float = Field(5e-4, description="weight decay; biases and norms have none", ge=0)
-    groups: Literal["tsm", "standard"] = Field(
-        "tsm", description="tsm: head weight lr x5, head bias x10, biases x2; standard: one lr"
-    )
-    layer_decay: float = Field(
-        1.0, description="factor of lr per block towards the input; 1: off", gt=0, le=1
-    )
-    schedule: Literal["step", "cosine"] = Field("step", description="learning-rate schedule")
-    milestones: list[NotNegative] = Field(
-        [20.0, 40.0], description="epochs at which step multiplies lr by gamma"
-    )
-    gamma: float = Field(0.1, description="factor of the step schedule", ge=0)
-    final_lr: float = Field(
-        0.0, description="lr at the end of the cosine schedule, scaled as lr is", ge=0
-    )
-    warmup_epochs: float = Field(0.0, description="epochs of linear warm-up from lr / 100", ge=0)
+    name: Literal["sgd", "adamw"] = "sgd"
+    """Optimizer; sgd has no Nesterov momentum."""
+    lr: float = Field(0.01, gt=0)
+    """Learning rate, for train.batch_size or base_batch_size samples."""
+    base_batch_size: int | None = Field(None, ge=1)
+    """Batch size that lr belongs to; lr scales to train.batch_size; null: as is."""
+    momentum: float = Field(0.9, ge=0, lt=1)
+    """Momentum of sgd."""
+    weight_decay: float = Field(5e-4, ge=0)
+    """Weight decay; biases and norms have none."""
+    groups: Literal["tsm", "standard"] = "tsm"
+    """tsm: head weight lr x5, head bias x10, biases x2; standard: one lr."""
+    layer_decay: float = Field(1.0, gt=0, le=1)
+    """Factor of lr per block towards the input; 1: off."""
+    schedule: Literal["step", "cosine"] = "step"
+    """Learning-rate schedule."""
+    milestones: list[NotNegative] = Field([20.0, 40.0])
+    """Epochs at which step multiplies lr by gamma."""
+    gamma: float = Field(0.1, ge=0)
+    """Factor of the step schedule."""
+    final_lr: float = Field(0.0, ge=0)
+    """Learning rate at the end of the cosine schedule, scaled as lr is."""
+    warmup_epochs: float = Field(0.0, ge=0)
+    """Epochs of linear warm-up from lr / 100."""
 
 
 class LogConfig(Section):
     """Output of a run."""
 
-    output: str | None = Field(
-        None,
-        description="run folder; null: runs/CONFIG, or runs/CONFIG_2, … if that has another run",
-    )
-    interval: int = Field(
-        50,
-        description="optimizer steps between log lines; an epoch with fewer has one at its end",
-        ge=1,
-    )
-    wandb: Literal["disabled", "online", "offline"] = Field(
-        "disabled", description="Weights & Biases"
-    )
-    project: str = Field("ffn", description="wandb project")
-    tensorboard: bool = Field(False, description="write TensorBoard event files to the run folder")
+    output: str | None = None
+    """Run folder; null: runs/CONFIG, or runs/CONFIG_2, … if that has another run."""
+    interval: int = Field(50, ge=1)
+    """Optimizer steps between log lines; an epoch with fewer has one at its end."""
+    wandb: Literal["disabled", "online", "offline"] = "disabled"
+    """Weights & Biases."""
+    project: str = "ffn"
+    """Project of Weights & Biases."""
+    tensorboard: bool = False
+    """Write TensorBoard event files to the run folder."""
 
 
 OptionsOfTask = TypeVar("OptionsOfTask", bound=TaskOptions)
@@ -326,7 +265,8 @@ OptionsOfTask = TypeVar("OptionsOfTask", bound=TaskOptions)
 class Config(Section, Generic[OptionsOfTask]):
     """All options. The section ``task`` has the options of the task that ``task.name`` names."""
 
-    imports: list[str] = Field([], description="your own packages to import first")
+    imports: list[str] = Field([])
+    """Your own packages to import first."""
     model: ModelConfig = ModelConfig()
     task: OptionsOfTask = Field(default_factory=FlexibleOptions)
     data: DataConfig = DataConfig()

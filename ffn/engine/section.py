@@ -17,7 +17,12 @@ class Section(BaseModel):
     The declared type decides what a text means: ``off`` is false for a flag, and a name for a name.
     """
 
-    model_config = ConfigDict(extra="forbid", allow_inf_nan=False, validate_default=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        allow_inf_nan=False,
+        validate_default=True,
+        use_attribute_docstrings=True,
+    )
 
     @field_validator("*", mode="before")
     @classmethod

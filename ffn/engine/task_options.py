@@ -15,11 +15,12 @@ from ffn.limits import CLIP_FRAMES
 class TaskOptions(Section):
     """Options that every task has. A custom task derives its options from this class."""
 
-    name: str = Field("flexible", description="registered task")
-    frames: list[Count] = Field([4, 8, 16], description="trained frame counts", min_length=1)
-    ranges: list[list[Count]] = Field(
-        [], description="first and last count of each of frames, drawn per step; []: frames"
-    )
+    name: str = "flexible"
+    """Registered task."""
+    frames: list[Count] = Field([4, 8, 16], min_length=1)
+    """Trained frame counts."""
+    ranges: list[list[Count]] = Field([])
+    """First and last count of each of frames, drawn per step; []: frames."""
 
     @model_validator(mode="after")
     def _check_frames(self) -> TaskOptions:
@@ -50,27 +51,18 @@ class TaskOptions(Section):
 class FlexibleOptions(TaskOptions):
     """Options of :class:`FlexibleTask`."""
 
-    private: Literal["norms", "none", "all"] = Field(
-        "norms", description="private modules of each count; norms: the paper"
-    )
-    alteration: bool = Field(
-        True, description="weight alteration per count at the backbone's sites"
-    )
-    draws: list[list[Count]] = Field(
-        [],
-        description="first and last count of each view, drawn per step; []: one view per count in "
-        "frames",
-    )
-    interpolate: bool = Field(
-        False,
-        description="in tests, interpolate private norms and alterations between counts or ranges",
-    )
-    small_views: Literal["distill", "label", "mixed"] = Field(
-        "distill", description="target of smaller views: KL to the largest, the label, or the mean"
-    )
-    distill_weight: float = Field(
-        1.0, description="weight of each smaller view's loss (lambda)", ge=0
-    )
+    private: Literal["norms", "none", "all"] = "norms"
+    """Private modules of each count; norms: the paper."""
+    alteration: bool = True
+    """Weight alteration per count at the backbone's sites."""
+    draws: list[list[Count]] = Field([])
+    """First and last count of each view, drawn per step; []: one view per count in frames."""
+    interpolate: bool = False
+    """In tests, interpolate private norms and alterations between counts or ranges."""
+    small_views: Literal["distill", "label", "mixed"] = "distill"
+    """Target of smaller views: KL to the largest, the label, or the mean."""
+    distill_weight: float = Field(1.0, ge=0)
+    """Weight of each smaller view's loss (lambda)."""
 
     @model_validator(mode="after")
     def _check_draws(self) -> FlexibleOptions:
@@ -95,30 +87,26 @@ class FlexibleOptions(TaskOptions):
 class PlainOptions(TaskOptions):
     """Options of :class:`PlainTask`."""
 
-    frames: list[Count] = Field([8], description="the frame count", min_length=1, max_length=1)
+    frames: list[Count] = Field([8], min_length=1, max_length=1)
+    """The frame count."""
 
 
 class MixedSamplingOptions(TaskOptions):
     """Options of :class:`MixedSamplingTask`."""
 
-    frames: list[Count] = Field(
-        [4, 16], description="the two frame counts", min_length=2, max_length=2
-    )
-    mix_probability: float = Field(
-        0.5,
-        description="probability to mix a video's smaller view into its larger (rho)",
-        gt=0,
-        le=1,
-    )
+    frames: list[Count] = Field([4, 16], min_length=2, max_length=2)
+    """The two frame counts."""
+    mix_probability: float = Field(0.5, gt=0, le=1)
+    """Probability to mix a video's smaller view into its larger (rho)."""
 
 
 class ProportionalSamplingOptions(TaskOptions):
     """Options of :class:`ProportionalSamplingTask`."""
 
-    frames: list[Count] = Field([4, 16], description="two or more frame counts", min_length=2)
-    largest_probability: float = Field(
-        0.5, description="probability of a step at the largest count (p)", gt=0, lt=1
-    )
+    frames: list[Count] = Field([4, 16], min_length=2)
+    """Two or more frame counts."""
+    largest_probability: float = Field(0.5, gt=0, lt=1)
+    """Probability of a step at the largest count (p)."""
 
 
 # The options of each task by its name; `register_task` adds those of other tasks.

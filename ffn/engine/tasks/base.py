@@ -19,18 +19,12 @@ def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
     """Decorator that registers a subclass of :class:`Task` for ``task.name`` in a config.
 
     Raises:
-        ValueError: another class has the name, the class is no task, or its ``Options`` do not
-            derive from :class:`TaskOptions` or have an option without a default.
+        ValueError: another class has the name, or the class is no task.
     """
 
     def register(task: type[Task]) -> type[Task]:
         if not issubclass(task, Task):
             raise ValueError(f"task {name!r}: {task.__name__} does not derive from ffn's Task")
-        if not issubclass(task.Options, TaskOptions):
-            raise ValueError(f"task {name!r}: its Options do not derive from TaskOptions")
-        required = [n for n, field in task.Options.model_fields.items() if field.is_required()]
-        if required:
-            raise ValueError(f"task {name!r}: its option {required[0]} has no default")
         TASKS.register(name)(task)
         TASK_OPTIONS[name] = task.Options
         return task
