@@ -22,6 +22,7 @@ dependencies = [
     "numpy",
     "PIL",
     "pooch",
+    "pydantic",
     "requests",
     "rich",
     "safetensors",
