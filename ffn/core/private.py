@@ -51,8 +51,6 @@ class PrivateModules(nn.ModuleDict):
         active = self.selected.count
         if str(active) in self:
             return self[str(active)]
-        if getattr(self, "_is_replica", False):  # it has no parameters, only tensors
-            raise ValueError("nn.DataParallel cannot interpolate; use DistributedDataParallel")
         low = max(n for n in map(int, self) if n < active)
         high = min(n for n in map(int, self) if n > active)
         return _lerp(self[str(low)], self[str(high)], (active - low) / (high - low))

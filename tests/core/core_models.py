@@ -1,4 +1,4 @@
-"""Networks that are converted in the tests: the registry's, others of timm, and two not ours."""
+"""Networks that are converted in the tests: a tiny one of each family, and one not ours."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-import torchvision
 from torch import Tensor, nn
+from torchvision.models.video.resnet import BasicBlock, BasicStem, Conv3DSimple, VideoResNet
 
 from ffn import backbones
 from ffn.backbones import UniFormer
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration, convert
-from ffn.layers import PerFrame
 
 CLASSES = 3
 
@@ -42,10 +41,6 @@ class Case:
         return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
-def tsm(name: str) -> Case:
-    return Case(lambda: backbones.build(name, num_classes=CLASSES))
-
-
 def tiny(name: str, **options: Any) -> Case:
     return Case(
         lambda: backbones.build(name, num_classes=CLASSES, width=8), size=16, options=options
@@ -56,9 +51,6 @@ TINY = tiny("tsm_tiny")
 
 CASES = {
     "tsm_tiny": TINY,
-    "tsm_r18": tsm("tsm_r18"),
-    "tsm.mobilenetv3_small_050": tsm("tsm.mobilenetv3_small_050"),
-    "tsm.regnety_002": tsm("tsm.regnety_002"),
     "tea_tiny": tiny("tea_tiny", alter="all"),
     "slowfast_tiny": tiny("slowfast_tiny"),
     "uniformer_tiny": tiny("uniformer_tiny"),
@@ -68,27 +60,17 @@ CASES = {
         ),
         size=16,
     ),
-    "torchvision resnet18 per frame": Case(
-        lambda: PerFrame(torchvision.models.resnet18(num_classes=CLASSES)),
-        options={"alter": ["net.layer*.conv1"]},
-    ),
-    "torchvision r3d_18": Case(
-        lambda: torchvision.models.video.r3d_18(num_classes=CLASSES),
+    "torchvision r3d": Case(
+        lambda: VideoResNet(
+            BasicBlock, [Conv3DSimple] * 4, [1, 1, 1, 1], BasicStem, num_classes=CLASSES
+        ),
         size=16,
         options={"alter": ["layer*.conv1.0", "fc"]},
     ),
 }
 
 
-LARGE = {"tsm.mobilenetv3_small_050", "tsm.regnety_002", "torchvision resnet18 per frame"}
-
-every_case = pytest.mark.parametrize(
-    "case",
-    [
-        pytest.param(case, id=name, marks=[pytest.mark.slow] if name in LARGE else [])
-        for name, case in CASES.items()
-    ],
-)
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 
 
 def randomize(model: nn.Module) -> nn.Module:

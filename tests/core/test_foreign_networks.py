@@ -1,16 +1,132 @@
-"""Networks with habits that ours do not have."""
+"""Networks of torchvision, timm and Hugging Face, and layers with habits that ours do not have.
+
+The tests check the table of docs/convert_your_own.md.
+"""
 
 from __future__ import annotations
 
-import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import pytest
+import timm
 import torch
 import torch.nn.functional as F
+from core_models import randomize, zero_alterations
 from torch import Tensor, nn
+from torchvision.models import video
 
 import ffn
-from ffn.core import PrivateModules
+from ffn.core import PrivateModules, convert, extract
+from ffn.layers import PerFrame
+
+COUNTS = (4, 16)
+
+
+@dataclass(frozen=True)
+class Other:
+    """A network, its alterations, a clip's side in pixels, and the T that it runs at."""
+
+    build: Callable[[], nn.Module]
+    alter: list[str]
+    norms: int
+    sites: int
+    size: int = 32
+    frames: tuple[int, ...] = (1, 16)
+
+
+def per_frame(name: str, **options: object) -> Callable[[], nn.Module]:
+    return lambda: PerFrame(timm.create_model(name, num_classes=3, **options))
+
+
+class FramesFirst(nn.Module):
+    """A Hugging Face video classifier, which takes (B, T, C, H, W), with our interface."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net = net
+
+    def forward(self, clip: torch.Tensor) -> torch.Tensor:
+        return self.net(clip.transpose(1, 2)).logits
+
+
+def hugging_face(name: str) -> Callable[[], nn.Module]:
+    """A small one; skipped where the package is not installed."""
+
+    def build() -> nn.Module:
+        transformers = pytest.importorskip("transformers")
+        config = getattr(transformers, f"{name}Config")(
+            image_size=32,
+            num_frames=16,
+            num_hidden_layers=2,
+            hidden_size=48,
+            num_attention_heads=4,
+            intermediate_size=96,
+            num_labels=3,
+        )
+        return FramesFirst(getattr(transformers, f"{name}ForVideoClassification")(config))
+
+    return build
+
+
+OTHERS = {
+    "r3d_18": Other(lambda: video.r3d_18(num_classes=3), ["layer*.conv1.0"], 20, 8),
+    "r2plus1d_18": Other(lambda: video.r2plus1d_18(num_classes=3), ["layer*.conv1.0.0"], 37, 8),
+    "swin3d_t": Other(lambda: video.swin3d_t(num_classes=3), ["features.*.mlp.0"], 29, 12, size=64),
+    "mvit_v2_s": Other(
+        lambda: video.mvit_v2_s(num_classes=3),
+        ["blocks.*.attn.qkv"],
+        81,
+        16,
+        size=224,
+        frames=(16,),
+    ),
+    "convnext_atto": Other(per_frame("convnext_atto"), ["net.stages.*.conv_dw"], 17, 12),
+    "VideoMAE": Other(hugging_face("VideoMAE"), ["net.*.attention.query"], 5, 2, frames=(16,)),
+    "TimeSformer": Other(
+        hugging_face("Timesformer"),
+        ["net.*.layer.*.temporal_attention.attention.qkv"],
+        7,
+        2,
+        frames=(16,),
+    ),
+    "vit_tiny": Other(
+        per_frame("vit_tiny_patch16_224", img_size=32), ["net.blocks.*.attn.qkv"], 25, 12
+    ),
+}
+SLOW = ("r2plus1d_18", "swin3d_t", "mvit_v2_s")
+every_other = pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(other, id=name, marks=pytest.mark.slow if name in SLOW else ())
+        for name, other in OTHERS.items()
+    ],
+)
+
+
+@every_other
+def test_converts_extracts_runs_and_learns(other: Other) -> None:
+    """A layer that its network uses without calling it, as qkv of Swin, would have no gradient."""
+    torch.manual_seed(0)
+    plain = randomize(other.build()).eval()
+    flexible = zero_alterations(convert(plain, COUNTS, alter=other.alter))
+    assert len(flexible.report.private) == other.norms
+    assert len(flexible.report.altered) == other.sites
+
+    for frames in other.frames:
+        clip = torch.randn(1, 3, frames, other.size, other.size)
+        with torch.no_grad():
+            expected = plain(clip)
+            assert torch.equal(flexible(clip), expected)
+            assert torch.equal(extract(flexible, flexible.active)(clip), expected)
+
+    flexible(clip, active=16).square().sum().backward()
+
+    gradients = {name: p.grad is not None for name, p in flexible.model.named_parameters()}
+    own = [name for name in gradients if ".16." in name]
+    assert len(own) >= 2 * other.norms + other.sites - 1
+    assert all(gradients[name] for name in own)
+    assert not any(gradients[name.replace(".16.", ".4.")] for name in own)
 
 
 class FrameTokens(nn.Module):
@@ -94,19 +210,6 @@ def test_norm_tied_to_a_shared_layer_is_refused() -> None:
         ffn.convert(Layers(norm=norm, scale=scale), (2, 4), alter="none")
 
 
-def test_plain_weights_load_into_a_norm_with_two_names() -> None:
-    norm = nn.LayerNorm(3)
-    plain = Layers(one=norm, fc=nn.Linear(3, 3), again=norm)
-    model = ffn.convert(plain, (2, 4), alter="none")
-    nn.init.normal_(norm.weight)
-
-    model.load_state_dict(plain.state_dict())
-
-    assert model.model.one is model.model.again
-    for count in ("2", "4"):
-        assert torch.equal(model.model.one[count].weight, norm.weight)
-
-
 class Hidden(nn.Module):
     """Calls one norm as an attribute, one through a list, and one layer never."""
 
@@ -134,33 +237,16 @@ def test_example_finds_what_does_not_run() -> None:
         assert int(norm.num_batches_tracked) == 0
 
 
-class ReadsItsNorm(nn.Module):
-    """Calls a function with the parameters of a layer, as some implementations do."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.norm, self.head = nn.LayerNorm(3), nn.Linear(3, 2)
-
-    def forward(self, clip: Tensor) -> Tensor:
-        x = clip.mean((2, 3, 4))
-        return self.head(F.layer_norm(x, (3,), self.norm.weight, self.norm.bias, self.norm.eps))
-
-
 def test_a_norm_whose_parameters_are_read_is_not_idle() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        clip = torch.randn(2, 3, 4, 8, 8)
-        model = ffn.convert(ReadsItsNorm(), (2, 4), alter="none", example=clip)
-    model.train()(clip).sum().backward()
-    assert model.report.idle == ()
-    assert model.model.norm["4"].weight.grad is not None
+    class ReadsItsNorm(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm, self.head = nn.LayerNorm(3), nn.Linear(3, 2)
 
+        def forward(self, clip: Tensor) -> Tensor:
+            x = clip.mean((2, 3, 4))
+            return self.head(F.layer_norm(x, (3,), self.norm.weight, self.norm.bias, self.norm.eps))
 
-@pytest.mark.parametrize("name", ["tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny"])
-def test_example_finds_nothing_in_our_networks(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model = ffn.convert(
-            ffn.create_model(name, num_classes=5), (2, 4), example=torch.randn(1, 3, 3, 32, 32)
-        )
+    clip = torch.randn(2, 3, 4, 8, 8)
+    model = ffn.convert(ReadsItsNorm(), (2, 4), alter="none", example=clip)
     assert model.report.idle == ()

@@ -38,41 +38,25 @@ def test_alteration_gradients() -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
-def test_alteration_at_zero_returns_every_bit(dtype: torch.dtype) -> None:
-    x, module = (100 * torch.randn(2, 6, 9, 9)).to(dtype), WeightAlteration(6)
+def test_alteration_at_zero_returns_every_bit() -> None:
+    module = WeightAlteration(6)
     nn.init.zeros_(module.weight)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        x = (100 * torch.randn(2, 6, 9, 9)).to(dtype)
 
-    altered = module(x)
-
-    assert altered.dtype == dtype
-    assert torch.equal(altered, x)
-
-
-@pytest.mark.parametrize("alteration", [1e-3, 3e-3, -3e-3, 1e-2, 0.3])
-def test_alteration_in_bfloat16_is_the_product_rounded_once(alteration: float) -> None:
-    x, module = torch.randn(16, 8, 16, 16).bfloat16(), WeightAlteration(8)
-    nn.init.constant_(module.weight, alteration)
-    stored = module.weight.detach().bfloat16().double().view(1, -1, 1, 1)
-
-    altered = module(x).detach()
-
-    assert torch.equal(altered, (x.double() * (1 + stored)).bfloat16())
+        assert module(x).dtype == dtype
+        assert torch.equal(module(x), x)
 
 
-@pytest.mark.parametrize("alteration", [2.5e-3, 3.5e-3])
-def test_alteration_in_bfloat16_keeps_what_1_plus_a_loses(alteration: float) -> None:
+@torch.no_grad()
+def test_alteration_in_bfloat16_is_the_product_rounded_once() -> None:
     """bfloat16 has 8 significant bits: 1 + 3e-3 is 1, and the alteration would be lost."""
-    x, module = torch.randn(64, 8, 16, 16).bfloat16(), WeightAlteration(8)
-    nn.init.constant_(module.weight, alteration)
-    exact = x.double() * (1 + alteration)
-    rounded_first = x * (1 + module.weight.detach().bfloat16()).view(1, -1, 1, 1)
-    assert torch.equal(rounded_first, x)
+    x, module = torch.randn(16, 8, 16, 16).bfloat16(), WeightAlteration(8)
+    for alteration in (1e-3, 3e-3, -3e-3, 1e-2, 0.3):
+        nn.init.constant_(module.weight, alteration)
+        stored = module.weight.bfloat16().double().view(1, -1, 1, 1)
 
-    altered = module(x).detach()
-
-    error, error_without = ((y.double() - exact).abs().mean() for y in (altered, rounded_first))
-    assert error < 0.95 * error_without
+        assert torch.equal(module(x), (x.double() * (1 + stored)).bfloat16())
 
 
 def test_alteration_starts_as_in_the_paper() -> None:

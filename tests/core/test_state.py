@@ -28,19 +28,6 @@ def test_keys_are_those_of_the_network() -> None:
 
 @every_case
 @torch.no_grad()
-def test_save_load_round_trip(case: Case, tmp_path) -> None:
-    flexible = case.flexible()
-    torch.save(flexible.state_dict(), tmp_path / "weights.pt")
-
-    loaded = fresh(case)
-    loaded.load_state_dict(torch.load(tmp_path / "weights.pt", weights_only=True), strict=True)
-
-    for count in COUNTS:
-        assert torch.equal(loaded(case.clip(count)), flexible(case.clip(count)))
-
-
-@every_case
-@torch.no_grad()
 def test_plain_weights_go_into_every_copy(case: Case) -> None:
     plain = randomize(case.plain())
     flexible = fresh(case)
@@ -60,49 +47,19 @@ def test_plain_weights_go_into_every_copy(case: Case) -> None:
         assert torch.equal(flexible(case.clip(count)), plain(case.clip(count)))
 
 
-@torch.no_grad()
-def test_weights_of_an_extracted_network_go_into_every_copy() -> None:
-    small = extract(TINY.flexible(), 4)
-    flexible = fresh()
+def test_weights_that_lack_something() -> None:
+    half = fresh().state_dict()
+    for key in [key for key in half if key.startswith("net.bn1.")]:
+        value = half.pop(key)
+        half[key.replace(".2.", ".")] = value  # one norm as a plain network has it
+    mixed = TINY.build().state_dict()  # plain norms, flexible alterations
+    mixed |= {key: value for key, value in fresh().state_dict().items() if ".site." in key}
+    lacking = TINY.build().state_dict()
+    del lacking["net.bn1.running_var"]
 
-    flexible.load_state_dict(small.state_dict(), strict=True)
-
-    for count in COUNTS:
-        assert torch.equal(flexible(TINY.clip(3), active=count), small(TINY.clip(3)))
-
-
-def test_half_converted_weights() -> None:
-    state = fresh().state_dict()
-    for key in [key for key in state if key.startswith("net.bn1.")]:
-        value = state.pop(key)
-        state[key.replace(".2.", ".")] = value  # one norm as a plain network has it
-
-    with pytest.raises(RuntimeError, match=r"net\.bn1\.2\.weight"):
-        fresh().load_state_dict(state, strict=True)
-
-
-def test_plain_norms_with_flexible_alterations() -> None:
-    state = TINY.build().state_dict()
-    state |= {key: value for key, value in fresh().state_dict().items() if ".site." in key}
-
-    with pytest.raises(RuntimeError, match="Missing key"):
-        fresh().load_state_dict(state, strict=True)
-
-
-@pytest.mark.parametrize("key", ["net.fc.weight", "net.bn1.weight", "net.bn1.running_var"])
-def test_plain_weights_that_lack_something(key: str) -> None:
-    state = TINY.build().state_dict()
-    del state[key]
-
-    with pytest.raises(RuntimeError, match="Missing key"):
-        fresh().load_state_dict(state, strict=True)
-
-
-def test_weights_trained_at_other_counts() -> None:
-    state = convert(TINY.build(), (2, 4, 16)).state_dict()
-
-    with pytest.raises(RuntimeError, match="Missing key"):
-        fresh().load_state_dict(state, strict=True)
+    for state in (half, mixed, lacking, convert(TINY.build(), (2, 4, 16)).state_dict()):
+        with pytest.raises(RuntimeError, match="Missing key"):
+            fresh().load_state_dict(state, strict=True)
 
 
 def test_inside_another_module() -> None:

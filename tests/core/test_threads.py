@@ -1,4 +1,4 @@
-"""Threads with different frame counts in one network; pickles; copies of nn.DataParallel."""
+"""Threads with different frame counts in one network, and pickles."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ def run_together(model: FrameFlexible, functions: list[Callable[[], Tensor]]) ->
     return results
 
 
-@pytest.mark.parametrize("frames", [(2, 8), (4, 4), (3, 8), (3, 7), (6, 7), (5, 5)])
-def test_two_threads_in_one_network(frames: tuple[int, int]) -> None:
+def test_two_threads_in_one_network() -> None:
     """Trained counts and interpolated ones; the oracle is a single thread."""
     model = pooled()
-    clips = [torch.randn(2, 3, n, 4, 4) for n in frames]
-    expected = [model(clip) for clip in clips]
+    for frames in ((2, 8), (4, 4), (3, 8), (6, 7), (5, 5)):
+        clips = [torch.randn(2, 3, n, 4, 4) for n in frames]
+        expected = [model(clip) for clip in clips]
 
-    results = run_together(model, [lambda c=clip: model(c) for clip in clips])
+        results = run_together(model, [lambda c=clip: model(c) for clip in clips])
 
-    for result, alone in zip(results, expected, strict=True):
-        assert torch.equal(result, alone)
+        for result, alone in zip(results, expected, strict=True):
+            assert torch.equal(result, alone)
 
 
 def test_active_count_belongs_to_the_thread() -> None:
@@ -127,32 +127,3 @@ def test_networks_can_be_pickled(name: str) -> None:
             clip = torch.randn(1, 3, frames, 16, 16)
             for copied in copies:
                 assert torch.equal(copied(clip), network(clip))
-
-
-def test_replicas_of_data_parallel_run_their_own_count() -> None:
-    """nn.DataParallel runs shallow copies of all modules, each in a thread of its own."""
-    model = pooled()
-    replicas = [replica(model), replica(model)]
-    clips = [torch.randn(2, 3, 2, 4, 4), torch.randn(2, 3, 8, 4, 4)]
-    expected = [model(clip) for clip in clips]
-
-    results = run_together(
-        model, [lambda r=r, c=c: r(c) for r, c in zip(replicas, clips, strict=True)]
-    )
-
-    for result, alone in zip(results, expected, strict=True):
-        assert torch.equal(result, alone)
-
-    with pytest.raises(ValueError, match="DistributedDataParallel"):
-        replicas[0](torch.randn(2, 3, 3, 4, 4))  # interpolated
-
-
-def replica(model: nn.Module) -> nn.Module:
-    """A shallow copy as in torch.nn.parallel.replicate, on the same device."""
-    copies = {id(m): m._replicate_for_data_parallel() for m in model.modules()}
-    for module in model.modules():
-        own = copies[id(module)]
-        own._modules.update({name: copies[id(child)] for name, child in own._modules.items()})
-        for name, parameter in module._parameters.items():
-            setattr(own, name, parameter.view_as(parameter))  # not an nn.Parameter
-    return copies[id(model)]

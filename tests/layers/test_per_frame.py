@@ -20,10 +20,10 @@ def test_logits_are_the_mean_over_frames() -> None:
         torch.testing.assert_close(logits[b], sum(frames) / 5)
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 8, 8), (2, 3, 3, 4, 8, 8), (2, 3, 0, 8, 8)])
-def test_refuses_what_is_no_clip(shape: tuple[int, ...]) -> None:
-    with pytest.raises(ValueError, match=r"expected \(B, C, T, H, W\)"):
-        PerFrame(nn.Identity())(torch.zeros(shape))
+def test_refuses_what_is_no_clip() -> None:
+    for shape in ((3, 4, 8, 8), (2, 3, 3, 4, 8, 8), (2, 3, 0, 8, 8)):
+        with pytest.raises(ValueError, match=r"expected \(B, C, T, H, W\)"):
+            PerFrame(nn.Identity())(torch.zeros(shape))
 
 
 def test_site_is_identity_without_entries() -> None:
