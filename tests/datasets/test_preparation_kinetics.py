@@ -6,7 +6,7 @@ import pytest
 from preparation_layouts import Layouts, labels, problems
 
 from ffn.data import open_video, read_annotations
-from ffn.datasets import Entry, PreparationError, Summary, prepare
+from ffn.datasets import PreparationError, Summary, prepare
 
 COLUMNS = "label,youtube_id,time_start,time_end,split,is_cc"
 # Ids start with a dash, end in one, hold underscores and what looks like times.
@@ -119,20 +119,6 @@ def test_files_that_tell_no_time_and_disagree_with_the_list(layouts: Layouts) ->
         ("ambiguous", "train", f"{D}_000000_000010"),
         ("missing", "train", f"{D}_000000_000010"),
     }
-
-
-def test_resolve_times() -> None:
-    for duration, shared, times, is_wrong in (
-        (10.2, False, (None, None), False),  # cut out
-        (64.0, False, (10, 20), False),  # the whole video
-        (19.2, False, (10, 20), False),  # the whole video ends a little early
-        (15.0, False, (None, None), True),  # neither
-        (10.2, True, (None, None), True),  # one of several parts, which one is unknown
-        (64.0, True, (10, 20), False),
-    ):
-        entry = Entry("train", "x", "y", "z", "x.mp4", (10.0, 20.0), shared)
-        assert (entry.resolve_times(duration) is not None) == is_wrong
-        assert (entry.start, entry.end) == times
 
 
 def test_broken_rows(layouts: Layouts) -> None:

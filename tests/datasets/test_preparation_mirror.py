@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ffn.data import swap_pairs
 from ffn.datasets import mirror_pairs, mirror_problems
-from ffn.datasets.motions import CLASSES
 
 
 def test_something_something() -> None:
@@ -28,15 +27,6 @@ def test_something_something() -> None:
     assert pairs == [(names[1], names[2]), (names[4], names[5]), (names[8], names[9])]
     assert mirror_problems(names) == []
     assert swap_pairs(pairs, names) == [[1, 2], [4, 5], [8, 9]]
-
-
-def test_generated_motions() -> None:
-    """A mirror turns an orbit round; "right, then down" becomes "left, then down", no class."""
-    assert mirror_pairs(CLASSES) == [
-        ("orbit_clockwise", "orbit_counterclockwise"),
-        ("spin_clockwise", "spin_counterclockwise"),
-    ]
-    assert mirror_problems(CLASSES) == [name for name in CLASSES if "_then_" in name]
 
 
 def test_spellings() -> None:
