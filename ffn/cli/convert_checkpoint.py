@@ -23,7 +23,6 @@ def convert_checkpoint(
     implementation: Annotated[Source | None, Parameter(name="--from")] = None,
     trained_frames: FrameCounts | None = None,
     num_classes: int | None = None,
-    partial: float | None = None,
     preprocessing: Annotated[list[str] | None, Parameter(name="--preprocessing")] = None,
     classes: ExistingFile | None = None,
     overwrite: Overwrite = False,
@@ -41,8 +40,6 @@ def convert_checkpoint(
         trained_frames: Frame counts of a flexible checkpoint; for a plain one, those of the
             flexible network to build from it.
         num_classes: Default: that of the checkpoint. Another number gives a new classifier.
-        partial: Accept a checkpoint that has this share of the network's parameters, e.g. 0.95;
-            the others are initialized. Without it, everything must match.
         preprocessing: KEY=VALUE where its training differs from the default of its
             implementation: crop=256 resize=256 color=bgr sampling=dense mean=0.45,0.45,0.45.
         classes: File of class names, one per line.
@@ -67,7 +64,6 @@ def convert_checkpoint(
         source=implementation,
         trained_frames=tuple(trained_frames) if trained_frames else None,
         num_classes=num_classes,
-        min_match=partial,
     )
     known = Preprocessing().to_dict() | converted.preprocessing | settings
     meta = {

@@ -39,54 +39,38 @@ class Match:
     classes: tuple[int, int] | None
     note: str = ""
 
-    def require(
-        self,
-        source: str,
-        *,
-        new_head: bool = False,
-        enough: float | None = None,
-        remedy: str = "",
-    ) -> Match:
-        """Raise an error unless everything matches, or a share of the parameters.
+    def require(self, source: str, *, new_head: bool = False) -> Match:
+        """Return this match; raise an error unless everything matches.
 
         ``num_batches_tracked``, which old versions of torch did not save, may be missing.
 
         Args:
             source: name of the state dict in the message.
             new_head: accept a classifier with another number of classes, or none.
-            enough: the share of the network's parameters, 0 to 1, that must match; None: every
-                entry of both sides must match.
-            remedy: advice for a small difference, appended to the message.
-
-        Returns:
-            This match.
 
         Raises:
-            WeightsError: entries do not match, or too few of them.
+            WeightsError: entries do not match.
         """
         missing = [k for k in self.missing if not k.endswith("num_batches_tracked")]
         faults = [f"{k} is missing" for k in missing]
         faults += [f"{k} is unknown to the model" for k in self.unexpected]
         faults += list(self.reshaped)
-        if enough is not None and self.share >= enough:
-            faults = []
         if self.classes is not None and not new_head:
             faults.append(f"its classifier has {self.classes[0]} classes, not {self.classes[1]}")
         if not faults:
             return self
         few = min(self.share, len(self.state) / max(1, self.total)) < ENOUGH
-        hint = "Probably it belongs to another model." if few else remedy
+        hint = ". Probably it belongs to another model" if few else ""
         more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
         raise WeightsError(
             f"{source} does not fit the model: {len(self.state)} of {self.total} entries match "
-            f"({self.share:.1%} of the parameters). {'; '.join(faults[:4])}{more}. {hint}".strip()
+            f"({self.share:.1%} of the parameters). {'; '.join(faults[:4])}{more}{hint}"
         )
 
     def __str__(self) -> str:
         matched = f"{len(self.state)} of {self.total} entries"
         lines = [f"matched: {matched}, {self.share:.1%} of the parameters"]
         lines += [f"missing: {key}" for key in self.missing]
-        lines += [f"unmatched: {text}" for text in (*self.unexpected, *self.reshaped)]
         if self.classes:
             lines.append(
                 f"classifier: {self.classes[0] or 'no'} classes in the weights, {self.classes[1]} "

@@ -91,6 +91,22 @@ def hub(tmp_path, monkeypatch, network, meta):
         yield server
 
 
+class Payload:
+    """Creates a file when it is unpickled."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> tuple:
+        return open, (str(self.path), "w")
+
+
+@pytest.fixture
+def payload(tmp_path):
+    """An object whose unpickling creates the file `payload.path`."""
+    return Payload(tmp_path / "executed")
+
+
 def scramble(model):
     with torch.no_grad():
         for tensor in [*model.parameters(), *model.buffers()]:

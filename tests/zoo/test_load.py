@@ -201,48 +201,30 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
             load(path)
 
 
-def test_a_folder_is_named_and_hides_no_weights_of_the_zoo(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("tsm_tiny.motion_f4_8_16", "run", "run.pth"):
-        Path(name).mkdir()
-
-    assert read_weights("tsm_tiny.motion_f4_8_16")[0].name == "tsm_tiny.motion_f4_8_16"
-    for name in ("run", "run.pth", "./run", tmp_path / "run", "./tsm_tiny.motion_f4_8_16"):
-        with pytest.raises(FileNotFoundError, match="is a folder; pass a file in it"):
-            read_weights(name)
-
-
-class Trap:
-    """Unpickling it creates a file."""
-
-    def __init__(self, trace: Path):
-        self.trace = trace
-
-    def __reduce__(self):
-        return Path.touch, (self.trace,)
-
-
-def test_no_pickle_is_ever_executed(tmp_path, network, meta):
-    trace = tmp_path / "trace"
-    path = checkpoint(tmp_path / "m.pt", network, meta, training=Trap(trace))
+def test_no_pickle_is_ever_executed(tmp_path, network, meta, payload):
+    path = checkpoint(tmp_path / "m.pt", network, meta, training=payload)
     with pytest.raises(WeightsError, match=r"could execute code.*save its tensors alone"):
         load(path)
-    path.write_bytes(pickle.dumps(Trap(trace), protocol=2))
+    path.write_bytes(pickle.dumps(payload, protocol=2))
     with pytest.raises(WeightsError, match="could execute code"):
         load(path)
-    assert not trace.exists()
+    assert not payload.path.exists()
 
 
-def test_paths_that_lead_nowhere(tmp_path, plain):
+def test_paths_that_lead_nowhere(tmp_path, plain, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     for name in ("m.pt", "m.safetensors", "sub/name", "m.pth"):
         with pytest.raises((FileNotFoundError, WeightsError), match=name):
             load(tmp_path / name)
-    (tmp_path / "folder.pt").mkdir()
-    with pytest.raises(FileNotFoundError, match="is a folder"):
-        load(tmp_path / "folder.pt")
-    (tmp_path / "m.pth").touch()
+    for name in ("tsm_tiny.motion_f4_8_16", "run", "run.pt"):
+        Path(name).mkdir()
+    assert read_weights("tsm_tiny.motion_f4_8_16")[0].name == "tsm_tiny.motion_f4_8_16"
+    for name in ("run", "run.pt", tmp_path / "run", "./tsm_tiny.motion_f4_8_16"):
+        with pytest.raises(FileNotFoundError, match="is a folder; pass a file in it"):
+            read_weights(name)
+    Path("m.pth").touch()
     with pytest.raises(WeightsError, match="convert_checkpoint"):
-        load(tmp_path / "m.pth")
+        load("m.pth")
     for read in (load, lambda given: load_start_weights(plain, given)):
         with pytest.raises(TypeError):
             read(torch.nn.Identity())

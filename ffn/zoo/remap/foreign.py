@@ -18,7 +18,6 @@ from ffn.zoo.remap.names import State, is_flexible
 from ffn.zoo.state_match import Match, match_state
 
 _HEADS = ("net.fc", "head", "net.classifier", "net.head.fc")  # classifiers of our models
-_PARTIAL = "--partial 0.95 (min_match) loads what matches, initializes the rest and lists it."
 
 
 def _has(state: Mapping[str, Tensor], *patterns: str) -> bool:
@@ -125,9 +124,8 @@ def from_foreign(
     source: str | None = None,
     trained_frames: tuple[int, ...] | None = None,
     num_classes: int | None = None,
-    min_match: float | None = None,
 ) -> Converted:
-    """Build our network from another implementation's state dict.
+    """Build our network from another implementation's state dict; every entry must match.
 
     Args:
         state: from :func:`~ffn.zoo.remap.read_foreign`.
@@ -137,22 +135,12 @@ def from_foreign(
             to build: private copies start from the plain norm, alterations at N(0, 1e-3).
         num_classes: of the network; by default the checkpoint's. With another number, or for a
             checkpoint without a classifier, the classifier is new.
-        min_match: None: every entry of both sides must match, except for a new classifier. A
-            share, more than 0 and at most 1: so much of the network's parameters must match.
-            Entries that the checkpoint lacks are initialized, entries that the network lacks are
-            dropped, and ``match`` lists both.
 
     Raises:
-        ValueError: unknown source or model, no counts for a flexible checkpoint, or a number out of
-            range.
+        ValueError: unknown source or model, or no counts for a flexible checkpoint.
         WeightsError: the checkpoint does not fit the model, or it has no classifier and no
             ``num_classes`` is given.
     """
-    if min_match is not None and not 0 < min_match <= 1:  # also refuses NaN
-        raise ValueError(
-            f"min_match (--partial) is {min_match:g}; expected a share of the parameters, more "
-            "than 0 and at most 1, e.g. 0.95"
-        )
     source = source or detect_source(state)
     if trained_frames is not None:
         trained_frames = tuple(frame_ranges(trained_frames))
@@ -170,7 +158,7 @@ def from_foreign(
         own = network.state_dict()
         head = [key for key in own if key.rpartition(".")[0] in _HEADS]
         match = match_state(ours, own, head=head)
-        match.require("the checkpoint", new_head=True, enough=min_match, remedy=_PARTIAL)
+        match.require("the checkpoint", new_head=True)
         broken = [key for key, value in match.state.items() if not value.isfinite().all()]
         if broken:
             raise WeightsError(
