@@ -18,7 +18,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from ffn.data.decoding import PATTERN, Video, VideoError, frames_in_order, open_video
+from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.suffixes import COPIES
 from ffn.data.workers import TIMEOUT, map_in_processes
 from ffn.datasets.facts import VideoFacts, cause_of, read_facts
@@ -217,7 +217,7 @@ def _small_images(
     With `even`, both sides are even: 1920 x 1080 with 256 becomes 456 x 256 (455.1 rounded).
     """
     step, first = 2 if even else 1, None
-    for index, pixels in frames_in_order(video, chosen):
+    for index, pixels in video.in_order(chosen):
         image = Image.fromarray(pixels)
         first = first or image.size
         if image.size != first:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO
@@ -16,7 +16,6 @@ from torch import Tensor
 
 from ffn.data import StoredVideo, open_video
 from ffn.data.decoding import Video, VideoError
-from ffn.data.decoding.video import check_indices, frames_between
 from ffn.files import explain
 from ffn.limits import DOWNLOAD_BYTES
 
@@ -30,7 +29,7 @@ ALLOWED = (
 )
 
 
-class FramesInMemory:
+class FramesInMemory(Video):
     """Decoded frames as a video.
 
     Args:
@@ -63,15 +62,8 @@ class FramesInMemory:
         """Number of frames."""
         return len(self.frames)
 
-    def read(self, indices: Iterable[int]) -> Tensor:
-        """Frames at `indices`, uint8 RGB (N, H, W, 3)."""
-        indices = list(indices)
-        check_indices(self.path, indices, len(self))
-        return self.frames[indices].contiguous()
-
-    def between(self, start: float | None, end: float | None) -> range:
-        """Raise VideoError: the frames have no times."""
-        return frames_between(self.path, None, start, end)
+    def _images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
+        return {index: self.frames[index].numpy() for index in indices}
 
 
 @contextmanager
@@ -167,8 +159,7 @@ def frame_times(video: Video, fps: float | None) -> tuple[np.ndarray, float]:
     Raises:
         VideoError: the video has no times, or a single frame, and ``fps`` is None.
     """
-    timeline = getattr(video, "timeline", None)
-    times = getattr(video, "times", None) if timeline is None else timeline.seconds
+    times = video.times
     if times is not None and len(times) > 1 and times[-1] > times[0]:
         times = times - times[0]  # a store may hold a part of a video
         return times, float(times[-1]) * len(times) / (len(times) - 1)

@@ -16,7 +16,6 @@ import torch
 
 from ffn.data import VideoError
 from ffn.data.contact_sheet import WHITE, Panel, Strip, save_contact_sheet, write_line
-from ffn.data.decoding import frames_in_order
 from ffn.files import atomic_write
 from ffn.serve.clips import Clip
 from ffn.serve.heat_maps import HeatMap
@@ -147,7 +146,7 @@ def save_video(
         ticks = [float(times[index]) / duration for index in sorted(set(seen))]
         with atomic_write(path) as file, av.open(file, "w", format="mp4") as output:
             stream = None
-            for index, image in frames_in_order(video, range(len(video))):
+            for index, image in video.in_order(range(len(video))):
                 image = _fit_size(image)
                 if stream is None:
                     stream = _add_stream(output, image, len(video) / duration)

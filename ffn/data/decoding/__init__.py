@@ -15,7 +15,7 @@ from ffn.data.decoding.decord_decoder import DecordDecoder
 from ffn.data.decoding.folder import PATTERN, FrameFolder, check_pattern
 from ffn.data.decoding.metadata import VideoMetadata, probe
 from ffn.data.decoding.pyav_decoder import PyAVDecoder
-from ffn.data.decoding.video import Video, VideoError, frames_in_order
+from ffn.data.decoding.video import Video, VideoError
 
 __all__ = [
     "DECODERS",
@@ -27,7 +27,6 @@ __all__ = [
     "VideoMetadata",
     "check_pattern",
     "decode",
-    "frames_in_order",
     "open_video",
     "probe",
 ]

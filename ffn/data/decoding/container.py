@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from ffn.data.decoding.video import VideoError, frames_between
+from ffn.data.decoding.video import VideoError
 from ffn.limits import FRAME_PIXELS, frame_refusal
 
 if TYPE_CHECKING:
@@ -118,7 +118,6 @@ class Timeline:
     """Times of the frames of a file, and the positions at which decoding can start.
 
     Attributes:
-        path: The file.
         times: Presentation times in ascending order, (N,) int64, in units of `time_base`; None if
             the file is not seekable and its frames were not counted.
         time_base: Unit of the times, in seconds.
@@ -133,7 +132,6 @@ class Timeline:
         codec: FFmpeg's name of the codec, e.g. "h264".
     """
 
-    path: str
     times: np.ndarray | None
     time_base: float
     keyframe_times: np.ndarray
@@ -151,14 +149,6 @@ class Timeline:
     def seconds(self) -> np.ndarray:
         """Time of each frame in seconds after the first, (N,) float64."""
         return (self.times - self.times[0]) * self.time_base
-
-    def between(self, start: float | None, end: float | None) -> range:
-        """Indices of the frames shown at a time in [start, end), in seconds after the first.
-
-        Raises:
-            VideoError: if the range contains no frame.
-        """
-        return frames_between(self.path, self.seconds, start, end)
 
     def preceding_keyframe(self, time: int) -> int:
         """Time of the last keyframe that is shown at or before `time`."""
@@ -219,7 +209,6 @@ def _read_packets(path: str, container: av.container.InputContainer) -> Timeline
         keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
         open_gop = _has_open_group(packets)
     return Timeline(
-        path=path,
         times=times,
         time_base=float(stream.time_base),
         keyframe_times=keyframe_times,

@@ -65,8 +65,7 @@ class DecordDecoder(PyAVDecoder):
         except errors as error:
             raise VideoError(self.path, f"decord cannot open it ({_first_line(error)})") from None
 
-    def _read_images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
-        """Pixels by index, for ascending indices."""
+    def _images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
         import decord
 
         errors = decord.DECORDError, decord.DECORDLimitReachedError, RuntimeError, StopIteration

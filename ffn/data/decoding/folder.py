@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import re
 import warnings
-from collections.abc import Iterable
+from collections.abc import Sequence
 
 import numpy as np
-from torch import Tensor
 
-from ffn.data.decoding.video import VideoError, check_indices, frames_between, stack_frames
+from ffn.data.decoding.video import Video, VideoError
 from ffn.limits import frame_refusal
 
 PATTERN = "{:05d}.jpg"  # default name of a frame
 
 
-class FrameFolder:
+class FrameFolder(Video):
     """A folder with one image per frame, numbered from 0 or from 1.
 
     Args:
@@ -42,23 +41,8 @@ class FrameFolder:
     def __len__(self) -> int:
         return self._frames
 
-    def read(self, indices: Iterable[int]) -> Tensor:
-        """Frames at `indices`, in that order; repeated indices are read once.
-
-        Returns:
-            uint8 RGB of shape (N, H, W, 3).
-
-        Raises:
-            VideoError: if an image is missing, cannot be decoded, or differs in size.
-        """
-        indices = list(indices)
-        check_indices(self.path, indices, len(self))
-        images = {i: self._read_image(i) for i in sorted(set(indices))}
-        return stack_frames(self.path, indices, images)
-
-    def between(self, start: float | None, end: float | None) -> range:
-        """Raise VideoError: images have no times."""
-        return frames_between(self.path, None, start, end)
+    def _images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
+        return {index: self._read_image(index) for index in indices}
 
     def _file_name(self, number: int) -> str:
         return os.path.join(self.path, self.pattern.format(number))

@@ -21,7 +21,6 @@ class VideoMetadata:
         height: Of a frame after rotation, in pixels.
         rotation: Degrees counterclockwise by which stored frames are rotated for display.
         codec: FFmpeg's name of the codec, e.g. "h264".
-        container: FFmpeg's names of the container.
         header_frames: Number of frames according to the header; 0 if it has none.
         header_duration: Duration according to the header in seconds, sound included; 0 if it has
             none.
@@ -35,7 +34,6 @@ class VideoMetadata:
     height: int
     rotation: int
     codec: str
-    container: str
     header_frames: int
     header_duration: float
     not_seekable: str
@@ -76,7 +74,6 @@ def probe(path: str | os.PathLike[str], *, decode_all: bool = False) -> VideoMet
         height=height,
         rotation=first.rotation % 360,
         codec=timeline.codec,
-        container=timeline.container,
         header_frames=timeline.header_frames,
         header_duration=timeline.header_duration,
         not_seekable=timeline.not_seekable,

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from weakref import finalize
 
 import numpy as np
-from torch import Tensor
 
 from ffn.data.decoding.container import (
     Timeline,
@@ -17,13 +16,13 @@ from ffn.data.decoding.container import (
     read_timeline,
     to_rgb,
 )
-from ffn.data.decoding.video import VideoError, check_indices, stack_frames
+from ffn.data.decoding.video import Video, VideoError
 
 if TYPE_CHECKING:
     import av
 
 
-class PyAVDecoder:
+class PyAVDecoder(Video):
     """A video file, decoded by FFmpeg on one thread; frames are numbered in presentation order.
 
     In a seekable file, decoding starts at the last keyframe at or before a requested frame, runs
@@ -59,33 +58,17 @@ class PyAVDecoder:
             self._timeline = read_timeline(self.path, self._container)
         return self._timeline
 
-    def between(self, start: float | None, end: float | None) -> range:
-        """Indices of the frames shown at a time in [start, end), in seconds after the first.
+    @property
+    def times(self) -> np.ndarray | None:
+        """See `Video.times`; a file that is not seekable is decoded to find them."""
+        times = self.timeline.seconds
+        return times if len(times) == 1 or times[-1] > 0 else None
 
-        Raises:
-            VideoError: if the range contains no frame.
-        """
-        return self.timeline.between(start, end)
-
-    def read(self, indices: Iterable[int]) -> Tensor:
-        """Frames at `indices`, in that order; repeated indices are decoded once.
-
-        Returns:
-            uint8 RGB of shape (N, H, W, 3).
-
-        Raises:
-            VideoError: if an index is outside the video, or a frame cannot be decoded.
-        """
-        indices = list(indices)
-        check_indices(self.path, indices, len(self))
-        return stack_frames(self.path, indices, self._read_images(sorted(set(indices))))
-
-    def _read_images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
-        """Pixels by index, for ascending indices."""
+    def _images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
         import av
 
         if self._timeline.not_seekable:
-            return self._read_from_start(indices)
+            return dict(self.in_order(indices))
         index_of = {int(self._timeline.times[i]): i for i in indices}
         try:
             images = self._read_by_seeking(index_of)
@@ -93,7 +76,7 @@ class PyAVDecoder:
             images = {}
         # Seeking misses frames after damage, or if a packet marked as a keyframe depends on others.
         # Decoding from the first frame returns such frames, or raises the error.
-        return images if len(images) == len(indices) else self._read_from_start(indices)
+        return images if len(images) == len(indices) else dict(self.in_order(indices))
 
     def _read_by_seeking(self, index_of: Mapping[int, int]) -> dict[int, np.ndarray]:
         """Pixels by index, for ascending times; stops at the first frame that is missing."""
@@ -132,17 +115,7 @@ class PyAVDecoder:
                         yield frame
 
     def in_order(self, indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
-        """Index and pixels of frames, decoded from the first frame on; one is in memory at a time.
-
-        Args:
-            indices: Of the frames, ascending.
-
-        Yields:
-            The index, and uint8 RGB (H, W, 3).
-
-        Raises:
-            VideoError: if a frame cannot be decoded.
-        """
+        """See `Video.in_order`; decodes from the first frame on."""
         by_position = bool(self._timeline.not_seekable)
         wanted = iter(indices)
         index = next(wanted, None)
@@ -159,7 +132,3 @@ class PyAVDecoder:
     def _mark(self, index: int) -> int:
         """What identifies a frame: its time, or its position in a file that is not seekable."""
         return index if self._timeline.not_seekable else int(self._timeline.times[index])
-
-    def _read_from_start(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
-        """Pixels by index, for ascending indices; decodes from the first frame on."""
-        return dict(self.in_order(indices))

@@ -1,28 +1,13 @@
-"""The interface of an opened video, its error, and helpers shared by its implementations."""
+"""The interface of an opened video, and its error."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-
-
-class Video(Protocol):
-    """An opened video: a number of frames, and access to them by index."""
-
-    path: str
-
-    def __len__(self) -> int:
-        """Number of frames."""
-
-    def read(self, indices: Iterable[int]) -> Tensor:
-        """Frames at `indices`, in that order, uint8 RGB (N, H, W, 3)."""
-
-    def between(self, start: float | None, end: float | None) -> range:
-        """Indices of the frames shown at a time in [start, end), in seconds."""
 
 
 class VideoError(RuntimeError):
@@ -44,79 +29,79 @@ class VideoError(RuntimeError):
         return type(self), (self.path, self.cause, self.frame)
 
 
-def frames_in_order(video: Video, indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
-    """Index and pixels, uint8 RGB (H, W, 3), of frames in ascending order, one after another.
+class Video(ABC):
+    """An opened video: a number of frames, and access to them by index.
 
-    Raises:
-        VideoError: if a frame cannot be decoded.
+    Attributes:
+        path: File or folder, for messages.
     """
-    if hasattr(video, "in_order"):  # a file is decoded once
-        yield from video.in_order(indices)
-    else:
+
+    path: str
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """Number of frames."""
+
+    @abstractmethod
+    def _images(self, indices: Sequence[int]) -> Mapping[int, np.ndarray]:
+        """Pixels by index, uint8 RGB (H, W, 3), for ascending indices."""
+
+    @property
+    def times(self) -> np.ndarray | None:
+        """Time of each frame in seconds, ascending, (N,) float64; None if frames have no times."""
+        return None
+
+    def read(self, indices: Iterable[int]) -> Tensor:
+        """Frames at `indices`, in that order; repeated indices are decoded once.
+
+        Returns:
+            uint8 RGB of shape (N, H, W, 3).
+
+        Raises:
+            VideoError: if an index is outside the video, a frame cannot be decoded, or the frames
+                differ in size.
+            ValueError: if no frame is requested.
+        """
+        indices = list(indices)
+        if not indices:
+            raise ValueError(f"no frame of {self.path} is requested; expected at least one index")
+        for index in (min(indices), max(indices)):
+            if not 0 <= index < len(self):
+                raise VideoError(self.path, f"the video has {len(self)} frames, from 0 on", index)
+        images = self._images(sorted({*indices}))
+        height, width, _ = images[indices[0]].shape
+        for index, image in images.items():
+            if image.shape != (height, width, 3):
+                cause = f"is {image.shape[1]} x {image.shape[0]} pixels, others {width} x {height}"
+                raise VideoError(self.path, cause, index)
+        return torch.from_numpy(np.stack([images[i] for i in indices]))
+
+    def in_order(self, indices: Iterable[int]) -> Iterator[tuple[int, np.ndarray]]:
+        """Index and pixels, uint8 RGB (H, W, 3), of frames in ascending order, one after another.
+
+        Raises:
+            VideoError: if a frame cannot be decoded.
+        """
         for index in indices:
-            yield index, video.read([index])[0].numpy()
+            yield index, self.read([index])[0].numpy()
 
+    def between(self, start: float | None, end: float | None) -> range:
+        """Indices of the frames shown at a time in [start, end).
 
-def check_indices(path: str, indices: Sequence[int], count: int) -> None:
-    """Check that all indices are inside a video of `count` frames.
+        Args:
+            start: In seconds after the first frame; None for the start of the video.
+            end: In seconds after the first frame; None for the end of the video.
 
-    Raises:
-        ValueError: if `indices` is empty.
-        VideoError: if an index is outside the video.
-    """
-    if not indices:
-        raise ValueError(f"no frame of {path} is requested; expected at least one index")
-    if min(indices) < 0:
-        raise VideoError(path, "frames count from 0", min(indices))
-    if max(indices) >= count:
-        raise VideoError(path, f"the video has {count} frames", max(indices))
-
-
-def stack_frames(path: str, indices: Sequence[int], images: dict[int, np.ndarray]) -> Tensor:
-    """Stack images in the order of `indices`.
-
-    Args:
-        path: The video, for messages.
-        indices: Indices of the frames; repeats are allowed.
-        images: By index, uint8 (H, W, 3).
-
-    Returns:
-        uint8 of shape (N, H, W, 3).
-
-    Raises:
-        VideoError: if the images differ in size.
-    """
-    height, width, _ = images[indices[0]].shape
-    for index, image in images.items():
-        if image.shape != (height, width, 3):
-            cause = f"is {image.shape[1]} x {image.shape[0]} pixels, others {width} x {height}"
-            raise VideoError(path, cause, index)
-    return torch.from_numpy(np.stack([images[i] for i in indices]))
-
-
-def frames_between(
-    path: str, times: np.ndarray | None, start: float | None, end: float | None
-) -> range:
-    """Indices of the frames shown at a time in [start, end).
-
-    Args:
-        path: The video, for messages.
-        times: Time of each frame in seconds, ascending; None if unknown.
-        start: In seconds; None for the start of the video.
-        end: In seconds; None for the end of the video.
-
-    Raises:
-        VideoError: if the range contains no frame, or the frames have no times.
-    """
-    part = f"{start or 0} … {'the end' if end is None else end} s"
-    if times is None or (len(times) > 1 and not times[-1]):
-        raise VideoError(path, f"its frames have no times; got the part {part}")
-    first = 0 if start is None else int(np.searchsorted(times, start - 1e-6))
-    stop = len(times) if end is None else int(np.searchsorted(times, end - 1e-6))
-    if first >= stop:
-        cause = (
-            f"has no frame in the part {part}; "
-            f"its frames start at {times[0]:.2f} … {times[-1]:.2f} s"
-        )
-        raise VideoError(path, cause)
-    return range(first, stop)
+        Raises:
+            VideoError: if the range contains no frame, or the frames have no times.
+        """
+        part, times = f"{start or 0} … {'the end' if end is None else end} s", self.times
+        if times is None:
+            raise VideoError(self.path, f"its frames have no times; got the part {part}")
+        first = 0 if start is None else int(np.searchsorted(times, start - 1e-6))
+        stop = len(times) if end is None else int(np.searchsorted(times, end - 1e-6))
+        if first >= stop:
+            shown = f"{times[0]:.2f} … {times[-1]:.2f} s"
+            cause = f"has no frame in the part {part}; its frames start at {shown}"
+            raise VideoError(self.path, cause)
+        return range(first, stop)

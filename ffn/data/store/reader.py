@@ -118,7 +118,7 @@ class ClipStore:
                 of frames than the record.
         """
         video = self.open(key_of(record.path, self.root), start=record.start, end=record.end)
-        if record.frames not in (None, len(video)) and not video.timed:
+        if record.frames not in (None, len(video)) and not video.clip.timed:
             raise VideoError(
                 video.path,
                 f"the list has {record.frames} frames, {self.path} has {len(video)}; pack again",

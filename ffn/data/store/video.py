@@ -7,16 +7,14 @@ from __future__ import annotations
 
 import io
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
-from torch import Tensor
 
 from ffn.data.crops import resize
-from ffn.data.decoding import PyAVDecoder, Video, VideoError, open_video
-from ffn.data.decoding.video import check_indices, frames_between, stack_frames
+from ffn.data.decoding import Video, VideoError, open_video
 from ffn.data.records import Record
 from ffn.data.store.layout import Clip, Files, shard_name
 from ffn.limits import frame_refusal
@@ -61,7 +59,9 @@ def encode_clip(record: Record, pattern: str, short_side: int, quality: int) -> 
     if not selected:
         raise VideoError(record.path, "has no frame")
     images, (height, width) = _encode_frames(video, selected, short_side, quality)
-    times = _times(video)
+    times = video.times
+    if times is not None and len(times) != len(video):
+        raise VideoError(video.path, f"{len(times)} frames decode; the list has {len(video)}")
     frames = np.zeros(len(images), FRAME)
     frames["end"] = np.cumsum([len(image) for image in images])
     frames["time"] = np.nan if times is None else times[selected.start : selected.stop]
@@ -94,17 +94,7 @@ def _encode_frames(
     return images, tuple(x.shape[-2:])
 
 
-def _times(video: Video) -> np.ndarray | None:
-    """Time of each frame in seconds; None for a folder and for files without timestamps."""
-    if not isinstance(video, PyAVDecoder):
-        return None
-    times = video.timeline.seconds
-    if len(times) != len(video):
-        raise VideoError(video.path, f"{len(times)} frames decode; the list has {len(video)}")
-    return times if len(times) == 1 or times[-1] > 0 else None
-
-
-class StoredVideo:
+class StoredVideo(Video):
     """A video of a store, with the interface of the videos that `open_video` returns.
 
     Args:
@@ -136,37 +126,12 @@ class StoredVideo:
         return self.clip.frames
 
     @property
-    def timed(self) -> bool:
-        """Whether frames have times; False for folders of images and files without timestamps."""
-        return bool(self.clip.timed)
-
-    @property
     def times(self) -> np.ndarray | None:
-        """Time of each frame in seconds, (N,) float64; None if frames have no times."""
-        return self._header["time"] if self.timed else None
+        """Time of each frame in seconds of the original video; None if frames have no times."""
+        return self._header["time"] if self.clip.timed else None
 
-    def between(self, start: float | None, end: float | None) -> range:
-        """Indices of the frames with a time in [start, end), in seconds of the original video.
-
-        Raises:
-            VideoError: if there is no such frame, or the frames have no times.
-        """
-        return frames_between(self.path, self.times, start, end)
-
-    def read(self, indices: Iterable[int]) -> Tensor:
-        """Frames at `indices`, in that order; repeated indices are decoded once.
-
-        Returns:
-            uint8 RGB of shape (N, H, W, 3).
-
-        Raises:
-            VideoError: if an index is outside the video, or the clip is damaged.
-            ValueError: if no frame is requested.
-        """
-        wanted = list(indices)
-        check_indices(self.path, wanted, len(self))
-        frames = self._frames(sorted({*wanted}))
-        return stack_frames(self.path, wanted, {i: self._decode(i, data) for i, data in frames})
+    def _images(self, indices: Sequence[int]) -> dict[int, np.ndarray]:
+        return {index: self._decode(index, data) for index, data in self._frames(indices)}
 
     def verify(self) -> None:
         """Verify the checksums of the header and of all frames.

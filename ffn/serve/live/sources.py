@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from ffn.data import VideoError
-from ffn.data.decoding import PATTERN, frames_in_order
+from ffn.data.decoding import PATTERN
 from ffn.data.decoding.container import ffmpeg_message, to_rgb
 from ffn.limits import FRAME_PIXELS
 from ffn.serve.inputs import Input, frame_times, is_address, open_input
@@ -123,7 +123,7 @@ def _play(
         times, duration = frame_times(video, fps)
         began, offset, goes_on = pace.now(), 0.0, True
         while goes_on:
-            for index, image in frames_in_order(video, range(len(video))):
+            for index, image in video.in_order(range(len(video))):
                 time = offset + float(times[index])
                 due = began + time / speed
                 if not pace.sleep(due - pace.now()):
