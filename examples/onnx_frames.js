@@ -1,6 +1,6 @@
 // Label the frames of a video with an exported network in Node.js; `npm install onnxruntime-node`.
 //
-//   python tools/export.py --weights tsm_tiny.motion_f4_8_16 --frames 8 --to onnx \
+//   ffn export --weights tsm_tiny.motion_f4_8_16 --frames 8 --to onnx \
 //       --output net.onnx --preprocess --probabilities
 //   ffmpeg -i video.mp4 -f rawvideo -pix_fmt rgb24 - | node examples/onnx_frames.js net.onnx 28 28
 //

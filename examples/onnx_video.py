@@ -1,6 +1,6 @@
 """Label a video with an exported network; needs onnxruntime, av and numpy, neither torch nor ffn.
 
-python tools/export.py --weights tsm_tiny.motion_f4_8_16 --frames 8 --to onnx --output net.onnx \
+ffn export --weights tsm_tiny.motion_f4_8_16 --frames 8 --to onnx --output net.onnx \
     --preprocess --probabilities
 python examples/onnx_video.py net.onnx video.mp4
 """

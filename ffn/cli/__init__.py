@@ -66,7 +66,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="backslashreplace")  # of a console with few characters
     name, *rest = (sys.argv[1:] if arguments is None else arguments) or ["--help"]
     command = name.replace("-", "_")
-    command = "prepare" if command == "prepare_data" else command
     if command in COMMANDS:
         return run(f"ffn {command}", partial(_call, command, rest))
     return run("ffn", partial(_answer, name))

@@ -29,10 +29,10 @@ def weights(tmp_path_factory):
 def videos(tmp_path_factory) -> list[str]:
     """Two videos of 4 and 6 s."""
     folder, random = tmp_path_factory.mktemp("videos"), np.random.default_rng(3)
-    films = {"a": (40, 40, 48, 3), "b": (60, 40, 48, 3)}
+    shapes = {"a": (40, 40, 48, 3), "b": (60, 40, 48, 3)}
     return [
         str(write_video(folder / f"{name}.mp4", random.integers(0, 256, shape, np.uint8), rate=10))
-        for name, shape in films.items()
+        for name, shape in shapes.items()
     ]
 
 

@@ -66,7 +66,7 @@ def test_the_printed_command_trains_with_the_index(
     for one in (config, load_config(output / "flip_pairs.yaml", [])):
         assert one.data.flip == "swap"
         assert [list(pair) for pair in one.data.flip_pairs] == pairs
-    assert main(["prepare_data", "folder", "--root", str(videos), "--output", str(output)]) == 2
+    assert main(["prepare", "folder", "--root", str(videos), "--output", str(output)]) == 2
     assert "Replace it with --overwrite" in capsys.readouterr().err
 
 

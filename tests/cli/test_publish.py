@@ -43,7 +43,7 @@ def checkpoint(tmp_path: Path) -> Path:
             "data": {
                 "root": "/home/me/clips",
                 "train": "/home/me/lists/train.csv",
-                "store": "s3://my-bucket/stores/films",
+                "store": "s3://my-bucket/stores/videos",
                 "crop": 32,
             },
             "log": {"output": "/home/me/runs/x", "interval": 5},
@@ -70,7 +70,7 @@ def test_a_published_network_is_the_checkpoint(checkpoint: Path, tmp_path: Path)
     assert record.metrics == {2: {"top1": 50.0}, 4: {"top1": 60.0}}
     assert record.trained_frames == (2, 4)
     assert record.config == {
-        "data": {"train": "train.csv", "store": "films", "crop": 32},
+        "data": {"train": "train.csv", "store": "videos", "crop": 32},
         "log": {"interval": 5},
         "model": {"name": "tsm_tiny", "weights": "last.pt"},
         "imports": ["my_package"],

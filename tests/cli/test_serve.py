@@ -66,7 +66,7 @@ def address(weights, videos, tmp_path_factory) -> Iterator[str]:
     port = free_port()
     temporary = tmp_path_factory.mktemp("temporary")
     other = save_network(weights.with_name("other.safetensors"), ranges={3: (2, 4), 6: (5, 9)})
-    command = [sys.executable, "tools/serve.py", "--weights", weights, other]
+    command = [sys.executable, "-m", "ffn", "serve", "--weights", weights, other]
     command += ["--precision", "fp32"]
     command += ["--port", str(port), "--samples", videos[0].parent, "--max-mib", "1"]
     environment = {**os.environ, "TMPDIR": str(temporary), "FFN_HOME": str(temporary / "home")}

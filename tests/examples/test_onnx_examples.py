@@ -45,7 +45,7 @@ def assert_predicted(printed: str, video: Path) -> None:
 
 
 def test_frames_are_read_as_displayed(tmp_path: Path) -> None:
-    """Of a film of a phone, which states its rotation."""
+    """Of a video of a phone, which states its rotation."""
     read = runpy.run_path(str(EXAMPLES / "onnx_video.py"))["read_frames"]
     for degrees in (0, 90, -90, 180):
         path = str(tmp_path / "a.mp4")

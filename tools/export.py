@@ -1,8 +1,0 @@
-"""``ffn export``, as a script."""
-
-import sys
-
-from ffn.cli import main
-
-if __name__ == "__main__":
-    raise SystemExit(main(["export", *sys.argv[1:]]))

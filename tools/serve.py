@@ -1,8 +1,0 @@
-"""``ffn serve``, as a script."""
-
-import sys
-
-from ffn.cli import main
-
-if __name__ == "__main__":
-    raise SystemExit(main(["serve", *sys.argv[1:]]))
