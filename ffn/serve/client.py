@@ -10,9 +10,8 @@ import json
 import os
 from collections.abc import Sequence
 from contextlib import closing, suppress
-from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
 CONNECTIONS = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
@@ -31,9 +30,7 @@ class ServiceError(RuntimeError):
 
 
 class Client:
-    """Asks a service for predictions.
-
-    Several threads may use a client.
+    """Asks a service for predictions; several threads may use a client.
 
     Args:
         address: Of the service, e.g. ``http://localhost:7860``.
@@ -78,15 +75,13 @@ class Client:
         """
         several = isinstance(frames, Sequence) and not isinstance(frames, str)
         name = None if isinstance(video, bytes) else Path(video).name[:200]
-        query = {"model": model, "frames": frames, "budget_ms": budget_ms, "top": top}
-        query |= {"budget_gmacs": budget_gmacs, "name": name}
+        query = {"model": model, "frames": frames, "top": top, "name": name}
+        query |= {"budget_ms": budget_ms, "budget_gmacs": budget_gmacs}
         given = {key: value for key, value in query.items() if value is not None}
         # Names of files that are no UTF-8 have characters that cannot be sent.
         path = f"/api/predict?{urlencode(given, doseq=True, errors='replace')}"
-        with BytesIO(video) if isinstance(video, bytes) else Path(video).open("rb") as file:
-            size = file.seek(0, os.SEEK_END)
-            file.seek(0)
-            found = self._ask("POST", path, file, size)["predictions"]
+        body = video if isinstance(video, bytes) else Path(video).read_bytes()
+        found = self._ask("POST", path, body)["predictions"]
         return found if several else found[0]
 
     def models(self) -> list[dict[str, Any]]:
@@ -104,16 +99,16 @@ class Client:
         except ServiceError:
             return False
 
-    def _ask(self, method: str, path: str, body: BinaryIO | None = None, size: int = 0) -> Any:
+    def _ask(self, method: str, path: str, body: bytes | None = None) -> Any:
         """The JSON values of an answer."""
         connect = CONNECTIONS[self._parts.scheme]
         path = f"{self._parts.path.rstrip('/')}{path}"
-        headers = {"Content-Type": "application/octet-stream", "Content-Length": str(size)}
+        headers = {} if body is None else {"Content-Type": "application/octet-stream"}
         try:
             with closing(connect(self._parts.netloc, timeout=self.timeout)) as connection:
                 # A service refuses a large file before all of it was sent, and closes.
                 with suppress(BrokenPipeError, ConnectionResetError):
-                    connection.request(method, path, body, headers if body else {})
+                    connection.request(method, path, body, headers)
                 answer = connection.getresponse()
                 status, content = answer.status, answer.read()
         except (OSError, http.client.HTTPException) as error:

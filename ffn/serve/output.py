@@ -47,7 +47,8 @@ class Output:
         if self._form == "json":
             joined = [segment.to_dict() for segment in segments]
             shown = [window.to_dict(self._labels) for window in windows]
-            self._write(json.dumps({"path": windows[0].path, "segments": joined, "windows": shown}))
+            path = {window.pop("path") for window in shown}.pop()
+            self._write(json.dumps({"path": path, "segments": joined, "windows": shown}))
         elif self._form == "csv":
             for window in windows:
                 self.add(window)

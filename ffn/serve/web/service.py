@@ -112,13 +112,12 @@ class Service:
     Each network runs in a thread of its own. Any number of threads may call a service.
 
     Args:
-        predictors: By the name of their weights.
+        predictors: By the name of their weights; at least one.
         limits: What is accepted.
         workers: Processes that read videos.
 
     Raises:
-        ValueError: if there is no predictor, or one needs more frames than are accepted, or an
-            unknown number.
+        ValueError: if a predictor needs more frames than are accepted, or an unknown number.
     """
 
     def __init__(
@@ -128,8 +127,6 @@ class Service:
         limits: Limits | None = None,
         workers: int = 2,
     ) -> None:
-        if not predictors:
-            raise ValueError("there is no predictor; expected at least one")
         self.predictors, self.limits = dict(predictors), limits or Limits()
         for name, predictor in predictors.items():
             if predictor.counts[-1] > self.limits.max_frames:
@@ -193,10 +190,6 @@ class Service:
     def predict(self, path: Path, query: Query) -> list[Answer]:
         """The answer for each number of frames that is asked for.
 
-        Args:
-            path: The video.
-            query: What is asked.
-
         Raises:
             Refusal: with the status 400 for a query that is not possible, 413 or 415 for a video
                 that is not accepted, 422 for one that cannot be read, 503 if the service ends, 504
@@ -222,11 +215,7 @@ class Service:
         ]
 
     def heat_map(self, answer: Answer, query: Query) -> HeatMap:
-        """Where the network of an answer saw evidence for its most probable label.
-
-        Args:
-            answer: Of this service.
-            query: That was answered.
+        """Where the network of an answer to a query saw evidence for its most probable label.
 
         Raises:
             Refusal: with the status 400 for a network without feature maps, and 504 if it takes too

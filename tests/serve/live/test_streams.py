@@ -9,11 +9,9 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 from live_network import Network
@@ -164,81 +162,11 @@ def test_names_of_cameras_and_addresses() -> None:
         list(LivePredictor(Network(SimulatedClock()), 98, pace=SimulatedClock()))
 
 
-@pytest.fixture(scope="module")
-def content(tmp_path_factory) -> bytes:
-    """Sixty frames at 20 per second, a key frame every 5, as MPEG transport stream."""
-    path = tmp_path_factory.mktemp("content") / "video.ts"
-    random = np.random.default_rng(0)
-    with av.open(str(path), "w", format="mpegts") as output:
-        stream = output.add_stream("mpeg2video", rate=25, options={"g": "5"})
-        stream.height, stream.width, stream.pix_fmt = 64, 64, "yuv420p"
-        for _ in range(60):
-            frame = random.integers(0, 256, (64, 64, 3), np.uint8)
-            output.mux(stream.encode(av.VideoFrame.from_ndarray(frame)))
-        output.mux(stream.encode())
-    return path.read_bytes()
-
-
-class Handler(BaseHTTPRequestHandler):
-    """The first connection gets half of the video, the second an error, others 40 % and no end."""
-
-    connections: list[int]
-    content: bytes
-    release: threading.Event
-
-    def do_GET(self) -> None:
-        self.connections.append(1)
-        number = len(self.connections)
-        if number == 2:
-            self.send_error(503)
-            return
-        self.send_response(200)
-        self.end_headers()
-        share = 0.5 if number == 1 else 0.4
-        self.wfile.write(self.content[: int(share * len(self.content))])
-        if number > 2:
-            self.release.wait(20)
-
-    def log_message(self, *_: object) -> None:
-        """Nothing."""
-
-
 class Quick(Pace):
-    """A clock on which long waits take a hundredth of their time."""
+    """A clock of the machine on which a simulated network takes no time."""
 
     def spend(self, seconds: float) -> None:
-        """The network takes no time."""
-
-    def wait(self, ready, seconds=None) -> None:
-        super().wait(ready, None if seconds is None else seconds / 100)
-
-
-@pytest.mark.slow
-def test_a_server_that_breaks_off_and_falls_silent(content) -> None:
-    """Nothing is left open."""
-    clock, events = Quick(), []
-    Handler.connections, Handler.content = [], content
-    Handler.release, before = threading.Event(), open_files()
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        server.daemon_threads = False
-        threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-        address = f"http://127.0.0.1:{server.server_port}/video.ts"
-        source = open_source(address, attempts=2, timeout=0.5)
-        predictor = LivePredictor(
-            Network(clock), source, 0.4, step=0.2, frames=4, on_event=events.append, pace=clock
-        )
-        received, answers = 0, iter(predictor)
-        while len(events) < 5:
-            received = next(answers).received
-        predictor.close()
-        Handler.release.set()
-        server.shutdown()
-    states = ["connected", "interrupted", "failed", "connected", "interrupted"]
-    assert [e.state for e in events[:5]] == states
-    assert events[4].message == "interrupted: no data for 0.5 s"
-    assert 40 <= received <= 60
-    assert not [t for t in threading.enumerate() if t.name.startswith("ffn live")]
-    assert open_files() <= before
+        """Nothing."""
 
 
 @pytest.mark.slow
@@ -247,21 +175,25 @@ def test_a_stream_in_real_time(kind) -> None:
     """Six seconds at 25 frames per second; over RTSP, the sender connects to the reader."""
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    address = f"{kind}://127.0.0.1:{port}" + ("/live" if kind == "rtsp" else "")
-    options = {"timeout": 8.0, "attempts": 0}
+    address, before = f"{kind}://127.0.0.1:{port}", open_files()
+    listens = {"rtsp_flags": "listen", "listen_timeout": "60"}
     if kind == "rtsp":
-        listens = {"rtsp_flags": "listen", "listen_timeout": "60"}
-        options |= {"timeout": 60.0, "options": listens}
-    source = open_source(address, **options)
-    sender = subprocess.Popen([sys.executable, SENDER, address])
-    answers = []
-    with suppress(VideoError):  # over UDP, a stream ends by giving no more data
-        clock = Quick()
-        answers.extend(LivePredictor(Network(clock), source, 1.0, step=0.2, frames=4, pace=clock))
+        source = open_source(f"{address}/live", attempts=0, timeout=60.0, options=listens)
+    else:
+        source = open_source(address, attempts=0, timeout=8.0)
+    sender = subprocess.Popen([sys.executable, SENDER, source.name])
+    clock, answers = Quick(), []
+    live = LivePredictor(Network(clock), source, 1.0, step=0.2, frames=4, pace=clock)
+    # Over UDP, a stream ends by giving no more data.
+    ends = suppress(VideoError) if kind == "rtsp" else pytest.raises(VideoError, match="no data")
+    with ends:
+        answers.extend(live)
     assert sender.wait(60) == 0
     assert 100 <= answers[-1].received <= 150  # the first may come before the reader is ready
     assert answers[-1].time == pytest.approx((answers[-1].received - 1) / 25, abs=0.1)
     assert np.median([a.latency_ms for a in answers]) < 200
+    assert not [t for t in threading.enumerate() if t.name.startswith("ffn live")]
+    assert open_files() <= before
 
 
 def open_files() -> int:

@@ -128,8 +128,6 @@ def test_the_time_of_the_network_is_that_of_all_numbers_of_frames(
 
 
 def test_predictors_that_cannot_be_served(predictor) -> None:
-    with pytest.raises(ValueError, match="no predictor"):
-        Service({})
     with pytest.raises(ValueError, match="tiny needs up to 12"):
         Service({"tiny": predictor}, limits=replace(LIMITS, max_frames=11))
 
