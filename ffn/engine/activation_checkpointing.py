@@ -43,8 +43,7 @@ def checkpoint_blocks(model: nn.Module) -> int:
             "holds two convolutions or linear layers; set train.activation_checkpointing=false"
         )
     for block in blocks.values():
-        if not isinstance(block, CheckpointedBlock):
-            block.__class__ = _checkpointed(type(block))
+        block.__class__ = _checkpointed(type(block))
     return len(blocks)
 
 
@@ -75,10 +74,6 @@ def _layers(module: nn.Module) -> int:
     return sum(map(_layers, children[:1] if isinstance(module, PrivateModules) else children))
 
 
-class CheckpointedBlock:
-    """Base class of all checkpointed blocks, to recognize them."""
-
-
 @functools.cache
 def _checkpointed(block: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass of a block's class that runs its forward under activation checkpointing.
@@ -95,7 +90,7 @@ def _checkpointed(block: type[nn.Module]) -> type[nn.Module]:
             kwargs["context_fn"] = lambda: (nullcontext(), _KeptBuffers(self))
         return checkpoint(run, *args, use_reentrant=False, **kwargs)
 
-    return type(block.__name__, (CheckpointedBlock, block), {"forward": forward})
+    return type(block.__name__, (block,), {"forward": forward})
 
 
 class _KeptBuffers:

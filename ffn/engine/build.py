@@ -175,7 +175,7 @@ def build_train_step(
         clip_grad_norm=train.clip_grad_norm,
         ema_decay=train.ema_decay,
         may_skip=config.data.on_error == "skip",
-        advice=_advice(config),
+        advice=f"Lower optim.lr ({config.optim.lr:g}), or set train.clip_grad_norm",
         seed=train.seed,
     )
 
@@ -258,13 +258,3 @@ def _open_log(
         config=config_to_dict(config),
         tensorboard=config.log.tensorboard and not is_finished,
     )
-
-
-def _advice(config: Config) -> str:
-    """Remedy for non-finite numbers."""
-    remedies = [f"lower optim.lr ({config.optim.lr:g})"]
-    if config.train.clip_grad_norm is None:
-        remedies.append("set train.clip_grad_norm")
-    if config.train.precision == "fp16":
-        remedies.append("train in bf16 or fp32")
-    return f"Remedies: {', '.join(remedies)}"

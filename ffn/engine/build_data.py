@@ -14,7 +14,7 @@ from ffn.engine.class_weights import class_weights
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
 from ffn.engine.mixup import BatchMix
-from ffn.engine.options import Config, DataConfig, divisible
+from ffn.engine.options import Config, DataConfig
 from ffn.engine.run_videos import RunVideos
 from ffn.engine.tasks import TASKS
 
@@ -167,8 +167,11 @@ def _check_batch_size(config: Config, world: World, videos: int) -> None:
     train = config.train
     share = world.size * train.grad_accum_steps * train.repeated_aug
     if train.batch_size % share:
+        lower = train.batch_size // share * share
+        use = f"{lower} or {lower + share}" if lower else f"{share}"
         raise ConfigError(
-            divisible(train.batch_size, share, "processes x grad_accum_steps x repeated_aug")
+            f"train.batch_size is {train.batch_size}; it must be divisible by {share} (processes x "
+            f"grad_accum_steps x repeated_aug). Use {use}"
         )
     needed = train.batch_size // train.repeated_aug
     if needed > videos:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -181,22 +182,17 @@ def scaled_learning_rate(config: Config) -> float:
 
 def build_schedule(config: Config) -> Callable[[float], float]:
     """The learning rate as a function of the epochs done, with fraction."""
-    options = config.optim
-    factor = scaled_learning_rate(config) / options.lr
-
-    def learning_rate(epoch: float) -> float:
-        return factor * optim.learning_rate(
-            epoch,
-            lr=options.lr,
-            epochs=config.train.epochs,
-            schedule=options.schedule,
-            milestones=options.milestones,
-            gamma=options.gamma,
-            final_lr=options.final_lr,
-            warmup_epochs=options.warmup_epochs,
-        )
-
-    return learning_rate
+    options, lr = config.optim, scaled_learning_rate(config)
+    return partial(
+        optim.learning_rate,
+        lr=lr,
+        epochs=config.train.epochs,
+        schedule=options.schedule,
+        milestones=options.milestones,
+        gamma=options.gamma,
+        final_lr=options.final_lr * lr / options.lr,
+        warmup_epochs=options.warmup_epochs,
+    )
 
 
 def use_deterministic_algorithms() -> None:

@@ -16,7 +16,6 @@ import torch
 from torch import nn
 
 from ffn.core import FrameFlexible
-from ffn.devices import NO_COMPILER, has_compiler
 
 
 def compile_network(model: nn.Module, *, lengths_change: bool = False) -> None:
@@ -31,13 +30,10 @@ def compile_network(model: nn.Module, *, lengths_change: bool = False) -> None:
             :func:`with_changing_lengths`.
 
     Raises:
-        RuntimeError: the network is on a CPU, and there is no C++ compiler. During training torch
-            raises its own errors: if the network cannot be one graph, and after eight graphs for
-            other lengths or sizes than the trained ones; see :func:`eager`.
+        RuntimeError: in training, of torch: there is no C++ compiler for a CPU, the network cannot
+            be one graph, or there are eight graphs for other lengths or sizes than the trained
+            ones; see :func:`eager`.
     """
-    device = next((p.device.type for p in model.parameters()), "cpu")
-    if device == "cpu" and not has_compiler():
-        raise RuntimeError(f"{NO_COMPILER}. Install one, or set train.compile=false")
     flexible = isinstance(model, FrameFlexible)
     graphs = 3 if lengths_change else 1  # of 1, 2, and more frames
     _allow_graphs(graphs * (len(model.trained_frames) if flexible else 1))

@@ -26,15 +26,6 @@ CROP_OPTIONS = {
 }
 
 
-def divisible(batch_size: int, share: int, reason: str) -> str:
-    """Message about a batch size that is no multiple of ``share``, with the closest that are."""
-    lower = batch_size // share * share
-    use = f"{lower} or {lower + share}" if lower else f"{share}"
-    return (
-        f"train.batch_size is {batch_size}; it must be divisible by {share} ({reason}). Use {use}"
-    )
-
-
 class ModelConfig(Section):
     """The network."""
 
@@ -196,11 +187,7 @@ class TrainConfig(Section):
 
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:
-        share = self.repeated_aug * self.grad_accum_steps
         problems = {
-            divisible(self.batch_size, share, "grad_accum_steps x repeated_aug"): (
-                self.batch_size % share
-            ),
             "train.precise_bn and train.freeze=[norms] exclude each other; drop one": (
                 self.precise_bn and {"norms", "head_only"} & {*self.freeze}
             ),

@@ -9,11 +9,10 @@ batch reaches keep their statistics.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Iterable
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from ffn.core import FrameFlexible
@@ -21,37 +20,23 @@ from ffn.engine.distributed import World, average
 from ffn.engine.freezing import is_frozen
 
 
-class NoBatchError(ValueError):
-    """No process has a batch to take statistics from."""
-
-
 @torch.no_grad()
-def update_precise_bn(
-    model: nn.Module,
-    batches: Iterable[dict[str, Any]],
-    world: World,
-    sub_network: Callable[[int, int], int] = lambda view, frames: view,
-) -> int:
-    """Compute the running statistics of every BatchNorm from the given batches.
+def update_precise_bn(model: nn.Module, clips: Iterable[tuple[Tensor, int]], world: World) -> int:
+    """Compute the running statistics of every BatchNorm from the given clips.
 
     Norms use batch statistics, as in training; all other modules are in evaluation mode. Only
     running statistics change; gradients, modes and the active frame count do not.
 
     Args:
         model: frame-flexible or not; not wrapped in DDP.
-        batches: ``{"clips": {view: (B, C, T, H, W)}}`` on the model's device, normalized; the
-            same number on each process if norms are synchronized. According to the paper, 1,000
-            to 10,000 samples are enough.
-        world: the processes; all get the mean over the batches of all.
-        sub_network: the count of the sub-network for a view and its number of frames, as
-            :meth:`ffn.engine.tasks.Task.sub_network`; by default, the view's name. Plain models do
-            not use it.
+        clips: (B, C, T, H, W) on the model's device, normalized, each with the count of the
+            sub-network that runs it; plain models do not use the count. If norms are synchronized,
+            each process has the same number. According to the paper, 1,000 to 10,000 samples are
+            enough.
+        world: the processes; all get the mean over the clips of all.
 
     Returns:
-        The number of updated norms; 0 if no BatchNorm has running statistics that train.
-
-    Raises:
-        NoBatchError: there is no batch; all statistics stay.
+        The number of BatchNorms whose running statistics train; those without a clip keep them.
     """
     tracked = [m for m in model.modules() if isinstance(m, _BatchNorm) and not is_frozen(m)]
     norms = [norm for norm in tracked if norm.running_mean is not None]
@@ -66,12 +51,8 @@ def update_precise_bn(
             norm.train()
             norm.momentum = None  # a cumulative mean
             norm.reset_running_stats()
-        for batch in batches:
-            for view, clip in batch["clips"].items():
-                if isinstance(model, FrameFlexible):
-                    model(clip, active=sub_network(view, clip.shape[model.frame_dim]))
-                else:
-                    model(clip)
+        for clip, count in clips:
+            model(clip, active=count) if isinstance(model, FrameFlexible) else model(clip)
     finally:
         for module, mode in modes.items():
             module.training = mode
@@ -80,7 +61,6 @@ def update_precise_bn(
         for norm, (momentum, *_) in zip(norms, before, strict=True):
             norm.momentum = momentum
 
-    updated = 0
     for norm, (_, mean, variance) in zip(norms, before, strict=True):
         batches_seen = norm.num_batches_tracked.double()
         sums = torch.cat(
@@ -90,10 +70,7 @@ def update_precise_bn(
         *_, seen = sums = average(sums, world)
         if seen > 0:
             mean, variance = (sums[:-1] / seen).chunk(2)
-            updated += 1
             norm.num_batches_tracked.fill_(round(float(seen) * world.size))
         norm.running_mean.copy_(mean)
         norm.running_var.copy_(variance)
-    if not updated:
-        raise NoBatchError("batches is empty; give one or more (an iterator can be used only once)")
-    return updated
+    return len(norms)

@@ -124,20 +124,13 @@ class TrainStep:
         set_learning_rate(self.optimizer, lr)
         seed_step(self.seed, number, self.world.rank)
         buffers = [buffer.clone() for buffer in self.model.buffers()]
-        outputs, has_videos = [], True
-        for micro, batch in zip(range(self.grad_accum_steps), batches, strict=False):
-            has_videos = has_videos and self.has_videos(batch)
-            kept = {"label": batch["label"], "skipped": batch["skipped"]}
-            losses = self._backward(batch, number=number, micro=micro) if has_videos else {}
-            outputs.append({**kept, **losses})
-        if len(outputs) < self.grad_accum_steps:
-            raise ValueError(
-                f"step {number + 1} got {len(outputs)} micro-batches; grad_accum_steps is "
-                f"{self.grad_accum_steps}"
-            )
+        outputs, has_videos = self._accumulate(batches, number)
         if self.sequential and has_videos:
             average_gradients(self.model.parameters(), self.world)
-        grad_norm = self._clip(has_videos=has_videos)
+        if has_videos:
+            self.scaler.unscale_(self.optimizer)  # the norm is in the units of the loss
+        largest = float("inf") if self.clip_grad_norm is None else self.clip_grad_norm
+        grad_norm = nn.utils.clip_grad_norm_(self.model.parameters(), largest)
 
         losses = [output["loss"].detach() for output in outputs if "loss" in output]
         bad_here = ~torch.stack(losses).isfinite().all() if losses else False
@@ -147,7 +140,10 @@ class TrainStep:
         overflow = self.scaler.is_enabled() and self.scaler.get_scale() > 1
         updated = has_videos and not (bad_loss or bad_norm)
         if updated:
-            self._update(number)
+            self.scaler.step(self.optimizer)
+            self.bad_steps_in_a_row = 0
+            if self.ema is not None:
+                self.ema.update(self.model, number + 1)
         else:  # undo what the forward passes wrote into running statistics
             for buffer, kept in zip(self.model.buffers(), buffers, strict=True):
                 buffer.copy_(kept)
@@ -198,6 +194,23 @@ class TrainStep:
         self.bad_steps = state["bad_steps"]
         self.bad_steps_in_a_row = state["bad_steps_in_a_row"]
 
+    def _accumulate(
+        self, batches: Iterable[dict[str, Any]], number: int
+    ) -> tuple[list[dict[str, Any]], bool]:
+        """Outputs of the micro-batches of a step, and whether all of them have videos."""
+        outputs, has_videos = [], True
+        for micro, batch in zip(range(self.grad_accum_steps), batches, strict=False):
+            has_videos = has_videos and self.has_videos(batch)
+            kept = {"label": batch["label"], "skipped": batch["skipped"]}
+            losses = self._backward(batch, number=number, micro=micro) if has_videos else {}
+            outputs.append({**kept, **losses})
+        if len(outputs) < self.grad_accum_steps:
+            raise ValueError(
+                f"step {number + 1} got {len(outputs)} micro-batches; grad_accum_steps is "
+                f"{self.grad_accum_steps}"
+            )
+        return outputs, has_videos
+
     def _backward(self, batch: dict[str, Any], *, number: int, micro: int) -> dict[str, Any]:
         """Forward and backward of one micro-batch; DDP, which averages, runs only the last one."""
         batch = to_device(batch, self.world.device, self.normalize)
@@ -216,19 +229,6 @@ class TrainStep:
         if not self.sequential:
             backward(outputs["loss"])
         return {**outputs, "label": batch["label"]}
-
-    def _clip(self, *, has_videos: bool) -> Tensor:
-        """Clip the gradient norm, in the units of the loss in every precision; return it."""
-        if has_videos:
-            self.scaler.unscale_(self.optimizer)
-        largest = float("inf") if self.clip_grad_norm is None else self.clip_grad_norm
-        return nn.utils.clip_grad_norm_(self.model.parameters(), largest)
-
-    def _update(self, number: int) -> None:
-        self.scaler.step(self.optimizer)
-        if self.ema is not None:
-            self.ema.update(self.model, number + 1)
-        self.bad_steps_in_a_row = 0
 
     def _count_bad_step(self, cause: str, error: type[Exception], advice: str) -> str:
         """Count a bad step; return its message, or raise the error if there are too many."""

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
-from typing import Any
 
+from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ffn.core import FrameFlexible
 from ffn.engine.compile import eager
 from ffn.engine.distributed import World, gather
-from ffn.engine.precise_bn import NoBatchError, update_precise_bn
+from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.train_step import TrainStep, seed_step, to_device
 from ffn.evaluation import measure
 
@@ -83,33 +82,30 @@ class Validator:
             return []
         step = self.train_step
         skipped: list[str] = []
-        updated: set[int] = set()
+        used: set[int] = set()
 
-        def sub_network(view: int, frames: int) -> int:
-            updated.add(active := step.task.sub_network(view, frames))
-            return active
-
-        def batches() -> Iterator[dict[str, Any]]:
+        def clips() -> Iterator[tuple[Tensor, int]]:
             self.train_loader.sampler.set_epoch(epoch)
             for batch in itertools.islice(self.train_loader, self.precise_bn):
                 skipped.extend(batch["skipped"])
                 if step.has_videos(batch):
                     batch = to_device(batch, self.world.device, step.normalize)
-                    yield {"clips": step.task.clips(batch)}
+                    for view, clip in step.task.clips(batch).items():
+                        used.add(active := step.task.sub_network(view, clip.shape[2]))
+                        yield clip, active
 
         seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random
-        norms: int | None = None
-        with step.autocast(), eager(), suppress(NoBatchError):
-            norms = update_precise_bn(step.network, batches(), self.world, sub_network)
+        with step.autocast(), eager():
+            norms = update_precise_bn(step.network, clips(), self.world)
         videos = len({text for texts in gather(skipped, self.world) for text in texts})
         messages = [f"{videos} unreadable videos skipped"] if videos else []
-        if norms is None:
+        drawn = {count for counts in gather(used, self.world) for count in counts}
+        if norms and not drawn:
             messages.append(
                 f"none of the first {self.precise_bn} micro-batches has readable videos; running "
                 "statistics are kept. Check the videos with ffn check_data"
             )
         elif norms and isinstance(step.network, FrameFlexible):
-            drawn = {count for counts in gather(updated, self.world) for count in counts}
             left = [str(n) for n in step.network.trained_frames if n not in drawn]
             if left:
                 messages.append(

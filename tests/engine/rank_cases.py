@@ -61,10 +61,10 @@ def statistics_of_batches(world: World, shares: list[int]) -> dict[str, Any]:
     """
     model = flexible_task((2, 4)).double().model
     batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
-    batches = [{"clips": {t: c.double() for t, c in b["clips"].items()}} for b in batches]
     first = sum(shares[: world.rank])
-    batches = batches[first : first + shares[world.rank]]
-    update_precise_bn(model, batches, world)
+    own = batches[first : first + shares[world.rank]]
+    clips = ((clip.double(), count) for one in own for count, clip in one["clips"].items())
+    update_precise_bn(model, clips, world)
     return dict(model.named_buffers())
 
 

@@ -69,7 +69,7 @@ def test_too_many_in_a_row_end_the_run_and_it_resumes(
     more = ("train.save_steps=1", "train.epochs=4")
     with monkeypatch.context() as patch:
         poison(patch, set(range(3, 100)))
-        message = rf"the last of {MAX_BAD_STEPS} such steps in a row.*lower optim\.lr"
+        message = rf"the last of {MAX_BAD_STEPS} such steps in a row.*Lower optim\.lr"
         with pytest.raises(FloatingPointError, match=message):
             train(videos, tmp_path / "run", *more)
     last = load_checkpoint(tmp_path / "run/last.pt")
@@ -81,7 +81,7 @@ def test_too_many_in_a_row_end_the_run_and_it_resumes(
 def test_logits_that_are_not_finite_in_a_validation(videos: Path, tmp_path: Path) -> None:
     run = build(videos, tmp_path / "run")
     next(run.train_step.model.parameters()).data[:] = torch.nan
-    with pytest.raises(FloatingPointError, match=r"lower optim\.lr"):
+    with pytest.raises(FloatingPointError, match=r"Lower optim\.lr"):
         run.validator.evaluate()
 
 

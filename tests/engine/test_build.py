@@ -130,6 +130,7 @@ def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
     ("options", "message"),
     [
         (["train.batch_size=25"], "batch_size is 25"),
+        (["train.batch_size=10", "train.grad_accum_steps=4"], "Use 8 or 12"),
         (["train.precise_bn=9", "train.grad_accum_steps=2"], "precise_bn is 9; an epoch has 8"),
         (["model.name=slowfast_tiny", "train.precision=bf16"], "bf16"),
         (["data.val=train.csv"], r"data\.val"),

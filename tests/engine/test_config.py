@@ -113,7 +113,6 @@ def test_wrong_values() -> None:
 
 def test_contradictions() -> None:
     for one, other in (
-        ("train.batch_size=30", "train.grad_accum_steps=4"),
         ("train.precise_bn=2", "train.freeze=norms"),
         ("train.sync_bn=true", "train.freeze=head_only"),
         ("train.compile=true", "train.sync_bn=true"),

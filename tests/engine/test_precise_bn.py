@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_toys import batch, build, flexible_task, tiny
+from engine_toys import batch, build, flexible_task
 from rank_cases import ONE, statistics_of_batches
 from ranks import Ranks
 from timm.layers import BatchNormAct2d
@@ -21,6 +21,7 @@ from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.train_step import seed_step, to_device
 
 BATCHES = [batch((2, 4), size=size, seed=size) for size in (4, 3, 5)]  # of different sizes
+CLIPS = [(clip, count) for one in BATCHES for count, clip in one["clips"].items()]
 
 
 def expected(inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -77,7 +78,7 @@ def test_deep_private_norms_by_hand() -> None:
                 model(one["clips"][count], active=count)
 
     inputs = recorded(model, names, run)
-    found = update_precise_bn(model.train(), iter(BATCHES), ONE)
+    found = update_precise_bn(model.train(), CLIPS, ONE)
 
     assert found == 2 * 14
     for name in names:
@@ -104,7 +105,7 @@ def test_one_batch_is_a_step_with_momentum_one(name: str, kind: type[nn.Module])
     with torch.no_grad():
         reference(clip)
 
-    assert update_precise_bn(model.eval(), [{"clips": {4: clip}}], ONE) == len(norms)
+    assert update_precise_bn(model.eval(), [(clip, 4)], ONE) == len(norms)
 
     for key, norm in norms.items():
         found = model.get_submodule(key)
@@ -116,7 +117,7 @@ def test_one_batch_is_a_step_with_momentum_one(name: str, kind: type[nn.Module])
 def test_a_shared_norm_has_the_statistics_of_all_views() -> None:
     model = convert(First(), (2, 4), private="none", alter="none")
 
-    update_precise_bn(model, BATCHES, ONE)
+    update_precise_bn(model, CLIPS, ONE)
 
     check(model.model.norm, [b["clips"][count] for b in BATCHES for count in (2, 4)])
     assert int(model.model.norm.num_batches_tracked) == 6
@@ -129,7 +130,7 @@ def test_only_running_statistics_change() -> None:
     before = copy.deepcopy(model)
     random = torch.get_rng_state()
 
-    update_precise_bn(model, BATCHES, ONE)
+    update_precise_bn(model, CLIPS, ONE)
 
     assert torch.equal(torch.get_rng_state(), random)  # dropout was off
     assert model.active == 2
@@ -148,21 +149,11 @@ def test_only_norms_that_a_view_uses_are_set() -> None:
     model = convert(First(), (2, 4), alter="none")
     model.unused = nn.BatchNorm2d(3)
 
-    small = [{"clips": {2: one["clips"][2]}} for one in BATCHES]
-    assert update_precise_bn(model, small, ONE) == 1
+    update_precise_bn(model, [(clip, count) for clip, count in CLIPS if count == 2], ONE)
 
     for norm in (model.model.norm["4"], model.unused):
         assert int(norm.num_batches_tracked) == 0
         assert torch.equal(norm.running_var, torch.ones(3))
-
-
-def test_no_batch_is_an_error() -> None:
-    model = tiny().train()
-    with pytest.raises(ValueError, match="batches is empty"):
-        update_precise_bn(model, [], ONE)
-
-    assert all(module.training for module in model.modules())
-    assert all(len(module._forward_pre_hooks) == 0 for module in model.modules())
 
 
 @pytest.mark.parametrize("shares", [[1, 3], [4, 0]])
