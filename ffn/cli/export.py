@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,7 +16,7 @@ from ffn.registry import import_extensions
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from ffn.data import Preprocessing, Record
+    from ffn.data import VideoDataset
     from ffn.export import Calibration
     from ffn.zoo import WeightRecord
 
@@ -115,7 +115,7 @@ def read_calibration(
     """
     import numpy as np
 
-    from ffn.data import Preprocessing, read_annotations
+    from ffn.data import Preprocessing, VideoDataset, read_annotations
     from ffn.export import Calibration
 
     options = {} if path.is_dir() else {"root": root}
@@ -125,68 +125,41 @@ def read_calibration(
     if half == 0:
         raise ValueError(f"{path} has {len(videos)} videos; int8 needs two or more")
     settings = Preprocessing.from_dict(record.preprocessing)
-    pattern = record.options("data").get("frame_pattern")
+    if preprocess:  # the file crops
+        settings = replace(settings, crop=settings.resize)
+    options = {"views": (frames,), "preprocessing": settings}
+    if pattern := record.options("data").get("frame_pattern"):
+        options["pattern"] = pattern
+    chosen, others = (
+        VideoDataset([videos[n] for n in numbers], **options)
+        for numbers in (order[:half], order[half : half + HELD_OUT_CLIPS])
+    )
+    held_out = zip(Inputs(others, preprocess), (one.label for one in others.records), strict=True)
+    return Calibration(Inputs(chosen, preprocess), held_out)
 
-    def inputs(numbers: Sequence[int]) -> Inputs:
-        chosen = [videos[n] for n in numbers]
-        return Inputs(chosen, frames, settings, pattern, as_frames=preprocess)
 
-    return Calibration(inputs(order[:half]), _Labelled(inputs(order[half : half + HELD_OUT_CLIPS])))
-
-
+@dataclass(frozen=True)
 class Inputs(Sequence["Tensor"]):
-    """Inputs of an exported file, (1, …) each, by the test rule; read when they are needed.
+    """Inputs of an exported file, (1, …) each, read when they are needed.
 
-    Args:
-        videos: the records.
-        frames: T.
-        preprocessing: of the network.
-        pattern: file names in folders of frames; None for the default.
+    Attributes:
+        dataset: the videos, with one view.
         as_frames: uint8 frames (1, T, H, W, 3) instead of normalized clips.
     """
 
-    def __init__(
-        self,
-        videos: Sequence[Record],
-        frames: int,
-        preprocessing: Preprocessing,
-        pattern: str | None,
-        *,
-        as_frames: bool,
-    ) -> None:
-        from ffn.data import EvalTransform, Normalize
-
-        self.videos, self._frames, self._rule = videos, frames, preprocessing.sampling
-        self._pattern = {} if pattern is None else {"pattern": pattern}
-        self._transform, self._normalize = EvalTransform(preprocessing), Normalize(preprocessing)
-        self._as_frames = as_frames
+    dataset: VideoDataset
+    as_frames: bool
 
     def __len__(self) -> int:
-        return len(self.videos)
+        return len(self.dataset)
 
     def __getitem__(self, index: int) -> Tensor:
-        from ffn.data import open_video, sample_views
+        from ffn.data import Normalize
 
-        record = self.videos[index]
-        video = open_video(record.path, frames=record.frames, **self._pattern)
-        usable = range(len(video))
-        if record.start is not None or record.end is not None:
-            usable = video.between(record.start, record.end)
-        indices = sample_views(len(usable), (self._frames,), rule=self._rule)[self._frames]
-        frames = video.read([usable[i] for i in indices])
-        if self._as_frames:
-            return frames[None]
-        return self._normalize(self._transform(frames).transpose(0, 1)[None])
-
-
-class _Labelled:
-    """Inputs with their labels; read once or more."""
-
-    def __init__(self, inputs: Inputs) -> None:
-        self._inputs = inputs
-
-    def __iter__(self) -> Iterator[tuple[Tensor, int]]:
-        return zip(self._inputs, (video.label for video in self._inputs.videos), strict=True)
+        (clip,) = self.dataset[index]["clips"].values()  # (C, T, H, W)
+        if self.as_frames:
+            return clip.movedim(0, -1)[None]
+        return Normalize(self.dataset.preprocessing)(clip[None])
 
 
 def _default_output(name: str, frames: int | None, to: str, *, int8: bool) -> Path:

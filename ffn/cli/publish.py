@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
@@ -55,7 +54,7 @@ def publish(
         raise ValueError("--private needs --hub")
     import_extensions(imports or [])
 
-    from ffn.zoo import early_exit_path, load_with_record, save_weights
+    from ffn.zoo import early_exit_path, load_with_record, push_to_hub, save_weights
     from ffn.zoo.repositories import check_repository
 
     if hub:
@@ -80,19 +79,7 @@ def publish(
     else:
         kept.unlink(missing_ok=True)  # that of the weights which were replaced
     if hub:
-        print(_upload(path, hub, private=private, overwrite=overwrite))
-
-
-def _upload(path: Path, repo: str, **options: bool) -> str:
-    """Publish a written file; after an error, say how to do it later."""
-    from ffn.zoo import push_to_hub
-
-    try:
-        return push_to_hub(path, repo, **options)
-    except BaseException:
-        again = f"ffn.push_to_hub({str(path)!r}, {repo!r})"
-        print(f"{path} is written; to upload it later: {again}", file=sys.stderr)
-        raise
+        print(push_to_hub(path, hub, private=private, overwrite=overwrite))
 
 
 def _measured(checkpoint: str, model: nn.Module, results: Path) -> dict[str, Any]:
