@@ -39,8 +39,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(folder: Path, start: str, *more: str, without: str = "", status: int = 0) -> str:
-    """Run the command of the page that starts with these words; returns what it printed."""
-    (line,) = (line for line in COMMANDS if line.startswith(start))
+    """Run the command of the page that starts with these words, or these; what it printed."""
+    line = next((line for line in COMMANDS if line.startswith(start)), start)
     _, *arguments = shlex.split(line.replace(without, "") if without else line)
     done = subprocess.run(
         [sys.executable, "-m", "ffn", *arguments, *more],
@@ -55,7 +55,7 @@ def run(folder: Path, start: str, *more: str, without: str = "", status: int = 0
 
 
 def test_model_task_and_format_of_a_package(folder: Path) -> None:
-    """Train, resume bit for bit, test and export; without the package, the error names it."""
+    """Train, resume, test, export and publish; without the package, the error names it."""
     two = ["train.epochs=2", *SMALL]
     run(folder, "ffn train", *two)
     last = folder / "runs/soft/last.pt"
@@ -77,6 +77,10 @@ def test_model_task_and_format_of_a_package(folder: Path) -> None:
     assert torch.jit.load(folder / "net.ts")(torch.randn(2, 3, 8, 24, 24)).shape == (2, 12)
     message = run(folder, "ffn test", without="imports=my_package ", status=2)
     assert "my_package" in message
+    publish = "ffn publish runs/soft/best.pt two_convs.motion_f4_8"
+    assert "pass --imports my_package to a command" in run(folder, publish, status=2)
+    run(folder, f"{publish} --imports my_package")
+    assert "imports:\n- my_package\n" in (folder / "two_convs.motion_f4_8.yaml").read_text()
 
 
 def test_data_set_of_a_package(folder: Path) -> None:

@@ -103,7 +103,8 @@ def _write(
     """Write report.csv, exclude.txt, and index.csv with the usable videos and their frames."""
     from ffn.data import has_several_labels, label_text, read_annotation_rows
 
-    paths = [_listed(record.path, root) for record in records]
+    folder = os.path.join(root, "")
+    paths = [record.path.removeprefix(folder) for record in records]
     pairs = list(zip(paths, records, findings, strict=True))
     report = [
         (
@@ -130,19 +131,6 @@ def _write(
             text = label_text(record.label, classes)
             index.append((path, text, finding.frames, *times, *further.values()))
     write_csv(output / "index.csv", index)
-
-
-def _listed(path: str, root: Path) -> str:
-    """The path of a video for a list: relative to the root, absolute if it is not below it.
-
-    A relative path with `..` stays: behind a symbolic link, it cannot be shortened.
-    """
-    from ffn.datasets.index import list_path
-
-    listed = Path(path.removeprefix(os.path.join(root, "")))
-    if listed.is_absolute() and ".." not in listed.parts:
-        return list_path(listed, Path(os.path.abspath(root)))
-    return listed.as_posix()
 
 
 def _beside(index: Path) -> Path:

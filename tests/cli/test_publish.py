@@ -1,10 +1,7 @@
-"""Publishing a checkpoint, and models of other packages in all commands."""
+"""Publishing a checkpoint."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +15,6 @@ from ffn.engine.checkpoints import save_checkpoint
 from ffn.evaluation import Row, Sweep, save_table
 from ffn.zoo import WeightRecord, load_with_record, save_weights
 
-ROOT = Path(__file__).parents[2]
 NAME = "tsm_tiny.test_f2_4"
 
 
@@ -154,65 +150,3 @@ def test_what_is_refused_before_files_are_written(
     assert main([*given, "--overwrite"]) == 0
     assert files[0].read_bytes() != b"mine"
     assert not files[1].exists()
-
-
-PACKAGE = """
-import torch
-from torch import nn
-from ffn.backbones import register
-from ffn.layers import AlterationSite, check_clip
-
-
-@register
-class MyNet(nn.Module):
-    def __init__(self, *, num_classes: int = 400) -> None:
-        super().__init__()
-        self.site = AlterationSite(3)
-        self.conv = nn.Conv3d(3, 8, 3, padding=1)
-        self.norm = nn.BatchNorm3d(8)
-        self.head = nn.Linear(8, num_classes)
-
-    def forward(self, clip):
-        check_clip(clip)
-        return self.head(self.norm(self.conv(self.site(clip))).relu().mean((2, 3, 4)))
-"""
-
-
-def run(tmp_path: Path, tool: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "ffn", tool, *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-
-
-@pytest.mark.slow
-def test_a_backbone_of_another_package_is_converted_published_and_exported(
-    tmp_path: Path,
-) -> None:
-    """The package is in the current folder; every command needs --imports."""
-    (tmp_path / "my_package.py").write_text(PACKAGE)
-    names = {"conv.weight": (8, 3, 3, 3, 3), "conv.bias": (8,), "head.weight": (5, 8)}
-    names |= {"head.bias": (5,)} | {f"norm.{n}": (8,) for n in ("weight", "bias", "running_mean")}
-    state = {key: torch.randn(shape) for key, shape in names.items()}
-    state |= {"norm.running_var": torch.rand(8) + 0.5, "norm.num_batches_tracked": torch.tensor(9)}
-    torch.save(state, tmp_path / "theirs.pth")
-    imports = ["--imports", "my_package"]
-
-    convert = ["theirs.pth", "mine.safetensors", "--model", "MyNet", "--from", "uniformer"]
-    convert += ["--trained-frames", "2", "4"]
-    assert 'no model "MyNet"' in run(tmp_path, "convert_checkpoint", *convert).stderr
-    done = run(tmp_path, "convert_checkpoint", *convert, *imports)
-    assert done.returncode == 0, done.stderr
-    assert "imports:\n- my_package\n" in (tmp_path / "mine.yaml").read_text()
-
-    publish = ["mine.safetensors", "MyNet.toy_f2_4"]
-    refused = run(tmp_path, "publish", *publish)
-    assert refused.returncode == 2
-    assert "pass --imports my_package to a command" in refused.stderr
-    done = run(tmp_path, "publish", *publish, *imports)
-    assert done.returncode == 0, done.stderr
-    assert "imports:\n- my_package\n" in (tmp_path / "MyNet.toy_f2_4.yaml").read_text()
-
-    export = ["--weights", "MyNet.toy_f2_4.safetensors", "--frames", "4", "--size", "16"]
-    done = run(tmp_path, "export", *export, "--output", "net.pt2", *imports)
-    assert done.returncode == 0, done.stderr
-    assert "sub-network of 4 frames" in done.stdout

@@ -95,32 +95,6 @@ def test_networks_are_named_by_run_and_file() -> None:
         assert list(names_of(weights.split()).values()) == names.split()
 
 
-def test_ensemble_is_the_mean_of_the_saved_probabilities(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    protocol = "1x3"
-    weights = [str(root / f"{name}.safetensors") for name in ("plain", "other")]
-    given = [str(root / "config.yaml"), "--weights", *weights, "--protocol", protocol, "--ensemble"]
-
-    saving = ["--frames", "3", "5", "--no-latency", "--save-predictions"]
-    assert main(["test", *given, *saving, "--output", str(tmp_path)]) == 0
-
-    one, other, result = load_table(tmp_path / "results.json")
-    assert (one.name, other.name, result.name) == ("plain", "other", "ensemble")
-    assert (result.trained_frames, result.protocol) == ((4, 8), protocol)
-    files = [tmp_path / f"{n.name}.predictions.safetensors" for n in (one, other, result)]
-    kept = [load_predictions(file) for file in files]
-    assert str(files[2]) in capsys.readouterr().out
-    ok = kept[0].ok
-    for row in result.rows:
-        first, second, found = (p.logits[row.frames].double().softmax(1) for p in kept)
-        mean = (first + second) / 2
-        torch.testing.assert_close(found[ok], mean[ok], rtol=1e-5, atol=1e-8)
-        right = (mean.argmax(1) == kept[0].label) & ok
-        assert row.top1 == pytest.approx(100 * right.double().mean().item())
-        assert row.params == one.params + other.params
-
-
 def test_what_cannot_be_tested_is_refused_before_the_first_test(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
