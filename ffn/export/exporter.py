@@ -307,27 +307,22 @@ def _compare(
 ) -> tuple[float, float]:
     """Largest difference of the file's outputs from the network's, and the largest output."""
     expected = [network(x) for x in inputs]
-    found = [_run_file(run, x) for x in inputs]
-    largest = max(y.abs().max().item() for y in expected)
-    differences = [(y - z).abs().max().item() for y, z in zip(found, expected, strict=True)]
-    for index, difference in enumerate(differences):
+    largest, differences = max(y.abs().max().item() for y in expected), []
+    for index, (x, y) in enumerate(zip(inputs, expected, strict=True)):
         resized = network.transform is not None and index > 0
         tolerance = RESIZED_TOLERANCE if resized else TOLERANCE
+        try:
+            difference = (run(x) - y).abs().max().item()
+        except Exception as error:  # a runtime may raise any kind
+            raise ExportError(
+                f"the exported file fails on a clip {tuple(x.shape)}: {error}. A format must "
+                "accept any batch size. Nothing was written."
+            ) from error
         if not difference <= tolerance * largest:  # also of NaN
             raise ExportError(
                 f"the exported file differs from the network: by up to {difference:.1e} for an "
-                f"input {tuple(inputs[index].shape)}, where the largest output is {largest:.3g} "
-                f"and {tolerance:g} of it is accepted. Nothing was written."
+                f"input {tuple(x.shape)}, where the largest output is {largest:.3g} and "
+                f"{tolerance:g} of it is accepted. Nothing was written."
             )
+        differences.append(difference)
     return max(differences), largest
-
-
-def _run_file(run: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
-    """The outputs of the written file; its runtime may raise any kind of error."""
-    try:
-        return run(x)
-    except Exception as error:
-        raise ExportError(
-            f"the exported file fails on a clip {tuple(x.shape)}: {error}. A format must accept "
-            "any batch size. Nothing was written."
-        ) from error

@@ -79,16 +79,23 @@ def choose_kernels(network: nn.Module) -> None:
     replace_all(network, {key: flat for key, flat in faster.items() if flat is not None})
     exact = {id(module.layer) for module in network.modules() if isinstance(module, InFloat32)}
     left = [m for m in network.modules() if isinstance(m, nn.Conv3d) and id(m) not in exact]
+    channels_last(network)
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1):
+            # Dilation does not change a kernel of one pixel. Without it, torch runs its slow
+            # kernel for one thread and fewer than 16 images (ATen/native/Convolution.cpp).
+            module.dilation = (2, 2)
+    replace_all(network, {id(conv): InFloat32(conv) for conv in left})
+
+
+def channels_last(network: nn.Module) -> nn.Module:
+    """Give the weights of all convolutions the channels-last layout, in place."""
     for module in network.modules():
         if isinstance(module, nn.Conv3d):
             module.to(memory_format=torch.channels_last_3d)
         elif isinstance(module, nn.Conv2d):
             module.to(memory_format=torch.channels_last)
-            if module.kernel_size == (1, 1):
-                # Dilation does not change a kernel of one pixel. Without it, torch runs its slow
-                # kernel for one thread and fewer than 16 images (ATen/native/Convolution.cpp).
-                module.dilation = (2, 2)
-    replace_all(network, {id(conv): InFloat32(conv) for conv in left})
+    return network
 
 
 def _as_2d(layer: nn.Conv3d) -> nn.Module | None:

@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -213,30 +213,23 @@ class InferenceRunner:
 
     def _fastest(self, candidates: Iterable[tuple[str, str]], clip: Tensor) -> str:
         """The candidate of the shortest time; bf16 must be faster by a tenth."""
-        runs = dict(self._buildable(candidates, clip))
-        best = dict.fromkeys(runs, float("inf"))
-        for number in range(ROUNDS + 1):  # alternately; the first pass warms up
-            for key, run in runs.items():
-                started = time.perf_counter()
-                run(clip).cpu()  # waits for a GPU
-                spent = time.perf_counter() - started
-                best[key] = min(best[key], spent) if number else best[key]
-        cost = {key: ms / (LEAST_GAIN if key[1] == "bf16" else 1) for key, ms in best.items()}
-        return " ".join(min(cost, key=cost.get))
-
-    def _buildable(
-        self, candidates: Iterable[tuple[str, str]], clip: Tensor
-    ) -> Iterator[tuple[tuple[str, str], Run]]:
+        runs: dict[tuple[str, str], Run] = {}
         for name, precision in candidates:
             try:
                 run = self._build(name, precision, clip)
-                run(clip)
-                yield (name, precision), run
+                run(clip)  # warms up
+                runs[name, precision] = run
             except (ExportError, RuntimeError) as error:
                 if name == "torch":
                     raise
-                text = " ".join(str(error).split())
-                _log.warning("%s cannot run the network: %s", name, text[:200])
+                _log.warning("%s cannot run the network: %.200s", name, error)
+        best = dict.fromkeys(runs, float("inf"))
+        for key, run in [*runs.items()] * ROUNDS:  # alternately
+            started = time.perf_counter()
+            run(clip).cpu()  # waits for a GPU
+            best[key] = min(best[key], time.perf_counter() - started)
+        cost = {key: ms / (LEAST_GAIN if key[1] == "bf16" else 1) for key, ms in best.items()}
+        return " ".join(min(cost, key=cost.get))
 
     def _machine(self) -> str:
         """What a measured time depends on beside the network: the device and the software."""

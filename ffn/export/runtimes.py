@@ -22,6 +22,7 @@ from ffn.devices import NO_COMPILER, has_compiler
 from ffn.export.deployed import DeployedNetwork
 from ffn.export.formats import Run, require
 from ffn.export.fuse import fuse
+from ffn.export.kernels import channels_last
 from ffn.export.onnx_format import open_session, to_onnx
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def run_compiled(model: nn.Module, frames: int, clip: Tensor, precision: str) ->
     on_cpu = clip.device.type == "cpu"
     network = _fused(model, frames, clip).to(PRECISIONS[precision])
     if not on_cpu:
-        network = _channels_last(network)
+        network = channels_last(network)
 
     def forward(x: Tensor) -> Tensor:
         return network(x)
@@ -100,7 +101,9 @@ def unavailable(runtime: str, device: str) -> str:
         return ""
     if device != "cpu":
         return f"{runtime} runs on the CPU; the network is on {device}"
-    missing = [name for name in ("onnx", "onnxscript", runtime) if not _is_installed(name)]
+    missing = [
+        name for name in ("onnx", "onnxscript", runtime) if not importlib.util.find_spec(name)
+    ]
     extra = "onnx" if runtime == "onnxruntime" else "openvino"
     hint = f'which the extra "{extra}" installs: pip install "frame-flexible[{extra}]"'
     return f"{runtime} needs {', '.join(missing)}, {hint}" if missing else ""
@@ -109,10 +112,6 @@ def unavailable(runtime: str, device: str) -> str:
 def takes_any_frames(runtime: str) -> bool:
     """Whether a built network also runs clips of another T, height and width."""
     return runtime not in _FILES
-
-
-def _is_installed(name: str) -> bool:
-    return importlib.util.find_spec(name) is not None
 
 
 def _fused(model: nn.Module, frames: int, clip: Tensor, *, kernels: bool = True) -> nn.Module:
@@ -141,22 +140,11 @@ def _in_precision(network: Callable[[Tensor], Tensor], precision: str) -> Run:
 
 
 def _convert(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert a network in place to another precision, but for the statistics of batch norms."""
-    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    state = [copy.deepcopy(norm.state_dict()) for norm in norms]
-    network.to(dtype)
-    for norm, values in zip(norms, state, strict=True):
-        norm.float().load_state_dict(values)
-    return _channels_last(network)
-
-
-def _channels_last(network: nn.Module) -> nn.Module:
+    """Convert a network in place to another precision, but for its batch norms."""
     for module in network.modules():
-        if isinstance(module, nn.Conv3d):
-            module.to(memory_format=torch.channels_last_3d)
-        elif isinstance(module, nn.Conv2d):
-            module.to(memory_format=torch.channels_last)
-    return network
+        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
+            module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t, recurse=False)
+    return channels_last(network)
 
 
 @functools.cache

@@ -286,39 +286,12 @@ class Clips(nn.Module):
         return self.head(self.norm(self.conv(input=clip)).mean((2, 3, 4)))
 
 
-class BranchOnTime(Clips):
-    """Reads the input of the norm in clips of several frames only."""
-
-    def forward(self, clip: Tensor) -> Tensor:
-        y = self.conv(clip)
-        z = self.norm(y)
-        if clip.shape[2] > 1:
-            z = z + torch.diff(y, dim=2, append=y[:, :, -1:])
-        return self.head(z.amax((2, 3, 4)))
-
-
 class ReadsItsLayer(Clips):
     """Reads settings of a layer, which the 2-D form does not have."""
 
     def forward(self, clip: Tensor) -> Tensor:
         padded = F.pad(clip, (0, 0, 0, 0, self.conv.kernel_size[0] - 1, 0))
         return self.head(self.norm(self.conv(padded)).amax((2, 3, 4)))
-
-
-@pytest.mark.parametrize("order", [(1, 8, 2), (8, 1, 4)])
-@pytest.mark.parametrize("convert", [False, True])
-@torch.no_grad()
-def test_other_lengths_may_run_other_branches(order: tuple[int, ...], convert: bool) -> None:
-    """A fold that the first clip would allow must be right for the lengths of later ones."""
-    torch.manual_seed(0)
-    model = randomize(BranchOnTime()).eval()
-    if convert:
-        model = randomize(ffn.convert(model, (4, 8), alter="none")).eval()
-    run = InferenceRunner(model, precision="fp32")
-    for frames in order:
-        clip = torch.randn(2, 3, frames, 8, 8)
-        assert_close(run(clip), model(clip))
-    assert len(fuse(model, order[0]).fusion.kept) == 1
 
 
 @torch.no_grad()
@@ -339,24 +312,6 @@ def test_layers_whose_settings_are_read_keep_their_operators() -> None:
     assert_close(fused(clip), model(clip))
     assert isinstance(fused.conv, nn.Conv3d)
     assert_close(InferenceRunner(model, precision="fp32")(clip), model(clip))
-
-
-class WrongForALayout(nn.Conv2d):
-    """As if the kernel of a device were wrong for the channels-last layout."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        is_last = self.weight.is_contiguous(memory_format=torch.channels_last)
-        return super().forward(x) + float(is_last)
-
-
-@torch.no_grad()
-def test_a_layout_for_which_a_kernel_is_wrong_is_not_chosen() -> None:
-    torch.manual_seed(0)
-    model = nn.Sequential(WrongForALayout(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU()).eval()
-    clip = torch.randn(2, 3, 9, 9)
-    fused = fuse(model, example=clip)
-    assert_close(fused(clip), model(clip))
-    assert fused.fusion.difference < 1e-5
 
 
 @torch.no_grad()
