@@ -22,7 +22,6 @@ from ffn.cli.arguments import DEFAULT_NETWORK, Imports, ManyWeights, Network, na
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
-    from ffn.serve import Predictor
     from ffn.serve.web import Service
 
 MAX_SAMPLES = 24
@@ -87,7 +86,7 @@ def serve(
         import_extensions(imports or [])
         # Before the networks are prepared: a port that another program uses ends the command.
         with _listen(host, port) as listening:
-            predictors = _predictors(names, network)
+            predictors = {name: network.build_predictor(one) for one, name in names.items()}
             from ffn.serve.web import Limits, Service
 
             with Service(predictors, limits=Limits(**asdict(limits)), workers=workers) as service:
@@ -172,16 +171,6 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         cause = f"cannot listen on --host {host}, --port {port} (1 to 65535): {error}"
         raise OSError(f"{cause}; choose others") from error
-
-
-def _predictors(names: dict[str, str], network: Network) -> dict[str, Predictor]:
-    """The predictors by the names of their records, or by `names` where those are equal."""
-    found = {one: network.build_predictor(one) for one in names}
-    records = [one.record.name for one in found.values()]
-    return {
-        names[one] if records.count(predictor.record.name) > 1 else predictor.record.name: predictor
-        for one, predictor in found.items()
-    }
 
 
 def _videos_in(folder: Path) -> list[Path]:

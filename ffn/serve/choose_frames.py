@@ -59,12 +59,7 @@ def check_choice(
 
 @dataclass(frozen=True)
 class Always:
-    """Chooses the same number of frames for all videos.
-
-    Attributes:
-        count: number of frames.
-        why: so many.
-    """
+    """Chooses the same number of frames for all videos, and says why."""
 
     count: int
     why: str

@@ -47,17 +47,11 @@ class Clip:
 
 @dataclass(frozen=True)
 class Part:
-    """A video or a window of it, for which a number of frames is chosen.
+    """A video or a window of it, for which a number of frames is chosen."""
 
-    Attributes:
-        name: e.g. "video" or "window", for messages.
-        frames: number of frames.
-        seconds: duration; None if the video has no times.
-    """
-
-    name: str
+    name: str  # e.g. "video" or "window", for messages
     frames: int
-    seconds: float | None
+    seconds: float | None  # None if the video has no times
 
 
 Choice = Callable[[Part], tuple[int, str]]

@@ -16,7 +16,7 @@ import copy
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -26,8 +26,11 @@ from torch.nn import functional as F
 
 from ffn.core import FrameFlexible, extract
 from ffn.data import Normalize, Preprocessing
-from ffn.labels import LabelKind
+from ffn.labels import label_kind
 from ffn.serve.clips import Clip
+
+if TYPE_CHECKING:
+    from ffn.serve.predictor import Predictor
 
 # Layouts of a feature map of one clip; a network for images has the frames in the batch.
 LAYOUTS = ("t c h w", "t h w c", "1 c t h w", "1 t c h w", "1 t h w c")
@@ -51,7 +54,6 @@ class HeatMap:
         label: Name of the class.
         probability: Of the class, by the network in fp32 before it is fused.
         layer: Name of the layer whose feature map was weighted, or "the last feature maps".
-        grid: Positions (t, h, w) of the first feature map.
         clip: The clip.
         preprocessing: Of the network, which says what part of the video's frames the clip shows.
     """
@@ -60,7 +62,6 @@ class HeatMap:
     label: str
     probability: float
     layer: str
-    grid: tuple[int, int, int]
     clip: Clip
     preprocessing: Preprocessing
 
@@ -78,48 +79,30 @@ class HeatMap:
 
 
 def compute_heat_map(
-    model: nn.Module,
-    clip: Clip,
-    *,
-    preprocessing: Preprocessing,
-    classes: Sequence[str],
-    labels: LabelKind,
-    label: str | None = None,
-    layer: str | None = None,
+    predictor: Predictor, clip: Clip, label: str | None, layer: str | None
 ) -> HeatMap:
-    """The heat map of a clip.
+    """The heat map of a clip; see :meth:`ffn.Predictor.heat_map`.
 
-    The model does not change: a copy of the sub-network runs, in fp32, before it is fused.
-
-    Args:
-        model: in eval mode, frame-flexible or plain.
-        clip: that was read.
-        preprocessing: of the network.
-        classes: K names.
-        labels: kind of the labels.
-        label: name of a class; None for the most probable.
-        layer: name of a layer; None for the last feature maps, of a network that has timm's
-            ``forward_features`` and ``forward_head``.
+    The network does not change: a copy of the sub-network runs, in fp32, before it is fused.
 
     Raises:
         ValueError: no such class; or the network has no suitable layer, or not this one.
     """
+    classes, preprocessing = predictor.classes, predictor.preprocessing
     index = None if label is None else find_class(label, classes)
-    device = next(model.parameters()).device
     # Inference tensors, made under torch.inference_mode, have no gradients.
-    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
-        pixels = clip.pixels.clone()[None].to(device)  # (1, C, T, H, W)
+    with torch.inference_mode(False), torch.autocast(predictor.device.type, enabled=False):
+        pixels = clip.pixels.clone()[None].to(predictor.device)  # (1, C, T, H, W)
         x = Normalize(preprocessing)(pixels)
-        network = _plain_copy(model, x.shape[2])
-        maps, logits = grad_cam(network, x, index, layer)
+        maps, logits = grad_cam(_plain_copy(predictor.model, x.shape[2]), x, index, layer)
         values = combine(maps, x.shape[2:]).cpu()
     index = int(logits.argmax()) if index is None else index
+    labels = label_kind(predictor.record.multi_label)
     return HeatMap(
         values=values,
         label=classes[index],
         probability=float(labels.probabilities(logits)[index]),
         layer=layer or LAST,
-        grid=tuple(maps[0].shape),
         clip=clip,
         preprocessing=preprocessing,
     )
@@ -147,7 +130,8 @@ def grad_cam(
         network: in eval mode, with parameters that need no gradients. It is not changed.
         clip: (1, C, T, H, W), normalized.
         label: index of the class; None for that of the largest logit.
-        layer: see :func:`compute_heat_map`.
+        layer: name of a layer; None for the last feature maps, of a network that has timm's
+            ``forward_features`` and ``forward_head``.
 
     Returns:
         Maps (t, h, w), and the logits (K,).

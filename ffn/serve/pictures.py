@@ -78,9 +78,8 @@ def _save_sheet(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | 
     strips = [Strip(clip.pixels, captions=captions)]
     if heat is not None:
         title = f"{_title(heat, prediction)}; below a frame: its index in the video"
-        time, height, width = heat.grid
-        what = f"{time} x {height} x {width} positions" if heat.values.any() else "no evidence"
-        lines.append(f"Grad-CAM of {heat.layer}: {what}")
+        none = "" if heat.values.any() else ": no evidence"
+        lines.append(f"Grad-CAM of {heat.layer}{none}")
         drawn = torch.from_numpy(heat.overlay()).permute(3, 0, 1, 2)  # (C, T, H, W)
         strips = [
             Strip(clip.pixels, "frames", captions, HEAT_THUMBNAIL),

@@ -272,15 +272,7 @@ class Predictor:
             video = reader.read(video)
         elif (frames, budget_ms, budget_gmacs) != (None, None, None):
             raise ValueError("a clip has its frames already; leave out frames and budgets")
-        return compute_heat_map(
-            self.model,
-            video,
-            preprocessing=self.preprocessing,
-            classes=self.classes,
-            labels=label_kind(self.record.multi_label),
-            label=label,
-            layer=layer,
-        )
+        return compute_heat_map(self, video, label, layer)
 
     def reader(
         self,

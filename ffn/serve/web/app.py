@@ -86,18 +86,9 @@ def _add_refusals(app: FastAPI) -> None:
         known = ", ".join(Query.model_fields)
         return JSONResponse({"error": f"{'; '.join(wrong)}. The parameters are {known}"}, 400)
 
-    @app.exception_handler(Exception)
-    def fail(_: Request, error: Exception) -> JSONResponse:
-        # The server prints the traceback.
-        return JSONResponse({"error": f"the service failed: {type(error).__name__}"}, 500)
-
 
 async def _receive(request: Request, path: Path, service: Service) -> None:
-    """Write the body of a request to a file.
-
-    Raises:
-        Refusal: if it is too large, or takes too long.
-    """
+    """Write the body of a request to a file; refuses one that is too large or takes too long."""
     declared = request.headers.get("content-length", "0")
     service.check_size(int(declared) if declared.isdecimal() else 0)
     size = 0
