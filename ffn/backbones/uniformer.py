@@ -3,7 +3,8 @@
 Blocks of the first two stages have a depthwise convolution over neighbours, blocks of the others
 attention over all positions in space and time. Position embeddings are depthwise convolutions, so T
 is arbitrary. The first embedding halves T.
-Left out: the token-shrinking "light" models, and UniFormerV2.
+Left out: attention over time and then over space (§4.4), the token-shrinking "light" models, and
+UniFormerV2.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -147,7 +149,8 @@ class GlobalBlock(nn.Module):
 
         x = x.flatten(2).transpose(1, 2)  # (B, T * H * W, C)
         # In one piece, so that torch.export need not prove how maps of one pixel can be viewed.
-        x = self.attend(x.contiguous() if is_exporting() else x, frames)
+        x = x.contiguous() if is_exporting() else x
+        x = x + self.drop_path(self.attn(self.norm1(x)))
         x = x + self.drop_path(self.mlp(self.norm2(x)))
 
         if is_exporting():
@@ -156,33 +159,6 @@ class GlobalBlock(nn.Module):
             x = x.flatten().view(-1, math.prod(size) * channels)  # (B * T, H * W * C)
             return x.unflatten(0, (batch, -1)).unflatten(-1, (*size, channels)).movedim(-1, 1)
         return x.transpose(1, 2).unflatten(2, (frames, *size))
-
-    def attend(self, tokens: Tensor, frames: int) -> Tensor:
-        """Attention over the tokens (B, T * H * W, C) of each clip, with its shortcut."""
-        return tokens + self.drop_path(self.attn(self.norm1(tokens)))
-
-
-class SplitBlock(GlobalBlock):
-    """A :class:`GlobalBlock` with attention over time and then over space (paper, §4.4).
-
-    Note:
-        As in the authors' code, the output of the attention over time is the input of the attention
-        over space, but not of the shortcut around it.
-    """
-
-    def __init__(
-        self, dim: int, heads: int, *, mlp_ratio: float = 4.0, drop_path: float = 0.0
-    ) -> None:
-        super().__init__(dim, heads, mlp_ratio=mlp_ratio, drop_path=drop_path)
-        self.t_norm = nn.LayerNorm(dim, eps=1e-6)
-        self.t_attn = Attention(dim, heads)
-
-    def attend(self, tokens: Tensor, frames: int) -> Tensor:
-        """Attention over the frames of a position, then over the positions of a frame."""
-        x = tokens.unflatten(1, (frames, -1))  # (B, T, H * W, C)
-        places = x.transpose(1, 2)
-        timed = (places + self.drop_path(self.t_attn(self.t_norm(places)))).transpose(1, 2)
-        return (x + self.drop_path(self.attn(self.norm1(timed)))).flatten(1, 2)
 
 
 class UniFormer(PooledClassifier):
@@ -195,7 +171,6 @@ class UniFormer(PooledClassifier):
         head_dim: channels of an attention head; divides the last two of ``dims``.
         mlp_ratio: hidden channels of an MLP over those of its block.
         patch: stride of the first embedding; the other strides are 2.
-        split: attention over time and then over space, not over both together.
         dropout: probability before the classifier.
         drop_path: stochastic depth rate of the last block; it grows linearly from 0.
 
@@ -214,7 +189,6 @@ class UniFormer(PooledClassifier):
         head_dim: int = 64,
         mlp_ratio: float = 4.0,
         patch: int = 4,
-        split: bool = False,
         dropout: float = 0.0,
         drop_path: float = 0.0,
     ) -> None:
@@ -223,22 +197,14 @@ class UniFormer(PooledClassifier):
             raise ValueError(f"head_dim is {head_dim}; it must divide {dims[2]} and {dims[3]}")
         total = sum(depths)
         rates = iter(drop_path * index / max(1, total - 1) for index in range(total))
-        attending = SplitBlock if split else GlobalBlock
         self.patch = patch
         self.embeds = nn.ModuleList([Embedding(3, dims[0], patch=patch, halve_time=True)])
         self.embeds.extend(Embedding(a, b, patch=2) for a, b in itertools.pairwise(dims))
         self.blocks = nn.ModuleList()
         for stage, (dim, depth) in enumerate(zip(dims, depths, strict=True)):
-            blocks: list[nn.Module] = []
-            for _ in range(depth):
-                options = {"mlp_ratio": mlp_ratio, "drop_path": next(rates)}
-                is_local = stage < 2
-                blocks.append(
-                    LocalBlock(dim, **options)
-                    if is_local
-                    else attending(dim, dim // head_dim, **options)
-                )
-            self.blocks.append(nn.Sequential(*blocks))
+            block = LocalBlock if stage < 2 else partial(GlobalBlock, heads=dim // head_dim)
+            made = (block(dim, mlp_ratio=mlp_ratio, drop_path=next(rates)) for _ in range(depth))
+            self.blocks.append(nn.Sequential(*made))
         self.norm = nn.BatchNorm3d(dims[-1])
         self.add_classifier(dims[-1], num_classes, dropout)
         _init(self)
@@ -306,15 +272,11 @@ def _pointwise(channels: int, out: int) -> nn.Conv3d:
 
 
 def _init(model: UniFormer) -> None:
-    """Truncated N(0, 0.02) for linear layers; zero attention over time, as in the authors' code."""
+    """Truncated N(0, 0.02) for linear layers, as in the authors' code."""
     for module in model.modules():
         if isinstance(module, nn.Linear):
             trunc_normal_(module.weight, std=0.02)
             nn.init.zeros_(module.bias)
-    for module in model.modules():
-        if isinstance(module, SplitBlock):
-            nn.init.zeros_(module.t_attn.qkv.weight)
-            nn.init.ones_(module.t_attn.proj.weight)
 
 
 # UniFormer, table 1; FFN, table 3, trains uniformer_s on Something-Something V1.

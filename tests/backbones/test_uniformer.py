@@ -1,4 +1,4 @@
-"""UniFormer: the split attention written out, accepted sizes, and initialization."""
+"""UniFormer: attention written out, accepted sizes, and initialization."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ffn.backbones import uniformer
-from ffn.backbones.uniformer import Attention, SplitBlock, UniFormer
+from ffn.backbones.uniformer import Attention, UniFormer
 
 
 def attention(layer: Attention, tokens: Tensor) -> Tensor:
@@ -46,28 +46,6 @@ def test_attention_in_bf16(monkeypatch: pytest.MonkeyPatch, has_amx: bool) -> No
 
 
 @torch.no_grad()
-def test_split_block_place_by_place_and_frame_by_frame() -> None:
-    torch.manual_seed(0)
-    block = SplitBlock(8, 2).eval()
-    clip = torch.randn(2, 8, 3, 2, 2)  # (B, C, T, H, W)
-    x = clip + block.pos_embed(clip)
-
-    expected = torch.empty_like(x)
-    for item in range(2):
-        timed = torch.empty(3, 4, 8)  # frame, place, channel
-        for place in range(4):
-            tokens = x[item].flatten(2)[:, :, place].T  # (T, C)
-            timed[:, place] = tokens + attention(block.t_attn, block.t_norm(tokens))
-        for frame in range(3):
-            tokens = x[item, :, frame].flatten(1).T  # (H * W, C), without what time gave
-            tokens = tokens + attention(block.attn, block.norm1(timed[frame]))
-            tokens = tokens + block.mlp(block.norm2(tokens))
-            expected[item, :, frame] = tokens.T.unflatten(1, (2, 2))
-
-    torch.testing.assert_close(block(clip), expected, rtol=1e-5, atol=1e-6)
-
-
-@torch.no_grad()
 def test_sizes_that_do_not_fit_say_which_do() -> None:
     for patch, sides, fitting in ((4, (224, 100), "224 x 96"), (2, (8, 8), "16 x 16")):
         model = UniFormer(3, (1, 1, 1, 1), dims=(8, 8, 8, 8), head_dim=8, patch=patch)
@@ -86,11 +64,3 @@ def test_drop_path_rises_over_the_blocks() -> None:
     model = UniFormer(3, (1, 1, 2, 1), dims=(8, 8, 16, 16), head_dim=8, drop_path=0.4)
     rates = [block.drop_path.drop_prob for stage in model.blocks for block in stage]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
-
-
-@torch.no_grad()
-def test_attention_over_time_starts_as_none() -> None:
-    model = UniFormer(3, (1, 1, 1, 1), dims=(8, 8, 16, 16), head_dim=8, patch=2, split=True).eval()
-    block = model.blocks[2][0]
-    tokens = torch.randn(1, 4, 16)
-    assert torch.equal(block.t_attn(tokens), torch.zeros_like(tokens))

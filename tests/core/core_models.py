@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torchvision.models.video.resnet import BasicBlock, BasicStem, Conv3DSimple, VideoResNet
 
 from ffn import backbones
-from ffn.backbones import UniFormer
 from ffn.core import FrameFlexible, PrivateModules, WeightAlteration, convert
 
 CLASSES = 3
@@ -54,12 +53,6 @@ CASES = {
     "tea_tiny": tiny("tea_tiny", alter="all"),
     "slowfast_tiny": tiny("slowfast_tiny"),
     "uniformer_tiny": tiny("uniformer_tiny"),
-    "uniformer_tiny, split": Case(
-        lambda: UniFormer(
-            CLASSES, (1, 1, 1, 1), dims=(8, 8, 16, 16), head_dim=8, patch=2, split=True
-        ),
-        size=16,
-    ),
     "torchvision r3d": Case(
         lambda: VideoResNet(
             BasicBlock, [Conv3DSimple] * 4, [1, 1, 1, 1], BasicStem, num_classes=CLASSES
