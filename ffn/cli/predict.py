@@ -129,8 +129,8 @@ def predict(
     if not files:
         raise ValueError("no FILE is given; name a video, or a folder of videos")
     refuse_missing(*files)
+    _refuse(files, choice, window, picture, batch, format)
     if batch.output is not None:
-        _refuse_for_lists(files, choice, window, picture, batch.output, format)
         refuse_existing(batch.output, overwrite, inputs=files)
         make_writable(batch.output.parent)
         import_extensions(imports or [])
@@ -139,7 +139,6 @@ def predict(
         device = find_device(network.device)
         run = partial(predict_list, Path(files[0]), weights, choice.options, batch, network, top)
         return run_command("ffn predict", run, device=device)
-    _refuse(files, choice, window, picture, batch)
     paths = [path for given in files for path in _videos(given)]
     targets = _targets(picture, window, paths, overwrite)
     import_extensions(imports or [])
@@ -157,29 +156,35 @@ def predict(
 
 
 def _refuse(
-    files: Sequence[str], choice: Choice, window: Window, picture: Picture, batch: Batch
+    files: Sequence[str], choice: Choice, window: Window, picture: Picture, batch: Batch, form: str
 ) -> None:
-    """Raise ValueError for lists of videos, and for options that would do nothing."""
-    lists = [one for one in files if one.lower().endswith((".csv", ".txt"))]
-    if lists:
-        raise ValueError(f"{lists[0]} is a list of videos; add --output TABLE.csv")
+    """Raise ValueError for options that exclude each other, or would do nothing."""
+    is_list, in_windows = batch.output is not None, window.window is not None
     saves_video = picture.save is not None and picture.save.lower().endswith(".mp4")
-    needs = {
-        "--step needs --window": window.step is not None and window.window is None,
+    lists = [one for one in files if one.lower().endswith((".csv", ".txt"))]
+    single = choice.exits_early or window != Window() or picture != Picture()
+    is_csv = form != "json" and str(batch.output).lower().endswith(".csv")
+    wrong = {
+        f"--output is for one list of videos; got {len(files)} files": is_list and len(files) > 1,
+        "early exit, windows and pictures are for videos, not for a list": is_list and single,
+        f"--output writes a table *.csv; got {batch.output}, --format {form}": is_list
+        and not is_csv,
+        f"{''.join(lists[:1])} is a list of videos; add --output TABLE.csv": lists and not is_list,
+        "--root, --batch-size, --workers and --timeout need --output": batch != DEFAULT_BATCH
+        and not is_list,
+        "--step needs --window": window.step is not None and not in_windows,
         "--fps needs --window or --save *.mp4": window.fps is not None
-        and not (window.window or saves_video),
+        and not (in_windows or saves_video),
         "--heat-map needs --save": picture.heat_map and picture.save is None,
         "--label and --layer need --heat-map": (picture.label or picture.layer)
         and not picture.heat_map,
         "--heat-map needs --save *.png or *.gif, without --window": picture.heat_map
-        and (saves_video or window.window is not None),
-        "early exit is for whole videos, without --window": choice.exits_early
-        and window.window is not None,
-        "--root, --batch-size, --workers and --timeout need --output": batch != DEFAULT_BATCH,
+        and (saves_video or in_windows),
+        "early exit is for whole videos, without --window": choice.exits_early and in_windows,
     }
-    for reason, applies in needs.items():
+    for reason, applies in wrong.items():
         if applies:
-            raise ValueError(f"{reason}; add it, or leave the other out")
+            raise ValueError(reason)
 
 
 def _videos(given: str) -> Iterator[str]:
@@ -284,17 +289,3 @@ def _targets(
     for folder in {target.parent for target in targets}:
         make_writable(folder)
     return targets
-
-
-def _refuse_for_lists(
-    files: Sequence[str], choice: Choice, window: Window, picture: Picture, output: Path, form: str
-) -> None:
-    """Raise ValueError for options that a list of videos does not take."""
-    if len(files) > 1:
-        raise ValueError(f"--output is for one list of videos; got {len(files)} files")
-    if choice.exits_early or window != Window() or picture != Picture():
-        raise ValueError(
-            "early exit, windows and pictures are not for lists of videos; leave out --output"
-        )
-    if form == "json" or output.suffix.lower() != ".csv":
-        raise ValueError(f"--output writes a table *.csv; got {output}, --format {form}")

@@ -122,20 +122,6 @@ def upload(address: str, video: Path) -> bytes:
     return ask(address, "POST", "/gradio_api/upload", body, form).read()
 
 
-def test_answers_at_several_numbers_of_frames(client, predictors, videos) -> None:
-    first, auto = client.predict(videos[1].read_bytes(), [7, "auto"], top=2)
-    prediction = predictors["tiny"](videos[1], frames=7)
-
-    expected = prediction.to_dict(2)
-    assert first["name"] == "the video"
-    for key in ("frames", "sub_network", "network", "why"):
-        assert first[key] == expected[key]
-    assert first["indices"] == [*prediction.indices]
-    assert first["gmacs"] == predictors["tiny"].gmacs(7)
-    assert min(first["decode_ms"], first["model_ms"]) > 0
-    assert auto["why"] == "auto: the largest count"
-
-
 def test_many_requests_at_once_do_not_mix(client, predictors, videos) -> None:
     asked = [(v, n, m) for v in videos for n in COUNTS for m in predictors]
     np.random.default_rng(0).shuffle(asked)
@@ -152,18 +138,18 @@ def test_many_requests_at_once_do_not_mix(client, predictors, videos) -> None:
         found = {one["label"]: one["probability"] for one in answer["labels"]}
         assert found == pytest.approx(expected, abs=1e-5)
         assert (answer["name"], answer["frames"]) == (video.name, frames)
+        assert answer["gmacs"] == predictors[model].gmacs(frames)
 
 
 def test_wrong_parameters(address, videos) -> None:
     """Each is named with what is wrong; several at once."""
     for query in (
-        *("frames=0", "frames=-1", "frames=4&frames=", "frames=17", "frame=8", "top=0"),
-        *("budget_ms=nan", "budget_gmacs=inf", "model=big", f"name={'x' * 201}", "name="),
-        *("frames=4&budget_ms=3", "top=0&frame=8"),
+        *("frames=0", "frames=4&frames=", "frames=17", "frames=4&" * 9, "model=big"),
+        *("budget_ms=nan", f"name={'x' * 201}", "frames=4&budget_ms=3", "top=0&frame=8"),
     ):
         status, answer = post(address, f"/api/predict?{query}", videos[0].read_bytes())
         assert status == 400
-        for part in query.split("&"):
+        for part in filter(None, query.split("&")):
             name, _, value = part.partition("=")
             assert name in answer["error"] or value == "4"
 
@@ -230,8 +216,6 @@ def test_the_page_needs_no_other_host(address) -> None:
     page = ask(address, "GET", "/").read().decode()
     assert "Label a video with any number of frames" in page
     assert "googleapis" not in page
-    paths = json.load(ask(address, "GET", "/openapi.json"))["paths"]
-    assert [*paths["/api/predict"]] == ["post"]
 
 
 def test_a_service_that_does_not_answer() -> None:
