@@ -6,7 +6,6 @@ from ffn.data.annotations import (
     read_annotation_rows,
     read_annotations,
     read_classes,
-    rows_to_records,
 )
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
@@ -32,13 +31,8 @@ from ffn.data.preprocessing import Normalize, Preprocessing
 from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.records import Record, has_several_labels, label_text, labels_of
 from ffn.data.sampling import (
-    dense,
-    dense_clips,
-    dense_start,
     sample_views,
     segment_center,
-    segment_random,
-    segment_views,
 )
 from ffn.data.splits import (
     Splits,
@@ -75,9 +69,6 @@ __all__ = [
     "collate_eval",
     "collate_train",
     "decode",
-    "dense",
-    "dense_clips",
-    "dense_start",
     "describe_splits",
     "has_several_labels",
     "label_text",
@@ -91,11 +82,8 @@ __all__ = [
     "read_annotations",
     "read_classes",
     "read_splits",
-    "rows_to_records",
     "sample_views",
     "segment_center",
-    "segment_random",
-    "segment_views",
     "split_warnings",
     "swap_pairs",
     "watching",

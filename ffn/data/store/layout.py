@@ -8,21 +8,18 @@ shard-00000.bin         clips, one after another; a clip is a header and its JPE
 from __future__ import annotations
 
 import hashlib
-import json
 import os
-import re
 import shutil
 import sqlite3
 from contextlib import closing
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from filelock import FileLock
+from pydantic import BaseModel, Field, ValidationError
 
 from ffn.files import atomic_write
 
-KIND, VERSION = "ffn clip store", 2
 MANIFEST = "store.json"
 TIMEOUT = 60  # seconds without data, of http
 SCHEMA = """
@@ -69,11 +66,12 @@ class Unreadable(NamedTuple):
     reason: str
 
 
-@dataclass(frozen=True)
-class Manifest:
+class Manifest(BaseModel, frozen=True, extra="forbid"):
     """The content of `store.json`.
 
     Attributes:
+        kind: Of the file.
+        version: Of the format.
         short_side: Larger videos were downscaled to this shorter side, in pixels.
         quality: JPEG quality, 1 to 100.
         clips: Number of clips.
@@ -82,42 +80,36 @@ class Manifest:
         sha256: Of the index.
     """
 
+    kind: Literal["ffn clip store"] = "ffn clip store"
+    version: Literal[2] = 2
     short_side: int
     quality: int
     clips: int
     frames: int
     bytes: int
-    sha256: str
+    sha256: str = Field(pattern="^[0-9a-f]{64}$")
 
     @property
     def index(self) -> str:
         """File name of the index."""
         return f"index-{self.sha256[:12]}.db"
 
-    def to_json(self) -> str:
-        """The text of `store.json`."""
-        return json.dumps({"kind": KIND, "version": VERSION, **asdict(self)}, indent=1) + "\n"
-
     @classmethod
-    def from_json(cls, text: bytes, where: str) -> Manifest:
+    def parse(cls, text: str | bytes, where: str) -> Manifest:
         """Parse the text of `store.json`; errors name it as `where`.
 
         Raises:
             StoreError: if it is damaged, not a clip store, or of another version.
         """
         try:
-            values = json.loads(text)
-            found = values.pop("kind"), values.pop("version")
-            manifest = cls(**values) if found == (KIND, VERSION) else None
-            damaged = manifest is None or not re.fullmatch("[0-9a-f]{64}", manifest.sha256)
-        except (ValueError, AttributeError, KeyError, TypeError) as error:
-            found, damaged = error, True
-        if damaged:
+            return cls.model_validate_json(text)
+        except ValidationError as error:
+            first = error.errors()[0]
+            cause = f"{'.'.join(map(str, first['loc']))}: {first['msg']}"
             raise StoreError(
-                f"{where} is damaged or of another version ({found}); this version reads {KIND!r} "
-                f"{VERSION}. Copy it again, or pack again into a new folder"
-            )
-        return manifest
+                f"{where} is damaged or of another version ({cause}). Copy it again, or pack "
+                "again into a new folder"
+            ) from None
 
 
 class Files:

@@ -152,7 +152,7 @@ def _finished(folder: Path, options: tuple[int, int]) -> Manifest | None:
     path = folder / MANIFEST
     if not path.exists():
         return None
-    manifest = Manifest.from_json(path.read_bytes(), str(path))
+    manifest = Manifest.parse(path.read_bytes(), str(path))
     _check_equal(folder, (manifest.short_side, manifest.quality), options)
     return manifest
 
@@ -296,9 +296,11 @@ class _Writer:
         count = "SELECT count(*), total(frames), total(bytes) FROM clips"
         counts = map(int, self._database.execute(count).fetchone())
         journal = self.folder / JOURNAL
-        manifest = Manifest(*self._options, *counts, sha256_of(journal))
+        names = ("short_side", "quality", "clips", "frames", "bytes")
+        numbers = dict(zip(names, (*self._options, *counts), strict=True))
+        manifest = Manifest(**numbers, sha256=sha256_of(journal))
         _copy(journal, self.folder / manifest.index)
-        write_text(self.folder / MANIFEST, manifest.to_json(), sync=True)
+        write_text(self.folder / MANIFEST, manifest.model_dump_json(indent=1), sync=True)
         journal.unlink()
         # A reader that opened the previous store.json may still open the previous index.
         used = {one.index for one in (manifest, self._before) if one is not None}

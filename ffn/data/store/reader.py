@@ -55,7 +55,7 @@ class ClipStore:
     ) -> None:
         self.path, self.root = os.fspath(path).rstrip("/"), root
         self._files = Files(self.path, _cache_folder(self.path) if cache is None else Path(cache))
-        self.manifest = Manifest.from_json(self._files.manifest(), f"{self.path}/store.json")
+        self.manifest = Manifest.parse(self._files.manifest(), f"{self.path}/store.json")
         try:
             self._index = self._files.path(self.manifest.index, self.manifest.sha256)
             found = sha256_of(self._index)
