@@ -69,6 +69,16 @@ def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterat
         raise
 
 
+def refuse_existing(paths: Iterable[Path], overwrite: bool) -> None:
+    """Raise FileExistsError for a file that a call would replace, unless it may."""
+    existing = next((path for path in paths if path.exists()), None)
+    if existing is not None and not overwrite:
+        raise FileExistsError(
+            f"{existing} exists; choose another name, or overwrite it: overwrite=True in Python, "
+            "--overwrite in a command"
+        )
+
+
 def write_text(path: Path, text: str, *, sync: bool = False) -> None:
     """Write a text file (UTF-8) atomically; arguments and errors as :func:`atomic_write`."""
     with atomic_write(path, "w", sync=sync) as file:

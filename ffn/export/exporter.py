@@ -21,7 +21,7 @@ from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, p
 from ffn.export.fuse import TOLERANCE, fuse
 from ffn.export.int8 import Calibration, Int8Report, quantize
 from ffn.export.onnx_format import onnx
-from ffn.files import atomic_write, write_text
+from ffn.files import atomic_write, refuse_existing, write_text
 
 # A few pixels of resized frames are rounded differently by other runtimes.
 RESIZED_TOLERANCE = 1e-2  # as TOLERANCE
@@ -149,16 +149,6 @@ def export(
         report = _write_int8(network, path, write, calibration)
     write_text(described, json.dumps(report.to_dict(), indent=1) + "\n")
     return report
-
-
-def refuse_existing(paths: Sequence[Path], overwrite: bool) -> None:
-    """Raise FileExistsError for a file that an export would replace, unless it may."""
-    existing = [path for path in paths if path.exists()]
-    if existing and not overwrite:
-        raise FileExistsError(
-            f"{existing[0]} exists; choose another name, or overwrite it: overwrite=True in "
-            "Python, --overwrite in a command"
-        )
 
 
 def deploy(

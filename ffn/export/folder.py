@@ -12,10 +12,10 @@ from typing import Any
 from torch import nn
 
 from ffn.core import FrameFlexible, nearest
-from ffn.export.exporter import ExportReport, deploy, refuse_existing, write_checked
+from ffn.export.exporter import ExportReport, deploy, write_checked
 from ffn.export.formats import find_format, suffix_of
 from ffn.export.onnx_format import share_tensors
-from ffn.files import write_text
+from ffn.files import refuse_existing, write_text
 
 INDEX, SHARED = "index.json", "weights.bin"
 

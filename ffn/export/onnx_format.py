@@ -6,8 +6,7 @@ import hashlib
 import json
 import logging
 import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import IO, TYPE_CHECKING
 
@@ -48,8 +47,11 @@ def to_onnx(network: DeployedNetwork, clip: Tensor) -> ModelProto:
             "network before its conversion, or to .pt2"
         )
     program = trace(network, clip)
+    for name in ("torch.onnx", "onnxscript"):  # they log each step
+        logging.getLogger(name).setLevel(logging.ERROR)
     try:
-        with _quiet():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of its own deprecated calls
             exported = torch.onnx.export(
                 program,
                 dynamo=True,
@@ -145,19 +147,3 @@ def _simplify(model: ir.Model) -> None:
     optimizer.inline(model)
     optimizer.fold_constants(model)
     optimizer.remove_unused_nodes(model)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Hide what torch.onnx logs about each step and about its own deprecated calls."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript")]
-    levels = [logger.level for logger in loggers]
-    try:
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)

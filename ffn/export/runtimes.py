@@ -140,10 +140,12 @@ def _in_precision(network: Callable[[Tensor], Tensor], precision: str) -> Run:
 
 
 def _convert(network: nn.Module, dtype: torch.dtype) -> nn.Module:
-    """Convert a network in place to another precision, but for its batch norms."""
-    for module in network.modules():
-        if not isinstance(module, nn.modules.batchnorm._BatchNorm):
-            module._apply(lambda t: t.to(dtype) if t.is_floating_point() else t, recurse=False)
+    """Convert a network in place to another precision, but for the statistics of batch norms."""
+    norms = [m for m in network.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
+    state = [copy.deepcopy(norm.state_dict()) for norm in norms]
+    network.to(dtype)
+    for norm, values in zip(norms, state, strict=True):
+        norm.float().load_state_dict(values)
     return channels_last(network)
 
 

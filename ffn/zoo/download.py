@@ -92,8 +92,9 @@ def forget(path: Path) -> None:
 
 def sha256_of(path: Path) -> str:
     """The SHA-256 of a file, 64 hex digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    import pooch
+
+    return pooch.file_hash(str(path))
 
 
 def _is_right(target: Path, sha256: str | None) -> bool:

@@ -14,7 +14,7 @@ import torch
 import yaml
 from torch import Tensor, nn
 
-from ffn.files import atomic_write
+from ffn.files import atomic_write, refuse_existing
 from ffn.zoo.load import model_from_record
 from ffn.zoo.records import WeightRecord
 from ffn.zoo.state_match import match_state
@@ -48,20 +48,14 @@ def save_weights(
     if path.suffix != ".safetensors":
         raise ValueError(f"{path} should end in .safetensors")
     beside = path.with_suffix(".yaml")
-    for file in (path, beside):
-        if file.exists() and not overwrite:
-            raise FileExistsError(
-                f"{file} exists; choose another name, or overwrite it: "
-                "overwrite=True in Python, --overwrite in a command"
-            )
-
+    refuse_existing([path, beside], overwrite)
     record = WeightRecord.from_dict({"name": path.stem, **meta, "file": path.name})
     # Clones, because safetensors refuses tensors that share memory.
     state = {k: v.detach().cpu().contiguous().clone() for k, v in model.state_dict().items()}
     match_state(state, model_from_record(record).state_dict()).require("the model to be saved")
     content = safetensors.torch.save(state)
     record = replace(record, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
-    text = _to_yaml(record)
+    text = yaml.safe_dump(record.to_dict(), sort_keys=False, allow_unicode=True, width=100)
 
     path.parent.mkdir(parents=True, exist_ok=True)
     with atomic_write(path) as weights, atomic_write(beside, "w") as description:
@@ -69,15 +63,6 @@ def save_weights(
         weights.flush()  # a full disk fails here, before either file is replaced
         description.write(text)
     return record
-
-
-def _to_yaml(record: WeightRecord) -> str:
-    try:
-        return yaml.safe_dump(record.to_dict(), sort_keys=False, allow_unicode=True, width=100)
-    except yaml.YAMLError as error:
-        raise ValueError(
-            f"the record of {record.name} holds more than plain values: {error}"
-        ) from None
 
 
 def state_sha256(state: Mapping[str, Tensor]) -> str:

@@ -125,7 +125,6 @@ def test_a_description_of_another_network_is_not_saved(tmp_path, network, meta):
     for change, message in (
         ({"classes": ["one"]}, "1 class names for num_classes 3"),
         ({"trainedframes": (2, 4)}, 'did you mean "trained_frames"'),
-        ({"config": {"path": Path("x")}}, "holds more than plain values"),
         ({"num_classes": 0}, "num_classes"),
     ):
         with pytest.raises(ValueError, match=message):
