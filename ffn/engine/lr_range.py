@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -51,21 +51,6 @@ class RangeTest:
         The same weights for both: the average of past losses belongs left of the last rate.
         """
         return np.exp(smooth(np.log(self.rates))), smooth(self.losses)
-
-
-@dataclass(frozen=True)
-class Suggestion:
-    """Learning rates that stand out in a range test.
-
-    Attributes:
-        steepest: where the smoothed loss falls fastest.
-        lowest: where the smoothed loss is lowest.
-        loss: the lowest smoothed loss.
-    """
-
-    steepest: float
-    lowest: float
-    loss: float
 
 
 def range_test(
@@ -122,7 +107,7 @@ def has_diverged(smoothed: np.ndarray) -> bool:
     return bool(is_high or not math.isfinite(smoothed[-1]))
 
 
-def suggest(result: RangeTest) -> Suggestion | None:
+def suggest(result: RangeTest) -> dict[str, float] | None:
     """The rate at which the smoothed loss falls fastest, and the one at which it is lowest.
 
     The slope at a step is that of the smoothed loss over the logarithm of the rate, between the
@@ -130,8 +115,9 @@ def suggest(result: RangeTest) -> Suggestion | None:
     the lowest loss, do not count.
 
     Returns:
-        None if the loss does not fall by `LEAST_FALL`, and by more than twice its noise, the
-        standard deviation of single losses (that is about nine standard errors of the averages).
+        These two rates, ``steepest`` and ``lowest``, and the lowest smoothed ``loss``. None if the
+        loss does not fall by `LEAST_FALL`, and by more than twice its noise, the standard deviation
+        of single losses (that is about nine standard errors of the averages).
     """
     rates, smoothed = (values[FIRST:] for values in result.curve)
     smoothed = smoothed[np.isfinite(smoothed)]
@@ -145,10 +131,11 @@ def suggest(result: RangeTest) -> Suggestion | None:
     x, y = np.log(rates[: lowest + 1]), smoothed[: lowest + 1]
     slopes = (y[2 * width :] - y[: -2 * width]) / (x[2 * width :] - x[: -2 * width])
     steepest = width + int(slopes.argmin())
-    return Suggestion(float(rates[steepest]), float(rates[lowest]), float(smoothed[lowest]))
+    found = {"steepest": rates[steepest], "lowest": rates[lowest], "loss": smoothed[lowest]}
+    return {name: float(value) for name, value in found.items()}
 
 
-def report_lines(result: RangeTest, suggestion: Suggestion | None, scale: float) -> list[str]:
+def report_lines(result: RangeTest, suggestion: dict[str, float] | None, scale: float) -> list[str]:
     """Console lines about a range test.
 
     Args:
@@ -165,24 +152,24 @@ def report_lines(result: RangeTest, suggestion: Suggestion | None, scale: float)
             "no suggestion: the smoothed loss did not fall. Give more --steps or other rates, and "
             "check the start weights; without any, epochs may pass before the loss falls",
         ]
-    steepest, lowest = suggestion.steepest, suggestion.lowest
+    steepest, lowest = suggestion["steepest"], suggestion["lowest"]
     return [
         first,
         f"the smoothed loss falls fastest at {steepest:.2g}, and is lowest "
-        f"({suggestion.loss:.3g}) at {lowest:.2g}",
+        f"({suggestion['loss']:.3g}) at {lowest:.2g}",
         f"suggestion: optim.lr from {steepest / scale:.2g} to {lowest / scale:.2g}, between these "
         "two; one seed and a few steps find the order of magnitude",
     ]
 
 
 def save_range_test(
-    result: RangeTest, suggestion: Suggestion | None, folder: Path, config: dict[str, Any]
+    result: RangeTest, suggestion: dict[str, float] | None, folder: Path, config: dict[str, Any]
 ) -> list[Path]:
     """Write ``lr_range.json``, with the options of the test, and ``lr_range.png``; return both."""
     folder.mkdir(parents=True, exist_ok=True)
     files = [folder / f"lr_range.{suffix}" for suffix in ("json", "png")]
     content = {
-        "suggestion": None if suggestion is None else asdict(suggestion),
+        "suggestion": suggestion,
         "diverged": result.diverged,
         "rates": result.rates,
         "losses": [loss if math.isfinite(loss) else None for loss in result.losses],
@@ -193,14 +180,15 @@ def save_range_test(
     return files
 
 
-def _save_figure(result: RangeTest, suggestion: Suggestion | None, path: Path) -> None:
+def _save_figure(result: RangeTest, suggestion: dict[str, float] | None, path: Path) -> None:
     rates, smoothed = result.curve
     figure = new_figure(6.4, 4.0)
     axes = figure.subplots()
     axes.plot(result.rates, result.losses, color=COLORS[0], alpha=0.3, label="loss")
     axes.plot(rates, smoothed, color=COLORS[0], linewidth=1.8, label="smoothed")
     if suggestion is not None:
-        for rate, style in ((suggestion.steepest, "--"), (suggestion.lowest, ":")):
+        for name, style in (("steepest", "--"), ("lowest", ":")):
+            rate = suggestion[name]
             axes.axvline(rate, color=GRAY, linestyle=style, linewidth=1.2, label=f"{rate:.2g}")
     axes.set_xscale("log")
     axes.set_xlabel("learning rate")

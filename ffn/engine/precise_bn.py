@@ -21,7 +21,7 @@ from ffn.engine.freezing import is_frozen
 
 
 @torch.no_grad()
-def update_precise_bn(model: nn.Module, clips: Iterable[tuple[Tensor, int]], world: World) -> int:
+def update_precise_bn(model: nn.Module, clips: Iterable[Tensor], world: World) -> int:
     """Compute the running statistics of every BatchNorm from the given clips.
 
     Norms use batch statistics, as in training; all other modules are in evaluation mode. Only
@@ -29,10 +29,8 @@ def update_precise_bn(model: nn.Module, clips: Iterable[tuple[Tensor, int]], wor
 
     Args:
         model: frame-flexible or not; not wrapped in DDP.
-        clips: (B, C, T, H, W) on the model's device, normalized, each with the count of the
-            sub-network that runs it; plain models do not use the count. If norms are synchronized,
-            each process has the same number. According to the paper, 1,000 to 10,000 samples are
-            enough.
+        clips: (B, C, T, H, W) on the model's device, normalized. If norms are synchronized, each
+            process has the same number. According to the paper, 1,000 to 10,000 samples are enough.
         world: the processes; all get the mean over the clips of all.
 
     Returns:
@@ -51,8 +49,8 @@ def update_precise_bn(model: nn.Module, clips: Iterable[tuple[Tensor, int]], wor
             norm.train()
             norm.momentum = None  # a cumulative mean
             norm.reset_running_stats()
-        for clip, count in clips:
-            model(clip, active=count) if isinstance(model, FrameFlexible) else model(clip)
+        for clip in clips:
+            model(clip)
     finally:
         for module, mode in modes.items():
             module.training = mode

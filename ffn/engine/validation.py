@@ -84,15 +84,15 @@ class Validator:
         skipped: list[str] = []
         used: set[int] = set()
 
-        def clips() -> Iterator[tuple[Tensor, int]]:
+        def clips() -> Iterator[Tensor]:
             self.train_loader.sampler.set_epoch(epoch)
             for batch in itertools.islice(self.train_loader, self.precise_bn):
                 skipped.extend(batch["skipped"])
                 if step.has_videos(batch):
                     batch = to_device(batch, self.world.device, step.normalize)
-                    for view, clip in step.task.clips(batch).items():
-                        used.add(active := step.task.sub_network(view, clip.shape[2]))
-                        yield clip, active
+                    for clip in step.task.clips(batch).values():
+                        yield clip
+                        used.add(getattr(step.network, "active", 0))  # by now, it has run the clip
 
         seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random
         with step.autocast(), eager():

@@ -63,7 +63,7 @@ def statistics_of_batches(world: World, shares: list[int]) -> dict[str, Any]:
     batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
     first = sum(shares[: world.rank])
     own = batches[first : first + shares[world.rank]]
-    clips = ((clip.double(), count) for one in own for count, clip in one["clips"].items())
+    clips = (clip.double() for one in own for clip in one["clips"].values())
     update_precise_bn(model, clips, world)
     return dict(model.named_buffers())
 

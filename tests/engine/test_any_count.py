@@ -239,7 +239,7 @@ def test_sub_networks_that_are_not_drawn_do_not_change() -> None:
     torch.manual_seed(0)
     owners = {count: (count, count) for count in (2, 3, 4, 5)}
     model = ffn.convert(tiny(), owners).train()
-    task = FlexibleTask(model, (3, 5), owners=owners)
+    task = FlexibleTask(model, (3, 5))
     group = {"params": list(model.parameters()), "lr_scale": 1.0}
     step = TrainStep(
         task,

@@ -57,9 +57,9 @@ def test_test_of_a_parabola_ends_where_it_diverges(curvature: float) -> None:
     assert result.diverged
     assert 2 < result.rates[-1] * curvature < 50
     found = suggest(result)
-    assert 0.001 < found.steepest * curvature < 0.1  # e^-1 after 20 steps of 0.05
-    assert found.steepest < found.lowest < result.rates[-1]  # w is 0 before the rate reaches 2 / c
-    assert found.loss == pytest.approx(1, rel=0.05)
+    assert 0.001 < found["steepest"] * curvature < 0.1  # e^-1 after 20 steps of 0.05
+    assert found["steepest"] < found["lowest"] < result.rates[-1]
+    assert found["loss"] == pytest.approx(1, rel=0.05)
 
 
 def test_averages() -> None:
@@ -80,8 +80,8 @@ def test_steepest_point_of_a_known_curve() -> None:
         for rate in rates
     ]
     found = suggest(RangeTest(rates, losses, diverged=False))
-    assert math.log10(found.steepest) == pytest.approx(-3, abs=0.15)
-    assert math.log10(found.lowest) == pytest.approx(-1, abs=0.3)
+    assert math.log10(found["steepest"]) == pytest.approx(-3, abs=0.15)
+    assert math.log10(found["lowest"]) == pytest.approx(-1, abs=0.3)
 
 
 NOISE = np.random.default_rng(0).normal(2.5, 0.3, 300).tolist()

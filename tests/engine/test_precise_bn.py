@@ -16,12 +16,12 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from ffn import backbones
-from ffn.core import FrameFlexible, PrivateModules, convert
+from ffn.core import FrameFlexible, PrivateModules, convert, nearest
 from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.train_step import seed_step, to_device
 
 BATCHES = [batch((2, 4), size=size, seed=size) for size in (4, 3, 5)]  # of different sizes
-CLIPS = [(clip, count) for one in BATCHES for count, clip in one["clips"].items()]
+CLIPS = [clip for one in BATCHES for clip in one["clips"].values()]
 
 
 def expected(inputs: list[Tensor]) -> tuple[np.ndarray, np.ndarray]:
@@ -105,7 +105,7 @@ def test_one_batch_is_a_step_with_momentum_one(name: str, kind: type[nn.Module])
     with torch.no_grad():
         reference(clip)
 
-    assert update_precise_bn(model.eval(), [(clip, 4)], ONE) == len(norms)
+    assert update_precise_bn(model.eval(), [clip], ONE) == len(norms)
 
     for key, norm in norms.items():
         found = model.get_submodule(key)
@@ -149,7 +149,7 @@ def test_only_norms_that_a_view_uses_are_set() -> None:
     model = convert(First(), (2, 4), alter="none")
     model.unused = nn.BatchNorm2d(3)
 
-    update_precise_bn(model, [(clip, count) for clip, count in CLIPS if count == 2], ONE)
+    update_precise_bn(model, [clip for clip in CLIPS if clip.shape[2] == 2], ONE)
 
     for norm in (model.model.norm["4"], model.unused):
         assert int(norm.num_batches_tracked) == 0
@@ -190,13 +190,14 @@ def test_statistics_of_a_run_are_those_of_its_clips(
 
     step, inputs = run.train_step, {}
     conv, norm, *_ = getattr(step.model, "model", step.model).net.conv1
+    private = isinstance(norm, PrivateModules)
     seed_step(step.seed, 1, 0)
     run.train_loader.sampler.set_epoch(1)
     for one in run.train_loader:
-        for name, clip in step.task.clips(to_device(one, ONE.device, step.normalize)).items():
-            owner = step.task.sub_network(name, clip.shape[2])
+        for clip in step.task.clips(to_device(one, ONE.device, step.normalize)).values():
             x = conv(clip.transpose(1, 2).flatten(0, 1)).detach()
-            inputs.setdefault(owner if isinstance(norm, PrivateModules) else "", []).append(x)
-    assert len(inputs) == (len(norm) if isinstance(norm, PrivateModules) else 1)
+            owner = nearest(clip.shape[2], step.model.ranges) if private else ""
+            inputs.setdefault(owner, []).append(x)
+    assert len(inputs) == (len(norm) if private else 1)
     for owner, seen in inputs.items():
         check(norm[str(owner)] if owner else norm, seen)

@@ -98,13 +98,6 @@ class Task(nn.Module):
         """
         return batch["clips"]
 
-    def sub_network(self, view: int, frames: int) -> int:
-        """The count of the sub-network that runs a view's clips, of ``frames`` frames.
-
-        Exact BatchNorm statistics of frame-flexible networks use it.
-        """
-        return view
-
     def label_loss(self, logits: Tensor, label: Tensor) -> Tensor:
         """Cross-entropy, or binary cross-entropy for several labels, with the class weights.
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ffn.core import frame_ranges, nearest
 from ffn.engine.task_options import FlexibleOptions, TaskOptions
 from ffn.engine.tasks.base import Task, register_task
 from ffn.labels import MultiLabel, SingleLabel
@@ -30,10 +29,7 @@ class FlexibleTask(Task):
 
     Args:
         model: a frame-flexible network.
-        trained_frames: the views; the largest is the teacher. With ``owners``, each is named by the
-            largest count that is drawn.
-        owners: sub-networks with the counts that they own, as in ``FrameFlexible.ranges``; None if
-            each view has a sub-network of its name.
+        trained_frames: names of the views, by their largest counts; the largest is the teacher.
         distill_weight: λ.
         small_views: "distill" is the paper. "label" gives the smaller views the cross-entropy
             instead (the paper's ablation), "mixed" the mean of both.
@@ -46,27 +42,25 @@ class FlexibleTask(Task):
         model: nn.Module,
         trained_frames: tuple[int, ...],
         *,
-        owners: Mapping[int, tuple[int, int]] | None = None,
         distill_weight: float = 1.0,
         small_views: str = "distill",
     ) -> None:
         super().__init__(model)
         self.trained_frames = tuple(sorted(trained_frames))
-        self.owners = owners
-        self.uses_every_parameter = owners is None
         self.distill_weight = distill_weight
         self.small_views = small_views
 
     @classmethod
     def from_options(cls, model: nn.Module, options: FlexibleOptions) -> FlexibleTask:
         """Build the task for the views of the options."""
-        return cls(
+        task = cls(
             model,
             tuple(cls.views(options)),
-            owners=frame_ranges(options.trained_frames) if options.draws else None,
             distill_weight=options.distill_weight,
             small_views=options.small_views,
         )
+        task.uses_every_parameter = not options.draws
+        return task
 
     @classmethod
     def conversion(cls, options: FlexibleOptions) -> dict[str, Any]:
@@ -90,22 +84,14 @@ class FlexibleTask(Task):
         """Yield the largest view's cross-entropy, then the loss of each smaller view."""
         *small, largest = self.trained_frames
         clips, label = self.clips(batch), batch["label"]
-        logits = self._run(clips[largest], largest)
+        logits = self.model(clips[largest])
         teacher = self.labels.log_probabilities(_float(logits.detach()))
         yield f"{self.labels.loss_name}_{largest}", self.label_loss(logits, label), largest, logits
 
         for frames in reversed(small):
-            logits = self._run(clips[frames], frames)
+            logits = self.model(clips[frames])
             name, loss = self.small_view_loss(logits, teacher, label)
             yield f"{name}_{frames}", self.distill_weight * loss, frames, logits
-
-    def sub_network(self, view: int, frames: int) -> int:
-        """The owner of a number of frames, with ``task.draws``; else that of the view's name."""
-        return view if self.owners is None else nearest(frames, self.owners)
-
-    def _run(self, clip: Tensor, view: int) -> Tensor:
-        """Logits (B, K) of a view."""
-        return self.model(clip, active=self.sub_network(view, clip.shape[2]))
 
     def small_view_loss(self, logits: Tensor, teacher: Tensor, label: Tensor) -> tuple[str, Tensor]:
         """Name and loss of a view below the largest.
