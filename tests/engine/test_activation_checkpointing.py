@@ -35,11 +35,6 @@ def network(name: str) -> nn.Module:
         return backbones.UniFormer(
             3, (1, 2, 1, 1), dims=(8, 8, 16, 16), head_dim=8, patch=2, dropout=0.3, drop_path=0.5
         )
-    if name == "slowonly":
-        pathway = backbones.slowfast.Pathway(
-            8, stem_kernel=1, kernels=(1, 1, 3, 3), depths=(1, 1, 1, 1), pool=False
-        )
-        return backbones.slowfast.SinglePathway(pathway, 3)
     if name == "mobilenet":
         name = "tsm.mobilenetv3_small_050"
         return backbones.build(name, num_classes=3, drop_path=0.5, dropout=0.3)
@@ -59,7 +54,7 @@ def network(name: str) -> nn.Module:
     return backbones.build(name, num_classes=3, width=8, dropout=0.3)
 
 
-KINDS = (*TINY, "uniformer", "slowonly", "mobilenet", "resnet")
+KINDS = (*TINY, "uniformer", "mobilenet", "resnet")
 
 
 def task_of(name: str, **options: Any) -> FlexibleTask:

@@ -110,7 +110,6 @@ def test_resumed_run_equals_an_uninterrupted_one(
 @pytest.mark.parametrize(
     ("counts", "option"),
     [
-        (RANGES, "train.views=sequential"),
         (RANGES, "data.cache_gib=1"),
         (DRAWS, "train.views=sequential"),
     ],
@@ -149,9 +148,7 @@ def test_sub_networks_without_exact_statistics_are_named(videos: Path, tmp_path:
 @pytest.mark.parametrize(
     "more",
     [
-        RANGES,
-        DRAWS,
-        (*DRAWS, "train.views=sequential"),
+        (*RANGES, "train.views=sequential"),
         (*DRAWS, "train.batch_size=4", "train.grad_accum_steps=2"),
     ],
 )

@@ -8,17 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, build, config, weights
+from engine_toys import build, weights
 from torch import nn
 
 from ffn.core import extract
 from ffn.engine import build_messages, build_network
-from ffn.engine.build import build_train_step
-from ffn.engine.build_data import read_config_splits
 from ffn.engine.build_network import build_model
 from ffn.engine.config import ConfigError, load_config
 from ffn.engine.distributed import World
-from ffn.engine.task_options import TASK_OPTIONS
 from ffn.engine.tasks import TASKS, FlexibleTask
 from ffn.zoo import load
 
@@ -87,42 +84,6 @@ def test_warnings_about_flips_and_start_weights() -> None:
     assert "40%" in warned(0.4, None)[0]
 
 
-@pytest.mark.parametrize("name", ["adamw", "sgd"])
-def test_fused_steps_are_those_of_the_textbook(videos: Path, tmp_path: Path, name: str) -> None:
-    options = [f"optim.name={name}", "optim.groups=standard", "optim.weight_decay=0.1"]
-    step = build(videos, tmp_path / "run", *options).train_step
-    group = next(g for g in step.optimizer.param_groups if g["weight_decay"])
-    weight, lr = group["params"][0], group["lr"]
-    w = weight.detach().double()
-    first, second = torch.zeros_like(w), torch.zeros_like(w)
-    for number in range(1, 4):
-        torch.manual_seed(number)
-        for parameter in (p for g in step.optimizer.param_groups for p in g["params"]):
-            parameter.grad = torch.randn_like(parameter)
-        gradient = weight.grad.double()
-        if name == "adamw":  # Loshchilov and Hutter, 1711.05101, algorithm 2
-            w = w - lr * 0.1 * w
-            first = 0.9 * first + 0.1 * gradient
-            second = 0.999 * second + 0.001 * gradient**2
-            mean, root = first / (1 - 0.9**number), (second / (1 - 0.999**number)).sqrt()
-            w = w - lr * mean / (root + 1e-8)
-        else:
-            first = 0.9 * first + gradient + 0.1 * w
-            w = w - lr * first
-        step.optimizer.step()
-    torch.testing.assert_close(weight.detach().double(), w, rtol=1e-5, atol=1e-6)
-
-
-def test_splits_of_a_config(videos: Path, tmp_path: Path) -> None:
-    options = config(videos, tmp_path).data
-
-    both = read_config_splits(options)
-    assert (len(both.train), len(both.val), both.classes) == (24, 9, ["left", "right", "still"])
-    tested = read_config_splits(options, with_train=False, classes=["still", "right", "left"])
-    assert (tested.train, tested.classes) == ([], ["still", "right", "left"])
-    assert [record.label for record in tested.val] == [2 - record.label for record in both.val]
-
-
 # --- options that do not fit --------------------------------------------------------------------
 
 
@@ -184,34 +145,17 @@ def test_a_network_that_could_not_be_loaded_is_refused(
 
 
 class LearnedTask(FlexibleTask):
-    """A loss with a parameter and a buffer of its own."""
+    """A loss with a parameter of its own."""
 
     def __init__(self, *given: Any, **more: Any) -> None:
         super().__init__(*given, **more)
         self.temperature = nn.Parameter(torch.ones(()))
-        self.register_buffer("weight", torch.ones(3))
 
 
-def test_parameters_of_a_task_are_refused_unless_frozen(
+def test_parameters_of_a_task_are_refused(
     videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would be neither optimized nor saved."""
-    monkeypatch.setitem(TASKS._entries, "learned", LearnedTask)
-    monkeypatch.setitem(TASK_OPTIONS, "learned", LearnedTask.Options)
-    options = config(videos, tmp_path, "task.name=learned")
-    model = build_model(options, 3)
-    with pytest.raises(ConfigError, match="task learned has the parameters temperature outside"):
-        build_train_step(options, model, CPU, num_classes=3)
-
-    init = LearnedTask.__init__
-
-    def frozen(self: LearnedTask, *given: Any, **more: Any) -> None:
-        init(self, *given, **more)
-        self.temperature.requires_grad_(False)
-
-    monkeypatch.setattr(LearnedTask, "__init__", frozen)
-    moved = []
-    monkeypatch.setattr(LearnedTask, "to", lambda self, device: moved.append(device) or self)
-    step = build_train_step(options, build_model(options, 3), CPU, num_classes=3)
-    assert not step.task.temperature.requires_grad
-    assert moved == [CPU.device]  # class weights and the like
+    monkeypatch.setitem(TASKS._entries, "flexible", LearnedTask)
+    with pytest.raises(ConfigError, match="task flexible has the parameters temperature outside"):
+        build(videos, tmp_path / "run")
