@@ -150,11 +150,10 @@ def _show(summary: Summary) -> None:
     from rich.console import Console
     from rich.table import Table
 
-    table = Table("split", *("listed", "found", "missing", "unreadable", "in index", "classes"))
+    table = Table("split", "listed", "in index", "classes")
     for split in summary.splits:
-        numbers = (split.listed, split.found, split.missing, split.unreadable, split.indexed)
         classes = f"{split.classes} of {len(summary.classes)}"
-        table.add_row(split.name, *map(str, numbers), classes)
+        table.add_row(split.name, str(split.listed), str(split.indexed), classes)
     Console(soft_wrap=True, highlight=False).print(table)
     for note in summary.notes:
         print(f"note: {note}")

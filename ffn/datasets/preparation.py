@@ -36,18 +36,12 @@ class SplitSummary:
     Attributes:
         name: Name such as `train` or `split1/val`.
         listed: Videos in the list.
-        found: Listed videos on disk.
-        missing: Listed videos not on disk.
-        unreadable: Videos on disk that cannot be read.
         indexed: Videos in the csv.
         classes: Classes with a video in the csv.
     """
 
     name: str
     listed: int
-    found: int
-    missing: int
-    unreadable: int
     indexed: int
     classes: int
 
@@ -153,7 +147,7 @@ def prepare(
         about["copies"] = copies.to_dict()
     output.mkdir(parents=True, exist_ok=True)
     description = write_index(output, listing, found, facts, about)
-    splits = [_split_summary(listing, split, usable, found) for split in listing.splits]
+    splits = [_split_summary(listing, split, found) for split in listing.splits]
     return Summary(output, splits, listing.classes, listing.problems, listing.notes, description)
 
 
@@ -243,20 +237,10 @@ def _with_path(entry: Entry, cause: str) -> str:
     return cause if entry.name == entry.path else f"{entry.path}: {cause}"
 
 
-def _split_summary(
-    listing: Listing, split: str, usable: list[Entry], found: list[Entry]
-) -> SplitSummary:
-    kinds = [problem.kind for problem in listing.problems if problem.split == split]
+def _split_summary(listing: Listing, split: str, found: list[Entry]) -> SplitSummary:
+    listed = sum(entry.split == split for entry in listing.entries)
     indexed = [entry for entry in found if entry.split == split]
-    return SplitSummary(
-        name=split,
-        listed=sum(entry.split == split for entry in listing.entries),
-        found=sum(entry.split == split for entry in usable),
-        missing=kinds.count("missing"),
-        unreadable=kinds.count("unreadable"),
-        indexed=len(indexed),
-        classes=len({entry.label for entry in indexed}),
-    )
+    return SplitSummary(split, listed, len(indexed), len({entry.label for entry in indexed}))
 
 
 def _first_cause(problems: list[Problem]) -> str:

@@ -57,7 +57,7 @@ def test_the_printed_command_trains_with_the_index(
     assert run("folder", "--root", videos, "--output", output, "--workers", 0) == 0
 
     printed = capsys.readouterr().out
-    assert re.search(r"train │ 12 +│ 12 +│ 0 +│ 0 +│ 12 +│ 4 of 4", printed)
+    assert re.search(r"train │ 12 +│ 12 +│ 4 of 4", printed)
     config = trained(printed)
     found = read_config_splits(config.data)
     assert (len(found.train), len(found.val), len(found.classes)) == (12, 4, 4)
