@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -19,31 +19,20 @@ COLUMNS = ("path", "label", "frames", "fps", "duration", "width", "height")
 DESCRIPTION = "dataset.json"
 
 
-def claim_index(output: Path, splits: Iterable[str], overwrite: bool) -> None:
-    """Refuse to overwrite an existing index without `overwrite`, and other files always.
-
-    Args:
-        output: Folder of the index.
-        splits: Names of the splits.
-        overwrite: Replace the files that the `dataset.json` of the folder names.
+def claim_index(output: Path, overwrite: bool) -> None:
+    """Refuse a folder that holds an index, without `overwrite`, or other files.
 
     Raises:
-        FileExistsError: if a file of the index exists.
+        FileExistsError: if it does.
     """
-    names = [f"{split}.csv" for split in splits]
-    names += ["classes.txt", "flip_pairs.yaml", "problems.csv", DESCRIPTION]
-    existing = [name for name in names if (output / name).exists()]
-    own = previous_files(output)
-    others = [name for name in existing if name not in own]
-    if others:
+    if not output.exists() or not any(output.iterdir()):
+        return
+    if not (output / DESCRIPTION).is_file():
+        raise FileExistsError(f"{output} holds other files; name another folder with --output")
+    if not overwrite:
         raise FileExistsError(
-            f"{output} holds other files ({', '.join(others)}) with the names of those of an "
-            "index; they are not replaced. Name another folder with --output"
-        )
-    if existing and not overwrite:
-        raise FileExistsError(
-            f"{output} holds an index already ({', '.join(existing)}). Replace it with "
-            "--overwrite, or name another folder with --output"
+            f"{output} holds an index already. Replace it with --overwrite, or name another folder "
+            "with --output"
         )
 
 
@@ -66,7 +55,7 @@ def write_index(
     Returns:
         The content of `dataset.json`.
     """
-    old, files = previous_files(output), []
+    files: list[str] = []
     for split in listing.splits:
         chosen = [entry for entry in entries if entry.split == split]
         if chosen:  # an empty list cannot be read
@@ -82,8 +71,8 @@ def write_index(
     files.append("problems.csv")
     problems = [(p.kind, p.split, printable(p.name), printable(p.detail)) for p in listing.problems]
     write_csv(output / files[-1], [("kind", "split", "name", "detail"), *problems])
-    for name in sorted(old - {*files, DESCRIPTION}):
-        (output / name).unlink(missing_ok=True)
+    for path in _stale_files(output, files):
+        path.unlink(missing_ok=True)
 
     content = {
         **description,
@@ -164,12 +153,11 @@ def _flip_config(pairs: Sequence[tuple[str, str]], unpaired: Sequence[str]) -> s
     return "\n".join(lines) + "\n"
 
 
-def previous_files(output: Path) -> set[str]:
-    """Files of the existing index with its `dataset.json`, which names them; empty without it."""
+def _stale_files(output: Path, files: Sequence[str]) -> list[Path]:
+    """Files of the replaced index, which its `dataset.json` names, that are not in `files`."""
     try:
         named = json.loads((output / DESCRIPTION).read_text(encoding="utf-8"))["files"]
-        names = {name for name in named if name.endswith((".csv", ".txt", ".yaml"))}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return set()
-    inside = {name for name in names if not PurePosixPath(name).is_absolute() and ".." not in name}
-    return inside | {DESCRIPTION}
+    except (OSError, ValueError, KeyError):
+        return []
+    paths = [(output / name).resolve() for name in named if name not in files]
+    return [path for path in paths if path.is_relative_to(output.resolve())]

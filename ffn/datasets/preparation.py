@@ -125,7 +125,7 @@ def prepare(
             f"{len(disk.videos)} video files and {len(disk.folders)} frame folders; the first "
             f"problem: {_first_cause(listing.problems)}"
         )
-    claim_index(output, listing.splits, overwrite)
+    claim_index(output, overwrite)
     if copies is not None:
         claim_copies(copies, root)
 
