@@ -80,7 +80,6 @@ class _Tested(NamedTuple):
 
     sweep: Sweep
     classes: Sequence[str]
-    weights_sha256: str | None  # of a network that ran as it is stored
 
 
 def test(
@@ -141,7 +140,7 @@ def _ensemble(tested: Sequence[_Tested]) -> _Tested:
     from ffn.evaluation import ensemble
 
     joined = ensemble([one.sweep for one in tested])
-    return tested[0]._replace(sweep=joined, weights_sha256=None)
+    return tested[0]._replace(sweep=joined)
 
 
 def _write(tested: Sequence[_Tested], output: Path, *, details: bool) -> None:
@@ -163,16 +162,15 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
     from ffn.engine.build_data import clips_per_forward
     from ffn.engine.failures import explain_failures
     from ffn.evaluation import sweep
-    from ffn.zoo import load_with_record, state_sha256
+    from ffn.zoo import load_with_record
 
     model, record = load_with_record(weights, device=world.device)
-    digest = None if options.shuffle_frames else state_sha256(model.state_dict())
     if options.interpolate is not None and isinstance(model, FrameFlexible):
         if options.interpolate and record.private == "all":
             raise ValueError(f"{weights} shares no weights (private: all); drop --interpolate")
         if options.interpolate != model.interpolate:
             way = "interpolated" if options.interpolate else "nearest"
-            name, digest = f"{way}/{name}", None
+            name = f"{way}/{name}"
         model.interpolate = options.interpolate
     loader, classes = loader_for(
         weights,
@@ -199,15 +197,14 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
             batch_size=batch_size,
             progress=True,
         )
-    return _Tested(result, classes, digest)
+    return _Tested(result, classes)
 
 
 def _save_predictions(tested: _Tested, output: Path) -> None:
     from ffn.evaluation import save_prediction_table, save_predictions
 
     start = f"{output / tested.sweep.name.replace('/', '_')}.predictions"
-    digest = tested.weights_sha256
-    print(save_predictions(tested.sweep, f"{start}.safetensors", weights_sha256=digest))
+    print(save_predictions(tested.sweep, f"{start}.safetensors"))
     print(save_prediction_table(tested.sweep.predictions, tested.classes, f"{start}.csv"))
 
 

@@ -102,14 +102,16 @@ def load_table(path: str | Path) -> list[Sweep]:
         raise ValueError(f"{path} is damaged ({error!r}); {expected}") from error
 
 
-def save_predictions(sweep: Sweep, path: str | Path, *, weights_sha256: str | None = None) -> Path:
-    """Write the label and the logits of every video; see :func:`write_predictions`.
+def save_predictions(sweep: Sweep, path: str | Path) -> Path:
+    """Write the label and the logits of every video as one safetensors file, or replace it.
+
+    The file holds ``label`` (N,), or (N, K) with several labels per video, ``ok`` (N,) and, per
+    frame count, ``logits.4`` (N, K) float32, from which the table follows exactly. Its metadata
+    holds ``paths``, a JSON list, and the ``name`` and the ``protocol`` of the sweep.
 
     Args:
         sweep: made with ``keep_logits=True``, on rank 0.
         path: the file; its folder is created if it is missing.
-        weights_sha256: of the tensors of the network, see :func:`ffn.zoo.state_sha256`, if it ran
-            as it is stored: early exit is refused for other weights.
 
     Raises:
         ValueError: the sweep has no logits.
@@ -117,48 +119,26 @@ def save_predictions(sweep: Sweep, path: str | Path, *, weights_sha256: str | No
     kept = sweep.predictions
     if kept is None:
         raise ValueError("the sweep has no predictions; call sweep(keep_logits=True) on rank 0")
-    about = {"name": sweep.name, "protocol": sweep.protocol, "weights_sha256": weights_sha256}
-    return write_predictions(replace(kept, **about), path)
-
-
-def write_predictions(predictions: Predictions, path: str | Path) -> Path:
-    """Write predictions as one safetensors file; an existing file is replaced.
-
-    The file holds ``label`` (N,), or (N, K) with several labels per video, ``ok`` (N,) and, per
-    frame count, ``logits.4`` (N, K) float32, from which the table follows exactly. Its metadata
-    holds ``paths``, a JSON list, the ``name`` of the network, and the ``protocol`` and
-    ``weights_sha256`` if they are known.
-
-    Args:
-        predictions: of a network.
-        path: the file; its folder is created if it is missing.
-    """
-    tensors = {"label": predictions.label, "ok": predictions.ok}
-    tensors |= {f"logits.{frames}": logits for frames, logits in predictions.logits.items()}
+    tensors = {"label": kept.label, "ok": kept.ok}
+    tensors |= {f"logits.{frames}": logits for frames, logits in kept.logits.items()}
+    about = {"name": sweep.name, "protocol": sweep.protocol, "paths": json.dumps(kept.paths)}
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    metadata = {"name": predictions.name, "paths": json.dumps(predictions.paths)}
-    known = {name: getattr(predictions, name) for name in ("protocol", "weights_sha256")}
-    metadata |= {name: value for name, value in known.items() if value is not None}
     with atomic_write(path) as file:
-        file.write(safetensors.torch.save(tensors, metadata))
+        file.write(safetensors.torch.save(tensors, about))
     return path
 
 
 def load_predictions(path: str | Path) -> Predictions:
-    """Read the file of :func:`write_predictions`."""
+    """Read the file of :func:`save_predictions`."""
     with safe_open(path, framework="pt") as file:
         names = file.keys()
         counts = sorted(int(n.removeprefix("logits.")) for n in names if n.startswith("logits."))
-        metadata = file.metadata()
         return Predictions(
-            paths=tuple(json.loads(metadata["paths"])),
+            paths=tuple(json.loads(file.metadata()["paths"])),
             label=file.get_tensor("label"),
             ok=file.get_tensor("ok"),
             logits={frames: file.get_tensor(f"logits.{frames}") for frames in counts},
-            name=metadata["name"],
-            protocol=metadata.get("protocol"),
-            weights_sha256=metadata.get("weights_sha256"),
         )
 
 

@@ -122,19 +122,12 @@ class Predictions:
         ok: (N,), False where a video cannot be decoded.
         logits: per frame count (N, K) float32; NaN where ``ok`` is False. For several views per
             video, those of their mean probabilities.
-        name: of the network; "" if unknown.
-        protocol: clips x crops per video; None if unknown.
-        weights_sha256: of the tensors of the network, if it ran as it is stored; None if not, or
-            unknown.
     """
 
     paths: tuple[str, ...]
     label: Tensor
     ok: Tensor
     logits: dict[int, Tensor]
-    name: str = ""
-    protocol: str | None = None
-    weights_sha256: str | None = None
 
     @property
     def multi_label(self) -> bool:

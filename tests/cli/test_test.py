@@ -19,7 +19,7 @@ from ffn.core import convert
 from ffn.data import Preprocessing, read_classes
 from ffn.datasets.synthetic import generate
 from ffn.evaluation import load_predictions, load_table
-from ffn.zoo import create_model, load, save_weights, state_sha256
+from ffn.zoo import create_model, save_weights
 
 ROOT = Path(__file__).parents[2]
 # The configuration of all tests in this file: clips of 32 pixels from generated videos.
@@ -79,8 +79,7 @@ def test_networks_are_tested_at_the_given_frames(
     assert plain.crop == (32, 32)
     kept = load_predictions(root / "run" / "test" / "flexible.predictions.safetensors")
     assert kept.logits[5].shape == (12, 12)  # one video of each class
-    assert kept.weights_sha256 == state_sha256(load(weights[0]).state_dict())
-    assert (kept.name, kept.protocol) == ("flexible", "2x1")
+    assert flexible.protocol == "2x1"
     screen = capsys.readouterr().out
     assert str(root / "run" / "test" / "results.png") in screen
     assert "1 of 12 videos could not be decoded" in screen
@@ -216,8 +215,6 @@ def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:
     one, other = ([kept.logits[t].nan_to_num() for t in (1, 6)] for kept in (ordered, shuffled))
     assert torch.equal(one[0], other[0])
     assert not torch.allclose(one[1], other[1], atol=1e-4)
-    assert ordered.weights_sha256 is not None
-    assert shuffled.weights_sha256 is None  # no early exit is fitted to these
 
 
 def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Path) -> None:
