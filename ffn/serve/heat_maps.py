@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.core import FrameFlexible, extract
-from ffn.data import Normalize, Preprocessing
+from ffn.data import Normalize
 from ffn.labels import label_kind
 from ffn.serve.clips import Clip
 
@@ -55,7 +55,6 @@ class HeatMap:
         probability: Of the class, by the network in fp32 before it is fused.
         layer: Name of the layer whose feature map was weighted, or "the last feature maps".
         clip: The clip.
-        preprocessing: Of the network, which says what part of the video's frames the clip shows.
     """
 
     values: Tensor
@@ -63,7 +62,6 @@ class HeatMap:
     probability: float
     layer: str
     clip: Clip
-    preprocessing: Preprocessing
 
     def overlay(self) -> np.ndarray:
         """The frames with the heat map over them, uint8 RGB (T, H, W, 3).
@@ -88,12 +86,12 @@ def compute_heat_map(
     Raises:
         ValueError: no such class; or the network has no suitable layer, or not this one.
     """
-    classes, preprocessing = predictor.classes, predictor.preprocessing
+    classes = predictor.classes
     index = None if label is None else find_class(label, classes)
     # Inference tensors, made under torch.inference_mode, have no gradients.
     with torch.inference_mode(False), torch.autocast(predictor.device.type, enabled=False):
         pixels = clip.pixels.clone()[None].to(predictor.device)  # (1, C, T, H, W)
-        x = Normalize(preprocessing)(pixels)
+        x = Normalize(predictor.preprocessing)(pixels)
         maps, logits = grad_cam(_plain_copy(predictor.model, x.shape[2]), x, index, layer)
         values = combine(maps, x.shape[2:]).cpu()
     index = int(logits.argmax()) if index is None else index
@@ -104,7 +102,6 @@ def compute_heat_map(
         probability=float(labels.probabilities(logits)[index]),
         layer=layer or LAST,
         clip=clip,
-        preprocessing=preprocessing,
     )
 
 

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 LABELS = 3  # in one line, of videos with several labels
 HEAT_THUMBNAIL = 192  # longest side of a frame in a contact sheet with a heat map, pixels
 GIF_SIZE = 256  # shortest side of a GIF's frames, pixels
-MAX_SIDE = 1280  # longest side of a written video, pixels
 FRAMES_PER_SECOND = 10.0  # of videos without times
 TIME_BASE = Fraction(1, 90_000)  # seconds; divides the usual frame rates
 
@@ -146,7 +145,8 @@ def save_video(
         with atomic_write(path) as file, av.open(file, "w", format="mp4") as output:
             stream = None
             for index, image in video.in_order(range(len(video))):
-                image = _fit_size(image)
+                height, width = image.shape[:2]
+                image = image[: height - height % 2, : width - width % 2]  # H.264 needs even sides
                 if stream is None:
                     stream = _add_stream(output, image, len(video) / duration)
                 now = float(times[index])
@@ -187,18 +187,6 @@ def _label_at(segments: Sequence[Segment], time: float) -> str:
         for segment in segments
         if segment.start <= time < segment.end
     )
-
-
-def _fit_size(image: np.ndarray) -> np.ndarray:
-    """A frame of at most `MAX_SIDE` pixels, with even sides, as H.264 needs."""
-    from PIL import Image
-
-    height, width = image.shape[:2]
-    factor = min(1.0, MAX_SIDE / max(height, width))
-    size = [max(2, 2 * round(side * factor / 2)) for side in (width, height)]
-    if size == [width, height]:
-        return np.ascontiguousarray(image)
-    return np.asarray(Image.fromarray(image).resize(size, Image.Resampling.BILINEAR))
 
 
 def _draw_label(

@@ -205,7 +205,7 @@ def test_maps_are_on_the_object_that_moves(monkeypatch) -> None:
         for name, cover in zip(("dart", "decoy"), covers, strict=True):
             image = np.rint(255 * cover[list(heat.clip.indices)]).astype(np.uint8)
             image = torch.from_numpy(image)[..., None].expand(-1, -1, -1, 3)
-            shown = EvalTransform(heat.preprocessing)(image)[:, 0] >= 128
+            shown = EvalTransform(predictor.preprocessing)(image)[:, 0] >= 128
             near = F.max_pool2d(shown.float(), 5, 1, 2)  # two pixels around it
             shares[name].append(float((heat.values * near).sum() / heat.values.sum()))
             if name == "dart":
