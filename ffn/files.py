@@ -131,13 +131,21 @@ def printable(text: str) -> str:
     return text.encode("utf-8", "backslashreplace").decode()
 
 
-def explain(error: Exception) -> str:
+def explain(error: BaseException) -> str:
     """The message of an error; of an error of the system, its path, its meaning and a remedy."""
     if not isinstance(error, OSError) or error.errno is None or error.strerror is None:
         return str(error)
     where = f"{error.filename}: " if error.filename is not None else ""
     remedy = _REMEDIES.get(error.errno)
     return f"{where}{error.strerror}" + (f"; {remedy}" if remedy else "")
+
+
+def is_for_users(error: BaseException) -> bool:
+    """Whether the message of an error names the cause and the remedy: ours, and those of files."""
+    if isinstance(error, ImportError) and (error.name or "").startswith("ffn."):
+        return False  # a fault of ours; other packages may not be installed
+    ours = type(error).__module__.startswith("ffn.")
+    return ours or isinstance(error, (ValueError, OSError, ImportError, FloatingPointError))
 
 
 def sync_folder(folder: Path) -> None:

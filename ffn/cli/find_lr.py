@@ -5,15 +5,12 @@ from __future__ import annotations
 import math
 from contextlib import closing
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from cyclopts import Parameter, validators
 
 from ffn.cli.arguments import ConfigFile, Device, Override, Overwrite, read_run, refuse_existing
 from ffn.files import make_writable
-
-if TYPE_CHECKING:
-    from ffn.engine.distributed import World
 
 
 def find_lr(
@@ -26,7 +23,7 @@ def find_lr(
     output: Path | None = None,
     overwrite: Overwrite = False,
     device: Device = None,
-) -> int:
+) -> None:
     """Find the order of magnitude of the learning rate.
 
     A config is trained for some steps while the rate grows exponentially, until the loss diverges
@@ -57,7 +54,7 @@ def find_lr(
     from ffn.engine.build import build_training
     from ffn.engine.build_network import scaled_learning_rate
     from ffn.engine.config import config_to_dict
-    from ffn.engine.failures import explain_failures, run_command
+    from ffn.engine.failures import explain_failures, processes
     from ffn.engine.lr_range import (
         endless,
         range_test,
@@ -66,7 +63,7 @@ def find_lr(
         suggest,
     )
 
-    def run(world: World) -> None:
+    with processes("ffn find_lr", data_timeout=options.data.timeout, device=chosen) as world:
         training = build_training(options, world)
         loader, rates = training.loader, np.geomspace(low, high, steps).tolist()
         shown = track(rates, "learning rates", transient=True, disable=not world.is_main)
@@ -79,5 +76,3 @@ def find_lr(
         print("\n".join(report_lines(result, suggestion, scale)))
         for file in save_range_test(result, suggestion, folder, config_to_dict(options)):
             print(file)
-
-    return run_command("ffn find_lr", run, data_timeout=options.data.timeout, device=chosen)

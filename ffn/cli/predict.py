@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -134,11 +133,11 @@ def predict(
         refuse_existing(batch.output, overwrite, inputs=files)
         make_writable(batch.output.parent)
         import_extensions(imports or [])
-        from ffn.engine.failures import run_command
+        from ffn.engine.failures import processes
 
-        device = find_device(network.device)
-        run = partial(predict_list, Path(files[0]), weights, choice.options, batch, network, top)
-        return run_command("ffn predict", run, device=device)
+        with processes("ffn predict", device=find_device(network.device)) as world:
+            predict_list(Path(files[0]), weights, choice.options, batch, network, top, world)
+        return 0
     paths = [path for given in files for path in _videos(given)]
     targets = _targets(picture, window, paths, overwrite)
     import_extensions(imports or [])

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
+import traceback
 from collections.abc import Callable
 
-from ffn.files import explain
+from ffn.files import explain, is_for_users
+from ffn.registry import is_raised_in_extension
 
 EXIT_FAILED, EXIT_INTERRUPTED, EXIT_PIPE = 2, 130, 141  # 128 + signal for the last two
 
@@ -19,7 +21,7 @@ def run(program: str, command: Callable[[], int | None]) -> int:
         command: returns its exit status, None for 0.
 
     Returns:
-        The exit status: `EXIT_FAILED` for an error whose message is for the user,
+        The exit status: that of an error whose message is for the user, by default `EXIT_FAILED`,
         `EXIT_INTERRUPTED` after Ctrl-C, `EXIT_PIPE` if nobody reads the output any more.
     """
     try:
@@ -36,16 +38,10 @@ def run(program: str, command: Callable[[], int | None]) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_PIPE
     except Exception as error:
-        if not _is_for_users(error):
+        if not is_for_users(error):
             raise
+        if is_raised_in_extension(error):  # the message alone does not name the line
+            traceback.print_exc()
         if int(os.environ.get("LOCAL_RANK", 0)) == 0:  # all processes have the same error
             print(f"{program}: {explain(error)}", file=sys.stderr)
-        return EXIT_FAILED
-
-
-def _is_for_users(error: Exception) -> bool:
-    """Whether the message of an error names the cause and the remedy: ours, and those of files."""
-    if isinstance(error, ImportError) and (error.name or "").startswith("ffn."):
-        return False  # a fault of ours; other packages may not be installed
-    ours = type(error).__module__.startswith("ffn.")
-    return ours or isinstance(error, (ValueError, OSError, ImportError, FloatingPointError))
+        return getattr(error, "exit_status", EXIT_FAILED)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple
 
@@ -84,7 +83,7 @@ class _Tested(NamedTuple):
 
 def test(
     config: ConfigFile, /, *overrides: Override, options: Options, device: Device = None
-) -> int:
+) -> None:
     """Test networks at any frame counts, in one process or under torchrun.
 
     The data section of the config selects the videos. Reports accuracy, the sub-network used,
@@ -101,10 +100,10 @@ def test(
         raise ValueError("two of the weights would write files of one name; test them one by one")
     make_writable(output)
 
-    from ffn.engine.failures import run_command
+    from ffn.engine.failures import processes
 
-    run = partial(_test_all, names, options, output, read)
-    return run_command("ffn test", run, data_timeout=read.data.timeout, device=chosen)
+    with processes("ffn test", data_timeout=read.data.timeout, device=chosen) as world:
+        _test_all(names, options, output, read, world)
 
 
 def _default_output(read: Config, config: Path, weights: str) -> Path:

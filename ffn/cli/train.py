@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from ffn.cli.arguments import ConfigFile, Device, Override, read_run
-
-if TYPE_CHECKING:
-    from ffn.engine.distributed import World
 
 
 def config_help() -> str:
@@ -17,7 +12,7 @@ def config_help() -> str:
     return f"Options of the config, as key=value:\n\n{option_help()}"
 
 
-def train(config: ConfigFile, /, *overrides: Override, device: Device = None) -> int:
+def train(config: ConfigFile, /, *overrides: Override, device: Device = None) -> None:
     """Train a video network from a config, in one process or under torchrun.
 
     If the run folder (log.output) has a checkpoint, the run is resumed.
@@ -28,13 +23,11 @@ def train(config: ConfigFile, /, *overrides: Override, device: Device = None) ->
     options, chosen = read_run(config, overrides, device)
 
     from ffn.engine.build import build_run
-    from ffn.engine.failures import run_command
+    from ffn.engine.failures import processes
     from ffn.engine.loop import train
 
-    def run(world: World) -> None:
+    with processes("ffn train", data_timeout=options.data.timeout, device=chosen) as world:
         best = train(build_run(options, world, config.stem))
         if world.is_main:
             print(f"best network: {best}; test it with")
             print(f"ffn test {best.with_name('config.yaml')} --weights {best}")
-
-    return run_command("ffn train", run, data_timeout=options.data.timeout, device=chosen)

@@ -6,9 +6,9 @@ engine that receive a config. All others take plain values.
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader
 from ffn.core import frame_ranges
 from ffn.data import Normalize, Splits, check_splits
 from ffn.engine import build_data, build_messages, build_network
-from ffn.engine.checkpointer import Checkpointer
-from ffn.engine.checkpoints import RunFolder, numbered_folder, versions
+from ffn.engine.checkpointer import Checkpointer, list_videos
+from ffn.engine.checkpoints import checkpoints_in
 from ffn.engine.compile import with_changing_lengths
 from ffn.engine.config import ConfigError, changed_options, config_to_dict
 from ffn.engine.distributed import World, on_main
@@ -79,21 +79,21 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
     Args:
         config: a checked config.
         world: the processes; all of them call it.
-        name: of the folder in ``runs``, if the config has no ``log.output``; see
-            :func:`ffn.engine.checkpoints.numbered_folder`.
+        name: of the folder in ``runs``, if the config has no ``log.output``.
 
     Raises:
         As :func:`build_training`.
     """
-    config = _with_folder(config, world, name)
-    folder = RunFolder(Path(config.log.output), keep=config.train.keep_checkpoints)
-    is_new = on_main(lambda: folder.is_new, world)
+    folder = Path(config.log.output or Path("runs", name))
+    log = config.log.model_copy(update={"output": str(folder)})
+    config = config.model_copy(update={"log": log})
+    is_new = on_main(lambda: not checkpoints_in(folder), world)
     training = build_training(config, world, is_new=is_new)
     splits, step = training.splits, training.step
     steps_per_epoch = _steps_per_epoch(config, training.loader)
     meter = Meter(world, accuracy=not splits.multi_label)
     return Run(
-        folder=folder.path,
+        folder=folder,
         world=world,
         train_loader=training.loader,
         train_step=step,
@@ -104,8 +104,9 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
             step,
             meter,
             world,
+            keep=config.train.keep_checkpoints,
             metadata=_metadata(config, splits),
-            videos=build_data.find_run_videos(config, splits, world),
+            videos=list_videos(splits, config.data.root),
             changed_options=partial(changed_options, now=config),
         ),
         learning_rate=build_network.build_schedule(config),
@@ -121,21 +122,6 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
         save_steps=config.train.save_steps,
         log_interval=config.log.interval,
     )
-
-
-def _with_folder(config: Config, world: World, name: str) -> Config:
-    """The config with the folder of the run, which the main process chooses if none is given."""
-    if config.log.output is not None:
-        return config
-
-    def is_same_run(options: dict[str, Any]) -> bool:
-        with suppress(ConfigError):
-            return not changed_options(options, config)
-        return False
-
-    folder = on_main(lambda: numbered_folder(Path("runs", name), is_same_run), world)
-    log = config.log.model_copy(update={"output": str(folder)})
-    return config.model_copy(update={"log": log})
 
 
 def build_train_step(
@@ -236,7 +222,8 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
         "preprocessing": build_data.build_preprocessing(config.data).to_dict(),
         "imports": list(config.imports),
         "config": config_to_dict(config),
-        "versions": versions(),
+        "versions": {name: version(name) for name in ("torch", "torchvision", "timm")},
+        "data": splits.fingerprint(),
     }
     try:
         WeightRecord.from_checkpoint(meta, "best")
@@ -246,15 +233,16 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
 
 
 def _open_log(
-    config: Config, world: World, total_steps: int, first_step: int, is_finished: bool
+    config: Config, world: World, total_steps: int, first_step: int, lines: int
 ) -> RunLog:
     return RunLog(
         Path(config.log.output),
         world,
         first_step=first_step,
+        lines=lines,
         total_steps=total_steps,
-        wandb_mode="disabled" if is_finished else config.log.wandb,
+        wandb_mode=config.log.wandb,
         project=config.log.project,
         config=config_to_dict(config),
-        tensorboard=config.log.tensorboard and not is_finished,
+        tensorboard=config.log.tensorboard,
     )

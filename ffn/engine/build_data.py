@@ -15,7 +15,6 @@ from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
 from ffn.engine.mixup import BatchMix
 from ffn.engine.options import Config, DataConfig
-from ffn.engine.run_videos import RunVideos
 from ffn.engine.tasks import TASKS
 
 
@@ -44,13 +43,6 @@ def build_preprocessing(options: DataConfig) -> data.Preprocessing:
         color=options.color,
         sampling=options.sampling,
     )
-
-
-def find_run_videos(config: Config, splits: data.Splits, world: World) -> RunVideos:
-    """The videos of a run; all processes call it."""
-    store = _open_store(config.data, resize=config.data.resize)
-    contents = None if store is None else store.contents
-    return RunVideos(Path(config.log.output), splits, config.data.root, world, contents)
 
 
 def build_train_loader(config: Config, splits: data.Splits, world: World) -> DataLoader:

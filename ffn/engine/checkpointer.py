@@ -6,21 +6,32 @@ random state, and a run may resume on another number of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+import os
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field, fields
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from torch import Tensor, nn
 
-from ffn.engine.checkpoints import RunError, RunFolder, load_checkpoint, read_options
+from ffn.data import Splits, label_text
+from ffn.engine.checkpoints import (
+    RunError,
+    load_checkpoint,
+    newest_checkpoint,
+    save_checkpoint,
+    save_step,
+)
 from ffn.engine.distributed import World, any_of, check_replicas, gather, on_main
 from ffn.engine.freezing import frozen_buffers
 from ffn.engine.logs.meter import Meter
-from ffn.engine.run_videos import RunVideos
 from ffn.engine.train_step import TrainStep
+from ffn.files import write_text
+
+VIDEOS = "videos.csv"
 
 
 @dataclass
@@ -32,17 +43,19 @@ class RunState:
         step: optimizer steps, over all epochs.
         best: highest score of a validation, in percent.
         since_best: validations after the one with that score.
+        validates: the validation after epoch number ``epoch`` has not finished.
+        log_lines: lines of the log that were written before the checkpoint.
         metrics: per frame count the measures of the network in ``step``; empty before its
             validation.
-        validation_pending: the validation after epoch number ``epoch`` has not finished.
     """
 
     epoch: int = 0
     step: int = 0
     best: float = -1.0
     since_best: int = 0
+    validates: bool = False
+    log_lines: int = 0
     metrics: dict[int, dict[str, float]] = field(default_factory=dict)
-    validation_pending: bool = False
 
 
 class Checkpointer:
@@ -53,9 +66,10 @@ class Checkpointer:
         train_step: its network, optimizer and counters are saved.
         meter: its interval is saved.
         world: the processes.
+        keep: number of newest checkpoints to keep.
         metadata: describes the network and the run in every checkpoint: plain values, with
             ``config`` among them.
-        videos: those of the run.
+        videos: text that lists those of the run, see :func:`list_videos`.
         changed_options: given the ``config`` of a checkpoint, the options that differ and must not.
 
     Attributes:
@@ -64,27 +78,21 @@ class Checkpointer:
 
     def __init__(
         self,
-        folder: RunFolder,
+        folder: Path,
         train_step: TrainStep,
         meter: Meter,
         world: World,
         *,
+        keep: int,
         metadata: dict[str, Any],
-        videos: RunVideos,
+        videos: str,
         changed_options: Callable[[dict[str, Any]], list[str]],
     ) -> None:
         self.folder, self.train_step, self.meter, self.world = folder, train_step, meter, world
-        self.metadata = {**metadata, "data": videos.fingerprint}
+        self.keep, self.metadata = keep, metadata
         self._videos, self._changed_options = videos, changed_options
         self.notes: list[str] = []
         self._infinite = not_finite(train_step.model.state_dict())  # as a mask of an attention
-
-    @contextmanager
-    def lock(self) -> Iterator[None]:
-        """Lock the run's folder; the errors are those of :meth:`RunFolder.lock`."""
-        with ExitStack() as stack:
-            on_main(lambda: stack.enter_context(self.folder.lock()), self.world)
-            yield
 
     def save(self, state: RunState) -> None:
         """Write a checkpoint to resume from.
@@ -94,86 +102,74 @@ class Checkpointer:
             OSError: the file cannot be written; the previous checkpoint stays.
             ReplicaError: the processes have different weights.
         """
-        check_replicas(self.train_step.model, self.world)
+        step = self.train_step
+        check_replicas(step.model, self.world)
         content = self._content(state)
-        content["training"] = self._training_state() | {
-            "meter": self.meter.state_dict(),
-            "epoch": state.epoch,
-            "step": state.step,
-            "validates": state.validation_pending,
-            "best": state.best,
-            "since_best": state.since_best,
-        }
-        self._check_finite(content["training"].get("weights", {}), state.step)
-        on_main(lambda: self.folder.save(content, state.step), self.world)
+        training = asdict(state) | step.state_dict() | {"meter": self.meter.state_dict()}
+        # Running statistics differ between processes until the end of an epoch.
+        training["buffers"] = gather_buffers(step.model, self.world)
+        if step.ema is not None:  # then the checkpoint's network is the average
+            training["weights"] = step.model.state_dict()
+            training["average_buffers"] = gather_buffers(step.ema.module, self.world)
+        content["training"] = training
+        on_main(lambda: save_step(self.folder, content, state.step, self.keep), self.world)
 
     def save_best(self, state: RunState) -> None:
         """Write the network as ``best.pt``. The errors are those of :meth:`save`."""
         content = self._content(state)
-        on_main(lambda: self.folder.save_best(content), self.world)
-
-    def finish(self, state: RunState) -> None:
-        """Mark the run as complete."""
-        metrics = {str(frames): values for frames, values in state.metrics.items()}
-        summary = {"epochs": state.epoch, "best": state.best, "metrics": metrics}
-        on_main(lambda: self.folder.finish(summary), self.world)
+        on_main(lambda: save_checkpoint(self.folder / "best.pt", content), self.world)
 
     def restore(self) -> RunState:
         """Load the newest valid checkpoint, or begin the run if the folder has none.
 
-        Call it within :meth:`lock`.
+        Call it while the folder is locked.
 
         Raises:
             CheckpointError: there are checkpoints, and none is valid.
             RunError: the folder belongs to a run with other options or videos.
         """
-        path, content, invalid = on_main(self._newest, self.world)
-        self.notes = list(invalid)
+        path, self.notes = on_main(lambda: newest_checkpoint(self.folder), self.world)
         if path is None:
-            on_main(self._check_new, self.world)
+            on_main(self._begin, self.world)
             state = RunState()
         else:
-            state = self._restore(content or load_checkpoint(path), path)
+            state = self._restore(load_checkpoint(path), path)
+        on_main(self._write_config, self.world)
         check_replicas(self.train_step.model, self.world)
         return state
 
-    def write_config(self) -> None:
-        """Write the options of the run, and its list of videos; the main process writes."""
+    def _begin(self) -> None:
+        """Write the list of videos of a new run, unless it would overwrite files of the user."""
+        own = [self.folder / name for name in ("best.pt", "config.yaml")]
+        is_ours = (self.folder / VIDEOS).exists()  # a run stopped before its first checkpoint
+        for path in own[: 1 if is_ours else 2]:
+            if path.exists():
+                raise RunError(
+                    f"{path} exists without a checkpoint to resume from, and a new run would "
+                    "replace it. Move it away, or choose another log.output"
+                )
+        write_text(self.folder / VIDEOS, self._videos)
 
-        def write() -> None:
-            self._videos.write()
-            self.folder.write_config(self.metadata["config"])
-
-        on_main(write, self.world)
-
-    def _newest(self) -> tuple[Path | None, dict[str, Any] | None, list[str]]:
-        """Path, content and messages; without the content where other processes read it too."""
-        path, content, invalid = self.folder.newest() or (None, None, [])
-        return path, content if self.world.size == 1 else None, invalid
-
-    def _check_new(self) -> None:
-        """Refuse a folder whose files a new run would overwrite."""
-        folder, options = self.folder.path, read_options(self.folder.path)
-        if (folder / "best.pt").exists():
-            raise RunError(
-                f"{folder} holds best.pt of a run and no checkpoint to resume from; a new run "
-                "would overwrite it. Move it away, or choose another log.output"
-            )
-        if options is not None and self._videos.path.exists():  # a run stopped in its first epoch
-            self._check_options(options, folder / "config.yaml")
-        elif (folder / "config.yaml").exists():
-            raise RunError(
-                f"{folder / 'config.yaml'} is not of a run of ffn, and a new run would replace it. "
-                "Choose another log.output, or rename the file"
-            )
+    def _write_config(self) -> None:
+        text = yaml.safe_dump(self.metadata["config"], sort_keys=False, allow_unicode=True)
+        write_text(self.folder / "config.yaml", text)
 
     def _restore(self, content: dict[str, Any], path: Path) -> RunState:
         """Load a checkpoint into the parts of the run."""
-        training, meta = content["training"], content["meta"]
-        self._check_options(meta["config"], path)
-        self._videos.check(meta["data"], path)
-        self._load_network(content["model"], training)
-        self.train_step.load_state_dict(training)
+        training, step = content["training"], self.train_step
+        changed = self._changed_options(content["meta"]["config"])
+        if changed:
+            raise RunError(
+                f"{path} belongs to a run with other options ({'; '.join(changed[:5])}). Choose "
+                "another log.output, or use the options of that run"
+            )
+        on_main(self._check_videos, self.world)
+        step.network.load_state_dict(content["model"])
+        if step.ema is not None:
+            step.model.load_state_dict(training["weights"])
+            load_buffers(step.ema.module, training["average_buffers"], self.world)
+        load_buffers(step.model, training["buffers"], self.world)
+        step.load_state_dict(training)
         self.meter.load_state_dict(training["meter"])
         writers = len(training["buffers"])
         if writers != self.world.size:
@@ -181,53 +177,46 @@ class Checkpointer:
                 f"{writers} process(es) wrote the checkpoint, now there are {self.world.size}: "
                 "running statistics are averaged"
             )
-        return RunState(
-            epoch=training["epoch"],
-            step=training["step"],
-            best=training["best"],
-            since_best=training["since_best"],
-            metrics={int(frames): values for frames, values in meta["metrics"].items()},
-            validation_pending=training["validates"],
-        )
+        return RunState(**{one.name: training[one.name] for one in fields(RunState)})
 
-    def _check_options(self, before: dict[str, Any], path: Path) -> None:
-        changed = self._changed_options(before)
-        if changed:
-            raise RunError(
-                f"{path} belongs to a run with other options ({'; '.join(changed[:5])}). Choose "
-                "another log.output, or use the options of that run"
-            )
+    def _check_videos(self) -> None:
+        """Raise RunError for other videos than those that the run began with."""
+        before = (self.folder / VIDEOS).read_text("utf-8", "surrogateescape").split("\n")
+        for old, new in zip_longest(before, self._videos.split("\n"), fillvalue="no video"):
+            if old != new:
+                raise RunError(
+                    f"{self.folder} belongs to a run on other videos or labels than data.root "
+                    f"lists now: the first change is {old!r} -> {new!r}. Restore the lists, or "
+                    "choose another log.output"
+                )
 
     def _content(self, state: RunState) -> dict[str, Any]:
-        network = self.train_step.network.state_dict()
-        self._check_finite(network, state.step)
+        self._check_finite(state.step)
         metrics = {str(frames): dict(values) for frames, values in state.metrics.items()}
+        network = self.train_step.network.state_dict()
         return {"model": network, "meta": {**self.metadata, "metrics": metrics}}
 
-    def _training_state(self) -> dict[str, Any]:
-        """State of the train step; running statistics differ between processes until averaged."""
-        step = self.train_step
-        state = step.state_dict() | {"buffers": gather_buffers(step.model, self.world)}
-        if step.ema is not None:  # then the checkpoint's network is the average
-            state["weights"] = step.model.state_dict()
-            state["average_buffers"] = gather_buffers(step.ema.module, self.world)
-        return state
-
-    def _load_network(self, network: dict[str, Tensor], training: dict[str, Any]) -> None:
-        step = self.train_step
-        step.network.load_state_dict(network)
-        if step.ema is not None:
-            step.model.load_state_dict(training["weights"])
-            load_buffers(step.ema.module, training["average_buffers"], self.world)
-        load_buffers(step.model, training["buffers"], self.world)
-
-    def _check_finite(self, state: dict[str, Tensor], step: int) -> None:
-        wrong = [name for name in not_finite(state) if name not in self._infinite]
+    def _check_finite(self, step: int) -> None:
+        modules = {self.train_step.model, self.train_step.network}
+        names = [name for module in modules for name in not_finite(module.state_dict())]
+        wrong = [name for name in names if name not in self._infinite]
         if any_of([bool(wrong)], self.world)[0]:
             raise FloatingPointError(
                 f"weights or statistics are not finite at step {step} ({', '.join(wrong[:3])}); "
                 f"they are not saved, and earlier checkpoints stay. {self.train_step.advice}"
             )
+
+
+def list_videos(splits: Splits, root: str | Path) -> str:
+    """A line per video: split, path relative to the root, label, frames of a folder, time range."""
+    start = os.path.join(os.path.abspath(root), "")
+    lines = [f"class,{name}" for name in splits.classes]
+    for split, records in (("train", splits.train), ("val", splits.val)):
+        for one in records:
+            path = os.path.abspath(one.path).removeprefix(start)
+            values = (split, path, label_text(one.label), one.frames, one.start, one.end)
+            lines.append(",".join("" if value is None else str(value) for value in values))
+    return "\n".join(lines)
 
 
 def not_finite(state: dict[str, Any]) -> list[str]:

@@ -23,6 +23,10 @@ Result = TypeVar("Result")
 DEFAULT_TIMEOUT = 1800.0  # seconds
 
 
+class LostProcessError(RuntimeError):
+    """Another process of the run has ended, or did not answer in time."""
+
+
 class ReplicaError(RuntimeError):
     """The processes of a run hold different weights."""
 
@@ -62,7 +66,7 @@ def init_distributed(timeout: float = 0.0, device: torch.device | None = None) -
             available, else the CPU.
 
     Raises:
-        torch.distributed.DistError: the processes did not connect.
+        LostProcessError: the processes did not connect.
         ValueError: this machine has more processes than devices.
     """
     rank, size = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
@@ -86,8 +90,9 @@ def init_distributed(timeout: float = 0.0, device: torch.device | None = None) -
             store, rank, size = attempt_store(limit)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         except RuntimeError as error:
-            cause = str(error).partition("\n")[0][:200]
-            raise dist.DistError(f"the processes of the run did not connect ({cause})") from error
+            raise LostProcessError(
+                f"the processes did not connect ({str(error).partition(chr(10))[0][:200]})"
+            ) from error
     by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if by_torchrun:
         end_with_parent()
@@ -177,14 +182,6 @@ def average_gradients(parameters: Iterable[nn.Parameter], world: World) -> None:
 
 
 @torch.no_grad()
-def broadcast_parameters(model: nn.Module, world: World) -> None:
-    """Copy the parameters of rank 0 to all processes, as ``DistributedDataParallel`` does."""
-    if world.size > 1:
-        for parameter in model.parameters():
-            dist.broadcast(parameter, 0)
-
-
-@torch.no_grad()
 def average_buffers(module: nn.Module, world: World) -> None:
     """Average floating-point buffers, the running statistics of norms, over all processes.
 
@@ -206,23 +203,21 @@ def check_replicas(model: nn.Module, world: World) -> None:
     Buffers are not compared: running statistics differ between processes.
 
     Raises:
-        ReplicaError: on every process; names the first tensor that differs, and the ranks.
+        ReplicaError: on every process; names the first one that differs, and the ranks.
     """
     if world.size == 1:
         return
-    every = gather({name: checksum(p) for name, p in model.named_parameters()}, world)
-    differing = [name for name in every[0] if len({found[name] for found in every}) > 1]
-    if differing:
-        first = differing[0]
-        ranks = [rank for rank, found in enumerate(every) if found[first] != every[0][first]]
-        raise ReplicaError(
-            f"{len(differing)} of {len(every[0])} tensors differ between processes, first {first}: "
-            f"rank(s) {', '.join(map(str, ranks))} from rank 0; weights must be equal on all "
-            "processes. Resume from the newest checkpoint; if it happens again, look for code that "
-            "changes weights on some processes only, or for a faulty device"
-        )
-
-
-def checksum(tensor: Tensor) -> int:
-    """CRC-32 of a tensor's bytes."""
-    return zlib.crc32(tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+    sums = {
+        name: zlib.crc32(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        for name, parameter in model.named_parameters()
+    }
+    every = gather(sums, world)
+    for name in sums:
+        ranks = [rank for rank, found in enumerate(every) if found[name] != every[0][name]]
+        if ranks:
+            raise ReplicaError(
+                f"{name} on rank(s) {', '.join(map(str, ranks))} differs from that on rank 0; "
+                "weights must be equal on all processes. Resume from the newest checkpoint; if it "
+                "happens again, look for code that changes weights on some processes only, or for "
+                "a faulty device"
+            )

@@ -235,7 +235,7 @@ class LogConfig(Section):
     """Output of a run."""
 
     output: str | None = None
-    """Run folder; null: runs/CONFIG, or runs/CONFIG_2, … if that has another run."""
+    """Run folder; null: runs/CONFIG."""
     interval: int = Field(50, ge=1)
     """Optimizer steps between log lines; an epoch with fewer has one at its end."""
     wandb: Literal["disabled", "online", "offline"] = "disabled"

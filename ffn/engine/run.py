@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from torch.utils.data import DataLoader
@@ -29,7 +29,7 @@ class Run:
         validator: accuracy on the validation videos.
         checkpointer: saves and restores the run.
         learning_rate: function of the epochs done, with fraction.
-        open_log: opens the log at a step; the second argument: the run is finished.
+        open_log: opens the log at a step, with the number of its lines to keep.
         introduction: console lines for a new run.
         settings: console lines about batches and learning rate, and warnings.
         epochs: passes over the training videos.
@@ -38,7 +38,6 @@ class Run:
         patience: validations without a better score that end the run; 0 for no early end.
         save_steps: steps between checkpoints inside an epoch; 0 for none.
         log_interval: steps between log lines.
-        last: metrics of the last interval.
     """
 
     folder: Path
@@ -49,7 +48,7 @@ class Run:
     validator: Validator
     checkpointer: Checkpointer
     learning_rate: Callable[[float], float]
-    open_log: Callable[[int, bool], RunLog]
+    open_log: Callable[[int, int], RunLog]
     introduction: list[str]
     settings: list[str]
     epochs: int
@@ -58,4 +57,3 @@ class Run:
     patience: int
     save_steps: int
     log_interval: int
-    last: dict[str, float] = field(default_factory=dict)

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
 
 EXIT_STOPPED = 75  # sysexits.h: EX_TEMPFAIL, "the user is invited to retry"
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1)
@@ -18,6 +17,8 @@ SAME_REQUEST = 1.0  # seconds
 
 class StoppedError(Exception):
     """A signal stopped the run after a checkpoint; the same command resumes it."""
+
+    exit_status = EXIT_STOPPED
 
 
 class StopRequest:
@@ -31,17 +32,12 @@ class StopRequest:
     """
 
     def __init__(self, *, verbose: bool = True) -> None:
-        self.verbose = verbose
-        self.requested = False
+        self.verbose, self.requested = verbose, False
         self._since = 0.0
-        self._interrupts: str | None = None  # the message of the error
-        self._previous: dict[signal.Signals, Any] = {}
+        self._error: StoppedError | None = None  # to raise at once
 
     def __enter__(self) -> StopRequest:
-        try:
-            self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
-        except ValueError:  # Python handles signals in the main thread only
-            self._previous = {}
+        self._previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         return self
 
     def __exit__(self, *error: object) -> None:
@@ -49,24 +45,18 @@ class StopRequest:
             signal.signal(number, handler)
 
     @contextmanager
-    def interrupting(self, message: str) -> Iterator[None]:
-        """Raise `StoppedError` at once on a signal; for code that has nothing to save.
-
-        Args:
-            message: of the error.
-
-        Raises:
-            StoppedError: a signal was received, inside or before.
-        """
+    def interrupting(self, error: StoppedError) -> Iterator[None]:
+        """Raise an error at once on a signal inside or before; for code with nothing to save."""
         if self.requested:
-            raise StoppedError(message)
-        self._interrupts = message
+            raise error
+        self._error = error
         try:
             yield
         finally:
-            self._interrupts = None
+            self._error = None
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        # print may hold a lock when the signal is received; os.write has none.
         if self.requested:
             if time.monotonic() - self._since > SAME_REQUEST:
                 show_cursor = "\x1b[?25h" if os.isatty(2) else ""  # a progress bar hides it
@@ -77,6 +67,6 @@ class StopRequest:
         if self.verbose:
             name = signal.Signals(number).name
             text = f"\n{name}: the run stops after this step and saves; repeat to exit at once\n"
-            os.write(2, text.encode())  # print may hold a lock when the signal is received
-        if self._interrupts is not None:
-            raise StoppedError(self._interrupts)
+            os.write(2, text.encode())
+        if self._error is not None:
+            raise self._error

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ffn.data import Normalize, VideoError
-from ffn.engine.distributed import World, any_of, average_gradients, broadcast_parameters, gather
+from ffn.engine.distributed import World, any_of, average_gradients, gather
 from ffn.engine.optim import moving_average, set_learning_rate
 from ffn.engine.tasks import Task
 
@@ -241,12 +241,7 @@ class TrainStep:
         )
 
     def _wrap(self) -> nn.Module:
-        """The task in DDP, where one backward pass makes the step; else the task itself.
-
-        Both start all processes from the parameters of rank 0.
-        """
-        if self.sequential:
-            broadcast_parameters(self.model, self.world)
+        """The task in DDP, where one backward pass makes the step; else the task itself."""
         if self.world.size == 1 or self.sequential:
             return self.task
         devices = [self.world.device] if self.world.device.type == "cuda" else None

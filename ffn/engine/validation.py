@@ -60,10 +60,7 @@ class Validator:
             with eager():
                 return measure(step.network, self.loader, step.precision, self.batch_size)
         except FloatingPointError as error:
-            raise FloatingPointError(
-                f"{error}. In training, the usual cause is a learning rate that is too high. "
-                f"{step.advice}"
-            ) from error
+            raise FloatingPointError(f"{error}. {step.advice}") from error
 
     def score(self, metrics: dict[int, dict[str, float]]) -> float:
         """Mean accuracy over the trained counts, in percent; of all videos."""
@@ -75,19 +72,16 @@ class Validator:
         The network runs on the clips that its task trains on, without mixup.
 
         Returns:
-            Messages about unreadable videos, over all processes, and about networks or sub-networks
-            that keep their running statistics, because there was no clip for them.
+            A message about networks or sub-networks that keep their running statistics, because
+            there was no clip for them.
         """
         if not self.precise_bn:
             return []
-        step = self.train_step
-        skipped: list[str] = []
-        used: set[int] = set()
+        step, used = self.train_step, set()
 
         def clips() -> Iterator[Tensor]:
             self.train_loader.sampler.set_epoch(epoch)
             for batch in itertools.islice(self.train_loader, self.precise_bn):
-                skipped.extend(batch["skipped"])
                 if step.has_videos(batch):
                     batch = to_device(batch, self.world.device, step.normalize)
                     for clip in step.task.clips(batch).values():
@@ -97,19 +91,14 @@ class Validator:
         seed_step(step.seed, epoch, self.world.rank)  # for clips that a task changes at random
         with step.autocast(), eager():
             norms = update_precise_bn(step.network, clips(), self.world)
-        videos = len({text for texts in gather(skipped, self.world) for text in texts})
-        messages = [f"{videos} unreadable videos skipped"] if videos else []
         drawn = {count for counts in gather(used, self.world) for count in counts}
         if norms and not drawn:
-            messages.append(
-                f"none of the first {self.precise_bn} micro-batches has readable videos; running "
-                "statistics are kept. Check the videos with ffn check_data"
-            )
-        elif norms and isinstance(step.network, FrameFlexible):
-            left = [str(n) for n in step.network.trained_frames if n not in drawn]
-            if left:
-                messages.append(
-                    f"no clip was drawn for the sub-networks of {', '.join(left)} frames, which "
-                    "keep running statistics; raise train.precise_bn"
-                )
-        return messages
+            return ["train.precise_bn found no readable video; running statistics are kept"]
+        if not norms or not isinstance(step.network, FrameFlexible):
+            return []
+        left = [str(count) for count in step.network.trained_frames if count not in drawn]
+        message = (
+            f"no clip was drawn for the sub-networks of {', '.join(left)} frames, which keep "
+            "running statistics; raise train.precise_bn"
+        )
+        return [message] if left else []

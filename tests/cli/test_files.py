@@ -17,7 +17,7 @@ WEIGHTS = "tsm_tiny.motion_f4_8_16"
 def test_an_output_that_cannot_be_written_is_refused_before_the_work(
     here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture
 ) -> None:
-    monkeypatch.setattr("ffn.engine.failures.run_command", lambda *_, **__: pytest.fail("started"))
+    monkeypatch.setattr("ffn.engine.failures.processes", lambda *_, **__: pytest.fail("started"))
     (here / "file").write_text("mine")
     for command in ("test --weights " + WEIGHTS, "find_lr"):
         name, *rest = command.split()

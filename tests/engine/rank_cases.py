@@ -2,50 +2,54 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from engine_toys import backward, batch, config, flexible_task
+from engine_toys import batch, config, flexible_task
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 
 from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.build import build_run
-from ffn.engine.distributed import World, average_buffers, average_gradients
+from ffn.engine.distributed import World, average_buffers
 from ffn.engine.freezing import freeze
 from ffn.engine.logs.meter import Meter
 from ffn.engine.precise_bn import update_precise_bn
+from ffn.engine.tasks import Task
 from ffn.engine.train_step import TrainStep
 
 ONE = World(0, 1, torch.device("cpu"))
+
+
+def toy_step(world: World, task: Task, views: str, **more: Any) -> TrainStep:
+    """A train step with SGD that takes batches as they are."""
+    optimizer = torch.optim.SGD([{"params": list(task.parameters()), "lr_scale": 1.0}], 0.01)
+    return TrainStep(
+        task.train(),
+        optimizer,
+        world,
+        normalize=nn.Identity(),
+        batch_mix=lambda batch, **_: batch,
+        sequential=views == "sequential",
+        **more,
+    )
 
 
 def training_steps(
     world: World, views: str, dtype: torch.dtype, steps: int, checkpointed: bool = False
 ) -> dict[str, Any]:
     """Train a frame-flexible network with SGD on 8 videos per step; return losses and state."""
-    task = flexible_task().to(dtype).train()
+    task = flexible_task().to(dtype)
     if checkpointed:
         checkpoint_blocks(task.model)
-    together = world.size > 1 and views == "together"
-    with warnings.catch_warnings():  # new versions of torch rename the option
-        warnings.filterwarnings("ignore", ".*broadcast_buffers", FutureWarning)
-        wrapped = DistributedDataParallel(task, broadcast_buffers=False) if together else task
-    optimizer = torch.optim.SGD(task.parameters(), lr=0.01)
-    losses = []
-    for step in range(steps):
-        videos = batch(size=8, seed=step)
+    step, losses = toy_step(world, task, views), []
+    for number in range(steps):
+        videos = batch(size=8, seed=number)
         clips = {t: share(clip.to(dtype), world) for t, clip in videos["clips"].items()}
-        videos = {"clips": clips, "label": share(videos["label"], world)}
-        outputs = backward(wrapped, videos, views)
-        if views == "sequential":
-            average_gradients(task.parameters(), world)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        losses.append({k: float(v) for k, v in outputs.items() if k.startswith("loss")})
+        own = {"clips": clips, "label": share(videos["label"], world), "skipped": []}
+        (outputs,) = step.step([own], number=number, lr=0.01).outputs
+        losses.append({k: float(v.detach()) for k, v in outputs.items() if k.startswith("loss")})
     return {"losses": losses, "state": task.model.state_dict()}
 
 
@@ -101,17 +105,8 @@ def steps_with_empty_batches(
     world: World, plan: list[list[list[int]]], views: str
 ) -> dict[str, Any]:
     """Train on micro-batches; those that the plan gives 0 for this rank have no videos."""
-    task = flexible_task().train()
-    step = TrainStep(
-        task,
-        torch.optim.SGD([{"params": list(task.parameters()), "lr_scale": 1.0}], 0.01, momentum=0.9),
-        world,
-        normalize=nn.Identity(),
-        batch_mix=lambda batch, **_: batch,
-        sequential=views == "sequential",
-        grad_accum_steps=len(plan[0][0]),
-        may_skip=True,
-    )
+    task = flexible_task()
+    step = toy_step(world, task, views, grad_accum_steps=len(plan[0][0]), may_skip=True)
     meter, warned = Meter(world), []
     for number, ranks in enumerate(plan):
         batches = []
@@ -121,6 +116,6 @@ def steps_with_empty_batches(
             batches.append(videos if has_videos else empty)
         result = step.step(batches, number=number, lr=0.01)
         meter.add(result)
-        warned.append(result.warning)
+        warned.append(bool(result.warning))
     weights = {name: value.detach() for name, value in task.model.named_parameters()}
-    return {"weights": weights, "warnings": warned, "means": meter.means()}
+    return {"weights": weights, "warned": warned, "means": meter.means()}

@@ -6,21 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
-from engine_toys import (
-    STEPS,
-    build,
-    read_log,
-    same_weights,
-    train,
-    train_until,
-)
+from engine_toys import STEPS, build, read_log, train, train_until
 
 from ffn.engine import loop
 from ffn.engine.checkpoints import load_checkpoint
 from ffn.engine.run import Run
-
-# Weights that do not move have the same score in every validation.
-STILL = ("optim.lr=1e-12", "train.freeze=[norms]", "train.epochs=6")
 
 
 def with_scores(run: Run, scores: dict[int, float]) -> Run:
@@ -43,9 +33,7 @@ def with_scores(run: Run, scores: dict[int, float]) -> Run:
     ("patience", "every", "scores", "last", "best"),
     [
         (1, 1, (50, 40, 60, 70, 80, 90), 2, 50),
-        (2, 1, (50, 40, 60, 60, 59, 90), 5, 60),  # an equal score is not better
-        (2, 2, (0, 50, 0, 50, 0, 49), 6, 50),  # of validations, not of epochs
-        (0, 1, (50, 40, 40, 40, 40, 40), 6, 50),
+        (2, 2, (0, 50, 0, 50, 0, 49), 6, 50),  # validations, not epochs; an equal one is not better
     ],
 )
 def test_run_ends_after_its_patience(
@@ -68,12 +56,6 @@ def test_run_ends_after_its_patience(
     assert (training["epoch"], training["step"]) == (last, last * STEPS)
     assert training["best"] == best
     assert load_checkpoint(tmp_path / "best.pt")["meta"]["metrics"]["2"]["top1"] == best
-    if patience:
-        waited = [entry["since_best"] for entry in entries]
-        assert waited[0] == 0
-        assert max(waited) <= patience
-    else:
-        assert not any("since_best" in entry for entry in entries)
     out = capsys.readouterr().out
     stopped = re.findall(r"the run ends after (\d) of 6 epochs", out)
     assert stopped == ([str(last)] if last < 6 else [])
@@ -89,9 +71,7 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
     capsys.readouterr()
 
     loop.train(build(videos, tmp_path, *options))
-    assert "finished, 2 of 6 epochs are done. To train further, raise train.patience, or" in (
-        capsys.readouterr().out
-    )
+    assert "finished, 2 of 6 epochs are done" in capsys.readouterr().out
     assert (tmp_path / "log.jsonl").read_text() == log
 
     loop.train(with_scores(build(videos, tmp_path, options[0], "train.patience=2"), scores))
@@ -99,14 +79,11 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
 
 
 def test_a_killed_run_ends_at_the_same_step(videos: Path, tmp_path: Path) -> None:
-    more = (*STILL, "train.patience=2", "train.save_steps=1")
-    train_until(STEPS + 1, videos, tmp_path / "killed", *more)
-    killed = train(videos, tmp_path / "killed", *more)
-    whole = train(videos, tmp_path / "whole", *more)
-
-    for folder in (killed, whole):
-        training = load_checkpoint(folder / "last.pt")["training"]
-        assert (training["step"], training["since_best"]) == (3 * STEPS, 2)
-    assert same_weights(killed, whole)
-    values = [[(e["step"], e["since_best"]) for e in read_log(f, "val")] for f in (killed, whole)]
-    assert values[0] == values[1] == [(STEPS, 0), (2 * STEPS, 1), (3 * STEPS, 2)]
+    """Weights that do not move have the same score in every validation."""
+    still = ("optim.lr=1e-12", "train.freeze=[norms]", "train.epochs=6", "train.patience=2")
+    more = (*still, "train.save_steps=1")
+    train_until(STEPS + 1, videos, tmp_path, *more)
+    train(videos, tmp_path, *more)
+    training = load_checkpoint(tmp_path / "last.pt")["training"]
+    assert (training["step"], training["since_best"]) == (3 * STEPS, 2)
+    assert [e["since_best"] for e in read_log(tmp_path, "val")] == [0, 1, 2]

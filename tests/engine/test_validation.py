@@ -65,7 +65,7 @@ def test_without_readable_videos_statistics_are_kept(videos: Path, tmp_path: Pat
 
     (message,) = run.validator.update_statistics(0)
 
-    assert message.startswith("none of the first 2 micro-batches has readable videos; running stat")
+    assert "found no readable video" in message
     for key, value in run.train_step.network.state_dict().items():
         assert torch.equal(value, before[key])
 

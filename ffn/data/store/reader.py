@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from pathlib import Path
 
@@ -124,16 +124,6 @@ class ClipStore:
                 f"the list has {record.frames} frames, {self.path} has {len(video)}; pack again",
             )
         return video
-
-    def contents(self, records: Sequence[Record]) -> list[str]:
-        """Length and checksum of the clip of each record; empty if the store does not hold it."""
-        known = {(c.key, c.start, c.end): f"{c.bytes}-{c.crc:08x}" for c in self._clips("")}
-        found = []
-        for record in records:
-            key = os.fsencode(key_of(record.path, self.root))
-            whole = known.get((key, None, None), "")
-            found.append(known.get((key, record.start, record.end), whole))
-        return found
 
     def verify(self, progress: Callable[[Iterable], Iterable] = iter) -> list[VideoError]:
         """Verify the checksums of all clips without decoding.

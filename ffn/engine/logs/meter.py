@@ -6,7 +6,6 @@ import resource
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -84,12 +83,10 @@ class Meter:
         return (time.perf_counter() - self._started) / max(1, self._steps)
 
     def take_skipped(self) -> list[str]:
-        """Reasons of the skipped videos of the epoch, on all processes; clears them.
-
-        A video counts once, however many samples an epoch has of it.
-        """
-        own, self._skipped = self._skipped, []
-        return list(dict.fromkeys(text for texts in gather(own, self.world) for text in texts))
+        """Reasons of the skipped videos of the epoch, on all processes, once each; clears them."""
+        found = gather(self._skipped, self.world)
+        self._skipped = []
+        return list(dict.fromkeys(text for texts in found for text in texts))
 
     def state_dict(self) -> dict[str, Any]:
         """State of the interval over all processes; all of them call it."""
@@ -137,16 +134,8 @@ def top1(logits: Tensor, label: Tensor) -> Tensor:
 
 
 def memory_mib(device: torch.device) -> float:
-    """Peak memory of this process so far, in MiB.
-
-    On CUDA the peak of allocated tensors (``torch.cuda.max_memory_allocated``); the caching
-    allocator reserves more. On a CPU the peak resident set size, without loader workers.
-    """
+    """Peak memory of this process so far, in MiB: of allocated CUDA tensors, or on a CPU of all."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device) / 2**20
-    status = Path("/proc/self/status")
-    if status.exists():  # Linux, where ru_maxrss starts with the memory of the parent process
-        line = next(line for line in status.read_text().splitlines() if line.startswith("VmHWM"))
-        return int(line.split()[1]) / 2**10
     largest = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return largest / (2**20 if sys.platform == "darwin" else 2**10)  # bytes there, KiB elsewhere

@@ -5,19 +5,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
-
-ROWS_PER_STEP = 10  # each record is one row in wandb; a step has a few
-
-
-class Tracker(Protocol):
-    """Interface of a tracker."""
-
-    def record(self, step: int, position: int, numbers: Mapping[str, float]) -> None:
-        """Write numbers by key; `position` counts the records of the step from 0."""
-
-    def close(self, *, failed: bool) -> None:
-        """Flush and close; `failed` is true if the run ends with an error."""
+from typing import Any
 
 
 class TensorBoardTracker:
@@ -40,7 +28,7 @@ class TensorBoardTracker:
             ) from error
         self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
 
-    def record(self, step: int, position: int, numbers: Mapping[str, float]) -> None:
+    def record(self, step: int, row: int, numbers: Mapping[str, float]) -> None:
         """Write numbers by key and flush the file."""
         for key, value in numbers.items():
             self._writer.add_scalar(key, value, step)
@@ -54,9 +42,8 @@ class TensorBoardTracker:
 class WandbTracker:
     """Writes to a run of wandb; a resumed run continues that whose id is in ``folder/wandb_id``.
 
-    wandb accepts rows in ascending order only. Row numbers are computed from step and position, so
-    that a resumed run gives a repeated step the same rows, which are not sent again. ``step`` is
-    the x axis of all charts.
+    ``step`` is the x axis of all charts. wandb's own counter is the line of ``log.jsonl``, so that
+    the lines that a resumed run writes again are not sent again.
 
     Args:
         folder: the run's folder.
@@ -86,9 +73,8 @@ class WandbTracker:
         self._run.define_metric("step", hidden=True)
         self._run.define_metric("*", step_metric="step")
 
-    def record(self, step: int, position: int, numbers: Mapping[str, float]) -> None:
+    def record(self, step: int, row: int, numbers: Mapping[str, float]) -> None:
         """Send numbers by key, unless the run has this row already."""
-        row = ROWS_PER_STEP * step + position
         if row >= self._run.starting_step:
             self._run.log({"step": step, **numbers}, step=row, commit=True)
 
