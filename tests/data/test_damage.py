@@ -6,7 +6,7 @@ tolerance, and identifies frames by their times.
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from contextlib import suppress
 
 import av
@@ -45,28 +45,16 @@ def noise(data, rng, size):
     return data[:start] + rng.bytes(size) + data[start + size :]
 
 
-def middle(data, rng):
-    start = int(rng.integers(len(data) // 4, len(data) // 2))
-    return start, start + max(1, len(data) // 10)
-
-
-def without(data, rng):
-    start, stop = middle(data, rng)
-    return data[:start] + data[stop:]
-
-
-def doubled(data, rng):
-    start, stop = middle(data, rng)
-    return data[:stop] + data[start:]
-
-
-def swapped(data, rng):
-    start, stop = middle(data, rng)
-    size = stop - start
-    return data[:start] + data[stop : stop + size] + data[start:stop] + data[stop + size :]
+def moved(data, rng, parts):
+    """Parts of the file, which is divided at two random places, in another order or number."""
+    first = int(rng.integers(len(data) // 4, len(data) // 2))
+    second = first + max(1, len(data) // 10)
+    pieces = data[:first], data[first:second], data[second:]
+    return b"".join(pieces[i] for i in parts)
 
 
 DAMAGE = {
+    "none": lambda data, rng: data,
     "empty": lambda data, rng: b"",
     "first 100 bytes": lambda data, rng: data[:100],
     "first 60 %": lambda data, rng: data[: len(data) * 6 // 10],
@@ -79,9 +67,9 @@ DAMAGE = {
     "400 bytes": lambda data, rng: noise(data, rng, 400),
     "last KiB random": lambda data, rng: data[:-1024] + rng.bytes(1024),
     "second half zero": lambda data, rng: data[: len(data) // 2].ljust(len(data), b"\0"),
-    "a tenth lost": without,
-    "a tenth twice": doubled,
-    "two tenths swapped": swapped,
+    "a tenth lost": lambda data, rng: moved(data, rng, (0, 2)),
+    "a tenth twice": lambda data, rng: moved(data, rng, (0, 1, 1, 2)),
+    "two parts swapped": lambda data, rng: moved(data, rng, (0, 2, 1)),
     "garbage behind": lambda data, rng: data + rng.bytes(5000),
 }
 
@@ -102,12 +90,12 @@ def whole(write_video, tmp_path_factory):
 
 
 def shown(path):
-    """Pixels by time, as FFmpeg decodes them despite damage; repeated times are omitted.
+    """Pixels of the frames of each time, as FFmpeg decodes them despite damage.
 
     After an error, decoding continues with the next packet. Frames without times, as in a raw H.264
     stream that lost its container, are identified by their positions.
     """
-    images, times = {}, Counter()
+    images = defaultdict(list)
     try:
         container = av.open(path, metadata_errors="ignore")
     except (av.error.FFmpegError, ValueError):
@@ -122,15 +110,14 @@ def shown(path):
             try:
                 packet = next(packets)
             except (StopIteration, av.error.FFmpegError, ValueError):
-                return {time: image for time, image in images.items() if times[time] == 1}
+                return images
             try:
                 frames = packet.decode()
             except (av.error.FFmpegError, ValueError):
                 continue
             for frame in frames:
                 time = len(images) if frame.pts is None else frame.pts
-                images[time] = frame.to_ndarray(format="rgb24")
-                times[time] += 1
+                images[time].append(frame.to_ndarray(format="rgb24"))
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -147,20 +134,12 @@ def test_damaged_files_give_frames_of_ffmpeg_or_errors(damage, whole, tmp_path):
         except VideoError as error:
             refused.append((path.name, str(error)))
             continue
+        assert damage != "none" or len(expected) == len(video) == FRAMES
         for index in sorted({0, len(video) - 1, len(video) // 2, len(video) // 3}):
             with suppress(VideoError):
                 frame = video.read([index])[0].numpy()
-                image = expected[int(times[index]) if times[-1] else index]
-                assert np.array_equal(frame, image), (kind, index)
+                images = expected[int(times[index]) if times[-1] else index]
+                assert any(np.array_equal(frame, image) for image in images), (kind, index)
                 same += 1
     assert all(name in message for name, message in refused)
     assert (same > 0) == (damage not in FATAL)
-
-
-def test_undamaged_files_are_complete(whole, tmp_path):
-    """The oracle and the decoder read all frames of undamaged files."""
-    for number, (kind, data) in enumerate(whole.items()):
-        path = tmp_path / f"{number}{FILES[kind][0]}"
-        path.write_bytes(data)
-        assert len(open_video(path)) == FRAMES, kind
-        assert len(shown(str(path))) == FRAMES, kind
