@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass, fields
-from difflib import get_close_matches
 from typing import Any
 
 import torch
@@ -70,14 +69,8 @@ class Preprocessing:
             ValueError: if a key is unknown or missing, or a value is not allowed.
         """
         known = [field.name for field in fields(cls)]
-        for key in values:
-            if key not in known:
-                close = get_close_matches(key, known, n=1)
-                hint = f"did you mean {close[0]!r}?" if close else f"known: {', '.join(known)}"
-                raise ValueError(f"preprocessing has no {key!r}; {hint}")
-        missing = [name for name in known if name not in values]
-        if missing:
-            raise ValueError(f"preprocessing lacks {', '.join(missing)}")
+        if {*values} != {*known}:
+            raise ValueError(f"preprocessing has {', '.join(values)}; expected {', '.join(known)}")
         return cls(**values)
 
 

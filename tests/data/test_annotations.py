@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import product
-
 import pytest
 
 from ffn.data import Record, read_annotations, read_classes
@@ -83,18 +81,6 @@ def test_missing_files(tmp_path):
         read_classes(tmp_path / "names.txt")
 
 
-def test_a_header_makes_a_table_in_a_file_of_any_name(write, tmp_path):
-    lines = [["video", "frames", "label"], ["a b.mp4", "9", "long jump"], ["c.mp4", "", "run"]]
-    for separator, name in product("\t,;", ["train.txt", "train.tsv", "train.csv", "train"]):
-        text = "\n".join(separator.join(cells) for cells in lines)
-        records, classes = read_annotations(write(text, name))
-        assert classes == ["long jump", "run"]
-        assert records == [
-            Record(str(tmp_path / "a b.mp4"), 0, 9),
-            Record(str(tmp_path / "c.mp4"), 1),
-        ]
-
-
 def test_lists_that_can_be_read_wrongly_are_refused(write):
     """The message has the line."""
     for line, text in (
@@ -125,17 +111,6 @@ def test_lists_that_can_be_read_wrongly_are_refused(write):
             read_annotations(write(text))
         assert str(caught.value).isprintable()
         assert len(str(caught.value)) < 500
-
-
-def test_class_names_with_spaces_follow_a_video_suffix(write, tmp_path):
-    records, classes = read_annotations(write("my clip.MP4 long jump\nb.webm run\nframes/v3 run\n"))
-    assert classes == ["long jump", "run"]
-    assert [r.path for r in records] == at(tmp_path, "my clip.MP4", "b.webm", "frames/v3")
-    records, classes = read_annotations(write("v 1\tlong jump\nv 2\tup/down\n"))
-    assert ([r.path for r in records], classes) == (
-        at(tmp_path, "v 1", "v 2"),
-        ["long jump", "up/down"],
-    )
 
 
 def test_damaged_tables_are_refused(tmp_path):

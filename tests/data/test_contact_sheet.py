@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 from pictures import enlarged, places, read_picture
-from PIL import Image
 
-from ffn.data.contact_sheet import Panel, Strip, save_contact_sheet, thumbnails
+from ffn.data.contact_sheet import Panel, Strip, save_contact_sheet
 
 
 def noise(frames: int, height: int = 24, width: int = 24, seed: int = 0) -> torch.Tensor:
@@ -51,17 +50,6 @@ def test_panels_stand_in_columns(tmp_path: Path, columns: int) -> None:
     assert corners == sorted(corners)
     assert len({y for y, _ in corners}) == {1: 3, 2: 2, 5: 1}[columns]
     assert len({x for _, x in corners}) == min(3, columns)
-
-
-def test_large_frames_are_reduced_and_keep_their_shape() -> None:
-    clip = noise(3, 120, 240)
-
-    frames = thumbnails(clip)
-
-    assert frames.shape == (3, 3, 48, 96)
-    image = Image.fromarray(clip[:, 1].permute(1, 2, 0).numpy())
-    expected = np.asarray(image.resize((96, 48), Image.Resampling.BILINEAR), dtype=int)
-    assert np.abs(frames[1].permute(1, 2, 0).numpy() - expected).max() <= 1
 
 
 def test_long_lines_are_shortened(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""Crops, measured on frames whose pixels are their coordinates."""
+"""Crops, against torchvision, interpolation by torch and slices."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import interpolate
+from torchvision.transforms import v2
 
-from ffn.data import EvalTransform, Preprocessing, TrainTransform
+from ffn.data import EvalTransform, Preprocessing, TrainTransform, library_draws
 from ffn.data.crops import jittered_crop, resized_crop, three_squares
 
 
@@ -19,37 +20,13 @@ def noise(*shape):
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.manual_seed(0))
 
 
-def window(out, side):
-    """Top, left, height and width of the window that was resized to `side`, within 2 %.
-
-    The first channel of a frame is its row, the second its column.
-    """
-    quarter, three = side // 4, 3 * side // 4
-    down, across = out[0, 0, :, side // 2].double(), out[0, 1, side // 2].double()
-    height, width = (2 * (line[three] - line[quarter]).item() for line in (down, across))
-    return down[0].item(), across[0].item(), height, width
-
-
-def ramps(height, width):
-    rows = torch.arange(height).view(-1, 1).expand(height, width)
-    columns = torch.arange(width).view(1, -1).expand(height, width)
-    return torch.stack([rows, columns, torch.zeros_like(rows)]).to(torch.uint8)[None]
-
-
-def test_resized_crop_has_the_default_areas_and_aspect_ratios():
-    frames, generator = ramps(200, 240), rng()
-    windows = np.array(
-        [window(resized_crop(frames, 64, generator), 64) for _ in range(400)]
-    )  # fmt: skip
-    area, aspect = windows[:, 2] * windows[:, 3] / (200 * 240), windows[:, 3] / windows[:, 2]
-    assert 0.07 < area.min() < 0.1
-    assert 0.85 < area.max() < 1.03
-    assert 0.42 < area.mean() < 0.56  # uniform: 0.54, minus windows that do not fit
-    assert 0.72 < aspect.min() < 0.78
-    assert 1.28 < aspect.max() < 1.4
-    assert abs(np.log(aspect).mean()) < 0.03  # log-uniform around 1
-    assert windows[:, 0].min() < 5
-    assert windows[:, 1].max() > 120
+def test_resized_crop_is_that_of_torchvision():
+    frames, ranges = noise(2, 3, 60, 90), ((0.2, 0.6), (0.7, 1.1))
+    crop = v2.RandomResizedCrop([32, 32], scale=ranges[0], ratio=ranges[1], antialias=True)
+    for seed in range(10):
+        with library_draws(rng(seed)):
+            expected = crop(frames)
+        assert torch.equal(resized_crop(frames, 32, rng(seed), *ranges), expected)
 
 
 def test_jittered_crop_is_a_square_of_the_resized_frame():

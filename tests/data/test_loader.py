@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from itertools import chain
-
 import pytest
 import torch
 
@@ -19,7 +16,6 @@ from ffn.data import (
     make_loader,
     watching,
 )
-from ffn.data.loader import worker_start_method
 
 SMALL = Preprocessing(crop=16, resize=16)
 
@@ -76,37 +72,6 @@ def test_batches_depend_on_the_epoch_and_leave_the_random_state_alone(records):
     assert batch["clips"][4].dtype == torch.uint8
 
 
-def test_samples_do_not_depend_on_ranks(records):
-    batch = next(iter(make_loader(dataset(records), batch_size=4, train=True)))
-    for rank in range(2):
-        part = make_loader(dataset(records), batch_size=2, train=True, rank=rank, world_size=2)
-        shard = next(iter(part))
-        for i, index in enumerate(shard["index"]):
-            position = batch["index"].tolist().index(index)
-            assert torch.equal(shard["clips"][4][i], batch["clips"][4][position])
-
-
-def test_an_epoch_resumes_with_another_number_of_ranks(records):
-    """With the same global batch size, each step has the same videos for any number of ranks."""
-
-    def order(ranks, done):
-        batches = []
-        for rank in range(ranks):
-            size = 4 // ranks
-            loader = make_loader(
-                dataset(records), batch_size=size, train=True, rank=rank, world_size=ranks
-            )
-            loader.sampler.set_epoch(5, skip_batches=done)
-            keys = [index for _, index in loader.sampler]
-            batches.append([keys[i : i + size] for i in range(0, len(keys), size)])
-        return [sorted(chain(*parts)) for parts in zip(*batches, strict=True)]
-
-    whole = order(1, 0)
-    assert len(whole) == 3
-    for ranks in (1, 2, 4):
-        assert (order(ranks, 0), order(ranks, 2)) == (whole, whole[2:])
-
-
 @pytest.fixture
 def with_broken(records, tmp_path):
     (tmp_path / "broken.mp4").touch()
@@ -137,17 +102,6 @@ def test_batch_without_any_readable_video_is_empty(with_broken):
     assert batch["label"].dtype == batch["index"].dtype == torch.int64
     assert len(batch["skipped"]) == 2
     assert collate_eval([item, item])["ok"].tolist() == [False, False]
-
-
-def test_start_method(monkeypatch):
-    for platform, cuda, expected in (
-        ("linux", False, "fork"),
-        ("linux", True, "forkserver"),
-        ("darwin", False, "spawn"),
-    ):
-        monkeypatch.setattr(sys, "platform", platform)
-        monkeypatch.setattr(torch.cuda, "is_initialized", lambda cuda=cuda: cuda)
-        assert worker_start_method() == expected
 
 
 def test_an_error_of_a_save_while_a_worker_exits(records):

@@ -112,17 +112,16 @@ def test_workers_share_the_records(folder, start_method):
     assert [batch["label"].tolist() for batch in loader] == [[0, 1, 7, 3]]
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_each_video_is_loaded_once_and_broken_ones_are_reported(ranks, folder, write_folder):
+def test_each_video_is_loaded_once_and_broken_ones_are_reported(folder):
     records = [Record(str(folder / "abc"[i % 3]), i % 7) for i in range(40)]
     for i in (7, 20):
         records[i] = Record(str(folder / f"absent {i}"), 0)
     seen, skipped = Counter(), Counter()
-    for rank in range(ranks):
+    for rank in range(2):
         dataset = VideoDataset(
             records, views=(5,), preprocessing=SMALL, train=True, on_error="skip"
         )
-        options = {"workers": 3, "rank": rank, "world_size": ranks}
+        options = {"workers": 3, "rank": rank, "world_size": 2}
         for batch in make_loader(dataset, batch_size=10, train=True, **options):
             seen.update(batch["index"].tolist())
             skipped.update(text.split(":")[0] for text in batch["skipped"])

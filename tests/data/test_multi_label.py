@@ -46,13 +46,6 @@ def test_cells_with_labels(tmp_path: Path) -> None:
     assert labels(write(tmp_path, "l.csv", "path,label", "a,x|y"))[1] == ["x|y"]
 
 
-def test_class_names_and_other_columns(tmp_path: Path) -> None:
-    path = write(tmp_path, "l.tsv", "labels\tvideo\tframes", "1|0\tdir\t8", "\tother\t9")
-    assert labels(path, classes=["x", "y", "z"])[0] == [(0, 1), ()]
-    records, _ = read_annotations(path, classes=["x", "y", "z"])
-    assert [record.frames for record in records] == [8, 9]
-
-
 def test_errors_name_the_line(tmp_path: Path) -> None:
     for line, lines in (
         (3, ["path,labels", "a,x", "b,x|q"]),

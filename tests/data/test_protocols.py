@@ -107,13 +107,3 @@ def test_batches_have_the_views_of_the_first_video_first(records):
     expected = torch.cat([dataset[0]["clips"][4], dataset[1]["clips"][4]])
     assert torch.equal(batch["clips"][4], expected)
     assert batch["label"].tolist() == [0, 1]
-
-
-def test_one_view_has_no_view_dimension(records):
-    sizes = Preprocessing(crop=16, resize=24)
-    one = VideoDataset(records, views=(4,), preprocessing=sizes, protocol=Protocol())
-    assert one[0]["clips"][4].shape == (3, 4, 16, 16)
-    several = VideoDataset(records, views=(4,), preprocessing=sizes, protocol=Protocol(2, 1))
-    clips = several[0]["clips"][4]
-    assert clips.shape == (2, 3, 4, 16, 16)
-    assert torch.equal(clips[0], one[0]["clips"][4])  # the center clip comes first

@@ -25,8 +25,3 @@ def test_records_are_restored():
     assert list(SharedRecords(shared)) == RECORDS
     with pytest.raises(IndexError):
         shared[5]
-
-
-def test_values_are_plain():
-    record = SharedRecords(RECORDS)[2]
-    assert [type(value) for value in (record.label, record.frames, record.end)] == [int, int, float]
