@@ -102,6 +102,7 @@ def found(tmp_path_factory: pytest.TempPathFactory, video: Path) -> dict[str, An
     return json.loads(done.stdout.splitlines()[-1])
 
 
+@pytest.mark.slow
 def test_without_an_installed_ffn(found: dict[str, Any], video: Path) -> None:
     assert found["names"] == sorted([*ffn.list_models(), "create_model", "predictor", "weights"])
     for name in ffn.list_models():
@@ -113,6 +114,7 @@ def test_without_an_installed_ffn(found: dict[str, Any], video: Path) -> None:
         assert (label, probability) == (other, pytest.approx(near, abs=1e-5))
 
 
+@pytest.mark.slow
 def test_dependencies_are_what_is_imported_and_declared(found: dict[str, Any]) -> None:
     listed = configparser.ConfigParser()
     listed.read(ROOT / "setup.cfg")

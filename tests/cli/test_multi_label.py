@@ -16,6 +16,7 @@ from ffn.cli import main
 from ffn.evaluation import load_predictions, load_table
 from ffn.zoo import load_with_record
 
+pytestmark = pytest.mark.slow
 CONFIG = """\
 model: {{name: tsm_tiny, dropout: 0}}
 task: {{frames: [4, 8]}}
@@ -92,7 +93,6 @@ def test_predictions_are_independent_probabilities(
         assert one["probability"] == pytest.approx(probability, abs=1e-3)
 
 
-@pytest.mark.slow
 def test_publish_and_export_keep_the_kind(root: Path, best: str, tmp_path: Path) -> None:
     assert main(["test", str(root / "c.yaml"), "--weights", best, "--no-latency"]) == 0
     results = str(root / "run/test/results.json")

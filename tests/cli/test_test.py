@@ -224,7 +224,6 @@ def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Pat
     save_weights(model, tmp_path / "own.safetensors", record | {"name": "own", "interpolate": True})
     for number, (weights, option, subnets, name) in enumerate(
         (
-            (root / "flexible.safetensors", [], [2, 4], "flexible"),
             (root / "flexible.safetensors", ["--interpolate"], [2, 3], "interpolated/flexible"),
             (tmp_path / "own.safetensors", [], [2, 3], "own"),
             (tmp_path / "own.safetensors", ["--no-interpolate"], [2, 4], "nearest/own"),
