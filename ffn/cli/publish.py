@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -85,10 +84,8 @@ def publish(
 def _measured(checkpoint: str, model: nn.Module, results: Path) -> dict[str, Any]:
     """The metrics and the protocol of a results.json."""
     from ffn.data import Protocol
-    from ffn.evaluation import load_table
 
-    sweep = _sweep_of(checkpoint, results, load_table(results))
-    _check_network(sweep, model, checkpoint, results)
+    sweep = _sweep_of(checkpoint, model, results)
     metrics = {
         row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
         for row in sweep.rows
@@ -113,38 +110,26 @@ def _early_exit_of(checkpoint: str, model: nn.Module) -> Path | None:
     return path
 
 
-def _sweep_of(checkpoint: str, results: Path, sweeps: Sequence[Sweep]) -> Sweep:
-    """The results of a checkpoint, by its name: the end of its path, see :func:`names_of`."""
+def _sweep_of(checkpoint: str, model: nn.Module, results: Path) -> Sweep:
+    """The results of a checkpoint: their name is the end of its path, see :func:`names_of`."""
+    from ffn.core import FrameFlexible, all_trained_frames
+    from ffn.evaluation import count_parameters, load_table
+
     path = Path(checkpoint).resolve().with_suffix("").as_posix()
+    sweeps, params = load_table(results), count_parameters(model)
     found = [s for s in sweeps if s.name == checkpoint or path.endswith(f"/{s.name}")]
+    found = [sweep for sweep in found if sweep.params == params]
+    if isinstance(model, FrameFlexible):
+        counts = all_trained_frames(model.ranges)
+        found = [sweep for sweep in found if sweep.trained_frames == counts]
     if len(found) != 1:
         names = ", ".join(sweep.name for sweep in sweeps)
         raise ValueError(
-            f"{results} has results of {names}; expected those of {checkpoint}. "
-            f"{_test_it(checkpoint)}"
+            f"{results} has results of {names}; expected one network with the name, the number of "
+            f"parameters and the trained counts of {checkpoint}. Test it with ffn test --weights "
+            f"{checkpoint} --output FOLDER"
         )
     return found[0]
-
-
-def _check_network(sweep: Sweep, model: nn.Module, checkpoint: str, results: Path) -> None:
-    """Raise ValueError for results of another network with the name of the checkpoint."""
-    from ffn.core import FrameFlexible, all_trained_frames
-    from ffn.evaluation.cost import count_parameters
-
-    values = {"parameters": (sweep.params, count_parameters(model))}
-    if isinstance(model, FrameFlexible):
-        values["trained counts"] = (sweep.trained_frames, all_trained_frames(model.ranges))
-    for what, (tested, own) in values.items():
-        if tested != own:
-            raise ValueError(
-                f"{results} has results of another network with the name {sweep.name}: its "
-                f"{what} are {tested}, those of {checkpoint} {own}. "
-                f"{_test_it(checkpoint)}"
-            )
-
-
-def _test_it(checkpoint: str) -> str:
-    return f"Test it with ffn test --weights {checkpoint} --output FOLDER"
 
 
 def without_places(config: dict[str, Any] | None) -> dict[str, Any] | None:
