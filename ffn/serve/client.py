@@ -119,6 +119,6 @@ class Client:
         except ValueError:
             raise ServiceError(status, f"{self.address}{path}: no JSON, status {status}") from None
         if status != 200:
-            message = values.get("error", values) if isinstance(values, dict) else values
+            message = values.get("detail", values) if isinstance(values, dict) else values
             raise ServiceError(status, str(message))
         return values

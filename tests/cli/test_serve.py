@@ -90,7 +90,7 @@ def address(weights, videos, tmp_path_factory) -> Iterator[str]:
         process.send_signal(signal.SIGTERM)
         output = process.communicate(timeout=30)[0]
         assert (process.returncode, output) == (0, "")
-        assert time.monotonic() - began < 10  # 4 s on an idle machine
+        assert time.monotonic() - began < 20  # 4 s on an idle machine
     left = {path.name.partition("_")[0] for path in temporary.iterdir()}
     assert left <= {"home", "torchinductor"}  # FFN_HOME, and a folder of torch
 

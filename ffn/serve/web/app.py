@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import anyio
-from fastapi import FastAPI, Request
+from fastapi import FastAPI, HTTPException, Request
 from fastapi import Query as InQuery
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
-from ffn.serve.web.service import Answer, Query, Refusal, Service
+from ffn.serve.web.service import Answer, Query, Service
 from ffn.version import __version__
 
 BODY = {
@@ -57,7 +57,7 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
         """Predict the labels of the video in the body, at each number of frames."""
         if request.headers.get("content-type", "").startswith("multipart/"):
             wrong = "the body is a form; expected the bytes of the video file"
-            raise Refusal(415, f"{wrong}, as `curl --data-binary @FILE` sends them")
+            raise HTTPException(415, f"{wrong}, as `curl --data-binary @FILE` sends them")
         with service.place(), tempfile.TemporaryDirectory(prefix="ffn-serve-") as folder:
             path = Path(folder, "video")
             await _receive(request, path, service)
@@ -73,10 +73,6 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
 def _add_refusals(app: FastAPI) -> None:
     """Answer errors with a sentence."""
 
-    @app.exception_handler(Refusal)
-    def refuse(_: Request, error: Refusal) -> JSONResponse:
-        return JSONResponse({"error": error.message}, error.status, error.headers)
-
     @app.exception_handler(RequestValidationError)
     def refuse_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
         wrong = {
@@ -84,7 +80,7 @@ def _add_refusals(app: FastAPI) -> None:
             for one in error.errors()
         }
         known = ", ".join(Query.model_fields)
-        return JSONResponse({"error": f"{'; '.join(wrong)}. The parameters are {known}"}, 400)
+        return JSONResponse({"detail": f"{'; '.join(wrong)}. The parameters are {known}"}, 400)
 
 
 async def _receive(request: Request, path: Path, service: Service) -> None:
@@ -101,9 +97,9 @@ async def _receive(request: Request, path: Path, service: Service) -> None:
                     file.write(chunk)
     except TimeoutError:
         waited = f"the video did not arrive within {service.limits.timeout:g} s"
-        raise Refusal(408, f"{waited}; send a smaller one") from None
+        raise HTTPException(408, f"{waited}; send a smaller one") from None
     except ClientDisconnect:
-        raise Refusal(DISCONNECTED, "the client has closed the connection") from None
+        raise HTTPException(DISCONNECTED, "the client has closed the connection") from None
 
 
 def _to_dict(answer: Answer, top: int) -> dict[str, Any]:

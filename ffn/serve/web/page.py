@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import gradio as gr
-from fastapi import FastAPI
+from fastapi import FastAPI, HTTPException
 from gradio import processing_utils
 
 from ffn.serve.heat_maps import HeatMap
-from ffn.serve.web.service import COUNTS, Answer, Query, Refusal, Service
+from ffn.serve.web.service import COUNTS, Answer, Query, Service
 
 PATH = "/"
 LABELS = 5
@@ -147,8 +147,8 @@ def _answer(
         with service.place():
             answers = service.predict(Path(video), query)
             heat_map = service.heat_map(answers[0], query) if heat else None
-    except Refusal as error:
-        return f"**{_plain(error.message)}**", None, None, None
+    except HTTPException as error:
+        return f"**{_plain(error.detail)}**", None, None, None
     return _shown(answers, heat_map)
 
 

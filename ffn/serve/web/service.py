@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from fastapi import HTTPException
 from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from ffn.data import VideoError
@@ -76,20 +77,6 @@ class Query(BaseModel):
     name: str = Field("the video", min_length=1, max_length=200)
 
 
-class Refusal(Exception):
-    """A request that is not answered.
-
-    Args:
-        status: HTTP status.
-        message: A sentence for people.
-        headers: Of the answer.
-    """
-
-    def __init__(self, status: int, message: str, headers: dict[str, str] | None = None) -> None:
-        super().__init__(message)
-        self.status, self.message, self.headers = status, message, headers
-
-
 @dataclass(frozen=True)
 class Answer:
     """A prediction of a service.
@@ -137,7 +124,7 @@ class Service:
         self._places = threading.BoundedSemaphore(self.limits.max_requests)
         self._readers = Readers(workers, self.limits.timeout)
         self._threads = {name: ThreadPoolExecutor(1, f"ffn-{name}") for name in predictors}
-        self._closed = False
+        self._closing, self._closed = threading.Lock(), False
 
     def __enter__(self) -> Service:
         return self
@@ -162,11 +149,11 @@ class Service:
         """A place among the requests that are answered at a time.
 
         Raises:
-            Refusal: if there is none.
+            HTTPException: if there is none.
         """
         if not self._places.acquire(blocking=False):
             busy = f"{self.limits.max_requests} requests are being answered; try again in a second"
-            raise Refusal(503, busy, {"Retry-After": "1"})
+            raise HTTPException(503, busy, {"Retry-After": "1"})
         try:
             yield
         finally:
@@ -191,23 +178,25 @@ class Service:
         """The answer for each number of frames that is asked for.
 
         Raises:
-            Refusal: with the status 400 for a query that is not possible, 413 or 415 for a video
-                that is not accepted, 422 for one that cannot be read, 503 if the service ends, 504
-                if it takes too long, and 500 if the network's logits are not finite.
+            HTTPException: with the status 400 for a query that is not possible, 413 or 415 for a
+                video that is not accepted, 422 for one that cannot be read, 503 if the service
+                ends, 504 if it takes too long, and 500 if the network's logits are not finite.
         """
         name, predictor = query.name, self._predictor(query)
         readers = self._clip_readers(predictor, query)
         self._check_file(path, name)
         if not self.healthy:
-            raise Refusal(503, "the service ends")
+            raise HTTPException(503, "the service ends")
         try:
             clips = [replace(clip, name=name) for clip in self._readers.submit(readers, path)()]
         except BlockedError as error:
-            raise Refusal(504, f"{name} {error.cause}; try a shorter or smaller video") from error
+            raise HTTPException(
+                504, f"{name} {error.cause}; try a shorter or smaller video"
+            ) from error
         except VideoError as error:
             if not self.healthy:
-                raise Refusal(503, "the service ends") from None
-            raise Refusal(422, str(type(error)(name, error.cause, error.frame))) from error
+                raise HTTPException(503, "the service ends") from None
+            raise HTTPException(422, str(type(error)(name, error.cause, error.frame))) from error
         found = self._in_thread(query, lambda clip: predictor.predict([clip])[0], clips)
         return [
             Answer(prediction, clip, predictor.gmacs(prediction.frames))
@@ -218,28 +207,30 @@ class Service:
         """Where the network of an answer to a query saw evidence for its most probable label.
 
         Raises:
-            Refusal: with the status 400 for a network without feature maps, and 504 if it takes too
-                long.
+            HTTPException: with the status 400 for a network without feature maps, and 504 if it
+                takes too long.
         """
         predictor, label = self._predictor(query), answer.prediction.top(1)[0][0]
         try:
             run = lambda clip: predictor.heat_map(clip, label=label)  # noqa: E731
             return self._in_thread(query, run, [answer.clip])[0]
         except ValueError as error:
-            raise Refusal(400, str(error)) from error
+            raise HTTPException(400, str(error)) from error
 
     def close(self) -> None:
         """End the processes and threads; requests that wait fail."""
-        self._closed = True
-        self._readers.close()
-        for thread in self._threads.values():
-            thread.shutdown(wait=False, cancel_futures=True)
+        with self._closing:
+            if not self._closed:
+                self._closed = True
+                self._readers.close()
+                for thread in self._threads.values():
+                    thread.shutdown(wait=False, cancel_futures=True)
 
     def check_size(self, size: int, name: str = "the video") -> None:
-        """Raise Refusal for a file of too many bytes."""
+        """Refuse a file of too many bytes."""
         if size > self.limits.max_mib * 2**20:
             limit = f"at most {self.limits.max_mib:g} MiB are accepted"
-            raise Refusal(413, f"{name} has more bytes than are accepted; {limit}")
+            raise HTTPException(413, f"{name} has more bytes than are accepted; {limit}")
 
     def _in_thread(self, query: Query, run: Any, clips: Sequence[Clip]) -> list[Any]:
         """Call a function with each clip, in the thread of the network and within the limit."""
@@ -250,11 +241,11 @@ class Service:
             return [future.result(max(0.0, ends - time.monotonic())) for future in futures]
         except FutureTimeoutError:
             slow = f"the network took more than {self.limits.timeout:g} s; try fewer frames, or "
-            raise Refusal(504, f"{slow}again later") from None
+            raise HTTPException(504, f"{slow}again later") from None
         except CancelledError:
-            raise Refusal(503, "the service ends") from None
+            raise HTTPException(503, "the service ends") from None
         except NotFiniteError as error:
-            raise Refusal(500, str(error)) from error
+            raise HTTPException(500, str(error)) from error
         finally:
             for future in futures:
                 future.cancel()
@@ -264,30 +255,30 @@ class Service:
         name = query.model or next(iter(self.predictors))
         if name not in self.predictors:
             known = ", ".join(self.predictors)
-            raise Refusal(400, f"there is no model {name!r}; the models are {known}")
+            raise HTTPException(400, f"there is no model {name!r}; the models are {known}")
         return self.predictors[name]
 
     def _clip_readers(self, predictor: Predictor, query: Query) -> list[ClipReader]:
         """What reads the clips of a query."""
         counts, most = query.frames, self.limits.max_frames
         if any(count != "auto" and count > most for count in counts):
-            raise Refusal(400, f"frames is {counts}; at most {most} are accepted")
+            raise HTTPException(400, f"frames is {counts}; at most {most} are accepted")
         budgets = {"budget_ms": query.budget_ms, "budget_gmacs": query.budget_gmacs}
         try:
             return [predictor.reader(count, **budgets) for count in counts or (None,)]
         except (ValueError, TypeError) as error:
-            raise Refusal(400, str(error)) from error
+            raise HTTPException(400, str(error)) from error
 
     def _check_file(self, path: Path, name: str) -> None:
-        """Raise Refusal for a file that is too large, or of a type that is not accepted."""
+        """Refuse a file that is too large, or of a type that is not accepted."""
         if not path.is_file():  # opening a pipe could block
-            raise Refusal(422, f"{name} is not a regular file")
+            raise HTTPException(422, f"{name} is not a regular file")
         with path.open("rb") as file:
             head = file.read(HEAD_BYTES)
         self.check_size(path.stat().st_size, name)
         if not is_container(head):
             what = "is no video of a type that is accepted" if head else "is empty"
-            raise Refusal(415, f"{name} {what}; accepted are {ACCEPTED}")
+            raise HTTPException(415, f"{name} {what}; accepted are {ACCEPTED}")
 
 
 def is_container(head: bytes) -> bool:

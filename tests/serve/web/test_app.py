@@ -151,7 +151,7 @@ def test_wrong_parameters(address, videos) -> None:
         assert status == 400
         for part in filter(None, query.split("&")):
             name, _, value = part.partition("=")
-            assert name in answer["error"] or value == "4"
+            assert name in answer["detail"] or value == "4"
 
 
 def post(address: str, path: str, body: bytes, **headers: str) -> tuple[int, dict]:
@@ -172,7 +172,7 @@ def test_a_name_is_a_text_only(address, videos) -> None:
         status, answer = post(address, path, videos[0].read_bytes())
         assert (status, answer["predictions"][0]["name"]) == (200, name)
         status, answer = post(address, path, b"hello")
-        assert (status, answer["error"].startswith(name)) == (415, True)
+        assert (status, answer["detail"].startswith(name)) == (415, True)
 
 
 def test_other_methods_routes_forms_and_hosts(address) -> None:

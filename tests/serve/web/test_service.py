@@ -13,10 +13,11 @@ import av
 import numpy as np
 import pytest
 import torch
+from fastapi import HTTPException
 from serve_files import Blocks, Ends, save_network
 
 from ffn.serve import Predictor
-from ffn.serve.web import Limits, Query, Refusal, Service
+from ffn.serve.web import Limits, Query, Service
 from ffn.serve.web.service import HEAD_BYTES, is_container
 
 pytestmark = pytest.mark.slow  # processes and HTTP
@@ -37,9 +38,9 @@ def upload(tmp_path, mp4) -> Path:
 
 
 def refused(service: Service, path: Path, query: Query | None = None) -> tuple[int, str]:
-    with pytest.raises(Refusal) as caught:
+    with pytest.raises(HTTPException) as caught:
         service.predict(path, query or Query(name="video.mp4"))
-    return caught.value.status, caught.value.message
+    return caught.value.status_code, caught.value.detail
 
 
 def test_answers_are_those_of_the_predictor(service, predictor, upload) -> None:
