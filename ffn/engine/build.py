@@ -90,7 +90,7 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
     is_new = on_main(lambda: not checkpoints_in(folder), world)
     training = build_training(config, world, is_new=is_new)
     splits, step = training.splits, training.step
-    steps_per_epoch = _steps_per_epoch(config, training.loader)
+    steps_per_epoch = len(training.loader) // config.train.grad_accum_steps
     meter = Meter(world, accuracy=not splits.multi_label)
     return Run(
         folder=folder,
@@ -185,16 +185,6 @@ def _build_validator(config: Config, training: Training, world: World) -> Valida
         precise_bn=config.train.precise_bn,
         train_loader=training.loader,
     )
-
-
-def _steps_per_epoch(config: Config, loader: DataLoader) -> int:
-    if config.train.precise_bn > len(loader):
-        raise ConfigError(
-            f"train.precise_bn is {config.train.precise_bn}; an epoch has {len(loader)} "
-            f"micro-batches with train.grad_accum_steps {config.train.grad_accum_steps}. Use that "
-            "or less; to resume a run, use its train.grad_accum_steps"
-        )
-    return len(loader) // config.train.grad_accum_steps
 
 
 def _metadata(config: Config, splits: Splits) -> dict[str, Any]:

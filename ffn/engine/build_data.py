@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -35,14 +36,8 @@ def read_config_splits(
 
 def build_preprocessing(options: DataConfig) -> data.Preprocessing:
     """The preprocessing of clips, which checkpoints store."""
-    return data.Preprocessing(
-        crop=options.crop,
-        resize=options.resize,
-        mean=tuple(options.mean),
-        std=tuple(options.std),
-        color=options.color,
-        sampling=options.sampling,
-    )
+    names = {field.name for field in fields(data.Preprocessing)}
+    return data.Preprocessing(**options.model_dump(include=names))
 
 
 def build_train_loader(config: Config, splits: data.Splits, world: World) -> DataLoader:

@@ -169,7 +169,7 @@ class TrainConfig(Section):
     sync_bn: bool = False
     """BatchNorm statistics over all processes, of one micro-batch each."""
     precise_bn: int = Field(0, ge=0)
-    """Micro-batches for exact BatchNorm statistics before a validation; 0: off."""
+    """Micro-batches, of one epoch, for exact BatchNorm statistics before a validation; 0: off."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Moving average of weights and statistics; 0: off."""
     validate_epochs: int = Field(1, ge=1)

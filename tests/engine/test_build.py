@@ -92,7 +92,6 @@ def test_warnings_about_flips_and_start_weights() -> None:
     [
         (["train.batch_size=25"], "batch_size is 25"),
         (["train.batch_size=10", "train.grad_accum_steps=4"], "Use 8 or 12"),
-        (["train.precise_bn=9", "train.grad_accum_steps=2"], "precise_bn is 9; an epoch has 8"),
         (["model.name=slowfast_tiny", "train.precision=bf16"], "bf16"),
         (["data.val=train.csv"], r"data\.val"),
     ],

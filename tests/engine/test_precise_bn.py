@@ -16,7 +16,7 @@ from timm.layers import BatchNormAct2d
 from torch import Tensor, nn
 
 from ffn import backbones
-from ffn.core import FrameFlexible, PrivateModules, convert, nearest
+from ffn.core import PrivateModules, convert, nearest
 from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.train_step import seed_step, to_device
 
@@ -36,21 +36,6 @@ def check(norm: Any, inputs: list[Tensor], rtol: float = 1e-5) -> None:
     np.testing.assert_allclose(norm.running_var.numpy(), variance, rtol=rtol)
 
 
-def recorded(model: nn.Module, names: list[str], run: Any) -> dict[str, list[Tensor]]:
-    """Record the inputs of modules during ``run(model)``, on a copy of the model in train mode."""
-    model = copy.deepcopy(model).train()
-    for module in model.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = 0.0
-    seen: dict[str, list[Tensor]] = {name: [] for name in names}
-    for name, inputs in seen.items():
-        module = model.get_submodule(name)
-        module.register_forward_pre_hook(lambda _, args, inputs=inputs: inputs.append(args[0]))
-    with torch.no_grad():
-        run(model)
-    return seen
-
-
 class First(nn.Module):
     """A network whose first layer is a norm."""
 
@@ -62,28 +47,6 @@ class First(nn.Module):
 
     def forward(self, clip: Tensor) -> Tensor:
         return self.head(self.norm(clip + self.mean).mean((2, 3, 4)))
-
-
-def test_deep_private_norms_by_hand() -> None:
-    model = flexible_task((2, 4), dropout=0.5).model
-    names = [
-        f"model.net.{norm}.{count}"
-        for norm in ("bn1", "layer2.0.bn1", "layer4.0.bn2", "layer4.0.downsample.1")
-        for count in (2, 4)
-    ]
-
-    def run(model: FrameFlexible) -> None:
-        for one in BATCHES:
-            for count in (2, 4):
-                model(one["clips"][count], active=count)
-
-    inputs = recorded(model, names, run)
-    found = update_precise_bn(model.train(), CLIPS, ONE)
-
-    assert found == 2 * 14
-    for name in names:
-        assert len(inputs[name]) == 3
-        check(model.get_submodule(name), inputs[name], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
