@@ -166,8 +166,12 @@ def build_optimizer(config: Config, task: Task) -> torch.optim.Optimizer:
     groups = optim.decay_layers(make(model, options.weight_decay), model, options.layer_decay)
     if options.name == "adamw":
         return torch.optim.AdamW(groups, lr=options.lr, fused=True)
-    fused = task.uses_every_parameter  # it needs the gradients of all parameters in each step
-    return torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=fused)
+    sgd = torch.optim.SGD(groups, lr=options.lr, momentum=options.momentum, fused=True)
+    if options.momentum and not task.uses_every_parameter:
+        # torch's fused kernel needs the momentum of all parameters or of none.
+        for parameter in (p for group in groups for p in group["params"]):
+            sgd.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return sgd
 
 
 def scaled_learning_rate(config: Config) -> float:
