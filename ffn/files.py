@@ -23,9 +23,6 @@ _REMEDIES = {
     errno.EMFILE: "raise the limit of open files, as with `ulimit -n 65536`",
 }
 
-# What file systems without a sync of folders answer.
-_NO_FOLDER_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.EACCES, errno.EBADF)
-
 
 def part_of(path: Path) -> Path:
     """The hidden file, ``.NAME.PID.part``, in which this process writes ``path``."""
@@ -149,17 +146,10 @@ def is_for_users(error: BaseException) -> bool:
 
 
 def sync_folder(folder: Path) -> None:
-    """Write the entries of a folder to the disk, where the file system supports it.
-
-    Raises:
-        OSError: the disk fails.
-    """
-    try:
+    """Write the entries of a folder to the disk, where the file system supports it."""
+    with suppress(OSError):
         handle = os.open(folder, os.O_RDONLY)
         try:
             os.fsync(handle)
         finally:
             os.close(handle)
-    except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:
-            raise

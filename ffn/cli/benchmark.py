@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -25,6 +25,7 @@ from ffn.cli.arguments import (
     find_device,
     refuse_existing,
 )
+from ffn.files import make_writable
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -80,34 +81,31 @@ def train(
         compile: Also measure torch.compile.
     """
 
-    def measure(device: torch.device) -> Iterator[Comparison]:
-        from ffn.benchmarks.training import compare_training
-        from ffn.engine import build, build_network
-        from ffn.engine.config import load_config
-        from ffn.engine.distributed import World
+    device, report = _prepare(settings, "videos")
+    from ffn.benchmarks.training import compare_training
+    from ffn.engine import build, build_network
+    from ffn.engine.config import load_config
+    from ffn.engine.distributed import World
 
-        def build_step(task: str, counts: Sequence[int], options: Sequence[str]) -> TrainStep:
-            network = [f"model.name={model}", f"task.name={task}", f"task.frames={list(counts)}"]
-            config = load_config(None, [*network, *options])
-            built = build_network.build_model(config, num_classes).to(device)
-            return build.build_train_step(
-                config, built, World(0, 1, device), num_classes=num_classes
-            )
+    def build_step(task: str, counts: Sequence[int], options: Sequence[str]) -> TrainStep:
+        network = [f"model.name={model}", f"task.name={task}", f"task.frames={list(counts)}"]
+        config = load_config(None, [*network, *options])
+        built = build_network.build_model(config, num_classes).to(device)
+        return build.build_train_step(config, built, World(0, 1, device), num_classes=num_classes)
 
-        yield compare_training(
-            model,
-            list(frames),
-            build_step,
-            batch_size=batch_size or (8 if device.type == "cuda" else 2),
-            size=settings.size,
-            num_classes=num_classes,
-            precision=precision,
-            compiled=compile,
-            rounds=settings.rounds,
-            device=device,
-        )
-
-    _report(measure, settings, "videos")
+    compared = compare_training(
+        model,
+        list(frames),
+        build_step,
+        batch_size=batch_size or (8 if device.type == "cuda" else 2),
+        size=settings.size,
+        num_classes=num_classes,
+        precision=precision,
+        compiled=compile,
+        rounds=settings.rounds,
+        device=device,
+    )
+    report(compared)
 
 
 def infer(
@@ -131,24 +129,23 @@ def infer(
         compile: Also measure torch.compile.
     """
 
-    def measure(device: torch.device) -> Iterator[Comparison]:
-        from ffn.benchmarks.inference import compare_inference
-        from ffn.core import convert
-        from ffn.zoo import create_model
+    device, report = _prepare(settings, "clips")
+    from ffn.benchmarks.inference import compare_inference
+    from ffn.core import convert
+    from ffn.zoo import create_model
 
-        for name in model:
-            network = create_model(name, num_classes=num_classes).to(device).eval()
-            yield from compare_inference(
-                name,
-                convert(network, tuple(trained_frames)),
-                frames=list(frames or trained_frames),
-                batch_size=batch_size,
-                size=settings.size,
-                compiled=compile,
-                rounds=settings.rounds,
-            )
-
-    _report(measure, settings, "clips")
+    for name in model:
+        network = create_model(name, num_classes=num_classes).to(device).eval()
+        for compared in compare_inference(
+            name,
+            convert(network, tuple(trained_frames)),
+            frames=list(frames or trained_frames),
+            batch_size=batch_size,
+            size=settings.size,
+            compiled=compile,
+            rounds=settings.rounds,
+        ):
+            report(compared)
 
 
 def data(
@@ -168,49 +165,39 @@ def data(
         frames: Views of a sample.
     """
 
-    def measure(_: torch.device) -> Iterator[Comparison]:
-        from ffn.benchmarks.reading import compare_reading
-        from ffn.data import read_annotations
+    _, report = _prepare(settings, "samples")
+    from ffn.benchmarks.reading import compare_reading
+    from ffn.data import read_annotations
 
-        records = read_annotations(annotations, root=root)[0]
-        yield compare_reading(
-            records[:videos],
-            list(frames),
-            size=settings.size,
-            rounds=settings.rounds,
-        )
-
-    _report(measure, settings, "samples")
+    records = read_annotations(annotations, root=root)[0][:videos]
+    report(compare_reading(records, list(frames), size=settings.size, rounds=settings.rounds))
 
 
 benchmark = {"train": train, "infer": infer, "data": data}
 
 
-def _report(
-    measure: Callable[[torch.device], Iterator[Comparison]], settings: Settings, items: str
-) -> None:
-    """Print each comparison, and write the file after each: Ctrl-C keeps what was measured."""
+def _prepare(settings: Settings, items: str) -> tuple[torch.device, Callable[[Comparison], None]]:
+    """The device, and a function that prints a comparison and adds it to the file."""
     # The profiler measures CPU memory; without this it logs that there is no GPU.
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     import torch
 
-    from ffn.benchmarks import report
-    from ffn.files import make_writable
+    from ffn.benchmarks.report import MEMORY, describe_run, print_comparison, save_comparisons
 
     if settings.output:
         refuse_existing(settings.output, settings.overwrite)
         make_writable(settings.output.parent)
     import_extensions(settings.imports or [])
     torch.manual_seed(0)
-    device = find_device("cpu" if items == "samples" else settings.device, report.MEMORY)
-    measured = report.describe_run(device)
-    command = shlex.join(["ffn", *sys.argv[1:]])
-    comparisons = []
-    for comparison in measure(device):
-        comparisons.append(comparison)
-        report.print_comparison(comparison, items=items)
+    device = find_device("cpu" if items == "samples" else settings.device, MEMORY)
+    about = {"measured": describe_run(device), "command": shlex.join(["ffn", *sys.argv[1:]])}
+    print(*(f"{key}: {value}" for key, value in about["measured"].items()), sep="\n")
+    found: list[Comparison] = []
+
+    def report(comparison: Comparison) -> None:
+        found.append(comparison)
+        print_comparison(comparison, items=items)
         if settings.output:
-            report.save_comparisons(
-                comparisons, settings.output, measured=measured, command=command
-            )
-    print(*(f"{key}: {value}" for key, value in measured.items()), sep="\n")
+            save_comparisons(found, settings.output, **about)
+
+    return device, report
