@@ -18,10 +18,16 @@ from pathlib import Path
 
 from PIL import Image
 
-from ffn.data.decoding import PATTERN, Video, VideoError, open_video
+from ffn.data.decoding import (
+    PATTERN,
+    Video,
+    VideoError,
+    VideoMetadata,
+    open_video,
+)
 from ffn.data.suffixes import COPIES
 from ffn.data.workers import TIMEOUT, map_in_processes
-from ffn.datasets.facts import VideoFacts, cause_of, read_facts
+from ffn.datasets.facts import cause_of, read_facts
 from ffn.datasets.index import list_path
 from ffn.datasets.listing import Entry, PreparationError
 from ffn.files import write_text
@@ -97,7 +103,7 @@ class _Job:
     source: Path
     target: Path
     times: list[float | None]  # start and end in seconds
-    fps: float | None
+    fps: float
     pattern: str
     settings: CopySettings
 
@@ -105,14 +111,14 @@ class _Job:
 def copy_all(
     settings: CopySettings,
     entries: Sequence[Entry],
-    facts: dict[str, VideoFacts],
+    facts: dict[str, VideoMetadata],
     root: Path,
     *,
     pattern: str,
     workers: int = 0,
     timeout: float = TIMEOUT,
     progress: Callable[[int, int], None] = lambda done, count: None,
-) -> dict[Part, tuple[str, VideoFacts] | str]:
+) -> dict[Part, tuple[str, VideoMetadata] | str]:
     """Copy the videos of all entries.
 
     Returns:
@@ -125,7 +131,7 @@ def copy_all(
         for (path, *times), target in targets.items()
     ]
     progress(0, len(jobs))
-    results: dict[Part, tuple[str, VideoFacts] | str] = {}
+    results: dict[Part, tuple[str, VideoMetadata] | str] = {}
     copied = map_in_processes(_copy_or_cause, jobs, workers, timeout)
     for (part, target), (_, result) in zip(targets.items(), copied, strict=True):
         results[part] = result if isinstance(result, str) else (list_path(target, root), result)
@@ -164,14 +170,14 @@ def _time(seconds: float | None) -> str:
     return f"{seconds:06.0f}" if float(seconds).is_integer() else repr(float(seconds))
 
 
-def _copy_or_cause(job: _Job) -> VideoFacts | str:
+def _copy_or_cause(job: _Job) -> VideoMetadata | str:
     try:
         return _copy(job)
     except Exception as error:  # any error of this video, or of the disk
         return cause_of(error)
 
 
-def _copy(job: _Job) -> VideoFacts:
+def _copy(job: _Job) -> VideoMetadata:
     """Make one copy unless it is complete already; return the facts of the copy."""
     target, settings = job.target, job.settings
     video = open_video(job.source, pattern=job.pattern)
@@ -197,7 +203,7 @@ def _copy(job: _Job) -> VideoFacts:
     return written
 
 
-def _existing(job: _Job, frames: int) -> VideoFacts | None:
+def _existing(job: _Job, frames: int) -> VideoMetadata | None:
     """Facts of a complete copy that is newer than its original, else None."""
     target = job.target
     if not target.exists() or target.stat().st_mtime < job.source.stat().st_mtime:

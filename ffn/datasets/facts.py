@@ -4,34 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
-from ffn.data.decoding import FrameFolder, VideoError, probe
+from ffn.data.decoding import FrameFolder, VideoError, VideoMetadata, probe
 from ffn.data.workers import TIMEOUT, map_in_processes
 
 
-@dataclass(frozen=True, slots=True)
-class VideoFacts:
-    """The columns of the index that describe one video.
-
-    Attributes:
-        frames: Number of frames.
-        width: Width in pixels after rotation to upright.
-        height: Height in pixels after rotation to upright.
-        fps: Frames per second; None without times (a frame folder or a single frame).
-        duration: Duration in seconds; None without times.
-    """
-
-    frames: int
-    width: int
-    height: int
-    fps: float | None = None
-    duration: float | None = None
-
-
-def read_facts(path: str, pattern: str, verify: bool = False) -> VideoFacts:
-    """Read the facts of a video file or a frame folder.
+def read_facts(path: str, pattern: str, verify: bool = False) -> VideoMetadata:
+    """Read the facts of a video file or a frame folder, which has no times.
 
     Args:
         path: File or folder.
@@ -43,9 +23,7 @@ def read_facts(path: str, pattern: str, verify: bool = False) -> VideoFacts:
     """
     if os.path.isdir(path):
         return _folder_facts(path, pattern, verify)
-    found = probe(path, decode_all=verify)
-    times = (found.fps or None, found.duration or None)
-    return VideoFacts(found.frames, found.width, found.height, *times)
+    return probe(path, decode_all=verify)
 
 
 def read_all(
@@ -57,7 +35,7 @@ def read_all(
     workers: int = 0,
     timeout: float = TIMEOUT,
     progress: Callable[[int, int], None] = lambda done, count: None,
-) -> dict[str, VideoFacts | str]:
+) -> dict[str, VideoMetadata | str]:
     """Read the facts of all files; return facts or the cause of an error by path.
 
     Args:
@@ -70,7 +48,7 @@ def read_all(
         progress: Called with the number of finished files and of all files.
     """
     jobs = [(path, str(root / path), pattern, verify) for path in dict.fromkeys(paths)]
-    results: dict[str, VideoFacts | str] = {}
+    results: dict[str, VideoMetadata | str] = {}
     progress(0, len(jobs))
     for (path, *_), result in map_in_processes(_facts_or_cause, jobs, workers, timeout):
         results[path] = result
@@ -86,7 +64,7 @@ def cause_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"
 
 
-def _facts_or_cause(job: tuple[str, str, str, bool]) -> VideoFacts | str:
+def _facts_or_cause(job: tuple[str, str, str, bool]) -> VideoMetadata | str:
     _, path, pattern, verify = job
     try:
         return read_facts(path, pattern, verify)
@@ -94,7 +72,7 @@ def _facts_or_cause(job: tuple[str, str, str, bool]) -> VideoFacts | str:
         return cause_of(error)
 
 
-def _folder_facts(path: str, pattern: str, verify: bool) -> VideoFacts:
+def _folder_facts(path: str, pattern: str, verify: bool) -> VideoMetadata:
     folder = FrameFolder(path, pattern)
     height, width = folder.read([0]).shape[1:3]
     for index in range(len(folder)) if verify else ():
@@ -102,4 +80,4 @@ def _folder_facts(path: str, pattern: str, verify: bool) -> VideoFacts:
         if size != (height, width):
             cause = f"is {size[1]} x {size[0]} pixels, the first {width} x {height}"
             raise VideoError(path, cause, index)
-    return VideoFacts(len(folder), width, height)
+    return VideoMetadata(len(folder), 0.0, 0.0, width, height)

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from ffn.datasets.facts import VideoFacts
+from ffn.data.decoding import VideoMetadata
 from ffn.datasets.listing import Entry, Listing
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
 from ffn.files import printable, write_csv, write_text
@@ -40,7 +40,7 @@ def write_index(
     output: Path,
     listing: Listing,
     entries: Sequence[Entry],
-    facts: Mapping[str, VideoFacts],
+    facts: Mapping[str, VideoMetadata],
     description: Mapping[str, Any],
 ) -> dict[str, Any]:
     """Write all files of an index; `dataset.json` is written last.
@@ -88,7 +88,7 @@ def write_index(
 
 
 def fingerprint(
-    listing: Listing, entries: Sequence[Entry], facts: Mapping[str, VideoFacts]
+    listing: Listing, entries: Sequence[Entry], facts: Mapping[str, VideoMetadata]
 ) -> dict[str, Any]:
     """Identify a version of a data set: counts, frames in octaves, classes, and a SHA-256.
 
@@ -118,7 +118,9 @@ def list_path(path: Path, root: Path) -> str:
     return PurePosixPath(path.relative_to(root) if path.is_relative_to(root) else path).as_posix()
 
 
-def _rows(entries: Sequence[Entry], facts: Mapping[str, VideoFacts]) -> Iterator[tuple[Any, ...]]:
+def _rows(
+    entries: Sequence[Entry], facts: Mapping[str, VideoMetadata]
+) -> Iterator[tuple[Any, ...]]:
     timed = any(entry.start is not None or entry.end is not None for entry in entries)
     grouped = any(entry.group is not None for entry in entries)
     yield (*COLUMNS, *(("start", "end") if timed else ()), *(("group",) if grouped else ()))
@@ -135,9 +137,9 @@ def _exact(value: float | None) -> str:
     return "" if value is None else repr(float(value)).removesuffix(".0")
 
 
-def _number(value: float | None) -> str:
-    """A number with at most three decimals, without trailing zeros."""
-    return "" if value is None else f"{value:.3f}".rstrip("0").rstrip(".")
+def _number(value: float) -> str:
+    """A number with at most three decimals, without trailing zeros; "" for 0, which is unknown."""
+    return f"{value:.3f}".rstrip("0").rstrip(".") if value else ""
 
 
 def _flip_config(pairs: Sequence[tuple[str, str]], unpaired: Sequence[str]) -> str:

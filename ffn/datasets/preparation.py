@@ -8,12 +8,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ffn.data.decoding import PATTERN
+from ffn.data.decoding import PATTERN, VideoMetadata
 from ffn.data.decoding.folder import check_pattern
 from ffn.data.workers import TIMEOUT
 from ffn.datasets.copies import CopySettings, claim_copies, copy_all
 from ffn.datasets.disk import Inventory, scan
-from ffn.datasets.facts import VideoFacts, read_all
+from ffn.datasets.facts import read_all
 from ffn.datasets.index import claim_index, write_index
 from ffn.datasets.listing import (
     DATASETS,
@@ -192,32 +192,32 @@ def _read_lists(
 
 def _read_facts(
     listing: Listing, usable: list[Entry], root: Path, **options: Any
-) -> tuple[dict[str, VideoFacts], list[Entry]]:
+) -> tuple[dict[str, VideoMetadata], list[Entry]]:
     """Facts by path, and the readable entries; the other entries become problems."""
     results = read_all([entry.path for entry in usable], root, **options)
     found = []
     for entry in usable:
         result = results[entry.path]
-        if not isinstance(result, VideoFacts):
+        if not isinstance(result, VideoMetadata):
             listing.add_problem("unreadable", entry.split, entry.name, _with_path(entry, result))
             continue
-        if entry.times is not None and result.duration is not None:
+        if entry.times is not None and result.duration:
             wrong = entry.resolve_times(result.duration)
             if wrong is not None:
                 listing.add_problem("times", entry.split, entry.name, _with_path(entry, wrong))
                 continue
         found.append(entry)
-    return {path: one for path, one in results.items() if isinstance(one, VideoFacts)}, found
+    return {path: one for path, one in results.items() if isinstance(one, VideoMetadata)}, found
 
 
 def _copy(
     listing: Listing,
     found: list[Entry],
-    facts: dict[str, VideoFacts],
+    facts: dict[str, VideoMetadata],
     copies: CopySettings,
     root: Path,
     **options: Any,
-) -> tuple[dict[str, VideoFacts], list[Entry]]:
+) -> tuple[dict[str, VideoMetadata], list[Entry]]:
     """Copy the videos; returns facts and entries of the copies, failures become problems."""
     results = copy_all(copies, found, facts, root, **options)
     copied, entries = {}, []

@@ -15,8 +15,8 @@ class VideoMetadata:
 
     Attributes:
         frames: Number of frames shown.
-        fps: Mean number of frames per second; 0 for a single frame.
-        duration: In seconds; 0 for a single frame.
+        fps: Mean number of frames per second; 0 for a single frame, and without times.
+        duration: In seconds; 0 for a single frame, and without times.
         width: Of a frame after rotation, in pixels.
         height: Of a frame after rotation, in pixels.
         rotation: Degrees counterclockwise by which stored frames are rotated for display.
@@ -32,11 +32,11 @@ class VideoMetadata:
     duration: float
     width: int
     height: int
-    rotation: int
-    codec: str
-    header_frames: int
-    header_duration: float
-    not_seekable: str
+    rotation: int = 0
+    codec: str = ""
+    header_frames: int = 0
+    header_duration: float = 0.0
+    not_seekable: str = ""
 
 
 def probe(path: str | os.PathLike[str], *, decode_all: bool = False) -> VideoMetadata:
