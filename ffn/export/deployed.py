@@ -81,12 +81,19 @@ class DeployedNetwork(nn.Module):
 
     Args:
         network: maps clips (B, C, T, H, W) to logits (B, K).
-        transform: from frames to the clip; None if programs pass normalized clips.
-        probabilities: return the softmax of the logits, or their sigmoid with several labels per
-            video (``multi_label`` in the metadata).
-        any_frames: T may vary in the file.
         shape: of the network's clip, (C, T, H, W).
+        record: of the weights, as ``WeightRecord.to_dict`` returns it; may be empty.
+        active: trained count of the sub-network; None for a plain network.
+        preprocess: programs pass frames, and not normalized clips.
+        probabilities: return the softmax of the logits, or their sigmoid with several labels per
+            video (``multi_label`` in the record).
+        any_frames: T may vary in the file.
+
+    Attributes:
         metadata: what the file states about itself, plain values.
+
+    Raises:
+        ValueError: ``preprocess`` without the preprocessing of the weights.
     """
 
     def __init__(
@@ -94,22 +101,23 @@ class DeployedNetwork(nn.Module):
         network: nn.Module,
         *,
         shape: tuple[int, int, int, int],
-        transform: FrameTransform | None = None,
+        record: Mapping[str, Any] | None = None,
+        active: int | None = None,
+        preprocess: bool = False,
         probabilities: bool = False,
         any_frames: bool = False,
-        metadata: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()
-        self.network, self.transform = network, transform
+        record = record or {}
+        self.network, self.shape = network, shape
+        self.transform = _transform(record) if preprocess else None
         self.probabilities, self.any_frames = probabilities, any_frames
-        self.shape = shape
         self.fold_norms = True  # a format may fold them into the weights
         self.least_frames = 1  # of a clip, if T may vary
-        self.input_name = "clip" if transform is None else "frames"
+        self.input_name = "frames" if preprocess else "clip"
         self.output_name = "probabilities" if probabilities else "logits"
-        self._labels = label_kind((metadata or {}).get("multi_label", False))
-        self.metadata = {**(metadata or {}), "input": self._describe_input()}
-        self.metadata["output"] = {"name": self.output_name, "dtype": self._dtype_name()}
+        self._labels = label_kind(record.get("multi_label", False))
+        self.metadata = self._describe(record, active)
 
     def forward(self, x: Tensor) -> Tensor:
         """Classify clips, or frames (B, T, H, W, 3) if there is a transform."""
@@ -155,49 +163,42 @@ class DeployedNetwork(nn.Module):
         shape = (batch, frames, *size, channels)
         return torch.randint(0, 256, shape, dtype=torch.uint8, generator=generator)
 
-    def _dtype_name(self) -> str:
-        return str(self.dtype).removeprefix("torch.")
+    def _describe(self, record: Mapping[str, Any], active: int | None) -> dict[str, Any]:
+        described: dict[str, Any] = {"ffn": __version__}
+        copied = ("model", "classes", "multi_label", "licence", "source", "trained_frames")
+        described |= {key: record[key] for key in copied if key in record}
+        weights = {key: record[key] for key in ("name", "sha256") if key in record}
+        described |= {"weights": weights} if weights else {}
+        described |= {"frames": self.shape[1], "any_frames": self.any_frames}
+        described |= {"sub_network": active} if active else {}
 
-    def _describe_input(self) -> dict[str, Any]:
-        described = {"name": self.input_name, "shape": self.input_shape}
-        described["orientation"] = "as displayed: the rotation that a video file states is applied"
-        if self.transform is None:
-            return {**described, "dtype": self._dtype_name(), "content": "normalized clips"}
-        return {**described, "dtype": "uint8", "content": "uint8 RGB frames"}
+        preprocessing = dict(record.get("preprocessing", {}))
+        rule = preprocessing.pop("sampling", None)
+        if rule is not None:
+            described["sampling"] = {"rule": rule, "index": SAMPLING[rule]}
+        inside = self.transform is not None
+        if preprocessing:
+            described["preprocessing"] = {**preprocessing, "inside": inside}
+        dtype = str(self.dtype).removeprefix("torch.")
+        described["input"] = {
+            "name": self.input_name,
+            "shape": self.input_shape,
+            "orientation": "as displayed: the rotation that a video file states is applied",
+            "dtype": "uint8" if inside else dtype,
+            "content": "uint8 RGB frames" if inside else "normalized clips",
+        }
+        described["output"] = {"name": self.output_name, "dtype": dtype}
+        return described
 
 
-def describe(
-    record: Mapping[str, Any],
-    *,
-    frames: int,
-    any_frames: bool,
-    active: int | None,
-    preprocess: bool,
-) -> dict[str, Any]:
-    """Describe an exported sub-network.
-
-    Args:
-        record: of the weights, as ``WeightRecord.to_dict`` returns it; may be empty.
-        frames: T.
-        any_frames: the file takes clips of any T.
-        active: trained count of the sub-network; None for a plain network.
-        preprocess: the file contains the preprocessing.
-    """
-    described: dict[str, Any] = {"ffn": __version__}
-    copied = ("model", "classes", "multi_label", "licence", "source", "trained_frames")
-    described |= {key: record[key] for key in copied if key in record}
-    weights = {key: record[key] for key in ("name", "sha256") if key in record}
-    described |= {"weights": weights} if weights else {}
-    described |= {"frames": frames, "any_frames": any_frames}
-    described |= {"sub_network": active} if active else {}
-
-    preprocessing = dict(record.get("preprocessing", {}))
-    rule = preprocessing.pop("sampling", None)
-    if rule is not None:
-        described["sampling"] = {"rule": rule, "index": SAMPLING[rule]}
-    if preprocessing:
-        described["preprocessing"] = {**preprocessing, "inside": preprocess}
-    return described
+def _transform(record: Mapping[str, Any]) -> FrameTransform:
+    if "preprocessing" not in record:
+        raise ValueError(
+            "preprocess needs the preprocessing of the weights; load them with ffn.load, or pass "
+            'record={"preprocessing": ffn.data.Preprocessing(...).to_dict()}'
+        )
+    values = {k: v for k, v in record["preprocessing"].items() if k != "sampling"}
+    return FrameTransform(**values)
 
 
 def dtype_of(network: nn.Module) -> torch.dtype:

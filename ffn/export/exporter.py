@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import json
 import os
@@ -16,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ffn.core import FrameFlexible, extract
-from ffn.export.deployed import DeployedNetwork, FrameTransform, describe, dtype_of
+from ffn.export.deployed import DeployedNetwork, dtype_of
 from ffn.export.formats import LEAST_FRAMES, ExportError, Format, find_format, pt2
 from ffn.export.fuse import TOLERANCE, fuse
 from ffn.export.int8 import Calibration, Int8Report, quantize
@@ -34,8 +33,6 @@ class ExportReport:
 
     Attributes:
         path: the file.
-        clip: shape (C, T, H, W) of the network's clip, after the batch dimension.
-        active: the trained count of the exported sub-network; None for a plain network.
         difference: largest absolute difference of an output from the network's.
         largest: largest absolute output of the network.
         inputs: shapes of the inputs that were compared.
@@ -45,8 +42,6 @@ class ExportReport:
     """
 
     path: Path
-    clip: tuple[int, ...]
-    active: int | None
     difference: float
     largest: float
     inputs: tuple[tuple[int, ...], ...]
@@ -56,7 +51,8 @@ class ExportReport:
     def __str__(self) -> str:
         given, output = self.metadata["input"], self.metadata["output"]["name"]
         shape = ", ".join(map(str, given["shape"]))
-        sub = f", sub-network of {self.active} frames" if self.active else ""
+        active = self.metadata.get("sub_network")
+        sub = f", sub-network of {active} frames" if active else ""
         quantized = f"\n{self.int8}" if self.int8 else ""
         return (
             f"{self.path}: {self.path.stat().st_size / 1e6:.2f} MB, {given['content']} ({shape})"
@@ -167,7 +163,7 @@ def deploy(
 
     Args:
         write: the format of the file.
-        fused: see :func:`fuse`.
+        fused: see :func:`fuse`; otherwise, the model is a frame-flexible network.
     """
     record = _record_of(model) if record is None else record
     shape = (3, frames, *_clip_size(frames, size, record, preprocess))
@@ -187,19 +183,17 @@ def deploy(
         kernels = write is pt2 and not dynamic_frames
         network = fuse(model, frames, example=example, kernels=kernels)
     else:
-        network = copy.deepcopy(model) if active is None else extract(model, active)
+        network = extract(model, active)
     if active is None and hasattr(model, "fusion"):
         active = model.fusion.active
-    described = describe(
-        record, frames=frames, any_frames=dynamic_frames, active=active, preprocess=preprocess
-    )
     deployed = DeployedNetwork(
         network.cpu(),
         shape=shape,
-        transform=_transform(record) if preprocess else None,
+        record=record,
+        active=active,
+        preprocess=preprocess,
         probabilities=probabilities,
         any_frames=dynamic_frames,
-        metadata=described,
     ).eval()
     _check_classes(deployed, record)
     return deployed
@@ -215,15 +209,8 @@ def write_checked(network: DeployedNetwork, path: Path, write: Format) -> Export
         run = write(network, network.example(TRACED_BATCH, frames=traced, seed=1), file)
         inputs = _checked_inputs(network)
         difference, largest = _compare(run, network, inputs)
-    return ExportReport(
-        path,
-        network.shape,
-        network.metadata.get("sub_network"),
-        difference,
-        largest,
-        tuple(tuple(x.shape) for x in inputs),
-        network.metadata,
-    )
+    shapes = tuple(tuple(x.shape) for x in inputs)
+    return ExportReport(path, difference, largest, shapes, network.metadata)
 
 
 def _write_int8(
@@ -270,16 +257,6 @@ def _clip_size(
     if min(frames, height, width) < 1:
         raise ValueError(f"frames is {frames}, size {size}; expected at least 1 of each")
     return height, width
-
-
-def _transform(record: Mapping[str, Any]) -> FrameTransform:
-    if "preprocessing" not in record:
-        raise ValueError(
-            "preprocess needs the preprocessing of the weights; load them with ffn.load, or pass "
-            'record={"preprocessing": ffn.data.Preprocessing(...).to_dict()}'
-        )
-    values = {k: v for k, v in record["preprocessing"].items() if k != "sampling"}
-    return FrameTransform(**values)
 
 
 def _checked_inputs(network: DeployedNetwork) -> list[Tensor]:

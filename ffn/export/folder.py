@@ -94,7 +94,7 @@ def _write_index(
 ) -> None:
     files = []
     for report in reports:
-        first, last = answered[report.active]
+        first, last = answered[report.metadata["sub_network"]]
         first = max(first, report.metadata.get("least_frames", 1))
         files.append({"first": first, "last": last, **report.to_dict()})
     index: dict[str, Any] = {"files": files}

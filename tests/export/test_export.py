@@ -64,7 +64,7 @@ def test_a_file_computes_the_logits_of_the_sub_network(name: str, tmp_path: Path
         expected = ffn.extract(model, 4)(clip)  # of 2 and 4, equally near, the larger
         torch.testing.assert_close(loaded(clip), expected, rtol=1e-4, atol=1e-5)
         torch.testing.assert_close(loaded(clip), model(clip), rtol=1e-4, atol=1e-5)
-    assert (report.clip, report.active) == ((3, 3, 48, 32), 4)
+    assert report.metadata["sub_network"] == 4
     assert report.difference <= 1e-4 * report.largest
     assert "clips (B, 3, 3, 48, 32), sub-network of 4 frames; largest difference" in str(report)
 
@@ -95,7 +95,7 @@ def test_a_plain_network_of_any_kind(tmp_path: Path) -> None:
     report = ffn.export(network, tmp_path / "mean.pt2", frames=4, size=6)
     clip = torch.randn(7, 3, 4, 6, 6, dtype=torch.float64)
     assert torch.allclose(torch.export.load(report.path).module()(clip), network(clip))
-    assert report.active is None
+    assert "sub_network" not in report.metadata
 
 
 def test_the_model_does_not_change(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_clips_of_any_length(name: str, least: int, tmp_path: Path) -> None:
 def test_a_fused_network_knows_its_frames(flexible: ffn.FrameFlexible, tmp_path: Path) -> None:
     for options, frames in (({}, 2), ({"frames": 8, "overwrite": True}, 8)):
         report = ffn.export(ffn.fuse(flexible, 2), tmp_path / "a.pt2", size=32, **options)
-        assert report.clip == (3, frames, 32, 32)
+        assert report.metadata["input"]["shape"] == ["B", 3, frames, 32, 32]
         described = json.loads((tmp_path / "a.pt2.json").read_text())
         assert (described["frames"], described["sub_network"]) == (frames, 2)
     with pytest.raises(ValueError, match="frames is None"):

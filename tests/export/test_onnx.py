@@ -126,7 +126,7 @@ def test_norms_that_a_folder_keeps(name: str, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model = randomize(ffn.convert(ffn.create_model(name, num_classes=5), (4, 8)))
     for report in export_all(model, tmp_path / "all", size=32):
-        clip = torch.randn(2, 3, report.active, 32, 32)
+        clip = torch.randn(2, 3, report.metadata["frames"], 32, 32)
         assert_equal(run(report.path, clip), model(clip))
 
 
