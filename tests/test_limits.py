@@ -24,6 +24,7 @@ from ffn.data import (
     decode,
 )
 from ffn.limits import Limit
+from ffn.serve.inputs import FramesInMemory
 from ffn.zoo import WeightsError
 
 SMALL = Preprocessing(crop=16, resize=16)
@@ -92,6 +93,8 @@ def test_thin_frames(tmp_path: Path) -> None:
     with pytest.raises(VideoError, match="1 x 20000 pixels: at most 32 times"):
         decode(write_frames(tmp_path / "a", (1, 20_000)), [0], pattern="{:05d}.png")
     thin = torch.zeros(2, 1, 20_000, 3, dtype=torch.uint8)
+    with pytest.raises(VideoError, match="20000 x 1 pixels: at most 32 times"):
+        FramesInMemory(thin).read([0])
     with pytest.raises(ValueError, match="20000 x 1 pixels: at most 32 times"):
         EvalTransform(SMALL)(thin)
 

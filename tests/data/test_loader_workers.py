@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow
 SMALL = Preprocessing(crop=16, resize=16)
 
 
-@pytest.fixture(params=["fork", "forkserver", "spawn"])
+@pytest.fixture(params=["fork", "forkserver"])
 def start_method(request, monkeypatch):
     """Start method of the workers of `make_loader`."""
     monkeypatch.setattr(loader, "worker_start_method", lambda: request.param)
@@ -121,7 +121,7 @@ def test_each_video_is_loaded_once_and_broken_ones_are_reported(folder):
         dataset = VideoDataset(
             records, views=(5,), preprocessing=SMALL, train=True, on_error="skip"
         )
-        options = {"workers": 3, "rank": rank, "world_size": 2}
+        options = {"workers": 2, "rank": rank, "world_size": 2}
         for batch in make_loader(dataset, batch_size=10, train=True, **options):
             seen.update(batch["index"].tolist())
             skipped.update(text.split(":")[0] for text in batch["skipped"])

@@ -9,6 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ffn.limits import frame_refusal
+
 
 class VideoError(RuntimeError):
     """A video, or one of its frames, that cannot be read.
@@ -70,6 +72,8 @@ class Video(ABC):
                 raise VideoError(self.path, f"the video has {len(self)} frames, from 0 on", index)
         images = self._images(sorted({*indices}))
         height, width, _ = images[indices[0]].shape
+        if refusal := frame_refusal(width, height):  # a header may give another size
+            raise VideoError(self.path, refusal, indices[0])
         for index, image in images.items():
             if image.shape != (height, width, 3):
                 cause = f"is {image.shape[1]} x {image.shape[0]} pixels, others {width} x {height}"

@@ -155,15 +155,14 @@ class ClipStore:
     def _why_missing(
         self, key: str, ranges: list[tuple], start: float | None, end: float | None
     ) -> str:
-        for one in self.unreadable:
-            if one[:3] == (key, start, end):
-                return f"could not be packed into {self.path}: {one.reason}"
-        if ranges:
-            held = ", ".join(f"{first} … {last} s" for first, last in ranges)
-            return f"{self.path} holds {held} of it, not {start} … {end} s; pack again"
+        failed = {one[:3]: one.reason for one in self.unreadable}
+        if (key, start, end) in failed:
+            return f"could not be packed into {self.path}: {failed[key, start, end]}"
+        held = ", ".join(f"{first} … {last} s" for first, last in ranges)
+        part = f"; the store holds {held} of it, not {start} … {end} s" if held else ""
         return (
-            f"is not in the store {self.path}; check that data.root is the root used for packing, "
-            "or pack again with --append"
+            f"is not in the store {self.path}{part}; check that data.root is the root used for "
+            "packing, or pack again with --append"
         )
 
 
