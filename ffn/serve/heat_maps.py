@@ -16,7 +16,7 @@ import copy
 import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,12 +25,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ffn.core import FrameFlexible, extract
-from ffn.data import Normalize
-from ffn.labels import label_kind
+from ffn.data import Normalize, Preprocessing
+from ffn.labels import LabelKind
 from ffn.serve.clips import Clip
-
-if TYPE_CHECKING:
-    from ffn.serve.predictor import Predictor
 
 # Layouts of a feature map of one clip; a network for images has the frames in the batch.
 LAYOUTS = ("t c h w", "t h w c", "1 c t h w", "1 t c h w", "1 t h w c")
@@ -77,7 +74,14 @@ class HeatMap:
 
 
 def compute_heat_map(
-    predictor: Predictor, clip: Clip, label: str | None, layer: str | None
+    network: nn.Module,
+    clip: Clip,
+    label: str | None,
+    layer: str | None,
+    *,
+    classes: Sequence[str],
+    preprocessing: Preprocessing,
+    labels: LabelKind,
 ) -> HeatMap:
     """The heat map of a clip; see :meth:`ffn.Predictor.heat_map`.
 
@@ -86,16 +90,15 @@ def compute_heat_map(
     Raises:
         ValueError: no such class; or the network has no suitable layer, or not this one.
     """
-    classes = predictor.classes
+    device = next(network.parameters()).device
     index = None if label is None else find_class(label, classes)
     # Inference tensors, made under torch.inference_mode, have no gradients.
-    with torch.inference_mode(False), torch.autocast(predictor.device.type, enabled=False):
-        pixels = clip.pixels.clone()[None].to(predictor.device)  # (1, C, T, H, W)
-        x = Normalize(predictor.preprocessing)(pixels)
-        maps, logits = grad_cam(_plain_copy(predictor.model, x.shape[2]), x, index, layer)
+    with torch.inference_mode(False), torch.autocast(device.type, enabled=False):
+        pixels = clip.pixels.clone()[None].to(device)  # (1, C, T, H, W)
+        x = Normalize(preprocessing)(pixels)
+        maps, logits = grad_cam(_plain_copy(network, x.shape[2]), x, index, layer)
         values = combine(maps, x.shape[2:]).cpu()
     index = int(logits.argmax()) if index is None else index
-    labels = label_kind(predictor.record.multi_label)
     return HeatMap(
         values=values,
         label=classes[index],

@@ -272,7 +272,15 @@ class Predictor:
             video = reader.read(video)
         elif (frames, budget_ms, budget_gmacs) != (None, None, None):
             raise ValueError("a clip has its frames already; leave out frames and budgets")
-        return compute_heat_map(self, video, label, layer)
+        return compute_heat_map(
+            self.model,
+            video,
+            label,
+            layer,
+            classes=self.classes,
+            preprocessing=self.preprocessing,
+            labels=label_kind(self.record.multi_label),
+        )
 
     def reader(
         self,
