@@ -67,8 +67,7 @@ class BatchMix:
             rank: of the process.
 
         Returns:
-            The batch with labels (B, K) float32, which sum to 1 if a video has one label;
-            unchanged if nothing is set.
+            A batch with labels (B, K) float32; the given one if nothing is set.
         """
         if not self.mixes and not self.smoothing:
             return batch
