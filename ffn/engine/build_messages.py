@@ -47,11 +47,9 @@ def settings(
     """Lines about batches, learning rate, frozen parts and weights, and warnings."""
     lines = [_schedule(config, world, steps_per_epoch)]
     if build_network.lengths_change(config):
-        views = task.views(config.task)
-        drawn = ", ".join(
-            f"{min(v)}-{max(v)}" if len(v) > 1 else f"{min(v)}" for v in views.values()
-        )
-        mean = sum(n * p for numbers in views.values() for n, p in numbers.items())
+        views = task.views(config.task).values()
+        drawn = ", ".join(f"{min(view)}-{max(view)}" for view in views)
+        mean = sum(n * p for view in views for n, p in view.items())
         lines.append(f"frames drawn for each step from {drawn}: {mean:.1f} per video on average")
     if config.train.freeze:
         parts, parameters = ", ".join(config.train.freeze), list(task.model.parameters())
@@ -115,14 +113,7 @@ def flip_warnings(classes: Sequence[str]) -> Iterator[str]:
 def start_weight_warnings(
     name: str, match: zoo.Match, record: zoo.WeightRecord, classes: Sequence[str]
 ) -> Iterator[str]:
-    """Start weights that lack parameters, or whose classifier is kept for other classes.
-
-    Args:
-        name: of the weights.
-        match: what the network took from them.
-        record: of the weights.
-        classes: class names of the data.
-    """
+    """Start weights that lack parameters, or whose classifier is kept for other classes."""
     if match.share < MIN_SHARE:
         yield f"{name} contains {match.share:.0%} of the parameters; the others are initialized"
     if match.classes is not None or record.classes is None:

@@ -88,10 +88,8 @@ def test_counts_that_do_not_fit_are_refused(option: str) -> None:
         load_config(None, ["task.frames=[2,8]", ranges, option])
 
 
-@pytest.mark.parametrize(
-    "counts",
-    [pytest.param(RANGES, id="ranges"), pytest.param(DRAWS, id="draws", marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("counts", [RANGES, DRAWS], ids=["ranges", "draws"])
 def test_resumed_run_equals_an_uninterrupted_one(
     videos: Path, tmp_path: Path, counts: tuple[str, ...]
 ) -> None:

@@ -124,6 +124,7 @@ def test_loader_draws_a_count_per_step(videos: Path, tmp_path: Path) -> None:
 # --- runs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @TASK_OPTIONS
 def test_resumed_run_equals_an_uninterrupted_one(
     videos: Path, tmp_path: Path, task: tuple[str, ...]
@@ -164,6 +165,7 @@ def test_interrupted_validation_draws_the_same_mix(
     assert same_weights(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 @TASK_OPTIONS
 def test_two_processes_train_one_network(
     two_ranks: Ranks, videos: Path, tmp_path: Path, task: tuple[str, ...]

@@ -119,6 +119,7 @@ def test_only_norms_that_a_view_uses_are_set() -> None:
         assert torch.equal(norm.running_var, torch.ones(3))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [[1, 3], [4, 0]])
 def test_two_processes_equal_one(two_ranks: Ranks, shares: list[int]) -> None:
     expected = statistics_of_batches(ONE, [4])

@@ -39,8 +39,8 @@ class PlainTask(Task):
 
     @classmethod
     def from_options(cls, model: nn.Module, options: TaskOptions) -> PlainTask:
-        """Build the task at the one count in ``options.frames``."""
-        return cls(model, options.frames[0])
+        """Build the task at the largest count in ``options.frames``."""
+        return cls(model, max(options.frames))
 
     def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
         """Yield the cross-entropy of the one view."""
@@ -131,13 +131,6 @@ class ProportionalSamplingTask(PlainTask):
     """
 
     Options = ProportionalSamplingOptions
-
-    @classmethod
-    def from_options(
-        cls, model: nn.Module, options: ProportionalSamplingOptions
-    ) -> ProportionalSamplingTask:
-        """Build the task for the counts in ``options.frames``."""
-        return cls(model, max(options.frames))
 
     @classmethod
     def views(cls, options: ProportionalSamplingOptions) -> dict[int, dict[int, float]]:
