@@ -33,7 +33,7 @@ class LiveAnswer:
         prediction: Of the window, with its probabilities as they are; ``frames``, ``active`` and
             ``why`` say how many frames, which sub-network and for what reason; ``indices`` counts
             the frames of the stream; ``start`` and ``end`` are seconds of the stream;
-            ``decode_ms`` is without the decoding, which the reading thread does.
+            ``decode_ms`` is 0, since another thread reads.
         smoothed: Averaged probabilities (K,), see :class:`ffn.serve.live.rules.SteadyLabels`.
         shown: Indices of the classes to show: one, or any number with several labels per video.
         changed: Whether `shown` differs from that of the answer before.
@@ -189,17 +189,15 @@ class LivePredictor:
 
     def _take(self, arrival: Arrival) -> None:
         """Keep a frame, and tell if an answer is due."""
-        started = self._pace.now()
         number, self._received = self._received, self._received + 1
-        if started - arrival.captured > MAX_LAG:
+        if self._pace.now() - arrival.captured > MAX_LAG:
             with self._changed:
                 self._dropped, self._late = self._dropped + 1, True
             return
         image = torch.from_numpy(arrival.image().copy())
         pixels = self._transform(image[None])[0]
         pixels = pixels.clone(memory_format=torch.contiguous_format)  # a view of a larger image
-        spent = 1000 * (self._pace.now() - started)
-        frame = Frame(number, arrival.time, arrival.captured, pixels, spent)
+        frame = Frame(number, arrival.time, arrival.captured, pixels)
         with self._changed:
             if arrival.is_new_part:
                 self._newest.clear()
@@ -277,7 +275,7 @@ class LivePredictor:
             pixels=torch.stack([frame.pixels for frame in chosen], dim=1),  # (C, T, H, W)
             why=why,
             indices=tuple(frame.number for frame in chosen),
-            decode_ms=sum(frame.spent_ms for frame in chosen),
+            decode_ms=0.0,
             seconds=end - start,
             start=start,
             end=end,

@@ -25,14 +25,12 @@ class Frame:
         time: In the stream, seconds after its first frame.
         captured: Time of the clock when it was captured.
         pixels: uint8 RGB (C, H, W), after the preprocessing of the network.
-        spent_ms: Time to convert and transform it.
     """
 
     number: int
     time: float
     captured: float
     pixels: Tensor
-    spent_ms: float
 
 
 class Window:

@@ -13,7 +13,7 @@ from ffn.serve.live.rules import HOLD, MARGIN, Frame, LoadControl, SteadyLabels,
 
 
 def frame(number: int, time: float) -> Frame:
-    return Frame(number, time, 100 + time / 2, torch.zeros(3, 2, 2, dtype=torch.uint8), 1.0)
+    return Frame(number, time, 100 + time / 2, torch.zeros(3, 2, 2, dtype=torch.uint8))
 
 
 def test_the_window_keeps_its_frames_and_answers_are_due_at_equal_steps() -> None:
