@@ -70,7 +70,7 @@ def test_training_shows_a_bar_with_steps_and_time_left(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "stop_at"),
     [
-        ("find_lr quickstart/motion_flexible --steps 5000 data.workers=0", "learning rates"),
+        ("find_lr quickstart/motion_flexible --steps 5000 train.batch_size=4", "learning rates"),
         (f"predict --weights {WEIGHTS} {'VIDEO ' * 3000}", "model .* ms"),
         ("pack quickstart/motion_flexible data.store=kept", "packing"),
     ],
