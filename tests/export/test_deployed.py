@@ -79,23 +79,6 @@ def test_a_torch_file_takes_frames_of_any_size(tmp_path: Path) -> None:
     assert "uint8 RGB frames (B, 4, H, W, 3)" in str(report)
 
 
-@pytest.mark.slow
-@torch.no_grad()
-def test_a_network_in_bf16_takes_frames(tmp_path: Path) -> None:
-    model = ffn.load("tsm_tiny.motion_f4_8_16")
-    half = ffn.fuse(model, 4).bfloat16()
-
-    report = ffn.export(half, tmp_path / "net.pt2", preprocess=True, overwrite=True)
-
-    frames = photo(4, 56, 70)
-    preprocessing = Preprocessing.from_dict(model.record.preprocessing)
-    clip = Normalize(preprocessing)(EvalTransform(preprocessing)(frames).transpose(0, 1)[None])
-    found = torch.export.load(report.path).module()(frames[None])
-    expected = half(clip.bfloat16())
-    assert found.dtype is torch.bfloat16
-    torch.testing.assert_close(found, expected, rtol=0, atol=0.02 * expected.abs().max().item())
-
-
 def test_preprocessing_without_a_record_is_refused(tmp_path: Path) -> None:
     plain = ffn.create_model("tsm_tiny", num_classes=3)
     with pytest.raises(

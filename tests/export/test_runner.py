@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import ffn
-from ffn.devices import has_bf16, has_compiler
+from ffn.devices import has_compiler
 from ffn.export import FuseError, InferenceRunner
 from ffn.export.runner import measured_once
 
@@ -206,9 +206,3 @@ def test_options_that_exclude_each_other(model: ffn.FrameFlexible) -> None:
     ):
         with pytest.raises(ValueError, match=next(iter(options.values()))):
             InferenceRunner(model, **options)
-
-
-def test_bf16_is_measured_where_it_is_fast(model: ffn.FrameFlexible) -> None:
-    run = InferenceRunner(model)
-    run(torch.randn(1, 3, 2, 32, 32))
-    assert run.precision in (["fp32", "bf16"] if has_bf16() else ["fp32"])
