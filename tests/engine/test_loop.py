@@ -148,25 +148,13 @@ def test_plain_task(videos: Path, tmp_path: Path) -> None:
     assert {"top1/2", "top1/3", "top1/4"} < set(read_log(folder, "val")[0])
 
 
-@pytest.mark.parametrize(
-    ("more", "altered"),
-    [
-        (("task.private=all",), False),
-        (("task.alteration=false", "task.private=none"), False),
-        (("task.small_views=mixed", "data.nested=true", "optim.groups=standard"), True),
-        (("task.frames=[5]", "data.test_frames=[1,5]"), True),
-    ],
-    ids=str,
-)
-def test_options_of_the_task(
-    videos: Path, tmp_path: Path, more: tuple[str, ...], altered: bool
-) -> None:
+@pytest.mark.parametrize("more", [("task.private=all",), ("task.frames=[5]", "data.nested=true")])
+def test_options_of_the_task(videos: Path, tmp_path: Path, more: tuple[str, ...]) -> None:
     run = build(videos, tmp_path / "run", *more, "train.epochs=1")
     loop.train(run)
 
-    modules = run.train_step.model.modules()
-    assert any(isinstance(m, WeightAlteration) for m in modules) == altered
-    assert load_checkpoint(tmp_path / "run/best.pt")["meta"]["metrics"]
+    altered = any(isinstance(m, WeightAlteration) for m in run.train_step.model.modules())
+    assert altered == (more[0] != "task.private=all")
 
 
 @pytest.mark.parametrize("name", ["tea_tiny", "slowfast_tiny", "uniformer_tiny"])

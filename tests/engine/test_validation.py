@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from engine_toys import after_each_step, build, weights
 
@@ -47,17 +46,6 @@ def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: P
     assert any(not torch.equal(value, expected[key]) for key, value in raw.items())
 
 
-def test_score_is_the_mean_over_the_trained_counts(videos: Path, tmp_path: Path) -> None:
-    validator = build(videos, tmp_path / "run").validator
-
-    metrics = {2: {"top1": 30.0}, 3: {"top1": 99.0}, 4: {"top1": 50.0}}
-
-    assert validator.score(metrics) == 40.0
-    measures, failed = validator.evaluate()
-    assert set(measures) == {2, 3, 4}
-    assert failed == ()
-
-
 def test_without_readable_videos_statistics_are_kept(videos: Path, tmp_path: Path) -> None:
     run = build(videos, tmp_path / "run", "train.precise_bn=2", "data.on_error=skip")
     before = {key: value.clone() for key, value in run.train_step.network.state_dict().items()}
@@ -76,17 +64,18 @@ def test_frozen_norms_need_no_clips(videos: Path, tmp_path: Path) -> None:
     assert run.validator.update_statistics(0) == []
 
 
-@pytest.mark.parametrize("mode", [True, False])
-def test_validation_leaves_the_mode_of_every_module(
-    videos: Path, tmp_path: Path, mode: bool
+def test_validation_measures_every_count_and_leaves_the_mode_of_every_module(
+    videos: Path, tmp_path: Path
 ) -> None:
-    """A run sets the training mode once, at its start."""
+    """A run sets the training mode once, at its start. The score is of the trained counts."""
     run = build(videos, tmp_path / "run", "train.precise_bn=1")
-    model = run.train_step.model.train(mode)
+    model = run.train_step.model
     frozen = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)).eval()
 
     run.validator.update_statistics(0)
-    run.validator.evaluate()
+    measures, failed = run.validator.evaluate()
 
     assert not frozen.training
-    assert all(m.training == mode for m in model.modules() if m is not frozen)
+    assert all(m.training for m in model.modules() if m is not frozen)
+    assert (set(measures), failed) == ({2, 3, 4}, ())
+    assert run.validator.score({2: {"top1": 30.0}, 3: {"top1": 99.0}, 4: {"top1": 50.0}}) == 40.0
