@@ -197,7 +197,7 @@ class Checkpointer:
         return {"model": network, "meta": {**self.metadata, "metrics": metrics}}
 
     def _check_finite(self, step: int) -> None:
-        modules = {self.train_step.model, self.train_step.network}
+        modules = dict.fromkeys((self.train_step.model, self.train_step.network))
         names = [name for module in modules for name in not_finite(module.state_dict())]
         wrong = [name for name in names if name not in self._infinite]
         if any_of([bool(wrong)], self.world)[0]:

@@ -125,8 +125,8 @@ def finish_epoch(run: Run, state: RunState, log: RunLog) -> None:
     state.validates = state.epoch == run.epochs or state.epoch % run.validate_epochs == 0
     log.unreadable(f"epoch {state.epoch}: {len(skipped)} unreadable videos skipped", skipped)
     log.record("train", state.step, {"skipped": len(skipped)})
-    for module in {run.train_step.model, run.train_step.network}:
-        average_buffers(module, run.world)
+    for module in dict.fromkeys((run.train_step.model, run.train_step.network)):
+        average_buffers(module, run.world)  # in the same order on all processes
 
 
 def validate(run: Run, state: RunState, log: RunLog) -> None:
