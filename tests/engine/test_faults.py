@@ -27,6 +27,7 @@ pytestmark = pytest.mark.slow
 
 SMALL_STEPS = ("train.batch_size=4", "train.save_steps=1")  # 6 steps per epoch
 UNIFORMER = ("model.name=uniformer_tiny", "optim.name=adamw", "optim.lr=1e-3")
+AVERAGE = ("train.ema_decay=0.9",)
 STEP = "ffn.engine.train_step:TrainStep", "_backward"
 PLACES = (STEP, ("ffn.engine.checkpointer", "save_step"), ("ffn.engine.validation", "measure"))
 
@@ -59,7 +60,7 @@ def log_of(folder: Path) -> list[dict[str, Any]]:
     return [{k: v for k, v in line.items() if not k.endswith(changing)} for line in lines]
 
 
-@pytest.mark.parametrize(("model", "world"), [((), 1), (UNIFORMER, 1), ((), 2)])
+@pytest.mark.parametrize(("model", "world"), [((), 1), (UNIFORMER, 1), (AVERAGE, 2)])
 def test_killed_at_random_moments(
     videos: Path, tmp_path: Path, model: tuple[str, ...], world: int
 ) -> None:
@@ -87,6 +88,10 @@ def test_killed_at_random_moments(
     assert digest(run) == digest(tmp_path / "whole")
     assert log_of(run) == log_of(tmp_path / "whole")
     assert not list(run.rglob(".*.part*"))
+    training = load_checkpoint(run / "last.pt")["training"]
+    for kind in ("buffers", "average_buffers") if model == AVERAGE else ("buffers",):
+        for buffers in zip(*training[kind], strict=True):  # averaged at the end of an epoch
+            assert all(torch.equal(buffer, buffers[0]) for buffer in buffers)
 
 
 def ranks_of(process: subprocess.Popen) -> list[int]:
