@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,6 @@ from ffn.engine.checkpointer import RunState
 from ffn.engine.checkpoints import locked
 from ffn.engine.distributed import average_buffers
 from ffn.engine.failures import explain_failures
-from ffn.engine.logs import console
 from ffn.engine.logs.run_log import RunLog
 from ffn.engine.run import Run
 from ffn.engine.signals import StoppedError, StopRequest
@@ -112,7 +113,11 @@ def finish_step(run: Run, state: RunState, log: RunLog, result: StepResult, lr: 
         epoch = state.step / run.steps_per_epoch
         left = (run.epochs * run.steps_per_epoch - state.step) * meter.seconds_per_step()
         values = meter.interval(lr=lr, grad_norm=result.grad_norm)
-        text = console.interval(epoch, values, left)
+        text = (
+            f"epoch {epoch:.2f}  loss {values.get('loss', math.nan):.3f}  "
+            f"{values['videos_per_s']:.0f} videos/s  data wait {values['data_wait']:.0%}  "
+            f"{timedelta(seconds=round(left))} left"
+        )
         log.record("train", state.step, {"epoch": epoch, **values})
         meter.restart()
     log.progress(state.step, text)
@@ -130,16 +135,17 @@ def finish_epoch(run: Run, state: RunState, log: RunLog) -> None:
 
 
 def validate(run: Run, state: RunState, log: RunLog) -> None:
-    """Measure the accuracy per frame count; save the network if it is the best so far."""
+    """Measure the accuracy per frame count; save the network if it is the best so far (*)."""
     log.print(*run.validator.update_statistics(state.epoch))
     state.metrics, failed = run.validator.evaluate()
     log.unreadable(f"{len(failed)} unreadable validation videos count as wrong", failed)
     score, measure = run.validator.score(state.metrics), run.validator.measure
     is_best = score > state.best
     state.since_best = 0 if is_best else state.since_best + 1
-    log.print(
-        console.validation(state.epoch, state.metrics, score, measure=measure, is_best=is_best)
-    )
+    title = {"top1": "top-1", "map": "mAP"}[measure]
+    shown = "  ".join(f"{frames}f {one[measure]:5.1f}" for frames, one in state.metrics.items())
+    best = "*" if is_best else ""
+    log.print(f"epoch {state.epoch:3}  {title} %  {shown}  mean {score:5.1f}{best}")
     accuracies = {f"{measure}/{frames}": found[measure] for frames, found in state.metrics.items()}
     values = {"epoch": state.epoch, **accuracies, "mean": score, "failed": len(failed)}
     log.record("val", state.step, {**values, "since_best": state.since_best})

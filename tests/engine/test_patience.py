@@ -47,7 +47,9 @@ def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
     scores = dict(enumerate((50, 40, 60, 30, 30, 30), 1))
     options = ("train.epochs=6", "train.patience=1")
     loop.train(with_scores(build(videos, tmp_path, *options), scores))
-    assert "the run ends after 2 of 6 epochs" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "epoch   1  top-1 %  2f  50.0  3f  50.0  4f  50.0  mean  50.0*\n" in shown
+    assert "the run ends after 2 of 6 epochs" in shown
     log = (tmp_path / "log.jsonl").read_text()
 
     loop.train(build(videos, tmp_path, *options))

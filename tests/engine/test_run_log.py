@@ -13,7 +13,6 @@ import torch
 from engine_toys import CPU
 
 from ffn.engine.distributed import World
-from ffn.engine.logs import console
 from ffn.engine.logs.meter import Meter, memory_mib, top1
 from ffn.engine.logs.run_log import RunLog, read_log
 from ffn.engine.train_step import StepResult
@@ -121,9 +120,6 @@ def test_wandb_gets_each_row_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_console(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     """Without a terminal, the progress is shown once a minute; each video is listed once."""
-    metrics = {4: {"top1": 40.0}, 8: {"top1": 80.0}}
-    line = console.validation(3, metrics, 60.0, measure="top1", is_best=True)
-    assert line.split() == ["epoch", "3", "top-1", "%", "4f", "40.0", "8f", "80.0", "mean", "60.0*"]
     reasons = [f"video_{number:02}.mp4: damaged" for number in range(12)]
     with run_log(tmp_path) as log:
         log.progress(1, "loss 1.2")
