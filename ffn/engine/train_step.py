@@ -197,38 +197,38 @@ class TrainStep:
     def _accumulate(
         self, batches: Iterable[dict[str, Any]], number: int
     ) -> tuple[list[dict[str, Any]], bool]:
-        """Forward and backward of the micro-batches of a step; whether all of them have videos.
-
-        DDP, which averages the gradients, runs only the last one.
-        """
-
-        def backward(loss: Tensor) -> None:
-            with torch.autocast(self.world.device.type, enabled=False):
-                self.scaler.scale(loss * (1 / self.grad_accum_steps)).backward()
-
+        """Outputs of the micro-batches of a step, and whether all of them have videos."""
         outputs, has_videos = [], True
         for micro, batch in zip(range(self.grad_accum_steps), batches, strict=False):
-            output = {"label": batch["label"], "skipped": batch["skipped"]}
             has_videos = has_videos and self.has_videos(batch)
-            if has_videos:
-                batch = to_device(batch, self.world.device, self.normalize)
-                batch = self.batch_mix(batch, step=number, micro=micro, rank=self.world.rank)
-                is_last = micro == self.grad_accum_steps - 1
-                with self.autocast():
-                    if self.sequential:
-                        losses = self.task(batch, backward)
-                    else:
-                        losses = (self._forward if is_last else self.task)(batch)
-                if not self.sequential:
-                    backward(losses["loss"])
-                output |= {**losses, "label": batch["label"]}
-            outputs.append(output)
+            kept = {"label": batch["label"], "skipped": batch["skipped"]}
+            losses = self._backward(batch, number=number, micro=micro) if has_videos else {}
+            outputs.append({**kept, **losses})
         if len(outputs) < self.grad_accum_steps:
             raise ValueError(
                 f"step {number + 1} got {len(outputs)} micro-batches; grad_accum_steps is "
                 f"{self.grad_accum_steps}"
             )
         return outputs, has_videos
+
+    def _backward(self, batch: dict[str, Any], *, number: int, micro: int) -> dict[str, Any]:
+        """Forward and backward of one micro-batch; DDP, which averages, runs only the last one."""
+        batch = to_device(batch, self.world.device, self.normalize)
+        batch = self.batch_mix(batch, step=number, micro=micro, rank=self.world.rank)
+
+        def backward(loss: Tensor) -> None:
+            with torch.autocast(self.world.device.type, enabled=False):
+                self.scaler.scale(loss * (1 / self.grad_accum_steps)).backward()
+
+        is_last = micro == self.grad_accum_steps - 1
+        with self.autocast():
+            if self.sequential:
+                outputs = self.task(batch, backward)
+            else:
+                outputs = (self._forward if is_last else self.task)(batch)
+        if not self.sequential:
+            backward(outputs["loss"])
+        return {**outputs, "label": batch["label"]}
 
     def _count_bad_step(self, cause: str, error: type[Exception], advice: str) -> str:
         """Count a bad step; return its message, or raise the error if there are too many."""
