@@ -66,14 +66,21 @@ def atomic_write(path: Path, mode: str = "w+b", *, sync: bool = False) -> Iterat
         raise
 
 
-def refuse_existing(paths: Iterable[Path], overwrite: bool) -> None:
-    """Raise FileExistsError for a file that a call would replace, unless it may."""
-    existing = next((path for path in paths if path.exists()), None)
-    if existing is not None and not overwrite:
-        raise FileExistsError(
-            f"{existing} exists; choose another name, or overwrite it: overwrite=True in Python, "
-            "--overwrite in a command"
-        )
+def refuse_existing(
+    paths: Iterable[Path], overwrite: bool, *, inputs: Iterable[str | Path] = ()
+) -> None:
+    """Raise FileExistsError for a file that a call would replace, unless it may.
+
+    What the call reads (`inputs`) is never replaced.
+    """
+    for path in filter(Path.exists, paths):
+        if not overwrite:
+            raise FileExistsError(
+                f"{path} exists; choose another name, or overwrite it: overwrite=True in Python, "
+                "--overwrite in a command"
+            )
+        if any(os.path.exists(one) and os.path.samefile(one, path) for one in inputs):
+            raise FileExistsError(f"{path} is read by the same call; choose another name")
 
 
 def write_text(path: Path, text: str, *, sync: bool = False) -> None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -197,21 +197,6 @@ def refuse_missing(*inputs: str | Path) -> None:
     """Raise FileNotFoundError if none of the inputs is a file, a folder or an address."""
     if not any("://" in str(one) or os.path.exists(one) for one in inputs):
         raise FileNotFoundError(f"{inputs[0]}: no such file or folder")
-
-
-def refuse_existing(
-    path: Path, overwrite: bool, option: str = "--output", *, inputs: Iterable[str | Path] = ()
-) -> None:
-    """Raise FileExistsError for a file that exists, unless it is to be overwritten.
-
-    What the command reads (`inputs`) is never overwritten.
-    """
-    if not path.exists():
-        return
-    if not overwrite:
-        raise FileExistsError(f"{path} exists; choose another {option}, or add --overwrite")
-    if any(os.path.exists(one) and os.path.samefile(one, path) for one in inputs):
-        raise FileExistsError(f"{path} is what the command reads; choose another {option}")
 
 
 def names_of(weights: Sequence[str]) -> dict[str, str]:

@@ -23,9 +23,8 @@ from ffn.cli.arguments import (
     Imports,
     Overwrite,
     find_device,
-    refuse_existing,
 )
-from ffn.files import make_writable
+from ffn.files import make_writable, refuse_existing
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -185,7 +184,7 @@ def _prepare(settings: Settings, items: str) -> tuple[torch.device, Callable[[Co
     from ffn.benchmarks.report import MEMORY, describe_run, print_comparison, save_comparisons
 
     if settings.output:
-        refuse_existing(settings.output, settings.overwrite)
+        refuse_existing([settings.output], settings.overwrite)
         make_writable(settings.output.parent)
     import_extensions(settings.imports or [])
     torch.manual_seed(0)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Literal
 
 from cyclopts.types import PositiveInt
 
-from ffn.cli.arguments import ConfigFile, FrameCounts, Override, Overwrite, refuse_existing
-from ffn.files import make_writable
+from ffn.cli.arguments import ConfigFile, FrameCounts, Override, Overwrite
+from ffn.files import make_writable, refuse_existing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -47,7 +47,7 @@ def browse(
     """
     if output.suffix.lower() != ".png":
         raise ValueError(f"--output is {output}; the picture is a PNG file, e.g. samples.png")
-    refuse_existing(output, overwrite)
+    refuse_existing([output], overwrite)
     make_writable(output.parent)
 
     from ffn.engine.config import load_config

@@ -18,8 +18,8 @@ from cyclopts.types import (
     PositiveInt,
 )
 
-from ffn.cli.arguments import Overwrite, refuse_existing
-from ffn.files import make_writable, write_csv, write_text
+from ffn.cli.arguments import Overwrite
+from ffn.files import make_writable, refuse_existing, write_csv, write_text
 
 if TYPE_CHECKING:
     from ffn.data import Record
@@ -67,8 +67,8 @@ def check_data(
 
     records, names = read_annotations(index, root=root, classes=classes)
     output = output or _beside(index)
-    for name in FILES:
-        refuse_existing(output / name, overwrite, inputs=[index, *([classes] if classes else [])])
+    inputs = [index, *([classes] if classes else [])]
+    refuse_existing([output / name for name in FILES], overwrite, inputs=inputs)
     make_writable(output)
 
     from rich.console import Console

@@ -8,7 +8,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
-from ffn.cli.arguments import FrameCounts, Imports, Overwrite, refuse_existing
+from ffn.cli.arguments import FrameCounts, Imports, Overwrite
+from ffn.files import refuse_existing
 from ffn.registry import import_extensions
 
 Source = Literal["ffn-pytorch", "tsm", "pyslowfast", "uniformer", "mmaction2", "image"]
@@ -45,7 +46,7 @@ def convert_checkpoint(
         classes: File of class names, one per line.
     """
     settings = dict(map(_setting, preprocessing or []))
-    refuse_existing(target, overwrite, "OUT")
+    refuse_existing([target], overwrite)
     if source.suffix == ".safetensors":
         raise ValueError(
             f"{source} is a .safetensors file; expected a torch file or a Caffe2 .pkl. Save its "

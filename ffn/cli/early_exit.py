@@ -16,10 +16,9 @@ from ffn.cli.arguments import (
     Weights,
     find_device,
     read_run,
-    refuse_existing,
 )
 from ffn.cli.test_videos import loader_for
-from ffn.files import make_writable
+from ffn.files import make_writable, refuse_existing
 
 Positive = Annotated[float | None, Parameter(validator=validators.Number(gt=0))]
 
@@ -63,7 +62,7 @@ def early_exit(
     from ffn.zoo import early_exit_path, load_with_record, state_sha256
 
     output = output or early_exit_path(Path(weights))
-    refuse_existing(output, overwrite, inputs=[weights])
+    refuse_existing([output], overwrite, inputs=[weights])
     make_writable(output.parent)
     world = World(0, 1, find_device(device))
     model, record = load_with_record(weights, device=world.device)

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Group, Parameter
 from cyclopts.types import ExistingPath, PositiveInt
 
-from ffn.cli.arguments import FrameCount, Imports, Overwrite, Weights, refuse_existing
+from ffn.cli.arguments import FrameCount, Imports, Overwrite, Weights
+from ffn.files import refuse_existing
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def export(
 
     model, record = load_with_record(weights)
     output = output or _default_output(record.name, frames, to, int8=int8)
-    refuse_existing(output, overwrite, "--output", inputs=[weights])
+    refuse_existing([output], overwrite, inputs=[weights])
     options: dict[str, Any] = {
         "size": size,
         "preprocess": preprocess,

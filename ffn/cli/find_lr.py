@@ -9,8 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter, validators
 
-from ffn.cli.arguments import ConfigFile, Device, Override, Overwrite, read_run, refuse_existing
-from ffn.files import make_writable
+from ffn.cli.arguments import ConfigFile, Device, Override, Overwrite, read_run
+from ffn.files import make_writable, refuse_existing
 
 
 def find_lr(
@@ -44,8 +44,7 @@ def find_lr(
         )
     options, chosen = read_run(config, overrides, device)
     folder = output or Path(options.log.output or Path("runs", config.stem)) / "find_lr"
-    for suffix in ("json", "png"):
-        refuse_existing(folder / f"lr_range.{suffix}", overwrite)
+    refuse_existing([folder / "lr_range.json", folder / "lr_range.png"], overwrite)
     make_writable(folder)
 
     import numpy as np

@@ -19,10 +19,9 @@ from ffn.cli.arguments import (
     Network,
     Overwrite,
     Weights,
-    refuse_existing,
     refuse_missing,
 )
-from ffn.files import make_writable, printable
+from ffn.files import make_writable, printable, refuse_existing
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -104,7 +103,7 @@ def live(
     if not source.isdecimal():  # as a camera is
         refuse_missing(source)
     if log is not None:
-        refuse_existing(log, overwrite, "--log", inputs=(source, weights))
+        refuse_existing([log], overwrite, inputs=(source, weights))
         make_writable(log.parent)
     import_extensions(imports or [])
 

@@ -20,11 +20,10 @@ from ffn.cli.arguments import (
     Overwrite,
     Weights,
     find_device,
-    refuse_existing,
     refuse_missing,
 )
 from ffn.cli.predict_list import DEFAULT_BATCH, Batch, predict_list
-from ffn.files import make_writable
+from ffn.files import make_writable, refuse_existing
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -130,7 +129,7 @@ def predict(
     refuse_missing(*files)
     _refuse(files, choice, window, picture, batch, format)
     if batch.output is not None:
-        refuse_existing(batch.output, overwrite, inputs=files)
+        refuse_existing([batch.output], overwrite, inputs=files)
         make_writable(batch.output.parent)
         import_extensions(imports or [])
         from ffn.engine.failures import processes
@@ -283,8 +282,7 @@ def _targets(
             f"--save is {picture.save}, one file for several videos; put {NAME} into it, which is "
             f"the name of the video, e.g. out/{NAME}{kind}"
         )
-    for target in targets:
-        refuse_existing(target, overwrite, "--save", inputs=paths)
+    refuse_existing(targets, overwrite, inputs=paths)
     for folder in {target.parent for target in targets}:
         make_writable(folder)
     return targets

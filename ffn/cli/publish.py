@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
-from ffn.cli.arguments import Imports, Overwrite, Weights, refuse_existing
-from ffn.files import atomic_write, make_writable
+from ffn.cli.arguments import Imports, Overwrite, Weights
+from ffn.files import atomic_write, make_writable, refuse_existing
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def publish(
     model, record = load_with_record(checkpoint)
     path = output / f"{name}.safetensors"
     early_exit, kept = _early_exit_of(checkpoint, model), early_exit_path(path)
-    refuse_existing(kept, overwrite)
+    refuse_existing([kept], overwrite)
     about = {"knows": knows, "source": source, "licence": licence}
     meta = record.to_dict() | {key: value for key, value in about.items() if value is not None}
     meta |= {"name": name, "config": without_places(record.config)}

@@ -21,7 +21,7 @@ from ffn.cli.arguments import (
     read_run,
 )
 from ffn.cli.test_videos import check_ensemble, loader_for
-from ffn.files import make_writable
+from ffn.files import make_writable, refuse_existing
 
 if TYPE_CHECKING:
     from ffn.engine.distributed import World
@@ -94,8 +94,7 @@ def test(
     output = options.output or _default_output(read, config, options.weights[0])
     endings = TABLES + PREDICTIONS + DETAILS
     there = [path for path in output.glob("*") if path.name.endswith(endings)]
-    if there and not options.overwrite:
-        raise FileExistsError(f"{there[0]} exists; choose another --output, or add --overwrite")
+    refuse_existing(there, options.overwrite)
     if len({name.replace("/", "_") for name in names.values()}) < len(names):
         raise ValueError("two of the weights would write files of one name; test them one by one")
     make_writable(output)
