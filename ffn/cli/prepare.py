@@ -91,11 +91,11 @@ def prepare(
     from ffn import datasets
     from ffn.data.decoding import PATTERN
 
-    copies = split = None
+    copies = None
     if extract_frames or reencode:
         copies = _copies(extract_frames, reencode, short_side, quality=quality, gop=gop)
-    if (val_fraction, group_pattern, seed) != (None, None, None):
-        split = datasets.SplitSettings(val_fraction or 0.2, group_pattern, seed or 0)
+    split = {"val_fraction": val_fraction, "group_pattern": group_pattern, "seed": seed}
+    split = {name: value for name, value in split.items() if value is not None}
     with _progress() as progress:
         summary = datasets.prepare(
             dataset,
@@ -103,7 +103,7 @@ def prepare(
             output=output,
             annotations=annotations,
             videos=videos,
-            split=split,
+            split=datasets.SplitSettings(**split) if split else None,
             copies=copies,
             pattern=pattern or PATTERN,
             verify=verify,

@@ -51,9 +51,8 @@ def test_overrides_in_any_position(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert given == ("c", ("train.epochs=3",), ["a.b=1.pt"], None, "x=1")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_errors_of_the_parser() -> None:
+    for arguments, named in (
         (f"{CONFIG} --weihgts {WEIGHTS}", "--weights"),
         (CONFIG, "--weights"),
         (f"{CONFIG} --weights {WEIGHTS} --epochs 3", "key=value"),
@@ -62,11 +61,9 @@ def test_overrides_in_any_position(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         (f"{CONFIG} --weights tsm_tiny.motion", WEIGHTS),
         (f"{CONFIG} --weights missing.pt", "missing.pt"),
         (f"{CONFIG} two --weights {WEIGHTS}", "key=value"),
-    ],
-)
-def test_errors_of_the_parser(arguments: str, named: str) -> None:
-    with pytest.raises(parser.UsageError, match=named):
-        call(arguments)
+    ):
+        with pytest.raises(parser.UsageError, match=named):
+            call(arguments)
 
 
 def test_exit_statuses(capsys: pytest.CaptureFixture[str]) -> None:
