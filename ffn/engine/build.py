@@ -6,12 +6,15 @@ engine that receive a config. All others take plain values.
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from itertools import count
 from pathlib import Path
 from typing import Any
 
+import yaml
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
@@ -79,12 +82,13 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
     Args:
         config: a checked config.
         world: the processes; all of them call it.
-        name: of the folder in ``runs``, if the config has no ``log.output``.
+        name: of the folder in ``runs``, if the config has no ``log.output``; see
+            :func:`numbered_folder`.
 
     Raises:
         As :func:`build_training`.
     """
-    folder = Path(config.log.output or Path("runs", name))
+    folder = Path(config.log.output or on_main(lambda: numbered_folder(config, name), world))
     log = config.log.model_copy(update={"output": str(folder)})
     config = config.model_copy(update={"log": log})
     is_new = on_main(lambda: not checkpoints_in(folder), world)
@@ -122,6 +126,19 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
         save_steps=config.train.save_steps,
         log_interval=config.log.interval,
     )
+
+
+def numbered_folder(config: Config, name: str) -> str:
+    """``runs/NAME``, or the first of ``runs/NAME_2``, … without a run of other options."""
+    for number in count(1):
+        folder = Path("runs", name if number == 1 else f"{name}_{number}")
+        if not any((folder / own).exists() for own in ("config.yaml", "best.pt", "last.pt")):
+            break
+        with suppress(OSError, ValueError, yaml.YAMLError):  # another program's files
+            options = yaml.safe_load((folder / "config.yaml").read_text("utf-8"))
+            if isinstance(options, dict) and not changed_options(options, config):
+                break
+    return str(folder)
 
 
 def build_train_step(

@@ -8,13 +8,15 @@ from typing import Any
 
 import pytest
 import torch
+import yaml
 from engine_toys import build, weights
 from torch import nn
 
 from ffn.core import extract
 from ffn.engine import build_messages, build_network
+from ffn.engine.build import numbered_folder
 from ffn.engine.build_network import build_model
-from ffn.engine.config import ConfigError, load_config
+from ffn.engine.config import ConfigError, config_to_dict, load_config
 from ffn.engine.distributed import World
 from ffn.engine.tasks import TASKS, FlexibleTask
 from ffn.zoo import load
@@ -29,6 +31,24 @@ def test_run_starts_from_weights(videos: Path, finished: Path, tmp_path: Path) -
     run.folder.mkdir()
     assert run.checkpointer.restore().step == 0
     assert any(line.startswith("start weights ") for line in run.introduction)
+
+
+def test_folders_without_a_name_are_numbered(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    short, long, other = (
+        load_config(None, [f"train.epochs={epochs}", f"optim.lr={lr}"])
+        for epochs, lr in ((1, 0.1), (2, 0.1), (1, 0.2))
+    )
+    Path("runs/tsm/test").mkdir(parents=True)  # results of a test, and no run
+    assert numbered_folder(short, "tsm") == "runs/tsm"
+    Path("runs/tsm/config.yaml").write_text(yaml.safe_dump(config_to_dict(short)))
+    assert numbered_folder(short, "tsm") == numbered_folder(long, "tsm") == "runs/tsm"
+    assert numbered_folder(other, "tsm") == "runs/tsm_2"
+    Path("runs/tsm_2").mkdir()
+    Path("runs/tsm_2/config.yaml").write_text("- of another program")
+    assert numbered_folder(other, "tsm") == "runs/tsm_3"
 
 
 def test_a_plain_run_starts_from_the_sub_network_of_its_count(
