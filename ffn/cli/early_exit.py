@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -73,7 +74,7 @@ def early_exit(
     gmacs = {row.frames: row.gmacs for row in result.rows}
     goal = Goal(accuracy, budget_gmacs)
     found = fit_early_exit(result.predictions, gmacs, goal)
-    found = found.of_network(record.name, digest)
+    found = replace(found, network=record.name, weights_sha256=digest)
     tested = held_out(result.predictions, gmacs, goal)
     Console().print(early_exit_table(result.predictions, gmacs, found, tested))
     found.save(output)

@@ -85,10 +85,6 @@ class EarlyExit:
         classes = given.argmax(-1).gather(0, stage[None])[0]
         return stage, classes
 
-    def of_network(self, name: str, weights_sha256: str) -> EarlyExit:
-        """The same for a network with a name and weights."""
-        return replace(self, network=name, weights_sha256=weights_sha256)
-
     def save(self, path: Path) -> None:
         """Write a JSON file; an existing file is replaced."""
         write_text(path, json.dumps({"format": FORMAT, **asdict(self)}, indent=1) + "\n")

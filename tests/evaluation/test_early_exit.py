@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -70,7 +71,8 @@ def test_held_out_videos_and_those_that_cannot_be_decoded() -> None:
 
 
 def test_a_file_is_read_as_it_was_written(tmp_path: Path) -> None:
-    written = fit_early_exit(predictions(), GMACS).of_network("net", "abc")
+    fit = fit_early_exit(predictions(), GMACS)
+    written = replace(fit, network="net", weights_sha256="abc")
     written.save(tmp_path / "net.early_exit.json")
     assert EarlyExit.load(tmp_path / "net.early_exit.json") == written
     written.check_network("abc", "net")
