@@ -151,14 +151,10 @@ def test_wrong_logits_are_an_error_and_nothing_is_written(
     assert [p.name for p in tmp_path.iterdir()] == ["a.wrong"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "least"),
-    [
-        ("tsm_tiny", 1),
-        pytest.param("tea_tiny", 1, marks=pytest.mark.slow),
-        pytest.param("slowfast_tiny", 3, marks=pytest.mark.slow),
-        pytest.param("uniformer_tiny", 3, marks=pytest.mark.slow),
-    ],
+    [("tsm_tiny", 1), ("tea_tiny", 1), ("slowfast_tiny", 3), ("uniformer_tiny", 3)],
 )
 @torch.no_grad()
 def test_clips_of_any_length(name: str, least: int, tmp_path: Path) -> None:
