@@ -81,6 +81,7 @@ def test_csv_of_videos_and_a_folder_of_frames(capsys, weights, videos, tmp_path)
     assert [row["error"] for row in rows[2:]] == ["", "no such file or folder"]
 
 
+@pytest.mark.slow
 def test_windows(capsys, weights, videos) -> None:
     words = (videos[0], "--window", 2, "--step", 0.5, "--frames", 4)
     expected = list(Predictor(weights, precision="fp32").windows(videos[0], 2, step=0.5, frames=4))
@@ -104,6 +105,7 @@ def test_windows(capsys, weights, videos) -> None:
     assert [float(row["end"]) for row in rows] == [2, 2.5, 3, 3.5, 4]
 
 
+@pytest.mark.slow
 def test_pictures(capsys, weights, videos, tmp_path) -> None:
     for kind in ("png", "gif", "mp4"):
         save = ("--save", tmp_path / f"out/{{name}}.{kind}")

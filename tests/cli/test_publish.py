@@ -92,6 +92,7 @@ def results_of(checkpoint: Path, *names: str, **changes: object) -> Path:
     return checkpoint.parent / "results.json"
 
 
+@pytest.mark.slow
 def test_results_with_the_name_of_the_checkpoint(checkpoint: Path, tmp_path: Path, capsys) -> None:
     """As `ffn test` names it: with as many folders as differ."""
     given = [str(checkpoint), NAME, "--output", str(tmp_path), "--overwrite", "--results"]

@@ -217,6 +217,7 @@ def test_frames_can_be_shuffled(root: Path, tmp_path: Path) -> None:
     assert not torch.allclose(one[1], other[1], atol=1e-4)
 
 
+@pytest.mark.slow
 def test_counts_between_two_are_interpolated_if_wanted(root: Path, tmp_path: Path) -> None:
     """The record of the weights decides, unless an option does."""
     model = ffn.load(root / "flexible.safetensors")

@@ -30,6 +30,7 @@ def half_by_half(steps: int) -> dict[str, Tensor]:
     return {name: v for name, v in task.model.state_dict().items() if name in parameters}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("views", ["together", "sequential"])
 def test_two_processes_train_on_the_mean_gradient(two_ranks: Ranks, views: str) -> None:
     """In DDP, and with our averages after the backward passes of each view."""

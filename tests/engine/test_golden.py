@@ -68,7 +68,10 @@ def ten_steps(family: str) -> list[dict[str, float]]:
     return steps
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    "family",
+    [pytest.param(name, marks=[pytest.mark.slow] * (name != "tsm")) for name in FAMILIES],
+)
 def test_ten_steps_give_the_stored_losses(family: str) -> None:
     stored = json.loads(STORED.read_text())[family]
 

@@ -88,6 +88,7 @@ def test_checkpoint_describes_itself(videos: Path, finished: Path) -> None:
 # --- the same result ----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_same_seed_same_run_and_other_seed_another(
     videos: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -98,6 +99,7 @@ def test_same_seed_same_run_and_other_seed_another(
     assert not same_weights(other, finished)
 
 
+@pytest.mark.slow
 def test_workers_saving_logging_and_determinism_change_nothing(
     videos: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -113,6 +115,7 @@ def test_workers_saving_logging_and_determinism_change_nothing(
     assert [entry["step"] for entry in read_log(long)] == [STEPS, 2 * STEPS]
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_changes_nothing(
     videos: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -194,6 +197,7 @@ def test_every_augmentation_has_an_effect(videos: Path, finished: Path, tmp_path
 # --- failures -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_skipped_videos_are_counted_and_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -61,6 +61,7 @@ def test_run_logs_the_mean_average_precision(several: Path, tmp_path: Path) -> N
     assert all({"map", "f1"} <= values.keys() for values in best["meta"]["metrics"].values())
 
 
+@pytest.mark.slow
 def test_micro_batches_and_sequential_views_train_as_one(several: Path, tmp_path: Path) -> None:
     same = (MULTI, "train.freeze=[norms]", "train.epochs=1", "model.dropout=0")
     losses = []

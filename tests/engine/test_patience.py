@@ -28,6 +28,7 @@ def with_scores(run: Run, scores: dict[int, float]) -> Run:
     return run
 
 
+@pytest.mark.slow
 def test_validations_are_counted_and_an_equal_score_is_not_better(
     videos: Path, tmp_path: Path
 ) -> None:
@@ -41,6 +42,7 @@ def test_validations_are_counted_and_an_equal_score_is_not_better(
     assert load_checkpoint(tmp_path / "best.pt")["meta"]["metrics"]["2"]["top1"] == 50
 
 
+@pytest.mark.slow
 def test_a_run_that_ended_early_is_finished_until_its_patience_is_raised(
     videos: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -30,6 +30,7 @@ ACCUMULATED = ("train.grad_accum_steps=2", "optim.name=adamw", "train.views=sequ
 AVERAGED = ("train.ema_decay=0.9", "train.precise_bn=2", "optim.layer_decay=0.7")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
@@ -60,6 +61,7 @@ def test_resumed_run_equals_an_uninterrupted_one(
         assert torch.equal(value, other["weights"][key])
 
 
+@pytest.mark.slow
 def test_options_without_effect_on_the_result_may_change(
     videos: Path, finished: Path, tmp_path: Path
 ) -> None:
@@ -72,6 +74,7 @@ def test_options_without_effect_on_the_result_may_change(
     assert same_weights(run, finished)
 
 
+@pytest.mark.slow
 def test_resumed_run_needs_no_start_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
     weights = Path(shutil.copy(finished / "best.pt", tmp_path / "start.pt"))
     more = (SAVE, f"model.weights={weights}")
@@ -83,6 +86,7 @@ def test_resumed_run_needs_no_start_weights(videos: Path, finished: Path, tmp_pa
     assert same_weights(tmp_path / "run", whole)
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_skipped(
     videos: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:

@@ -28,6 +28,7 @@ def train_in_float64(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         loop.train(run)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("views", ["together", "sequential"])
 def test_accumulated_micro_batches_equal_one_batch(
     videos: Path, start: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, views: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from engine_toys import after_each_step, build, weights
 
@@ -12,6 +13,7 @@ from ffn.engine import loop
 from ffn.engine.checkpoints import load_checkpoint
 
 
+@pytest.mark.slow
 def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: Path) -> None:
     """By the formula: a_t = d a_(t-1) + (1 - d) w_t with d = min(decay, 1 - t^(-2/3))."""
     run = build(videos, tmp_path / "run", "train.ema_decay=0.5")
