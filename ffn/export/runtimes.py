@@ -12,7 +12,7 @@ import importlib.util
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from threading import Lock
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -68,7 +68,7 @@ def run_onnxruntime(model: nn.Module, frames: int, clip: Tensor, precision: str)
 
 def run_openvino(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
     """OpenVINO on the CPU, with the file that ``ffn.export`` writes."""
-    core = require("openvino").Core()
+    core = _openvino_core()
     options = {
         "INFERENCE_PRECISION_HINT": {"fp32": "f32", "bf16": "bf16"}[precision],
         "INFERENCE_NUM_THREADS": torch.get_num_threads(),
@@ -82,6 +82,16 @@ def run_openvino(model: nn.Module, frames: int, clip: Tensor, precision: str) ->
             return torch.from_numpy(request.infer([x.numpy()])[0])
 
     return run
+
+
+@functools.cache
+def _openvino_core() -> Any:
+    """One for the process, which is never destroyed.
+
+    A CPU plugin replaces the stack of signal handlers. When two are destroyed in the order of their
+    creation, the stack that remains is freed memory, and the next signal ends the process.
+    """
+    return require("openvino").Core()
 
 
 RUNTIMES: dict[str, Build] = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -45,6 +47,30 @@ def test_every_runtime_answers_as_the_network(model: ffn.FrameFlexible, runtime:
         torch.testing.assert_close(run(clip), expected, rtol=0, atol=1e-4 * expected.abs().max())
     assert str(run) == f"{runtime}, fp32"
     assert run.select(5) == model.select(5)
+
+
+SIGNAL = """
+import gc, os, signal, torch, ffn
+from ffn.export import InferenceRunner
+
+signal.signal(signal.SIGUSR1, lambda *given: print("handled"))
+model = ffn.convert(ffn.create_model("tsm_tiny", num_classes=3), (2, 4)).eval()
+runs = [InferenceRunner(model, runtime="openvino", precision="fp32") for _ in range(2)]
+for run in runs:
+    run(torch.randn(1, 3, 2, 32, 32))
+del run, runs[0]
+gc.collect()
+del runs
+gc.collect()
+os.kill(os.getpid(), signal.SIGUSR1)
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_after_openvino() -> None:
+    pytest.importorskip("openvino")
+    done = subprocess.run([sys.executable, "-X", "faulthandler", "-c", SIGNAL], capture_output=True)
+    assert (done.returncode, done.stdout) == (0, b"handled\n"), done.stderr
 
 
 @pytest.mark.slow
