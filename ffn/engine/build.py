@@ -28,10 +28,9 @@ from ffn.engine.config import ConfigError, changed_options, config_to_dict
 from ffn.engine.distributed import World, on_main
 from ffn.engine.logs.meter import Meter
 from ffn.engine.logs.run_log import RunLog
+from ffn.engine.loop import Run
 from ffn.engine.options import Config
-from ffn.engine.run import Run
 from ffn.engine.train_step import TrainStep
-from ffn.engine.validation import Validator
 from ffn.zoo import WeightRecord
 
 
@@ -96,13 +95,20 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
     splits, step = training.splits, training.step
     steps_per_epoch = len(training.loader) // config.train.grad_accum_steps
     meter = Meter(world, accuracy=not splits.multi_label)
+    val_loader = build_data.build_test_loader(
+        config,
+        splits,
+        world,
+        frames=sorted({*config.task.frames, *config.data.test_frames}),
+        preprocessing=build_data.build_preprocessing(config.data),
+    )
     return Run(
         folder=folder,
         world=world,
         train_loader=training.loader,
+        val_loader=val_loader,
         train_step=step,
         meter=meter,
-        validator=_build_validator(config, training, world),
         checkpointer=Checkpointer(
             folder,
             step,
@@ -115,10 +121,11 @@ def build_run(config: Config, world: World, name: str = "run") -> Run:
         ),
         learning_rate=build_network.build_schedule(config),
         open_log=partial(_open_log, config, world, config.train.epochs * steps_per_epoch),
-        introduction=build_messages.introduction(config, splits, step.model, training.start),
-        settings=build_messages.settings(
+        introduction=build_messages.introduction(
             config, splits, step.task, training.start, world, steps_per_epoch
         ),
+        trained_frames=config.task.frames,
+        measure="map" if splits.multi_label else "top1",
         epochs=config.train.epochs,
         steps_per_epoch=steps_per_epoch,
         validate_epochs=config.train.validate_epochs,
@@ -180,27 +187,6 @@ def build_train_step(
         may_skip=config.data.on_error == "skip",
         advice=f"Lower optim.lr ({config.optim.lr:g}), or set train.clip_grad_norm",
         seed=train.seed,
-    )
-
-
-def _build_validator(config: Config, training: Training, world: World) -> Validator:
-    splits = training.splits
-    loader = build_data.build_test_loader(
-        config,
-        splits,
-        world,
-        frames=sorted({*config.task.frames, *config.data.test_frames}),
-        preprocessing=build_data.build_preprocessing(config.data),
-    )
-    return Validator(
-        training.step,
-        loader,
-        world,
-        trained_frames=config.task.frames,
-        measure="map" if splits.multi_label else "top1",
-        batch_size=build_data.clips_per_forward(config, world),
-        precise_bn=config.train.precise_bn,
-        train_loader=training.loader,
     )
 
 

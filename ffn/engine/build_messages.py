@@ -5,38 +5,17 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 
-from torch import nn
-
 from ffn import zoo
 from ffn.data import Splits, describe_splits, split_warnings
-from ffn.engine import build_data, build_network
+from ffn.engine import build_network
 from ffn.engine.distributed import World
 from ffn.engine.options import Config
 from ffn.engine.tasks import Task
 
-FEW_CLIPS = 8  # batches below this have poor statistics (Wu and He 2018, figure 1)
 MIN_SHARE = 0.95  # of the parameters that start weights should contain
 
 
 def introduction(
-    config: Config, splits: Splits, model: nn.Module, start: build_network.Start | None
-) -> list[str]:
-    """Lines about a new run: network, videos, start weights."""
-    lines = [
-        f"{config.model.name}, task {config.task.name}: {len(splits.train)} training and "
-        f"{len(splits.val)} validation videos, {len(splits.classes)} classes"
-    ]
-    if getattr(model, "report", None) is not None:
-        lines.append(str(model.report))
-    lines += describe_splits(splits)
-    if start is not None:
-        lines.append(f"start weights {config.model.weights}: {start[0]}")
-    if config.train.compile:
-        lines.append("compiling: the first step of each frame count takes a minute or more")
-    return lines
-
-
-def settings(
     config: Config,
     splits: Splits,
     task: Task,
@@ -44,25 +23,27 @@ def settings(
     world: World,
     steps_per_epoch: int,
 ) -> list[str]:
-    """Lines about batches, learning rate, frozen parts and weights, and warnings."""
-    lines = [_schedule(config, world, steps_per_epoch)]
-    if build_network.lengths_change(config):
-        views = task.views(config.task).values()
-        drawn = ", ".join(f"{min(view)}-{max(view)}" for view in views)
-        mean = sum(n * p for view in views for n, p in view.items())
-        lines.append(f"frames drawn for each step from {drawn}: {mean:.1f} per video on average")
+    """Lines about the network, videos, start weights, batches and learning rate; warnings."""
+    lines = [
+        f"{config.model.name}, task {config.task.name}: {len(splits.train)} training and "
+        f"{len(splits.val)} validation videos, {len(splits.classes)} classes"
+    ]
+    if getattr(task.model, "report", None) is not None:
+        lines.append(str(task.model.report))
+    lines += describe_splits(splits)
+    if start is not None:
+        lines.append(f"start weights {config.model.weights}: {start[0]}")
+    lines.append(_schedule(config, world, steps_per_epoch))
     if config.train.freeze:
         parts, parameters = ", ".join(config.train.freeze), list(task.model.parameters())
         trained = sum(p.numel() for p in parameters if p.requires_grad)
         total = sum(p.numel() for p in parameters)
         lines.append(f"frozen: {parts}; {trained:,} of {total:,} parameters train")
-    if (weights := task.class_weights) is not None:
-        low, high = int(weights.argmin()), int(weights.argmax())
-        lines.append(
-            f"class weights: {weights[low]:.3g} ({splits.classes[low]}) to "
-            f"{weights[high]:.3g} ({splits.classes[high]})"
-        )
-    warnings = [*split_warnings(splits), *_warnings(config, splits, task.model, world)]
+    if config.train.compile:
+        lines.append("compiling: the first step of each frame count takes a minute or more")
+    warnings = [*split_warnings(splits)]
+    if config.data.flip == "random":
+        warnings += flip_warnings(splits.classes)
     if start is not None:
         warnings += start_weight_warnings(config.model.weights, *start, splits.classes)
     return [*lines, *(f"warning: {text}" for text in warnings)]
@@ -81,22 +62,6 @@ def _schedule(config: Config, world: World, steps_per_epoch: int) -> str:
         f"process(es) x {train.grad_accum_steps} micro-batch(es) x {micro}; learning rate {rate}, "
         f"{train.precision} on {world.device.type}"
     )
-
-
-def _warnings(config: Config, splits: Splits, model: nn.Module, world: World) -> Iterator[str]:
-    """Options that seldom train well."""
-    if config.data.flip == "random":
-        yield from flip_warnings(splits.classes)
-    train = config.train
-    clips = build_data.clips_per_forward(config, world) * (world.size if train.sync_bn else 1)
-    norms = [m for m in model.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
-    if clips < FEW_CLIPS and any(norm.training for norm in norms):
-        yield (
-            f"BatchNorm takes its statistics over {clips} clips; below {FEW_CLIPS} they are poor. "
-            "train.views=sequential or train.activation_checkpointing=true make room for larger "
-            "batches, train.sync_bn=true takes statistics over all processes, "
-            "train.freeze=[norms] keeps those of the start weights"
-        )
 
 
 def flip_warnings(classes: Sequence[str]) -> Iterator[str]:

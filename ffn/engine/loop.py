@@ -3,20 +3,70 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ffn.engine.checkpointer import RunState
+from torch.utils.data import DataLoader
+
+from ffn import evaluation
+from ffn.engine.checkpointer import Checkpointer, RunState
 from ffn.engine.checkpoints import locked
-from ffn.engine.distributed import average_buffers
+from ffn.engine.compile import eager
+from ffn.engine.distributed import World, average_buffers
 from ffn.engine.failures import explain_failures
+from ffn.engine.logs.meter import Meter
 from ffn.engine.logs.run_log import RunLog
-from ffn.engine.run import Run
 from ffn.engine.signals import StoppedError, StopRequest
-from ffn.engine.train_step import StepResult
+from ffn.engine.train_step import StepResult, TrainStep
+
+
+@dataclass
+class Run:
+    """The parts of a training run, as :func:`ffn.engine.build.build_run` makes them.
+
+    Attributes:
+        folder: for all output.
+        world: the processes.
+        train_loader: micro-batches of this process.
+        val_loader: validation batches.
+        train_step: model, loss and optimizer.
+        meter: metrics between log lines.
+        checkpointer: saves and restores the run.
+        learning_rate: function of the epochs done, with fraction.
+        open_log: opens the log at a step, with the number of its lines to keep.
+        introduction: console lines at the start.
+        trained_frames: counts whose mean accuracy on the validation videos is the score.
+        measure: name of this accuracy: top1, or map with several labels per video.
+        epochs: passes over the training videos.
+        steps_per_epoch: optimizer steps.
+        validate_epochs: epochs between validations.
+        patience: validations without a better score that end the run; 0 for no early end.
+        save_steps: steps between checkpoints inside an epoch; 0 for none.
+        log_interval: steps between log lines.
+    """
+
+    folder: Path
+    world: World
+    train_loader: DataLoader
+    val_loader: DataLoader
+    train_step: TrainStep
+    meter: Meter
+    checkpointer: Checkpointer
+    learning_rate: Callable[[float], float]
+    open_log: Callable[[int, int], RunLog]
+    introduction: list[str]
+    trained_frames: Sequence[int]
+    measure: str
+    epochs: int
+    steps_per_epoch: int
+    validate_epochs: int
+    patience: int
+    save_steps: int
+    log_interval: int
 
 
 def train(run: Run) -> Path:
@@ -30,7 +80,7 @@ def train(run: Run) -> Path:
         LostProcessError: another process has ended.
         OutOfMemoryError: a batch does not fit.
     """
-    loaders, batch_size = (run.train_loader, run.validator.loader), run.train_loader.batch_size
+    loaders, batch_size = (run.train_loader, run.val_loader), run.train_loader.batch_size
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest(verbose=run.world.is_main))
         stack.enter_context(explain_failures(run.world, *loaders, batch_size=batch_size))
@@ -49,7 +99,7 @@ def train(run: Run) -> Path:
 
         while not is_finished(run, state):
             if state.validates:
-                with stop.interrupting(stopped_at(state)), log.status("validating"):
+                with log.status("validating"):
                     validate(run, state, log)
                 state.validates = False
                 save(run, state, log)
@@ -67,18 +117,20 @@ def train(run: Run) -> Path:
             if ends_epoch or result.stop or (run.save_steps and state.step % run.save_steps == 0):
                 save(run, state, log)
             if result.stop:
-                raise stopped_at(state)
+                raise StoppedError(
+                    f"stopped and saved at step {state.step}; the same command resumes the run"
+                )
     return run.folder / "best.pt"
 
 
 def start_lines(run: Run, state: RunState) -> list[str]:
     """Console lines at the start of a new or a resumed run."""
-    notes = run.checkpointer.notes
-    if not state.step:
-        return [*notes, *run.introduction, *run.settings]
-    done, within = divmod(state.step, run.steps_per_epoch)
-    resumed = f"resumed after {done} of {run.epochs} epochs and {within} step(s)"
-    return [*notes, f"{run.folder}: {resumed}", *run.settings]
+    lines = [*run.checkpointer.notes, *run.introduction]
+    if state.step:
+        done, within = divmod(state.step, run.steps_per_epoch)
+        position = f"{done} of {run.epochs} epochs and {within} step(s)"
+        lines.append(f"{run.folder}: resumed after {position}")
+    return lines
 
 
 def is_finished(run: Run, state: RunState) -> bool:
@@ -134,12 +186,29 @@ def finish_epoch(run: Run, state: RunState, log: RunLog) -> None:
         average_buffers(module, run.world)  # in the same order on all processes
 
 
+def evaluate(run: Run) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
+    """Measures of the network at every tested frame count, by count; unreadable videos.
+
+    Raises:
+        FloatingPointError: logits are not finite.
+        VideoError: no video can be read.
+    """
+    step = run.train_step
+    try:
+        with eager():
+            return evaluation.measure(
+                step.network, run.val_loader, step.precision, run.train_loader.batch_size
+            )
+    except FloatingPointError as error:
+        raise FloatingPointError(f"{error}. {step.advice}") from error
+
+
 def validate(run: Run, state: RunState, log: RunLog) -> None:
     """Measure the accuracy per frame count; save the network if it is the best so far (*)."""
-    log.print(*run.validator.update_statistics(state.epoch))
-    state.metrics, failed = run.validator.evaluate()
+    state.metrics, failed = evaluate(run)
     log.unreadable(f"{len(failed)} unreadable validation videos count as wrong", failed)
-    score, measure = run.validator.score(state.metrics), run.validator.measure
+    measure = run.measure
+    score = sum(state.metrics[t][measure] for t in run.trained_frames) / len(run.trained_frames)
     is_best = score > state.best
     state.since_best = 0 if is_best else state.since_best + 1
     title = {"top1": "top-1", "map": "mAP"}[measure]
@@ -160,8 +229,3 @@ def save(run: Run, state: RunState, log: RunLog) -> None:
     """Write a checkpoint of the run, with its position in the log."""
     state.log_lines = log.lines
     run.checkpointer.save(state)
-
-
-def stopped_at(state: RunState) -> StoppedError:
-    """The error of a run that a signal stops."""
-    return StoppedError(f"stopped and saved at step {state.step}; the same command resumes the run")

@@ -168,8 +168,6 @@ class TrainConfig(Section):
     blocks), or name patterns, e.g. [norms, net.layer1]."""
     sync_bn: bool = False
     """BatchNorm statistics over all processes, of one micro-batch each."""
-    precise_bn: int = Field(0, ge=0)
-    """Micro-batches, of one epoch, for exact BatchNorm statistics before a validation; 0: off."""
     ema_decay: float = Field(0.0, ge=0, lt=1)
     """Moving average of weights and statistics; 0: off."""
     validate_epochs: int = Field(1, ge=1)
@@ -188,9 +186,6 @@ class TrainConfig(Section):
     @model_validator(mode="after")
     def _check(self) -> TrainConfig:
         problems = {
-            "train.precise_bn and train.freeze=[norms] exclude each other; drop one": (
-                self.precise_bn and {"norms", "head_only"} & {*self.freeze}
-            ),
             "train.sync_bn and train.freeze=[norms] exclude each other; drop one": (
                 self.sync_bn and {"norms", "head_only"} & {*self.freeze}
             ),

@@ -23,8 +23,8 @@ from ffn.engine.build import build_run
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
 from ffn.engine.logs import run_log as log
+from ffn.engine.loop import Run
 from ffn.engine.options import Config
-from ffn.engine.run import Run
 from ffn.engine.tasks import (
     FlexibleTask,
     MixedSamplingTask,

@@ -15,7 +15,6 @@ from ffn.engine.build import build_run
 from ffn.engine.distributed import World, average_buffers
 from ffn.engine.freezing import freeze
 from ffn.engine.logs.meter import Meter
-from ffn.engine.precise_bn import update_precise_bn
 from ffn.engine.tasks import Task
 from ffn.engine.train_step import TrainStep
 
@@ -56,20 +55,6 @@ def training_steps(
 def share(values: Tensor, world: World) -> Tensor:
     """Return this process's part of a batch."""
     return values.chunk(world.size)[world.rank]
-
-
-def statistics_of_batches(world: World, shares: list[int]) -> dict[str, Any]:
-    """Compute precise statistics of a frame-flexible network.
-
-    Rank r has ``shares[r]`` of the batches.
-    """
-    model = flexible_task((2, 4)).double().model
-    batches = [batch((2, 4), size=6, seed=seed) for seed in range(sum(shares))]
-    first = sum(shares[: world.rank])
-    own = batches[first : first + shares[world.rank]]
-    clips = (clip.double() for one in own for clip in one["clips"].values())
-    update_precise_bn(model, clips, world)
-    return dict(model.named_buffers())
 
 
 def steps_of_run(world: World, root: Path, output: Path, more: tuple[str, ...]) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -93,8 +92,7 @@ def test_counts_that_do_not_fit_are_refused(option: str) -> None:
 def test_resumed_run_equals_an_uninterrupted_one(
     videos: Path, tmp_path: Path, counts: tuple[str, ...]
 ) -> None:
-    more = (*counts, "train.save_steps=1", "train.grad_accum_steps=2", "train.ema_decay=0.9",
-            "train.precise_bn=2")  # fmt: skip
+    more = (*counts, "train.save_steps=1", "train.grad_accum_steps=2", "train.ema_decay=0.9")
     whole = train(videos, tmp_path / "whole", *more)
 
     for step in (1, 3, 5):
@@ -121,25 +119,6 @@ def test_same_training_in_other_modes(
 
     for key, value in weights(other).items():
         torch.testing.assert_close(value, weights(one)[key], rtol=1e-4, atol=1e-5)
-
-
-def test_sub_networks_without_exact_statistics_are_named(videos: Path, tmp_path: Path) -> None:
-    """One micro-batch has a clip of each of two views; the third sub-network has none."""
-    run = build(videos, tmp_path / "run", *DRAWS, "train.precise_bn=1")
-    before = {k: v.clone() for k, v in run.train_step.network.state_dict().items()}
-
-    (message,) = run.validator.update_statistics(0)
-
-    after = run.train_step.network.state_dict()
-    means = [key for key in after if key.endswith("running_mean")]
-    same = {
-        n
-        for n in (1, 3, 8)
-        if any(torch.equal(before[k], after[k]) for k in means if f".{n}." in k)
-    }
-    left = re.search(r"sub-networks of (.+) frames, which keep running statistics", message)[1]
-    assert same == {int(n) for n in left.split(", ")}
-    assert len(same) == 1
 
 
 @pytest.mark.slow

@@ -49,7 +49,7 @@ def test_logits_that_are_not_finite_in_a_validation(videos: Path, tmp_path: Path
     run = build(videos, tmp_path / "run")
     next(run.train_step.model.parameters()).data[:] = torch.nan
     with pytest.raises(FloatingPointError, match=r"ower optim\.lr"):
-        run.validator.evaluate()
+        loop.evaluate(run)
 
 
 def test_a_broken_video_alone_in_its_batch(tmp_path: Path) -> None:

@@ -68,7 +68,7 @@ def test_learning_rate_is_scaled_to_the_batch(videos: Path, tmp_path: Path) -> N
     more = ("optim.lr=0.02", "optim.base_batch_size=12", "optim.schedule=cosine")
     run = build(videos, tmp_path / "run", *more, "optim.final_lr=0.01")
 
-    assert run.settings[0] == (
+    assert run.introduction[-1] == (
         "2 epochs of 4 steps; 6 videos per step = 1 process(es) x 1 micro-batch(es) x 6; "
         "learning rate 0.01 (0.02 for 12), fp32 on cpu"
     )
@@ -86,11 +86,10 @@ def test_start_lines_have_model_data_and_warnings(
     run = build(videos, tmp_path / "run", *more)
 
     assert "24 training and 9 validation videos, 3 classes" in run.introduction[0]
-    warned = [line for line in run.settings if line.startswith("warning: ")]
-    assert len(warned) == 3
+    warned = [line for line in run.introduction if line.startswith("warning: ")]
+    assert len(warned) == 2
     assert "data.flip=random flips clips of 2 classes" in warned[0]
-    assert "BatchNorm takes its statistics over 6 clips" in warned[1]
-    assert "2 of 3 differ, the first is class 0, 'right' here and 'left' there" in warned[2]
+    assert "2 of 3 differ, the first is class 0, 'right' here and 'left' there" in warned[1]
 
 
 def test_warnings_about_flips_and_start_weights() -> None:

@@ -113,7 +113,6 @@ def test_wrong_values() -> None:
 
 def test_contradictions() -> None:
     for one, other in (
-        ("train.precise_bn=2", "train.freeze=norms"),
         ("train.sync_bn=true", "train.freeze=head_only"),
         ("train.compile=true", "train.sync_bn=true"),
         ("train.compile=true", "data.on_error=skip"),

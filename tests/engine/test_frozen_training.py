@@ -33,7 +33,7 @@ HARSH = ("optim.weight_decay=0.1", "train.ema_decay=0.5", "train.epochs=1", "opt
 @pytest.mark.parametrize(
     ("part", "more"),
     [
-        ("blocks:1", ("train.precise_bn=1",)),
+        ("blocks:1", ()),
         ("net.layer1", ("train.views=sequential",)),
         ("norms", ()),
     ],
@@ -65,7 +65,7 @@ def test_a_resumed_run_keeps_its_part_frozen(videos: Path, tmp_path: Path) -> No
     more = ("train.freeze=[blocks:2]", "train.ema_decay=0.9", "train.save_steps=1")
     train_until(3, videos, tmp_path / "killed", *more)
     run = build(videos, tmp_path / "killed", *more)
-    (line,) = (line for line in run.settings if line.startswith("frozen: blocks:2; "))
+    (line,) = (line for line in run.introduction if line.startswith("frozen: blocks:2; "))
     sizes = [(p.numel(), p.requires_grad) for p in run.train_step.model.parameters()]
     trained, total = sum(n for n, trains in sizes if trains), sum(n for n, _ in sizes)
     assert line.endswith(f"; {trained:,} of {total:,} parameters train")

@@ -27,7 +27,7 @@ AUGMENTED = (
     "train.repeated_aug=3",
 )
 ACCUMULATED = ("train.grad_accum_steps=2", "optim.name=adamw", "train.views=sequential")
-AVERAGED = ("train.ema_decay=0.9", "train.precise_bn=2", "optim.layer_decay=0.7")
+AVERAGED = ("train.ema_decay=0.9", "optim.layer_decay=0.7")
 
 
 @pytest.mark.slow

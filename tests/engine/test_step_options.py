@@ -10,7 +10,7 @@ import torch
 from engine_toys import STEPS, build, read_log, state_of, train
 
 from ffn.engine import loop, train_step
-from ffn.engine.run import Run
+from ffn.engine.loop import Run
 
 
 def train_in_float64(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:

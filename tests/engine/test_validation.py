@@ -1,4 +1,4 @@
-"""The validation of a run: moving average, exact BatchNorm statistics, score."""
+"""The validation of a run: moving average, modes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ from ffn.engine.checkpoints import load_checkpoint
 
 
 @pytest.mark.slow
-def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: Path) -> None:
+def test_average_of_the_weights_is_validated_and_saved(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By the formula: a_t = d a_(t-1) + (1 - d) w_t with d = min(decay, 1 - t^(-2/3))."""
     run = build(videos, tmp_path / "run", "train.ema_decay=0.5")
     expected: dict[str, torch.Tensor] = {}
@@ -27,17 +29,17 @@ def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: P
             new = d * old + (1 - d) * value if value.is_floating_point() else value
             expected[key] = new.clone()
 
-    evaluate = run.validator.evaluate
+    evaluate = loop.evaluate
 
-    def compare() -> Any:
-        network = run.validator.train_step.network
+    def compare(run: loop.Run) -> Any:
+        network = run.train_step.network
         for key, value in network.state_dict().items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
         validated.append(network)
-        return evaluate()
+        return evaluate(run)
 
     after_each_step(run, watch)
-    run.validator.evaluate = compare
+    monkeypatch.setattr(loop, "evaluate", compare)
     loop.train(run)
 
     assert len(validated) == 2
@@ -48,36 +50,16 @@ def test_average_of_the_weights_is_validated_and_saved(videos: Path, tmp_path: P
     assert any(not torch.equal(value, expected[key]) for key, value in raw.items())
 
 
-def test_without_readable_videos_statistics_are_kept(videos: Path, tmp_path: Path) -> None:
-    run = build(videos, tmp_path / "run", "train.precise_bn=2", "data.on_error=skip")
-    before = {key: value.clone() for key, value in run.train_step.network.state_dict().items()}
-    run.train_step.has_videos = lambda batch: False
-
-    (message,) = run.validator.update_statistics(0)
-
-    assert "found no readable video" in message
-    for key, value in run.train_step.network.state_dict().items():
-        assert torch.equal(value, before[key])
-
-
-def test_frozen_norms_need_no_clips(videos: Path, tmp_path: Path) -> None:
-    frozen = "train.freeze=[net.conv1, net.bn1, net.layer*]"
-    run = build(videos, tmp_path / "run", frozen, "train.precise_bn=1")
-    assert run.validator.update_statistics(0) == []
-
-
 def test_validation_measures_every_count_and_leaves_the_mode_of_every_module(
     videos: Path, tmp_path: Path
 ) -> None:
-    """A run sets the training mode once, at its start. The score is of the trained counts."""
-    run = build(videos, tmp_path / "run", "train.precise_bn=1")
+    """A run sets the training mode once, at its start."""
+    run = build(videos, tmp_path / "run")
     model = run.train_step.model
     frozen = next(m for m in model.modules() if isinstance(m, torch.nn.BatchNorm2d)).eval()
 
-    run.validator.update_statistics(0)
-    measures, failed = run.validator.evaluate()
+    measures, failed = loop.evaluate(run)
 
     assert not frozen.training
     assert all(m.training for m in model.modules() if m is not frozen)
     assert (set(measures), failed) == ({2, 3, 4}, ())
-    assert run.validator.score({2: {"top1": 30.0}, 3: {"top1": 99.0}, 4: {"top1": 50.0}}) == 40.0

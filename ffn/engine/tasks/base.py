@@ -94,7 +94,7 @@ class Task(nn.Module):
     def clips(self, batch: dict[str, Any]) -> dict[int, Tensor]:
         """The clips of a batch that the model runs on, by view.
 
-        Losses and exact BatchNorm statistics use them. By default, they are those of the batch.
+        By default, they are those of the batch.
         """
         return batch["clips"]
 
