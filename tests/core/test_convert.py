@@ -24,13 +24,6 @@ def storages(module: nn.Module) -> set[int]:
     return {t.untyped_storage().data_ptr() for t in everything(module) if t.numel()}
 
 
-def same_state(one: nn.Module, other: nn.Module) -> bool:
-    states = one.state_dict(), other.state_dict()
-    return list(states[0]) == list(states[1]) and all(
-        torch.equal(a, b) for a, b in zip(states[0].values(), states[1].values(), strict=True)
-    )
-
-
 @every_case
 @torch.no_grad()
 def test_bit_equal_to_the_plain_network_while_alterations_are_zero(case: Case) -> None:
@@ -72,7 +65,7 @@ def test_original_stays_as_it_is(case: Case) -> None:
     flexible = randomize(convert(plain, COUNTS, **case.options)).train()
     flexible(case.clip(4)).sum().backward()
 
-    assert same_state(plain, before)
+    torch.testing.assert_close(plain.state_dict(), before.state_dict(), rtol=0, atol=0)
     assert [type(m) for m in plain.modules()] == [type(m) for m in before.modules()]
     assert not any(m._forward_pre_hooks for m in plain.modules())
     assert all(p.grad is None for p in plain.parameters())
@@ -94,15 +87,11 @@ def test_a_count_uses_its_own_norms_and_alterations_only(case: Case) -> None:
                     tensor.fill_(7)
         assert torch.equal(others(clips[count]), expected[count])
 
-        for kind in (WeightAlteration, nn.Module):
+        for is_alteration in (True, False):
             own = copy.deepcopy(flexible)
-            modules = private_of(own, count).values()
-            chosen = [
-                m for m in modules if isinstance(m, WeightAlteration) == (kind is not nn.Module)
-            ]
-            assert chosen
-            for module in chosen:
-                module.weight.mul_(2)
+            for module in private_of(own, count).values():
+                if isinstance(module, WeightAlteration) == is_alteration:
+                    module.weight.mul_(2)
             assert not torch.equal(own(clips[count]), expected[count])
 
 
@@ -164,16 +153,8 @@ def test_any_trained_counts() -> None:
 
 
 def test_frames_may_stand_in_another_dimension() -> None:
-    class Transposed(nn.Module):
-        def __init__(self, net: nn.Module) -> None:
-            super().__init__()
-            self.net = net
-
-        def forward(self, clip: torch.Tensor) -> torch.Tensor:
-            return self.net(clip.transpose(1, 2))
-
-    flexible = convert(Transposed(TINY.plain()), COUNTS, frame_dim=1)
-
+    layers = nn.BatchNorm3d(4), nn.Conv3d(4, 4, 1), nn.AdaptiveAvgPool3d(1), nn.Flatten()
+    flexible = convert(nn.Sequential(*layers), COUNTS, frame_dim=1, alter="none")
     flexible(TINY.clip(4).transpose(1, 2))
     assert flexible.active == 4
 
@@ -191,29 +172,19 @@ def test_private_all_shares_nothing() -> None:
         assert (parameter.grad is not None) == (id(parameter) in own[4])
 
 
-def test_private_none_and_no_alterations() -> None:
+def test_other_private_modules_and_no_alterations() -> None:
     plain = TINY.plain()
 
     extra = set(convert(plain, (2, 4), private="none").state_dict()) - set(plain.state_dict())
     assert extra
     assert all(".site." in name for name in extra)
-    flexible = convert(plain, (2, 4), alter="none")
-    assert not flexible.report.altered
-    assert not any(isinstance(m, WeightAlteration) for m in flexible.modules())
-
-
-def test_private_by_a_function() -> None:
-    flexible = convert(TINY.plain(), (2, 4), private=lambda name, module: name == "net.fc")
-
-    private = {name.split(".2.")[0] for name in flexible.state_dict() if ".2." in name}
-    assert flexible.report.private == ("net.fc",)
-    assert {name for name in private if ".site" not in name} == {"net.fc"}
-
-
-def test_a_module_used_twice_stays_one() -> None:
-    norm = nn.BatchNorm2d(3)
+    flexible = convert(plain, (2, 4), private=lambda name, module: name == "net.fc", alter="none")
+    assert (flexible.report.private, flexible.report.altered) == (("net.fc",), ())
+    assert {*flexible.state_dict()} - {*plain.state_dict()} == {
+        f"net.fc.{count}.{name}" for count in (2, 4) for name in ("weight", "bias")
+    }
+    norm = nn.BatchNorm2d(3)  # used twice, it stays one
     flexible = convert(nn.Sequential(norm, nn.Conv2d(3, 3, 1), norm), (2, 4), alter="none")
-
     assert flexible.model[0] is flexible.model[2]
     assert len(flexible.report.private) == 1
 
@@ -244,19 +215,13 @@ def test_report_of_resnet50_counted_by_hand() -> None:
     assert "145,600 parameters added to 23,864,558 (0.61 %)" in str(report)
 
 
-def test_convert_of_a_converted_network() -> None:
-    flexible = convert(TINY.plain(), COUNTS)
-
+def test_convert_of_a_converted_and_of_an_extracted_network() -> None:
+    flexible = TINY.flexible()
     for model in (flexible, flexible.model, nn.Sequential(flexible)):
         with pytest.raises(ValueError, match="frame-flexible already"):
             convert(model, COUNTS)
-
-
-def test_an_extracted_network_converts_again() -> None:
-    small = extract(TINY.flexible(), 4)
-
+    small = extract(flexible, 4)
     again = convert(small, (3, 6), alter="none")
-
     assert torch.equal(again(TINY.clip(5)), small(TINY.clip(5)))
 
 
@@ -269,7 +234,7 @@ def test_count_that_was_not_trained() -> None:
                 call(count)
 
 
-def test_clip_with_permuted_dimensions() -> None:
+def test_clip_with_other_dimensions() -> None:
     """The first convolution of any network tells how many channels it takes."""
 
     def network(channels: int) -> FrameFlexible:
@@ -284,11 +249,8 @@ def test_clip_with_permuted_dimensions() -> None:
             network(3)(torch.zeros(shape))
     network(3)(torch.zeros(1, 3, 3, 6, 3))
     network(8)(torch.zeros(1, 8, 3, 6, 3))
-
-
-def test_clip_of_wrong_rank() -> None:
     with pytest.raises(ValueError, match=r"4 dims .*expected \(B, C, T, H, W\)"):
-        convert(TINY.plain(), COUNTS)(torch.zeros(3, 4, 16, 16))
+        network(3)(torch.zeros(3, 4, 16, 16))
 
 
 def test_selections_that_select_nothing() -> None:
@@ -308,11 +270,9 @@ def test_selections_that_select_nothing() -> None:
 
 @torch.no_grad()
 def test_deepcopy_is_its_own_network() -> None:
-    flexible = TINY.flexible()
-    clip = TINY.clip(4)
+    flexible, clip = TINY.flexible(), TINY.clip(4)
     expected = flexible(clip)
     flexible.activate(2)
-
     twin = copy.deepcopy(flexible)
 
     assert torch.equal(twin(clip), expected)

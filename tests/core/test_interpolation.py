@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.nn.functional as F
+from core_models import TINY, Case, every_case, private_of
 from torch import Tensor, nn
 
 from ffn.core import PrivateModules, WeightAlteration, convert, extract
-from tests.core.core_models import TINY, Case, every_case, private_of
 
 COUNTS = (2, 4, 8)
 
@@ -25,35 +24,22 @@ def filled(module: nn.Module, seed: int) -> nn.Module:
     return module
 
 
-def test_batch_norm_by_hand() -> None:
+def test_norms_and_alterations_by_hand() -> None:
     norms = {n: filled(nn.BatchNorm2d(3), n) for n in COUNTS}
     modules, x = PrivateModules(norms).eval(), torch.randn(2, 3, 4, 4)
-    small, large = norms[4].state_dict(), norms[8].state_dict()
     for modules.selected.count, share in ((5, 0.25), (6, 0.5), (7, 0.75)):
         mean, var, weight, bias = (
-            between(share, small[key], large[key]).view(1, 3, 1, 1)
+            between(share, getattr(norms[4], key), getattr(norms[8], key)).view(1, 3, 1, 1)
             for key in ("running_mean", "running_var", "weight", "bias")
         )
         expected = (x - mean) / (var + norms[4].eps).sqrt() * weight + bias
         torch.testing.assert_close(modules(x), expected)
 
-
-def test_layer_norm_and_alteration_by_hand() -> None:
-    norms = {n: filled(nn.LayerNorm(5), n) for n in COUNTS}
-    alterations = {n: filled(WeightAlteration(5, -1), n) for n in COUNTS}
-    x = torch.randn(2, 7, 5)
-    results = []
-    for modules in (norms, alterations):
-        private = PrivateModules(modules).eval()
-        private.selected.count = 3
-        results.append(private(x))
-
-    weight, bias = (
-        between(0.5, norms[2].state_dict()[k], norms[4].state_dict()[k]) for k in ("weight", "bias")
-    )
-    torch.testing.assert_close(results[0], F.layer_norm(x, (5,), weight, bias))
+    alterations = {n: filled(WeightAlteration(3), n) for n in COUNTS}
+    modules = PrivateModules(alterations).eval()
+    modules.selected.count = 3
     scale = 1 + between(0.5, alterations[2].weight, alterations[4].weight)
-    torch.testing.assert_close(results[1], x * scale)
+    torch.testing.assert_close(modules(x), x * scale.view(1, 3, 1, 1))
 
 
 @every_case
@@ -77,16 +63,14 @@ def test_a_count_between_two_is_a_network_of_its_own(case: Case) -> None:
 
 
 @torch.no_grad()
-def test_trained_counts_and_counts_beyond_them_are_not_interpolated() -> None:
+def test_interpolation_is_turned_on_and_off() -> None:
+    """Trained counts, and those beyond them, are not interpolated."""
     model, other = TINY.flexible(COUNTS, interpolate=True), TINY.flexible(COUNTS)
     for frames in (1, 2, 4, 9, 30):
         clip = TINY.clip(frames)
         assert torch.equal(model(clip), other(clip))
         assert model.active in COUNTS
 
-
-@torch.no_grad()
-def test_interpolation_is_turned_on_and_off() -> None:
     model, clip = TINY.flexible(COUNTS), TINY.clip(6)
     outputs = []
     for value in (False, True, False):

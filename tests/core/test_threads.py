@@ -8,14 +8,12 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
 import torch
+from core_models import Case, every_case, randomize
 from torch import Tensor, nn
 
-import ffn
-from ffn.core import FrameFlexible, PrivateModules, convert
+from ffn.core import FrameFlexible, convert
 
-FAMILIES = ("tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny")
 COUNTS = (2, 4, 8)
 
 
@@ -45,17 +43,7 @@ class PooledClip(nn.Module):
 
 def pooled() -> FrameFlexible:
     """A converted network; all private copies differ."""
-    return with_different_copies(convert(PooledClip(), COUNTS, alter="none", interpolate=True))
-
-
-def with_different_copies(model: FrameFlexible) -> FrameFlexible:
-    generator = torch.Generator().manual_seed(0)
-    for module in model.modules():
-        if isinstance(module, PrivateModules):
-            for value in module.state_dict().values():
-                if value.is_floating_point():
-                    value.copy_(torch.rand(value.shape, generator=generator) + 0.5)
-    return model.eval()
+    return randomize(convert(PooledClip(), COUNTS, alter="none", interpolate=True)).eval()
 
 
 def run_together(model: FrameFlexible, functions: list[Callable[[], Tensor]]) -> list[Tensor]:
@@ -92,13 +80,11 @@ def test_active_count_belongs_to_the_thread() -> None:
     assert model.active == 2
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_many_threads_give_the_answers_of_one(name: str) -> None:
-    torch.manual_seed(0)
-    plain = ffn.create_model(name, num_classes=5)
-    model = with_different_copies(ffn.convert(plain, COUNTS, interpolate=True))
+@every_case
+def test_many_threads_give_the_answers_of_one(case: Case) -> None:
+    model = case.flexible(COUNTS, interpolate=True)
     frames = [1 + n % 11 for n in range(0, 48 * 7, 7)]
-    clips = {n: torch.randn(1, 3, n, 16, 16) for n in set(frames)}
+    clips = {n: case.clip(n, batch=1) for n in set(frames)}
     with torch.inference_mode():
         expected = {n: model(clip) for n, clip in clips.items()}
 
@@ -114,16 +100,14 @@ def test_many_threads_give_the_answers_of_one(name: str) -> None:
         assert active == model.select(n)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_networks_can_be_pickled(name: str) -> None:
-    plain = ffn.create_model(name, num_classes=5).eval()
-    model = with_different_copies(ffn.convert(plain, COUNTS))
-    for network in (plain, model):
+@every_case
+def test_networks_can_be_pickled(case: Case) -> None:
+    for network in (case.plain(), case.flexible(COUNTS)):
         buffer = io.BytesIO()
         torch.save(network, buffer)
         buffer.seek(0)
         copies = [pickle.loads(pickle.dumps(network)), torch.load(buffer, weights_only=False)]
         for frames in (2, 5, 8):
-            clip = torch.randn(1, 3, frames, 16, 16)
+            clip = case.clip(frames)
             for copied in copies:
                 assert torch.equal(copied(clip), network(clip))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ffn import backbones
 from ffn.core import FrameFlexible, convert, extract, nearest
 
-LENGTHS = (4, 5, 6, 7, 8, 12, 16, 20, 2, 3, 1)
+LENGTHS = (4, 6, 7, 12, 20, 2, 1)
 
 
 @pytest.fixture(autouse=True)
@@ -70,7 +70,7 @@ def test_graphs_of_every_family(name: str) -> None:
     """Some families need a graph more where a length of theirs, such as T / 2, becomes 1."""
     torch.manual_seed(0)
     model = flexible(backbones.build(name, num_classes=3, width=8)).eval()
-    assert graphs_of(model, 32, (4, 6, 7, 12, 20, 1)) <= 7
+    assert graphs_of(model, 32) <= 7
 
 
 def test_the_active_count_of_a_graph_belongs_to_the_thread() -> None:
@@ -94,27 +94,17 @@ def test_the_active_count_of_a_graph_belongs_to_the_thread() -> None:
 
 
 @pytest.mark.parametrize("strict", [False, True])
-@pytest.mark.parametrize(
-    "dim", [torch.export.Dim("t", min=6, max=11), torch.export.Dim.DYNAMIC, torch.export.Dim.AUTO]
-)
-def test_export_of_all_sub_networks_is_refused(dim: object, strict: bool) -> None:
-    """Also for lengths of one sub-network: the extracted one accepts them."""
-    if strict and not hasattr(torch.compiler, "is_exporting"):
-        pytest.skip("torch 2.6 does not tell: it specialises for the range, or its error stands")
+def test_export_is_of_one_sub_network(strict: bool) -> None:
+    """That of T in the example. For clips of other T, the extracted one accepts them."""
     model = flexible(Small()).eval()
-    clip, dims = torch.randn(2, 3, 8, 4, 4), ({2: dim},)
-    with pytest.raises(RuntimeError, match=r"use ffn\.export, or torch\.export of ffn\.extract"):
-        torch.export.export(model, (clip,), dynamic_shapes=dims, strict=strict)
-
-    small = extract(model, 8)
-    program = torch.export.export(small, (clip,), dynamic_shapes=dims, strict=strict).module()
-    torch.testing.assert_close(program(clip[:, :, :7]), small(clip[:, :, :7]))
-
-
-@pytest.mark.parametrize("strict", [False, True])
-def test_export_of_one_length(strict: bool) -> None:
-    """A dynamic batch, and T as it is in the example: the sub-network of this T."""
-    model = flexible(Small()).eval()
-    clip, dims = torch.randn(2, 3, 5, 4, 4), ({0: torch.export.Dim("batch")},)
+    clip, dims = torch.randn(2, 3, 8, 4, 4), ({0: torch.export.Dim("batch")},)
     program = torch.export.export(model, (clip,), dynamic_shapes=dims, strict=strict).module()
     torch.testing.assert_close(program(clip[:1]), model(clip[:1]))
+
+    if strict and not hasattr(torch.compiler, "is_exporting"):
+        return  # torch 2.6 does not tell: it specialises for the range, or its error stands
+    dims, small = ({2: torch.export.Dim("t", min=6, max=11)},), extract(model, 8)
+    with pytest.raises(RuntimeError, match=r"use ffn\.export, or torch\.export of ffn\.extract"):
+        torch.export.export(model, (clip,), dynamic_shapes=dims, strict=strict)
+    program = torch.export.export(small, (clip,), dynamic_shapes=dims, strict=strict).module()
+    torch.testing.assert_close(program(clip[:, :, :7]), small(clip[:, :, :7]))

@@ -8,12 +8,10 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))  # for `engine_toys`
 
-from config_toys import ToyTask
 from engine_toys import train, write_videos
-from ranks import Ranks
+from forked import Ranks
 
 from ffn.engine.checkpoints import load_checkpoint, save_checkpoint
-from ffn.engine.tasks import TASKS, register_task
 
 
 @pytest.fixture(scope="session")
@@ -36,23 +34,8 @@ def start(finished: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return f"model.weights={path}"
 
 
-@pytest.fixture
-def toy_task() -> Iterator[None]:
-    """Register `ToyTask` as the task "toy"."""
-    register_task("toy")(ToyTask)
-    yield
-    del TASKS._entries["toy"]
-
-
 @pytest.fixture(scope="session")
 def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
     ranks = Ranks(2, tmp_path_factory.mktemp("two"))
-    yield ranks
-    ranks.close()
-
-
-@pytest.fixture(scope="session")
-def four_ranks(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ranks]:
-    ranks = Ranks(4, tmp_path_factory.mktemp("four"))
     yield ranks
     ranks.close()

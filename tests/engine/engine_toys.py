@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ffn import backbones
 from ffn.core import convert
 from ffn.engine import loop
+from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.build import build_run
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
@@ -32,12 +33,24 @@ from ffn.engine.tasks import (
     ProportionalSamplingTask,
     Task,
 )
-from ffn.engine.train_step import StepResult
+from ffn.engine.train_step import StepResult, TrainStep
 
 ROOT = Path(__file__).parents[2]
 CLASSES = ("left", "right", "still")
 CPU = World(0, 1, torch.device("cpu"))
+TWO_PROCESSES = ("--standalone", "--nproc-per-node", "2")  # of torchrun
 STEPS = 4  # per epoch of a small run: 24 videos in batches of 6
+
+# Counts of runs. Draws: three sub-networks, two views; a step runs two or three of them.
+RANGES = ("task.frames=[2,8]", "task.ranges=[[1,4],[5,12]]", "data.test_frames=[1,3,6,16]")
+DRAWS = (
+    "task.frames=[1,3,8]",
+    "task.ranges=[[1,2],[3,5],[6,12]]",
+    "task.draws=[[1,4],[5,12]]",
+    "data.test_frames=[1,3,6,16]",
+)
+MIXED = ("task.name=mixed_sampling", "task.frames=[2,4]", "task.mix_probability=0.6")
+PROPORTIONAL = ("task.name=proportional_sampling", "task.frames=[2,4]")
 
 
 def write_videos(folder: Path, *, train: int = 24, val: int = 9) -> Path:
@@ -104,19 +117,23 @@ class Killed(BaseException):
     """Ends a run as a kill does: no error handler of the loop catches it."""
 
 
-def train_until(last: int, root: Path, output: Path, *more: str) -> None:
-    """Run, and raise `Killed` in place of a step."""
+def train_until(last: int | str, root: Path, output: Path, *more: str) -> None:
+    """Run, and raise `Killed` in place of a step, or of the first "validation"."""
     run = build(root, output, *more)
     step = run.train_step.step
 
+    def kill(*_: Any) -> None:
+        raise Killed
+
     def killed(batches: Any, *, number: int, **given: Any) -> StepResult:
-        if number == last:
-            raise Killed
-        return step(batches, number=number, **given)
+        return kill() if number == last else step(batches, number=number, **given)
 
     run.train_step.step = killed
-    with pytest.raises(Killed):
-        loop.train(run)
+    with pytest.MonkeyPatch.context() as patch:
+        if last == "validation":
+            patch.setattr(loop, "evaluate", kill)
+        with pytest.raises(Killed):
+            loop.train(run)
 
 
 def after_each_step(run: Run, function: Callable[[int], None]) -> None:
@@ -137,12 +154,7 @@ def state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def launch(
-    root: Path,
-    output: Path,
-    *more: str,
-    processes: int = 1,
-    launcher: tuple[str, ...] = (),
-    own_group: bool = False,
+    root: Path, output: Path, *more: str, torchrun: tuple[str, ...] = (), own_group: bool = False
 ) -> subprocess.Popen:
     """Start the command in its own processes, as a user does.
 
@@ -150,22 +162,13 @@ def launch(
         root: the videos.
         output: the run's folder.
         more: options.
-        processes: more than one start under torchrun.
-        launcher: more arguments of torchrun.
+        torchrun: its arguments; without any, there is one process.
         own_group: start a process group, as a terminal does for a job.
     """
-    empty = output.parent / "empty.yaml"
-    empty.write_text("{}\n")
-    alone = [] if "--nnodes" in launcher else ["--standalone"]
-    torchrun = ["-m", "torch.distributed.run", *alone, *launcher, "--nproc-per-node"]
+    launcher = ["-m", "torch.distributed.run", *torchrun] if torchrun else []
+    command = [str(ROOT / "tools/train.py"), str(Path(__file__).with_name("empty.yaml"))]
     return subprocess.Popen(
-        [
-            sys.executable,
-            *([*torchrun, str(processes)] if processes > 1 or launcher else []),
-            str(ROOT / "tools/train.py"),
-            str(empty),
-            *options(root, output, *more),
-        ],
+        [sys.executable, *launcher, *command, *options(root, output, *more)],
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -259,3 +262,37 @@ def backward(task: nn.Module, batch: dict[str, Any], views: str = "together") ->
     outputs = task(batch)
     outputs["loss"].backward()
     return {key: value.detach() for key, value in outputs.items()}
+
+
+def toy_step(world: World, task: Task, views: str = "together", **more: Any) -> TrainStep:
+    """A train step with SGD that takes batches as they are."""
+    sgd = {"lr": 0.01, "momentum": more.pop("momentum", 0)}
+    return TrainStep(
+        task.train(),
+        torch.optim.SGD([{"params": list(task.parameters()), "lr_scale": 1.0}], **sgd),
+        world,
+        normalize=nn.Identity(),
+        batch_mix=lambda batch, **_: batch,
+        sequential=views == "sequential",
+        **more,
+    )
+
+
+def share(values: Tensor, world: World) -> Tensor:
+    """This process's part of a batch."""
+    return values.chunk(world.size)[world.rank]
+
+
+def training_steps(world: World, views: str, checkpointed: bool = False) -> dict[str, Any]:
+    """Train in float64 on 8 videos per step, for three steps; return losses and state."""
+    task = flexible_task().double()
+    if checkpointed:
+        checkpoint_blocks(task.model)
+    step, losses = toy_step(world, task, views), []
+    for number in range(3):
+        videos = batch(size=8, seed=number)
+        clips = {t: share(clip.double(), world) for t, clip in videos["clips"].items()}
+        own = {"clips": clips, "label": share(videos["label"], world), "skipped": []}
+        (outputs,) = step.step([own], number=number, lr=0.01).outputs
+        losses.append({k: float(v.detach()) for k, v in outputs.items() if k.startswith("loss")})
+    return {"losses": losses, "state": task.model.state_dict()}

@@ -1,8 +1,9 @@
-"""Runs of ``ffn train`` in their own processes, forked from one that has imported everything."""
+"""Processes forked from one that has imported everything: runs of commands, and gloo ranks."""
 
 from __future__ import annotations
 
 import functools
+import io
 import multiprocessing
 import os
 import pkgutil
@@ -11,20 +12,66 @@ import sys
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from datetime import timedelta
 from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
+
+from ffn.engine.distributed import World, cleanup
 
 SECONDS = 120  # for all processes of a run to end
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["ffn.engine.build", "ffn.engine.loop", "ffn.evaluation", "av"])
 
 
+class Ranks:
+    """Gloo processes that run functions together; started once for many tests.
+
+    Args:
+        size: number of processes.
+        folder: empty, for the file of the rendezvous.
+    """
+
+    def __init__(self, size: int, folder: Path) -> None:
+        self.pools = [
+            ProcessPoolExecutor(1, CONTEXT, _join, (rank, size, f"file://{folder}/store"))
+            for rank in range(size)
+        ]
+
+    def run(self, function: Callable[..., Any], *args: Any) -> list[Any]:
+        """Run ``function(world, *args)`` on each process; return the results in order of rank."""
+        jobs = [pool.submit(_call, function, args) for pool in self.pools]
+        files = [io.BytesIO(job.result(SECONDS)) for job in jobs]
+        return [torch.load(file, weights_only=False) for file in files]
+
+    def close(self) -> None:
+        for pool in self.pools:
+            pool.submit(cleanup)
+        for pool in self.pools:
+            pool.shutdown()
+
+
+def _join(rank: int, size: int, store: str) -> None:
+    torch.set_num_threads(1)
+    limit = timedelta(seconds=SECONDS)
+    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=size, timeout=limit)
+
+
+def _call(function: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
+    file = io.BytesIO()
+    world = World(dist.get_rank(), dist.get_world_size(), torch.device("cpu"))
+    torch.save(function(world, *args), file)
+    return file.getvalue()
+
+
 def train(
     options: list[str],
     *,
+    command: str = "train",
     world: int = 1,
     output: Path = Path(os.devnull),
     prepare: Callable[[int], None] | None = None,
@@ -33,15 +80,17 @@ def train(
 
     Args:
         options: as on the command line.
+        command: of ffn, if it is another one.
         world: processes. They find each other in one store for all runs, as that of torchrun.
         output: file for what they print.
         prepare: called in each process with its rank; picklable.
     """
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_store().port)}
     where |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(world)}
+    arguments = [command, str(Path(__file__).with_name("empty.yaml")), *options]
     processes = [
         CONTEXT.Process(
-            target=_train, args=(options, {**where, "RANK": str(rank)}, output, prepare)
+            target=_run, args=(arguments, {**where, "RANK": str(rank)}, output, prepare)
         )
         for rank in range(world)
     ]
@@ -62,14 +111,12 @@ def _store() -> dist.TCPStore:
     return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
 
 
-def _train(
-    options: list[str],
+def _run(
+    arguments: list[str],
     environment: dict[str, str],
     output: Path,
     prepare: Callable[[int], None] | None,
 ) -> None:
-    import torch
-
     from ffn.cli import main
 
     torch.set_num_threads(1)
@@ -79,7 +126,7 @@ def _train(
     os.environ.update(environment)
     if prepare is not None:
         prepare(int(environment["RANK"]))
-    sys.exit(main(["train", str(Path(__file__).with_name("empty.yaml")), *options]))
+    sys.exit(main(arguments))
 
 
 def before_each_call(owner: str, name: str, function: Callable[..., None]) -> None:

@@ -4,20 +4,17 @@ from __future__ import annotations
 
 import copy
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
 import timm
 import torch
-import torch.distributed as dist
-from engine_toys import backward, batch
-from rank_cases import training_steps
-from ranks import Ranks
+from engine_toys import backward, batch, training_steps
+from forked import Ranks
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
+from torchvision.models import mobilenet_v3_large
 
 from ffn import backbones
 from ffn.core import convert, extract
@@ -25,44 +22,38 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks, find_blocks
 from ffn.engine.tasks import FlexibleTask
 
 COUNTS = (2, 4, 7)
-TINY = ("tsm_tiny", "tea_tiny", "slowfast_tiny", "uniformer_tiny")
+DROPS = {"drop_path": 0.5, "dropout": 0.3}
 
 
-def network(name: str) -> nn.Module:
-    """Return a small network of a family, with dropout and, where supported, drop_path."""
+def uniformer() -> nn.Module:
+    return backbones.UniFormer(
+        3, (1, 2, 1, 1), dims=(8, 8, 16, 16), head_dim=8, patch=2, dropout=0.3, drop_path=0.5
+    )
+
+
+def small(name: str, **options: Any) -> Callable[[], nn.Module]:
+    return lambda: backbones.build(name, num_classes=3, **options)
+
+
+KINDS = {
+    **{f: small(f"{f}_tiny", width=8, dropout=0.3) for f in ("tsm", "tea", "slowfast")},
+    "uniformer": uniformer,
+    "mobilenet": small("tsm.mobilenetv3_small_050", **DROPS),
+}
+
+
+def task_of(kind: str, **options: Any) -> FlexibleTask:
     torch.manual_seed(0)
-    if name == "uniformer":
-        return backbones.UniFormer(
-            3, (1, 2, 1, 1), dims=(8, 8, 16, 16), head_dim=8, patch=2, dropout=0.3, drop_path=0.5
-        )
-    if name == "mobilenet":
-        name = "tsm.mobilenetv3_small_050"
-        return backbones.build(name, num_classes=3, drop_path=0.5, dropout=0.3)
-    if name == "resnet":  # timm's drop_path, and a stage with two blocks
-        layers, channels = (2, 1, 1, 1), (8, 16, 16, 16)
-        net = timm.models.resnet.ResNet(
-            timm.models.resnet.Bottleneck,
-            layers,
-            num_classes=3,
-            channels=channels,
-            stem_type="deep",
-            stem_width=4,
-            drop_path_rate=0.5,
-            zero_init_last=False,
-        )
-        return backbones.TSM(net)
-    return backbones.build(name, num_classes=3, width=8, dropout=0.3)
-
-
-KINDS = (*TINY, "uniformer", "mobilenet", "resnet")
-
-
-def task_of(name: str, **options: Any) -> FlexibleTask:
-    model = convert(network(name), COUNTS, alter="sites", **options)
+    model = convert(KINDS[kind](), COUNTS, alter="sites", **options)
     for parameter in model.parameters():  # sub-networks differ; no value is near zero
         if parameter.ndim == 1:
             nn.init.uniform_(parameter, 0.3, 1.2)
     return FlexibleTask(model.double(), COUNTS).train()
+
+
+def batch_of(side: int = 16) -> dict[str, Any]:
+    data = batch(COUNTS, size=2, side=side)
+    return {**data, "clips": {t: clip.double() for t, clip in data["clips"].items()}}
 
 
 def assert_same_step(task: nn.Module, other: nn.Module) -> None:
@@ -93,20 +84,12 @@ def counted(model: nn.Module) -> Iterator[list[str]]:
         handle.remove()
 
 
-def batch_of(side: int = 16) -> dict[str, Any]:
-    data = batch(COUNTS, size=2, side=side)
-    return {**data, "clips": {t: clip.double() for t, clip in data["clips"].items()}}
-
-
-# --- the step -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
-    ("kind", "views"), [*((kind, "together") for kind in KINDS), ("resnet", "sequential")]
+    ("kind", "views"), [*((kind, "together") for kind in KINDS), ("mobilenet", "sequential")]
 )
 def test_the_step_is_the_same(kind: str, views: str) -> None:
     """Gradients, loss, random numbers afterwards, and statistics that are updated once."""
-    task, data = task_of(kind), batch_of(side=32 if kind.startswith("uniformer") else 16)
+    task, data = task_of(kind), batch_of(side=32 if kind == "uniformer" else 16)
     other = copy.deepcopy(task)
     before = {name: b.clone() for name, b in task.named_buffers()}
     number = checkpoint_blocks(other.model)
@@ -126,20 +109,18 @@ def test_the_step_is_the_same(kind: str, views: str) -> None:
     assert all(task.get_buffer(n) == before[n] + 1 for n in counters)
 
 
-@pytest.mark.parametrize("private", ["all", "blocks"])
-def test_private_blocks(private: str) -> None:
-    def blocks(name: str, module: nn.Module) -> bool:
+def test_private_blocks() -> None:
+    """A private block has a copy per count."""
+
+    def selected(name: str, module: nn.Module) -> bool:
         return name.endswith("layer2.0") or isinstance(module, nn.BatchNorm2d)
 
-    task = task_of("resnet", private=blocks if private == "blocks" else private)
-    other, data = copy.deepcopy(task), batch_of()
-
-    # A private block has a copy per count.
-    assert checkpoint_blocks(other.model) == (4 + len(COUNTS) if private == "blocks" else 5)
+    task, data = task_of("tsm", private=selected), batch_of()
+    other = copy.deepcopy(task)
+    assert checkpoint_blocks(other.model) == 3 + len(COUNTS)
     for one in (task, other):
         torch.manual_seed(5)
         backward(one, data)
-
     assert_same_step(task, other)
 
 
@@ -180,7 +161,7 @@ def test_blocks_of_any_network(between: nn.Module) -> None:
 
 def test_a_backward_in_another_thread() -> None:
     """As on a GPU: count and length of the clip are stored per thread."""
-    task, data = task_of("tea_tiny"), batch_of()
+    task, data = task_of("tea"), batch_of()
     other = copy.deepcopy(task)
     checkpoint_blocks(other.model)
     losses = []
@@ -198,7 +179,7 @@ def test_a_backward_in_another_thread() -> None:
 
 @pytest.mark.parametrize("mode", ["eval", "no_grad"])
 def test_blocks_run_once_without_backward(mode: str) -> None:
-    task, data = task_of("tsm_tiny"), batch_of()
+    task, data = task_of("tsm"), batch_of()
     checkpoint_blocks(task.model)
     task.train(mode != "eval")
 
@@ -211,11 +192,11 @@ def test_blocks_run_once_without_backward(mode: str) -> None:
 
 
 def test_keys_copies_and_extraction_do_not_change() -> None:
-    model, clip = task_of("resnet").model, batch_of()["clips"][4]
+    model, clip = task_of("tsm").model, batch_of()["clips"][4]
     keys, text = list(model.state_dict()), repr(model)
     expected = model.eval()(clip)
 
-    assert checkpoint_blocks(model) == 5
+    assert checkpoint_blocks(model) == 4
 
     assert list(model.state_dict()) == keys
     assert repr(model) == text
@@ -226,87 +207,37 @@ def test_keys_copies_and_extraction_do_not_change() -> None:
     assert torch.equal(copied(clip), expected), "a copy must use its own weights"
 
 
-@pytest.mark.filterwarnings("ignore:.*broadcast_buffers:FutureWarning")
-def test_gradients_of_ddp(tmp_path: Path) -> None:
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
-        task, data = task_of("tsm_tiny"), batch_of()
-        other = copy.deepcopy(task)
-        checkpoint_blocks(other.model)
-        wrapped = DistributedDataParallel(other, broadcast_buffers=False)
-
-        for one in (task, wrapped):
-            torch.manual_seed(5)
-            backward(one, data)
-
-        assert_same_step(task, other)
-    finally:
-        dist.destroy_process_group()
-
-
 @pytest.mark.slow
 def test_two_processes(two_ranks: Ranks) -> None:
-    views = "together"
-    expected = two_ranks.run(training_steps, views, torch.float64, 3)
-    found = two_ranks.run(training_steps, views, torch.float64, 3, True)
-
+    """In DDP."""
+    expected, found = (two_ranks.run(training_steps, "together", saves) for saves in (False, True))
     for one, two in zip(expected, found, strict=True):
         assert one["losses"] == [pytest.approx(losses, rel=1e-10) for losses in two["losses"]]
         for key, value in one["state"].items():
             torch.testing.assert_close(two["state"][key], value, rtol=1e-10, atol=1e-10)
 
 
-# --- the blocks ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("name", backbones.model_names())
-def test_blocks_of_every_backbone(name: str) -> None:
+def test_blocks_of_every_backbone() -> None:
     """Block counts of the papers; twice as many for two pathways."""
-    with torch.device("meta"):
-        model = backbones.build(name)
     residual = {"r18": 2 + 2 + 2 + 2, "r50": 3 + 4 + 6 + 3, "r101": 3 + 4 + 23 + 3, "tiny": 4}
     residual |= {"mobilenetv2": 1 + 2 + 3 + 4 + 3 + 3 + 1, "s": 3 + 4 + 8 + 3, "b": 5 + 8 + 20 + 7}
-    expected = residual[name.split("_")[1]] * (2 if name.startswith("slowfast") else 1)
-
-    blocks = find_blocks(model)
-
-    assert len(blocks) == expected
-    layers = {
-        id(m)
-        for block in blocks.values()
-        for m in block.modules()
-        if isinstance(m, nn.modules.conv._ConvNd)
-    }
-    total = sum(isinstance(m, nn.modules.conv._ConvNd) for m in model.modules())
-    assert total - len(layers) <= 12, "a part of the network was missed"  # stems, fusions, last
+    for name in backbones.model_names():
+        with torch.device("meta"):
+            model = backbones.build(name)
+        expected = residual[name.split("_")[1]] * (2 if name.startswith("slowfast") else 1)
+        assert len(find_blocks(model)) == expected, name
 
 
-@pytest.mark.parametrize(
-    ("name", "kind", "number"),
-    [
-        ("regnety_004", "Bottleneck", 1 + 3 + 6 + 6),
-        ("convnext_atto", "ConvNeXtBlock", 2 + 2 + 6 + 2),
-        ("swin_tiny_patch4_window7_224", "SwinTransformerBlock", 2 + 2 + 6 + 2),
-    ],
-)
-def test_blocks_of_timm_models(name: str, kind: str, number: int) -> None:
-    blocks = find_blocks(timm.create_model(name))
-
-    assert {type(block).__name__ for block in blocks.values()} == {kind}
-    assert len(blocks) == number
-
-
-def test_a_block_with_a_gate_counts_as_one() -> None:
-    """In torchvision the gate, two convolutions, is inside an nn.Sequential of the block."""
-    from torchvision.models import mobilenet_v3_large
-
+def test_blocks_of_other_networks() -> None:
+    """In torchvision, the gate of a block, two convolutions, is inside an nn.Sequential of it."""
     with torch.device("meta"):
-        blocks = find_blocks(mobilenet_v3_large())
-
-    assert {type(block).__name__ for block in blocks.values()} == {"InvertedResidual"}
-    assert len(blocks) == 15
-
-
-def test_a_network_without_blocks() -> None:
-    with pytest.raises(ValueError, match="Sequential has no blocks: no child of an "):
+        networks = {
+            "ConvNeXtBlock": (timm.create_model("convnext_atto"), 2 + 2 + 6 + 2),
+            "InvertedResidual": (mobilenet_v3_large(), 15),
+        }
+    for kind, (network, number) in networks.items():
+        blocks = find_blocks(network)
+        assert {type(block).__name__ for block in blocks.values()} == {kind}
+        assert len(blocks) == number
+    with pytest.raises(ValueError, match="Sequential has no blocks"):
         checkpoint_blocks(nn.Sequential(nn.Linear(3, 3), nn.ReLU(), nn.Linear(3, 3)))

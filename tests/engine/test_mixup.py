@@ -1,4 +1,4 @@
-"""Mixup, CutMix and smoothing against the formulas, and the losses of soft labels by hand."""
+"""Mixup, CutMix and smoothing against the formulas."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import pytest
 import torch
 from engine_toys import batch
 
-from ffn.engine.logs.meter import top1
 from ffn.engine.mixup import BatchMix
 
 COUNTS = (2, 4, 8)
@@ -18,42 +17,27 @@ def mixed(data, step=0, micro=0, rank=0, **options):
     return BatchMix(CLASSES, **options)(data, step=step, micro=micro, rank=rank)
 
 
-def one_hot(label):
-    return np.eye(CLASSES)[label.numpy()]
-
-
-def before(array):
-    """The video before each one in the batch, the last one before the first."""
-    return np.roll(array, 1, axis=0)
-
-
-def distinct_batch():
-    """Neighbours have different labels, so that the share can be read from the mixed label."""
-    data = batch(COUNTS, size=6)
-    assert all(a != b for a, b in zip(data["label"], data["label"].roll(1), strict=True))
-    return data
-
-
 def share_of(label, own):
-    """lambda of mixed labels: the weight of each video's own class."""
+    """lambda of mixed labels: the weight of each video's own class, which its neighbors lack."""
     weights = label.gather(1, own[:, None])[:, 0]
     assert weights.numpy() == pytest.approx(weights[0].item(), abs=1e-6)
     return weights[0].item()
 
 
 def test_mixup_is_the_formula_for_every_view() -> None:
-    data, shares = distinct_batch(), []
+    data, shares = batch(COUNTS, size=6), []
     for step in range(200):
         out = mixed(data, step, mixup=0.8)
         share = share_of(out["label"], data["label"])
         shares.append(share)
-        y = one_hot(data["label"])
-        assert out["label"].numpy() == pytest.approx(share * y + (1 - share) * before(y), abs=1e-6)
+        y = np.eye(CLASSES)[data["label"]]
+        expected = share * y + (1 - share) * np.roll(y, 1, axis=0)
+        assert out["label"].numpy() == pytest.approx(expected, abs=1e-6)
         if step > 5:
             continue
         for frames, clip in data["clips"].items():
             x = clip.double().numpy()
-            expected = share * x + (1 - share) * before(x)
+            expected = share * x + (1 - share) * np.roll(x, 1, axis=0)
             np.testing.assert_allclose(out["clips"][frames].numpy(), expected, atol=1e-5)
             assert type(out["clips"][frames]) is torch.Tensor
     assert data["label"].ndim == 1  # of the batch that was given
@@ -63,7 +47,7 @@ def test_mixup_is_the_formula_for_every_view() -> None:
 
 
 def test_cutmix_exchanges_one_box_in_every_view() -> None:
-    data, boxes = distinct_batch(), set()
+    data, boxes = batch(COUNTS, size=6), set()
     for step in range(20):
         out = mixed(data, step, cutmix=1.0)
         share = share_of(out["label"], data["label"])
@@ -83,7 +67,7 @@ def test_cutmix_exchanges_one_box_in_every_view() -> None:
 
 @pytest.mark.parametrize("options", [{}, {"mixup": 0.8}, {"cutmix": 1.0}])
 def test_smoothing_spreads_a_share_over_all_classes(options) -> None:
-    data = distinct_batch()
+    data = batch(COUNTS, size=6)
     hard = mixed(data, 3, **options)["label"] if options else torch.eye(CLASSES)[data["label"]]
     soft = mixed(data, 3, **options, smoothing=0.1)
     assert torch.allclose(soft["label"], 0.9 * hard + 0.1 / CLASSES)
@@ -93,7 +77,7 @@ def test_smoothing_spreads_a_share_over_all_classes(options) -> None:
 
 
 def test_draws_depend_on_seed_step_micro_batch_and_rank_alone() -> None:
-    data = distinct_batch()
+    data = batch(COUNTS, size=6)
     options = {"mixup": 0.8, "cutmix": 1.0, "seed": 4}
     expected = mixed(data, 3, 1, 2, **options)["label"]
     torch.manual_seed(9)
@@ -106,10 +90,19 @@ def test_draws_depend_on_seed_step_micro_batch_and_rank_alone() -> None:
     assert len({tuple(x.flatten().tolist()) for x in [expected, *found]}) == 5
 
 
-# --- losses -------------------------------------------------------------------------------------
+def test_several_labels_are_mixed_and_smoothed() -> None:
+    """The first video has no label."""
+    label = torch.tensor([[0, 0, 0], [1, 0, 1], [0, 1, 0], [1, 1, 1], [1, 0, 0]]).float()
+    data, options = batch(COUNTS, size=5) | {"label": label}, {"mixup": 1.0, "multi_label": True}
+    plain = mixed(data, **options)["label"]
+    smooth = mixed(data, **options, smoothing=0.2)["label"]
 
-
-def test_top1_of_soft_labels_uses_the_larger_share() -> None:
-    logits = torch.tensor([[0.1, 0.9, 0.0], [2.0, 1.0, 3.0], [0.0, -1.0, -2.0], [1.0, 2.0, 3.0]])
-    label = torch.tensor([[0.3, 0.7, 0.0], [0.6, 0.0, 0.4], [0.9, 0.05, 0.05], [0.0, 0.4, 0.6]])
-    assert top1(logits, label) == 0.75
+    other = label.roll(1, 0)
+    differs = label != other
+    ratio = ((plain - other) / (label - other))[differs]
+    assert ratio.numpy() == pytest.approx(ratio[0].item(), abs=1e-6)
+    assert 0 < ratio[0] < 1
+    torch.testing.assert_close(plain[~differs], label[~differs])
+    torch.testing.assert_close(smooth, 0.8 * plain + 0.1)
+    assert BatchMix(CLASSES, smoothing=0.2, multi_label=True).absent == pytest.approx(0.1)
+    assert mixed(data, multi_label=True)["label"] is label

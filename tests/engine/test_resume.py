@@ -8,9 +8,20 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_toys import STEPS, read_log, same_weights, train, train_until
+from engine_toys import (
+    DRAWS,
+    MIXED,
+    PROPORTIONAL,
+    RANGES,
+    read_log,
+    same_weights,
+    train,
+    train_until,
+)
 
 from ffn.engine.checkpoints import load_checkpoint
+
+pytestmark = pytest.mark.slow
 
 SAVE = "train.save_steps=1"
 AUGMENTED = (
@@ -26,28 +37,32 @@ AUGMENTED = (
     "train.label_smoothing=0.1",
     "train.repeated_aug=3",
 )
-ACCUMULATED = ("train.grad_accum_steps=2", "optim.name=adamw", "train.views=sequential")
+ACCUMULATED = ("train.grad_accum_steps=2", "train.views=sequential")
 AVERAGED = ("train.ema_decay=0.9", "optim.layer_decay=0.7")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "more",
     [
-        ACCUMULATED,
-        AVERAGED,
+        (*ACCUMULATED, "optim.name=adamw"),
+        (*AVERAGED, "train.freeze=[blocks:2]"),
         ("train.precision=bf16",),
-        pytest.param(("train.precision=fp16",), marks=pytest.mark.slow),
-        pytest.param(AUGMENTED, marks=pytest.mark.slow),
+        ("train.precision=fp16",),
+        AUGMENTED,
+        (*RANGES, *AVERAGED),
+        (*DRAWS, *ACCUMULATED, *AVERAGED),
+        (*MIXED, *AVERAGED, "train.mixup=0.8"),
+        (*PROPORTIONAL, *ACCUMULATED),
     ],
     ids=lambda more: more[0],
 )
 def test_resumed_run_equals_an_uninterrupted_one(
     videos: Path, tmp_path: Path, more: tuple[str, ...]
 ) -> None:
-    whole = train(videos, tmp_path / "whole", *more)
+    """Interrupted in steps and in a validation."""
+    whole = train(videos, tmp_path / "whole", *more, "data.workers=1")
     run = tmp_path / "run"
-    for until in (2, STEPS, STEPS + 1):
+    for until in (2, 5, "validation"):
         train_until(until, videos, run, *more, SAVE)
     train(videos, run, *more, SAVE)
 
@@ -61,42 +76,22 @@ def test_resumed_run_equals_an_uninterrupted_one(
         assert torch.equal(value, other["weights"][key])
 
 
-@pytest.mark.slow
-def test_options_without_effect_on_the_result_may_change(
-    videos: Path, finished: Path, tmp_path: Path
-) -> None:
-    """With dropout, momentum and running statistics; from the middle of an epoch."""
-    run = tmp_path / "run"
-    train_until(3, videos, run, SAVE, "imports=[json]")
-    assert load_checkpoint(run / "last.pt")["training"]["step"] == 3
-    train(videos, run, "data.workers=1", "train.keep_checkpoints=1", "imports=[json,csv]")
-
-    assert same_weights(run, finished)
-
-
-@pytest.mark.slow
-def test_resumed_run_needs_no_start_weights(videos: Path, finished: Path, tmp_path: Path) -> None:
-    weights = Path(shutil.copy(finished / "best.pt", tmp_path / "start.pt"))
-    more = (SAVE, f"model.weights={weights}")
-    train_until(3, videos, tmp_path / "run", *more)
-    moved = weights.rename(tmp_path / "moved.pt")
-    train(videos, tmp_path / "run", *more)
-
-    whole = train(videos, tmp_path / "whole", f"model.weights={moved}")
-    assert same_weights(tmp_path / "run", whole)
-
-
-@pytest.mark.slow
-def test_damaged_checkpoint_is_skipped(
+def test_damage_and_options_without_effect_change_nothing(
     videos: Path, finished: Path, tmp_path: Path, capsys: pytest.CaptureFixture
 ) -> None:
-    train_until(3, videos, tmp_path / "run", SAVE)
-    newest = tmp_path / "run/checkpoints/step_00000003.pt"
+    """The newest checkpoint is truncated; the start weights, which are not needed, are moved."""
+    weights = Path(shutil.copy(finished / "best.pt", tmp_path / "start.pt"))
+    start, run = f"model.weights={weights}", tmp_path / "run"
+    whole = train(videos, tmp_path / "whole", start)
+    train_until(3, videos, run, SAVE, start, "imports=[json]")
+    weights.rename(tmp_path / "moved.pt")
+    newest = run / "checkpoints/step_00000003.pt"
     newest.write_bytes(newest.read_bytes()[:1000])  # last.pt is the same file
 
-    train(videos, tmp_path / "run", SAVE)
+    other = ("data.workers=1", "train.keep_checkpoints=1", "imports=[json,csv]")
+    train(videos, run, start, *other)
 
     shown = capsys.readouterr().out
     assert re.search(r"invalid checkpoint: .*step_00000003\.pt .*(damaged|truncated)", shown)
     assert "run: resumed after 0 of 2 epochs and 2 step(s)" in shown
-    assert same_weights(tmp_path / "run", finished)
+    assert same_weights(run, whole)

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from engine_toys import (
+    TWO_PROCESSES,
     build,
     finish,
     launch,
@@ -21,24 +22,11 @@ from engine_toys import (
 
 from ffn.engine import loop
 from ffn.engine.checkpoints import load_checkpoint
-from ffn.engine.loop import Run
 from ffn.engine.signals import EXIT_STOPPED, SIGNALS, StoppedError, StopRequest
 
 
 def training(folder: Path) -> dict[str, Any]:
     return load_checkpoint(folder / "last.pt")["training"]
-
-
-def signal_in_step(run: Run, number: int, signal_number: signal.Signals) -> None:
-    """Send a signal to this process in the middle of a step."""
-    backward = run.train_step._backward
-
-    def interrupted(*given: Any, **more: Any) -> Any:
-        if more["number"] == number:
-            os.kill(os.getpid(), signal_number)
-        return backward(*given, **more)
-
-    run.train_step._backward = interrupted
 
 
 @pytest.mark.parametrize("number", [3, 5])
@@ -48,8 +36,14 @@ def test_step_is_finished_and_saved(
     """In the middle of an epoch, and at its end, before the validation."""
     before = [signal.getsignal(one) for one in SIGNALS]
     run = build(videos, tmp_path / "run")
-    signal_in_step(run, number, SIGNALS[number % 3])
+    backward = run.train_step._backward
 
+    def interrupted(*given: Any, **more: Any) -> Any:
+        if more["number"] == number:
+            os.kill(os.getpid(), SIGNALS[number % 3])
+        return backward(*given, **more)
+
+    run.train_step._backward = interrupted
     with pytest.raises(StoppedError):
         loop.train(run)
 
@@ -128,7 +122,7 @@ def test_processes_of_torchrun_stop_after_the_same_step(videos: Path, tmp_path: 
     more = ("train.batch_size=2", "train.epochs=3000", "train.save_steps=1000")
     for ends in (subprocess.Popen.terminate, subprocess.Popen.kill):
         folder = tmp_path / ends.__name__
-        process = launch(videos, folder, *more, processes=2)
+        process = launch(videos, folder, *more, torchrun=TWO_PROCESSES)
         wait_for_step(folder, 3, process)
         ends(process)
         _, err = process.communicate(timeout=25)  # the trainers have its stderr: they have ended

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from engine_toys import CPU, batch, flexible_task, state_of
+from engine_toys import CPU, batch, flexible_task, state_of, toy_step
 from torch import Tensor, nn
 
+import ffn
 from ffn.data import Normalize, Preprocessing
 from ffn.engine.mixup import BatchMix
 from ffn.engine.tasks import Task
@@ -41,7 +42,7 @@ def make_step(task: Task, *, scales: tuple[float, float] = (1.0, 1.0), **options
     return TrainStep(task.train(), optimizer, CPU, **settings)
 
 
-def run(step: TrainStep, batches: list[dict[str, Any]], first: int = 0) -> list[StepResult]:
+def run(step: TrainStep, *batches: dict[str, Any], first: int = 0) -> list[StepResult]:
     """One step per batch."""
     return [
         step.step([one], number=number, lr=0.05) for number, one in enumerate(batches, start=first)
@@ -87,22 +88,48 @@ def test_steps_are_clipped_momentum_sgd_with_the_scale_of_each_group() -> None:
 
 
 def test_gradients_and_batches_of_a_step_are_used_once() -> None:
-    step = make_step(flexible_task(COUNTS), grad_accum_steps=2)
-    batches = iter([{**loaded(number), "skipped": [f"{number}"]} for number in range(5)])
+    """Each micro-batch is mixed with its own draws."""
+    keys = []
 
+    def mix(data: dict[str, Any], *, step: int, micro: int, rank: int) -> dict[str, Any]:
+        keys.append((step, micro, rank))
+        return data
+
+    step = make_step(flexible_task(COUNTS), grad_accum_steps=2, batch_mix=mix)
+    batches = iter([{**loaded(number), "skipped": [f"{number}"]} for number in range(5)])
     results = [
         step.step(batches, number=number, lr=0.05, stop=lambda number=number: number == 1)
         for number in range(2)
     ]
 
-    assert [[one["skipped"] for one in r.outputs] for r in results] == [
-        [["0"], ["1"]],
-        [["2"], ["3"]],
-    ]
+    skipped = [[one["skipped"] for one in r.outputs] for r in results]
+    assert skipped == [[["0"], ["1"]], [["2"], ["3"]]]
+    assert keys == [(0, 0, 0), (0, 1, 0), (1, 0, 0), (1, 1, 0)]
     assert [result.stop for result in results] == [False, True]
     assert all(parameter.grad is None for parameter in step.model.parameters())
     with pytest.raises(ValueError, match="step 3 got 1 micro-batches; grad_accum_steps is 2"):
         step.step(batches, number=2, lr=0.05)
+
+
+@pytest.mark.parametrize("views", ["together", "sequential"])
+def test_micro_batches_train_as_one(views: str) -> None:
+    """With norms that do not depend on the batch, in float64."""
+    tasks = [flexible_task(COUNTS).double() for _ in range(2)]
+    halves = [batch(COUNTS, size=4, seed=seed) for seed in range(2)]
+    for half in halves:
+        half["clips"] = {t: clip.double() for t, clip in half["clips"].items()}
+        half["skipped"] = []
+    clips = {t: torch.cat([half["clips"][t] for half in halves]) for t in COUNTS}
+    whole = {"clips": clips, "label": torch.cat([h["label"] for h in halves]), "skipped": []}
+    for task, micros in zip(tasks, ([whole], halves), strict=True):
+        ffn.freeze(task.model, "norms")
+        step = toy_step(CPU, task, views, grad_accum_steps=len(micros))
+        for number in range(3):
+            step.step(micros, number=number, lr=0.05)
+
+    one, other = (task.model.state_dict() for task in tasks)
+    for key, value in one.items():
+        torch.testing.assert_close(other[key], value, rtol=1e-9, atol=1e-10)
 
 
 def test_random_numbers_depend_on_seed_and_number_alone() -> None:
@@ -124,13 +151,12 @@ def test_random_numbers_depend_on_seed_and_number_alone() -> None:
 @pytest.mark.parametrize("sequential", [True, False])
 def test_bad_step_changes_nothing(sequential: bool) -> None:
     """Weights, statistics, momentum and average are those of a run without the batch."""
-    batches = [loaded(0), loaded(1)]
     one, other = (
         make_step(flexible_task(COUNTS), sequential=sequential, ema_decay=0.5) for _ in range(2)
     )
-    results = run(one, [batches[0], bad(), batches[1]])
-    run(other, batches[:1])
-    other.step([batches[1]], number=2, lr=0.05)
+    results = run(one, loaded(0), bad(), loaded(1))
+    run(other, loaded(0))
+    run(other, loaded(1), first=2)
 
     assert [result.updated for result in results] == [True, False, True]
     assert not results[1].outputs[0]["loss"].isfinite()
@@ -141,26 +167,17 @@ def test_bad_step_changes_nothing(sequential: bool) -> None:
         assert torch.equal(first["momentum_buffer"], second["momentum_buffer"])
 
 
-def test_one_bad_micro_batch_makes_a_bad_step() -> None:
+def test_what_makes_a_bad_step() -> None:
+    """One micro-batch whose loss, or a parameter whose gradient, is not finite."""
     step = make_step(flexible_task(COUNTS), grad_accum_steps=2)
     before = state_of(step.model)
-
     result = step.step([loaded(0), bad()], number=0, lr=0.05)
-
     assert not result.updated
     assert "the loss is not finite at step 1: step skipped (1 in a row, 1 in all)" in result.warning
-    assert same(step.model.state_dict(), before)
 
-
-def test_gradient_that_is_not_finite_makes_a_bad_step() -> None:
-    step = make_step(flexible_task(COUNTS))
-    before = state_of(step.model)
-    first = next(step.model.parameters())
-    first.register_hook(lambda gradient: gradient * torch.inf)
-
-    (result,) = run(step, [loaded(0)])
-
-    assert "the gradient is not finite at step 1: step skipped" in result.warning
+    next(step.model.parameters()).register_hook(lambda gradient: gradient * torch.inf)
+    result = step.step([loaded(0), loaded(1)], number=1, lr=0.05)
+    assert "the gradient is not finite at step 2: step skipped" in result.warning
     assert same(step.model.state_dict(), before)
 
 
@@ -169,32 +186,42 @@ def test_fp16_overflow_lowers_the_loss_scale_and_is_not_a_bad_step() -> None:
     step.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**80)
     before = state_of(step.model)
 
-    (result,) = run(step, [loaded(0)])
+    (result,) = run(step, loaded(0))
     assert (result.updated, result.warning, step.bad_steps) == (False, None, 0)
     assert step.scaler.get_scale() == 2.0**79
     assert same(step.model.state_dict(), before)
 
-    (result,) = run(step, [bad()], first=1)  # the loss itself is not finite at any scale
+    (result,) = run(step, bad(), first=1)  # the loss itself is not finite at any scale
     assert result.warning is not None
 
 
 # --- parts --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("precision", "dtype"), [("fp32", None), ("bf16", torch.bfloat16), ("fp16", torch.float16)]
-)
-def test_precision_of_the_forward_pass(precision: str, dtype: torch.dtype | None) -> None:
-    task, seen = flexible_task(COUNTS), []
+@pytest.mark.parametrize("sequential", [True, False])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_every_precision_clips_in_units_of_the_loss(precision: str, sequential: bool) -> None:
+    """Only the forward pass has it."""
+    task, seen, stepped, limit = flexible_task(COUNTS), [], [], 0.05
     conv = next(m for m in task.modules() if isinstance(m, nn.Conv2d))
     conv.register_forward_hook(lambda _, given, output: seen.append(output.dtype))
-    step = make_step(task, precision=precision)
+    step = make_step(task, precision=precision, sequential=sequential, clip_grad_norm=limit)
+    take = step.scaler.step
 
-    run(step, [loaded(0)])
+    def watch(optimizer: torch.optim.Optimizer) -> Any:
+        stepped.append(torch.stack([p.grad.norm() for p in task.parameters()]).norm().item())
+        return take(optimizer)
 
-    assert set(seen) == {dtype or torch.float32}
+    step.scaler.step = watch
+    results = [result for result in run(step, *map(loaded, range(3))) if result.updated]
+
+    types = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+    assert set(seen) == {types[precision]}
     assert step.scaler.is_enabled() == (precision == "fp16")
     assert {p.dtype for p in step.model.parameters()} == {torch.float32}
+    assert stepped == pytest.approx([limit] * len(results), rel=1e-3)
+    assert len(results) >= (1 if precision == "fp16" else 3)  # its first loss scale overflows
+    assert all(limit < result.grad_norm < 50 for result in results)  # without loss scale
 
 
 def test_network_is_the_average_if_there_is_one() -> None:
@@ -203,23 +230,23 @@ def test_network_is_the_average_if_there_is_one() -> None:
 
     averaged = make_step(flexible_task(COUNTS), ema_decay=0.5)
     assert averaged.network is averaged.ema.module
-    run(averaged, [loaded(0)])
+    run(averaged, loaded(0))
     assert same(averaged.network.state_dict(), averaged.model.state_dict())  # a_1 = w_1
-    run(averaged, [loaded(1)], first=1)
+    run(averaged, loaded(1), first=1)
     assert not same(averaged.network.state_dict(), averaged.model.state_dict())
 
 
 def test_state_restores_the_step() -> None:
     step = make_step(flexible_task(COUNTS))
-    run(step, [loaded(0), bad()])
+    run(step, loaded(0), bad())
     state, weights = copy.deepcopy(step.state_dict()), state_of(step.model)
-    (expected,) = run(step, [loaded(1)], first=2)
+    (expected,) = run(step, loaded(1), first=2)
 
     again = make_step(flexible_task(COUNTS))
     again.model.load_state_dict(weights)
     again.load_state_dict(state)
     assert (again.bad_steps, again.bad_steps_in_a_row) == (1, 1)
-    (found,) = run(again, [loaded(1)], first=2)
+    (found,) = run(again, loaded(1), first=2)
 
     assert torch.equal(found.outputs[0]["loss"], expected.outputs[0]["loss"])
     assert same(again.model.state_dict(), step.model.state_dict())
