@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 PRECISIONS = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 CORNER = 64  # pixels
+_SETTING = Lock()
 Build = Callable[[nn.Module, int, Tensor, str], Run]
 
 
@@ -55,10 +56,21 @@ def run_compiled(model: nn.Module, frames: int, clip: Tensor, precision: str) ->
         return network(x)
 
     forward.__code__ = forward.__code__.replace()  # torch keeps eight graphs for a code object
-    # On a CPU, weights are constants of the graph, so that oneDNN packs them once.
-    how = {"options": {"freezing": True}} if on_cpu else {"mode": "reduce-overhead"}
-    run = _in_precision(torch.compile(forward, dynamic=False, **how), precision)
-    return run if on_cpu else functools.partial(_in_graph_thread, run)
+    mode = None if on_cpu else "reduce-overhead"
+    run = _in_precision(torch.compile(forward, dynamic=False, mode=mode), precision)
+    return functools.partial(_with_constants if on_cpu else _in_graph_thread, run)
+
+
+def _with_constants(run: Run, clip: Tensor) -> Tensor:
+    """Run with weights as constants of the graph, so that oneDNN packs them once.
+
+    The setting belongs to the process. As an option of one ``torch.compile``, it has no effect
+    (torch 2.15): the graph is traced without it, with the weights as inputs.
+    """
+    from torch._inductor import config  # takes a second
+
+    with _SETTING, config.patch(freezing=True):
+        return run(clip)
 
 
 def run_onnxruntime(model: nn.Module, frames: int, clip: Tensor, precision: str) -> Run:
