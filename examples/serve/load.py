@@ -20,7 +20,7 @@ BAD = {  # what is sent, and the status that is expected
     "empty": (lambda content: b"", 4, 415),
     "text": (lambda content: b"#EXTM3U\nhttp://localhost/\n", 4, 415),
     "cut": (lambda content: content[: len(content) // 3], 4, 422),
-    "no frames": (lambda content: content, 0, 400),
+    "no frames": (lambda content: content, 0, 422),
     "too many frames": (lambda content: content, 10**6, 400),
 }
 TOLERANCE = 1e-4  # of probabilities: a batch rounds differently from a single clip

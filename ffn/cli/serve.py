@@ -11,12 +11,10 @@ import tempfile
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
-from cyclopts.types import ExistingDirectory, PositiveFloat, PositiveInt
+from cyclopts.types import PositiveFloat, PositiveInt
 
 from ffn.cli.arguments import DEFAULT_NETWORK, Imports, ManyWeights, Network, names_of
 from ffn.registry import import_extensions
@@ -24,29 +22,9 @@ from ffn.registry import import_extensions
 if TYPE_CHECKING:
     from ffn.serve.web import Service
 
-MAX_SAMPLES = 24
 END_SECONDS = 1  # for requests that are being answered; open pages never end by themselves
-SUFFIXES = (".mp4", ".mov", ".webm", ".mkv", ".avi", ".gif")
 PACKAGES = ("fastapi", "gradio", "uvicorn")
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-
-
-@Parameter(name="*")
-@dataclass(frozen=True)
-class LimitOptions:
-    """What is accepted.
-
-    Args:
-        max_mib: Size of a file in MiB.
-        max_frames: Frames of a clip.
-        max_requests: Requests at a time; others are refused at once.
-        timeout: Seconds for receiving a file, for reading it and for the network, each.
-    """
-
-    max_mib: PositiveFloat = 100.0
-    max_frames: PositiveInt = 64
-    max_requests: PositiveInt = 32
-    timeout: PositiveFloat = 30.0
 
 
 def serve(
@@ -55,9 +33,11 @@ def serve(
     host: str = "127.0.0.1",
     port: Annotated[PositiveInt, Parameter(help="Port to listen on.")] = 7860,
     allowed_hosts: list[str] | None = None,
-    samples: ExistingDirectory | None = None,
     no_page: bool = False,
-    limits: LimitOptions = LimitOptions(),
+    max_mib: PositiveFloat = 100.0,
+    max_frames: PositiveInt = 64,
+    max_requests: PositiveInt = 32,
+    timeout: PositiveFloat = 30.0,
     workers: PositiveInt = 2,
     network: Network = DEFAULT_NETWORK,
     imports: Imports = None,
@@ -71,8 +51,11 @@ def serve(
         host: Address to listen on.
         allowed_hosts: Names by which requests may ask for it, as behind a proxy; default: localhost
             if it listens there, else any.
-        samples: Folder of videos that the page offers; default: none.
         no_page: The endpoint only.
+        max_mib: Size of a file in MiB.
+        max_frames: Frames of a clip.
+        max_requests: Requests at a time; others are refused at once.
+        timeout: Seconds for receiving a file, for reading it and for the network, each.
         workers: Processes that read videos.
     """
     missing = [name for name in PACKAGES if importlib.util.find_spec(name) is None]
@@ -81,7 +64,6 @@ def serve(
             f"the service needs {', '.join(missing)}: pip install 'frame-flexible[serve]'"
         )
     names = names_of(weights)
-    videos = [] if samples is None else _videos_in(samples)
     with _ended_by_sigterm(), _folder_of_the_page():
         import_extensions(imports or [])
         # Before the networks are prepared: a port that another program uses ends the command.
@@ -89,17 +71,19 @@ def serve(
             predictors = {name: network.build_predictor(one) for one, name in names.items()}
             from ffn.serve.web import Limits, Service
 
-            with Service(predictors, limits=Limits(**asdict(limits)), workers=workers) as service:
-                _run(service, listening, allowed_hosts, None if no_page else videos)
+            limits = Limits(max_mib, max_frames, max_requests, timeout)
+            with Service(predictors, limits=limits, workers=workers) as service:
+                _run(service, listening, allowed_hosts, with_page=not no_page)
 
 
 def _run(
     service: Service,
     listening: socket.socket,
     hosts: Sequence[str] | None,
-    samples: Sequence[Path] | None,
+    *,
+    with_page: bool,
 ) -> None:
-    """Answer requests until a signal comes; `samples` are those of the page, None for no page."""
+    """Answer requests until a signal comes."""
     import uvicorn
 
     from ffn.serve.web import create_app, mount_page
@@ -115,11 +99,11 @@ def _run(
     host, port = listening.getsockname()[:2]
     hosts = hosts or (LOOPBACK if host in LOOPBACK else ("*",))
     app = create_app(service, hosts=hosts)
-    if samples is not None:
-        mount_page(app, service, samples)
+    if with_page:
+        mount_page(app, service)
     address = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
     networks = ", ".join(f"{name} ({one.network})" for name, one in service.predictors.items())
-    page = "" if samples is None else f"page      {address}/\n"
+    page = f"page      {address}/\n" if with_page else ""
     print(
         f"networks  {networks}\n{page}"
         f"endpoint  {address}/api/predict, described at {address}/docs\n"
@@ -171,11 +155,3 @@ def _listen(host: str, port: int) -> socket.socket:
     except (OSError, OverflowError) as error:
         cause = f"cannot listen on --host {host}, --port {port} (1 to 65535): {error}"
         raise OSError(f"{cause}; choose others") from error
-
-
-def _videos_in(folder: Path) -> list[Path]:
-    """The first videos of a folder."""
-    files = sorted(path for path in folder.iterdir() if path.suffix.lower() in SUFFIXES)
-    if not files:
-        raise ValueError(f"--samples {folder} has no video; expected *{', *'.join(SUFFIXES)}")
-    return files[:MAX_SAMPLES]

@@ -1,19 +1,17 @@
 """Predict a list of videos into one table, in several processes, and resumed after a stop.
 
 The list is divided into chunks of consecutive videos, each one batch of the network, so that the
-numbers depend on neither the processes nor interruptions. Every process appends the rows of its
-chunks to a file of its own in the folder ``OUTPUT.parts``. A later call keeps the complete ones.
-When all are there, the first process writes the table.
+numbers depend on neither the processes nor interruptions. The rows of a chunk are a file in the
+folder ``OUTPUT.parts``, which a later call keeps. When all are there, the first process writes the
+table.
 """
 
 from __future__ import annotations
 
 import csv
 import hashlib
-import heapq
 import json
 import os
-import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -40,6 +38,7 @@ from ffn.serve.predictor import Predictor
 from ffn.serve.readers import Readers
 from ffn.zoo import state_sha256
 
+NAMES = {"encoding": "utf-8", "errors": "surrogateescape"}  # of files, that may be no UTF-8
 Videos = Sequence[tuple[str, Record]]
 """The path of each video as the list has it, and a record whose path can be opened."""
 
@@ -142,7 +141,7 @@ def predict_batch(
         if rank == 0:
             stack.enter_context(parts.locked())
             predictor, settings = _settle(build, videos, options, parts)
-            done = {entry["chunk"] for entry in parts.entries()}
+            done = parts.done()
         settings, done = gather((settings, done))[0]
         predictor = predictor or build(settings["precision"])
         reader = predictor.reader(**options.choice)
@@ -153,16 +152,15 @@ def predict_batch(
         finished, total = 0, sum(len(chunks[n]) for n in todo)
         progress(finished, total)
         found = _read([record for n in todo for _, record in chunks[n]], reader, options)
-        with parts.append() as add:
-            for number in todo:
-                clips = list(islice(found, len(chunks[number])))
-                add(number, _rows(predictor, chunks[number], clips, options.labels))
-                finished += len(clips)
-                progress(finished, total)
+        for number in todo:
+            clips = list(islice(found, len(chunks[number])))
+            parts.add(number, _rows(predictor, chunks[number], clips, options.labels))
+            finished += len(clips)
+            progress(finished, total)
         gather(None)  # all rows are written
         result = None
         if rank == 0:
-            errors = parts.write_table(output, options.labels, len(videos))
+            errors = parts.write_table(output, options.labels, len(chunks))
             result = BatchResult(len(videos), sum(len(chunks[n]) for n in done), errors)
     return gather(result)[0]
 
@@ -220,7 +218,7 @@ def _read(
     with Readers(options.workers, options.timeout) as pool:
         waiting: deque[Callable[[], list[Clip]]] = deque()
         for record in records:
-            waiting.append(pool.submit([reader], record.path, start=record.start, end=record.end))
+            waiting.append(pool.submit([reader], record.path, record.start, record.end))
             if len(waiting) > options.batch_size + 4 * options.workers:
                 yield _outcome(waiting.popleft())
         yield from map(_outcome, waiting)
@@ -264,11 +262,7 @@ def _predict(predictor: Predictor, clips: Sequence[Clip]) -> list[Prediction | s
 
 
 class _Parts:
-    """A folder with the rows of complete chunks.
-
-    A chunk is a line of JSON. Its process writes it at once and never changes it; a line that a
-    stopped process has cut does not count.
-    """
+    """A folder with a table without header for each complete chunk, by its number."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
@@ -301,47 +295,31 @@ class _Parts:
         """Keep the settings for later calls."""
         write_text(self._settings, json.dumps(settings, indent=1) + "\n", sync=True)
 
-    @contextmanager
-    def append(self) -> Iterator[Callable[[int, list[list[Any]]], None]]:
-        """Open a new file of this process; gives a function that appends the rows of a chunk."""
-        handle, _ = tempfile.mkstemp(prefix="rows-", suffix=".jsonl", dir=self.folder)
-        with os.fdopen(handle, "wb") as file:
+    def done(self) -> set[int]:
+        """The numbers of the complete chunks."""
+        return {int(path.stem) for path in self.folder.glob("*.csv")}
 
-            def add(chunk: int, rows: list[list[Any]]) -> None:
-                file.write(json.dumps({"chunk": chunk, "rows": rows}).encode() + b"\n")
-                file.flush()
+    def add(self, chunk: int, rows: list[list[Any]]) -> None:
+        """Write the rows of a chunk."""
+        with atomic_write(self._path(chunk), "w", sync=True) as file:
+            csv.writer(file, lineterminator="\n").writerows(rows)
 
-            yield add
-
-    def entries(self) -> Iterator[dict[str, Any]]:
-        """The complete chunks, in their order, which is that of each file."""
-        with ExitStack() as stack:
-            files = [stack.enter_context(path.open("rb")) for path in self._files()]
-            yield from heapq.merge(*map(_entries, files), key=lambda entry: entry["chunk"])
-
-    def write_table(self, output: Path, labels: int, count: int) -> int:
-        """Write the table of so many rows and remove the folder; returns the number of errors."""
-        errors = written = 0
+    def write_table(self, output: Path, labels: int, chunks: int) -> int:
+        """Write the table of so many chunks and remove the folder; returns the number of errors."""
+        errors = 0
         with atomic_write(output, "w") as file:
             table = csv.writer(file, lineterminator="\n")
             table.writerow(columns(labels))
-            for entry in self.entries():
-                table.writerows(entry["rows"])
-                written += len(entry["rows"])
-                errors += sum(row[-1] is not None for row in entry["rows"])
-            if written != count:
-                raise RuntimeError(f"{self.folder} has {written} of {count} rows")
-        for path in [*self._files(), self._settings, self._lock]:
+            for chunk in range(chunks):
+                with self._path(chunk).open(newline="", **NAMES) as part:
+                    for row in csv.reader(part):
+                        table.writerow(row)
+                        errors += row[-1] != ""
+        for path in [*map(self._path, range(chunks)), self._settings, self._lock]:
             path.unlink(missing_ok=True)
         with suppress(OSError):  # NFS keeps files that are open, under another name
             self.folder.rmdir()
         return errors
 
-    def _files(self) -> list[Path]:
-        return sorted(self.folder.glob("rows-*.jsonl"))
-
-
-def _entries(file: Any) -> Iterator[dict[str, Any]]:
-    for line in file:
-        with suppress(ValueError):  # a line that is cut
-            yield json.loads(line)
+    def _path(self, chunk: int) -> Path:
+        return self.folder / f"{chunk}.csv"

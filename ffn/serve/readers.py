@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import tempfile
 from collections.abc import Callable, Sequence
 from concurrent.futures import CancelledError
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
-
-import numpy as np
-import torch
 
 from ffn.data import VideoError
 from ffn.data.workers import start_worker
-from ffn.serve.clips import UNREAD, Clip, ClipReader
+from ffn.serve.clips import Clip, ClipReader
 from ffn.serve.inputs import Input
 
 END_SECONDS = 2.0  # for the processes to end
@@ -51,13 +48,12 @@ class Readers:
         self,
         readers: Sequence[ClipReader],
         given: Input,
-        *,
         start: float | None = None,
         end: float | None = None,
     ) -> Callable[[], list[Clip]]:
         """Begin to read a video; the result waits for the clip of each of the readers.
 
-        The pixels come through files: a process that ends in the middle of a message would block
+        The clips come through a file: a process that ends in the middle of a message would block
         the pipe of all.
 
         Args:
@@ -72,7 +68,8 @@ class Readers:
         from pebble import ProcessExpired
 
         folder = tempfile.TemporaryDirectory(prefix="ffn-clips-")
-        arguments = (tuple(readers), given, start, end, Path(folder.name))
+        path, name = Path(folder.name, "clips"), str(given)
+        arguments = (tuple(readers), given, start, end, path)
         task = self._pool.schedule(_read, args=arguments, timeout=self._timeout)
 
         def wait() -> list[Clip]:
@@ -80,18 +77,15 @@ class Readers:
                 while not task.done() and self.alive:
                     wait_for([task], 0.5)
                 if not task.done():
-                    raise VideoError(_name(given), "the processes that read it have ended")
+                    raise VideoError(name, "the processes that read it have ended")
                 try:
-                    clips = task.result(0)
+                    task.result(0)
                 except FutureTimeoutError:
                     cause = f"took more than {self._timeout:g} s to read"
-                    raise BlockedError(_name(given), cause) from None
+                    raise BlockedError(name, cause) from None
                 except (ProcessExpired, CancelledError):
-                    raise VideoError(_name(given), "it ended the process that read it") from None
-                return [
-                    replace(clip, pixels=torch.from_numpy(np.load(_file(folder.name, n))))
-                    for n, clip in enumerate(clips)
-                ]
+                    raise VideoError(name, "it ended the process that read it") from None
+                return pickle.loads(path.read_bytes())
 
         return wait
 
@@ -128,20 +122,7 @@ def _read(
     given: Input,
     start: float | None,
     end: float | None,
-    folder: Path,
-) -> list[Clip]:
-    """In a worker: write the pixels of clips to files; returns the clips without them."""
-    clips = []
-    for number, reader in enumerate(readers):
-        clip = reader.read(given, start, end)
-        np.save(_file(folder, number), clip.pixels.numpy())
-        clips.append(replace(clip, pixels=UNREAD))
-    return clips
-
-
-def _file(folder: str | Path, number: int) -> Path:
-    return Path(folder, f"{number}.npy")
-
-
-def _name(given: Input) -> str:
-    return str(given) if isinstance(given, (str, Path)) else "the video"
+    path: Path,
+) -> None:
+    """In a worker: write the clips of a video to a file."""
+    path.write_bytes(pickle.dumps([reader.read(given, start, end) for reader in readers]))

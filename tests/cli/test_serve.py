@@ -25,13 +25,11 @@ ROOT = Path(__file__).parents[2]
 SECONDS = 60_000  # a browser's milliseconds
 
 
-def test_refusals(weights, tmp_path, capsys) -> None:
-    (tmp_path / "empty").mkdir()
+def test_refusals(weights, capsys) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
         for words, named in (
             (f"{weights} {weights}", "twice"),
-            (f"{weights} --samples {tmp_path}/empty --port {free_port()}", "no video"),
             (f"{weights} --max-frames 8 --port {free_port()}", "12"),
             (f"{weights} --port {port}", f"--port {port}"),
             (f"{weights} --port 70000", "--port 70000"),
@@ -61,14 +59,14 @@ def videos(tmp_path_factory) -> list[Path]:
 
 
 @pytest.fixture(scope="module")
-def address(weights, videos, tmp_path_factory) -> Iterator[str]:
+def address(weights, tmp_path_factory) -> Iterator[str]:
     """A service in a process of its own; it ends by SIGTERM, and leaves no file."""
     port = free_port()
     temporary = tmp_path_factory.mktemp("temporary")
     other = save_network(weights.with_name("other.safetensors"), ranges={3: (2, 4), 6: (5, 9)})
     command = [sys.executable, "-m", "ffn", "serve", "--weights", weights, other]
     command += ["--precision", "fp32"]
-    command += ["--port", str(port), "--samples", videos[0].parent, "--max-mib", "1"]
+    command += ["--port", str(port), "--max-mib", "1"]
     environment = {**os.environ, "TMPDIR": str(temporary), "FFN_HOME": str(temporary / "home")}
     with subprocess.Popen(
         [*map(str, command)],
@@ -172,20 +170,6 @@ def test_the_page(address, browser, weights, videos) -> None:
             (label, probability), *_ = predictor(videos[0], frames=trained).top(1)
             assert f" {trained} {label} {probability:.1%} {trained} " in table
     assert [one for one in others if not one.startswith(("data:", "blob:"))] == []
-
-
-@pytest.mark.slow
-def test_a_heat_map_in_the_page(address, browser, videos) -> None:
-    page, _ = open_page(browser, address)
-    upload(page, videos[0])
-    set_frames(page, 4)
-    wait_for(page, "4 frames,")
-    shown = "[...document.querySelectorAll('#seen img')].map(one => one.src).join()"
-    page.wait_for_function("document.querySelectorAll('#seen .thumbnail-lg').length == 4")
-    before = page.evaluate(shown)
-    page.check("#heat input")
-    page.wait_for_function(f"{shown} != {before!r}", timeout=SECONDS)
-    assert wait_for(page, "4 frames,")
 
 
 @pytest.mark.slow

@@ -2,6 +2,6 @@
 
 from ffn.serve.web.app import create_app
 from ffn.serve.web.page import mount_page
-from ffn.serve.web.service import Answer, Limits, Query, Service
+from ffn.serve.web.service import Limits, Query, Service
 
-__all__ = ["Answer", "Limits", "Query", "Service", "create_app", "mount_page"]
+__all__ = ["Limits", "Query", "Service", "create_app", "mount_page"]

@@ -10,12 +10,11 @@ from typing import Annotated, Any
 import anyio
 from fastapi import FastAPI, HTTPException, Request
 from fastapi import Query as InQuery
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import ClientDisconnect
 
-from ffn.serve.web.service import Answer, Query, Service
+from ffn.serve.web.service import Query, Service
 from ffn.version import __version__
 
 BODY = {
@@ -62,25 +61,14 @@ def create_app(service: Service, *, hosts: Sequence[str] = ("*",)) -> FastAPI:
             path = Path(folder, "video")
             await _receive(request, path, service)
             answers = await anyio.to_thread.run_sync(service.predict, path, query, limiter=threads)
-        model = query.model or next(iter(service.predictors))
-        found = [_to_dict(answer, query.top) for answer in answers]
-        return {"model": model, "predictions": found}
+        model, predictions = service.model_of(query), []
+        for prediction, clip in answers:
+            gmacs = service.predictors[model].gmacs(prediction.frames)
+            values = prediction.to_dict(query.top) | {"gmacs": gmacs, "indices": [*clip.indices]}
+            predictions.append({"name": values.pop("path"), **values})
+        return {"model": model, "predictions": predictions}
 
-    _add_refusals(app)
     return app
-
-
-def _add_refusals(app: FastAPI) -> None:
-    """Answer errors with a sentence."""
-
-    @app.exception_handler(RequestValidationError)
-    def refuse_parameters(_: Request, error: RequestValidationError) -> JSONResponse:
-        wrong = {
-            f"{one['loc'][1]}: {one['msg'].lower()}, got {one['input']!r}": 0
-            for one in error.errors()
-        }
-        known = ", ".join(Query.model_fields)
-        return JSONResponse({"detail": f"{'; '.join(wrong)}. The parameters are {known}"}, 400)
 
 
 async def _receive(request: Request, path: Path, service: Service) -> None:
@@ -100,10 +88,3 @@ async def _receive(request: Request, path: Path, service: Service) -> None:
         raise HTTPException(408, f"{waited}; send a smaller one") from None
     except ClientDisconnect:
         raise HTTPException(DISCONNECTED, "the client has closed the connection") from None
-
-
-def _to_dict(answer: Answer, top: int) -> dict[str, Any]:
-    """An answer as JSON values."""
-    values = answer.prediction.to_dict(top)
-    indices = [*answer.clip.indices]
-    return {"name": values.pop("path"), **values, "gmacs": answer.gmacs, "indices": indices}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn
@@ -12,8 +11,8 @@ import gradio as gr
 from fastapi import FastAPI, HTTPException
 from gradio import processing_utils
 
-from ffn.serve.heat_maps import HeatMap
-from ffn.serve.web.service import COUNTS, Answer, Query, Service
+from ffn.serve.prediction import Prediction
+from ffn.serve.web.service import COUNTS, Query, Service
 
 PATH = "/"
 LABELS = 5
@@ -35,7 +34,7 @@ CSS = """
 """
 
 
-def mount_page(app: FastAPI, service: Service, samples: Sequence[Path] = ()) -> FastAPI:
+def mount_page(app: FastAPI, service: Service) -> FastAPI:
     """Add the page of a service to its endpoint, at `PATH`.
 
     From then on, gradio opens no addresses in this process: a request may name one in place of an
@@ -44,10 +43,9 @@ def mount_page(app: FastAPI, service: Service, samples: Sequence[Path] = ()) -> 
     Args:
         app: the endpoint.
         service: answers.
-        samples: videos to choose from.
     """
     processing_utils.async_ssrf_protected_get = _refuse_address
-    page = build_page(service, samples)
+    page = build_page(service)
     # Else gradio takes any path of this machine in place of an uploaded file, which it checks only
     # after `launch`. A page that is mounted is never launched.
     page.has_launched = True
@@ -70,7 +68,7 @@ async def _refuse_address(url: str) -> NoReturn:
     raise gr.Error(wrong, print_exception=False)
 
 
-def build_page(service: Service, samples: Sequence[Path] = ()) -> gr.Blocks:
+def build_page(service: Service) -> gr.Blocks:
     """The page, as a gradio application; see :func:`mount_page`."""
     counts = {name: one.default_frames for name, one in service.predictors.items()}
     first = next(iter(counts))
@@ -80,7 +78,17 @@ def build_page(service: Service, samples: Sequence[Path] = ()) -> gr.Blocks:
         gr.Markdown("# Label a video with any number of frames")
         with gr.Row():
             with gr.Column():
-                inputs = _inputs(counts, service.limits.max_frames)
+                video = gr.Video(label="Video", sources=["upload"], height=280, buttons=[])
+                model = gr.Dropdown(
+                    list(counts),
+                    value=first,
+                    label="Network",
+                    visible=len(counts) > 1,
+                    interactive=True,
+                    elem_id="model",
+                )
+                most = service.limits.max_frames
+                frames = gr.Slider(1, most, counts[first], step=1, label="Frames", elem_id="frames")
             with gr.Column():
                 message = gr.Markdown(_start_text(service, first), elem_id="message")
                 labels = gr.Label(label="Labels", num_top_classes=LABELS, elem_id="labels")
@@ -90,20 +98,12 @@ def build_page(service: Service, samples: Sequence[Path] = ()) -> gr.Blocks:
                     interactive=False,
                     elem_id="table",
                 )
-        if samples:
-            gr.Examples(
-                [[str(path)] for path in samples],
-                [inputs[0]],
-                label="Samples",
-                examples_per_page=len(samples),
-            )
         seen = gr.Gallery(label="Frames that the network saw", height="auto", elem_id="seen")
-        _, model, frames, _ = inputs
         model.change(counts.__getitem__, model, frames, api_visibility="private")
         gr.on(
-            [component.change for component in inputs],
+            [component.change for component in (video, model, frames)],
             partial(_answer, service),
-            inputs,
+            [video, model, frames],
             [message, labels, table, seen],
             trigger_mode="always_last",
             concurrency_limit=service.limits.max_requests,
@@ -113,66 +113,36 @@ def build_page(service: Service, samples: Sequence[Path] = ()) -> gr.Blocks:
     return page
 
 
-def _inputs(counts: Mapping[str, int], most: int) -> list[Any]:
-    """What a user chooses: video, network, frames (default: `counts` of each), and heat map."""
-    first = next(iter(counts))
-    video = gr.Video(label="Video", sources=["upload"], height=280, buttons=[])
-    model = gr.Dropdown(
-        list(counts),
-        value=first,
-        label="Network",
-        visible=len(counts) > 1,
-        interactive=True,
-        elem_id="model",
-    )
-    frames = gr.Slider(1, most, value=counts[first], step=1, label="Frames", elem_id="frames")
-    heat = gr.Checkbox(
-        label="Show where the network saw evidence for the label "
-        "(yellow: much, purple: little, gray: none)",
-        elem_id="heat",
-    )
-    return [video, model, frames, heat]
-
-
-def _answer(
-    service: Service, video: str | None, model: str, frames: int, heat: bool
-) -> tuple[Any, ...]:
-    """Answer an event of the page; the table has the trained numbers of frames, too."""
+def _answer(service: Service, video: str | None, model: str, frames: int) -> tuple[Any, ...]:
+    """Message, labels, table and frames; the table has the trained numbers of frames, too."""
     if video is None:
         return _start_text(service, model), None, None, None
-    trained = service.predictors[model].trained_frames[1 - COUNTS :]
+    predictor = service.predictors[model]
+    trained = predictor.trained_frames[1 - COUNTS :]
     counts = [int(frames), *(n for n in trained if n != int(frames))]
     query = Query(model=model, frames=counts, name=Path(video).name[-200:])
     try:
         with service.place():
             answers = service.predict(Path(video), query)
-            heat_map = service.heat_map(answers[0], query) if heat else None
     except HTTPException as error:
         return f"**{_plain(error.detail)}**", None, None, None
-    return _shown(answers, heat_map)
-
-
-def _shown(answers: Sequence[Answer], heat_map: HeatMap | None) -> tuple[Any, ...]:
-    """Message, labels, table and frames; the first answer is the chosen one."""
-    chosen = answers[0]
-    prediction = chosen.prediction
+    chosen, clip = answers[0]
     message = (
-        f"{prediction.how}: {chosen.gmacs:.3g} GMACs, {prediction.model_ms:.1f} ms in the network, "
-        f"{prediction.decode_ms:.0f} ms to read the frames"
+        f"{chosen.how}: {predictor.gmacs(chosen.frames):.3g} GMACs, {chosen.model_ms:.1f} ms in "
+        f"the network, {chosen.decode_ms:.0f} ms to read the frames"
     )
-    rows = [_row(one) for one in sorted(answers, key=lambda one: one.prediction.frames)]
-    pixels = chosen.clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
-    shown = pixels if heat_map is None else heat_map.overlay()
-    pairs = zip(shown, chosen.clip.indices, strict=True)
+    predictions = sorted((prediction for prediction, _ in answers), key=lambda one: one.frames)
+    rows = [_row(one, predictor.gmacs(one.frames)) for one in predictions]
+    pixels = clip.pixels.permute(1, 2, 3, 0).numpy()  # (T, H, W, C)
+    pairs = zip(pixels, clip.indices, strict=True)
     pictures = [(image, f"frame {index}") for image, index in pairs]
-    return message, dict(prediction.top(LABELS)), rows, pictures
+    return message, dict(chosen.top(LABELS)), rows, pictures
 
 
-def _row(answer: Answer) -> list[Any]:
-    prediction = answer.prediction
+def _row(prediction: Prediction, gmacs: float) -> list[Any]:
     label, probability = prediction.top(1)[0]
     part = "plain" if prediction.active is None else prediction.active
-    measured = f"{answer.gmacs:.3g}", f"{prediction.model_ms:.1f}"
+    measured = f"{gmacs:.3g}", f"{prediction.model_ms:.1f}"
     return [prediction.frames, label, f"{probability:.1%}", part, *measured]
 
 

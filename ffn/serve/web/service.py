@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 
 from ffn.data import VideoError
 from ffn.serve.clips import Clip, ClipReader
-from ffn.serve.heat_maps import HeatMap
 from ffn.serve.prediction import NotFiniteError, Prediction
 from ffn.serve.predictor import Predictor
 from ffn.serve.readers import BlockedError, Readers
@@ -75,21 +74,6 @@ class Query(BaseModel):
     budget_gmacs: Budget = None
     top: int = Field(5, ge=1, le=1000)
     name: str = Field("the video", min_length=1, max_length=200)
-
-
-@dataclass(frozen=True)
-class Answer:
-    """A prediction of a service.
-
-    Attributes:
-        prediction: Of the clip.
-        clip: That the network saw.
-        gmacs: Giga multiply-accumulates of the forward pass.
-    """
-
-    prediction: Prediction
-    clip: Clip
-    gmacs: float
 
 
 class Service:
@@ -174,16 +158,15 @@ class Service:
             for name, one in self.predictors.items()
         ]
 
-    def predict(self, path: Path, query: Query) -> list[Answer]:
-        """The answer for each number of frames that is asked for.
+    def predict(self, path: Path, query: Query) -> list[tuple[Prediction, Clip]]:
+        """The prediction for each number of frames that is asked for, and its clip.
 
         Raises:
             HTTPException: with the status 400 for a query that is not possible, 413 or 415 for a
                 video that is not accepted, 422 for one that cannot be read, 503 if the service
                 ends, 504 if it takes too long, and 500 if the network's logits are not finite.
         """
-        name, predictor = query.name, self._predictor(query)
-        readers = self._clip_readers(predictor, query)
+        name, readers = query.name, self._clip_readers(query)
         self._check_file(path, name)
         if not self.healthy:
             raise HTTPException(503, "the service ends")
@@ -197,25 +180,7 @@ class Service:
             if not self.healthy:
                 raise HTTPException(503, "the service ends") from None
             raise HTTPException(422, str(type(error)(name, error.cause, error.frame))) from error
-        found = self._in_thread(query, lambda clip: predictor.predict([clip])[0], clips)
-        return [
-            Answer(prediction, clip, predictor.gmacs(prediction.frames))
-            for prediction, clip in zip(found, clips, strict=True)
-        ]
-
-    def heat_map(self, answer: Answer, query: Query) -> HeatMap:
-        """Where the network of an answer to a query saw evidence for its most probable label.
-
-        Raises:
-            HTTPException: with the status 400 for a network without feature maps, and 504 if it
-                takes too long.
-        """
-        predictor, label = self._predictor(query), answer.prediction.top(1)[0][0]
-        try:
-            run = lambda clip: predictor.heat_map(clip, label=label)  # noqa: E731
-            return self._in_thread(query, run, [answer.clip])[0]
-        except ValueError as error:
-            raise HTTPException(400, str(error)) from error
+        return list(zip(self._run(query, clips), clips, strict=True))
 
     def close(self) -> None:
         """End the processes and threads; requests that wait fail."""
@@ -232,13 +197,14 @@ class Service:
             limit = f"at most {self.limits.max_mib:g} MiB are accepted"
             raise HTTPException(413, f"{name} has more bytes than are accepted; {limit}")
 
-    def _in_thread(self, query: Query, run: Any, clips: Sequence[Clip]) -> list[Any]:
-        """Call a function with each clip, in the thread of the network and within the limit."""
-        thread = self._threads[query.model or next(iter(self.predictors))]
+    def _run(self, query: Query, clips: Sequence[Clip]) -> list[Prediction]:
+        """Predict each clip, in the thread of the network and within the limit."""
+        name = self.model_of(query)
+        predict, thread = self.predictors[name].predict, self._threads[name]
         ends, futures = time.monotonic() + self.limits.timeout, []
         try:
-            futures += [thread.submit(run, clip) for clip in clips]
-            return [future.result(max(0.0, ends - time.monotonic())) for future in futures]
+            futures += [thread.submit(predict, [clip]) for clip in clips]
+            return [future.result(max(0.0, ends - time.monotonic()))[0] for future in futures]
         except FutureTimeoutError:
             slow = f"the network took more than {self.limits.timeout:g} s; try fewer frames, or "
             raise HTTPException(504, f"{slow}again later") from None
@@ -250,16 +216,17 @@ class Service:
             for future in futures:
                 future.cancel()
 
-    def _predictor(self, query: Query) -> Predictor:
-        """The network of a query."""
+    def model_of(self, query: Query) -> str:
+        """Name of the network that answers a query."""
         name = query.model or next(iter(self.predictors))
         if name not in self.predictors:
             known = ", ".join(self.predictors)
             raise HTTPException(400, f"there is no model {name!r}; the models are {known}")
-        return self.predictors[name]
+        return name
 
-    def _clip_readers(self, predictor: Predictor, query: Query) -> list[ClipReader]:
+    def _clip_readers(self, query: Query) -> list[ClipReader]:
         """What reads the clips of a query."""
+        predictor = self.predictors[self.model_of(query)]
         counts, most = query.frames, self.limits.max_frames
         if any(count != "auto" and count > most for count in counts):
             raise HTTPException(400, f"frames is {counts}; at most {most} are accepted")
