@@ -18,7 +18,7 @@ from ffn.cli.arguments import Imports, Overwrite
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
-    from ffn.datasets import CopySettings, Summary
+    from ffn.datasets import Summary
     from ffn.datasets.preparation import Progress
 
 SHOWN = 12  # problems on the console; problems.csv has all
@@ -54,10 +54,8 @@ def prepare(
     val_fraction: Annotated[float | None, _SPLIT] = None,
     group_pattern: Annotated[str | None, _SPLIT] = None,
     seed: Annotated[int | None, _SPLIT] = None,
-    extract_frames: Annotated[Path | None, _COPIES] = None,
     reencode: Annotated[Path | None, _COPIES] = None,
     short_side: Annotated[int, _COPIES] = 256,
-    quality: Annotated[int, _COPIES] = 95,
     gop: Annotated[int, _COPIES] = 12,
 ) -> int:
     """Write the index of a data set from its official lists and files.
@@ -81,10 +79,8 @@ def prepare(
         group_pattern: Regular expression: videos whose names have the same first group stay in one
             split, e.g. `_g([0-9]+)_`.
         seed: Of the split; default: 0.
-        extract_frames: Folder for copies as folders of 00001.jpg ….
         reencode: Folder for copies as small H.264 files with many key frames.
         short_side: Maximum short side in pixels; 0: no limit.
-        quality: JPEG quality, 1 to 100.
         gop: Frames per group of pictures in H.264.
     """
     import_extensions(imports or [])
@@ -92,8 +88,8 @@ def prepare(
     from ffn.data.decoding import PATTERN
 
     copies = None
-    if extract_frames or reencode:
-        copies = _copies(extract_frames, reencode, short_side, quality=quality, gop=gop)
+    if reencode:
+        copies = datasets.CopySettings(reencode.absolute(), short_side or None, gop)
     split = {"val_fraction": val_fraction, "group_pattern": group_pattern, "seed": seed}
     split = {name: value for name, value in split.items() if value is not None}
     with _progress() as progress:
@@ -113,18 +109,9 @@ def prepare(
             progress=progress,
         )
     _show(summary)
-    command = train_command(dataset, summary, root, None if extract_frames else pattern)
+    command = train_command(dataset, summary, root, None if reencode else pattern)
     print(f"train with\n  {command}")
     return 1 if summary.problems else 0
-
-
-def _copies(frames: Path | None, mp4: Path | None, short_side: int, **more: int) -> CopySettings:
-    from ffn.datasets import CopySettings
-
-    if frames and mp4:
-        raise ValueError("--extract-frames and --reencode exclude each other; make one kind first")
-    kind = "frames" if frames else "mp4"
-    return CopySettings((frames or mp4).absolute(), kind, short_side=short_side or None, **more)
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Copy the videos as folders of frames, or as small mp4 files with frequent key frames.
+"""Copy the videos as small mp4 files with frequent key frames.
 
 The copies are written to a separate folder, each under a temporary name until it is complete.
 Running the same preparation again keeps complete copies. The originals stay unchanged.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -18,16 +17,10 @@ from pathlib import Path
 
 from PIL import Image
 
-from ffn.data.decoding import (
-    PATTERN,
-    Video,
-    VideoError,
-    VideoMetadata,
-    open_video,
-)
+from ffn.data.decoding import Video, VideoError, VideoMetadata, open_video, probe
 from ffn.data.suffixes import COPIES
 from ffn.data.workers import TIMEOUT, map_in_processes
-from ffn.datasets.facts import cause_of, read_facts
+from ffn.datasets.facts import cause_of
 from ffn.datasets.index import list_path
 from ffn.datasets.listing import Entry, PreparationError
 from ffn.files import write_text
@@ -40,37 +33,28 @@ Part = tuple[str, float | None, float | None]  # path, start and end in seconds
 
 @dataclass(frozen=True, slots=True)
 class CopySettings:
-    """Format and settings of the copies.
+    """Settings of the copies: H.264 in mp4, with closed groups of pictures.
 
     Attributes:
         folder: Folder for the copies: absent, empty, or with copies of the same settings.
-        format: `frames`: folders of 00001.jpg …; `mp4`: H.264 with closed groups of pictures.
         short_side: Upper bound on the shorter side in pixels; None keeps the size. Videos are never
             enlarged.
-        quality: JPEG quality, 1 to 100.
         gop: Frames per group of pictures: the most that one random access decodes.
     """
 
     folder: Path
-    format: str
     short_side: int | None = 256
-    quality: int = 95
     gop: int = 12
 
     def __post_init__(self) -> None:
-        for name, fits, expected in (
-            ("short_side", self.short_side is None or self.short_side >= 2, "≥ 2"),
-            ("quality", 1 <= self.quality <= 100, "1 … 100"),
-            ("gop", self.gop >= 1, "≥ 1"),
-            ("format", self.format in ("frames", "mp4"), "frames or mp4"),
-        ):
-            if not fits:
-                raise PreparationError(f"{name} is {getattr(self, name)}; expected {expected}")
+        if self.short_side is not None and self.short_side < 2:
+            raise PreparationError(f"short_side is {self.short_side}; expected at least 2")
+        if self.gop < 1:
+            raise PreparationError(f"gop is {self.gop}; expected at least 1")
 
     def to_dict(self) -> dict[str, object]:
         """The settings that determine the content of a copy, as written to `derived.json`."""
-        unused = {"folder", "gop" if self.format == "frames" else "quality"}
-        return {name: value for name, value in asdict(self).items() if name not in unused}
+        return {name: value for name, value in asdict(self).items() if name != "folder"}
 
 
 def claim_copies(settings: CopySettings, root: Path) -> None:
@@ -140,7 +124,7 @@ def copy_all(
 
 
 def _targets(settings: CopySettings, entries: Iterable[Entry], root: Path) -> dict[Part, Path]:
-    """File or folder of the copy of each part, named after the original and the times.
+    """File of the copy of each part, named after the original and the times.
 
     Raises:
         PreparationError: if two copies would have one name, or an original is outside of the root.
@@ -155,8 +139,7 @@ def _targets(settings: CopySettings, entries: Iterable[Entry], root: Path) -> di
         stem = str(name.with_suffix("") if (root / name).is_file() else name)
         if (entry.start, entry.end) != (None, None):
             stem += f"_{_time(entry.start)}_{_time(entry.end)}"
-        suffix = ".mp4" if settings.format == "mp4" else ""
-        targets[entry.path, entry.start, entry.end] = settings.folder / f"{stem}{suffix}"
+        targets[entry.path, entry.start, entry.end] = settings.folder / f"{stem}.mp4"
     doubled = [path for path, count in Counter(targets.values()).items() if count > 1]
     if doubled:
         raise PreparationError(f"two originals would have the copy {doubled[0]}; rename one")
@@ -187,19 +170,14 @@ def _copy(job: _Job) -> VideoMetadata:
         return found
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = target.with_name(f".{target.stem}.partial{target.suffix}")
-    _remove(partial)
-    if settings.format == "frames":
-        _write_images(partial, _small_images(video, chosen, settings.short_side), settings.quality)
-    else:
-        images = _small_images(video, chosen, settings.short_side, even=True)
-        _write_mp4(partial, images, job.fps or FOLDER_RATE, settings.gop)
-    written = read_facts(str(partial), PATTERN)
+    images = _small_images(video, chosen, settings.short_side)
+    _write_mp4(partial, images, job.fps or FOLDER_RATE, settings.gop)
+    written = probe(partial)
     if written.frames != len(chosen):
-        _remove(partial)
+        partial.unlink()
         cause = f"the copy has {written.frames} frames instead of {len(chosen)}"
         raise VideoError(str(job.source), cause)
-    _remove(target)
-    partial.rename(target)
+    partial.replace(target)
     return written
 
 
@@ -209,20 +187,20 @@ def _existing(job: _Job, frames: int) -> VideoMetadata | None:
     if not target.exists() or target.stat().st_mtime < job.source.stat().st_mtime:
         return None
     try:
-        found = read_facts(str(target), PATTERN)
+        found = probe(target)
     except VideoError:
         return None
     return found if found.frames == frames else None
 
 
 def _small_images(
-    video: Video, chosen: Iterable[int], short_side: int | None, *, even: bool = False
+    video: Video, chosen: Iterable[int], short_side: int | None
 ) -> Iterator[Image.Image]:
     """Frames of a video upright, with a shorter side of at most `short_side`, one at a time.
 
-    With `even`, both sides are even: 1920 x 1080 with 256 becomes 456 x 256 (455.1 rounded).
+    Both sides are even, as H.264 needs: 1920 x 1080 with 256 becomes 456 x 256 (455.1 rounded).
     """
-    step, first = 2 if even else 1, None
+    first = None
     for index, pixels in video.in_order(chosen):
         image = Image.fromarray(pixels)
         first = first or image.size
@@ -230,15 +208,8 @@ def _small_images(
             cause = "is {} x {} pixels, others {} x {}".format(*image.size, *first)
             raise VideoError(video.path, cause, index)
         scale = min(1.0, (short_side or min(first)) / min(first))
-        size = tuple(max(step, round(side * scale / step) * step) for side in first)
+        size = tuple(max(2, round(side * scale / 2) * 2) for side in first)
         yield image if size == first else image.resize(size, Image.Resampling.BICUBIC)
-
-
-def _write_images(folder: Path, images: Iterable[Image.Image], quality: int) -> None:
-    """Write images as 00001.jpg, 00002.jpg, … into a new folder."""
-    folder.mkdir(parents=True)
-    for number, image in enumerate(images, 1):
-        image.save(folder / PATTERN.format(number), quality=quality)
 
 
 def _write_mp4(path: Path, images: Iterator[Image.Image], rate: float, gop: int) -> None:
@@ -277,10 +248,3 @@ def _write_mp4(path: Path, images: Iterator[Image.Image], rate: float, gop: int)
             frame.pts, frame.time_base = index, 1 / rate
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-
-
-def _remove(path: Path) -> None:
-    if path.is_dir():
-        shutil.rmtree(path)
-    else:
-        path.unlink(missing_ok=True)

@@ -10,22 +10,6 @@ from ffn.data.decoding import FrameFolder, VideoError, VideoMetadata, probe
 from ffn.data.workers import TIMEOUT, map_in_processes
 
 
-def read_facts(path: str, pattern: str, verify: bool = False) -> VideoMetadata:
-    """Read the facts of a video file or a frame folder, which has no times.
-
-    Args:
-        path: File or folder.
-        pattern: File name of a frame in a folder, such as `{:05d}.jpg`.
-        verify: Decode every frame.
-
-    Raises:
-        VideoError: if it cannot be decoded, or a frame of a folder is missing.
-    """
-    if os.path.isdir(path):
-        return _folder_facts(path, pattern, verify)
-    return probe(path, decode_all=verify)
-
-
 def read_all(
     paths: Iterable[str],
     root: Path,
@@ -67,12 +51,15 @@ def cause_of(error: Exception) -> str:
 def _facts_or_cause(job: tuple[str, str, str, bool]) -> VideoMetadata | str:
     _, path, pattern, verify = job
     try:
-        return read_facts(path, pattern, verify)
+        if os.path.isdir(path):
+            return _folder_facts(path, pattern, verify)
+        return probe(path, decode_all=verify)
     except Exception as error:  # any error of this video
         return cause_of(error)
 
 
 def _folder_facts(path: str, pattern: str, verify: bool) -> VideoMetadata:
+    """Facts of a frame folder, which has no times."""
     folder = FrameFolder(path, pattern)
     height, width = folder.read([0]).shape[1:3]
     for index in range(len(folder)) if verify else ():

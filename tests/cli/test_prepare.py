@@ -118,7 +118,6 @@ def test_copies(videos: Path, tmp_path: Path) -> None:
 
 def test_what_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, named in (
-        ("folder --extract-frames a --reencode b", "--reencode"),
         ("folder --val-fraction 0", "0 < fraction < 1"),
         ("folder --pattern frame.jpg", "frame.jpg"),
         ("k400", "Kinetics-400"),
