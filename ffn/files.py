@@ -115,6 +115,13 @@ def make_writable(folder: Path) -> None:
     attempt.unlink(missing_ok=True)  # ids of processes on other machines may be equal
 
 
+def shipped(folder: str) -> Path:
+    """A folder that ships with ffn, such as "configs", of an installed package or a checkout."""
+    package = Path(__file__).resolve().parent
+    installed = package / folder
+    return installed if installed.is_dir() else package.parent / folder
+
+
 @contextmanager
 def naming(path: Path) -> Iterator[None]:
     """Put a path into errors of the system that name none, as those of a full disk.

@@ -10,7 +10,6 @@ from ffn.backbones.registry import (
     model_names,
     register,
     register_family,
-    register_pretrained,
 )
 from ffn.backbones.slowfast import SlowFast
 from ffn.backbones.tea import TEA
@@ -28,5 +27,4 @@ __all__ = [
     "model_names",
     "register",
     "register_family",
-    "register_pretrained",
 ]

@@ -29,7 +29,6 @@ Factory = TypeVar("Factory", bound=Callable[..., nn.Module])
 
 _models: Registry[Callable[..., nn.Module]] = Registry("model")
 _families: Registry[Callable[..., nn.Module]] = Registry("model family")
-_with_image_weights: set[str] = set()
 
 
 def register(factory: Factory) -> Factory:
@@ -39,13 +38,6 @@ def register(factory: Factory) -> Factory:
         ValueError: the name belongs to another factory.
     """
     return _models.register(factory.__name__)(factory)
-
-
-def register_pretrained(factory: Factory) -> Factory:
-    """Like :func:`register`, for a factory that takes ``pretrained=True`` (image weights)."""
-    register(factory)
-    _with_image_weights.add(factory.__name__)
-    return factory
 
 
 def register_family(name: str) -> Callable[[Factory], Factory]:
@@ -86,17 +78,12 @@ def build(
         kwargs: further arguments of the model's factory.
 
     Raises:
-        ValueError: no model of that name (the message lists the closest names), no image weights
-            for it, or an argument that its factory does not take.
+        ValueError: no model of that name (the message lists the closest names), or an argument that
+            its factory does not take, as ``pretrained`` without image weights.
     """
     if num_classes < 1:
         raise ValueError(f"num_classes is {num_classes}; expected at least 1")
     factory = _find(name)
-    if pretrained and name in _models and name not in _with_image_weights:
-        raise ValueError(
-            f"{name} has no image weights; pass pretrained=False, or start from weights of the zoo "
-            "or a converted checkpoint (model.weights in a config)"
-        )
     if pretrained:
         kwargs["pretrained"] = True
     try:
@@ -105,9 +92,8 @@ def build(
         unknown = re.search(r"unexpected keyword argument '(\w+)'", str(error))
         if unknown is None or unknown[1] not in {*kwargs, "num_classes"}:
             raise  # an error inside the factory
-        raise ValueError(
-            f"{name} takes no {unknown[1]}; remove it, or add it to the factory"
-        ) from error
+        why = "it has no image weights" if unknown[1] == "pretrained" else "remove it"
+        raise ValueError(f"{name} takes no argument {unknown[1]}; {why}") from error
 
 
 def _find(name: str) -> Callable[..., nn.Module]:

@@ -16,7 +16,7 @@ from timm.models.res2net import Bottle2neck
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ffn.backbones.registry import register, register_family, register_pretrained
+from ffn.backbones.registry import register, register_family
 from ffn.backbones.tsm import tiny_resnet
 from ffn.layers import HEAD_STD, AlterationSite, ClipLength, PerFrame, init_classifier
 
@@ -222,7 +222,7 @@ def tea_of(
 # TEA, table 1; FFN, table 3, trains tea_r50 on Something-Something V1.
 
 
-@register_pretrained
+@register
 def tea_r50(**kwargs: Any) -> TEA:
     """TEA-Res2Net50 26w x 4s: 4.4 GMACs per frame at 224."""
     return tea_of("res2net50_26w_4s", **kwargs)

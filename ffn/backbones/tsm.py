@@ -18,7 +18,7 @@ from timm.models.convnext import ConvNeXtBlock
 from timm.models.resnet import BasicBlock, ResNet
 from torch import nn
 
-from ffn.backbones.registry import register, register_family, register_pretrained
+from ffn.backbones.registry import register, register_family
 from ffn.layers import HEAD_STD, PerFrame, ShiftConv2d, init_classifier
 
 
@@ -161,31 +161,31 @@ def tsm_of(
 # TSM, tables 1 and 5; FFN, tables 1 and 3 (R50, and R18 / R101 on Something-Something V1).
 
 
-@register_pretrained
+@register
 def tsm_r18(**kwargs: Any) -> TSM:
     """TSM-ResNet18: 1.8 GMACs per frame at 224."""
     return tsm_of("resnet18", **kwargs)
 
 
-@register_pretrained
+@register
 def tsm_r50(**kwargs: Any) -> TSM:
     """TSM-ResNet50: 4.1 GMACs per frame at 224."""
     return tsm_of("resnet50", **kwargs)
 
 
-@register_pretrained
+@register
 def tsm_r101(**kwargs: Any) -> TSM:
     """TSM-ResNet101: 7.8 GMACs per frame at 224."""
     return tsm_of("resnet101", **kwargs)
 
 
-@register_pretrained
+@register
 def tsm_r101_alternate(**kwargs: Any) -> TSM:
     """TSM-ResNet101 of TSM's authors and MMAction2, with a shift in every second block."""
     return tsm_of("resnet101", shift_every=2, **kwargs)
 
 
-@register_pretrained
+@register
 def tsm_mobilenetv2(**kwargs: Any) -> TSM:
     """TSM-MobileNetV2, the paper's network for edge devices: 0.3 GMACs per frame at 224."""
     return tsm_of("mobilenetv2_100", **kwargs)

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Group, Parameter, Token
 
-from ffn.cli.configs import find_config, shipped
+from ffn.cli.configs import find_config
+from ffn.files import shipped
 from ffn.limits import CLIP_FRAMES
 
 if TYPE_CHECKING:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from ffn.files import shipped
+
 
 def configs(
     pattern: Annotated[str, Parameter(name="PATTERN")] = "*",
@@ -34,13 +36,6 @@ def configs(
     width = max(map(len, names))
     for name in names:
         print(f"{name:<{width}}  {description(name)}")
-
-
-def shipped(folder: str) -> Path:
-    """A folder that ships with ffn, such as "configs", of an installed package or a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / folder
-    return installed if installed.is_dir() else package.parent / folder
 
 
 def config_names() -> list[str]:

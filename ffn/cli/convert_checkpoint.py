@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Literal
 
+import yaml
 from cyclopts import Parameter
 from cyclopts.types import ExistingFile
 
@@ -42,10 +43,9 @@ def convert_checkpoint(
             flexible network to build from it.
         num_classes: Default: that of the checkpoint. Another number gives a new classifier.
         preprocessing: KEY=VALUE where its training differs from the default of its
-            implementation: crop=256 resize=256 color=bgr sampling=dense mean=0.45,0.45,0.45.
+            implementation: crop=256 resize=256 color=bgr sampling=dense mean=[0.45,0.45,0.45].
         classes: File of class names, one per line.
     """
-    settings = dict(map(_setting, preprocessing or []))
     refuse_existing([target], overwrite)
     if source.suffix == ".safetensors":
         raise ValueError(
@@ -58,6 +58,9 @@ def convert_checkpoint(
     from ffn.zoo import save_weights
     from ffn.zoo.remap import from_foreign, read_foreign
 
+    pairs = (text.partition("=") for text in preprocessing or [])
+    settings = {key: yaml.safe_load(value) for key, _, value in pairs}
+    Preprocessing.from_dict(Preprocessing().to_dict() | settings)  # raises before any work
     names = read_classes(classes) if classes else None
     converted = from_foreign(
         read_foreign(source),
@@ -83,22 +86,3 @@ def convert_checkpoint(
     shown = ", ".join(f"{key} {value}" for key, value in record.preprocessing.items())
     print(f"preprocessing: {shown} (change it with --preprocessing)")
     print(f"written: {target} ({record.size:,} bytes) and its record, sha256 {record.sha256}")
-
-
-def _setting(text: str) -> tuple[str, object]:
-    """``crop=256`` or ``mean=0.45,0.45,0.45`` as key and value."""
-    key, _, value = text.partition("=")
-    kinds = {"crop": int, "resize": int, "mean": _three, "std": _three}
-    kinds |= {"color": str, "sampling": str}
-    try:
-        return key, kinds[key](value)
-    except (KeyError, ValueError):
-        raise ValueError(
-            f"--preprocessing {text!r} is not a setting; examples: crop=256 resize=256 "
-            "mean=0.45,0.45,0.45 std=0.225,0.225,0.225 color=bgr sampling=dense"
-        ) from None
-
-
-def _three(text: str) -> list[float]:
-    first, second, third = map(float, text.split(","))
-    return [first, second, third]

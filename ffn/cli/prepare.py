@@ -6,8 +6,6 @@ import json
 import os
 import shlex
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -19,7 +17,6 @@ from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
     from ffn.datasets import Summary
-    from ffn.datasets.preparation import Progress
 
 SHOWN = 12  # problems on the console; problems.csv has all
 # The config to train with; one for a few hundred clips is that of other data sets.
@@ -92,45 +89,25 @@ def prepare(
         copies = datasets.CopySettings(reencode.absolute(), short_side or None, gop)
     split = {"val_fraction": val_fraction, "group_pattern": group_pattern, "seed": seed}
     split = {name: value for name, value in split.items() if value is not None}
-    with _progress() as progress:
-        summary = datasets.prepare(
-            dataset,
-            root,
-            output=output,
-            annotations=annotations,
-            videos=videos,
-            split=datasets.SplitSettings(**split) if split else None,
-            copies=copies,
-            pattern=pattern or PATTERN,
-            verify=verify,
-            overwrite=overwrite,
-            workers=(os.cpu_count() or 1) if workers is None else workers,
-            timeout=timeout,
-            progress=progress,
-        )
+    summary = datasets.prepare(
+        dataset,
+        root,
+        output=output,
+        annotations=annotations,
+        videos=videos,
+        split=datasets.SplitSettings(**split) if split else None,
+        copies=copies,
+        pattern=pattern or PATTERN,
+        verify=verify,
+        overwrite=overwrite,
+        workers=(os.cpu_count() or 1) if workers is None else workers,
+        timeout=timeout,
+        progress=sys.stdout.isatty(),
+    )
     _show(summary)
     command = train_command(dataset, summary, root, None if reencode else pattern)
     print(f"train with\n  {command}")
     return 1 if summary.problems else 0
-
-
-@contextmanager
-def _progress() -> Iterator[Progress]:
-    """A progress bar per step, on standard error."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
-
-    columns = ("{task.description}", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    console = Console(stderr=True)
-    with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bars:
-        tasks: dict[str, int] = {}
-
-        def report(step: str, done: int, count: int) -> None:
-            if step not in tasks:
-                tasks[step] = bars.add_task(step, total=count)
-            bars.update(tasks[step], completed=done)
-
-        yield report
 
 
 def _show(summary: Summary) -> None:
@@ -138,9 +115,10 @@ def _show(summary: Summary) -> None:
     from rich.table import Table
 
     table = Table("split", "listed", "in index", "classes")
-    for split in summary.splits:
-        classes = f"{split.classes} of {len(summary.classes)}"
-        table.add_row(split.name, str(split.listed), str(split.indexed), classes)
+    for split, numbers in summary.description["fingerprint"]["videos_per_class"].items():
+        listed, indexed = summary.description["listed"].get(split, 0), sum(numbers.values())
+        found = sum(map(bool, numbers.values()))
+        table.add_row(split, str(listed), str(indexed), f"{found} of {len(summary.classes)}")
     Console(soft_wrap=True, highlight=False).print(table)
     for note in summary.notes:
         print(f"note: {note}")
@@ -175,7 +153,8 @@ def train_command(dataset: str, summary: Summary, root: Path, pattern: str | Non
 
     root = root.absolute()
     index = list_path(summary.output, root)
-    splits = [split.name for split in summary.splits if split.indexed]
+    videos = summary.description["fingerprint"]["videos"]
+    splits = [name for name, count in videos.items() if count]
     train = next((name for name in splits if name.endswith("train")), splits[0])
     held_out = next((name for name in splits if name != train), None)
     options = [f"data.root={root}", f"data.train={index}/{train}.csv"]

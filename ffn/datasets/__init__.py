@@ -15,7 +15,7 @@ from ffn.datasets.listing import (
 )
 from ffn.datasets.lists import find_lists, read_lines, read_rows
 from ffn.datasets.mirror import mirror_pairs, mirror_problems
-from ffn.datasets.preparation import SplitSummary, Summary, prepare
+from ffn.datasets.preparation import Summary, prepare
 from ffn.datasets.splits import SplitSettings
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "PreparationError",
     "Problem",
     "SplitSettings",
-    "SplitSummary",
     "Summary",
     "find_lists",
     "mirror_pairs",

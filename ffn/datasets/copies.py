@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from fractions import Fraction
 from itertools import chain
@@ -101,7 +101,7 @@ def copy_all(
     pattern: str,
     workers: int = 0,
     timeout: float = TIMEOUT,
-    progress: Callable[[int, int], None] = lambda done, count: None,
+    progress: bool = False,
 ) -> dict[Part, tuple[str, VideoMetadata] | str]:
     """Copy the videos of all entries.
 
@@ -109,18 +109,19 @@ def copy_all(
         For each part of an original, the path of its copy relative to the root with its facts, or
         the cause of a failure.
     """
+    from rich.progress import track
+
     targets = _targets(settings, entries, root)
     jobs = [
         _Job(root / path, target, times, facts[path].fps, pattern, settings)
         for (path, *times), target in targets.items()
     ]
-    progress(0, len(jobs))
-    results: dict[Part, tuple[str, VideoMetadata] | str] = {}
-    copied = map_in_processes(_copy_or_cause, jobs, workers, timeout)
-    for (part, target), (_, result) in zip(targets.items(), copied, strict=True):
-        results[part] = result if isinstance(result, str) else (list_path(target, root), result)
-        progress(len(results), len(jobs))
-    return results
+    results = map_in_processes(_copy_or_cause, jobs, workers, timeout)
+    shown = track(results, "copying", total=len(jobs), disable=not progress)
+    return {
+        part: result if isinstance(result, str) else (list_path(target, root), result)
+        for (part, target), (_, result) in zip(targets.items(), shown, strict=True)
+    }
 
 
 def _targets(settings: CopySettings, entries: Iterable[Entry], root: Path) -> dict[Part, Path]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 
 from ffn.data.decoding import FrameFolder, VideoError, VideoMetadata, probe
@@ -18,7 +18,7 @@ def read_all(
     verify: bool = False,
     workers: int = 0,
     timeout: float = TIMEOUT,
-    progress: Callable[[int, int], None] = lambda done, count: None,
+    progress: bool = False,
 ) -> dict[str, VideoMetadata | str]:
     """Read the facts of all files; return facts or the cause of an error by path.
 
@@ -29,15 +29,14 @@ def read_all(
         verify: Decode every frame.
         workers: Number of processes; 0 runs in this process.
         timeout: Seconds per file.
-        progress: Called with the number of finished files and of all files.
+        progress: Show a progress bar.
     """
+    from rich.progress import track
+
     jobs = [(path, str(root / path), pattern, verify) for path in dict.fromkeys(paths)]
-    results: dict[str, VideoMetadata | str] = {}
-    progress(0, len(jobs))
-    for (path, *_), result in map_in_processes(_facts_or_cause, jobs, workers, timeout):
-        results[path] = result
-        progress(len(results), len(jobs))
-    return results
+    results = map_in_processes(_facts_or_cause, jobs, workers, timeout)
+    shown = track(results, "reading", total=len(jobs), disable=not progress)
+    return {path: result for (path, *_), result in shown}
 
 
 def cause_of(error: Exception) -> str:

@@ -81,33 +81,27 @@ def write_index(
         "notes": listing.notes,
         "problems": dict(sorted(Counter(kind for kind, *_ in problems).items())),
         "flip": {"pairs": pairs, "unpaired": unpaired},
-        "fingerprint": fingerprint(listing, entries, facts),
+        "listed": dict(Counter(entry.split for entry in listing.entries)),
+        "fingerprint": fingerprint(listing, entries),
     }
     write_text(output / DESCRIPTION, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
     return content
 
 
-def fingerprint(
-    listing: Listing, entries: Sequence[Entry], facts: Mapping[str, VideoMetadata]
-) -> dict[str, Any]:
-    """Identify a version of a data set: counts, frames in octaves, classes, and a SHA-256.
+def fingerprint(listing: Listing, entries: Sequence[Entry]) -> dict[str, Any]:
+    """Identify a version of a data set: numbers of videos, classes, and a SHA-256.
 
     The SHA-256 covers the sorted lines "split, name, label" of the index. Names are those of the
     official lists, so the paths of the files do not matter.
     """
     lines = sorted(f"{entry.split}\t{entry.name}\t{entry.label}\n" for entry in entries)
-    videos, per_class, frames = {}, {}, {}
+    per_class = {}
     for split in listing.splits:
-        chosen = [entry for entry in entries if entry.split == split]
-        labels = Counter(entry.label for entry in chosen)
-        octaves = Counter(facts[entry.path].frames.bit_length() - 1 for entry in chosen)
-        videos[split] = len(chosen)
+        labels = Counter(entry.label for entry in entries if entry.split == split)
         per_class[split] = {name: labels[name] for name in listing.classes}
-        frames[split] = {f"{2**o}-{2 ** (o + 1) - 1}": octaves[o] for o in sorted(octaves)}
     return {
-        "videos": videos,
+        "videos": {split: sum(numbers.values()) for split, numbers in per_class.items()},
         "videos_per_class": per_class,
-        "frames": frames,
         "classes": listing.classes,
         "sha256": hashlib.sha256("".join(lines).encode()).hexdigest(),
     }

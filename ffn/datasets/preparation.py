@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,25 +24,6 @@ from ffn.datasets.listing import (
 )
 from ffn.datasets.splits import SplitSettings, split_entries
 
-Progress = Callable[[str, int, int], None]
-
-
-@dataclass(frozen=True, slots=True)
-class SplitSummary:
-    """Numbers of videos in one split.
-
-    Attributes:
-        name: Name such as `train` or `split1/val`.
-        listed: Videos in the list.
-        indexed: Videos in the csv.
-        classes: Classes with a video in the csv.
-    """
-
-    name: str
-    listed: int
-    indexed: int
-    classes: int
-
 
 @dataclass(frozen=True, slots=True)
 class Summary:
@@ -52,7 +31,6 @@ class Summary:
 
     Attributes:
         output: Folder of the index.
-        splits: Numbers of each split.
         classes: Class names in the order of their indices.
         problems: Rows of `problems.csv`.
         notes: Remarks that are not problems.
@@ -60,7 +38,6 @@ class Summary:
     """
 
     output: Path
-    splits: list[SplitSummary]
     classes: list[str]
     problems: list[Problem]
     notes: list[str]
@@ -81,7 +58,7 @@ def prepare(
     overwrite: bool = False,
     workers: int = 0,
     timeout: float = TIMEOUT,
-    progress: Progress = lambda step, done, count: None,
+    progress: bool = False,
 ) -> Summary:
     """Write the index of a data set: csv per split, class names, fingerprint, problems.
 
@@ -99,7 +76,7 @@ def prepare(
         workers: Number of processes; 0 runs in this process.
         timeout: Seconds per video; a video that takes longer is a problem. No effect with 0
             workers.
-        progress: Called with the step, the number of finished videos and of all videos.
+        progress: Show progress bars.
 
     Raises:
         PreparationError: if the data set cannot be prepared.
@@ -129,12 +106,10 @@ def prepare(
     if copies is not None:
         claim_copies(copies, root)
 
-    options = {"pattern": pattern, "workers": workers, "timeout": timeout}
-    step = partial(progress, "reading")
-    facts, found = _read_facts(listing, usable, root, verify=verify, progress=step, **options)
+    options = {"pattern": pattern, "workers": workers, "timeout": timeout, "progress": progress}
+    facts, found = _read_facts(listing, usable, root, verify=verify, **options)
     if copies is not None:
-        step = partial(progress, "copying")
-        facts, found = _copy(listing, found, facts, copies, root, progress=step, **options)
+        facts, found = _copy(listing, found, facts, copies, root, **options)
     if not found:
         raise PreparationError(
             f"none of the {len(usable)} videos can be read; the first problem: "
@@ -147,8 +122,7 @@ def prepare(
         about["copies"] = copies.to_dict()
     output.mkdir(parents=True, exist_ok=True)
     description = write_index(output, listing, found, facts, about)
-    splits = [_split_summary(listing, split, found) for split in listing.splits]
-    return Summary(output, splits, listing.classes, listing.problems, listing.notes, description)
+    return Summary(output, listing.classes, listing.problems, listing.notes, description)
 
 
 def _search(root: Path, output: Path, skip: list[Path]) -> Inventory:
@@ -235,12 +209,6 @@ def _copy(
 def _with_path(entry: Entry, cause: str) -> str:
     """A cause after the path of the file, unless the entry is named by its path."""
     return cause if entry.name == entry.path else f"{entry.path}: {cause}"
-
-
-def _split_summary(listing: Listing, split: str, found: list[Entry]) -> SplitSummary:
-    listed = sum(entry.split == split for entry in listing.entries)
-    indexed = [entry for entry in found if entry.split == split]
-    return SplitSummary(split, listed, len(indexed), len({entry.label for entry in indexed}))
 
 
 def _first_cause(problems: list[Problem]) -> str:

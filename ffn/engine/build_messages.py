@@ -12,8 +12,6 @@ from ffn.engine.distributed import World
 from ffn.engine.options import Config
 from ffn.engine.tasks import Task
 
-MIN_SHARE = 0.95  # of the parameters that start weights should contain
-
 
 def introduction(
     config: Config,
@@ -78,9 +76,7 @@ def flip_warnings(classes: Sequence[str]) -> Iterator[str]:
 def start_weight_warnings(
     name: str, match: zoo.Match, record: zoo.WeightRecord, classes: Sequence[str]
 ) -> Iterator[str]:
-    """Start weights that lack parameters, or whose classifier is kept for other classes."""
-    if match.share < MIN_SHARE:
-        yield f"{name} contains {match.share:.0%} of the parameters; the others are initialized"
+    """Start weights whose classifier is kept for other classes."""
     if match.classes is not None or record.classes is None:
         return  # a new classifier, or unknown names
     pairs = list(zip(record.classes, classes, strict=True))

@@ -2,8 +2,8 @@
 
 from ffn.zoo.create import create_model, list_models
 from ffn.zoo.download import download, home, sha256_of
+from ffn.zoo.fetch import early_exit_beside, early_exit_path, fetch_weights
 from ffn.zoo.load import load, load_start_weights, load_with_record, model_from_record
-from ffn.zoo.local import early_exit_beside, early_exit_path, fetch_weights
 from ffn.zoo.read import read_weights
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights
 from ffn.zoo.repositories import from_pretrained, push_to_hub

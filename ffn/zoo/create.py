@@ -44,14 +44,9 @@ def create_model(
     Raises:
         ValueError: no model or weights of that name (the message lists the closest names), or an
             argument that the model does not take.
-        TypeError: the name is no text.
         FileNotFoundError: no file at the path ``pretrained``.
         WeightsError: the weights do not fit the model, or cannot be read.
     """
-    if not isinstance(name, str):
-        raise TypeError(
-            f"name is {name!r}; expected the name of a model, such as tsm_r50: ffn.list_models()"
-        )
     start = STARTS.get(name, True) if pretrained is True else pretrained
     if start is True:
         return _build_from_images(name, num_classes=num_classes, **kwargs)

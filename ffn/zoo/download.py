@@ -12,7 +12,7 @@ from urllib.parse import unquote, urlsplit
 
 from filelock import FileLock
 
-from ffn.files import explain, write_text
+from ffn.files import write_text
 from ffn.zoo.records import WeightsError
 from ffn.zoo.torch_files import refuse_web_page
 
@@ -29,15 +29,8 @@ def home() -> Path:
 
 
 def is_offline() -> bool:
-    """Whether the environment variable ``FFN_OFFLINE`` forbids downloads: set, and not 0.
-
-    Raises:
-        ValueError: it is neither 0 nor 1.
-    """
-    value = os.environ.get("FFN_OFFLINE", "0") or "0"
-    if value not in ("0", "1"):
-        raise ValueError(f"FFN_OFFLINE is {value!r}; expected 1, or 0")
-    return value == "1"
+    """Whether the environment variable ``FFN_OFFLINE`` forbids downloads: set, and not 0."""
+    return os.environ.get("FFN_OFFLINE", "") not in ("", "0")
 
 
 def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
@@ -57,8 +50,9 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
         is that of the address if that of the file is unknown.
 
     Raises:
-        WeightsError: no connection, or ``FFN_OFFLINE=1``; no such file, another hash, a web page in
-            place of a file of unknown hash, or a folder that cannot be written.
+        WeightsError: no connection, or ``FFN_OFFLINE=1``; no such file, another hash, or a web page
+            in place of a file of unknown hash.
+        OSError: the folder cannot be written.
     """
     if urlsplit(url).scheme not in ("http", "https"):
         raise WeightsError(f"cannot download {url!r}: expected an http or https address")
@@ -71,16 +65,10 @@ def download(url: str, *, sha256: str | None, name: str | None = None) -> Path:
         raise WeightsError(
             f"{url} is not in {target.parent}, and FFN_OFFLINE is set; download it once without"
         )
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{target}.lock"):
-            if not _is_right(target, sha256):  # another process may have downloaded it
-                _fetch(url, target, sha256 or _stored_hash(target))
-    except OSError as error:
-        raise WeightsError(
-            f"cannot write downloads to {target.parent}: {explain(error)}. The environment "
-            "variable FFN_HOME names another folder"
-        ) from error
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with FileLock(f"{target}.lock"):
+        if not _is_right(target, sha256):  # another process may have downloaded it
+            _fetch(url, target, sha256 or _stored_hash(target))
     return target
 
 
@@ -112,37 +100,33 @@ def _stored_hash(target: Path) -> str | None:
 
 
 def _fetch(url: str, target: Path, expected: str | None) -> None:
-    """Download a file under a temporary name, check it, and rename it."""
+    """Download a file; pooch writes it under a temporary name until its hash is checked."""
     import pooch
     import requests
 
-    print(f"downloading {url} to {target}", file=sys.stderr, flush=True)
-    pooch.get_logger().setLevel(logging.WARNING)  # it prints the name of the temporary file
-    part = target.with_name(f"{target.name}.part")
-    part.unlink(missing_ok=True)
     cache = pooch.create(
         path=target.parent,
         base_url="",
-        registry={part.name: expected},
-        urls={part.name: url},
+        registry={target.name: expected},
+        urls={target.name: url},
         retry_if_failed=RETRIES,
     )
     downloader = pooch.HTTPDownloader(progressbar=sys.stderr.isatty(), chunk_size=CHUNK)
     if urlsplit(url).hostname in _DRIVE:
         downloader = _from_drive
     try:
-        cache.fetch(part.name, downloader=downloader)
+        cache.fetch(target.name, downloader=downloader)
         if expected is None:
-            refuse_web_page(part)
+            refuse_web_page(target)
     except WeightsError as error:
+        target.unlink(missing_ok=True)
         raise WeightsError(f"cannot download {url}: {error}") from error
     except (requests.RequestException, ValueError) as error:  # ValueError: another hash
         raise WeightsError(f"cannot download {url}: {error}. The file is not used") from error
     if expected is None:
-        found = sha256_of(part)
+        found = sha256_of(target)
         _log.warning("%s: the expected sha256 is unknown; %s is stored as it", url, found)
         write_text(_hash_file(target), f"{found}\n")
-    os.replace(part, target)
 
 
 def _from_drive(url: str, output: str, _: object) -> None:

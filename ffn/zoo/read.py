@@ -13,13 +13,11 @@ import safetensors.torch
 from torch import Tensor
 
 from ffn.zoo.download import forget
-from ffn.zoo.hub import fetch_repository, is_repository
-from ffn.zoo.local import by_hand, check_hash, fetch_record
+from ffn.zoo.fetch import by_hand, check_hash, fetch_record, fetch_repository, is_repository
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, list_weights, read_record
 from ffn.zoo.remap import from_foreign, read_foreign
-from ffn.zoo.torch_files import READABLE_FORMATS, load_tensors
+from ffn.zoo.torch_files import CHECKPOINT_FORMAT, load_tensors
 
-FOREIGN = (".pth", ".tar", ".pyth", ".ckpt", ".bin", ".pkl")
 _CONVERT = "Convert weights of other implementations with ffn convert_checkpoint"
 
 
@@ -28,34 +26,33 @@ def read_weights(name_or_path: str | os.PathLike[str]) -> tuple[WeightRecord, di
 
     Arguments and errors are those of :func:`ffn.load`.
     """
-    if isinstance(name_or_path, str) and is_repository(name_or_path):
-        name_or_path = fetch_repository(name_or_path)
-    path = Path(name_or_path)
-    is_of_zoo = str(name_or_path) in list_weights()
-    if path.is_dir() and not is_of_zoo:
+    name = os.fspath(name_or_path)
+    if name in list_weights():
+        record = find_record(name)
+        if record.source_format is not None:
+            return record, _read_published(record)
+        return record, _tensors(fetch_record(record))
+    path = fetch_repository(name) if is_repository(name) else Path(name)
+    if path.is_dir():
         raise FileNotFoundError(f"{path} is a folder; pass a file in it")
-    if path.suffix in (".pt", ".safetensors"):
-        if not path.is_file():
-            raise FileNotFoundError(f"no file {path}")
-        return _read_checkpoint(path) if path.suffix == ".pt" else _read_saved(path)
-    if path.suffix in FOREIGN or path.is_file():
-        raise WeightsError(f"{path} is neither a checkpoint .pt nor .safetensors. {_CONVERT}")
-    if not is_of_zoo and path.name != str(name_or_path):
+    if path.suffix not in (".pt", ".safetensors"):
+        if path.is_file():
+            raise WeightsError(f"{path} is neither a checkpoint .pt nor .safetensors. {_CONVERT}")
+        if path.name == name:
+            find_record(name)  # raises: the message has the closest names
+    if not path.is_file():
         raise FileNotFoundError(f"no file {path}; weights end in .pt or .safetensors")
-    record = find_record(str(name_or_path))
-    if record.source_format is not None:
-        return record, _read_published(record)
-    return record, _tensors(fetch_record(record))
+    return _read_checkpoint(path) if path.suffix == ".pt" else _read_saved(path)
 
 
 def _read_checkpoint(path: Path) -> tuple[WeightRecord, dict[str, Tensor]]:
     content = load_tensors(path)
     if not isinstance(content, dict) or not {"format", "model", "meta"} <= content.keys():
         raise WeightsError(f"{path} is not a training checkpoint of ffn. {_CONVERT}")
-    if content["format"] not in READABLE_FORMATS:
+    if content["format"] != CHECKPOINT_FORMAT:
         raise WeightsError(
-            f"{path} has checkpoint format {content['format']}; this version reads "
-            f"{' and '.join(map(str, READABLE_FORMATS))}. Update ffn"
+            f"{path} has checkpoint format {content['format']}; this version of ffn reads format "
+            f"{CHECKPOINT_FORMAT}"
         )
     try:
         record = WeightRecord.from_checkpoint(content["meta"], path.stem)

@@ -18,6 +18,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
 from ffn.core import frame_ranges
+from ffn.files import shipped
 from ffn.limits import CLASSES, RECORD_BYTES, TRAINED_COUNTS
 
 
@@ -141,28 +142,14 @@ class WeightRecord:
         try:
             return cls(**{key: value for key, value in values.items() if value is not None})
         except ValidationError as error:
-            faults = [_explain(fault) for fault in error.errors(include_url=False)]
-            raise ValueError("; ".join(faults)) from None
+            faults = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
+            raise ValueError("; ".join(f"{key}: {cause}" for key, cause in faults)) from None
 
     @classmethod
     def from_checkpoint(cls, meta: Mapping[str, Any], name: str) -> WeightRecord:
         """Build a record from the meta data of a checkpoint; its other keys are left out."""
         known = {f.name for f in fields(cls)}
         return cls.from_dict({"name": name, **{k: v for k, v in meta.items() if k in known}})
-
-
-def _explain(fault: Mapping[str, Any]) -> str:
-    """A line about an error of pydantic."""
-    key = ".".join(map(str, fault["loc"]))
-    if fault["type"] == "unexpected_keyword_argument":
-        known = [f.name for f in fields(WeightRecord)]
-        close = difflib.get_close_matches(key, known, n=1)
-        hint = f'did you mean "{close[0]}"?' if close else f"known: {', '.join(known)}"
-        return f'unknown key "{key}"; {hint}'
-    if fault["type"] == "missing":
-        return f"no {key}"
-    value = f"{key} is {fault['input']!r:.60}: " if key else ""
-    return value + fault["msg"].removeprefix("Value error, ")
 
 
 def read_record(path: Path) -> WeightRecord:
@@ -188,10 +175,8 @@ def read_record(path: Path) -> WeightRecord:
 
 
 def zoo_folder() -> Path:
-    """The folder of the zoo's records, in an installed package or in a checkout."""
-    package = Path(__file__).resolve().parents[1]
-    installed = package / "model_zoo" / "weights"
-    return installed if installed.is_dir() else package.parent / "model_zoo" / "weights"
+    """The folder of the zoo's records."""
+    return shipped("model_zoo/weights")
 
 
 def list_weights(pattern: str = "*") -> list[str]:

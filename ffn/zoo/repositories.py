@@ -12,9 +12,8 @@ import torch
 from torch import nn
 
 from ffn.files import write_text
-from ffn.zoo.hub import EARLY_EXIT, WEIGHTS, is_repository
+from ffn.zoo.fetch import HUB_EARLY_EXIT, HUB_WEIGHTS, early_exit_beside, is_repository
 from ffn.zoo.load import load, load_with_record
-from ffn.zoo.local import early_exit_beside
 from ffn.zoo.records import WeightRecord, WeightsError
 from ffn.zoo.save import save_weights, state_sha256
 
@@ -47,7 +46,6 @@ def push_to_hub(
     *,
     private: bool = False,
     overwrite: bool = False,
-    message: str = "Weights of ffn",
 ) -> str:
     """Publish weights in a repository of the Hugging Face Hub, with a model card.
 
@@ -60,7 +58,6 @@ def push_to_hub(
         repo: "user/name".
         private: create a private repository; one that exists must be private.
         overwrite: replace weights that the repository already has; its history keeps them.
-        message: of the commit.
 
     Returns:
         The name by which ``ffn.load`` reads them, ``hf://user/name``.
@@ -90,23 +87,23 @@ def push_to_hub(
                 f"{name} is public; choose another name, make it private in its settings on the "
                 "Hub, or publish without private=True, --private"
             )
-        if not overwrite and api.file_exists(repo, WEIGHTS):
+        if not overwrite and api.file_exists(repo, HUB_WEIGHTS):
             raise FileExistsError(
-                f"{name} has {WEIGHTS} already; choose another name, or replace it: "
+                f"{name} has {HUB_WEIGHTS} already; choose another name, or replace it: "
                 "overwrite=True in Python, --overwrite in a command"
             )
         with tempfile.TemporaryDirectory(prefix="ffn-") as folder:
             meta = {k: v for k, v in record.to_dict().items() if k not in ("sha256", "size", "url")}
-            saved = save_weights(model, Path(folder, WEIGHTS), meta | {"source_format": None})
+            saved = save_weights(model, Path(folder, HUB_WEIGHTS), meta | {"source_format": None})
             if early_exit is not None:
-                shutil.copyfile(early_exit, Path(folder, EARLY_EXIT))
+                shutil.copyfile(early_exit, Path(folder, HUB_EARLY_EXIT))
             card = model_card(saved, repo, early_exit=early_exit is not None)
             write_text(Path(folder, "README.md"), card)
             api.upload_folder(
                 repo_id=repo,
                 folder_path=folder,
-                commit_message=message,
-                delete_patterns=[EARLY_EXIT],  # that of earlier weights
+                commit_message="Weights of ffn",
+                delete_patterns=[HUB_EARLY_EXIT],  # that of earlier weights
             )
     except (errors.HfHubHTTPError, errors.HFValidationError) as error:
         cause = str(error).strip().partition("\n")[0]
@@ -158,7 +155,7 @@ print(predictor("video.mp4", frames={frames}).top(5))
 ```
 {table}{classes}{", ".join(record.classes or ())}
 
-SHA-256 of `{WEIGHTS}`: `{record.sha256}`
+SHA-256 of `{HUB_WEIGHTS}`: `{record.sha256}`
 """
 
 

@@ -10,8 +10,6 @@ from torch import Tensor
 
 from ffn.zoo.records import WeightsError
 
-ENOUGH = 0.95  # with a smaller share of matching parameters, it is probably another network
-
 
 @dataclass(frozen=True)
 class Match:
@@ -20,10 +18,8 @@ class Match:
     Attributes:
         state: the entries that match by name and shape.
         total: number of the network's entries, without those of a new classifier.
-        share: values in ``state`` over those in these entries, 0 to 1.
-        missing: entries of the network that are not in the state dict.
-        unexpected: entries of the state dict that are not in the network.
-        reshaped: entries of another shape, with both shapes.
+        faults: the entries that do not match, each with the reason. ``num_batches_tracked``, which
+            old versions of torch did not save, may be missing.
         classes: number of classes in the state dict (0: no classifier) and in the network, whose
             classifier is new; None if they are equal.
         note: how the frame counts of the weights were assigned to those of the network, if they
@@ -32,17 +28,12 @@ class Match:
 
     state: dict[str, Tensor]
     total: int
-    share: float
-    missing: tuple[str, ...]
-    unexpected: tuple[str, ...]
-    reshaped: tuple[str, ...]
+    faults: tuple[str, ...]
     classes: tuple[int, int] | None
     note: str = ""
 
     def require(self, source: str, *, new_head: bool = False) -> Match:
         """Return this match; raise an error unless everything matches.
-
-        ``num_batches_tracked``, which old versions of torch did not save, may be missing.
 
         Args:
             source: name of the state dict in the message.
@@ -51,26 +42,19 @@ class Match:
         Raises:
             WeightsError: entries do not match.
         """
-        missing = [k for k in self.missing if not k.endswith("num_batches_tracked")]
-        faults = [f"{k} is missing" for k in missing]
-        faults += [f"{k} is unknown to the model" for k in self.unexpected]
-        faults += list(self.reshaped)
+        faults = list(self.faults)
         if self.classes is not None and not new_head:
             faults.append(f"its classifier has {self.classes[0]} classes, not {self.classes[1]}")
-        if not faults:
-            return self
-        few = min(self.share, len(self.state) / max(1, self.total)) < ENOUGH
-        hint = ". Probably it belongs to another model" if few else ""
-        more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
-        raise WeightsError(
-            f"{source} does not fit the model: {len(self.state)} of {self.total} entries match "
-            f"({self.share:.1%} of the parameters). {'; '.join(faults[:4])}{more}{hint}"
-        )
+        if faults:
+            more = f"; and {len(faults) - 4} more" if len(faults) > 4 else ""
+            raise WeightsError(
+                f"{source} does not fit the model: {len(self.state)} of {self.total} entries "
+                f"match. {'; '.join(faults[:4])}{more}"
+            )
+        return self
 
     def __str__(self) -> str:
-        matched = f"{len(self.state)} of {self.total} entries"
-        lines = [f"matched: {matched}, {self.share:.1%} of the parameters"]
-        lines += [f"missing: {key}" for key in self.missing]
+        lines = [f"matched: {len(self.state)} of {self.total} entries"]
         if self.classes:
             lines.append(
                 f"classifier: {self.classes[0] or 'no'} classes in the weights, {self.classes[1]} "
@@ -100,21 +84,16 @@ def match_state(
         classes = _other_classes(state, network, other)
         new_head = tuple(other) if classes else ()
     expected = [key for key in network if key not in new_head]
+    missing = [key for key in expected if key not in state]
+    faults = [f"{key} is missing" for key in missing if not key.endswith("num_batches_tracked")]
+    faults += [f"{key} is unknown to the model" for key in state if key not in network]
+    faults += [
+        f"{key} is {tuple(state[key].shape)}, the model's {tuple(network[key].shape)}"
+        for key in other
+        if key not in new_head
+    ]
     same = {key: state[key] for key in expected if key in state and key not in other}
-    values = sum(network[key].numel() for key in expected)
-    return Match(
-        state=same,
-        total=len(expected),
-        share=sum(network[key].numel() for key in same) / max(1, values),
-        missing=tuple(key for key in expected if key not in state),
-        unexpected=tuple(key for key in state if key not in network),
-        reshaped=tuple(
-            f"{key} is {tuple(state[key].shape)}, the model's {tuple(network[key].shape)}"
-            for key in other
-            if key not in new_head
-        ),
-        classes=classes,
-    )
+    return Match(same, len(expected), tuple(faults), classes)
 
 
 def _other_classes(

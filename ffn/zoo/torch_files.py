@@ -14,7 +14,6 @@ import torch
 from ffn.zoo.records import WeightsError
 
 CHECKPOINT_FORMAT = 2  # of training checkpoints
-READABLE_FORMATS = (1, 2)
 _PAGE_STARTS = (b"<!doctype", b"<html", b"<head", b"<?xml", b"<!--")
 
 

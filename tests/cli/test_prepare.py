@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "datasets"))
 
@@ -71,12 +71,9 @@ def test_the_printed_command_trains_with_the_index(
 
 
 def test_problems_are_shown_and_the_rest_is_indexed(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], write_folder: Callable
 ) -> None:
-    def write(folder: Path, frames: int, *, size: tuple[int, int], first: int) -> None:
-        write_frames(folder, frames, size, "{:05d}.jpg", first)
-
-    Layouts(tmp_path, None, write).sthv1()
+    Layouts(tmp_path, None, write_folder).sthv1()
 
     assert run("sthv1", "--root", tmp_path, "--workers", 2) == 1
 
@@ -87,15 +84,11 @@ def test_problems_are_shown_and_the_rest_is_indexed(
     assert "\n  ffn train sthv1/tsm_r50 data.root=" in printed
 
 
-def write_frames(folder: Path, frames: int, size: tuple[int, int], name: str, first: int) -> None:
-    folder.mkdir(parents=True)
-    for number in range(first, first + frames):
-        Image.new("RGB", size).save(folder / name.format(number))
-
-
-def test_frames_with_names_of_their_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_frames_with_names_of_their_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], write_folder: Callable
+) -> None:
     for split in ("train", "val"):
-        write_frames(tmp_path / split / "run/a", 4, (20, 16), "img_{:03d}.png", 0)
+        write_folder(tmp_path / split / "run/a", 4, first=0, pattern="img_{:03d}.png")
 
     assert run("folder", "--root", tmp_path, "--pattern", "img_{:03d}.png", "--workers", 0) == 0
 

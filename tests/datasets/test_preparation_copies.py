@@ -37,7 +37,7 @@ def test_a_copy_made_before_is_kept_and_a_broken_one_made_again(layouts: Layouts
 
     # Copies are no videos of the data set.
     again = prepare("folder", layouts.root, overwrite=True)
-    assert [s.listed for s in again.splits] == [2, 2]
+    assert again.description["listed"] == {"train": 2, "val": 2}
     assert again.problems == []
 
 

@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 from preparation_layouts import Layouts, index, problems, write_damaged, write_videos
 
-from ffn.datasets import DATASETS, Entry, Inventory, Listing, PreparationError, prepare, read_rows
+from ffn.datasets import (
+    DATASETS,
+    Entry,
+    Inventory,
+    Listing,
+    PreparationError,
+    prepare,
+    read_rows,
+    register_dataset,
+)
 
 
 def test_unreadable_files_are_named_with_the_cause(layouts: Layouts) -> None:
@@ -55,14 +64,16 @@ def test_an_index_is_not_overwritten_by_default(layouts: Layouts) -> None:
     assert sorted(layouts.root.rglob("*")) == files
 
 
-def test_the_lists_of_a_data_set_are_never_replaced(
+def test_a_registered_data_set_whose_lists_are_never_replaced(
     layouts: Layouts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The data set of CONTRIBUTING.md, with its index in the folder of the lists."""
     layouts.video("a.mp4")
     for split in ("train", "val"):
         layouts.text(f"lists/{split}.csv", ["a.mp4,run"])
+    monkeypatch.setattr(DATASETS, "_entries", dict(DATASETS))
 
+    @register_dataset("mine")
     def mine(videos: Inventory, lists: Inventory) -> Listing:
         listing = Listing(["run"], ["train", "val"])
         for split in listing.splits:
@@ -70,11 +81,18 @@ def test_the_lists_of_a_data_set_are_never_replaced(
                 listing.entries.append(Entry(split, path, label, where, path))
         return listing
 
-    monkeypatch.setitem(DATASETS._entries, "mine", mine)
     lists = layouts.root / "lists"
     with pytest.raises(FileExistsError, match="holds other files"):
         prepare("mine", layouts.root, output=lists, annotations=lists, overwrite=True)
     assert (lists / "train.csv").read_text() == "a.mp4,run\n"
+    prepare("mine", layouts.root, annotations=lists)
+    assert [row["path"] for row in index(layouts.root)] == ["a.mp4"]
+
+    listing = Listing(["run"], ["train"], [Entry("val", "a", "run", "list:1", "a.mp4")])
+    for wrong, message in ((listing, "has the split 'val'"), (None, "mine returned NoneType")):
+        monkeypatch.setitem(DATASETS._entries, "mine", lambda videos, lists, wrong=wrong: wrong)
+        with pytest.raises(PreparationError, match=message):
+            prepare("mine", layouts.root, overwrite=True)
 
 
 def test_figures_of_tools_and_files_of_systems_are_no_videos(layouts: Layouts) -> None:

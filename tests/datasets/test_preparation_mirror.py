@@ -6,39 +6,29 @@ from ffn.data import swap_pairs
 from ffn.datasets import mirror_pairs, mirror_problems
 
 
-def test_something_something() -> None:
+def test_pairs() -> None:
     names = [
         "Plugging something into something but pulling it right out as you remove your hand",
         "Pulling something from left to right",
         "Pulling something from right to left",
-        "Pulling two ends of something so that it separates into two pieces",
-        "Pushing something from left to right",
         "Pushing something from right to left",
+        "Pushing something from left to right",
         "Putting something upright on the table",
-        "Turning the camera downwards while filming something",
-        "Turning the camera left while filming something",
-        "Turning the camera right while filming something",
-        "Turning the camera upwards while filming something",
-        "Twisting (wringing) something wet until water comes out",
+        "SwipeLeft",
+        "SwipeRight",
+        "turn clockwise",
+        "turn anti-clockwise",
+        "left hand then right foot",
+        "right hand then left foot",
+        "right away",
     ]
 
     pairs = mirror_pairs(names)
 
-    assert pairs == [(names[1], names[2]), (names[4], names[5]), (names[8], names[9])]
+    numbers = [[1, 2], [3, 4], [6, 7], [8, 9], [10, 11]]
+    assert pairs == [(names[one], names[other]) for one, other in numbers]
     assert mirror_problems(names) == []
-    assert swap_pairs(pairs, names) == [[1, 2], [4, 5], [8, 9]]
-
-
-def test_spellings() -> None:
-    for one, other in (
-        ("SwipeLeft", "SwipeRight"),
-        ("swipe_left", "swipe_right"),
-        ("turn clockwise", "turn anti-clockwise"),
-        ("left hand then right foot", "right hand then left foot"),
-    ):
-        assert mirror_pairs([other, "jump", one]) == [(other, one)]
-    for name in ("upright", "eating leftovers", "bright light", "right away"):
-        assert mirror_pairs([name]) == mirror_problems([name]) == []
+    assert swap_pairs(pairs, names) == numbers
 
 
 def test_what_has_no_single_mirror_image() -> None:

@@ -18,15 +18,14 @@ def test_registered_and_timm_names_give_video_models():
 
 
 def test_what_is_no_model() -> None:
-    for name, options, error, message in (
-        ("tsm_r51", {}, ValueError, "tsm_r50"),
-        ("tsm.resnet51", {}, ValueError, r"tsm\.resnet50"),
-        ("tsm_tiny", {"num_classes": 0}, ValueError, "num_classes is 0"),
-        ("tsm_tiny", {"drop_path": 0.1}, ValueError, "takes no drop_path"),
-        ("tsm_tiny", {"pretrained": True}, ValueError, "no image weights"),
-        (5, {}, TypeError, "such as tsm_r50"),
+    for name, options, message in (
+        ("tsm_r51", {}, "tsm_r50"),
+        ("tsm.resnet51", {}, r"tsm\.resnet50"),
+        ("tsm_tiny", {"num_classes": 0}, "num_classes is 0"),
+        ("tsm_tiny", {"drop_path": 0.1}, "no argument drop_path"),
+        ("tsm_tiny", {"pretrained": True}, "no argument pretrained"),
     ):
-        with pytest.raises(error, match=message):
+        with pytest.raises(ValueError, match=message):
             create_model(name, **options)
 
 

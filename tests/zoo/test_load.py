@@ -38,7 +38,7 @@ CLIP = torch.rand(2, 3, 3, 32, 32)
 
 
 def checkpoint(path: Path, model, meta, /, **changes) -> Path:
-    torch.save({"format": 1, "model": model.state_dict(), "meta": meta} | changes, path)
+    torch.save({"format": 2, "model": model.state_dict(), "meta": meta} | changes, path)
     return path
 
 
@@ -82,29 +82,15 @@ def test_every_kind_of_network_comes_back(tmp_path, plain, plain_meta, meta, suf
         assert record.classes == ("left", "right", "still")
 
 
-def test_nothing_is_overwritten_unless_told(tmp_path, network, meta):
-    path = tmp_path / "m.safetensors"
-    save_weights(network, path, meta)
-    before = path.read_bytes()
-    with torch.no_grad():
-        network.model.net.fc.bias.add_(1)
-    with pytest.raises(FileExistsError, match=r"m\.safetensors exists"):
-        save_weights(network, path, meta)
-    assert path.read_bytes() == before
-    path.unlink()
-    with pytest.raises(FileExistsError, match=r"m\.yaml exists"):
-        save_weights(network, path, meta)
-
-    save_weights(network, path, meta, overwrite=True)
-    assert equal(load(path), network)
-
-
-def test_a_save_on_a_full_disk_leaves_the_old_files(tmp_path, network, meta):
+def test_nothing_is_overwritten_unless_told_or_by_half(tmp_path, network, meta):
+    """A full disk leaves the old files."""
     path = tmp_path / "m.safetensors"
     save_weights(network, path, meta)
     before = path.read_bytes(), path.with_suffix(".yaml").read_bytes()
     with torch.no_grad():
         network.model.net.fc.bias.add_(1)
+    with pytest.raises(FileExistsError, match=r"m\.safetensors exists"):
+        save_weights(network, path, meta)
 
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (len(before[0]) // 2, hard))
@@ -117,6 +103,12 @@ def test_a_save_on_a_full_disk_leaves_the_old_files(tmp_path, network, meta):
     assert (path.read_bytes(), path.with_suffix(".yaml").read_bytes()) == before
     assert sorted(os.listdir(tmp_path)) == ["m.safetensors", "m.yaml"]
 
+    path.unlink()
+    with pytest.raises(FileExistsError, match=r"m\.yaml exists"):
+        save_weights(network, path, meta)
+    save_weights(network, path, meta, overwrite=True)
+    assert equal(load(path), network)
+
 
 def test_a_description_of_another_network_is_not_saved(tmp_path, network, meta):
     for change in ({"model_args": {"width": 16}}, {"num_classes": 4, "classes": None}):
@@ -124,7 +116,7 @@ def test_a_description_of_another_network_is_not_saved(tmp_path, network, meta):
             save_weights(network, tmp_path / "m.safetensors", meta | change)
     for change, message in (
         ({"classes": ["one"]}, "1 class names for num_classes 3"),
-        ({"trainedframes": (2, 4)}, 'did you mean "trained_frames"'),
+        ({"trainedframes": (2, 4)}, "trainedframes: Unexpected"),
         ({"num_classes": 0}, "num_classes"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -193,7 +185,7 @@ def test_damaged_and_foreign_checkpoints_are_named(tmp_path, network, meta):
         load(path)
     for changes, message in (
         ({"format": 3}, "format 3"),
-        ({"meta": {"model": "tsm_tiny"}}, "is not valid: no num"),
+        ({"meta": {"model": "tsm_tiny"}}, "is not valid: num_classes"),
     ):
         checkpoint(path, network, meta, **changes)
         with pytest.raises(WeightsError, match=message):
@@ -238,7 +230,7 @@ def zoo(tmp_path, network, meta, monkeypatch):
     folder = tmp_path / "zoo"
     save_weights(network, folder / "tsm_tiny.motion_f2_4.safetensors", meta)
     monkeypatch.setattr(records, "zoo_folder", lambda: folder)
-    monkeypatch.setattr("ffn.zoo.local.zoo_folder", lambda: folder)
+    monkeypatch.setattr("ffn.zoo.fetch.zoo_folder", lambda: folder)
     return folder
 
 
@@ -292,7 +284,7 @@ def test_a_flexible_network_starts_from_a_flexible_one(tmp_path, network, meta):
     match, _ = load_start_weights(model, path)
     assert equal(model, network)
     matched = f"{len(network.state_dict())} of {match.total} entries"
-    assert str(match) == f"matched: {matched}, 100.0% of the parameters"
+    assert str(match) == f"matched: {matched}"
 
     model = convert(fresh(), (1, 3, 9))
     match, _ = load_start_weights(model, path)
@@ -350,7 +342,7 @@ def test_a_classifier_of_other_classes_is_new(tmp_path, plain, plain_meta, meta,
 
     match, _ = load_start_weights(model, path)
 
-    assert (match.classes, match.share) == ((3, 5), 1)
+    assert match.classes == (3, 5)
     assert "classifier: 3 classes in the weights, 5 in the model; newly initialized" in str(match)
     for key, value in model.state_dict().items():
         is_head = key.startswith("net.fc.")
@@ -360,15 +352,15 @@ def test_a_classifier_of_other_classes_is_new(tmp_path, plain, plain_meta, meta,
 
 def test_a_start_from_another_network_is_refused(tmp_path, network, plain, meta, plain_meta):
     flexible = checkpoint(tmp_path / "f.pt", network, meta)
-    with pytest.raises(WeightsError, match=r"\d+ of \d+ entries match \(\d.*another model"):
+    with pytest.raises(WeightsError, match=r"\d+ of \d+ entries match"):
         load_start_weights(create_model("tea_tiny", num_classes=3, width=8), flexible)
     wide = convert(fresh(width=16), (2, 4))
-    with pytest.raises(WeightsError, match="another model"):
+    with pytest.raises(WeightsError, match="entries match"):
         load_start_weights(wide, checkpoint(tmp_path / "p.pt", plain, plain_meta))
     two = {"a.weight": torch.ones(3, 4), "b.weight": torch.ones(3, 4)}
     wider = {name: torch.ones(5, 4) for name in two}
     assert match_state(two, wider).classes is None  # no classifier: two layers differ
-    assert match_state({"a.weight": torch.ones(3, 4)}, {"a.weight": torch.ones(5, 6)}).reshaped
+    assert match_state({"a.weight": torch.ones(3, 4)}, {"a.weight": torch.ones(5, 6)}).faults
 
 
 # Records of models of other packages.

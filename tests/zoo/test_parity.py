@@ -60,8 +60,7 @@ def load_reference(reference: str) -> nn.Module:
     converted = from_foreign(
         state, model=OURS[reference], trained_frames=trained if flexible else None
     )
-    assert converted.match.share == 1
-    assert not converted.match.unexpected
+    assert not converted.match.faults
     return converted.model
 
 

@@ -1,15 +1,21 @@
-"""The local files of weights: where they are, fetch them, and compare their SHA-256."""
+"""Fetch weights: the local file of a name of the zoo, or of the Hugging Face Hub.
+
+A repository of the Hub holds the weights, ``model.safetensors``, and their record, ``model.yaml``,
+which has their SHA-256. It may hold an early exit for them, ``model.early_exit.json``.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
-from ffn.zoo.download import download, sha256_of
-from ffn.zoo.hub import fetch_repository, is_repository
+from ffn.zoo.download import download, home, is_offline, sha256_of
 from ffn.zoo.records import WeightRecord, WeightsError, find_record, read_record, zoo_folder
 
-WEIGHTS, EARLY_EXIT = (".pt", ".safetensors"), ".early_exit.json"  # ends of the names of files
+HUB_WEIGHTS, HUB_RECORD = "model.safetensors", "model.yaml"
+HUB_EARLY_EXIT = "model.early_exit.json"
+_REPOSITORY = re.compile(r"hf://(?P<repo>[^/@\s]+/[^/@\s]+)(?:@(?P<revision>[^/@\s]+))?")
 
 
 def fetch_weights(name: str) -> Path:
@@ -31,6 +37,59 @@ def fetch_weights(name: str) -> Path:
     path = fetch_repository(name)
     check_hash(path, read_record(path.with_suffix(".yaml")))
     return path
+
+
+def is_repository(name: str) -> bool:
+    """Whether a name of weights is that of a repository, ``hf://user/name[@revision]``.
+
+    Raises:
+        ValueError: it starts with ``hf://`` and has another form.
+    """
+    found = bool(_REPOSITORY.fullmatch(name))
+    if name.startswith("hf://") and not found:
+        wrong = f"the name of a repository is {name!r}"
+        raise ValueError(f"{wrong}; expected hf://user/name or hf://user/name@revision")
+    return found
+
+
+def fetch_repository(name: str) -> Path:
+    """Download the files of a repository, or find them in the cache.
+
+    Args:
+        name: ``hf://user/name[@revision]``. A branch is looked up for a newer version if there is a
+            connection.
+
+    Returns:
+        Path of the weights, in ``FFN_HOME/hub``; the record and an early exit are next to them.
+
+    Raises:
+        WeightsError: there is no such repository or file, no connection and no copy, or a folder
+            that cannot be written.
+    """
+    import huggingface_hub
+
+    repo, revision = _REPOSITORY.fullmatch(name).groups()
+    cache = home() / "hub"
+    try:
+        folder = huggingface_hub.snapshot_download(
+            repo,
+            revision=revision,
+            cache_dir=cache,
+            local_files_only=is_offline(),
+            allow_patterns=[HUB_WEIGHTS, HUB_RECORD, HUB_EARLY_EXIT],
+        )
+    except Exception as error:  # huggingface_hub raises errors of several packages
+        cause = str(error.__cause__ or error).strip().partition("\n")[0].rstrip(".")
+        raise WeightsError(
+            f"cannot download {name}: {cause}. A private repository needs `hf auth login` or "
+            "HF_TOKEN; FFN_OFFLINE=1 forbids downloads"
+        ) from error
+    if not all(Path(folder, file).is_file() for file in (HUB_WEIGHTS, HUB_RECORD)):
+        raise WeightsError(
+            f"{name} has no weights of ffn: expected the files {HUB_WEIGHTS} and {HUB_RECORD}, as "
+            f"ffn.push_to_hub writes them. Download other files with `hf download {repo}`"
+        )
+    return Path(folder, HUB_WEIGHTS)
 
 
 def fetch_record(record: WeightRecord) -> Path:
@@ -78,7 +137,7 @@ def early_exit_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
         WeightsError: they cannot be downloaded.
     """
     path = Path(name_or_path)
-    if path.suffix not in WEIGHTS:
+    if path.suffix not in (".pt", ".safetensors"):
         path = fetch_weights(os.fspath(name_or_path))
     kept = early_exit_path(path)
     return kept if kept.is_file() else None
@@ -86,4 +145,4 @@ def early_exit_beside(name_or_path: str | os.PathLike[str]) -> Path | None:
 
 def early_exit_path(weights: Path) -> Path:
     """Where the early exit for a file of weights is kept: ``best.early_exit.json``."""
-    return weights.with_name(f"{weights.stem}{EARLY_EXIT}")
+    return weights.with_name(f"{weights.stem}.early_exit.json")
