@@ -21,6 +21,7 @@ def write_video():
         *,
         width=64,
         height=48,
+        rate=25,
         codec="libx264",
         stream=None,
         container=None,
@@ -35,7 +36,7 @@ def write_video():
         """
         fixed = {"fflags": "+bitexact"}  # no random identifiers in mkv and webm
         with av.open(str(path), "w", options=fixed | (container or {})) as output:
-            video = output.add_stream(codec, rate=25, options=stream or {"g": "8", "bf": "2"})
+            video = output.add_stream(codec, rate=rate, options=stream or {"g": "8", "bf": "2"})
             video.width, video.height, video.pix_fmt = width, height, pixels
             if rotation:
                 video.set_display_rotation(rotation)
@@ -47,7 +48,7 @@ def write_video():
                 frame.pts = i
                 packets += video.encode(frame)
             for packet in packets + video.encode():
-                ticks = round(late / 25 / packet.time_base)
+                ticks = round(late / rate / packet.time_base)
                 packet.pts, packet.dts = packet.pts + ticks, packet.dts + ticks
                 output.mux(packet)
         return str(path)

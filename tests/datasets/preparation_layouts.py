@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import av
-import numpy as np
 
 from ffn.datasets import Summary
 
@@ -47,30 +46,9 @@ class Layouts:
         target.parent.mkdir(parents=True, exist_ok=True)
         self._video(target, frames, width=32, height=24, **options)
 
-    def long_video(self, path: str, frames: int) -> None:
-        """Write a video of 5 frames per second, so that few frames last for seconds."""
-        target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with av.open(str(target), "w") as output:
-            stream = output.add_stream("libx264", rate=5)
-            stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
-            for number in range(frames):
-                pixels = np.full((24, 32, 3), 20 + 4 * number, dtype=np.uint8)
-                output.mux(stream.encode(av.VideoFrame.from_ndarray(pixels, format="rgb24")))
-            output.mux(stream.encode())
-
     def frames(self, path: str, frames: int = 5, first: int = 1) -> None:
         """Write a frame folder of images of 32 x 24 pixels."""
         self._frames(self.root / path, frames, size=(32, 24), first=first)
-
-    def kinetics_csv(self, path: str, rows: Iterable[tuple], columns: str) -> None:
-        """Write a csv as released, with quotes where there are blanks."""
-        target = self.root / path
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with target.open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerow(columns.split(","))
-            writer.writerows(rows)
 
     def sthv1(self) -> None:
         """V1: frame folders, `id;label`; one video is missing, one has a gap, one is not listed."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 from preparation_layouts import Layouts, labels, problems
 
@@ -17,16 +19,20 @@ def kinds(summary: Summary) -> set[tuple[str, str, str]]:
     return {one for one in problems(summary) if one[0] != "class"}
 
 
+def write_csv(layouts: Layouts, path: str, rows: Iterable[tuple], columns: str) -> None:
+    layouts.text(path, [columns, *(",".join(map(str, row)) for row in rows)])
+
+
 def write_lists(layouts: Layouts, folder: str = "", val: str = "val") -> None:
     train = [
         ("abseiling", A, 10, 20, "train", 0),
         ("air drumming", B, 0, 10, "train", 0),
         ("playing cards", C, 7, 17, "train", 0),
     ]
-    layouts.kinetics_csv(f"{folder}train.csv", train, COLUMNS)
-    layouts.kinetics_csv(f"{folder}{val}.csv", [("abseiling", D, 415, 425, "val", 0)], COLUMNS)
+    write_csv(layouts, f"{folder}train.csv", train, COLUMNS)
+    write_csv(layouts, f"{folder}{val}.csv", [("abseiling", D, 415, 425, "val", 0)], COLUMNS)
     columns = "youtube_id,time_start,time_end,split"
-    layouts.kinetics_csv(f"{folder}test.csv", [("testtesttes", 1, 11, "test")], columns)
+    write_csv(layouts, f"{folder}test.csv", [("testtesttes", 1, 11, "test")], columns)
 
 
 @pytest.mark.parametrize(
@@ -85,8 +91,8 @@ def test_layouts(layouts: Layouts, lists: str, val: str, paths: list[str]) -> No
 def test_700_takes_parts_of_one_video_and_a_replacement(layouts: Layouts) -> None:
     rows = [("abseiling", A, 0, 1, "train"), ("bowling", A, 2, 3, "train")]
     rows += [("bowling", B, 0, 10, "train")]
-    layouts.kinetics_csv("kinetics700_2020/train.csv", rows, COLUMNS.removesuffix(",is_cc"))
-    layouts.long_video(f"train/{A}.mp4", 20)  # 4 s: the whole video
+    write_csv(layouts, "kinetics700_2020/train.csv", rows, COLUMNS.removesuffix(",is_cc"))
+    layouts.video(f"train/{A}.mp4", 20, rate=5)  # 4 s: the whole video
     layouts.video(f"train/{B}_000000_000010.mp4", 2)
     layouts.video(f"replacement/replacement_for_corrupted_k400/{B}_000000_000010.mp4", 8)
 
@@ -105,9 +111,9 @@ def test_700_takes_parts_of_one_video_and_a_replacement(layouts: Layouts) -> Non
 def test_files_that_tell_no_time_and_disagree_with_the_list(layouts: Layouts) -> None:
     rows = [("abseiling", A, 0, 1, "train"), ("bowling", A, 5, 6, "train")]
     rows += [("bowling", B, 6, 7, "train"), ("bowling", D, 0, 10, "train")]
-    layouts.kinetics_csv("train.csv", rows, COLUMNS.removesuffix(",is_cc"))
-    layouts.long_video(f"{A}.mp4", 5)  # one of two parts, which one is unknown
-    layouts.long_video(f"{B}.mp4", 16)  # 3.2 s: longer than the part, shorter than its end
+    write_csv(layouts, "train.csv", rows, COLUMNS.removesuffix(",is_cc"))
+    layouts.video(f"{A}.mp4", 5, rate=5)  # one of two parts, which one is unknown
+    layouts.video(f"{B}.mp4", 16, rate=5)  # 3.2 s: longer than the part, shorter than its end
     layouts.video(f"bowling/{D}.mp4")
     layouts.video(f"old/bowling/{D}.mp4")
 
@@ -123,7 +129,7 @@ def test_files_that_tell_no_time_and_disagree_with_the_list(layouts: Layouts) ->
 
 def test_broken_rows(layouts: Layouts) -> None:
     for time in ("ten", "inf"):
-        layouts.kinetics_csv("train.csv", [("abseiling", A, time, 20, "train", 0)], COLUMNS)
+        write_csv(layouts, "train.csv", [("abseiling", A, time, 20, "train", 0)], COLUMNS)
         with pytest.raises(PreparationError, match=rf"train\.csv:2: times '{time}' … '20' are not"):
             prepare("k400", layouts.root)
     layouts.text("train.csv", [COLUMNS, f"abseiling,{A},10"])

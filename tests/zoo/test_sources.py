@@ -220,26 +220,6 @@ def test_torchvision_s_mobilenet_gives_its_outputs() -> None:
     torch.testing.assert_close(network(frame[:, :, None]), image(frame), rtol=1e-4, atol=1e-5)
 
 
-def test_image_weights_of_uniformer_are_inflated_to_the_same_features() -> None:
-    """A still video has the features of its image, away from the ends that zeros pad."""
-    weight = torch.randn(8, 1, 5, 5)
-    inflated = rename({"blocks1.0.attn.weight": weight}, "uniformer")["blocks.0.0.attn.weight"]
-    x = torch.randn(1, 8, 9, 9)
-
-    still = torch.nn.functional.conv3d(
-        x[:, :, None].expand(-1, -1, 7, -1, -1), inflated, padding=2, groups=8
-    )
-
-    torch.testing.assert_close(
-        still[:, :, 3], torch.nn.functional.conv2d(x, weight, padding=2, groups=8)
-    )
-    shapes = {"patch_embed1.proj.weight": 3, "blocks3.0.pos_embed.weight": 3}
-    shapes |= {"patch_embed2.proj.weight": 1, "blocks1.0.conv1.weight": 1}
-    for key, length in shapes.items():
-        (value,) = rename({key: torch.randn(4, 2, 3, 3)}, "uniformer").values()
-        assert value.shape == (4, 2, length, 3, 3)
-
-
 def test_a_tsm_that_shifts_elsewhere_is_refused() -> None:
     ours = numbered("tsm_r101_alternate")
     theirs = {tsm_name(k): v for k, v in ours.items()}

@@ -1,6 +1,6 @@
 """Rename the entries of other implementations: one pure function of a state dict per source.
 
-The functions rename entries, reshape alterations and inflate image weights.
+The functions rename entries and reshape alterations.
 :func:`ffn.zoo.remap.from_foreign` compares the result with a network.
 """
 
@@ -134,13 +134,11 @@ def caffe2(state: Mapping[str, Tensor]) -> State:
 
 
 def uniformer(state: Mapping[str, Tensor]) -> State:
-    """UniFormer's repository: video weights, or image weights, which are inflated.
+    """UniFormer's repository, weights of videos.
 
-    ``patch_embed2`` becomes ``embeds.1`` and ``blocks3.0`` becomes ``blocks.2.0``. An image
-    convolution is repeated over time and divided by the number of repeats, as the authors do: 3 in
-    the first embedding and the position embeddings, 5 in the attention of a local block, else 1.
+    ``patch_embed2`` becomes ``embeds.1`` and ``blocks3.0`` becomes ``blocks.2.0``.
     """
-    ours = _rename(
+    return _rename(
         state,
         [
             (r"^patch_embed(\d)\.", lambda m: f"embeds.{int(m[1]) - 1}."),
@@ -148,7 +146,6 @@ def uniformer(state: Mapping[str, Tensor]) -> State:
             (r"\.adaconv", ".site"),
         ],
     )
-    return {key: _inflate(key, value) if value.ndim == 4 else value for key, value in ours.items()}
 
 
 def mmaction2(state: Mapping[str, Tensor]) -> State:
@@ -227,12 +224,3 @@ def _rename(state: Mapping[str, Tensor], rules: Rules) -> State:
             key = re.sub(pattern, by, key)
         ours[key] = value
     return ours
-
-
-def _inflate(key: str, weight: Tensor) -> Tensor:
-    """(C', C, H, W) to (C', C, T, H, W); a still video gives the features of its image."""
-    if key.startswith("embeds.0.") or ".pos_embed." in key:
-        length = 3
-    else:
-        length = 5 if ".attn." in key else 1
-    return weight.unsqueeze(2).repeat(1, 1, length, 1, 1) / length
