@@ -61,4 +61,3 @@ CLASSES = Limit("FFN_MAX_CLASSES", 100_000, "classes")
 TRAINED_COUNTS = Limit("FFN_MAX_TRAINED_COUNTS", 64, "trained frame counts")
 RECORD_BYTES = Limit("FFN_MAX_RECORD_BYTES", 2**23, "bytes")  # 100,000 class names fit
 DOWNLOAD_BYTES = Limit("FFN_MAX_DOWNLOAD_BYTES", 2**36, "bytes")  # of a file of unknown size
-CELL_CHARACTERS = Limit("FFN_MAX_CELL_CHARACTERS", 4096, "characters")  # of a path or a label

@@ -21,7 +21,7 @@ from ffn.data import (
     EvalTransform,
     Preprocessing,
     VideoError,
-    decode,
+    open_video,
 )
 from ffn.limits import Limit
 from ffn.serve.inputs import FramesInMemory
@@ -67,9 +67,9 @@ def test_videos_with_large_frames(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     video = write_video(tmp_path / "a.mp4", 64, 48)
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(64 * 48 - 1))
     with pytest.raises(VideoError, match=r"64 x 48 pixels: 3,072 pixels per frame; at most 3,071 "):
-        decode(video, [0])
+        open_video(video).read([0])
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(64 * 48))
-    assert decode(video, [0]).shape == (1, 48, 64, 3)
+    assert open_video(video).read([0]).shape == (1, 48, 64, 3)
 
 
 def test_video_whose_frames_are_larger_than_its_header_says(
@@ -82,16 +82,16 @@ def test_video_whose_frames_are_larger_than_its_header_says(
         parts.append(video.read_bytes())
     (tmp_path / "both.h264").write_bytes(b"".join(parts))
 
-    assert decode(tmp_path / "both.h264", [5]).shape == (1, 256, 256, 3)
+    assert open_video(tmp_path / "both.h264").read([5]).shape == (1, 256, 256, 3)
     monkeypatch.setenv("FFN_MAX_FRAME_PIXELS", str(128 * 128))
     with pytest.raises(VideoError, match=r"both\.h264"):
-        decode(tmp_path / "both.h264", [5])
+        open_video(tmp_path / "both.h264").read([5])
 
 
 def test_thin_frames(tmp_path: Path) -> None:
     """Resized to a shorter side of 256, they would have billions of pixels."""
     with pytest.raises(VideoError, match="1 x 20000 pixels: at most 32 times"):
-        decode(write_frames(tmp_path / "a", (1, 20_000)), [0], pattern="{:05d}.png")
+        open_video(write_frames(tmp_path / "a", (1, 20_000)), pattern="{:05d}.png").read([0])
     thin = torch.zeros(2, 1, 20_000, 3, dtype=torch.uint8)
     with pytest.raises(VideoError, match="20000 x 1 pixels: at most 32 times"):
         FramesInMemory(thin).read([0])
@@ -105,7 +105,7 @@ def test_pipe_among_frames(tmp_path: Path) -> None:
     os.mkfifo(folder / "00002.png")
     started = time.monotonic()
     with pytest.raises(VideoError, match=r"frame 2: 00002\.png is not a regular file"):
-        decode(folder, [2], pattern="{:05d}.png")
+        open_video(folder, pattern="{:05d}.png").read([2])
     assert time.monotonic() - started < 5
 
 
@@ -121,7 +121,7 @@ def test_texts_are_no_videos(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(text)
         with pytest.raises(VideoError, match="not a video"):
-            decode(tmp_path / name, [0])
+            open_video(tmp_path / name).read([0])
 
 
 def record(**changes: Any) -> dict[str, Any]:

@@ -5,6 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+# Every option of a training transform.
+AUGMENTATIONS = {
+    "crop_mode": "resized",
+    "flip": "random",
+    "color_jitter": (0.4, 0.4, 0.4, 0.1),
+    "randaugment": "rand-m7-n4-mstd0.5-inc1",
+    "random_erasing": 0.5,
+}
+
 
 def shade(number: int) -> int:
     return 20 + 4 * number

@@ -66,7 +66,7 @@ def find_lr(
         training = build_training(options, world)
         loader, rates = training.loader, np.geomspace(low, high, steps).tolist()
         shown = track(rates, "learning rates", transient=True, disable=not world.is_main)
-        with closing(shown), explain_failures(world, loader, batch_size=loader.batch_size):
+        with closing(shown), explain_failures(world, batch_size=loader.batch_size):
             result = range_test(training.step, endless(loader), shown)
         if not world.is_main:
             return

@@ -19,21 +19,20 @@ def pack(
     quality: Annotated[int, Parameter(validator=validators.Number(gte=1, lte=100))] = 90,
     shard_mib: PositiveInt = 256,
     timeout: PositiveFloat = 600,
-    append: bool = False,
     verify: bool = False,
 ) -> int:
     """Pack the training and validation videos of a config into a clip store.
 
     The store is the folder data.store under data.root; training and testing read it with
     data.format=store. data.workers processes decode (at least 1). The same command resumes an
-    interrupted pack. Exit status: 0 success, 1 some videos are unreadable or damaged, 2 error.
+    interrupted pack, and adds videos that a finished store lacks. Exit status: 0 success, 1 some
+    videos are unreadable or damaged, 2 error.
 
     Args:
         short_side: Largest short side of the frames, in pixels; smaller videos are not enlarged.
         quality: JPEG quality, 1 to 100.
         shard_mib: Largest size of a shard, in MiB.
         timeout: Seconds per video; one that takes longer is unreadable.
-        append: Add the videos that a finished store lacks.
         verify: Do not pack; verify all checksums of the store.
     """
     from ffn.engine.config import load_config
@@ -60,7 +59,6 @@ def pack(
         shard_mib=shard_mib,
         workers=max(1, options.workers),
         timeout=timeout,
-        append=append,
         progress=True,
         **({} if options.frame_pattern is None else {"pattern": options.frame_pattern}),
     )

@@ -181,7 +181,7 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
     )
     batch_size = clips_per_forward(config, world)
     remedy = "lower train.batch_size, or raise train.grad_accum_steps"
-    with explain_failures(world, loader, batch_size=batch_size, remedy=remedy):
+    with explain_failures(world, batch_size=batch_size, remedy=remedy):
         result = sweep(
             model,
             loader,

@@ -7,17 +7,15 @@ from ffn.data.annotations import (
     read_annotations,
     read_classes,
 )
-from ffn.data.clip_sampler import ClipSampler
+from ffn.data.clip_sampler import ClipSampler, FrameCounts
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import (
     DECODERS,
     VideoError,
     VideoMetadata,
-    decode,
     open_video,
     probe,
 )
-from ffn.data.frame_counts import FrameCounts
 from ffn.data.global_rng import library_draws
 from ffn.data.lists import AnnotationRow
 from ffn.data.loader import (
@@ -28,12 +26,8 @@ from ffn.data.loader import (
     watching,
 )
 from ffn.data.preprocessing import Normalize, Preprocessing
-from ffn.data.protocols import Protocol, clip_indices
-from ffn.data.records import Record, has_several_labels, label_text, labels_of
-from ffn.data.sampling import (
-    sample_views,
-    segment_center,
-)
+from ffn.data.records import Record, has_several_labels, label_text
+from ffn.data.sampling import Protocol, clip_indices, sample_views, segment_center
 from ffn.data.splits import (
     Splits,
     check_splits,
@@ -68,11 +62,9 @@ __all__ = [
     "clip_indices",
     "collate_eval",
     "collate_train",
-    "decode",
     "describe_splits",
     "has_several_labels",
     "label_text",
-    "labels_of",
     "library_draws",
     "make_loader",
     "open_video",

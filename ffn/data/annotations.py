@@ -139,10 +139,6 @@ def _label_indices(
     """Class index of each row, or indices of a row with several labels, and all class names."""
     each = [(row.where, label) for row in rows for label in row.labels]
     several = isinstance(rows[0].label, tuple)
-    if several and not each and classes is None:
-        raise ValueError(f"{rows[0].where}: no video of the list has a label")
-    if several and any(SEPARATOR in str(name) for name in classes or ()):
-        raise ValueError(f"a class has a name with {SEPARATOR} in {short(classes)}; rename it")
     indices, names = _class_indices(each, classes)
     if not several:
         return indices, names

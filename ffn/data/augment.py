@@ -6,7 +6,6 @@ tensors. A transform draws its parameters once per sample and changes each frame
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Sequence
 
@@ -17,8 +16,8 @@ from torch import Tensor
 from ffn.data.global_rng import library_draws, seed_libraries
 
 _POLICY = r"rand(-m(\d|10)|-n\d+|-p(0?\.\d+|[01])|-mstd\d+(\.\d+)?|-inc[01])*"
-_BOX_AREA = (0.02, 1 / 3)  # share of the frame; the values of timm, SlowFast and UniFormer
-_BOX_ASPECT = (0.3, 1 / 0.3)  # height over width
+# Area of an erased box as a share of the frame, and height over width: as timm and SlowFast.
+_BOX = {"scale": (0.02, 1 / 3), "ratio": (0.3, 1 / 0.3)}
 
 
 class ColorJitter:
@@ -67,10 +66,8 @@ class RandAugment:
 
         if not re.fullmatch(_POLICY, policy):
             raise ValueError(
-                f"randaugment is {policy!r}; expected a policy of timm, as rand-m7-n4-mstd0.5-inc1:"
-                " 'rand', then m (magnitude, 0 to 10), n (number of operations), p (probability of "
-                "each, default 0.5), mstd (standard deviation of the magnitude), inc (1: larger "
-                "magnitudes are stronger)"
+                f"randaugment is {policy!r}; expected a policy of timm, as "
+                "rand-m7-n4-mstd0.5-inc1, with a magnitude m from 0 to 10"
             )
         settings = {"img_mean": tuple(fill), "interpolation": Image.Resampling.BICUBIC}
         self.augment = rand_augment_transform(policy, settings)
@@ -111,7 +108,9 @@ class RandomErasing:
     """
 
     def __init__(self, probability: float, mean: Sequence[float], std: Sequence[float]) -> None:
-        self.probability = probability
+        from torchvision.transforms import v2
+
+        self.erase = v2.RandomErasing(probability, **_BOX, value=1)
         self.mean, self.std = (np.array(v, dtype=np.float32)[:, None, None] for v in (mean, std))
 
     def __call__(self, x: Tensor, generator: np.random.Generator) -> Tensor:
@@ -121,42 +120,10 @@ class RandomErasing:
             x: uint8 (N, 3, H, W).
             generator: Source of the draws.
         """
-        if generator.random() >= self.probability:
+        with library_draws(generator):
+            box = self.erase(torch.zeros(1, *x.shape[-2:])) > 0
+        if not box.any():
             return x
-        box = draw_box(*x.shape[-2:], generator)
-        if box is None:
-            return x
-        top, left, height, width = box
-        noise = generator.standard_normal((3, height, width), dtype=np.float32)
+        noise = generator.standard_normal(x.shape[-3:], dtype=np.float32)
         pixels = np.clip(np.rint(255 * (self.mean + self.std * noise)), 0, 255).astype(np.uint8)
-
-        x = x.clone()
-        x[..., top : top + height, left : left + width] = torch.from_numpy(pixels)
-        return x
-
-
-def draw_box(
-    height: int, width: int, generator: np.random.Generator
-) -> tuple[int, int, int, int] | None:
-    """Draw a box of 2 % to a third of a frame, its height 0.3 to 3.3 times its width.
-
-    Args:
-        height: Height of the frame, in pixels.
-        width: Width of the frame, in pixels.
-        generator: Source of the draws.
-
-    Returns:
-        Top, left, height and width in pixels; None if ten draws did not fit into the frame.
-    """
-    for _ in range(10):
-        area = height * width * generator.uniform(*_BOX_AREA)
-        aspect = math.exp(generator.uniform(*map(math.log, _BOX_ASPECT)))
-        h, w = round(math.sqrt(area * aspect)), round(math.sqrt(area / aspect))
-        if 0 < h < height and 0 < w < width:
-            return (
-                int(generator.integers(height - h + 1)),
-                int(generator.integers(width - w + 1)),
-                h,
-                w,
-            )
-    return None
+        return torch.where(box, torch.from_numpy(pixels), x)

@@ -1,20 +1,22 @@
-"""The order in which the ranks load the videos of an epoch."""
+"""The order in which the ranks load the videos of an epoch, and the numbers of their frames."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from torch.utils.data import Sampler
 
 
 class ClipSampler(Sampler[tuple]):
-    """Sampler of one rank; yields keys `(epoch, index)` of `VideoDataset`.
+    """Sampler of one rank; yields keys `(epoch, index, copy)` of `VideoDataset`.
 
-    With `repeats` above 1 the keys are `(epoch, index, copy)`: a batch contains batch_size /
-    repeats videos, each `repeats` times with different draws (repeated augmentation, Hoffer et al.
-    2020). All videos come as copy 0, then all as copy 1, …, so that neighbours in a batch are
-    different videos. An epoch is one pass over the videos, with `repeats` times as many samples.
+    A batch contains batch_size / repeats videos, each `repeats` times with different draws
+    (repeated augmentation, Hoffer et al. 2020). All videos come as copy 0, then all as copy 1, …,
+    so that neighbours in a batch are different videos. An epoch is one pass over the videos, with
+    `repeats` times as many samples.
 
     All ranks use the same permutation of an epoch, drawn from (seed, epoch). Rank r takes the
     positions p with p mod world_size = r. The batches b of all ranks together are thus batch b of
@@ -93,21 +95,12 @@ class ClipSampler(Sampler[tuple]):
         return self.repeats * len(self._indices())
 
     def __iter__(self) -> Iterator[tuple]:
-        indices = self._indices()
-        if self.repeats == 1 and self.frame_counts is None:
-            return ((self.epoch, index) for index in indices)
-        videos = self.batch_size // self.repeats
-        return (
-            (self.epoch, index, copy, *numbers)
-            for batch, first in enumerate(range(0, len(indices), videos), self.skip_batches)
-            for numbers in [self._numbers(batch)]
-            for copy in range(self.repeats)
-            for index in indices[first : first + videos]
-        )
-
-    def _numbers(self, batch: int) -> tuple[Mapping[int, int], ...]:
-        """The numbers of frames in a batch, if they change."""
-        return () if self.frame_counts is None else (self.frame_counts(self.epoch, batch),)
+        indices, videos = self._indices(), self.batch_size // self.repeats
+        for batch, first in enumerate(range(0, len(indices), videos), self.skip_batches):
+            numbers = () if self.frame_counts is None else (self.frame_counts(self.epoch, batch),)
+            for copy in range(self.repeats):
+                for index in indices[first : first + videos]:
+                    yield (self.epoch, index, copy, *numbers)
 
     def _indices(self) -> list[int]:
         """Indices of the remaining videos of this rank."""
@@ -126,3 +119,53 @@ class ClipSampler(Sampler[tuple]):
         entropy = np.random.SeedSequence([self.seed, self.epoch])
         np.random.default_rng(entropy).shuffle(order)
         return order
+
+
+@dataclass(frozen=True)
+class FrameCounts:
+    """Draws the number of frames of each view, to train at more than the trained counts.
+
+    All samples of a step have the same numbers.
+    A draw depends on (seed, epoch, step) only: all processes and micro-batches of a step have the
+    same numbers, and a resumed run continues with those of an uninterrupted one.
+
+        >>> draw = FrameCounts({4: {2: 0.5, 3: 0.25, 4: 0.25}, 8: {8: 1.0}})
+        >>> draw(epoch=0, batch=0), draw(epoch=0, batch=1)
+        ({4: 2, 8: 8}, {4: 2, 8: 8})
+
+    Args:
+        probabilities: For each view, the possible numbers of frames and their probabilities.
+        seed: First part of the random seed of every draw.
+        batches_per_step: Micro-batches of each process in an optimizer step.
+
+    Raises:
+        ValueError: if a number is below 1, or the probabilities of a view do not sum to 1.
+    """
+
+    probabilities: Mapping[int, Mapping[int, float]]
+    seed: int = 0
+    batches_per_step: int = 1
+
+    def __post_init__(self) -> None:
+        for view, drawn in self.probabilities.items():
+            if min(drawn, default=0) < 1:
+                raise ValueError(f"view {view} has {sorted(drawn)} frames; expected at least 1")
+            if min(drawn.values()) < 0 or not math.isclose(sum(drawn.values()), 1):
+                raise ValueError(
+                    f"the probabilities of view {view} are {dict(drawn)}; their sum must be 1"
+                )
+
+    def __call__(self, epoch: int, batch: int) -> dict[int, int]:
+        """Draw the number of frames of each view.
+
+        Args:
+            epoch: Number of the epoch, from 0.
+            batch: Number of the batch of this process in the epoch, from 0.
+        """
+        entropy = [self.seed, epoch, batch // self.batches_per_step]
+        # The spawn key separates these draws from those of samples, whose seeds are lists, too.
+        generator = np.random.default_rng(np.random.SeedSequence(entropy, spawn_key=(1,)))
+        return {
+            view: int(generator.choice(list(drawn), p=list(drawn.values())))
+            for view, drawn in sorted(self.probabilities.items())
+        }

@@ -62,17 +62,10 @@ class Panel:
     strips: list[Strip]
 
 
-def thumbnails(clip: Tensor, side: int = THUMBNAIL) -> Tensor:
-    """Frames in the size of a contact sheet: the longer side at most ``side`` pixels.
+def _thumbnails(clip: Tensor, side: int) -> Tensor:
+    """Frames (T, C, h, w) of a clip, the longer side at most ``side`` pixels.
 
     Smaller frames are enlarged by a whole factor, without interpolation.
-
-    Args:
-        clip: uint8 RGB (C, T, H, W).
-        side: Largest length of the longer side, in pixels.
-
-    Returns:
-        uint8 RGB (T, C, h, w).
     """
     frames = clip.transpose(0, 1)  # (T, C, H, W)
     longer = max(frames.shape[-2:])
@@ -83,41 +76,28 @@ def thumbnails(clip: Tensor, side: int = THUMBNAIL) -> Tensor:
     return frames.repeat_interleave(factor, -2).repeat_interleave(factor, -1)
 
 
-def save_contact_sheet(
-    path: str | Path, title: str, panels: Sequence[Panel], *, columns: int = 1
-) -> Path:
-    """Draw panels into a PNG file.
+def save_contact_sheet(path: str | Path, title: str, panels: Sequence[Panel]) -> Path:
+    """Draw panels below each other into a PNG file.
 
     Lines that are too long are shortened in their middle. The font has Latin characters only.
 
     Args:
         path: The file; it is replaced if it exists.
         title: Line at the top.
-        panels: The videos, row by row.
-        columns: Panels in a row.
+        panels: The videos, from top to bottom.
     """
     from PIL import ImageOps
 
     strips = [[_draw_strip(strip) for strip in panel.strips] for panel in panels]
     width = max([PANEL_WIDTH, *(strip.width for own in strips for strip in own)])
-    drawn = [
-        _stack([*_draw_text(panel, width), *own]) for panel, own in zip(panels, strips, strict=True)
-    ]
-    columns = max(1, min(columns, len(drawn)))
-    rows = [
-        _stack(drawn[i : i + columns], across=True, gap=MARGIN)
-        for i in range(0, len(drawn), columns)
-    ]
-    heading = _line(title, columns * (width + MARGIN) - MARGIN, TITLE, BLACK)
-    sheet = ImageOps.expand(_stack([heading, *rows], gap=MARGIN), MARGIN, WHITE)
+    parts = [_line(title, width, TITLE, BLACK)]
+    for panel, own in zip(panels, strips, strict=True):
+        lines = [_line(line, width, TEXT, GRAY) for line in panel.lines]
+        parts.append(_stack([_line(panel.title, width, TITLE, BLACK), *lines, *own]))
+    sheet = ImageOps.expand(_stack(parts, gap=MARGIN), MARGIN, WHITE)
     with atomic_write(Path(path)) as file:
         sheet.save(file, format="PNG")
     return Path(path)
-
-
-def _draw_text(panel: Panel, width: int) -> list[Image]:
-    lines = [_line(line, width, TEXT, GRAY) for line in panel.lines]
-    return [_line(panel.title, width, TITLE, BLACK), *lines]
 
 
 def _draw_strip(strip: Strip) -> Image:
@@ -126,7 +106,7 @@ def _draw_strip(strip: Strip) -> Image:
 
     cells = [
         Image.fromarray(frame.permute(1, 2, 0).numpy())
-        for frame in thumbnails(strip.clip, strip.side)
+        for frame in _thumbnails(strip.clip, strip.side)
     ]
     if strip.captions:
         cells = [

@@ -12,11 +12,9 @@ from torch.utils.data import Dataset
 
 from ffn.data.decoding import PATTERN, Video, VideoError, open_video
 from ffn.data.preprocessing import Preprocessing
-from ffn.data.protocols import Protocol, clip_indices
 from ffn.data.records import Label, Record, SharedRecords, has_several_labels
-from ffn.data.sampling import sample_views
+from ffn.data.sampling import Protocol, clip_indices, sample_views
 from ffn.data.transforms import EvalTransform, TrainTransform
-from ffn.data.workers import WorkerStatus
 
 
 class VideoDataset(Dataset[dict[str, Any]]):
@@ -93,7 +91,6 @@ class VideoDataset(Dataset[dict[str, Any]]):
             raise ValueError("transform needs train=True and the preprocessing of the data set")
         self.records, self.views = SharedRecords(records), tuple(sorted(set(views)))
         self._numbers = {view: view for view in self.views}
-        self.worker_status: WorkerStatus | None = None  # set in the workers of a WatchedLoader
         self.preprocessing, self.train, self.protocol = preprocessing, train, protocol
         self.shuffle_frames = shuffle_frames
         self.nested, self.seed, self.on_error = nested, seed, on_error
@@ -126,8 +123,6 @@ class VideoDataset(Dataset[dict[str, Any]]):
         """
         (epoch, index, copy), numbers = self._complete(key)
         record, message = self.records[index], ""
-        if self.worker_status is not None:
-            self.worker_status.begin(index)
         try:
             clips, label = self._load(record, (epoch, index, copy), numbers)
         except VideoError as error:
@@ -136,8 +131,6 @@ class VideoDataset(Dataset[dict[str, Any]]):
                 cause = f"{error.cause}; {advice} (ffn check_data finds all such videos)"
                 raise VideoError(error.path, cause, error.frame) from error
             clips, label, message = self._black_clips(numbers), record.label, str(error)
-        if self.worker_status is not None:
-            self.worker_status.end()
         label = self._target(label)
         return {"clips": clips, "label": label, "index": index, "ok": not message, "error": message}
 

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from ffn.data.suffixes import VIDEO_SUFFIXES
 from ffn.labels import SEPARATOR
-from ffn.limits import CELL_CHARACTERS
 
 # Accepted names of the columns of a table, in lower case; the first one found is used.
 COLUMNS = {
@@ -31,8 +30,7 @@ _CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _SUFFIX = rf"(?i:{'|'.join(map(re.escape, VIDEO_SUFFIXES))})"
 _BLANKS = r"[ \t]+"
 # A line of a text list: path, number of frames if there is one, label.
-_FILE_LINE = re.compile(rf"(.+?{_SUFFIX}){_BLANKS}(?:([0-9]+){_BLANKS})?(.+)")
-_FOLDER_LINE = re.compile(rf"([^ \t]+){_BLANKS}(?:([0-9]+){_BLANKS})?([^ \t]+)")
+_LINE = re.compile(rf"([^ \t]+|.+?{_SUFFIX}){_BLANKS}(?:([0-9]+){_BLANKS})?([^ \t]+)")
 _TABS_LINE = re.compile(r"([^\t]+?) *\t[\t ]*(?:([0-9]+) *\t[\t ]*)?([^\t]+)")
 
 
@@ -187,30 +185,28 @@ def _header(
 
 
 def _text_rows(path: Path, lines: Sequence[tuple[int, str]]) -> list[AnnotationRow]:
-    """Rows of lines `path label` or `path frames label`; the format is that of the whole list."""
+    """Rows of lines `path label` or `path frames label`; the format is that of the whole list.
+
+    If every line has tabs, they divide it. Otherwise blanks do; then a path with blanks ends in the
+    suffix of a video, and a label has none.
+    """
     lines = [(number, line.strip(" \t")) for number, line in lines]
     by_tabs = all("\t" in line for _, line in lines)
-    marked = any(all(mark in line for _, line in lines) for mark in ",;")
     rows = []
     for number, line in lines:
-        where, files = f"{path}:{number}", len(re.findall(rf"{_SUFFIX}(?=[ \t])", line))
-        if marked or line.startswith('"') or re.search(rf"{_SUFFIX}\"?[,;]", line):
-            _refuse(where, line, "has quotes, commas or semicolons, which need a header")
-        pattern = _TABS_LINE if by_tabs else _FILE_LINE if files else _FOLDER_LINE
-        found = pattern.fullmatch(line)
-        if found is None:
+        where = f"{path}:{number}"
+        found = (_TABS_LINE if by_tabs else _LINE).fullmatch(line)
+        files = re.findall(rf"{_SUFFIX}(?=[ \t])", line)
+        is_table = line.startswith('"') or (not by_tabs and re.search("[,;]", line))
+        if found is None or is_table or (len(files) > 1 and not by_tabs):
             _refuse(where, line, "is not 'path label' or 'path frames label'")
         video, frames, label = found.groups(default="")
-        several_words = not by_tabs and re.search(_BLANKS, label)
-        if (files > 1 and not by_tabs) or (several_words and (frames or "/" in label)):
-            _refuse(where, line, "can be divided at several places")
         rows.append(AnnotationRow(where, video, label, frames))
         if bool(frames) != bool(rows[0].frames):
             _refuse(where, line, "has another number of columns than the first line")
-    others_are_files = len(rows) > 1 and all(is_video(row.path) for row in rows[1:])
     for row in rows[:1]:
         is_name = row.label.lower() in (*COLUMNS["label"], *COLUMNS["labels"])
-        if not is_video(row.path) and (is_name or others_are_files):
+        if is_name and not is_video(row.path):
             _refuse(row.where, lines[0][1], "looks like a header")
     return rows
 
@@ -227,9 +223,6 @@ def _check_row(row: AnnotationRow, labelled: bool) -> None:
     labels = row.labels if labelled else ()
     if "" in (row.path, *labels):
         raise ValueError(f"{row.where}: the path or a label is empty")
-    longest = max(row.path, *labels, key=len)
-    if refusal := CELL_CHARACTERS.refusal(len(longest)):
-        raise ValueError(f"{row.where}: the path or label {short(longest)} has {refusal}")
     for label in labels:
         if not is_label(label):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""The DataLoader of a VideoDataset: batches, and errors that name the videos of lost workers."""
+"""The DataLoader of a VideoDataset: batches, workers, and errors about lost workers."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader
 
 from ffn.data.clip_sampler import ClipSampler
 from ffn.data.dataset import VideoDataset
 from ffn.data.decoding import VideoError
-from ffn.data.workers import WorkerStatus, end_with_parent
+from ffn.data.workers import end_with_parent
 
 
 def make_loader(
@@ -49,8 +48,7 @@ def make_loader(
         world_size: Number of ranks.
         repeats: See `ClipSampler`; training only.
         drop_last: See `ClipSampler`; training only.
-        timeout: Seconds to wait for a batch before `LoaderError` is raised, which names the videos
-            that the workers are reading; 0 for no limit.
+        timeout: Seconds to wait for a batch of the workers; 0 for no limit.
         frame_counts: See `ClipSampler`; training only.
 
     Returns:
@@ -67,22 +65,18 @@ def make_loader(
         drop_last=train and drop_last,
         frame_counts=frame_counts,
     )
-    options = {
-        "batch_size": batch_size,
-        "sampler": sampler,
-        "collate_fn": collate_train if train else collate_eval,
-        "generator": torch.Generator().manual_seed(seed),
-        "pin_memory": torch.cuda.is_available(),
-    }
-    if workers == 0:
-        return DataLoader(dataset, **options)
-    return WatchedLoader(
+    return DataLoader(
         dataset,
+        batch_size=batch_size,
+        sampler=sampler,
+        collate_fn=collate_train if train else collate_eval,
+        generator=torch.Generator().manual_seed(seed),
+        pin_memory=torch.cuda.is_available(),
         num_workers=workers,
-        timeout=timeout,
-        persistent_workers=True,
-        multiprocessing_context=worker_start_method(),
-        **options,
+        timeout=timeout if workers else 0,
+        persistent_workers=workers > 0,
+        multiprocessing_context=worker_start_method() if workers else None,
+        worker_init_fn=_init_worker,
     )
 
 
@@ -140,82 +134,36 @@ def worker_start_method() -> str:
 
 
 class LoaderError(RuntimeError):
-    """A worker timed out or exited; the message names the videos that the workers were reading."""
-
-
-class WatchedLoader(DataLoader):
-    """A DataLoader that raises `LoaderError` if a worker hangs or exits unexpectedly.
-
-    Args:
-        dataset: Its attribute `worker_status` is set in workers.
-        num_workers: At least 1.
-        **options: Options of `torch.utils.data.DataLoader`; `timeout` is the time to wait for a
-            batch in seconds, 0 for no limit.
-    """
-
-    def __init__(self, dataset: VideoDataset, *, num_workers: int, **options: Any) -> None:
-        self.status = WorkerStatus(num_workers)
-        super().__init__(
-            dataset,
-            num_workers=num_workers,
-            worker_init_fn=partial(_init_worker, self.status),
-            **options,
-        )
-
-    def __iter__(self) -> Iterator[Any]:
-        """Iterate over batches.
-
-        Raises:
-            LoaderError: if a batch exceeds the timeout, or a worker has exited unexpectedly.
-            VideoError: if a video is unreadable; its message is that of the worker.
-        """
-        try:
-            with watching(self):
-                yield from super().__iter__()
-        except VideoError as error:
-            # torch puts the worker's traceback before the message.
-            name = f"\n{VideoError.__module__}.{VideoError.__qualname__}: "
-            raise VideoError(str(error).rpartition(name)[2].rstrip("\n")) from error
-
-    def explain(self, cause: str) -> LoaderError:
-        """A `LoaderError` with the cause and the videos that workers are reading."""
-        videos = [
-            f"worker {worker} has been reading {self.dataset.records[index].path} "
-            f"for {seconds:.0f} s"
-            for worker, index, seconds in self.status.active()
-        ]
-        if "timed out" in cause:
-            cause, remedy = f"no batch within {self.timeout:g} s", "or increase data.timeout"
-        else:
-            cause = f"a worker exited unexpectedly ({cause})"
-            remedy = "and whether memory was exhausted"
-        reading = "; ".join(videos) or "no worker was reading"
-        return LoaderError(f"{cause}; {reading}; check these videos with ffn check_data, {remedy}")
+    """A worker of a loader timed out or exited."""
 
 
 @contextmanager
-def watching(*loaders: DataLoader) -> Iterator[None]:
-    """Convert the error that torch raises when a worker exits into a `LoaderError`.
+def watching() -> Iterator[None]:
+    """Convert the errors of torch about loader workers into errors that name the remedy.
 
-    torch raises it in a signal handler of the main process, anywhere in the code inside the
-    context.
-
-    Args:
-        loaders: The loaders in use; those without workers are ignored.
+    torch raises the error about a worker that exits in a signal handler of the main process,
+    anywhere in the code inside the context.
 
     Raises:
-        LoaderError: if a worker exited or timed out; the message names the videos that the workers
-            were reading.
+        LoaderError: if a worker exited, or a batch exceeded the timeout.
+        VideoError: if a video is unreadable; its message is that of the worker.
     """
     try:
         yield
-    except Exception as error:
-        watched = [loader for loader in loaders if isinstance(loader, WatchedLoader)]
-        cause = _worker_failure(error)
-        if isinstance(error, LoaderError) or cause is None or not watched:
+    except VideoError as error:
+        # torch puts the worker's traceback before the message.
+        name = f"\n{VideoError.__module__}.{VideoError.__qualname__}: "
+        if name not in str(error):
             raise
-        lost = max(watched, key=lambda loader: len(loader.status.active()))
-        raise lost.explain(cause) from error
+        raise VideoError(str(error).rpartition(name)[2].rstrip("\n")) from error
+    except Exception as error:
+        cause = _worker_failure(error)
+        if cause is None:
+            raise
+        raise LoaderError(
+            f"a loader worker failed ({cause}); find the video with ffn check_data, see whether "
+            "memory was exhausted, or increase data.timeout"
+        ) from error
 
 
 def _worker_failure(error: BaseException | None) -> str | None:
@@ -234,8 +182,8 @@ def _worker_failure(error: BaseException | None) -> str | None:
     return None
 
 
-def _init_worker(status: WorkerStatus, worker: int) -> None:
-    """Set up a worker process: signal handlers, process group, worker status.
+def _init_worker(worker: int) -> None:
+    """Set up a worker process: signal handlers and process group.
 
     A forked worker inherits the signal handlers of the training process, which would ignore the
     SIGTERM that ends it. SIGINT (Ctrl-C) goes to the whole process group; the training process
@@ -246,4 +194,3 @@ def _init_worker(status: WorkerStatus, worker: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     os.setpgid(0, 0)
     end_with_parent()
-    get_worker_info().dataset.worker_status = status

@@ -33,13 +33,13 @@ class Record:
     start: float | None = None
     end: float | None = None
 
+    @property
+    def labels(self) -> tuple[int, ...]:
+        """All class indices."""
+        return _as_tuple(self.label)
+
 
 _FIELDS = [field.name for field in fields(Record)]
-
-
-def labels_of(record: Record) -> tuple[int, ...]:
-    """All class indices of a record."""
-    return _as_tuple(record.label)
 
 
 def has_several_labels(records: Sequence[Record]) -> bool:

@@ -1,28 +1,31 @@
-"""Frame sampling: select the frames of a video that form a clip.
+"""Frame sampling: select the frames of a video that form a clip, in training and in tests.
 
 Each rule takes the number of frames of the video and of the clip, and returns 0-based indices in
 ascending order. Random draws come from the generator that is passed in. If the video is shorter
 than the clip, its frames are repeated evenly.
 
-Rules (training / test), named as in `RULES`:
+Rules, named as in `RULES`; `clip_indices` has their test variants:
 
-* `segment`: one frame from each of T equal segments (TSN, Wang et al. 2016; TSM, TEA):
-  `segment_random` / `segment_center`.
-* `interval`: the test rule of the SlowFast and UniFormer configurations on Something-Something:
-  `segment_random` / `segment_views`.
-* `dense`: T frames at a fixed stride inside a window of 64 frames (TSM on Kinetics):
-  `dense_start` then `dense` / the middle one of `dense_clips`.
+* `segment`: one frame from each of T equal segments (TSN, Wang et al. 2016; TSM, TEA), in training
+  a random one (`segment_random`).
+* `interval`: the test rule of the SlowFast and UniFormer configurations on Something-Something; in
+  training `segment_random`.
+* `dense`: T frames at a fixed stride inside a window of 64 frames (TSM on Kinetics), in training a
+  random window.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ffn.frame_counts import WINDOW
 
 RULES = ("segment", "interval", "dense")
+CROPS = (1, 3)  # numbers of crops in a test
 
 
 def segment_center(num_frames: int, frames: int) -> list[int]:
@@ -86,37 +89,6 @@ def segment_random(num_frames: int, frames: int, generator: np.random.Generator)
     return generator.integers(low, high).tolist()
 
 
-def segment_views(num_frames: int, frames: int, view: int = 0, views: int = 1) -> list[int]:
-    """One of `views` interleaved clips, each with one frame per segment.
-
-    With `seg = (n - 1) / s`, index i is `round(seg * i) + int(seg / (views + 1) * (view + 1))`,
-    rounding half to even (SlowFast and UniFormer on Something-Something, test time).
-
-        >>> segment_views(17, 4)
-        [2, 6, 10, 14]
-        >>> [segment_views(17, 4, view, 3) for view in range(3)]
-        [[1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
-
-    Args:
-        num_frames: Frames of the video, at least 1.
-        frames: Frames of the clip, at least 1.
-        view: Index of the clip, in [0, views).
-        views: Number of clips per video, at least 1.
-
-    Returns:
-        `frames` ascending indices in [0, num_frames).
-
-    Raises:
-        ValueError: if a number is outside its range.
-    """
-    _check_counts(num_frames, frames)
-    if not 0 <= view < views:
-        raise ValueError(f"view {view} of {views} does not exist; expected 0 <= view < views")
-    seg = (num_frames - 1) / frames
-    shift = int(seg / (views + 1) * (view + 1))
-    return [round(seg * i) + shift for i in range(frames)]
-
-
 def dense(num_frames: int, frames: int, start: int) -> list[int]:
     """Frames at stride `64 // frames`, from `start`.
 
@@ -139,7 +111,8 @@ def dense(num_frames: int, frames: int, start: int) -> list[int]:
     Note:
         In a video shorter than the window, the reference code wraps to the first frame (indices
         modulo n). This breaks the temporal order and can return one frame `frames` times (n = 4,
-        T = 16). Here such a video is sampled evenly.
+        T = 16). Here such a video is sampled evenly. Its training draws never select the last frame
+        of the video; `sample_views` draws from all windows that fit.
     """
     _check_counts(num_frames, frames)
     if frames > WINDOW:
@@ -147,66 +120,57 @@ def dense(num_frames: int, frames: int, start: int) -> list[int]:
             f"a dense clip has at most {WINDOW} frames; got {frames}. "
             "Use sampling 'segment' for longer clips"
         )
-    if not 0 <= start <= max(0, num_frames - WINDOW):
-        raise ValueError(
-            f"start is {start} in a video of {num_frames} frames; "
-            f"expected 0 … {max(0, num_frames - WINDOW)}"
-        )
     if num_frames < WINDOW:
         return segment_center(num_frames, frames)
     return list(range(start, start + frames * (WINDOW // frames), WINDOW // frames))
 
 
-def dense_start(num_frames: int, generator: np.random.Generator) -> int:
-    """First frame of a random dense window, uniform over all windows that fit.
+def clip_indices(num_frames: int, frames: int, clips: int, rule: str) -> list[list[int]]:
+    """Indices of the test clips of a video.
 
-        >>> dense_start(100, np.random.default_rng(0))  # from 0 … 36
-        31
-        >>> dense_start(40, np.random.default_rng(0))
-        0
+    * `segment`: one frame per segment, at the same offset in each; the offset of clip k is
+      `(1/2 + k/clips) mod 1` of a segment. One clip is `segment_center`; two clips are TSM's
+      `--twice_sample`: the middle and the start of each segment.
+    * `interval`: with `seg = (n - 1) / T`, index i of clip k is
+      `round(seg * i) + int(seg / (clips + 1) * (k + 1))`, rounding half to even (SlowFast and
+      UniFormer on Something-Something).
+    * `dense`: windows whose starts are spread evenly over the video, or the middle one (TSM and
+      SlowFast on Kinetics).
 
-    Args:
-        num_frames: Frames of the video, at least 1.
-        generator: Source of the draw; one integer is taken from it.
-
-    Returns:
-        An index in [0, max(0, num_frames - 64)].
-
-    Raises:
-        ValueError: if `num_frames` is below 1.
-
-    Note:
-        The reference code draws from 0 … n - 65 and never selects the last frame of the video.
-    """
-    _check_counts(num_frames, 1)
-    return int(generator.integers(max(0, num_frames - WINDOW) + 1))
-
-
-def dense_clips(num_frames: int, frames: int, clips: int = 10) -> list[list[int]]:
-    """Dense clips whose starts are spread evenly over the video: the test rule of dense sampling.
-
-        >>> dense_clips(75, 4, clips=3)  # starts 0, 5 and 11
+        >>> clip_indices(16, 4, 2, "segment")
+        [[2, 6, 10, 14], [0, 4, 8, 12]]
+        >>> clip_indices(17, 4, 3, "interval")
+        [[1, 5, 9, 13], [2, 6, 10, 14], [3, 7, 11, 15]]
+        >>> clip_indices(75, 4, 3, "dense")  # starts 0, 5 and 11
         [[0, 16, 32, 48], [5, 21, 37, 53], [11, 27, 43, 59]]
-        >>> dense_clips(75, 4, clips=1)  # one clip: the middle of the video
-        [[5, 21, 37, 53]]
 
     Args:
         num_frames: Frames of the video, at least 1.
-        frames: Frames of each clip, in [1, 64].
+        frames: Frames of each clip, at least 1.
         clips: Number of clips, at least 1.
+        rule: One of `RULES`.
 
     Returns:
-        `clips` lists of `frames` ascending indices.
+        `clips` lists of `frames` ascending indices in [0, num_frames).
 
     Raises:
-        ValueError: if a number is outside its range.
+        ValueError: if the rule is unknown, or a number is outside its range.
     """
+    _check_rule(rule)
     _check_counts(num_frames, frames)
     if clips < 1:
-        raise ValueError(f"clips is {clips}; expected at least 1")
-    last = max(0, num_frames - WINDOW)
-    starts = [last // 2] if clips == 1 else np.linspace(0, last, clips, dtype=int).tolist()
-    return [dense(num_frames, frames, start) for start in starts]
+        raise ValueError(f"there are {clips} clips; expected at least 1")
+    if rule == "dense":
+        last = max(0, num_frames - WINDOW)
+        starts = [last // 2] if clips == 1 else np.linspace(0, last, clips, dtype=int).tolist()
+        return [dense(num_frames, frames, start) for start in starts]
+    if rule == "interval":
+        seg = (num_frames - 1) / frames
+        shifts = [int(seg / (clips + 1) * (k + 1)) for k in range(clips)]
+        return [[round(seg * i) + shift for i in range(frames)] for shift in shifts]
+    tick = num_frames / frames
+    starts = [tick * ((clips + 2 * k) % (2 * clips)) / (2 * clips) for k in range(clips)]
+    return [[int(start + tick * i) for i in range(frames)] for start in starts]
 
 
 def sample_views(
@@ -239,33 +203,70 @@ def sample_views(
         The ascending indices of each view.
 
     Raises:
-        ValueError: if the rule is unknown, there is no view, or a number is below 1.
+        ValueError: if the rule is unknown, or a number is below 1.
     """
-    if rule not in RULES:
-        raise ValueError(f"sampling {rule!r} is unknown; expected one of {', '.join(RULES)}")
-    if not views:
-        raise ValueError("views is empty; expected at least one number of frames, e.g. (4, 8, 16)")
+    _check_rule(rule)
     if nested and len(views) > 1:
         largest = max(views)
         outer = sample_views(num_frames, [largest], rule=rule, generator=generator)[largest]
-        chosen = {v: _segment(largest, v, generator) for v in views if v != largest}
-        chosen[largest] = list(range(largest))
+        chosen = sample_views(largest, views, generator=generator)
         return {v: [outer[i] for i in chosen[v]] for v in views}
-
-    if rule == "dense":
-        last = max(0, num_frames - WINDOW)
-        start = last // 2 if generator is None else dense_start(num_frames, generator)
-        return {v: dense(num_frames, v, start) for v in views}
-    if rule == "interval" and generator is None:
-        return {v: segment_views(num_frames, v) for v in views}
-    return {v: _segment(num_frames, v, generator) for v in views}
-
-
-def _segment(num_frames: int, frames: int, generator: np.random.Generator | None) -> list[int]:
-    """Segment rule: random with a generator (training), centerd without (test)."""
     if generator is None:
-        return segment_center(num_frames, frames)
-    return segment_random(num_frames, frames, generator)
+        return {v: clip_indices(num_frames, v, 1, rule)[0] for v in views}
+    if rule == "dense":
+        start = int(generator.integers(max(0, num_frames - WINDOW) + 1))
+        return {v: dense(num_frames, v, start) for v in views}
+    return {v: segment_random(num_frames, v, generator) for v in views}
+
+
+@dataclass(frozen=True)
+class Protocol:
+    """Temporal clips and spatial crops of a test, named `CLIPSxCROPS` as in papers.
+
+    Each clip is tested at every crop; the prediction for a video is the mean over these views.
+
+    Attributes:
+        clips: Clips per video and view, spread over its duration, see `clip_indices`.
+        crops: Crops per clip: 1 (center) or 3 (both ends and center of the longer side), see
+            `EvalTransform`.
+    """
+
+    clips: int = 1
+    crops: int = 1
+
+    def __post_init__(self) -> None:
+        if self.clips < 1 or self.crops not in CROPS:
+            raise ValueError(
+                f"protocol {self} is unknown; expected CLIPSxCROPS with at least 1 clip and "
+                f"{' or '.join(map(str, CROPS))} crops, e.g. 1x1, 1x3, 2x3 or 10x3"
+            )
+
+    @classmethod
+    def parse(cls, text: str) -> Protocol:
+        """Parse a name such as `2x3`.
+
+        Raises:
+            ValueError: if the name is invalid.
+        """
+        parts = re.fullmatch(r"(\d+)x(\d+)", text)
+        if parts is None:
+            raise ValueError(
+                f"protocol {text!r} is unknown; expected CLIPSxCROPS, e.g. 1x1, 1x3, 2x3 or 10x3"
+            )
+        return cls(*map(int, parts.groups()))
+
+    @property
+    def views(self) -> int:
+        """Forward passes per video and number of frames, clips times crops."""
+        return self.clips * self.crops
+
+    def __str__(self) -> str:
+        return f"{self.clips}x{self.crops}"
+
+
+def _check_rule(rule: str) -> None:
+    if rule not in RULES:
+        raise ValueError(f"sampling {rule!r} is unknown; expected one of {', '.join(RULES)}")
 
 
 def _check_counts(num_frames: int, frames: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,7 @@ import numpy as np
 
 from ffn.data.annotations import read_annotation_rows, read_classes, rows_to_records
 from ffn.data.lists import AnnotationRow
-from ffn.data.records import Record, has_several_labels, label_text, labels_of
-from ffn.labels import SEPARATOR
+from ffn.data.records import Record, has_several_labels, label_text
 
 
 @dataclass(frozen=True)
@@ -27,8 +25,6 @@ class Splits:
         train: training records; empty if they were not requested.
         val: validation records.
         classes: class names in the order of their indices.
-        prepared: fingerprint in the ``dataset.json`` next to the lists, which
-            ``ffn prepare`` writes: counts per class, lengths, names. None without one.
         rows: the rows of the training and of the validation list, as they are written.
         sources: the training and the validation annotations.
     """
@@ -36,7 +32,6 @@ class Splits:
     train: list[Record]
     val: list[Record]
     classes: list[str]
-    prepared: Any = None
     rows: tuple[list[AnnotationRow], list[AnnotationRow]] = field(default=([], []), repr=False)
     sources: tuple[Path, Path] = (Path(), Path())
 
@@ -49,13 +44,12 @@ class Splits:
         """Counts, and a hash of file names and labels, stored in checkpoints."""
         lines = [f"{Path(r.path).name} {label_text(r.label)}" for r in [*self.train, *self.val]]
         text = "\n".join([*self.classes, *lines]).encode("utf-8", "surrogateescape")
-        found = {
+        return {
             "train_videos": len(self.train),
             "val_videos": len(self.val),
             "classes": len(self.classes),
             "sha256": hashlib.sha256(text).hexdigest(),
         }
-        return found if self.prepared is None else {**found, "prepared": self.prepared}
 
 
 def read_splits(
@@ -81,8 +75,7 @@ def read_splits(
         multi_label: the lists have the column ``labels``, with any number of labels per video.
 
     Raises:
-        ValueError: an annotation file or ``dataset.json`` is invalid, or the lists have the other
-            kind of labels.
+        ValueError: an annotation file is invalid, or the lists have the other kind of labels.
         FileNotFoundError: an annotation file or the file of class names is missing.
     """
     root = Path(root)
@@ -97,7 +90,7 @@ def read_splits(
     if not with_train:
         rows, records = [], []
     sources = (root / train, root / val)
-    return Splits(records, val_records, names, _prepared(sources[0]), (rows, val_rows), sources)
+    return Splits(records, val_records, names, (rows, val_rows), sources)
 
 
 def _read(
@@ -107,28 +100,12 @@ def _read(
     rows = read_annotation_rows(root / name)
     found = isinstance(rows[0].label, tuple)
     if found != multi_label:
-        kinds = f"a column labels, with {SEPARATOR} between them", "one label per video"
-        has, needs = kinds if found else kinds[::-1]
-        now, other = ("multi", "single") if multi_label else ("single", "multi")
+        has, kind = ("any number of labels", "multi") if found else ("one label", "single")
         raise ValueError(
-            f"{root / name} has {has}; data.labels={now} needs {needs}. Set data.labels={other}, "
-            "or write the other kind of list"
+            f"{root / name} has {has} per video. Set data.labels={kind}, or give the other kind of "
+            "list, whose column is label for one and labels for several"
         )
     return rows, *rows_to_records(rows, root, classes)
-
-
-def _prepared(annotations: Path) -> Any:
-    """Fingerprint of a prepared data set, found through one of its lists; None without one."""
-    for folder in annotations.parents[:2]:  # index/train.csv or index/split1/train.csv
-        description = folder / "dataset.json"
-        if description.is_file():
-            try:
-                return json.loads(description.read_text(encoding="utf-8")).get("fingerprint")
-            except (ValueError, AttributeError) as error:
-                raise ValueError(
-                    f"{description} does not describe a data set ({error}); prepare it again"
-                ) from error
-    return None
 
 
 def check_splits(splits: Splits) -> None:
@@ -139,7 +116,7 @@ def check_splits(splits: Splits) -> None:
     """
     train, val = splits.sources
     for source, records in ((train, splits.train), (val, splits.val)):
-        if records and not any(map(labels_of, records)):
+        if records and not any(record.labels for record in records):
             raise ValueError(
                 f"no video of {source} has a label; write labels separated by | in its column "
                 "labels, or give another list"
@@ -183,7 +160,7 @@ def split_warnings(splits: Splits) -> Iterator[str]:
         repeated = [path for (path, *_), times in counts.items() if times > 1]
         if repeated:
             yield f"{len(repeated)} {name} videos are listed again ({_examples(repeated)})"
-        present = {label for record in records for label in labels_of(record)}
+        present = {label for record in records for label in record.labels}
         empty = [label for i, label in enumerate(splits.classes) if i not in present]
         if empty:
             number = f"{len(empty)} of {len(splits.classes)}"
@@ -196,11 +173,9 @@ def _clips(records: Sequence[Record]) -> list[tuple[str, float | None, float | N
 
 
 def _per_class(records: Sequence[Record], classes: Sequence[str]) -> str:
-    counts = Counter(label for record in records for label in labels_of(record))
+    counts = Counter(label for record in records for label in record.labels)
     found = sorted((counts[label], label) for label in counts)
     (least, few), (most, many) = found[0], found[-1]
-    if least == most:
-        return f"{least} in each of {len(found)} classes"
     median = np.median([number for number, _ in found])
     return f"least {least} ({classes[few]}), median {median:g}, most {most} ({classes[many]})"
 

@@ -30,10 +30,10 @@ from ffn.data.crops import (
 )
 from ffn.data.preprocessing import Preprocessing
 from ffn.data.records import Label
+from ffn.data.sampling import CROPS
 from ffn.limits import frame_refusal
 
 CROP_MODES = ("multiscale", "resized", "scale_jitter")
-CROPS = (1, 3)  # numbers of crops in a test
 
 
 class TrainTransform:
@@ -83,8 +83,8 @@ class TrainTransform:
                 f"flip is {flip!r} with {len(flip_pairs)} flip_pairs; expected 'none' or 'random' "
                 "without pairs, or 'swap' with pairs, e.g. [[0, 1]]"
             )
-        if not 0 <= random_erasing <= 1:
-            raise ValueError(f"random_erasing is {random_erasing}; expected a probability, 0 to 1")
+        if len(color_jitter) != 4:
+            raise ValueError(f"color_jitter is {list(color_jitter)}; expected four strengths")
         self.preprocessing, self.flip = preprocessing, flip
         self.flipped_label = _flipped_labels(flip_pairs)
         self._crop = _build_crop(crop_mode, preprocessing.crop, scales, area, aspect, jitter_scales)
@@ -93,7 +93,6 @@ class TrainTransform:
         if preprocessing.color == "bgr":  # frames are RGB before the normalization
             mean, std = mean[::-1], std[::-1]
         self._augmentations: list[Callable[[Tensor, np.random.Generator], Tensor]] = []
-        _check_color_jitter(color_jitter)
         if any(color_jitter):
             self._augmentations.append(ColorJitter(color_jitter))
         if randaugment is not None:
@@ -206,15 +205,6 @@ def _build_crop(
             )
         return partial(jittered_crop, side=side, scales=jitter_scales)
     raise ValueError(f"crop_mode is {mode!r}; expected one of {', '.join(CROP_MODES)}")
-
-
-def _check_color_jitter(color_jitter: Sequence[float]) -> None:
-    in_range = all(0 <= strength <= 100 for strength in color_jitter)
-    if len(color_jitter) != 4 or not in_range or color_jitter[3] > 0.5:
-        raise ValueError(
-            f"color_jitter is {list(color_jitter)}; expected four strengths from 0 to 100: "
-            "brightness, contrast, saturation, and hue of at most 0.5"
-        )
 
 
 def _check_frames(frames: Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Worker processes: apply a function to many files, and what loader workers are reading."""
+"""Worker processes that apply a function to many files, and end with their parent."""
 
 from __future__ import annotations
 
@@ -14,13 +14,11 @@ from itertools import islice
 from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import get_worker_info
 
 Job = TypeVar("Job")
 
 TIMEOUT = 600.0  # seconds per file
 LONGEST_TIMEOUT = 30 * 86400
-_IDLE = -1
 
 
 class Failure(str):
@@ -88,35 +86,6 @@ def _result(future: Any, timeout: float) -> Any:
         cause = signal.Signals(-code).name if -code in [*signal.Signals] else f"exit code {code}"
         memory = ", out of memory?" if cause == "SIGKILL" else ""
         return Failure(f"the worker process exited unexpectedly ({cause}{memory})")
-
-
-class WorkerStatus:
-    """The current sample of each worker and its start time, in shared memory.
-
-    Args:
-        workers: Number of workers.
-    """
-
-    def __init__(self, workers: int) -> None:
-        # Index of the sample and time of its start, one row per worker.
-        self._rows = torch.full((workers, 2), _IDLE, dtype=torch.float64).share_memory_()
-
-    def begin(self, index: int) -> None:
-        """Record that this worker starts to read a sample; no effect outside of workers."""
-        info = get_worker_info()
-        if info is not None:
-            self._rows[info.id, 1] = time.monotonic()  # one clock for all processes
-            self._rows[info.id, 0] = index
-
-    def end(self) -> None:
-        """Record that this worker is idle; no effect outside of workers."""
-        self.begin(_IDLE)
-
-    def active(self) -> list[tuple[int, int, float]]:
-        """Worker, sample, and seconds since its start, of each worker that is not idle."""
-        rows = enumerate(self._rows.tolist())
-        now = time.monotonic()
-        return [(w, int(index), now - start) for w, (index, start) in rows if index != _IDLE]
 
 
 def start_worker() -> None:

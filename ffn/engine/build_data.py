@@ -83,7 +83,7 @@ def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
     if config.train.class_weights == "none":
         return None
     return class_weights(
-        [data.labels_of(record) for record in splits.train],
+        [record.labels for record in splits.train],
         len(splits.classes),
         power=0.5 if config.train.class_weights == "sqrt" else 1.0,
         swapped=_swapped_classes(options, splits.classes),

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import DataLoader
 
 from ffn.data import watching
 from ffn.engine.distributed import LostProcessError, World, cleanup, init_distributed
@@ -33,23 +32,22 @@ class OutOfMemoryError(RuntimeError):
 
 @contextmanager
 def explain_failures(
-    world: World, *loaders: DataLoader, batch_size: int, remedy: str = TRAINING_REMEDY
+    world: World, *, batch_size: int, remedy: str = TRAINING_REMEDY
 ) -> Iterator[None]:
     """Replace torch's errors by errors that name the cause and the remedy.
 
     Args:
         world: the processes.
-        loaders: those in use inside, so that the videos of a lost worker are named.
         batch_size: videos per forward on this process.
         remedy: how to reduce the memory of a batch.
 
     Raises:
-        LoaderError: a worker of a data loader has ended.
+        LoaderError: a worker of a data loader has ended, or hangs.
         OutOfMemoryError: a batch does not fit into the memory of the device or the machine.
         LostProcessError: another process has ended, or did not answer in time.
     """
     try:
-        with watching(*loaders):
+        with watching():
             yield
     except RuntimeError as error:
         cause = str(error).partition("\n")[0][:200]

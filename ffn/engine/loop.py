@@ -80,10 +80,10 @@ def train(run: Run) -> Path:
         LostProcessError: another process has ended.
         OutOfMemoryError: a batch does not fit.
     """
-    loaders, batch_size = (run.train_loader, run.val_loader), run.train_loader.batch_size
+    batch_size = run.train_loader.batch_size
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest(verbose=run.world.is_main))
-        stack.enter_context(explain_failures(run.world, *loaders, batch_size=batch_size))
+        stack.enter_context(explain_failures(run.world, batch_size=batch_size))
         stack.enter_context(locked(run.folder, run.world))
         state = run.checkpointer.restore()
         if is_finished(run, state):

@@ -137,24 +137,15 @@ def test_copies_of_a_video_stand_together(root: Path, tmp_path: Path, panels: li
         assert not torch.equal(one, two)
 
 
-def test_videos_are_chosen_by_split_and_number_and_described(
-    root: Path, tmp_path: Path, panels: list[Panel]
-) -> None:
-    for options, start, number in (
-        ([], "train_", 4),
-        (["--split", "val", "--videos", "50"], "val_", 12),
-    ):
-        panels.clear()
-        assert draw(root, tmp_path / "samples.png", "--overwrite", *options) == 0
-        names = [Path(panel.lines[0].split(",")[0]).name for panel in panels]
-        assert len(names) == number
-        assert all(name.startswith(start) for name in names)
+def test_videos_of_the_validation_list(root: Path, tmp_path: Path, panels: list[Panel]) -> None:
+    assert draw(root, tmp_path / "samples.png", "--split", "val", "--videos", "50") == 0
+    assert len(panels) == 12
     for panel in panels:
-        assert panel.lines == [f"{panel.lines[0].split(', ')[0]}, 30 frames"]
-        assert panel.title in panel.lines[0]  # the class is in the file name
-        two, four, *tests = [[int(text) for text in strip.captions] for strip in panel.strips]
+        name = Path(panel.lines[0].split(",")[0]).name
+        assert name.startswith("val_")
+        assert panel.title in name
+        _, four, *tests = [[int(text) for text in strip.captions] for strip in panel.strips]
         assert tests == [[7, 22], [3, 11, 18, 26]]  # the middles of the segments
-        assert two[0] < 15 <= two[1]
         assert (len(four), four) == (4, sorted(four))
 
 
@@ -169,12 +160,5 @@ def test_unreadable_videos(root: Path, tmp_path: Path, panels: list[Panel], caps
         assert draw(root, output, *options, f"data.on_error={on_error}") == status
         assert f"{tmp_path}/broken.mp4" in capsys.readouterr().err
         assert (output.exists(), len(panels)) == (number > 0, number)
-
-
-def test_errors(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (root / "old.png").write_text("mine")
-    for output in (root / "old.png", tmp_path / "samples.jpg"):
-        assert draw(root, output) == 2
-        assert output.name in capsys.readouterr().err
-    assert not list(tmp_path.iterdir())
-    assert (root / "old.png").read_text() == "mine"
+    assert draw(root, output) == 2  # it is there
+    assert draw(root, tmp_path / "samples.jpg") == 2

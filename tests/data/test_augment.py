@@ -104,7 +104,7 @@ def test_erased_box_and_noise():
     assert 2.5 < max(aspects) < 3.5
     values = torch.cat(pixels, 1).double() / 255
     assert values.mean(1).tolist() == pytest.approx(MEAN, abs=0.02)
-    assert values.std(1).tolist() == pytest.approx(STD, abs=0.03)  # clipped at 0 and 1
+    assert values.std(1).tolist() == pytest.approx(STD, abs=0.04)  # clipped at 0 and 1
 
 
 def test_erasing_has_its_probability():

@@ -1,12 +1,15 @@
-"""The order and sharing of samples over epochs and ranks."""
+"""The order and sharing of samples over epochs and ranks, and draws of numbers of frames."""
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import pairwise
 
 import pytest
 
-from ffn.data import ClipSampler
+from ffn.data import ClipSampler, FrameCounts
+
+RANGES = {4: dict.fromkeys(range(2, 6), 1 / 4), 16: dict.fromkeys(range(12, 21), 1 / 9)}
 
 
 def sampler(size=23, **options):
@@ -26,8 +29,8 @@ def test_training_ranks_share_the_epoch_equally(world_size, drop_last):
         for r in range(world_size)
     ]
     assert len({len(rank) for rank in ranks}) == 1
-    seen = [index for rank in ranks for epoch, index in rank]
-    assert all(epoch == 4 for rank in ranks for epoch, _ in rank)
+    seen = [index for rank in ranks for _, index, _ in rank]
+    assert all(epoch == 4 for rank in ranks for epoch, *_ in rank)
     if drop_last:
         assert len(seen) == len(set(seen)) == 23 // (3 * world_size) * 3 * world_size
     else:
@@ -46,7 +49,7 @@ def test_batches_of_all_ranks_are_those_of_one_process():
 def test_order_depends_on_epoch_and_seed_only():
     assert keys(sampler(), 2) == keys(sampler(), 2)
     orders = [
-        [index for _, index in keys(sampler(seed=seed), epoch)]
+        [index for _, index, _ in keys(sampler(seed=seed), epoch)]
         for seed, epoch in ((1, 0), (1, 1), (2, 0))
     ]
     assert len({tuple(order) for order in orders}) == 3
@@ -56,7 +59,7 @@ def test_order_depends_on_epoch_and_seed_only():
 @pytest.mark.parametrize("world_size", [1, 3, 30])
 def test_evaluation_takes_each_sample_once(world_size):
     ranks = [
-        [i for _, i in sampler(shuffle=False, rank=r, world_size=world_size)]
+        [i for _, i, _ in sampler(shuffle=False, rank=r, world_size=world_size)]
         for r in range(world_size)
     ]
     assert sorted(i for rank in ranks for i in rank) == list(range(23))
@@ -97,12 +100,67 @@ def test_copies_of_a_video_are_in_one_batch(repeats, world_size):
 
 def test_sampler_refuses():
     for options, message in (
-        ({"size": 0}, "size 0"),
         ({"repeats": 2, "drop_last": True}, "repeats is 2 with batch_size 3"),
-        ({"repeats": 3}, "and drop_last in training"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"drop_last": True, "world_size": 10}, "do not fill one batch of 3 on each of 10"),
         ({"drop_last": True, "shuffle": False}, "drop samples of an evaluation"),
+        ({"shuffle": False, "frame_counts": FrameCounts(RANGES)}, "frame_counts is only used"),
     ):
         with pytest.raises(ValueError, match=message):
             sampler(**options)
+
+
+def test_draws_have_their_probabilities() -> None:
+    draw = FrameCounts({4: {2: 0.1, 4: 0.6, 5: 0.3}, 16: RANGES[16]})
+    steps = [draw(epoch, batch) for epoch in range(20) for batch in range(200)]
+
+    small, large = (Counter(step[view] for step in steps) for view in (4, 16))
+    for frames, probability in {2: 0.1, 4: 0.6, 5: 0.3}.items():  # 5 standard deviations
+        assert small[frames] / 4000 == pytest.approx(probability, abs=0.04), frames
+    assert small.keys() == {2, 4, 5}
+    assert large.keys() == set(range(12, 21))
+    assert max(abs(n / 4000 - 1 / 9) for n in large.values()) < 0.025
+    # Views are independent of each other: 0.3 * 1 / 9 of the steps have (5, 20).
+    both = sum(step == {4: 5, 16: 20} for step in steps) / 4000
+    assert both == pytest.approx(0.3 / 9, abs=0.015)
+
+
+def test_draws_depend_on_seed_epoch_and_step_only() -> None:
+    def draws(seed: int, epoch: int) -> list[dict[int, int]]:
+        draw = FrameCounts(RANGES, seed=seed)
+        return [draw(epoch, batch) for batch in range(50)]
+
+    assert draws(0, 3) == draws(0, 3)
+    assert draws(0, 3) != draws(0, 4)
+    assert draws(0, 3) != draws(1, 3)
+    in_steps = FrameCounts(RANGES, seed=0, batches_per_step=3)
+    assert [in_steps(3, batch) for batch in range(150)][::3] == draws(0, 3)
+    assert in_steps(3, 3) == in_steps(3, 4) == in_steps(3, 5)
+
+
+@pytest.mark.parametrize("repeats", [1, 2])
+def test_batches_of_all_ranks_have_the_same_numbers(repeats: int) -> None:
+    draw = FrameCounts(RANGES, seed=7)
+
+    def batches(rank: int, skip: int = 0) -> list[list[tuple]]:
+        sampler = ClipSampler(
+            21, shuffle=True, seed=7, rank=rank, world_size=2, batch_size=4, repeats=repeats,
+            drop_last=True, frame_counts=draw,
+        )  # fmt: skip
+        sampler.set_epoch(5, skip)
+        keys = list(sampler)
+        return [keys[i : i + 4] for i in range(0, len(keys), 4)]
+
+    ranks = [batches(0), batches(1)]
+    assert len(ranks[0]) == len(ranks[1]) == 21 * repeats // 8
+    for number, together in enumerate(zip(*ranks, strict=True)):
+        keys = [key for batch in together for key in batch]
+        assert [key[3] for key in keys] == [draw(5, number)] * 8
+        assert sorted({key[2] for key in keys}) == list(range(repeats))
+    assert batches(1, skip=1) == ranks[1][1:]  # a resumed epoch
+
+
+def test_probabilities_are_checked() -> None:
+    for numbers in ({}, {0: 1.0}, {4: 0.5}, {4: 1.5, 5: -0.5}):
+        with pytest.raises(ValueError, match=r"expected at least 1|sum"):
+            FrameCounts({4: numbers})

@@ -1,4 +1,4 @@
-"""Crops, against torchvision, interpolation by torch and slices."""
+"""Crops, against interpolation by torch and slices."""
 
 from __future__ import annotations
 
@@ -6,10 +6,9 @@ import numpy as np
 import pytest
 import torch
 from torch.nn.functional import interpolate
-from torchvision.transforms import v2
 
-from ffn.data import EvalTransform, Preprocessing, TrainTransform, library_draws
-from ffn.data.crops import jittered_crop, resized_crop, three_squares
+from ffn.data import EvalTransform, Preprocessing, TrainTransform
+from ffn.data.crops import jittered_crop, three_squares
 
 
 def rng(seed=0):
@@ -18,15 +17,6 @@ def rng(seed=0):
 
 def noise(*shape):
     return torch.randint(0, 256, shape, dtype=torch.uint8, generator=torch.manual_seed(0))
-
-
-def test_resized_crop_is_that_of_torchvision():
-    frames, ranges = noise(2, 3, 60, 90), ((0.2, 0.6), (0.7, 1.1))
-    crop = v2.RandomResizedCrop([32, 32], scale=ranges[0], ratio=ranges[1], antialias=True)
-    for seed in range(10):
-        with library_draws(rng(seed)):
-            expected = crop(frames)
-        assert torch.equal(resized_crop(frames, 32, rng(seed), *ranges), expected)
 
 
 def test_jittered_crop_is_a_square_of_the_resized_frame():

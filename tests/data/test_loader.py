@@ -104,7 +104,7 @@ def test_batch_without_any_readable_video_is_empty(with_broken):
     assert collate_eval([item, item])["ok"].tolist() == [False, False]
 
 
-def test_an_error_of_a_save_while_a_worker_exits(records):
+def test_an_error_of_a_save_while_a_worker_exits():
     """torch.save then reports a file of the wrong length."""
 
     class File:
@@ -115,10 +115,10 @@ def test_an_error_of_a_save_while_a_worker_exits(records):
             raise self.error
 
     def save(error):
-        with watching(make_loader(dataset(records), batch_size=1, workers=1)):
+        with watching():
             torch.save({"weight": torch.zeros(1000)}, File(error))
 
-    with pytest.raises(LoaderError, match=r"a worker exited unexpectedly \(worker \(pid 1"):
+    with pytest.raises(LoaderError, match=r"\(worker \(pid 1\) is killed by signal: Killed\)"):
         save(RuntimeError("DataLoader worker (pid 1) is killed by signal: Killed."))
     with pytest.raises((RuntimeError, OSError)) as caught:
         save(OSError("no space"))

@@ -1,4 +1,4 @@
-"""Workers of the loader: the same samples, flat memory, and the videos of those that are lost."""
+"""Workers of the loader: the same samples, flat memory, and errors of lost workers."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import gc
 import os
 import signal
 import time
-from collections import Counter
 from pathlib import Path
 from statistics import median
 
 import pytest
 import torch
+from video_fixtures import AUGMENTATIONS
 
 from ffn.data import (
     ClipStore,
@@ -24,6 +24,7 @@ from ffn.data import (
     loader,
     make_loader,
     pack,
+    watching,
 )
 
 pytestmark = pytest.mark.slow
@@ -70,7 +71,7 @@ def folder(write_folder, tmp_path_factory):
     return root
 
 
-def watched(folder, names, timeout=0.0):
+def faulty(folder, names, timeout=0.0):
     records = [Record(str(folder / name), 0) for name in names]
     dataset = FaultyDataset(records, views=(2,), preprocessing=SMALL)
     return make_loader(dataset, batch_size=1, workers=2, timeout=timeout)
@@ -79,14 +80,7 @@ def watched(folder, names, timeout=0.0):
 def test_workers_give_the_same_samples(folder, start_method):
     """With every option of a training transform, and with cached videos in the second epoch."""
     records = [Record(str(folder / "abc"[i % 3]), i) for i in range(13)]
-    transform = TrainTransform(
-        SMALL,
-        crop_mode="resized",
-        flip="random",
-        color_jitter=(0.4, 0.4, 0.4, 0.1),
-        randaugment="rand-m7-n4-mstd0.5-inc1",
-        random_erasing=0.5,
-    )
+    transform = TrainTransform(SMALL, **AUGMENTATIONS)
     options = {"views": (2, 4), "preprocessing": SMALL, "train": True, "transform": transform}
     data = FaultyDataset(records, cache_bytes=2**24, **options)
     helped = make_loader(data, batch_size=4, train=True, workers=1, drop_last=False)
@@ -112,47 +106,21 @@ def test_workers_share_the_records(folder, start_method):
     assert [batch["label"].tolist() for batch in loader] == [[0, 1, 7, 3]]
 
 
-def test_each_video_is_loaded_once_and_broken_ones_are_reported(folder):
-    records = [Record(str(folder / "abc"[i % 3]), i % 7) for i in range(40)]
-    for i in (7, 20):
-        records[i] = Record(str(folder / f"absent {i}"), 0)
-    seen, skipped = Counter(), Counter()
-    for rank in range(2):
-        dataset = VideoDataset(
-            records, views=(5,), preprocessing=SMALL, train=True, on_error="skip"
-        )
-        options = {"workers": 2, "rank": rank, "world_size": 2}
-        for batch in make_loader(dataset, batch_size=10, train=True, **options):
-            seen.update(batch["index"].tolist())
-            skipped.update(text.split(":")[0] for text in batch["skipped"])
-    assert seen == Counter({*range(40)} - {7, 20})
-    assert skipped == Counter(records[i].path for i in (7, 20))
-
-
-def test_a_hanging_video_is_named_after_the_timeout(folder):
-    started = time.monotonic()
-    with pytest.raises(LoaderError) as caught:
-        list(watched(folder, ["a", "b", "hangs", "c"], timeout=2))
-    assert time.monotonic() - started < 30
-    assert "no batch within 2 s; worker " in str(caught.value)
-    assert f"has been reading {folder / 'hangs'} for " in str(caught.value)
-    assert str(folder / "c") not in str(caught.value)  # its worker is idle
-
-
-def test_the_video_of_a_dead_worker_is_named(folder, start_method):
-    with pytest.raises(LoaderError) as caught:
-        list(watched(folder, ["a", "dies", "b", "c"]))
-    assert "a worker exited unexpectedly (" in str(caught.value)
-    assert f"has been reading {folder / 'dies'} for " in str(caught.value)
+def test_hanging_and_dead_workers_are_errors(folder, start_method):
+    for name, timeout, cause in (("hangs", 2, "timed out after 2 s"), ("dies", 0, "worker|lost")):
+        started = time.monotonic()
+        with pytest.raises(LoaderError, match=cause), watching():
+            list(faulty(folder, ["a", "b", name, "c"], timeout))
+        assert time.monotonic() - started < 30
 
 
 def test_video_errors_of_workers_are_those_of_the_dataset(folder, start_method):
-    faulty = watched(folder, ["a", "absent"])
+    loader = faulty(folder, ["a", "absent"])
     with pytest.raises(VideoError) as alone:
-        faulty.dataset[1]
+        loader.dataset[1]
     assert str(alone.value).startswith(f"{folder / 'absent'}: no such file or folder; set data.on")
-    with pytest.raises(VideoError) as caught:
-        list(faulty)
+    with pytest.raises(VideoError) as caught, watching():
+        list(loader)
     assert str(caught.value) == str(alone.value)
 
 

@@ -10,13 +10,12 @@ import pytest
 from ffn.data import sampling
 from ffn.data.sampling import (
     RULES,
+    Protocol,
+    clip_indices,
     dense,
-    dense_clips,
-    dense_start,
     sample_views,
     segment_center,
     segment_random,
-    segment_views,
 )
 
 # Measured on the original FFN-pytorch code: its test rule of the 2-D networks, ...
@@ -30,45 +29,39 @@ CENTER = {
 }
 
 
-@pytest.mark.parametrize(("num_frames", "frames"), CENTER)
-def test_segment_center_equals_reference(num_frames, frames):
-    assert segment_center(num_frames, frames) == CENTER[num_frames, frames]
+def test_segment_center_equals_reference():
+    for (num_frames, frames), indices in CENTER.items():
+        assert segment_center(num_frames, frames) == indices
 
 
 def test_examples_in_docstrings():
     result = doctest.testmod(sampling)
-    assert result.attempted >= 12
+    assert result.attempted >= 11
     assert result.failed == 0
 
 
-RANDOM = {
-    "segment_center": lambda n, s, rng: segment_center(n, s),
-    "segment_random": segment_random,
-    "segment_views": lambda n, s, rng: segment_views(n, s, int(rng.integers(3)), 3),
-    "dense": lambda n, s, rng: dense(n, s, dense_start(n, rng)),
-}
-
-
-@pytest.mark.parametrize("rule", RANDOM)
+@pytest.mark.parametrize("rule", RULES)
 def test_indices_ascend_within_the_video(rule):
     rng = np.random.default_rng(0)
     for num_frames in [*range(1, 40), 63, 64, 65, 100, 301]:
         for frames in range(1, 65):
-            indices = RANDOM[rule](num_frames, frames, rng)
-            assert len(indices) == frames
-            assert indices == sorted(indices)
-            assert indices[0] >= 0
-            assert indices[-1] < num_frames
-            assert all(type(i) is int for i in indices)
+            clips = clip_indices(num_frames, frames, 3, rule)
+            clips += sample_views(num_frames, [frames], rule=rule, generator=rng).values()
+            for indices in clips:
+                assert len(indices) == frames
+                assert indices == sorted(indices)
+                assert 0 <= indices[0] <= indices[-1] < num_frames
+                assert all(type(i) is int for i in indices)
 
 
-@pytest.mark.parametrize("rule", ["segment_center", "segment_random", "dense"])
-@pytest.mark.parametrize(("num_frames", "frames"), [(2, 16), (3, 8), (4, 16), (5, 12), (7, 8)])
-def test_short_video_repeats_evenly(rule, num_frames, frames):
-    indices = RANDOM[rule](num_frames, frames, np.random.default_rng(1))
-    times = np.bincount(indices, minlength=num_frames)
-    assert times.min() >= 1
-    assert times.max() - times.min() <= 1
+@pytest.mark.parametrize("generator", [None, np.random.default_rng(1)])
+def test_short_video_repeats_evenly(generator):
+    for num_frames, frames in ((2, 16), (3, 8), (4, 16), (5, 12), (7, 8)):
+        for rule in ("segment", "dense"):
+            views = sample_views(num_frames, [frames], rule=rule, generator=generator)
+            times = np.bincount(views[frames], minlength=num_frames)
+            assert times.min() >= 1
+            assert times.max() - times.min() <= 1
 
 
 @pytest.mark.parametrize(("num_frames", "frames"), [(10, 4), (33, 8), (47, 16), (8, 8)])
@@ -89,15 +82,16 @@ def test_segment_random_draws_every_frame_of_its_segment(num_frames, frames):
     ],
 )
 def test_dense_clips_equal_reference(num_frames, frames, clips):
-    made = dense_clips(num_frames, frames)
+    made = clip_indices(num_frames, frames, 10, "dense")
     assert len(made) == 10
     assert {i: made[i] for i in clips} == clips
 
 
 def test_dense_start_draws_first_and_last_window():
     rng = np.random.default_rng(0)
-    assert {dense_start(70, rng) for _ in range(300)} == set(range(7))
-    assert {dense_start(64, rng) for _ in range(10)} == {0}
+    for num_frames, starts in ((70, set(range(7))), (64, {0})):
+        clips = (sample_views(num_frames, [4], rule="dense", generator=rng) for _ in range(300))
+        assert {clip[4][0] for clip in clips} == starts
 
 
 @pytest.mark.parametrize("rule", RULES)
@@ -125,7 +119,7 @@ def test_dense_views_share_one_window():
 
 def test_test_variants_are_the_documented_rules():
     assert sample_views(100, (8,))[8] == segment_center(100, 8)
-    assert sample_views(100, (8,), rule="interval")[8] == segment_views(100, 8)
+    assert sample_views(100, (8,), rule="interval")[8] == clip_indices(100, 8, 1, "interval")[0]
     assert sample_views(100, (8,), rule="dense")[8] == dense(100, 8, start=18)
 
 
@@ -133,10 +127,43 @@ def test_errors_name_the_accepted_values():
     for call, message in (
         (lambda: segment_center(0, 4), "the video has 0 frames"),
         (lambda: segment_center(4, 0), "the clip has 0 frames"),
-        (lambda: segment_views(10, 4, 3, 3), "view 3 of 3"),
+        (lambda: clip_indices(10, 4, 0, "segment"), "there are 0 clips"),
         (lambda: dense(100, 65, 0), "at most 64 frames; got 65"),
-        (lambda: dense(100, 8, 37), r"expected 0 … 36"),
         (lambda: sample_views(10, (4,), rule="center"), "'center' is unknown.*segment"),
     ):
         with pytest.raises(ValueError, match=message):
             call()
+
+
+def test_names():
+    assert Protocol.parse("10x3") == Protocol(clips=10, crops=3)
+    assert (str(Protocol(2, 3)), Protocol(2, 3).views, str(Protocol())) == ("2x3", 6, "1x1")
+
+    for text in ("3", "2x", "0x1", "2x5", "2x3x1", "axb"):
+        with pytest.raises(ValueError, match=r"is unknown; expected CLIPSxCROPS"):
+            Protocol.parse(text)
+
+
+@pytest.mark.parametrize(("count", "frames"), [(1, 4), (3, 8), (16, 4), (37, 16), (300, 8)])
+def test_segment_clips_are_tsms(count, frames):
+    tick = count / frames
+    center = [int(tick / 2.0 + tick * x) for x in range(frames)]
+    start = [int(tick * x) for x in range(frames)]
+    assert clip_indices(count, frames, 1, "segment") == [segment_center(count, frames)] == [center]
+    assert clip_indices(count, frames, 2, "segment") == [center, start]
+    for clips in (3, 5, 10):
+        found = clip_indices(count, frames, clips, "segment")
+        assert found[0] == center
+        offsets = sorted((0.5 + k / clips) % 1 for k in range(clips))
+        expected = [[int(tick * (offset + x) + 1e-9) for x in range(frames)] for offset in offsets]
+        assert sorted(found) == expected
+        assert all(0 <= i < count for clip in found for i in clip)
+
+
+@pytest.mark.parametrize("clips", [1, 2, 3])
+def test_interval_clips_are_slowfasts(clips):
+    count, frames = 83, 8
+    seg = float(count - 1) / frames
+    for k, found in enumerate(clip_indices(count, frames, clips, "interval")):
+        offset = int(seg / (clips + 1) * (k + 1))
+        assert found == [int(np.round(seg * i)) + offset for i in range(frames)]

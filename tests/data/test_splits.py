@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from pathlib import Path
 
 import pytest
@@ -49,20 +48,12 @@ def test_fingerprint_by_hand(tmp_path: Path) -> None:
     changed = splits(tmp_path / "changed", TRAIN.replace("z.mp4,b", "z.mp4,a"))
     assert changed.fingerprint()["sha256"] != expected
 
-    for place in ("index", "index/split1"):  # of a prepared data set
-        (tmp_path / "index").mkdir(exist_ok=True)
-        (tmp_path / "index/dataset.json").write_text(json.dumps({"fingerprint": [1, 2]}))
-        assert splits(tmp_path / place).fingerprint()["prepared"] == [1, 2]
-    (tmp_path / "one/dataset.json").write_text("{")
-    with pytest.raises(ValueError, match=r"dataset\.json"):
-        splits(tmp_path / "one")
-
 
 def test_description_by_hand(tmp_path: Path) -> None:
     found = splits(tmp_path, GROUPS, HEADER + "f.mp4,run\ng.mp4,jump\n")
     assert describe_splits(found) == [
         "training videos per class: least 1 (jump), median 1, most 3 (run)",
-        "validation videos per class: 1 in each of 2 classes",
+        "validation videos per class: least 1 (jump), median 1, most 1 (run)",
     ]
     assert [*split_warnings(found)] == ["1 of 3 classes have no validation video (sit)"]
 

@@ -18,12 +18,9 @@ from torchvision.transforms.v2 import functional as F
 
 from ffn.data import (
     ClipStore,
-    Preprocessing,
     Record,
     StoreError,
-    VideoDataset,
     VideoError,
-    make_loader,
     open_video,
     pack,
 )
@@ -62,7 +59,8 @@ def test_frames_are_those_of_the_video_resized_and_encoded(folder, root, records
         assert torch.equal(every(store.open_record(record)), frames)
         assert torch.equal(every(pickle.loads(pickle.dumps(store)).open_record(record)), frames)
     assert store.verify() == []
-    assert [key for key, *_ in store.clips()] == [f"videos/{i}.mkv" for i in range(10)]
+    with pytest.raises(VideoError, match="is not in the store"):
+        store.open_record(Record(str(root / "videos/new.mkv"), 10))
 
     pack(records[:1], tmp_path / "s", root=root, short_side=32, quality=50)
     x = every(open_video(records[0].path)).permute(0, 3, 1, 2)
@@ -70,21 +68,6 @@ def test_frames_are_those_of_the_video_resized_and_encoded(folder, root, records
     assert x.shape == (12, 3, 32, 42)  # the longer side is 64 * 32 / 48, rounded down
     found = every(ClipStore(tmp_path / "s", root=root).open_record(records[0]))
     assert torch.equal(found, as_jpeg(x.permute(0, 2, 3, 1), quality=50))
-
-
-def test_frames_come_in_the_requested_order(write_video, numbers, tmp_path, monkeypatch):
-    video = write_video(tmp_path / "a.mp4", 30, stream={"g": "30", "bf": "2"})
-    pack([Record(video, 0)], tmp_path / "s")
-    clip = ClipStore(tmp_path / "s").open(video)
-    decoded, original = [], clip._decode
-    monkeypatch.setattr(clip, "_decode", lambda *given: decoded.append(1) or original(*given))
-    assert numbers(clip.read([7, 3, 29, 3, 0])) == [7, 3, 29, 3, 0]
-    assert len(decoded) == 4
-    for index in (30, -1):
-        with pytest.raises(VideoError):
-            clip.read([index])
-    with pytest.raises(ValueError, match="no frame of"):
-        clip.read([])
 
 
 def test_times_of_a_variable_rate_stay(tmp_path):
@@ -118,7 +101,7 @@ def test_time_ranges_are_clips_of_their_own(write_video, numbers, tmp_path):
     for part, expected in zip(parts, (range(5, 10), range(10, 30)), strict=True):
         clip = store.open_record(part)
         assert numbers(clip.read(clip.between(part.start, part.end))) == list(expected)
-    with pytest.raises(VideoError, match=r"holds 0.2 … 0.4 s, 0.4 … None s of it"):
+    with pytest.raises(VideoError, match="is not in the store"):
         store.open(path, start=0.1, end=0.5)
 
     pack([Record(path, 0)], tmp_path / "whole")
@@ -148,10 +131,7 @@ def test_a_set_may_move_and_names_need_not_be_utf8(folder, records, tmp_path):
     pack([Record(path, 0)], tmp_path / "s", root=tmp_path)
     store = ClipStore(tmp_path / "s", root=tmp_path)
     assert len(store.open_record(Record(path, 0))) == 12
-    assert os.fsencode(next(store.clips())[0]) == b"caf\xe9 \xc3\xa9 10%.mkv"
-
-
-# Damage
+    assert store._clips("")[0].key == b"caf\xe9 \xc3\xa9 10%.mkv"
 
 
 def corrupt(path, offset):
@@ -191,7 +171,13 @@ def test_cut_and_missing_shards_name_their_clips(copy):
 
 def test_impossible_rows_of_the_index_are_refused(copy):
     store = ClipStore(copy)
-    changes = "frames = 1000000000", "bytes = 1 << 62", "offset = -8", "shard = 7", "width = 'x'"
+    changes = (
+        "frames = 1000000000",
+        "bytes = 1 << 62",
+        "offset = -8",
+        "shard = 7",
+        "width = 1 << 30",
+    )
     for row, change in enumerate(changes, 2):
         with closing(sqlite3.connect(store._index)) as database, database:
             database.execute(f"UPDATE clips SET {change} WHERE rowid = {row}")
@@ -230,44 +216,6 @@ def test_damaged_index_and_manifest_are_refused(copy, tmp_path):
             ClipStore(copy)
     with pytest.raises(StoreError, match="run ffn pack"):
         ClipStore(tmp_path)
-
-
-# Processes, and samples
-
-
-def test_samples_come_from_the_store(folder, root, records, monkeypatch):
-    """A missing clip fails or is marked, as a damaged file."""
-
-    def dataset(**options):
-        preprocessing = Preprocessing(crop=24, resize=32)
-        more = [*records, Record(str(root / "videos/new.mkv"), 10)]
-        return VideoDataset(more, views=(2, 4), preprocessing=preprocessing, seed=3, **options)
-
-    source = ClipStore(folder, root=root).open_record
-    stored = dataset(source=source, on_error="skip")
-    monkeypatch.setattr("ffn.data.dataset.open_video", lambda path, **_: AsJpeg(open_video(path)))
-    videos = dataset(on_error="skip")
-    loaders = make_loader(stored, batch_size=3), make_loader(videos, batch_size=3)
-    for one, other in zip(*loaders, strict=True):
-        assert torch.equal(one["label"], other["label"])
-        assert one["ok"].tolist() == other["ok"].tolist()
-        assert all(torch.equal(one["clips"][v], other["clips"][v]) for v in (2, 4))
-    assert stored[10]["error"]
-    with pytest.raises(VideoError, match="is not in the store"):
-        dataset(source=source)[10]
-
-
-class AsJpeg:
-    """A video with frames as a store has them."""
-
-    def __init__(self, video):
-        self.video = video
-
-    def __len__(self):
-        return len(self.video)
-
-    def read(self, indices):
-        return as_jpeg(self.video.read(indices))
 
 
 def test_long_videos_are_encoded_in_parts(root, records, tmp_path, monkeypatch):

@@ -28,7 +28,7 @@ pytest.importorskip("av")
 def folder(root, records, tmp_path_factory):
     folder = tmp_path_factory.mktemp("packed")
     pack(records[:3], folder, root=root)
-    pack(records, folder, root=root, append=True)  # two shards
+    pack(records, folder, root=root)  # two shards
     return folder
 
 

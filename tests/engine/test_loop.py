@@ -78,7 +78,6 @@ def test_checkpoint_describes_itself(videos: Path, finished: Path) -> None:
         assert meta["config"] == config_to_dict(config(videos, finished))
         assert meta["data"]["train_videos"] == 24
         assert len(meta["data"]["sha256"]) == 64
-        assert "prepared" not in meta["data"]  # no dataset.json beside the lists
     assert (last["training"]["epoch"], last["training"]["step"]) == (2, 2 * STEPS)
     best = best["meta"]["metrics"]
     means = [entry["mean"] for entry in read_log(finished, "val")]

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ffn
-from ffn.data import decode
+from ffn.data import open_video
 from ffn.datasets.synthetic import generate
 
 pytest.importorskip("onnx")
@@ -58,7 +58,7 @@ def test_frames_are_read_as_displayed(tmp_path: Path) -> None:
             image[:16, :16] = 255
             frame = av.VideoFrame.from_ndarray(image, format="rgb24")
             container.mux(stream.encode(frame) + stream.encode())
-        np.testing.assert_array_equal(read(path, [0]), decode(path, [0]).numpy())
+        np.testing.assert_array_equal(read(path, [0]), open_video(path).read([0]).numpy())
 
 
 @pytest.mark.slow

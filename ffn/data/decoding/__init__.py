@@ -7,9 +7,6 @@ in presentation order. A frame that cannot be read raises `VideoError` with path
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-
-from torch import Tensor
 
 from ffn.data.decoding.decord_decoder import DecordDecoder
 from ffn.data.decoding.folder import PATTERN, FrameFolder, check_pattern
@@ -26,7 +23,6 @@ __all__ = [
     "VideoError",
     "VideoMetadata",
     "check_pattern",
-    "decode",
     "open_video",
     "probe",
 ]
@@ -65,19 +61,3 @@ def open_video(
     if os.path.isdir(path):
         return FrameFolder(path, pattern, frames)
     return DECODERS[decoder](path, frames)
-
-
-def decode(
-    path: str | os.PathLike[str], indices: Sequence[int], *, pattern: str = PATTERN
-) -> Tensor:
-    """Read frames of one video, uint8 RGB of shape (N, H, W, 3).
-
-    Args:
-        path: See `open_video`.
-        indices: 0-based indices of frames, in any order; repeats are allowed.
-        pattern: See `open_video`.
-
-    Raises:
-        VideoError: if the video cannot be opened or a frame cannot be read.
-    """
-    return open_video(path, pattern=pattern).read(indices)

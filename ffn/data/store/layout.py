@@ -7,9 +7,7 @@ shard-00000.bin         clips, one after another; a clip is a header and its JPE
 
 from __future__ import annotations
 
-import hashlib
 import os
-import shutil
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -161,14 +159,10 @@ class Files:
 
 def _download(address: str, sha256: str, path: Path) -> None:
     with atomic_write(path) as target:
-        # fsspec's http asks for ranges of a file that is not opened without a block size.
-        streamed = {"block_size": 0} if address.startswith("http") else {}
         try:
-            with _file_system(address).open(address, "rb", **streamed) as source:
-                shutil.copyfileobj(source, target, 1 << 20)
+            _file_system(address).get_file(address, target.name)
         except Exception as error:
             raise OSError(f"{address} cannot be downloaded ({_message(error)})") from None
-        target.flush()
         found = sha256_of(target.name)
         if found != sha256:
             raise OSError(
@@ -229,8 +223,6 @@ def shard_name(number: int) -> str:
 
 def sha256_of(path: str | os.PathLike[str]) -> str:
     """SHA-256 of a file in hexadecimal."""
-    digest = hashlib.sha256()
-    with open(path, "rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
+    import pooch
+
+    return pooch.file_hash(os.fspath(path))

@@ -2,8 +2,8 @@
 
 Clips are written to a shard, and their rows to `pack.db`. A shard that is full is synced, and then
 its rows are committed; a pack that is killed at any moment resumes behind the last full shard. At
-the end `pack.db` becomes the index, then `store.json` is written. Shards of a finished store never
-change: added clips go into new ones.
+the end `pack.db` becomes the index, then `store.json` is written. Packing into a finished store
+adds the clips that it lacks in new shards; its shards never change.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ from ffn.data.store.layout import (
     sha256_of,
     shard_name,
 )
-from ffn.data.store.reader import ClipStore
 from ffn.data.store.video import EncodedClip, encode_clip
 from ffn.data.workers import TIMEOUT, map_in_processes
 from ffn.files import atomic_write, naming, write_text
@@ -74,7 +73,6 @@ def pack(
     pattern: str = PATTERN,
     workers: int = 0,
     timeout: float = TIMEOUT,
-    append: bool = False,
     progress: bool = False,
 ) -> PackReport:
     """Pack the videos of annotations into a clip store.
@@ -82,8 +80,7 @@ def pack(
     Every frame of each record (of its time range, if it has one) is decoded, downscaled if its
     shorter side exceeds `short_side`, encoded as JPEG and written. Duplicate records are packed
     once. Calling again with the same arguments resumes an interrupted pack; the shards are those of
-    an uninterrupted one. A finished store is not changed unless `append` is True; then the missing
-    records are added in new shards.
+    an uninterrupted one. Records that a finished store lacks are added to it in new shards.
 
     Args:
         records: The videos, as `read_annotations` returns them, of one list or several.
@@ -97,7 +94,6 @@ def pack(
         workers: Number of processes that decode and encode; 0 runs in this process.
         timeout: Seconds per video. A video that times out or crashes its process is unreadable.
             No effect with 0 workers.
-        append: Add to a finished store.
         progress: Show a progress bar.
 
     Returns:
@@ -105,8 +101,7 @@ def pack(
 
     Raises:
         ValueError: if an option is out of range or there is no record.
-        StoreError: if `folder` holds a store with other options, a finished store that lacks some
-            of the records while `append` is False, or if another process packs into it.
+        StoreError: if `folder` holds a store with other options, or another process packs into it.
         FileExistsError: if `folder` holds other files.
         OSError: if the store cannot be written.
     """
@@ -124,8 +119,6 @@ def pack(
     try:
         with FileLock(folder / LOCK, timeout=LOCK_TIMEOUT):
             before = _finished(folder, options)
-            if before is not None and not append and not (folder / JOURNAL).exists():
-                return _kept(folder, before, requested)
             with (
                 closing(_Writer(folder, before, options, shard_mib * 2**20)) as writer,
                 tempfile.TemporaryDirectory(prefix=TRANSFER, dir=folder) as transfer,
@@ -163,25 +156,6 @@ def _check_equal(folder: Path, found: tuple[int, int], options: tuple[int, int])
             f"{folder} is packed with (short_side, quality) {found}, not {options}; use these, or "
             "name another folder"
         )
-
-
-def _kept(folder: Path, manifest: Manifest, requested: Mapping[Name, Record]) -> PackReport:
-    """The report of a finished store, which is not changed.
-
-    Raises:
-        StoreError: if the store lacks some of the videos, and has no entry of why.
-    """
-    store = ClipStore(folder)
-    known, failed = {*store.clips()}, {one[:3]: one for one in store.unreadable}
-    missing = [name for name in requested if name not in known]
-    new = [name for name in missing if name not in failed]
-    if new:
-        raise StoreError(
-            f"{folder} is a finished store and lacks {len(new)} of the videos, such as "
-            f"{new[0][0]}; add them with append (--append), or name another folder"
-        )
-    unreadable = [failed[name] for name in missing]
-    return PackReport(manifest, kept=len(requested) - len(missing), unreadable=unreadable)
 
 
 def _pack(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -81,11 +81,6 @@ class ClipStore:
         rows = query(self._index, "SELECT number, sha256, bytes FROM shards")
         return {number: (sha256, size) for number, sha256, size in rows}
 
-    def clips(self) -> Iterator[tuple[str, float | None, float | None]]:
-        """Key, start and end (seconds, or None) of every clip, in the order of packing."""
-        for clip in self._clips("ORDER BY rowid"):
-            yield os.fsdecode(clip.key), clip.start, clip.end
-
     def open(
         self, key: str, *, start: float | None = None, end: float | None = None
     ) -> StoredVideo:
@@ -107,7 +102,7 @@ class ClipStore:
         ranges = {(clip.start, clip.end): clip for clip in clips}
         clip = ranges.get((start, end), ranges.get((None, None)))
         if clip is None:
-            raise VideoError(key, self._why_missing(key, [*ranges], start, end))
+            raise VideoError(key, self._why_missing(key, start, end))
         return self._video(clip)
 
     def open_record(self, record: Record) -> StoredVideo:
@@ -152,17 +147,13 @@ class ClipStore:
             raise VideoError(key, f"the index of {self.path} does not name shard {clip.shard}")
         return StoredVideo(key, clip, self._files, *self._shards[clip.shard])
 
-    def _why_missing(
-        self, key: str, ranges: list[tuple], start: float | None, end: float | None
-    ) -> str:
+    def _why_missing(self, key: str, start: float | None, end: float | None) -> str:
         failed = {one[:3]: one.reason for one in self.unreadable}
         if (key, start, end) in failed:
             return f"could not be packed into {self.path}: {failed[key, start, end]}"
-        held = ", ".join(f"{first} … {last} s" for first, last in ranges)
-        part = f"; the store holds {held} of it, not {start} … {end} s" if held else ""
         return (
-            f"is not in the store {self.path}{part}; check that data.root is the root used for "
-            "packing, or pack again with --append"
+            f"is not in the store {self.path}; check that data.root is the root used for packing, "
+            "or pack again, which adds what is missing"
         )
 
 
