@@ -65,7 +65,7 @@ def browse(
         frames or options.task.frames,
     )
     title = f"{len(panels)} of {len(records)} {split} videos of {config}"
-    save_contact_sheet(output, f"{title}; below a frame: its index in the video", panels)
+    save_contact_sheet(output, title, panels)
     print(output)
 
 
@@ -106,18 +106,18 @@ def _panels(config: Config, splits: Splits, frames: Sequence[int]) -> list[Panel
     smoothed = batch_mix.absent
     panels: dict[int, Panel] = {}
     for place, key in enumerate(keys):
-        index, which = key[1], ""
+        index, kind = key[1], "training"
         record, (count, indices) = splits.train[index], loader.dataset.frame_indices(key)
         name = label_text(record.label, splits.classes) or "no label"
         if config.train.repeated_aug > 1:
-            which = f"copy {key[2] + 1}"
+            kind += f", copy {key[2] + 1}"
         panel = panels.setdefault(index, Panel(name, [_describe(record, count)], []))
         panel.strips.extend(
-            _strip("training", clip[place], indices[view][0], which) for view, clip in clips.items()
+            _strip(kind, clip[place], indices[view][0]) for view, clip in clips.items()
         )
         target = _target(labels[place], splits.classes, smoothed) or "no label"
         if target != name:
-            panel.lines.append(f"training label{f' of {which}' if which else ''}: {target}")
+            panel.lines.append(f"{kind}, label: {target}")
     for index, panel in panels.items():
         panel.strips.extend(_test_strips(tests, index))
     return list(panels.values())
@@ -161,16 +161,15 @@ def _test_strips(tests: VideoDataset, index: int) -> list[Strip]:
             strips.append(_strip("test", clips, indices[view][0]))
             continue
         for number, clip in enumerate(clips):
-            which = f"clip {number // crops + 1}, crop {number % crops + 1}"
-            strips.append(_strip("test", clip, indices[view][number // crops], which))
+            kind = f"test, clip {number // crops + 1}, crop {number % crops + 1}"
+            strips.append(_strip(kind, clip, indices[view][number // crops]))
     return strips
 
 
-def _strip(kind: str, clip: Tensor, indices: Sequence[int], which: str = "") -> Strip:
+def _strip(kind: str, clip: Tensor, indices: Sequence[int]) -> Strip:
     from ffn.data.contact_sheet import Strip
 
-    label = f"{kind}\n{len(indices)} frames\n{which}"
-    return Strip(clip, label, [str(index) for index in indices])
+    return Strip(clip, f"{kind}: frames {', '.join(map(str, indices))}")
 
 
 def _describe(record: Record, frames: int) -> str:

@@ -24,17 +24,14 @@ class ClipSampler(Sampler[tuple]):
 
     Args:
         size: Number of videos.
-        shuffle: True for training: a new order every epoch, and the same number of samples on every
-            rank. False for evaluation: rank r takes r, r + world_size, …; each sample is taken
-            exactly once over all ranks, so that ranks may differ by one sample.
+        shuffle: True for training: a new order every epoch, without the videos that do not fill a
+            batch on every rank. False for evaluation: rank r takes r, r + world_size, …; each
+            sample is taken exactly once over all ranks, so that ranks may differ by one sample.
         seed: Seed of the permutations.
         rank: Rank of this process.
         world_size: Number of ranks.
         batch_size: Samples per batch and rank, copies included.
         repeats: Copies of each video in its batch; training only.
-        drop_last: Training only. True drops the videos that do not fill a batch on every rank.
-            False keeps the smaller last batch; if it does not divide evenly, the first samples of
-            the epoch are repeated (at most world_size - 1).
         frame_counts: Training only. A function of (epoch, batch) that returns the number of frames
             of each view in a batch, as `FrameCounts`; the keys are then `(epoch, index, copy,
             numbers)`.
@@ -53,7 +50,6 @@ class ClipSampler(Sampler[tuple]):
         world_size: int = 1,
         batch_size: int = 1,
         repeats: int = 1,
-        drop_last: bool = False,
         frame_counts: Callable[[int, int], Mapping[int, int]] | None = None,
     ) -> None:
         if size < 1 or batch_size < 1 or not 0 <= rank < world_size:
@@ -61,24 +57,20 @@ class ClipSampler(Sampler[tuple]):
                 f"size {size}, batch_size {batch_size}, rank {rank} of {world_size}; "
                 "expected size and batch_size of at least 1 and 0 <= rank < world_size"
             )
-        if repeats < 1 or batch_size % repeats or (repeats > 1 and not drop_last):
+        if repeats < 1 or batch_size % repeats:
             raise ValueError(
-                f"repeats is {repeats} with batch_size {batch_size}, drop_last {drop_last}; "
-                "expected a divisor of batch_size, and drop_last in training if it is above 1"
+                f"repeats is {repeats} with batch_size {batch_size}; expected a divisor of it"
             )
-        if drop_last and not shuffle:
-            raise ValueError("drop_last would drop samples of an evaluation; set it to False")
-        if drop_last and size < batch_size // repeats * world_size:
+        if shuffle and size < batch_size // repeats * world_size:
             raise ValueError(
                 f"{size} videos do not fill one batch of {batch_size // repeats} on each of "
-                f"{world_size} ranks; use a smaller batch, or drop_last=False"
+                f"{world_size} ranks; use a smaller batch"
             )
-        if not shuffle and frame_counts is not None:
-            raise ValueError("frame_counts is only used in training; omit it, or set shuffle=True")
+        if not shuffle and (repeats > 1 or frame_counts is not None):
+            raise ValueError("repeats and frame_counts are used in training; set shuffle=True")
         self.size, self.shuffle, self.seed = size, shuffle, seed
         self.rank, self.world_size = rank, world_size
-        self.batch_size, self.repeats, self.drop_last = batch_size, repeats, drop_last
-        self.frame_counts = frame_counts
+        self.batch_size, self.repeats, self.frame_counts = batch_size, repeats, frame_counts
         self.epoch = self.skip_batches = 0
 
     def set_epoch(self, epoch: int, skip_batches: int = 0) -> None:
@@ -104,21 +96,13 @@ class ClipSampler(Sampler[tuple]):
 
     def _indices(self) -> list[int]:
         """Indices of the remaining videos of this rank."""
-        videos = self.batch_size // self.repeats
+        videos, order = self.batch_size // self.repeats, np.arange(self.size)
         if self.shuffle:
-            order = self._permutation()
-            share = videos * self.world_size if self.drop_last else self.world_size
-            whole = self.size // share if self.drop_last else -(-self.size // share)
-            order = np.resize(order, whole * share)
-        else:
-            order = np.arange(self.size)
+            entropy = np.random.SeedSequence([self.seed, self.epoch])
+            np.random.default_rng(entropy).shuffle(order)
+            share = videos * self.world_size
+            order = order[: self.size // share * share]
         return order[self.rank :: self.world_size][self.skip_batches * videos :].tolist()
-
-    def _permutation(self) -> np.ndarray:
-        order = np.arange(self.size)
-        entropy = np.random.SeedSequence([self.seed, self.epoch])
-        np.random.default_rng(entropy).shuffle(order)
-        return order
 
 
 @dataclass(frozen=True)

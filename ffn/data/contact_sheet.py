@@ -18,10 +18,9 @@ if TYPE_CHECKING:
 
 THUMBNAIL = 96  # longest side of a frame in the picture, pixels
 PER_LINE = 16  # frames of this size; longer clips continue in the next line
-LABEL_WIDTH = 100
 PANEL_WIDTH = 596  # at least, so that the text fits
 GAP, MARGIN = 4, 16
-TITLE, TEXT, SMALL = 18, 14, 11  # font sizes
+TITLE, TEXT = 18, 14  # font sizes
 BLACK, GRAY, WHITE = "#000000", "#666666", "#FFFFFF"
 
 
@@ -31,20 +30,13 @@ class Strip:
 
     Attributes:
         clip: uint8 RGB (C, T, H, W).
-        label: Lines on the left of the frames.
-        captions: Text below each frame; empty for none.
+        label: Line above the frames.
         side: Longest side of a frame in the picture, pixels.
     """
 
     clip: Tensor
-    label: str = ""
-    captions: Sequence[str] = ()
+    label: str
     side: int = THUMBNAIL
-
-    @property
-    def per_line(self) -> int:
-        """Frames in a line; further ones continue in the next line."""
-        return max(1, PER_LINE * THUMBNAIL // self.side)
 
 
 @dataclass(frozen=True)
@@ -86,56 +78,36 @@ def save_contact_sheet(path: str | Path, title: str, panels: Sequence[Panel]) ->
         title: Line at the top.
         panels: The videos, from top to bottom.
     """
-    from PIL import ImageOps
+    from PIL import Image
 
-    strips = [[_draw_strip(strip) for strip in panel.strips] for panel in panels]
-    width = max([PANEL_WIDTH, *(strip.width for own in strips for strip in own)])
+    pictures = [[_draw_frames(strip) for strip in panel.strips] for panel in panels]
+    width = max([PANEL_WIDTH, *(picture.width for own in pictures for picture in own)])
     parts = [_line(title, width, TITLE, BLACK)]
-    for panel, own in zip(panels, strips, strict=True):
-        lines = [_line(line, width, TEXT, GRAY) for line in panel.lines]
-        parts.append(_stack([_line(panel.title, width, TITLE, BLACK), *lines, *own]))
-    sheet = ImageOps.expand(_stack(parts, gap=MARGIN), MARGIN, WHITE)
+    for panel, own in zip(panels, pictures, strict=True):
+        parts += [_line("", width, TEXT, WHITE), _line(panel.title, width, TITLE, BLACK)]
+        parts += [_line(line, width, TEXT, GRAY) for line in panel.lines]
+        for strip, picture in zip(panel.strips, own, strict=True):
+            parts += [_line(strip.label, width, TEXT, BLACK), picture]
+    height = sum(part.height + GAP for part in parts)
+    sheet = Image.new("RGB", (width + 2 * MARGIN, height + 2 * MARGIN), WHITE)
+    top = MARGIN
+    for part in parts:
+        sheet.paste(part, (MARGIN, top))
+        top += part.height + GAP
     with atomic_write(Path(path)) as file:
         sheet.save(file, format="PNG")
     return Path(path)
 
 
-def _draw_strip(strip: Strip) -> Image:
-    """The frames of a clip in lines, with their captions and the label."""
+def _draw_frames(strip: Strip) -> Image:
+    """The frames of a clip, in lines."""
     from PIL import Image
+    from torchvision.utils import make_grid
 
-    cells = [
-        Image.fromarray(frame.permute(1, 2, 0).numpy())
-        for frame in _thumbnails(strip.clip, strip.side)
-    ]
-    if strip.captions:
-        cells = [
-            _stack([cell, _line(caption, cell.width, SMALL, GRAY)])
-            for cell, caption in zip(cells, strip.captions, strict=True)
-        ]
-    number = strip.per_line
-    frames = _stack(
-        [_stack(cells[i : i + number], across=True) for i in range(0, len(cells), number)]
-    )
-    if not strip.label:
-        return frames
-    lines = [_line(line, LABEL_WIDTH, TEXT, BLACK) for line in strip.label.splitlines()]
-    return _stack([_stack(lines), frames], across=True)
-
-
-def _stack(images: Sequence[Image], *, across: bool = False, gap: int = GAP) -> Image:
-    """Images below each other, or side by side, on white."""
-    from PIL import Image
-
-    lengths = [image.width if across else image.height for image in images]
-    breadth = max(image.height if across else image.width for image in images)
-    length = sum(lengths) + gap * (len(images) - 1)
-    stacked = Image.new("RGB", (length, breadth) if across else (breadth, length), WHITE)
-    place = 0
-    for image, own in zip(images, lengths, strict=True):
-        stacked.paste(image, (place, 0) if across else (0, place))
-        place += own + gap
-    return stacked
+    per_line = max(1, PER_LINE * THUMBNAIL // strip.side)
+    frames = _thumbnails(strip.clip, strip.side)
+    grid = make_grid(frames, nrow=per_line, padding=GAP, pad_value=255)
+    return Image.fromarray(grid.permute(1, 2, 0).numpy())
 
 
 def _line(text: str, width: int, size: int, color: str) -> Image:

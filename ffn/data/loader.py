@@ -28,7 +28,6 @@ def make_loader(
     rank: int = 0,
     world_size: int = 1,
     repeats: int = 1,
-    drop_last: bool = True,
     timeout: float = 0.0,
     frame_counts: Callable[[int, int], Mapping[int, int]] | None = None,
 ) -> DataLoader:
@@ -41,13 +40,12 @@ def make_loader(
         dataset: The samples.
         batch_size: Samples per batch and rank.
         workers: Number of worker processes; 0 loads in the main process.
-        train: Whether to shuffle, with the same number of samples on every rank. Otherwise samples
-            are in order, and each is loaded once.
+        train: Whether to shuffle, with the same number of full batches on every rank. Otherwise
+            samples are in order, and each is loaded once.
         seed: Seed of the order.
         rank: Rank of this process.
         world_size: Number of ranks.
         repeats: See `ClipSampler`; training only.
-        drop_last: See `ClipSampler`; training only.
         timeout: Seconds to wait for a batch of the workers; 0 for no limit.
         frame_counts: See `ClipSampler`; training only.
 
@@ -62,7 +60,6 @@ def make_loader(
         world_size=world_size,
         batch_size=batch_size,
         repeats=repeats,
-        drop_last=train and drop_last,
         frame_counts=frame_counts,
     )
     return DataLoader(

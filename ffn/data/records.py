@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -73,16 +73,11 @@ class SharedRecords(Sequence[Record]):
     def __len__(self) -> int:
         return len(self._ends)
 
-    def __getitem__(self, index: int | slice) -> Record | list[Record]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
+    def __getitem__(self, index: int) -> Record:
         index = range(len(self))[index]  # resolves negative indices, raises IndexError
         first = self._ends[index - 1] if index else 0
         path, label, *rest = json.loads(self._text[first : self._ends[index]].numpy().tobytes())
         return Record(path, tuple(label) if isinstance(label, list) else label, *rest)
-
-    def __iter__(self) -> Iterator[Record]:
-        return (self[index] for index in range(len(self)))
 
 
 def _as_tuple(label: Label) -> tuple[int, ...]:

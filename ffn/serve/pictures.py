@@ -72,17 +72,17 @@ def save(
 def _save_sheet(path: Path, clip: Clip, prediction: Prediction, heat: HeatMap | None) -> None:
     """Draw the frames that the network saw, with their indices and the labels."""
     lines = [f"{probability:6.1%}  {label}" for label, probability in prediction.top(5)]
-    captions = [str(index) for index in prediction.indices]
-    title = f"The {len(captions)} frames of the clip; below a frame: its index in the video"
-    strips = [Strip(clip.pixels, captions=captions)]
+    frames = ", ".join(map(str, prediction.indices))
+    title = f"The {len(prediction.indices)} frames of the clip"
+    strips = [Strip(clip.pixels, f"frames {frames}")]
     if heat is not None:
-        title = f"{_title(heat, prediction)}; below a frame: its index in the video"
+        title = _title(heat, prediction)
         none = "" if heat.values.any() else ": no evidence"
         lines.append(f"Grad-CAM of {heat.layer}{none}")
         drawn = torch.from_numpy(heat.overlay()).permute(3, 0, 1, 2)  # (C, T, H, W)
         strips = [
-            Strip(clip.pixels, "frames", captions, HEAT_THUMBNAIL),
-            Strip(drawn, "heat map", captions, HEAT_THUMBNAIL),
+            Strip(clip.pixels, f"frames {frames}", HEAT_THUMBNAIL),
+            Strip(drawn, "heat map", HEAT_THUMBNAIL),
         ]
     panel = Panel(f"{prediction.path}: {prediction.how}", lines, strips)
     save_contact_sheet(path, title, [panel])

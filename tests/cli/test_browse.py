@@ -115,7 +115,7 @@ def test_mixed_clips_are_those_of_the_first_step(
         shares = {name: mixed["label"][place][i] for i, name in enumerate(classes)}
         two = sorted(shares, key=lambda name: -shares[name])[:2]
         text = " + ".join(f"{shares[name]:.2f} {name}" for name in two)
-        assert panel.lines[1] == f"training label: {text}"
+        assert panel.lines[1] == f"training, label: {text}"
     assert len(panels) == 4
 
 
@@ -126,12 +126,13 @@ def test_copies_of_a_video_stand_together(root: Path, tmp_path: Path, panels: li
 
     assert len(panels) == 2
     for panel in panels:
-        labels = [strip.label.splitlines() for strip in panel.strips]
-        assert labels[:4] == [["training", f"{t} frames", f"copy {c}"] for c in "12" for t in "24"]
-        views = [f"clip {clip}, crop {crop}" for clip in (1, 2) for crop in (1, 2, 3)]
-        assert labels[4:] == [["test", f"{t} frames", view] for t in "24" for view in views]
-        frames = [strip.captions for strip in panel.strips[4:10]]
-        assert frames == 3 * [["7", "22"]] + 3 * [["0", "15"]]  # middle and start of each half
+        labels = [strip.label for strip in panel.strips]
+        copies = [label.partition(": ")[0] for label in labels[:4]]
+        assert copies == [f"training, copy {copy}" for copy in "1122"]
+        frames = {1: "7, 22", 2: "0, 15"}  # middle and start of each half
+        views = [(clip, crop) for clip in (1, 2) for crop in (1, 2, 3)]
+        expected = [f"test, clip {k}, crop {crop}: frames {frames[k]}" for k, crop in views]
+        assert labels[4:10] == expected
         one, two = (panel.strips[i].clip for i in (1, 3))
         assert one.shape == two.shape
         assert not torch.equal(one, two)
@@ -144,9 +145,8 @@ def test_videos_of_the_validation_list(root: Path, tmp_path: Path, panels: list[
         name = Path(panel.lines[0].split(",")[0]).name
         assert name.startswith("val_")
         assert panel.title in name
-        _, four, *tests = [[int(text) for text in strip.captions] for strip in panel.strips]
-        assert tests == [[7, 22], [3, 11, 18, 26]]  # the middles of the segments
-        assert (len(four), four) == (4, sorted(four))
+        tests = [strip.label for strip in panel.strips[2:]]
+        assert tests == ["test: frames 7, 22", "test: frames 3, 11, 18, 26"]  # of the segments
 
 
 def test_unreadable_videos(root: Path, tmp_path: Path, panels: list[Panel], capsys) -> None:

@@ -22,6 +22,13 @@ def at(folder, *paths):
     return [str(folder / path) for path in paths]
 
 
+def files(folder, *names):
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).touch()
+    return folder
+
+
 def test_path_and_label(write, tmp_path):
     path = write("a.mp4 0\nsub/my clip 2.mp4 2\n\nb.mp4\t1\n")
     records, classes = read_annotations(path)
@@ -61,9 +68,7 @@ def test_classes_from_a_file(write):
 
 
 def test_folder_per_class(tmp_path):
-    for name in ("run/b.mp4", "run/a 1.webm", "run/notes.txt", "jump/.cache/x", "jump/v3/1.jpg"):
-        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / name).touch()
+    files(tmp_path, "run/b.mp4", "run/a 1.webm", "run/notes.txt", "jump/.cache/x", "jump/v3/1.jpg")
     records, classes = read_annotations(tmp_path)
     assert classes == ["jump", "run"]
     assert [(r.path, r.label) for r in records] == list(
@@ -72,13 +77,6 @@ def test_folder_per_class(tmp_path):
     (tmp_path / "walk").mkdir()
     with pytest.raises(ValueError, match="walk contains no video"):
         read_annotations(tmp_path)
-
-
-def test_missing_files(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"none\.txt"):
-        read_annotations(tmp_path / "none.txt")
-    with pytest.raises(FileNotFoundError, match=r"names\.txt"):
-        read_classes(tmp_path / "names.txt")
 
 
 def test_lists_that_can_be_read_wrongly_are_refused(write):
@@ -149,13 +147,6 @@ def test_classes_whose_names_are_numbers(write):
     for text, classes in (("a 3\nb 1\n", ["3", "5", "7"]), ("a run\nb 1\n", ["jump", "run"])):
         with pytest.raises(ValueError, match=r"train\.txt:2: "):
             read_annotations(write(text), classes=classes)
-
-
-def files(folder, *names):
-    for name in names:
-        (folder / name).parent.mkdir(parents=True, exist_ok=True)
-        (folder / name).touch()
-    return folder
 
 
 def test_folders_that_are_no_classes_are_refused(tmp_path):

@@ -35,26 +35,17 @@ def noise(*shape):
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
-def test_equal_frames_stay_equal(change):
-    frames = noise(1, 3, 48, 64).expand(6, -1, -1, -1)
-    changed, before = 0, frames.clone()
-    for seed in range(12):
-        out = change()(frames, rng(seed))
-        assert (out.shape, out.dtype) == (frames.shape, torch.uint8)
-        assert torch.equal(out, out[:1].expand_as(out))
-        changed += not torch.equal(out, frames)
-    assert changed >= 10
-    assert torch.equal(frames, before)
-
-
-@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_a_frame_does_not_depend_on_other_frames(change):
-    """Views with different frames therefore agree."""
-    frames = noise(5, 3, 48, 64)
+    """Views with different frames therefore agree, and equal frames stay equal."""
+    frames, changed = noise(5, 3, 48, 64), 0
+    before = frames.clone()
     for seed in range(8):
         together = change()(frames, rng(seed))
         alone = [change()(frames[i : i + 1], rng(seed)) for i in range(5)]
         assert torch.equal(together, torch.cat(alone))
+        changed += not torch.equal(together, frames)
+    assert changed >= 6
+    assert torch.equal(frames, before)
 
 
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
@@ -87,7 +78,7 @@ def test_randaugment_is_timms():
 
 def test_erased_box_and_noise():
     frames = torch.full((2, 3, 100, 120), 7, dtype=torch.uint8)
-    areas, aspects, pixels = [], [], []
+    areas, pixels = [], []
     for seed in range(150):
         out = RandomErasing(1.0, MEAN, STD)(frames, rng(seed))
         rows, columns = ((out[0] != 7).any(0).any(d).nonzero().flatten() for d in (1, 0))
@@ -96,12 +87,9 @@ def test_erased_box_and_noise():
         outside[top:bottom, left:right] = False
         assert (out[..., outside] == 7).all()
         areas.append((bottom - top) * (right - left) / 12000)
-        aspects.append((bottom - top) / (right - left))
         pixels.append(out[0, :, top:bottom, left:right].flatten(1))
     assert 0.018 < min(areas) < 0.04
     assert 0.29 < max(areas) < 0.345
-    assert 0.28 < min(aspects) < 0.4
-    assert 2.5 < max(aspects) < 3.5
     values = torch.cat(pixels, 1).double() / 255
     assert values.mean(1).tolist() == pytest.approx(MEAN, abs=0.02)
     assert values.std(1).tolist() == pytest.approx(STD, abs=0.04)  # clipped at 0 and 1

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from video_fixtures import AUGMENTATIONS
 
 from ffn.data import (
@@ -14,7 +15,9 @@ from ffn.data import (
     TrainTransform,
     VideoDataset,
     VideoError,
+    clip_indices,
     decoding,
+    make_loader,
     sample_views,
 )
 
@@ -173,33 +176,18 @@ def test_refuses(records):
             VideoDataset(**{"records": records, "views": (4,), "preprocessing": PLAIN, **options})
 
 
-def test_shuffled_clips_have_the_same_frames_in_another_order(records, numbers):
-    options = {"views": (4, 12), "preprocessing": PLAIN}
-    ordered, shuffled = (
-        VideoDataset(records, **options),
-        VideoDataset(records, shuffle_frames=True, **options),
-    )
-    orders = set()
-    for index in range(4):
-        item, other = ordered[index], shuffled[index]
-        assert (other["label"], other["index"], other["ok"]) == (index, index, True)
-        for view in (4, 12):
-            before = frames_of(item["clips"][view], numbers)
-            after = frames_of(other["clips"][view], numbers)
-            assert sorted(after) == before
-            orders.add(tuple(before.index(frame) for frame in after))
-        assert after != before
-    assert len(orders) > 4  # the order differs between videos
-
-
-def test_order_of_shuffled_clips_depends_on_seed_index_and_frames_only(records):
-    def clip(views, seed=0, key=2):
-        options = {"views": views, "shuffle_frames": True, "seed": seed}
+def test_order_of_shuffled_clips_depends_on_seed_index_and_frames_only(records, numbers):
+    def clip(views, seed=0, key=2, shuffle_frames=True):
+        options = {"views": views, "shuffle_frames": shuffle_frames, "seed": seed}
         return VideoDataset(records, preprocessing=PLAIN, **options)[key]["clips"][12]
 
+    first = frames_of(clip((12,)), numbers)
+    assert sorted(first) == frames_of(clip((12,), shuffle_frames=False), numbers) != first
     assert torch.equal(clip((12,)), clip((4, 12, 40)))
     assert torch.equal(clip((12,)), clip((12,), key=(5, 2)))
     assert not torch.equal(clip((12,)), clip((12,), seed=1))
+    other = frames_of(clip((12,), key=1), numbers)  # a video of another length
+    assert [sorted(first).index(i) for i in first] != [sorted(other).index(i) for i in other]
 
 
 @pytest.mark.parametrize(
@@ -251,3 +239,44 @@ def test_a_video_that_does_not_fit_into_the_cache_is_not_decoded_whole(records):
     assert asked == [1, 5000]
     dataset[0, 1]  # the cache is full
     assert asked == [1, 5000, 4]
+
+
+@pytest.fixture(scope="module")
+def noise(tmp_path_factory):
+    """Two videos of noise, as folders: wide and high."""
+    random = np.random.default_rng(0)
+    made = []
+    for label, size in enumerate([(24, 40), (40, 24)]):
+        folder = tmp_path_factory.mktemp("video")
+        for i in range(12):
+            pixels = random.integers(0, 256, (*size, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(folder / f"{i + 1:05d}.jpg")
+        made.append(Record(str(folder), label))
+    return made
+
+
+@pytest.mark.parametrize("sampling", ["segment", "interval"])
+def test_samples_have_each_clip_at_each_crop(noise, sampling):
+    sizes = Preprocessing(crop=16, resize=24, sampling=sampling)
+    dataset = VideoDataset(noise, views=(2, 5), preprocessing=sizes, protocol=Protocol(2, 3))
+    for index, record in enumerate(noise):
+        clips = dataset[index]["clips"]
+        for frames in (2, 5):
+            assert clips[frames].shape == (6, 3, frames, 24, 24)
+            for k, indices in enumerate(clip_indices(12, frames, 2, sampling)):
+                pixels = decoding.open_video(record.path).read(
+                    indices
+                )  # the shorter side has 24 pixels
+                for s, left in enumerate((0, 8, 16)):
+                    by_hand = pixels.narrow(2 if index == 0 else 1, left, 24)  # the longer side
+                    assert torch.equal(clips[frames][3 * k + s], by_hand.permute(3, 0, 1, 2))
+
+
+def test_batches_have_the_views_of_the_first_video_first(noise):
+    sizes = Preprocessing(crop=16, resize=24)
+    dataset = VideoDataset(noise, views=(4,), preprocessing=sizes, protocol=Protocol(1, 3))
+    batch = next(iter(make_loader(dataset, batch_size=2)))
+    assert batch["clips"][4].shape == (6, 3, 4, 24, 24)
+    expected = torch.cat([dataset[0]["clips"][4], dataset[1]["clips"][4]])
+    assert torch.equal(batch["clips"][4], expected)
+    assert batch["label"].tolist() == [0, 1]

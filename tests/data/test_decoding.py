@@ -79,8 +79,6 @@ def test_known_count_avoids_decoding_to_count(write_video, numbers, tmp_path, mo
         video = open_video(path, frames=20)
         assert len(video) == 20
         assert numbers(video.read([19, 4])) == [19, 4]
-        again = open_video(path, frames=20)  # the timeline, without times, is in the cache
-        assert numbers(again.read([3])) == [3]
     assert video.between(0, 0.2) == open_video(path).between(0, 0.2)
 
 
@@ -88,12 +86,6 @@ def test_wrong_known_count_is_an_error(write_video, tmp_path):
     path = write_video(tmp_path / "a.avi", 20, codec="mpeg4")
     with pytest.raises(VideoError, match="frame 21: cannot be decoded; 22 frames expected"):
         open_video(path, frames=22).read([3, 21])
-
-
-def test_a_changed_file_is_read_again(write_video, tmp_path):
-    path = tmp_path / "a.mp4"
-    assert len(open_video(write_video(path, 20))) == 20
-    assert len(open_video(write_video(path, 12))) == 12
 
 
 def test_distant_frames_are_sought(write_video, tmp_path, monkeypatch):

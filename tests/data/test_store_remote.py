@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import http.server
+import multiprocessing
 import shutil
-import subprocess
 import sys
 import threading
 from collections import Counter
@@ -14,12 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from ffn.data import (
-    ClipStore,
-    StoreError,
-    VideoError,
-    pack,
-)
+from ffn.data import ClipStore, StoreError, VideoError, pack
 
 pytest.importorskip("av")
 
@@ -122,28 +117,20 @@ def test_address_without_a_store(remote, tmp_path, monkeypatch):
         ClipStore(remote[0], cache=tmp_path / "cache")
 
 
-SHARED = """
-import multiprocessing, sys
-from ffn.data import ClipStore
-
-def read(store, key, results):
-    results.put(int(store.open(key).read([0]).sum()))
-
-store = ClipStore(sys.argv[1], cache=sys.argv[2])
-context = multiprocessing.get_context("fork")  # after the download of the index
-results = context.Queue()
-workers = [context.Process(target=read, args=(store, sys.argv[3], results)) for _ in range(4)]
-for worker in workers:
-    worker.start()
-print(*[results.get(timeout=60) for _ in workers])
-"""
+def read_sum(store, results):
+    results.put(int(store.open("videos/0.mkv").read([0]).sum()))
 
 
 @pytest.mark.slow
 def test_processes_share_one_download(remote, expected, tmp_path):
     """Forked after the parent has downloaded, which leaves connections and threads in it."""
     address, fetched = remote
-    command = [sys.executable, "-c", SHARED, address, str(tmp_path / "cache"), "videos/0.mkv"]
-    run = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120)
-    assert run.stdout.split() == [str(int(expected[0][0].sum()))] * 4
+    store = ClipStore(address, cache=tmp_path / "cache")
+    context = multiprocessing.get_context("fork")
+    results = context.Queue()
+    workers = [context.Process(target=read_sum, args=(store, results)) for _ in range(4)]
+    for worker in workers:
+        worker.start()
+    found = [results.get(timeout=60) for _ in workers]
+    assert found == [int(expected[0][0].sum())] * 4
     assert fetched["shard-00000.bin"] == 1

@@ -10,10 +10,9 @@ and is always read from its first frame.
 from __future__ import annotations
 
 import os
-from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +29,6 @@ TEXTS = ("concat", "dash", "hls", "tty")
 # Formats in which one packet is one frame and a keyframe needs no earlier frame.
 SEEKABLE_CODECS = ("h264", "hevc", "vp8", "vp9", "av1", "mpeg4", "h263", "mjpeg", "ffv1", "prores")
 SEEKABLE_CONTAINERS = ("mov", "matroska", "webm")
-CACHE_SIZE = 256  # files whose timelines a process keeps
 
 
 def open_container(path: str) -> av.container.InputContainer:
@@ -160,8 +158,6 @@ def read_timeline(
 ) -> Timeline:
     """Read the timeline of an open file; the position in the file is undefined afterwards.
 
-    Timelines are cached for the last `CACHE_SIZE` files of a process, until a file changes.
-
     Args:
         path: The file.
         container: The same file, from `open_container`.
@@ -171,31 +167,6 @@ def read_timeline(
         VideoError: if the file is truncated, has no frame, or a frame does not decode while frames
             are counted.
     """
-    status = os.stat(path)
-    identity = (path, status.st_size, status.st_mtime_ns)
-    timeline = _cache.pop(identity, None)
-    if timeline is None:
-        timeline = _read_packets(path, container)
-    if count and timeline.times is None:
-        timeline = replace(timeline, times=_decode_times(path))
-    _cache[identity] = timeline  # ordered from least to most recently used
-    while len(_cache) > CACHE_SIZE:
-        _cache.popitem(last=False)
-    return timeline
-
-
-_cache: OrderedDict[tuple[str, int, int], Timeline] = OrderedDict()
-
-
-class _Packet(NamedTuple):
-    """The fields of a packet that a timeline needs, without its bytes."""
-
-    time: int | None
-    is_keyframe: bool
-    is_corrupt: bool
-
-
-def _read_packets(path: str, container: av.container.InputContainer) -> Timeline:
     stream = container.streams.best("video")
     context, names = stream.codec_context, container.format.name
     if "mov" in names:
@@ -208,6 +179,8 @@ def _read_packets(path: str, container: av.container.InputContainer) -> Timeline
         times = np.sort([packet.time for packet in packets])
         keyframe_times = np.sort([packet.time for packet in packets if packet.is_keyframe])
         open_gop = _has_open_group(packets)
+    elif count:
+        times = _decode_times(path)
     return Timeline(
         times=times,
         time_base=float(stream.time_base),
@@ -219,6 +192,14 @@ def _read_packets(path: str, container: av.container.InputContainer) -> Timeline
         container=names,
         codec=context.codec.canonical_name,
     )
+
+
+class _Packet(NamedTuple):
+    """The fields of a packet that a timeline needs, without its bytes."""
+
+    time: int | None
+    is_keyframe: bool
+    is_corrupt: bool
 
 
 def _check_not_truncated(
