@@ -1,4 +1,4 @@
-"""SlowFast networks (Feichtenhofer et al., ICCV 2019, 1812.03982), and each pathway alone.
+"""SlowFast networks (Feichtenhofer et al., ICCV 2019, 1812.03982), and the slow pathway alone.
 
 Two 3-D ResNets process one clip: the slow pathway has few frames and many channels, the fast
 pathway all T frames and few channels. Before every stage, features of the fast pathway are
@@ -268,7 +268,7 @@ class SlowFast(PooledClassifier):
 
 
 class SinglePathway(PooledClassifier):
-    """A network of one pathway: SlowOnly, or the fast pathway alone.
+    """A network of one pathway, such as SlowOnly.
 
     Args:
         pathway: the 3-D ResNet.
@@ -363,22 +363,9 @@ def slowfast_r101(**kwargs: Any) -> SlowFast:
 
 
 @register
-def slowfast_r101_8x8(**kwargs: Any) -> SlowFast:
-    """SlowFast 8x8, R101: 32 frames, alpha 4. The same network as 16x8."""
-    return SlowFast(depths=R101, fusion_kernel=5, **kwargs)
-
-
-@register
 def slowonly_r50(*, num_classes: int = 400, dropout: float = 0.5) -> SinglePathway:
     """The slow pathway alone (SlowFast, table 5a): 8 frames."""
     pathway = Pathway(64, stem_kernel=1, kernels=(1, 1, 3, 3), depths=R50)
-    return SinglePathway(pathway, num_classes, dropout=dropout)
-
-
-@register
-def fastonly_r50(*, num_classes: int = 400, dropout: float = 0.5) -> SinglePathway:
-    """The fast pathway alone (SlowFast, table 5a): 32 frames, 0.5 M parameters."""
-    pathway = Pathway(8, stem_kernel=5, kernels=(3, 3, 3, 3), depths=R50)
     return SinglePathway(pathway, num_classes, dropout=dropout)
 
 

@@ -83,20 +83,13 @@ def publish(
 
 def _measured(checkpoint: str, model: nn.Module, results: Path) -> dict[str, Any]:
     """The metrics and the protocol of a results.json."""
-    from ffn.data import Protocol
-
     sweep = _sweep_of(checkpoint, model, results)
     metrics = {
         row.frames: {name: round(value, 2) for name, value in row.metrics.items()}
         for row in sweep.rows
     }
-    protocol = Protocol.parse(sweep.protocol)
-    crops, clips = (
-        f"{number} {word}{'s' * (number > 1)}"
-        for number, word in ((protocol.crops, "crop"), (protocol.clips, "clip"))
-    )
-    views = f"{crops} x {clips}" if protocol.views > 1 else None
-    return {"metrics": metrics, "protocol": views, "origin": "measured"}
+    protocol = None if sweep.protocol == "1x1" else f"{sweep.protocol} (clips x crops)"
+    return {"metrics": metrics, "protocol": protocol, "origin": "measured"}
 
 
 def _early_exit_of(checkpoint: str, model: nn.Module) -> Path | None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 from ffn.datasets.disk import SPLIT_FOLDERS, Inventory, folders_of
@@ -19,25 +20,8 @@ from ffn.datasets.lists import find_lists, read_table
 _COLUMNS = frozenset({"youtube_id", "time_start", "time_end"})
 
 
-@register_dataset("k400")
-def k400(videos: Inventory, lists: Inventory) -> Listing:
-    """Read Kinetics-400."""
-    return _kinetics(videos, lists, 400)
-
-
-@register_dataset("k600")
-def k600(videos: Inventory, lists: Inventory) -> Listing:
-    """Read Kinetics-600."""
-    return _kinetics(videos, lists, 600)
-
-
-@register_dataset("k700")
-def k700(videos: Inventory, lists: Inventory) -> Listing:
-    """Read Kinetics-700 or Kinetics-700-2020."""
-    return _kinetics(videos, lists, 700)
-
-
-def _kinetics(videos: Inventory, lists: Inventory, count: int) -> Listing:
+def kinetics(videos: Inventory, lists: Inventory, *, count: int) -> Listing:
+    """Read Kinetics with a number of classes: 400, 600 or 700, also 700-2020."""
     title = f"Kinetics-{count}"
     patterns = {
         split: f"(?:.*[-_])?(?:{'|'.join(names)})(?:[-_].*)?\\.csv"
@@ -70,6 +54,10 @@ def _kinetics(videos: Inventory, lists: Inventory, count: int) -> Listing:
     if replaced:
         listing.notes.append(f"{replaced} videos are taken from a replacement folder")
     return listing
+
+
+for _count in (400, 600, 700):
+    register_dataset(f"k{_count}")(partial(kinetics, count=_count))
 
 
 def _read_entries(split: str, path: Path) -> list[Entry]:

@@ -59,7 +59,7 @@ class WeightRecord:
         page: web page of the weights.
         source_format: the implementation that wrote them, one of ``ffn.zoo.remap.SOURCES``; None
             for weights of ffn.
-        protocol: test protocol of the metrics, e.g. "3 crops x 10 clips"; by default one of each.
+        protocol: test protocol of the metrics, e.g. "2x3 (clips x crops)"; by default one of each.
         knows: what the classes are, e.g. "12 motions of generated videos", for an answer about a
             video from elsewhere.
         size: of the weights, in bytes.
@@ -142,8 +142,10 @@ class WeightRecord:
         try:
             return cls(**{key: value for key, value in values.items() if value is not None})
         except ValidationError as error:
-            faults = [(".".join(map(str, one["loc"])), one["msg"]) for one in error.errors()]
-            raise ValueError("; ".join(f"{key}: {cause}" for key, cause in faults)) from None
+            faults = (
+                (*one["loc"], one["msg"].removeprefix("Value error, ")) for one in error.errors()
+            )
+            raise ValueError("; ".join(": ".join(map(str, parts)) for parts in faults)) from None
 
     @classmethod
     def from_checkpoint(cls, meta: Mapping[str, Any], name: str) -> WeightRecord:

@@ -14,7 +14,6 @@ LARGE = (  # a smaller model runs the same code
     "tsm_r101",
     "tsm_r101_alternate",
     "slowfast_r101",
-    "slowfast_r101_8x8",
     "slowfast_r50_8x8",
     "slowfast_r50_4x16_mmaction2",
     "uniformer_b",
