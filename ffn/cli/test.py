@@ -101,7 +101,9 @@ def test(
 
     from ffn.engine.failures import processes
 
-    with processes("ffn test", data_timeout=read.data.timeout, device=chosen) as world:
+    timeout = read.data.timeout
+    remedy = "lower train.batch_size, or raise train.grad_accum_steps"
+    with processes("ffn test", data_timeout=timeout, device=chosen, remedy=remedy) as world:
         _test_all(names, options, output, read, world)
 
 
@@ -158,7 +160,6 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
     """Test one network at all frame counts; every process calls this."""
     from ffn.core import FrameFlexible
     from ffn.engine.build_data import clips_per_forward
-    from ffn.engine.failures import explain_failures
     from ffn.evaluation import sweep
     from ffn.zoo import load_with_record
 
@@ -180,21 +181,19 @@ def _test_one(weights: str, name: str, options: Options, config: Config, world: 
         shuffle_frames=options.shuffle_frames,
     )
     batch_size = clips_per_forward(config, world)
-    remedy = "lower train.batch_size, or raise train.grad_accum_steps"
-    with explain_failures(world, batch_size=batch_size, remedy=remedy):
-        result = sweep(
-            model,
-            loader,
-            name=f"{'shuffled/' * options.shuffle_frames}{name}",
-            trained_frames=_trained_frames(record.config),
-            precision=options.precision,
-            fused=not options.no_fuse,
-            runtime=options.runtime,
-            latency=not options.no_latency,
-            keep_logits=options.save_predictions or options.ensemble or options.details,
-            batch_size=batch_size,
-            progress=True,
-        )
+    result = sweep(
+        model,
+        loader,
+        name=f"{'shuffled/' * options.shuffle_frames}{name}",
+        trained_frames=_trained_frames(record.config),
+        precision=options.precision,
+        fused=not options.no_fuse,
+        runtime=options.runtime,
+        latency=not options.no_latency,
+        keep_logits=options.save_predictions or options.ensemble or options.details,
+        batch_size=batch_size,
+        progress=True,
+    )
     return _Tested(result, classes)
 
 

@@ -12,10 +12,10 @@ IMAGE_SUFFIXES = (".bmp", ".jpeg", ".jpg", ".png", ".ppm", ".tif", ".tiff", ".we
 SYSTEM_NAMES = ("__MACOSX", "@eaDir", "#recycle", "$RECYCLE.BIN", "Thumbs.db", "desktop.ini")
 COPIES = "derived.json"  # of `ffn prepare`, beside the copies
 # One of these files is in every folder that a tool wrote: an index, copies, a clip store, a report,
-# a run, results, a learning rate range.
+# a run, results.
 TOOL_FILES = (
     *(COPIES, "dataset.json", "store.json", "pack.db", "report.csv"),
-    *("log.jsonl", "results.json", "results.png", "lr_range.json", "lr_range.png"),
+    *("log.jsonl", "results.json", "results.png"),
 )
 
 

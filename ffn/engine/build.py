@@ -23,13 +23,12 @@ from ffn.data import Normalize, Splits, check_splits
 from ffn.engine import build_data, build_messages, build_network
 from ffn.engine.checkpointer import Checkpointer, list_videos
 from ffn.engine.checkpoints import checkpoints_in
-from ffn.engine.compile import with_changing_lengths
-from ffn.engine.config import ConfigError, changed_options, config_to_dict
+from ffn.engine.config import ConfigError, changed_options
 from ffn.engine.distributed import World, on_main
-from ffn.engine.logs.meter import Meter
-from ffn.engine.logs.run_log import RunLog
 from ffn.engine.loop import Run
+from ffn.engine.meter import Meter
 from ffn.engine.options import Config
+from ffn.engine.run_log import RunLog
 from ffn.engine.train_step import TrainStep
 from ffn.zoo import WeightRecord
 
@@ -170,15 +169,13 @@ def build_train_step(
     """
     train = config.train
     build_network.prepare_for_training(config, model, world.device)
-    batch_mix = build_data.build_batch_mix(config, num_classes)
-    changing = train.compile and build_network.lengths_change(config)
     task = build_network.build_task(config, model, class_weights).to(world.device)
     return TrainStep(
         task,
         build_network.build_optimizer(config, task),
         world,
         normalize=Normalize(build_data.build_preprocessing(config.data)),
-        batch_mix=with_changing_lengths(batch_mix) if changing else batch_mix,
+        batch_mix=build_data.build_batch_mix(config, num_classes),
         precision=train.precision,
         sequential=train.views == "sequential",
         grad_accum_steps=train.grad_accum_steps,
@@ -214,7 +211,7 @@ def _metadata(config: Config, splits: Splits) -> dict[str, Any]:
         "multi_label": splits.multi_label,
         "preprocessing": build_data.build_preprocessing(config.data).to_dict(),
         "imports": list(config.imports),
-        "config": config_to_dict(config),
+        "config": config.model_dump(),
         "versions": {name: version(name) for name in ("torch", "torchvision", "timm")},
         "data": splits.fingerprint(),
     }
@@ -236,6 +233,6 @@ def _open_log(
         total_steps=total_steps,
         wandb_mode=config.log.wandb,
         project=config.log.project,
-        config=config_to_dict(config),
+        config=config.model_dump(),
         tensorboard=config.log.tensorboard,
     )

@@ -7,15 +7,15 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ffn import data
-from ffn.engine.class_weights import class_weights
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
 from ffn.engine.mixup import BatchMix
-from ffn.engine.options import Config, DataConfig
+from ffn.engine.options import CROP_OPTIONS, Config, DataConfig
 from ffn.engine.tasks import TASKS
 
 
@@ -78,7 +78,7 @@ def build_train_loader(config: Config, splits: data.Splits, world: World) -> Dat
 
 
 def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
-    """Weights of the classes in the loss (K,), see ``ffn.engine.class_weights``; None for none."""
+    """Weights of the classes in the loss (K,); None for none."""
     options = config.data
     if config.train.class_weights == "none":
         return None
@@ -86,9 +86,41 @@ def build_class_weights(config: Config, splits: data.Splits) -> Tensor | None:
         [record.labels for record in splits.train],
         len(splits.classes),
         power=0.5 if config.train.class_weights == "sqrt" else 1.0,
-        swapped=_swapped_classes(options, splits.classes),
         multi_label=options.labels == "multi",
     )
+
+
+def class_weights(
+    labels: Sequence[Sequence[int]],
+    num_classes: int,
+    *,
+    power: float = 1.0,
+    multi_label: bool = False,
+) -> Tensor:
+    """Weights (K,) in float32, for n training videos of K classes, n_c of class c.
+
+    With one label per video, ``w_c = a (n / (K n_c)) ** power``, with a such that the mean weight
+    of the videos is 1: the loss keeps its scale. Classes without videos have the weight 0 and do
+    not count in K. With several labels per video, ``w_c = ((n - n_c) / n_c) ** power``, for the
+    positive labels (``pos_weight`` of torch); classes of no video and of every video have 1.
+
+    >>> class_weights([[0], [0], [0], [1]], 2)
+    tensor([0.6667, 2.0000])
+
+    Args:
+        labels: of each training video.
+        num_classes: K.
+        power: 1, or 0.5 for the square root, which balances less.
+        multi_label: videos may have several labels.
+    """
+    flat = torch.tensor([label for own in labels for label in own], dtype=torch.int64)
+    counts = torch.bincount(flat, minlength=num_classes).double()
+    if multi_label:
+        weights = ((len(labels) - counts) / counts) ** power
+        return weights.where((counts > 0) & (counts < len(labels)), 1.0).float()
+    weights = (counts.sum() / ((counts > 0).sum() * counts)) ** power
+    weights = weights.where(counts > 0, 0.0)
+    return (weights * counts.sum() / (weights * counts).sum()).float()
 
 
 def build_test_loader(
@@ -172,24 +204,12 @@ def _check_batch_size(config: Config, world: World, videos: int) -> None:
 def _train_transform(
     options: DataConfig, preprocessing: data.Preprocessing, classes: Sequence[str]
 ) -> data.TrainTransform:
+    augmentation = {"flip", "color_jitter", "randaugment", "random_erasing"}
     return data.TrainTransform(
         preprocessing,
-        crop_mode=options.crop_mode,
-        scales=options.scales,
-        area=options.area,
-        aspect=options.aspect,
-        jitter_scales=options.jitter_scales,
-        flip=options.flip,
-        flip_pairs=_swapped_classes(options, classes),
-        color_jitter=options.color_jitter,
-        randaugment=options.randaugment,
-        random_erasing=options.random_erasing,
+        flip_pairs=data.swap_pairs(options.flip_pairs, classes),
+        **options.model_dump(include={"crop_mode", *CROP_OPTIONS, *augmentation}),
     )
-
-
-def _swapped_classes(options: DataConfig, classes: Sequence[str]) -> Sequence[Sequence[int]]:
-    """Pairs of classes that a flip exchanges."""
-    return data.swap_pairs(options.flip_pairs if options.flip == "swap" else (), classes)
 
 
 def _open_store(options: DataConfig, *, resize: int) -> data.ClipStore | None:

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from ffn import core, zoo
 from ffn.engine import freezing, optim
 from ffn.engine.activation_checkpointing import checkpoint_blocks
-from ffn.engine.compile import compile_network
 from ffn.engine.config import ConfigError
 from ffn.engine.distributed import World
 from ffn.engine.options import Config
@@ -121,7 +120,8 @@ def prepare_for_training(config: Config, model: nn.Module, device: torch.device)
         if config.train.activation_checkpointing:
             checkpoint_blocks(model)
         if config.train.compile:
-            compile_network(model, lengths_change=lengths_change(config))
+            views = TASKS[config.task.name].views(config.task).values()
+            compile_network(model, len({length for view in views for length in view}))
     except (ValueError, RuntimeError) as error:
         raise ConfigError(f"{config.model.name}: {error}") from error
     if not any(parameter.requires_grad for parameter in model.parameters()):
@@ -153,10 +153,26 @@ def build_task(config: Config, model: nn.Module, class_weights: Tensor | None = 
     return task
 
 
-def lengths_change(config: Config) -> bool:
-    """Whether the number of frames of a view changes from step to step."""
-    views = TASKS[config.task.name].views(config.task)
-    return any(len(numbers) > 1 for numbers in views.values())
+def compile_network(model: nn.Module, lengths: int) -> None:
+    """Compile a network for training: one graph per clip length, at the first clip of it.
+
+    State-dict keys do not change. Deepcopies and extracted networks are not compiled, nor are
+    losses and optimizers. Each batch size needs its own graph, too.
+
+    Args:
+        model: changed in place; frame-flexible or plain.
+        lengths: number of clip lengths, by which torch's limit of graphs is raised; it holds for
+            all networks of a class together.
+
+    Raises:
+        RuntimeError: in training, of torch: there is no C++ compiler for a CPU, the network cannot
+            be one graph, or there are eight graphs for other lengths or sizes.
+    """
+    options = torch._dynamo.config
+    limit = "recompile_limit" if hasattr(options, "recompile_limit") else "cache_size_limit"  # 2.6
+    setattr(options, limit, getattr(options, limit) + lengths)
+    flexible = isinstance(model, core.FrameFlexible)
+    (model.model if flexible else model).compile(dynamic=False, fullgraph=True)
 
 
 def build_optimizer(config: Config, task: Task) -> torch.optim.Optimizer:

@@ -27,7 +27,7 @@ from ffn.engine.checkpoints import (
 )
 from ffn.engine.distributed import World, any_of, check_replicas, gather, on_main
 from ffn.engine.freezing import frozen_buffers
-from ffn.engine.logs.meter import Meter
+from ffn.engine.meter import Meter
 from ffn.engine.train_step import TrainStep
 from ffn.files import write_text
 
@@ -73,7 +73,7 @@ class Checkpointer:
         changed_options: given the ``config`` of a checkpoint, the options that differ and must not.
 
     Attributes:
-        notes: messages about damaged checkpoints and another number of processes.
+        notes: messages about damaged checkpoints.
     """
 
     def __init__(
@@ -92,7 +92,6 @@ class Checkpointer:
         self.keep, self.metadata = keep, metadata
         self._videos, self._changed_options = videos, changed_options
         self.notes: list[str] = []
-        self._infinite = not_finite(train_step.model.state_dict())  # as a mask of an attention
 
     def save(self, state: RunState) -> None:
         """Write a checkpoint to resume from.
@@ -140,13 +139,12 @@ class Checkpointer:
 
     def _begin(self) -> None:
         """Write the list of videos of a new run, unless it would overwrite files of the user."""
-        own = [self.folder / name for name in ("best.pt", "config.yaml")]
         is_ours = (self.folder / VIDEOS).exists()  # a run stopped before its first checkpoint
-        for path in own[: 1 if is_ours else 2]:
-            if path.exists():
+        for name in ("best.pt",) if is_ours else ("best.pt", "config.yaml"):
+            if (self.folder / name).exists():
                 raise RunError(
-                    f"{path} exists without a checkpoint to resume from, and a new run would "
-                    "replace it. Move it away, or choose another log.output"
+                    f"{self.folder / name} exists without a checkpoint to resume from, and a new "
+                    "run would replace it. Move it away, or choose another log.output"
                 )
         write_text(self.folder / VIDEOS, self._videos)
 
@@ -171,12 +169,6 @@ class Checkpointer:
         load_buffers(step.model, training["buffers"], self.world)
         step.load_state_dict(training)
         self.meter.load_state_dict(training["meter"])
-        writers = len(training["buffers"])
-        if writers != self.world.size:
-            self.notes.append(
-                f"{writers} process(es) wrote the checkpoint, now there are {self.world.size}: "
-                "running statistics are averaged"
-            )
         return RunState(**{one.name: training[one.name] for one in fields(RunState)})
 
     def _check_videos(self) -> None:
@@ -197,9 +189,10 @@ class Checkpointer:
         return {"model": network, "meta": {**self.metadata, "metrics": metrics}}
 
     def _check_finite(self, step: int) -> None:
-        modules = dict.fromkeys((self.train_step.model, self.train_step.network))
-        names = [name for module in modules for name in not_finite(module.state_dict())]
-        wrong = [name for name in names if name not in self._infinite]
+        model = self.train_step.model  # its moving average is finite if it is
+        statistics = [(k, v) for k, v in model.named_buffers() if "running_" in k]
+        states = [*model.named_parameters(), *statistics]
+        wrong = [name for name, value in states if not value.isfinite().all()]
         if any_of([bool(wrong)], self.world)[0]:
             raise FloatingPointError(
                 f"weights or statistics are not finite at step {step} ({', '.join(wrong[:3])}); "
@@ -217,16 +210,6 @@ def list_videos(splits: Splits, root: str | Path) -> str:
             values = (split, path, label_text(one.label), one.frames, one.start, one.end)
             lines.append(",".join("" if value is None else str(value) for value in values))
     return "\n".join(lines)
-
-
-def not_finite(state: dict[str, Any]) -> list[str]:
-    """Names of the floating-point tensors in a state dict that hold NaN or an infinity."""
-    floats = {k: v for k, v in state.items() if torch.is_tensor(v) and v.is_floating_point()}
-    if not floats:
-        return []
-    # One number per tensor: a single synchronization with a GPU.
-    sums = torch.stack([value.detach().double().abs().sum() for value in floats.values()])
-    return [key for key, good in zip(floats, sums.isfinite().tolist(), strict=True) if not good]
 
 
 def gather_buffers(module: nn.Module, world: World) -> list[list[Tensor]]:

@@ -170,17 +170,14 @@ def newest_checkpoint(folder: Path) -> tuple[Path | None, list[str]]:
     invalid: list[str] = []
     for path in checkpoints_in(folder):
         try:
-            load_checkpoint(path)["training"]
+            if "training" in load_checkpoint(path):
+                return path, invalid
+            invalid.append(f"{path} has no training state to resume from")
         except CheckpointError as error:
             invalid.append(f"invalid checkpoint: {error}")
-        except KeyError:
-            invalid.append(f"{path} has no training state to resume from")
-        else:
-            return path, invalid
-    if not invalid:
-        return None, []
-    listed = "\n  ".join(invalid)
-    raise CheckpointError(
-        f"no checkpoint in {folder} can be used:\n  {listed}\nNo file was changed. Restore "
-        f"a copy, or choose another log.output, e.g. with model.weights={folder}/best.pt"
-    )
+    if invalid:
+        raise CheckpointError(
+            f"no checkpoint in {folder} can be used, and none was changed. Restore a copy, or "
+            "choose another log.output:\n  " + "\n  ".join(invalid)
+        )
+    return None, []

@@ -20,7 +20,7 @@ from yaml.constructor import ConstructorError
 
 from ffn.engine.options import Config
 from ffn.engine.task_options import TASK_OPTIONS, TaskOptions
-from ffn.registry import ExtensionError, import_extensions
+from ffn.registry import import_extensions
 
 # Options that may change when a run is resumed, as may `train.epochs`, which may grow.
 RESUMABLE = (
@@ -66,12 +66,14 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     The packages in ``imports`` are imported first, so that their tasks and models are known.
 
     Raises:
-        ConfigError: the file is missing or invalid, a package cannot be imported, or options are
-            unknown, of a wrong type, out of range or contradictory. The message lists all problems.
+        ConfigError: the file is missing or invalid, or options are unknown, of a wrong type, out of
+            range or contradictory. The message lists all problems.
+        ExtensionError: a package cannot be imported.
     """
     values = {} if path is None else _read_file(Path(path))
     given = _read_overrides(overrides)
-    _import({**values, **given}.get("imports") or [])
+    names = {**values, **given}.get("imports") or []
+    import_extensions([names] if isinstance(names, str) else names)
     old, new = values.get("task", {}), given.get("task", {})
     before, name = (task.get("name", "flexible") for task in (old, {**old, **new}))
     if name != before and name in TASK_OPTIONS:
@@ -85,7 +87,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
 
 
 def config_from_dict(values: Mapping[str, Any]) -> Config:
-    """The config of nested values, such as those that :func:`config_to_dict` returned.
+    """The config of nested values, such as those of ``config.model_dump()``.
 
     Its ``imports`` are not imported: it may come from a file of someone else.
 
@@ -107,19 +109,14 @@ def config_from_dict(values: Mapping[str, Any]) -> Config:
         raise ConfigError(*problems) from None
 
 
-def config_to_dict(config: Config) -> dict[str, Any]:
-    """The config as nested dicts of plain values, for YAML and checkpoints."""
-    return config.model_dump()
-
-
 def changed_options(before: Mapping[str, Any], now: Config) -> list[str]:
     """Options, with both values, that keep a run from being resumed; see `RESUMABLE`.
 
     Args:
-        before: the config of the run, as :func:`config_to_dict` returned it.
+        before: the config of the run, as its ``model_dump`` returned it.
         now: the config given.
     """
-    old, new = (_leaves(config_to_dict(one)) for one in (config_from_dict(before), now))
+    old, new = (_leaves(one.model_dump()) for one in (config_from_dict(before), now))
     longer = old["train.epochs"] < new["train.epochs"]
     allowed = (*RESUMABLE, *(["train.epochs"] if longer else []))
     return [
@@ -242,10 +239,3 @@ def _read_overrides(overrides: Sequence[str]) -> dict[str, Any]:
         else:
             found[section] = parsed
     return found
-
-
-def _import(names: str | Sequence[str]) -> None:
-    try:
-        import_extensions([names] if isinstance(names, str) else names)
-    except ExtensionError as error:
-        raise ConfigError(str(error)) from error

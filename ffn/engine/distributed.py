@@ -13,10 +13,10 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 
 from ffn.data.workers import end_with_parent
 from ffn.engine.freezing import frozen_buffers
-from ffn.engine.rendezvous import attempt_store
 
 Result = TypeVar("Result")
 
@@ -65,6 +65,12 @@ def init_distributed(timeout: float = 0.0, device: torch.device | None = None) -
         device: of this process; "cuda" without a number is that of its local rank. Default: CUDA if
             available, else the CPU.
 
+    Note:
+        On one node, ``torchrun`` keeps one store over its restarts (torch 2.6 to 2.15). It holds
+        the addresses of processes that have ended, hence a prefix for each attempt. On several
+        nodes, the counts of restarts differ: TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 gives each
+        attempt a store of its own.
+
     Raises:
         LostProcessError: the processes did not connect.
         ValueError: this machine has more processes than devices.
@@ -82,21 +88,23 @@ def init_distributed(timeout: float = 0.0, device: torch.device | None = None) -
             )
         device = torch.device("cuda", number)
         torch.cuda.set_device(device)
-    store = None
+    store, shares_store = None, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     if size > 1 and not dist.is_initialized():
         limit = timedelta(seconds=max(DEFAULT_TIMEOUT, timeout))
         backend = "nccl" if device.type == "cuda" else "gloo"
         try:
-            store, rank, size = attempt_store(limit)
+            store, rank, size = next(rendezvous("env://", timeout=limit))
+            if shares_store:
+                attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+                store = dist.PrefixStore(attempt, store)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         except RuntimeError as error:
             raise LostProcessError(
                 f"the processes did not connect ({str(error).partition(chr(10))[0][:200]})"
             ) from error
-    by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if by_torchrun:
+    if dist.is_torchelastic_launched():
         end_with_parent()
-    return World(rank, size, device, store if by_torchrun else None)
+    return World(rank, size, device, store if shares_store else None)
 
 
 def cleanup() -> None:
@@ -111,15 +119,6 @@ def cleanup() -> None:
         if dist.get_backend() == "gloo":
             time.sleep(0.1)
         dist.destroy_process_group()
-
-
-def average(values: Tensor, world: World) -> Tensor:
-    """Average a tensor over all processes."""
-    if world.size > 1:
-        values = values.clone()
-        dist.all_reduce(values)
-        values /= world.size
-    return values
 
 
 def any_of(flags: Sequence[bool | Tensor], world: World) -> list[bool]:
@@ -198,26 +197,22 @@ def average_buffers(module: nn.Module, world: World) -> None:
 
 
 def check_replicas(model: nn.Module, world: World) -> None:
-    """Check that the parameters of all processes are equal, by a checksum of each.
+    """Check that the parameters of all processes are equal, by a checksum.
 
     Buffers are not compared: running statistics differ between processes.
 
     Raises:
-        ReplicaError: on every process; names the first one that differs, and the ranks.
+        ReplicaError: on every process; names the ranks.
     """
-    if world.size == 1:
-        return
-    sums = {
-        name: zlib.crc32(parameter.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
-        for name, parameter in model.named_parameters()
-    }
-    every = gather(sums, world)
-    for name in sums:
-        ranks = [rank for rank, found in enumerate(every) if found[name] != every[0][name]]
-        if ranks:
-            raise ReplicaError(
-                f"{name} on rank(s) {', '.join(map(str, ranks))} differs from that on rank 0; "
-                "weights must be equal on all processes. Resume from the newest checkpoint; if it "
-                "happens again, look for code that changes weights on some processes only, or for "
-                "a faulty device"
-            )
+    checksum = 0
+    for parameter in model.parameters() if world.size > 1 else ():
+        data = parameter.detach().cpu().contiguous().flatten().view(torch.uint8)
+        checksum = zlib.crc32(data.numpy(), checksum)
+    every = gather(checksum, world)
+    ranks = [str(rank) for rank, found in enumerate(every) if found != every[0]]
+    if ranks:
+        raise ReplicaError(
+            f"the weights on rank(s) {', '.join(ranks)} differ from those on rank 0. Resume from "
+            "the newest checkpoint; if it happens again, look for code that changes weights on "
+            "some processes only, or for a faulty device"
+        )

@@ -1,4 +1,4 @@
-"""Turn failures of devices, processes and loader workers into errors that name the remedy."""
+"""The processes of a command: failures of one end all, with the cause and the remedy once."""
 
 from __future__ import annotations
 
@@ -30,51 +30,33 @@ class OutOfMemoryError(RuntimeError):
     """A batch does not fit into memory."""
 
 
-@contextmanager
-def explain_failures(
-    world: World, *, batch_size: int, remedy: str = TRAINING_REMEDY
-) -> Iterator[None]:
-    """Replace torch's errors by errors that name the cause and the remedy.
+def explain_failure(error: BaseException, world: World, remedy: str) -> BaseException:
+    """The error to report in place of one of torch, with its cause and the remedy.
 
     Args:
+        error: any; those that need no explanation are returned.
         world: the processes.
-        batch_size: videos per forward on this process.
         remedy: how to reduce the memory of a batch.
-
-    Raises:
-        LoaderError: a worker of a data loader has ended, or hangs.
-        OutOfMemoryError: a batch does not fit into the memory of the device or the machine.
-        LostProcessError: another process has ended, or did not answer in time.
     """
-    try:
-        with watching():
-            yield
-    except RuntimeError as error:
-        cause = str(error).partition("\n")[0][:200]
-        if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
-            raise OutOfMemoryError(
-                f"{batch_size} videos need more memory than there is: {remedy} ({cause})"
-            ) from error
-        lost = _lost_process(error, world)
-        if lost is None:
-            raise
-        raise lost from error
-
-
-def _lost_process(error: BaseException, world: World) -> LostProcessError | None:
-    """The error to report in place of one of gloo or NCCL about another process."""
+    cause = str(error).partition("\n")[0][:200]
+    if isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error):
+        return OutOfMemoryError(f"a batch needs more memory than there is: {remedy} ({cause})")
     from_backend = type(error) is RuntimeError and ("gloo" in str(error) or "NCCL" in str(error))
-    if world.size == 1 or not (from_backend or isinstance(error, dist.DistError)):
-        return None
-    return LostProcessError(
-        "another process of the run has ended or did not answer; see its message, or torchrun's "
-        f"({str(error).partition(chr(10))[0][:200]})"
-    )
+    if world.size > 1 and (from_backend or isinstance(error, dist.DistError)):
+        return LostProcessError(
+            "another process of the run has ended or did not answer; see its message, or "
+            f"torchrun's ({cause})"
+        )
+    return error
 
 
 @contextmanager
 def processes(
-    program: str, *, data_timeout: float = 0.0, device: torch.device | None = None
+    program: str,
+    *,
+    data_timeout: float = 0.0,
+    device: torch.device | None = None,
+    remedy: str = TRAINING_REMEDY,
 ) -> Iterator[World]:
     """Join the processes of a command; if one fails, print the cause once and end all.
 
@@ -82,6 +64,7 @@ def processes(
         program: name of the command, for messages.
         data_timeout: seconds that a process may wait for its data; 0 is without limit.
         device: of the processes, see :func:`ffn.engine.distributed.init_distributed`.
+        remedy: how to reduce the memory of a batch.
 
     Yields:
         The processes. If this is the only one, errors are those of the code inside; else the
@@ -89,13 +72,16 @@ def processes(
     """
     world = init_distributed(2 * data_timeout or UNLIMITED, device)
     try:
-        yield world
+        with watching():
+            yield world
     except BaseException as raised:
         # At exit, Python ends the workers that are left; torch's handler would raise for each.
         atexit.register(signal.signal, signal.SIGCHLD, signal.SIG_DFL)
+        error = explain_failure(raised, world, remedy)
         if world.size == 1:
-            raise
-        error = _lost_process(raised, world) or raised
+            if error is raised:
+                raise
+            raise error from raised
         if _is_first(error, world):
             if not is_for_users(error) or is_raised_in_extension(error):
                 traceback.print_exc()

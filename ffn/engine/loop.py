@@ -10,16 +10,15 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader
 
 from ffn import evaluation
 from ffn.engine.checkpointer import Checkpointer, RunState
 from ffn.engine.checkpoints import locked
-from ffn.engine.compile import eager
 from ffn.engine.distributed import World, average_buffers
-from ffn.engine.failures import explain_failures
-from ffn.engine.logs.meter import Meter
-from ffn.engine.logs.run_log import RunLog
+from ffn.engine.meter import Meter
+from ffn.engine.run_log import RunLog
 from ffn.engine.signals import StoppedError, StopRequest
 from ffn.engine.train_step import StepResult, TrainStep
 
@@ -76,14 +75,9 @@ def train(run: Run) -> Path:
         StoppedError: a signal stopped the run after a checkpoint.
         FloatingPointError: too many bad steps in a row, or non-finite weights.
         VideoError: a video cannot be read and none is skipped, or too many steps have none.
-        LoaderError: a loader worker hangs or has exited.
-        LostProcessError: another process has ended.
-        OutOfMemoryError: a batch does not fit.
     """
-    batch_size = run.train_loader.batch_size
     with ExitStack() as stack:
         stop = stack.enter_context(StopRequest(verbose=run.world.is_main))
-        stack.enter_context(explain_failures(run.world, batch_size=batch_size))
         stack.enter_context(locked(run.folder, run.world))
         state = run.checkpointer.restore()
         if is_finished(run, state):
@@ -195,7 +189,7 @@ def evaluate(run: Run) -> tuple[dict[int, dict[str, float]], tuple[str, ...]]:
     """
     step = run.train_step
     try:
-        with eager():
+        with torch.compiler.set_stance("force_eager"):  # else a graph for each length and mode
             return evaluation.measure(
                 step.network, run.val_loader, step.precision, run.train_loader.batch_size
             )

@@ -1,4 +1,4 @@
-"""Parameter groups, learning-rate schedule, and moving average of the weights."""
+"""Parameter groups and the learning-rate schedule."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from typing import Any
 import torch
 from timm.models import group_parameters
 from timm.optim import param_groups_weight_decay
-from timm.utils import ModelEmaV3
 from torch import nn
 
 from ffn.core import NORMS, PrivateModules
@@ -139,9 +138,7 @@ def learning_rate(
         epochs: length of training.
         schedule: "step" multiplies by ``gamma`` at each of ``milestones`` (epochs); "cosine" falls
             from ``lr`` to ``final_lr`` over the epochs after warm-up.
-        milestones: see schedule.
-        gamma: see schedule.
-        final_lr: see schedule.
+        milestones, gamma, final_lr: of the schedules.
         warmup_epochs: epochs of linear rise from lr / 100.
     """
     if epoch < warmup_epochs:
@@ -156,23 +153,3 @@ def set_learning_rate(optimizer: torch.optim.Optimizer, lr: float) -> None:
     """Give every group ``lr`` times its own ``lr_scale``."""
     for group in optimizer.param_groups:
         group["lr"] = lr * group["lr_scale"]
-
-
-def moving_average(model: nn.Module, decay: float) -> ModelEmaV3:
-    """Exponential moving average of a network (timm's ``ModelEmaV3``), at first a copy of it.
-
-    Call ``.update(model, step)`` after each optimizer step. With w_t the model after step t,
-    counted from 1, and a_t the average::
-
-        a_t = d_t a_{t-1} + (1 - d_t) w_t,    d_t = min(decay, 1 - t^(-2/3))
-
-    so that a_1 = w_1 and the initial weights have little influence for any decay: d_10 = 0.78,
-    d_1000 = 0.99, d_32000 = 0.999. Floating-point buffers, the (private) running statistics, are
-    averaged too; integer buffers are copied.
-
-    Returns:
-        The average: ``.module`` is the network, in evaluation mode and without gradients.
-    """
-    average = ModelEmaV3(model, decay=decay, use_warmup=True)
-    average.module.requires_grad_(False)
-    return average

@@ -9,8 +9,7 @@ from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import Field, model_validator
 
-from ffn.engine.section import Count, Section
-from ffn.engine.task_options import FlexibleOptions, TaskOptions
+from ffn.engine.task_options import Count, FlexibleOptions, Section, TaskOptions
 from ffn.frame_counts import WINDOW
 
 Share = Annotated[float, Field(gt=0, le=1)]

@@ -9,12 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ffn.data import Normalize, VideoError
 from ffn.engine.distributed import World, any_of, average_gradients, gather
-from ffn.engine.optim import moving_average, set_learning_rate
+from ffn.engine.optim import set_learning_rate
 from ffn.engine.tasks import Task
 
 MAX_BAD_STEPS = 10  # in a row; then the run ends
@@ -58,7 +59,8 @@ class TrainStep:
         sequential: run views one after another, each with its own backward; else in one pass.
         grad_accum_steps: micro-batches per step.
         clip_grad_norm: largest gradient norm; None does not clip.
-        ema_decay: of a moving average of the model; 0 has none.
+        ema_decay: of a moving average of the model and its statistics; 0 has none. With w_t after
+            step t: ``a_t = d_t a_(t-1) + (1 - d_t) w_t``, ``d_t = min(ema_decay, 1 - t^(-2/3))``.
         may_skip: micro-batches may be without videos; the processes then agree on each.
         advice: remedy for non-finite numbers, for messages.
         seed: of dropout; a step's random numbers depend on (seed, step, rank) alone.
@@ -95,7 +97,9 @@ class TrainStep:
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=precision == "fp16")
         # Makes the scale, also for a first step without videos, which scales no loss.
         self.scaler.scale(torch.zeros((), device=world.device))
-        self.ema = moving_average(self.model, ema_decay) if ema_decay else None
+        self.ema = None
+        if ema_decay:
+            self.ema = ModelEmaV3(self.model, decay=ema_decay, use_warmup=True)
         self.bad_steps = self.bad_steps_in_a_row = 0
         self._forward = self._wrap()
 

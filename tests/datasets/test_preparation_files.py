@@ -102,7 +102,6 @@ def test_figures_of_tools_and_files_of_systems_are_no_videos(layouts: Layouts) -
         layouts.frames(f"{path}/frames")
     prepare("folder", layouts.root)
     classes = (layouts.root / "index/classes.txt").read_text()
-    layouts.text("runs/find_lr/lr_range.png", [])
     layouts.text("runs/test/results.png", [])
     layouts.text("runs/a/log.jsonl", [])
     layouts.text("runs/a/network.confusion.png", [])

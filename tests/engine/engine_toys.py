@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import json
 import os
 import subprocess
 import sys
@@ -23,7 +24,6 @@ from ffn.engine.activation_checkpointing import checkpoint_blocks
 from ffn.engine.build import build_run
 from ffn.engine.config import load_config
 from ffn.engine.distributed import World
-from ffn.engine.logs import run_log as log
 from ffn.engine.loop import Run
 from ffn.engine.options import Config
 from ffn.engine.tasks import (
@@ -196,10 +196,16 @@ def finish(process: subprocess.Popen) -> tuple[str, str]:
     return out, err
 
 
+def log_lines(folder: Path) -> list[dict[str, Any]]:
+    """The complete lines of the log of a run."""
+    *lines, _ = (folder / "log.jsonl").read_text().split("\n")
+    return [json.loads(line) for line in lines]
+
+
 def read_log(folder: Path, kind: str = "train") -> list[dict[str, Any]]:
     """The lines of a kind, with short keys: "loss" for "train/loss"."""
     main = {"train": "train/lr", "skipped": "train/skipped", "val": "val/mean"}[kind]
-    entries = [entry for entry in log.read_log(folder) if main in entry]
+    entries = [entry for entry in log_lines(folder) if main in entry]
     return [{key.partition("/")[2] or key: v for key, v in entry.items()} for entry in entries]
 
 

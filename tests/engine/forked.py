@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from ffn.engine.distributed import World, cleanup
 
+ATTEMPTS = count()
 SECONDS = 120  # for all processes of a run to end
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(["ffn.engine.build", "ffn.engine.loop", "ffn.evaluation", "av"])
@@ -87,6 +88,7 @@ def train(
     """
     where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_store().port)}
     where |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "WORLD_SIZE": str(world)}
+    where["TORCHELASTIC_RESTART_COUNT"] = str(next(ATTEMPTS))
     arguments = [command, str(Path(__file__).with_name("empty.yaml")), *options]
     processes = [
         CONTEXT.Process(

@@ -16,7 +16,7 @@ from ffn.core import extract
 from ffn.engine import build_messages, build_network
 from ffn.engine.build import numbered_folder
 from ffn.engine.build_network import build_model
-from ffn.engine.config import ConfigError, config_to_dict, load_config
+from ffn.engine.config import ConfigError, load_config
 from ffn.engine.distributed import World
 from ffn.engine.tasks import TASKS, FlexibleTask
 from ffn.zoo import load
@@ -51,7 +51,7 @@ def test_folders_without_a_name_are_numbered(
     )
     Path("runs/tsm/test").mkdir(parents=True)  # results of a test, and no run
     assert numbered_folder(short, "tsm") == "runs/tsm"
-    Path("runs/tsm/config.yaml").write_text(yaml.safe_dump(config_to_dict(short)))
+    Path("runs/tsm/config.yaml").write_text(yaml.safe_dump(short.model_dump()))
     assert numbered_folder(short, "tsm") == numbered_folder(long, "tsm") == "runs/tsm"
     assert numbered_folder(other, "tsm") == "runs/tsm_2"
     Path("runs/tsm_2").mkdir()

@@ -15,8 +15,8 @@ from ffn import backbones
 from ffn.core import convert, extract
 from ffn.devices import has_compiler
 from ffn.engine.activation_checkpointing import checkpoint_blocks
-from ffn.engine.compile import compile_network, eager, with_changing_lengths
-from ffn.engine.tasks import FlexibleTask, MixedSamplingTask
+from ffn.engine.build_network import compile_network
+from ffn.engine.tasks import FlexibleTask
 
 COUNTS = (2, 4)
 needs_compiler = pytest.mark.skipif(not has_compiler(), reason="needs a C++ compiler")
@@ -67,7 +67,7 @@ def assert_same_steps(name: str, views: str, checkpointed: bool) -> None:
     keys = list(other.model.state_dict())
     if checkpointed:
         checkpoint_blocks(other.model)
-    compile_network(other.model)
+    compile_network(other.model, len(COUNTS))
 
     for _ in range(2):
         for one in (task, other):
@@ -103,7 +103,7 @@ def test_checkpointed_blocks_in_a_graph_reuse_the_dropout_masks(backend: None) -
 
     model = nn.Sequential(block(), block()).double()
     assert checkpoint_blocks(model) == 2
-    compile_network(model)
+    compile_network(model, 1)
 
     values = []
     for _ in range(2):
@@ -137,12 +137,12 @@ def test_one_graph_per_count_and_none_for_validation(backend: None) -> None:
     """Ten counts, more than torch's default limit of eight graphs."""
     counts = tuple(range(1, 11))
     model = convert(Small(), counts, alter=["head"]).train()
-    compile_network(model)
+    compile_network(model, len(counts))
 
     for _ in range(2):
         for count in counts:
             model(torch.randn(2, 3, count, 4, 4)).sum().backward()
-        with eager(), torch.no_grad():
+        with torch.compiler.set_stance("force_eager"), torch.no_grad():
             for length in range(1, 30):
                 model.eval()(torch.randn(1, 3, length, 4, 4))
         model.train()
@@ -151,36 +151,9 @@ def test_one_graph_per_count_and_none_for_validation(backend: None) -> None:
 
 
 @captured
-def test_ranges_need_a_graph_per_sub_network(backend: None) -> None:
-    """Twenty lengths; one frame has a graph of its own."""
-    model = convert(Small(), {4: (1, 5), 8: (6, 11), 16: (12, 20)}, alter=["head"]).train()
-    plain = copy.deepcopy(model)
-    compile_network(model, lengths_change=True)
-    mark = with_changing_lengths(lambda clip: {"clips": {0: clip}})
-
-    for length in (1, 7, 14, 5, 6, *range(2, 21)):
-        clip = mark(torch.randn(2, 3, length, 4, 4))["clips"][0]
-        torch.testing.assert_close(model(clip), plain(clip))
-
-    assert graphs() == 4
-
-
-@captured
-def test_mixed_clips_of_changing_lengths_have_one_graph(backend: None) -> None:
-    model = Small().train()
-    compile_network(model, lengths_change=True)
-    task = MixedSamplingTask(model, 20, 3, mix_probability=0.5)
-    prepare = with_changing_lengths(lambda batch: batch)
-    for length in range(4, 21):
-        clips = {20: torch.randn(2, 3, length, 4, 4), 3: torch.randn(2, 3, 3, 4, 4)}
-        task(prepare({"clips": clips, "label": torch.tensor([0, 1])}))
-    assert graphs() == 1
-
-
-@captured
 def test_copies_and_extracted_networks_are_not_compiled(backend: None) -> None:
     model = convert(Small(), (2, 4), alter=["head"]).train()
-    compile_network(model)
+    compile_network(model, 2)
     clip = torch.randn(2, 3, 4, 4, 4)
     expected = model(clip)
     assert graphs() == 1

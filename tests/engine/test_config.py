@@ -13,11 +13,11 @@ from ffn.engine.config import (
     ConfigError,
     changed_options,
     config_from_dict,
-    config_to_dict,
     load_config,
     option_help,
 )
 from ffn.engine.tasks import TASKS, PlainTask, TaskOptions, register_task
+from ffn.registry import ExtensionError
 
 ROOT = Path(__file__).parents[2]
 
@@ -191,7 +191,7 @@ def test_registered_task_has_its_options(monkeypatch: pytest.MonkeyPatch) -> Non
 
     assert isinstance(config.task, ToyOptions)
     assert config.task.strength == 0.5
-    values = config_to_dict(config)
+    values = config.model_dump()
     assert values["task"]["rounds"] == 7
     assert values["task"]["weights"] == {"a": 1.0, "b": 2.0}
     assert config_from_dict(values) == config
@@ -220,11 +220,9 @@ def test_imports_register_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     config = load_config(path)
 
     assert config.imports == [package]
-    assert config_from_dict(config_to_dict(config)) == config
-    with pytest.raises(ConfigError, match="cannot import 'no_such_package'"):
+    assert config_from_dict(config.model_dump()) == config
+    with pytest.raises(ExtensionError, match="cannot import 'no_such_package'"):
         load_config(None, ["imports=[no_such_package]"])
-    with pytest.raises(ValueError, match="does not derive"):
-        register_task("bad")(TaskOptions)
 
 
 # --- plain values and changes --------------------------------------------------------------------
@@ -233,7 +231,7 @@ def test_imports_register_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_round_trip_through_plain_values(tmp_path: Path) -> None:
     overrides = ["task.frames=[3]", "task.name=plain", "data.flip=random"]
     config = load_config(None, [*overrides, "train.clip_grad_norm=null"])
-    values = config_to_dict(config)
+    values = config.model_dump()
     (tmp_path / "config.yaml").write_text(yaml.safe_dump(values))
 
     assert values["task"] == {"name": "plain", "frames": [3], "ranges": []}
@@ -243,7 +241,7 @@ def test_round_trip_through_plain_values(tmp_path: Path) -> None:
 
 def test_config_of_a_checkpoint_imports_nothing() -> None:
     """A run may resume after its package has another name."""
-    before = config_to_dict(load_config(None)) | {"imports": ["no_such_package"]}
+    before = load_config(None).model_dump() | {"imports": ["no_such_package"]}
 
     assert config_from_dict(before).imports == ["no_such_package"]
     assert changed_options(before, load_config(None)) == []
@@ -252,7 +250,7 @@ def test_config_of_a_checkpoint_imports_nothing() -> None:
 
 
 def test_changed_options() -> None:
-    before = config_to_dict(load_config(None, ["train.grad_accum_steps=2"]))
+    before = load_config(None, ["train.grad_accum_steps=2"]).model_dump()
 
     now = load_config(None, ["optim.lr=0.5", "train.compile=true", "log.output=x", "data.root=y"])
     assert changed_options(before, now) == ["optim.lr 0.01 -> 0.5"]

@@ -17,11 +17,19 @@ from typing import Any
 import forked
 import pytest
 import torch
-from engine_toys import MIXED, TWO_PROCESSES, launch, options, read_log, train, wait_for_step
+from engine_toys import (
+    MIXED,
+    TWO_PROCESSES,
+    launch,
+    log_lines,
+    options,
+    read_log,
+    train,
+    wait_for_step,
+)
 from torch.utils._pytree import tree_leaves
 
 from ffn.engine.checkpoints import load_checkpoint
-from ffn.engine.logs import run_log
 
 pytestmark = pytest.mark.slow
 
@@ -29,7 +37,7 @@ SMALL_STEPS = ("train.batch_size=4", "train.save_steps=1")  # 6 steps per epoch
 UNIFORMER = ("model.name=uniformer_tiny", "optim.name=adamw", "optim.lr=1e-3")
 AVERAGE = (*MIXED, "train.ema_decay=0.9")
 STEP = "ffn.engine.train_step:TrainStep", "_backward"
-PLACES = (STEP, ("ffn.engine.checkpointer", "save_step"), ("ffn.engine.validation", "measure"))
+PLACES = (STEP, ("ffn.engine.checkpointer", "save_step"), ("ffn.engine.loop", "evaluate"))
 
 
 def end_of(folder: Path) -> list[Any]:
@@ -41,7 +49,7 @@ def end_of(folder: Path) -> list[Any]:
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
     changing = ("time", "videos_per_s", "data_wait", "memory_mib")
-    lines = run_log.read_log(folder)
+    lines = log_lines(folder)
     return [{k: v for k, v in line.items() if not k.endswith(changing)} for line in lines]
 
 
@@ -105,8 +113,11 @@ def test_torchrun_starts_killed_processes_again(videos: Path, tmp_path: Path) ->
     assert end_of(tmp_path / "run") == end_of(tmp_path / "whole")
 
 
-def test_two_nodes_restart_together(videos: Path, tmp_path: Path) -> None:
+def test_two_nodes_restart_together(
+    videos: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Two launchers with one process each, as on two machines; one process is killed."""
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
     more = (*SMALL_STEPS, "train.epochs=6")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -24,7 +24,6 @@ from engine_toys import (
 from ffn.data import VideoError
 from ffn.engine import loop
 from ffn.engine.checkpoints import load_checkpoint
-from ffn.engine.config import config_to_dict
 
 # --- output of a run ----------------------------------------------------------------------------
 
@@ -40,7 +39,7 @@ def test_run_writes_config_checkpoints_and_log(videos: Path, finished: Path) -> 
         "videos.csv",
     ]
     saved = yaml.safe_load((finished / "config.yaml").read_text())
-    assert saved == config_to_dict(config(videos, finished))
+    assert saved == config(videos, finished).model_dump()
 
     steps = read_log(finished)
     assert [entry["step"] for entry in steps] == list(range(1, 2 * STEPS + 1))
@@ -75,7 +74,7 @@ def test_checkpoint_describes_itself(videos: Path, finished: Path) -> None:
         assert meta["preprocessing"]["crop"] == 16
         assert set(meta["metrics"]) == {"2", "3", "4"}
         assert {"top1", "top5", "mean_class"} <= set(meta["metrics"]["3"])
-        assert meta["config"] == config_to_dict(config(videos, finished))
+        assert meta["config"] == config(videos, finished).model_dump()
         assert meta["data"]["train_videos"] == 24
         assert len(meta["data"]["sha256"]) == 64
     assert (last["training"]["epoch"], last["training"]["step"]) == (2, 2 * STEPS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +16,6 @@ from engine_toys import CPU, config, options
 from ffn.engine.build import build_run, build_training
 from ffn.engine.lr_range import (
     FIRST,
-    RangeTest,
     endless,
     has_diverged,
     range_test,
@@ -50,35 +48,27 @@ def rates_up_to(high: float, steps: int = 300) -> list[float]:
 def test_test_of_a_parabola_ends_where_it_diverges() -> None:
     curvature = 30.0
     rates = np.geomspace(1e-5 / curvature, 1e3 / curvature, 400).tolist()
-    result = range_test(Quadratic(curvature, noise=0.01), iter(()), rates)
+    done, losses = range_test(Quadratic(curvature, noise=0.01), iter(()), rates)
 
-    assert result.diverged
-    assert 2 < result.rates[-1] * curvature < 50
-    found = suggest(result)
-    assert 0.001 < found["steepest"] * curvature < 0.1  # e^-1 after 20 steps of 0.05
-    assert found["steepest"] < found["lowest"] < result.rates[-1]
-    assert found["loss"] == pytest.approx(1, rel=0.05)
+    assert has_diverged(losses)
+    assert 2 < done[-1] * curvature < 50
+    assert 0.01 < suggest(done, losses) * curvature < 0.5
 
 
 def test_averages() -> None:
-    """By hand; a loss that is a line over the logarithm of the rate stays this line."""
+    """By hand."""
     expected = np.average([3.0, 1.0, 4.0], weights=[0.95**2, 0.95, 1])
     assert smooth([3.0, 1.0, 4.0])[-1] == pytest.approx(expected)
-    rates = rates_up_to(1)
-    line = RangeTest(rates, [-math.log(rate) for rate in rates], diverged=False)
-    assert line.curve[1] == pytest.approx(-np.log(line.curve[0]))
 
 
-def test_steepest_point_of_a_known_curve() -> None:
-    """A logistic curve with its center at 1e-3 falls fastest there; then it rises."""
+def test_suggestion_for_a_known_curve() -> None:
+    """A logistic curve with its center at 1e-3, which rises from 1e-1 on."""
     rates = rates_up_to(1, 600)
     losses = [
         1 + 1 / (1 + math.exp(4 * math.log10(rate / 1e-3))) + 50 * max(0, rate - 0.1)
         for rate in rates
     ]
-    found = suggest(RangeTest(rates, losses, diverged=False))
-    assert math.log10(found["steepest"]) == pytest.approx(-3, abs=0.15)
-    assert math.log10(found["lowest"]) == pytest.approx(-1, abs=0.3)
+    assert math.log10(suggest(rates, losses)) == pytest.approx(-2, abs=0.3)
 
 
 NOISE = np.random.default_rng(0).normal(2.5, 0.3, 300).tolist()
@@ -86,16 +76,16 @@ NOISE = np.random.default_rng(0).normal(2.5, 0.3, 300).tolist()
 
 @pytest.mark.parametrize("losses", [NOISE, [1 + i / 300 for i in range(300)], [math.nan]])
 def test_loss_that_does_not_fall_gets_no_suggestion(losses: list[float]) -> None:
-    result = RangeTest(rates_up_to(1)[: len(losses)], losses, diverged=False)
-    assert suggest(result) is None
-    assert report_lines(result, None, 1)[1].startswith("no suggestion")
+    rates = rates_up_to(1)[: len(losses)]
+    assert suggest(rates, losses) is None
+    assert report_lines(rates, losses, 1)[-1].startswith("no suggestion")
 
 
 def test_divergence() -> None:
-    assert has_diverged(np.array([1.0, math.nan]))
-    assert not has_diverged(np.array([1.0, 5.0]))  # too early
-    assert not has_diverged(np.array([1.0] * FIRST + [1.0, 1.9]))
-    assert has_diverged(np.array([1.0] * FIRST + [1.0, 2.1]))
+    assert has_diverged([1.0, math.nan])
+    assert not has_diverged([1.0, 50.0])  # too early
+    assert not has_diverged([*[1.0] * (FIRST + 1), 10.0])
+    assert has_diverged([*[1.0] * (FIRST + 1), 100.0])
 
 
 def test_a_new_run_takes_the_same_steps(videos: Path, tmp_path: Path) -> None:
@@ -115,17 +105,15 @@ def test_a_new_run_takes_the_same_steps(videos: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_command_in_one_process_and_in_two(videos: Path, tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib")
-    found = []
+    more = options(videos, tmp_path / "run", "train.freeze=[norms]", "model.dropout=0")
+    more += ["--steps", "50", "--low", "1e-5", "--high", "10"]
+    tables = []
     for world in (1, 2):
         output = tmp_path / str(world)
-        more = options(videos, output, "train.freeze=[norms]", "model.dropout=0")
-        more += ["--steps", "50", "--low", "1e-5", "--high", "10"]
-        assert forked.train(more, command="find_lr", world=world) == [0] * world
-        assert {p.name for p in output.rglob("*.*")} == {"lr_range.json", "lr_range.png"}
-        content = json.loads((output / "find_lr/lr_range.json").read_text())
-        assert content["rates"][0] == pytest.approx(1e-5)
-        assert content["config"]["model"]["name"] == "tsm_tiny"
-        assert content["suggestion"] is None or content["suggestion"]["steepest"] > 1e-5
-        found.append(content["losses"])
-    assert found[1][:20] == pytest.approx(found[0][:20], rel=1e-4)
+        assert forked.train(more, command="find_lr", world=world, output=output) == [0] * world
+        lines = output.read_text().splitlines()
+        assert "suggestion" in lines[-1]
+        first = lines.index("learning rate  smoothed loss") + 1
+        tables.append([[float(word) for word in line.split()] for line in lines[first:][:8]])
+    assert np.array(tables[1]) == pytest.approx(np.array(tables[0]), rel=1e-2)
+    assert not (tmp_path / "run").exists()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import runpy
 import sys
@@ -14,7 +15,6 @@ import ffn
 from ffn.cli import main
 from ffn.datasets.synthetic import generate
 from ffn.engine.checkpoints import load_checkpoint
-from ffn.engine.logs.run_log import read_log
 
 ROOT = Path(__file__).parents[2]
 EXAMPLE = ROOT / "examples/own_training_loop.py"
@@ -44,7 +44,8 @@ def test_it_equals_the_command(
     first = {k: v for k, v in start.state_dict().items() if "running" not in k and v.ndim}
 
     shown = capsys.readouterr().out
-    losses = [entry["train/loss"] for entry in read_log(run) if "train/loss" in entry][2::3]
+    log = map(json.loads, (run / "log.jsonl").read_text().splitlines())
+    losses = [entry["train/loss"] for entry in log if "train/loss" in entry][2::3]
     found = [float(number) for number in re.findall(r"epoch \d: loss (\S+)", shown)]
     assert found == pytest.approx(losses, abs=1e-3)
     assert len(re.findall(r"(4|8|16) frames: top-1 [\d.]+ %", shown)) == 3

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import math
+import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,12 +21,9 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from ffn.engine.distributed import World
-from ffn.engine.logs.trackers import TensorBoardTracker, WandbTracker
 from ffn.engine.signals import StoppedError
 from ffn.files import naming, printable, write_text
 
-NAME = "log.jsonl"
-UNREADABLE = "unreadable.txt"
 SHOWN_EVERY = 60.0  # seconds between lines about the progress, where there is no bar
 
 
@@ -71,7 +69,7 @@ class RunLog:
         self._shown = time.monotonic()
         self._trackers: list[TensorBoardTracker | WandbTracker] = []
         if self.active:
-            path = folder / NAME
+            path = folder / "log.jsonl"
             kept = path.read_text("utf-8").split("\n")[:lines] if path.is_file() else []
             write_text(path, "".join(f"{line}\n" for line in kept))
             self._file = path.open("a")
@@ -131,7 +129,7 @@ class RunLog:
         """
         if not self.active or not reasons:
             return
-        path = self._folder / UNREADABLE
+        path = self._folder / "unreadable.txt"
         known = path.read_text("utf-8", "surrogateescape").splitlines() if path.is_file() else []
         new = sorted({" ".join(reason.split()) for reason in reasons} - {*known})
         write_text(path, "".join(f"{line}\n" for line in [*known, *new]))
@@ -166,33 +164,76 @@ class RunLog:
         self.lines += 1
 
 
-def read_log(path: str | Path) -> list[dict[str, Any]]:
-    """Read the lines of a run's log, in order; the run may still be in progress.
-
-    Non-finite numbers, null in the file, become NaN. An incomplete last line is left out.
+class TensorBoardTracker:
+    """Writes event files; ``tensorboard --logdir runs`` displays them.
 
     Args:
-        path: a run's folder, or its ``log.jsonl``.
-
-    Returns:
-        ``{"step": 12, "time": 1.7e9, "train/loss": 1.2, …}`` per line; time in seconds since 1970.
+        folder: for the files.
+        first_step: optimizer steps done; TensorBoard discards points of later steps.
 
     Raises:
-        FileNotFoundError: there is no log.
-        ValueError: a line before the last is not a log line.
+        ImportError: TensorBoard is not installed.
     """
-    path = Path(path)
-    if path.is_dir():
-        path = path / NAME
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} does not exist; give the folder of a run (log.output)")
-    *lines, _ = path.read_text("utf-8").split("\n")
-    entries = []
-    for number, line in enumerate(lines, 1):
+
+    def __init__(self, folder: Path, first_step: int) -> None:
         try:
-            entry = json.loads(line)
-            entry = {key: math.nan if value is None else value for key, value in entry.items()}
-            entries.append({"step": entry.pop("step"), "time": entry.pop("time"), **entry})
-        except (ValueError, AttributeError, KeyError) as error:
-            raise ValueError(f"{path}, line {number} is not a line of a training log") from error
-    return entries
+            from torch.utils.tensorboard import SummaryWriter
+        except ImportError as error:
+            raise ImportError(
+                "log.tensorboard needs TensorBoard: pip install 'frame-flexible[tensorboard]'"
+            ) from error
+        self._writer = SummaryWriter(str(folder), purge_step=first_step + 1)
+
+    def record(self, step: int, row: int, numbers: Mapping[str, float]) -> None:
+        """Write numbers by key and flush the file."""
+        for key, value in numbers.items():
+            self._writer.add_scalar(key, value, step)
+        self._writer.flush()
+
+    def close(self, *, failed: bool) -> None:
+        """Close the file."""
+        self._writer.close()
+
+
+class WandbTracker:
+    """Writes to a run of wandb; a resumed run continues that whose id is in ``folder/wandb_id``.
+
+    ``step`` is the x axis of all charts. wandb's own counter is the line of ``log.jsonl``, so that
+    the lines that a resumed run writes again are not sent again.
+
+    Args:
+        folder: the run's folder.
+        first_step: optimizer steps done; 0 starts a new run.
+        mode: "online" or "offline".
+        project: wandb project.
+        config: displayed in wandb.
+    """
+
+    def __init__(
+        self, folder: Path, first_step: int, mode: str, project: str, config: dict[str, Any]
+    ) -> None:
+        import wandb
+
+        identity = folder / "wandb_id"
+        if first_step == 0 or not identity.is_file():
+            identity.write_text(secrets.token_hex(4))
+        self._run = wandb.init(
+            project=project,
+            id=identity.read_text().strip(),
+            resume="allow",
+            dir=str(folder),
+            mode=mode,
+            config=config,
+            settings=wandb.Settings(silent=mode == "offline", console="off"),
+        )
+        self._run.define_metric("step", hidden=True)
+        self._run.define_metric("*", step_metric="step")
+
+    def record(self, step: int, row: int, numbers: Mapping[str, float]) -> None:
+        """Send numbers by key, unless the run has this row already."""
+        if row >= self._run.starting_step:
+            self._run.log({"step": step, **numbers}, step=row, commit=True)
+
+    def close(self, *, failed: bool) -> None:
+        """Wait until everything is sent."""
+        self._run.finish(exit_code=int(failed))

@@ -1,1 +1,0 @@
-"""Log of a run: console lines, ``log.jsonl``, metrics, TensorBoard and wandb."""

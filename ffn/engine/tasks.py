@@ -1,0 +1,384 @@
+"""Tasks: a model with its loss, as a module whose forward takes a batch.
+
+``forward(batch)`` returns ``{"loss": ..., "loss/<name>": ..., "logits/<frames>": ...}``. A task
+also yields its losses one by one (``losses``), for a backward pass after each view. The train step
+does not depend on the kind of task. Tasks are registered by name with :func:`register_task`, each
+with its own options; your own package adds one in the same way.
+
+``flexible`` is the paper's method, ``plain`` trains a network separately at one count. The paper
+compares with ``mixed_sampling`` and ``proportional_sampling``, two ways to train a plain network at
+two counts (FFN, CVPR 2023, §4). Its other baselines need no task: a fine-tuned network is a plain
+one that starts from ``model.weights``, and an ensemble is tested with
+:func:`ffn.evaluation.ensemble`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ffn.core import frame_ranges
+from ffn.engine.task_options import (
+    TASK_OPTIONS,
+    FlexibleOptions,
+    MixedSamplingOptions,
+    PlainOptions,
+    ProportionalSamplingOptions,
+    TaskOptions,
+)
+from ffn.labels import LabelKind, MultiLabel, SingleLabel
+from ffn.registry import Registry
+
+TASKS: Registry[type[Task]] = Registry("task")
+
+
+def register_task(name: str) -> Callable[[type[Task]], type[Task]]:
+    """Decorator that registers a subclass of :class:`Task` for ``task.name`` in a config.
+
+    Raises:
+        ValueError: another class has the name.
+    """
+
+    def register(task: type[Task]) -> type[Task]:
+        TASKS.register(name)(task)
+        TASK_OPTIONS[name] = task.Options
+        return task
+
+    return register
+
+
+class Task(nn.Module):
+    """A model with its loss.
+
+    Subclasses define ``losses``, and ``Options`` if they have options. Only the parameters of the
+    model are trained, and only its parameters and buffers are saved. Tensors of a task must be
+    buffers: they move to the device of the model.
+
+    Args:
+        model: takes a clip (B, C, T, H, W), returns logits (B, K).
+
+    Attributes:
+        Options: pydantic model of the task's options, derived from :class:`TaskOptions`.
+        uses_every_parameter: each step uses all parameters; if not, those that a step does not use
+            stay as they are, and ``DistributedDataParallel`` must find them.
+        class_weights: weights of the classes (K,), or None.
+        labels: one label per video, or several.
+    """
+
+    Options: type[TaskOptions] = TaskOptions
+    uses_every_parameter: bool = True
+    class_weights: Tensor | None
+    labels: LabelKind = SingleLabel
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+        self.register_buffer("class_weights", None, persistent=False)
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: Any) -> Task:
+        """Build the task from its ``Options`` and a model converted with :meth:`conversion`."""
+        return cls(model)
+
+    @classmethod
+    def conversion(cls, options: Any) -> dict[str, Any] | None:
+        """Arguments of :func:`ffn.convert` for the model of this task; None keeps it plain.
+
+        Checkpoints store ``trained_frames``, ``private``, ``alter`` and ``interpolate``, from which
+        :func:`ffn.load` rebuilds the network. Other arguments, and functions, are refused.
+        """
+        return None
+
+    @classmethod
+    def views(cls, options: Any) -> dict[int, dict[int, float]]:
+        """The clips of a batch: for each view its possible numbers of frames, with probabilities.
+
+        A view has the same number of frames in all samples of a step. By default, each of
+        ``options.frames`` is a view with this number of frames, or with one from its range.
+        """
+        return {
+            count: dict.fromkeys(range(low, high + 1), 1 / (high - low + 1))
+            for count, (low, high) in frame_ranges(options.trained_frames).items()
+        }
+
+    def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
+        """Yield (name, weighted loss, frames, logits) for each view of a batch.
+
+        Names and frames are the same in every step and on every process.
+        """
+        raise NotImplementedError
+
+    def forward(
+        self, batch: dict[str, Any], backward: Callable[[Tensor], None] | None = None
+    ) -> dict[str, Tensor]:
+        """Run all views of a batch.
+
+        Args:
+            batch: ``{"clips": {view: (B, C, T, H, W)}, "label": (B,)}`` with the views of
+                :meth:`views`; a label may also be (B, K) probabilities, as
+                :class:`ffn.engine.mixup.BatchMix` returns, or several labels.
+            backward: called with the loss of each view before the next view runs, so that the
+                activations of one view exist at a time. Without it, the total loss has a graph.
+
+        Returns:
+            The total loss, each view's loss, and each view's logits (B, K).
+        """
+        outputs: dict[str, Tensor] = {}
+        total: Tensor | float = 0.0
+        for name, loss, frames, logits in self.losses(batch):
+            outputs[f"loss/{name}"] = loss.detach()
+            outputs[f"logits/{frames}"] = logits.detach()
+            if backward is not None:
+                backward(loss)
+                loss = loss.detach()
+            total = total + loss
+        return {"loss": total, **outputs}
+
+
+@register_task("flexible")
+class FlexibleTask(Task):
+    """Frame-flexible training (FFN, CVPR 2023, §3.2, eq. 3 to 5).
+
+    ``CE(p_H, y) + λ Σ KL(sg(p_H) ‖ p_v)`` over the smaller views v: the largest view learns the
+    label, the others learn the largest one's distribution and do not use the label. With class
+    weights, the KL of a video has the weight of its label, as its cross-entropy has. With several
+    labels per video, CE is the binary cross-entropy and KL that of Bernoulli distributions, both
+    means over the classes (:func:`distillation`); class weights belong to the labels alone.
+
+    Without ``task.draws``, each sub-network has a view. With it, there are fewer views than
+    sub-networks: the count of a view is drawn anew in each step, and the owner of the count runs.
+
+    Args:
+        model: a frame-flexible network.
+        trained_frames: names of the views, by their largest counts; the largest is the teacher.
+        distill_weight: λ.
+        small_views: "distill" is the paper. "label" gives the smaller views the cross-entropy
+            instead (the paper's ablation), "mixed" the mean of both.
+    """
+
+    Options = FlexibleOptions
+
+    def __init__(
+        self,
+        model: nn.Module,
+        trained_frames: tuple[int, ...],
+        *,
+        distill_weight: float = 1.0,
+        small_views: str = "distill",
+    ) -> None:
+        super().__init__(model)
+        self.trained_frames = tuple(sorted(trained_frames))
+        self.distill_weight = distill_weight
+        self.small_views = small_views
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: FlexibleOptions) -> FlexibleTask:
+        """Build the task for the views of the options."""
+        task = cls(
+            model,
+            tuple(cls.views(options)),
+            distill_weight=options.distill_weight,
+            small_views=options.small_views,
+        )
+        task.uses_every_parameter = not options.draws
+        return task
+
+    @classmethod
+    def conversion(cls, options: FlexibleOptions) -> dict[str, Any]:
+        """Private modules and alterations for all counts in ``options.frames``."""
+        return {
+            "trained_frames": options.trained_frames,
+            "private": options.private,
+            "alter": "sites" if options.alteration else "none",
+            "interpolate": options.interpolate,
+        }
+
+    @classmethod
+    def views(cls, options: FlexibleOptions) -> dict[int, dict[int, float]]:
+        """The views of ``options.draws``, each named by its last count, or one per sub-network."""
+        if not options.draws:
+            return super().views(options)
+        views = {high: (low, high) for low, high in options.draws}
+        return super().views(TaskOptions(frames=list(views), ranges=list(views.values())))
+
+    def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
+        """Yield the largest view's cross-entropy, then the loss of each smaller view."""
+        *small, largest = self.trained_frames
+        clips, label = batch["clips"], batch["label"]
+        logits = self.model(clips[largest])
+        teacher = self.labels.log_probabilities(_float(logits.detach()))
+        loss = self.labels.loss(logits, label, self.class_weights)
+        yield f"{self.labels.loss_name}_{largest}", loss, largest, logits
+
+        for frames in reversed(small):
+            logits = self.model(clips[frames])
+            name, loss = self.small_view_loss(logits, teacher, label)
+            yield f"{name}_{frames}", self.distill_weight * loss, frames, logits
+
+    def small_view_loss(self, logits: Tensor, teacher: Tensor, label: Tensor) -> tuple[str, Tensor]:
+        """Name and loss of a view below the largest.
+
+        Args:
+            logits: of the view (B, K).
+            teacher: log-probabilities of the largest view (B, K), or (B, K, 2) with several labels,
+                without gradient.
+            label: (B,), or (B, K) probabilities.
+        """
+        if self.small_views == "label":
+            return self.labels.loss_name, self.labels.loss(logits, label, self.class_weights)
+        weights = self.labels.video_weights(label, self.class_weights)
+        loss = distillation(logits, teacher, weights)
+        if self.small_views == "mixed":
+            return "mixed", (loss + self.labels.loss(logits, label, self.class_weights)) / 2
+        return "kl", loss
+
+
+def distillation(logits: Tensor, teacher: Tensor, weights: Tensor | None = None) -> Tensor:
+    """``KL(teacher ‖ student)``, mean over the batch, without a temperature (FFN, §3.2).
+
+    With one label per video, the distributions are those of the K classes:
+    ``KL = sum_c p_c (log p_c - log q_c)``, p of the teacher, q of the student. With several, each
+    class has a Bernoulli distribution, and the result is also the mean over the classes, as the
+    binary cross-entropy is:
+    ``KL_c = p_c (log p_c - log q_c) + (1 - p_c) (log(1 - p_c) - log(1 - q_c))``.
+
+    Args:
+        logits: of the student (B, K).
+        teacher: log-probabilities (B, K); with several labels per video (B, K, 2), those of p and
+            1 - p. Without gradient.
+        weights: factor of each video (B,), with one label per video; None for 1.
+    """
+    labels = MultiLabel if teacher.ndim > logits.ndim else SingleLabel
+    student = labels.log_probabilities(_float(logits))
+    if weights is None:
+        total = F.kl_div(student, teacher, reduction="sum", log_target=True)
+        return total / (student.numel() // student.shape[-1])
+    each = F.kl_div(student, teacher, reduction="none", log_target=True).sum(-1)
+    return (weights * each).mean()
+
+
+def _float(logits: Tensor) -> Tensor:
+    """Logits in float32 at least."""
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+@register_task("plain")
+class PlainTask(Task):
+    """Separated training (ST): cross-entropy at one frame count.
+
+    Args:
+        model: takes a clip, returns logits.
+        frames: the view of the batch to train on.
+    """
+
+    Options = PlainOptions
+
+    def __init__(self, model: nn.Module, frames: int) -> None:
+        super().__init__(model)
+        self.frames = frames
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: TaskOptions) -> PlainTask:
+        """Build the task at the largest count in ``options.frames``."""
+        return cls(model, max(options.frames))
+
+    def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
+        """Yield the cross-entropy of the one view."""
+        logits = self.model(batch["clips"][self.frames])
+        loss = self.labels.loss(logits, batch["label"], self.class_weights)
+        yield f"{self.labels.loss_name}_{self.frames}", loss, self.frames, logits
+
+
+@register_task("mixed_sampling")
+class MixedSamplingTask(PlainTask):
+    """Mixed sampling: a plain network trains on the larger of two views (FFN, CVPR 2023, §4).
+
+    With a probability, the smaller view of a video is mixed into as many consecutive frames of the
+    larger one, at a random position. The draws are from torch's global generator, which the train
+    step seeds.
+
+    Note:
+        The paper states no mixing coefficient. A mixed frame is the mean of the frames of both
+        views. The label is that of the video, which both show.
+
+    Args:
+        model: takes a clip, returns logits.
+        frames: the larger view, which the network is trained on.
+        small: the smaller view.
+        mix_probability: of each video (the paper's rho).
+    """
+
+    Options = MixedSamplingOptions
+
+    def __init__(
+        self, model: nn.Module, frames: int, small: int, *, mix_probability: float = 0.5
+    ) -> None:
+        super().__init__(model, frames)
+        self.small, self.mix_probability = small, mix_probability
+
+    @classmethod
+    def from_options(cls, model: nn.Module, options: MixedSamplingOptions) -> MixedSamplingTask:
+        """Build the task for the two counts in ``options.frames``."""
+        small, large = sorted(options.frames)
+        return cls(model, large, small, mix_probability=options.mix_probability)
+
+    def losses(self, batch: dict[str, Any]) -> Iterator[tuple[str, Tensor, int, Tensor]]:
+        """Yield the cross-entropy of the larger view, mixed anew at each call."""
+        large, small = batch["clips"][self.frames], batch["clips"][self.small]
+        mixed = mix_frames(large, small, self.mix_probability)
+        return super().losses({**batch, "clips": {self.frames: mixed}})
+
+
+def mix_frames(large: Tensor, small: Tensor, probability: float) -> Tensor:
+    """Average a clip with consecutive frames of a longer clip, for a random part of the videos.
+
+    Args:
+        large: (B, C, T, H, W).
+        small: (B, C, S, H, W) of the same videos, S <= T.
+        probability: of each video to be mixed. Which videos are mixed, and the first of the S
+            frames, uniform over all positions, are drawn on the CPU: the same on every device.
+
+    Returns:
+        A new clip (B, C, T, H, W).
+    """
+    videos, _, frames, *_ = large.shape
+    length = small.shape[2]
+    chosen = (torch.rand(videos) < probability).nonzero()  # (N, 1)
+    first = torch.randint(frames - length + 1, (videos,))[chosen]  # (N, 1)
+    place = chosen, slice(None), first + torch.arange(length)  # (N, S) frames of N videos
+
+    mixed = large.clone()
+    mixed[place] = (large[place] + small[chosen[:, 0]].transpose(1, 2)) / 2  # (N, S, C, H, W)
+    return mixed
+
+
+@register_task("proportional_sampling")
+class ProportionalSamplingTask(PlainTask):
+    """Proportional sampling: a plain network trains at one of its counts per step (FFN, §4).
+
+    The loader draws the count of a step for all processes. A batch has one view, with the name of
+    the largest count, and only its frames are decoded.
+
+    Note:
+        The paper has two counts. With more, the smaller ones share the remaining probability
+        equally.
+
+    Args:
+        model: takes a clip, returns logits.
+        frames: the view of the batch: the largest count.
+    """
+
+    Options = ProportionalSamplingOptions
+
+    @classmethod
+    def views(cls, options: ProportionalSamplingOptions) -> dict[int, dict[int, float]]:
+        """One view: each count with its probability, spread over its range if it has one."""
+        views = super().views(options)
+        *small, largest = views
+        rest = (1 - options.largest_probability) / len(small)
+        share = dict.fromkeys(small, rest) | {largest: options.largest_probability}
+        return {largest: {n: share[v] * p for v, drawn in views.items() for n, p in drawn.items()}}
