@@ -1,12 +1,8 @@
-"""Comparisons as tables on the console and as a JSON file."""
+"""Comparisons as tables on the console, and what they were measured with."""
 
 from __future__ import annotations
 
 import datetime
-import json
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,10 +12,8 @@ from rich.table import Table
 
 from ffn.benchmarks.timing import Comparison, quartiles
 from ffn.devices import describe_device
-from ffn.files import write_text
 from ffn.version import __version__
 
-FORMAT = 1  # of the JSON file
 MEMORY = {
     "cpu": "peak of torch's CPU allocator, from torch.profiler; without oneDNN's own buffers",
     "cuda": "peak of torch's CUDA allocator, torch.cuda.max_memory_allocated",
@@ -38,15 +32,9 @@ def describe_run(device: torch.device) -> dict[str, Any]:
     }
 
 
-def print_comparison(comparison: Comparison, *, items: str, console: Console | None = None) -> None:
-    """Print a table of variants and a table of ratios.
-
-    Args:
-        comparison: the results.
-        items: the unit of the rates, e.g. "clips".
-        console: the terminal by default.
-    """
-    console = console or Console()
+def print_comparison(comparison: Comparison, items: str) -> None:
+    """Print a table of variants, with rates in items per second, and a table of ratios."""
+    console = Console()
     variants = _table(escape(comparison.title), "variant", f"{items}/s", "ms", "25 %", "75 %")
     variants.add_column("peak MiB", justify="right")
     for variant in comparison.variants:
@@ -61,31 +49,6 @@ def print_comparison(comparison: Comparison, *, items: str, console: Console | N
         cells = ("" if value is None else f"{value:.3f}" for value in values)
         ratios.add_row(f"{ratio.name} : {ratio.over}", *cells)
     console.print(ratios)
-
-
-def save_comparisons(
-    comparisons: Sequence[Comparison],
-    path: Path,
-    *,
-    measured: Mapping[str, Any],
-    command: str,
-) -> None:
-    """Write comparisons to a JSON file; an existing file is replaced.
-
-    Args:
-        comparisons: the results.
-        path: the file; its folder is created if it is missing.
-        measured: see :func:`describe_run`.
-        command: that measured them.
-    """
-    content = {
-        "format": FORMAT,
-        "command": command,
-        "measured": dict(measured),
-        "comparisons": [asdict(comparison) for comparison in comparisons],
-    }
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, json.dumps(content, indent=2) + "\n")
 
 
 def _table(title: str | None, first: str, *numbers: str) -> Table:

@@ -6,14 +6,12 @@ Each round gives one ratio per pair of variants; the result is their median and 
 
 from __future__ import annotations
 
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
@@ -96,12 +94,7 @@ def interleave(
 
     Returns:
         For each name the duration of a call in every round, in seconds.
-
-    Raises:
-        ValueError: ``rounds`` is below 1.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds is {rounds}; expected at least 1")
     seconds: dict[str, list[float]] = {name: [] for name in calls}
     for number in range(warmup + rounds):
         for name, call in calls.items():
@@ -123,9 +116,6 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
     Args:
         call: runs once.
         device: the device of its tensors, a CPU or a CUDA device.
-
-    Raises:
-        ValueError: another device.
     """
     if device.type == "cuda":
         torch.cuda.synchronize(device)
@@ -134,18 +124,12 @@ def peak_memory(call: Callable[[], object], device: torch.device) -> int:
         call()
         torch.cuda.synchronize(device)
         return torch.cuda.max_memory_allocated(device) - before
-    if device.type != "cpu":
-        raise ValueError(f"memory of device {device} cannot be measured; allowed: cpu, cuda")
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as run:
         call()
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder) / "trace.json"
-        run.export_chrome_trace(str(trace))
-        events = json.loads(trace.read_text(encoding="utf-8"))["traceEvents"]
-    changes = [e for e in events if e.get("name") == "[memory]" and e["args"]["Device Type"] == 0]
+    changes = [e for e in run.profiler.kineto_results.events() if e.name() == "[memory]"]
     held = peak = 0
-    for event in sorted(changes, key=lambda event: event["ts"]):
-        held += event["args"]["Bytes"]  # negative when freed
+    for change in sorted(changes, key=lambda change: change.start_ns()):
+        held += change.nbytes()  # negative when freed
         peak = max(peak, held)
     return peak
 
@@ -161,22 +145,10 @@ def model_bytes(model: nn.Module) -> int:
 
 
 def in_sequence(name: str, parts: Sequence[Variant]) -> Variant:
-    """Combine variants into one that runs them one after another on the same items.
-
-    Args:
-        name: of the result.
-        parts: variants of one run, all with the same number of items.
-
-    Returns:
-        A variant whose rounds are the sums of the rounds of the parts; its memory is the largest.
-    """
-    peaks = [part.peak_bytes for part in parts]
-    return Variant(
-        name,
-        parts[0].items,
-        tuple(sum(seconds) for seconds in zip(*(part.seconds for part in parts), strict=True)),
-        None if None in peaks else max(peaks),
-    )
+    """A variant that runs others one after another on the same items, with the largest memory."""
+    seconds = zip(*(part.seconds for part in parts), strict=True)
+    peak = max(part.peak_bytes for part in parts)
+    return Variant(name, parts[0].items, tuple(map(sum, seconds)), peak)
 
 
 def compare(
@@ -194,12 +166,9 @@ def compare(
     return Comparison(title, tuple(variants), ratios)
 
 
-def quartiles(values: Sequence[float]) -> tuple[float, float, float]:
+def quartiles(values: Sequence[float]) -> list[float]:
     """Lower quartile, median, upper quartile."""
-    if len(values) == 1:
-        return values[0], values[0], values[0]
-    low, middle, high = statistics.quantiles(values, n=4, method="inclusive")
-    return low, middle, high
+    return np.percentile(values, (25, 50, 75)).tolist()
 
 
 def _ratio(one: Variant, other: Variant) -> Ratio:

@@ -6,32 +6,26 @@ OMP_NUM_THREADS sets the number of CPU threads.
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from cyclopts import Parameter
 from cyclopts.types import ExistingDirectory, ExistingPath, PositiveInt
 
-from ffn.cli.arguments import (
-    Device,
-    FrameCounts,
-    Imports,
-    Overwrite,
-    find_device,
-)
-from ffn.files import make_writable, refuse_existing
+from ffn.cli.arguments import Device, FrameCounts, Imports, Overwrite, find_device
+from ffn.files import make_writable, refuse_existing, write_text
 from ffn.registry import import_extensions
 
 if TYPE_CHECKING:
     import torch
 
     from ffn.benchmarks.timing import Comparison
-    from ffn.engine.train_step import TrainStep
 
 
 @Parameter(name="*")
@@ -82,20 +76,10 @@ def train(
 
     device, report = _prepare(settings, "videos")
     from ffn.benchmarks.training import compare_training
-    from ffn.engine import build, build_network
-    from ffn.engine.config import load_config
-    from ffn.engine.distributed import World
-
-    def build_step(task: str, counts: Sequence[int], options: Sequence[str]) -> TrainStep:
-        network = [f"model.name={model}", f"task.name={task}", f"task.frames={list(counts)}"]
-        config = load_config(None, [*network, *options])
-        built = build_network.build_model(config, num_classes).to(device)
-        return build.build_train_step(config, built, World(0, 1, device), num_classes=num_classes)
 
     compared = compare_training(
         model,
         list(frames),
-        build_step,
         batch_size=batch_size or (8 if device.type == "cuda" else 2),
         size=settings.size,
         num_classes=num_classes,
@@ -181,7 +165,7 @@ def _prepare(settings: Settings, items: str) -> tuple[torch.device, Callable[[Co
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     import torch
 
-    from ffn.benchmarks.report import MEMORY, describe_run, print_comparison, save_comparisons
+    from ffn.benchmarks.report import MEMORY, describe_run, print_comparison
 
     if settings.output:
         refuse_existing([settings.output], settings.overwrite)
@@ -189,14 +173,15 @@ def _prepare(settings: Settings, items: str) -> tuple[torch.device, Callable[[Co
     import_extensions(settings.imports or [])
     torch.manual_seed(0)
     device = find_device("cpu" if items == "samples" else settings.device, MEMORY)
-    about = {"measured": describe_run(device), "command": shlex.join(["ffn", *sys.argv[1:]])}
-    print(*(f"{key}: {value}" for key, value in about["measured"].items()), sep="\n")
-    found: list[Comparison] = []
+    measured = describe_run(device)
+    print(*(f"{key}: {value}" for key, value in measured.items()), sep="\n")
+    content = {"command": shlex.join(["ffn", *sys.argv[1:]]), "measured": measured}
+    content["comparisons"] = []
 
     def report(comparison: Comparison) -> None:
-        found.append(comparison)
-        print_comparison(comparison, items=items)
+        content["comparisons"].append(asdict(comparison))
+        print_comparison(comparison, items)
         if settings.output:
-            save_comparisons(found, settings.output, **about)
+            write_text(settings.output, json.dumps(content, indent=2) + "\n")
 
     return device, report

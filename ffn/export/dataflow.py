@@ -5,7 +5,6 @@ from __future__ import annotations
 import weakref
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,20 +26,18 @@ class Value:
 
 @dataclass(eq=False)
 class Call:
-    """One call of a torch function, or of a module that is recorded as a whole.
+    """One call of a torch function.
 
     Parameters and buffers of the network are tensors, all other tensors are a :class:`Value`.
 
     Attributes:
-        name: of the function, or of the class of the module.
-        target: the function or the module.
+        name: of the function.
         args: positional arguments.
         kwargs: keyword arguments.
         output: what it returned.
     """
 
     name: str
-    target: object
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     output: Any = None
@@ -64,19 +61,19 @@ class Dataflow:
         return self._readers[id(tensor)]
 
     def producer(self, tensor: Tensor | Value) -> Call | None:
-        """The call that returned a tensor; None for inputs and parameters."""
+        """The call that returned a tensor; None for inputs."""
         return self._producer.get(id(tensor))
 
 
-def record(network: nn.Module, clip: Tensor, whole: type[nn.Module]) -> Dataflow:
+def record(network: nn.Module, clip: Tensor) -> Dataflow:
     """Run a network without gradients and record the calls of torch functions.
 
-    Modules of the type ``whole`` are one call each. The last call, "return", reads the output.
+    The last call, "return", reads the output.
     """
     recorder = _Recorder(network)
-    with torch.no_grad(), _as_one_call(network, whole, recorder), recorder:
+    with torch.no_grad(), recorder:
         output = network(clip)
-    recorder.append("return", None, (output,), {}, None)
+    recorder.append("return", (output,), {}, None)
     return Dataflow(recorder.calls)
 
 
@@ -84,15 +81,12 @@ class _Recorder(TorchFunctionMode):
     def __init__(self, network: nn.Module) -> None:
         super().__init__()
         self.calls: list[Call] = []
-        self.inside_whole = False
         self.state = {id(t) for t in (*network.parameters(), *network.buffers())}
         self.seen: dict[int, tuple[weakref.ref[Tensor], Value]] = {}
 
-    def append(
-        self, name: str, target: object, args: tuple, kwargs: dict[str, Any], output: object
-    ) -> None:
+    def append(self, name: str, args: tuple, kwargs: dict[str, Any], output: object) -> None:
         args, kwargs, output = pytree.tree_map(self._value, (args, kwargs, output))
-        self.calls.append(Call(name, target, args, kwargs, output))
+        self.calls.append(Call(name, args, kwargs, output))
 
     def _value(self, x: object) -> object:
         if not isinstance(x, Tensor) or id(x) in self.state:
@@ -109,28 +103,9 @@ class _Recorder(TorchFunctionMode):
         output = function(*args, **(kwargs or {}))
         name = getattr(function, "__name__", "")
         is_metadata = name in _METADATA or (name == "__get__" and not isinstance(output, Tensor))
-        if not self.inside_whole and not is_metadata:
-            self.append(name, function, args, kwargs or {}, output)
+        if not is_metadata:
+            self.append(name, args, kwargs or {}, output)
         return output
-
-
-@contextmanager
-def _as_one_call(network: nn.Module, whole: type[nn.Module], recorder: _Recorder):
-    def before(module: nn.Module, args: tuple) -> None:
-        recorder.inside_whole = True
-
-    def after(module: nn.Module, args: tuple, output: Any) -> None:
-        recorder.inside_whole = False
-        recorder.append(type(module).__name__, module, args, {}, output)
-
-    modules = [module for module in network.modules() if isinstance(module, whole)]
-    handles = [m.register_forward_pre_hook(before) for m in modules]
-    handles += [m.register_forward_hook(after) for m in modules]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _values(tree: object) -> list[Tensor | Value]:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -70,12 +71,8 @@ class Folder:
     def _plan(self, flow: Dataflow) -> list[Fold]:
         """The folds that a forward pass allows."""
         self.flow = flow
-        found = []
-        for call in flow.calls:
-            if call.name == "batch_norm":
-                found.append(self._plan_norm(call))
-            elif isinstance(call.target, WeightAlteration):
-                found.append(self._plan_alteration(call))
+        plans = {"batch_norm": self._plan_norm, "addcmul": self._plan_alteration}
+        found = [plans[call.name](call) for call in flow.calls if call.name in plans]
         return [fold for fold in found if fold is not None]
 
     def _apply(self, fold: Fold) -> None:
@@ -114,29 +111,33 @@ class Folder:
         is_channel = before and x.ndim - _LAYERS[producer.name] - 1 == 1
         if is_channel and self.flow.readers(x) == [call]:
             return Fold(name, True, (before[0],))
-        if after := self._layers_after(call, 1, is_shifted=True):
-            return Fold(name, False, tuple(layer_name for layer_name, _ in after))
-        return None
+        after = self._layers_after(call, 1, is_shifted=True)
+        return Fold(name, False, after) if after else None
 
     def _plan_alteration(self, call: Call) -> Fold | None:
-        owners = self.owners[id(call.target)]
-        runs = [other for other in self.flow.calls if other.target is call.target]
+        """An alteration calls ``addcmul(x, x, weight.to(dtype).view(shape))``."""
+        view = self.flow.producer(call.args[-1]) if call.args else None
+        weight = view.args[0] if view and view.args else None
+        owners = self.owners[id(weight)]
+        if len(owners) != 1 or not isinstance(owners[0][1], WeightAlteration):
+            return None
         name, alteration = owners[0]
+        if [reader.name for reader in self.flow.readers(weight)] != ["to", "view"]:
+            return None  # it runs twice
         after = self._altered_weight(call) or self._layers_after(
             call, alteration.channel_dim, is_shifted=False
         )
-        if not after or len(owners) + len(runs) != 2:
-            return None
-        return Fold(name, False, tuple(layer_name for layer_name, _ in after))
+        return Fold(name, False, after) if after else None
 
-    def _altered_weight(self, call: Call) -> list[Layer]:
+    def _altered_weight(self, call: Call) -> tuple[str, ...]:
         """The layer of a weight that an alteration scales; nothing else may read it."""
         weight, readers = call.args[0], self.flow.readers(call.output)
         owners = self.owners[id(weight)]
         is_only = self.flow.readers(weight) == [call] and len(readers) == len(owners) == 1
         if not is_only or readers[0].name not in _LAYERS:
-            return []
-        return owners if _runs_with(owners[0][1], readers[0], weight) else []
+            return ()
+        name, layer = owners[0]
+        return (name,) if _runs_with(layer, readers[0], weight) else ()
 
     def _layer(self, call: Call | None) -> Layer | None:
         """The convolution or linear layer of a call, if its weight is used in no other call."""
@@ -152,25 +153,25 @@ class Folder:
         is_layer = _runs_with(owners[0][1], call, weight) and owners[0][1].bias is bias
         return owners[0] if is_layer else None
 
-    def _layers_after(self, call: Call, dim: int, *, is_shifted: bool) -> list[Layer]:
+    def _layers_after(self, call: Call, dim: int, *, is_shifted: bool) -> tuple[str, ...]:
         """The layers that read the output of a call, if all that reads it are layers.
 
         ``dim`` is that of the channels in the output; a shift must not meet zero padding.
         """
-        layers = []
+        names = []
         for reader in self.flow.readers(call.output):
             layer = self._layer(reader)
             given = _layer_arguments(reader)
             if layer is None or given["input"] is not call.output:
-                return []
+                return ()
             spatial = _LAYERS[reader.name]
             padding = given.get("padding", 0)
-            is_padded = padding == "same" or (padding != "valid" and _any(padding))
+            is_padded = padding == "same" or (padding != "valid" and np.any(padding))
             is_channel = dim % call.output.ndim == call.output.ndim - spatial - 1
             if not is_channel or (is_shifted and is_padded):
-                return []
-            layers.append(layer)
-        return layers
+                return ()
+            names.append(layer[0])
+        return tuple(names)
 
     def _replace(self, fold: Fold, rest: nn.Module) -> None:
         """Replace a folded module by what remains of it."""
@@ -198,10 +199,6 @@ def _runs_with(layer: nn.Module, call: Call, weight: Tensor) -> bool:
     """
     is_known = isinstance(layer, (nn.Linear, nn.modules.conv._ConvNd)) and layer.weight is weight
     return is_known and getattr(layer, "groups", 1) == _layer_arguments(call).get("groups", 1)
-
-
-def _any(padding: int | Sequence[int]) -> bool:
-    return padding > 0 if isinstance(padding, int) else any(padding)
 
 
 def _without_norm(norm: nn.Module) -> nn.Module | None:

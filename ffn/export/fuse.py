@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ffn.core import FrameFlexible, WeightAlteration, extract
+from ffn.core import FrameFlexible, extract
 from ffn.core.convert import replace_all
 from ffn.export.dataflow import record
 from ffn.export.deployed import dtype_of
@@ -102,7 +102,7 @@ def fuse(
 
     _remove_dropout(network)  # between a layer and its norm, it would separate them
     folder = Folder(network)
-    while folder.fold([record(network, x, WeightAlteration) for x, _ in cases]):
+    while folder.fold([record(network, x) for x, _ in cases]):
         pass  # a fold may allow another
     sites = [m for m in network.modules() if getattr(m, "is_alteration_site", False)]
     replace_all(network, {id(site): nn.Identity() for site in sites})

@@ -3,33 +3,22 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 
 import pytest
 import torch
 
 from ffn.benchmarks import training
 from ffn.benchmarks.timing import tensor_bytes
-from ffn.engine import build, build_network
-from ffn.engine.config import load_config
-from ffn.engine.distributed import World
-from ffn.engine.train_step import TrainStep
 
 CPU = torch.device("cpu")
-
-
-def build_step(task: str, frames: Sequence[int], options: Sequence[str] = ()) -> TrainStep:
-    network = ["model.name=tsm_tiny", f"task.name={task}", f"task.frames={list(frames)}"]
-    config = load_config(None, [*network, "model.dropout=0", *options])
-    model = build_network.build_model(config, 3)
-    return build.build_train_step(config, model, World(0, 1, CPU), num_classes=3)
 
 
 @pytest.mark.parametrize("views", ["together", "sequential"])
 def test_a_timed_step_is_sgd_on_the_sum_of_the_losses(views: str) -> None:
     """The first step of SGD by hand; the gradients are small and not clipped."""
     torch.manual_seed(0)
-    step = build_step("flexible", [2, 4], [f"train.views={views}", "optim.weight_decay=0"])
+    options = [f"train.views={views}", "optim.weight_decay=0", "model.dropout=0"]
+    step = training.build_step("tsm_tiny", 3, CPU, "flexible", [2, 4], options)
     expected = copy.deepcopy(step.task)
     batch = training._batch([2, 4], 4, 32, 3, CPU)
 
@@ -49,7 +38,7 @@ def test_a_timed_step_is_sgd_on_the_sum_of_the_losses(views: str) -> None:
 
 
 def test_memory_between_steps_is_weights_statistics_their_copies_and_momentum() -> None:
-    step = build_step("plain", [2])
+    step = training.build_step("tsm_tiny", 3, CPU, "plain", [2])
     parameters = tensor_bytes(step.task.parameters())
     buffers = tensor_bytes(step.task.buffers())
 
